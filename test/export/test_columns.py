@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from checkpoint_folders import (
+    copy_lerobot_folder,
     lerobot_folder,
     openpi_statistics,
     tiny_tensors,
     write_openpi_folder,
 )
+from safetensors.numpy import load_file, save_file
 
 from vla_runtime.bundle.statistics import statistics_notes
 from vla_runtime.bundle.summary import describe
@@ -86,6 +89,27 @@ def test_velocities_by_name_and_unit_need_no_answer(velocities):
 
 def test_differences_from_the_state_need_no_answer(velocities):
     assert plan(velocities, deltas=NAMES[:5]).spec.actions[2].relative_to == 'elbow'
+
+
+@pytest.mark.parametrize('middle', [0.0, 2.2])
+def test_deltas_that_a_lerobot_data_set_stored_are_taken_and_positions_are_not(tmp_path, middle):
+    folder = copy_lerobot_folder(tmp_path / 'policy')
+    for path in folder.glob('policy_*.safetensors'):
+        numbers = load_file(path)
+        for key in numbers:
+            group, _, kind = key.rpartition('.')
+            offset = {'mean': 0.0, 'q01': -0.4, 'q99': 0.4}.get(kind)
+            if offset is not None and group in ('observation.state', 'action'):
+                around = middle if group == 'action' else 2.0
+                numbers[key] = np.full_like(numbers[key], around + offset)
+        save_file(numbers, path)
+    # LeRobot itself makes none relative.
+    changes = {'deltas': NAMES, 'prompt_template': None, 'tokenizer': None}
+    if middle == 0.0:
+        assert {action.kind for action in plan(folder, **changes).spec.actions} == {'delta'}
+    else:
+        with pytest.raises(ExportError, match=r'no action is relative .* those of positions'):
+            plan(folder, **changes)
 
 
 def test_actions_that_reach_their_states_are_not_asked_about(tmp_path):

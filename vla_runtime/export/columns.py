@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast, get_args
 
@@ -210,12 +210,13 @@ def _deltas(
         return facts.deltas
     known = _known('--delta', given, names, missing)
     chosen = tuple(name in known for name in names)
-    if facts.deltas is not None and chosen != facts.deltas:
-        stated = [name for name, delta in zip(names, facts.deltas, strict=True) if delta]
+    stated = [name for name, delta in zip(names, facts.deltas or (), strict=False) if delta]
+    # More than the folder says may be in the data set alone: `ask_for_targets` looks at the ranges.
+    if not set(stated) <= set(known):
         missing.conflict(
             f'{"--delta says " + ", ".join(given) if given else "--absolute is given"} but the '
-            f'folder says {", ".join(stated) or "that no action"} '
-            f'{"are" if len(stated) > 1 else "is"} relative to the state'
+            f'folder says {", ".join(stated)} {"are" if len(stated) > 1 else "is"} relative to the '
+            'state'
         )
     return chosen
 
@@ -235,6 +236,7 @@ def ask_for_targets(
     spec: BundleSpec,
     statistics: Mapping[str, np.ndarray],
     targets: tuple[str, ...],
+    stated_deltas: tuple[bool, ...] | None,
     file: Path,
     missing: MissingFacts,
 ) -> None:
@@ -247,9 +249,11 @@ def ask_for_targets(
         spec: a checked spec.
         statistics: that fit it.
         targets: names of the actions that are targets all the same.
+        stated_deltas: whether the folder makes each action relative; None: it does not say.
         file: of the statistics, for the message.
         missing: takes the question.
     """
+    _check_deltas(spec, statistics, stated_deltas, file, missing)
     apart = apart_from_states(spec, statistics)
     seen = [
         f'{quoted(name)} goes {ranges}' for name, ranges in apart.items() if name not in targets
@@ -263,6 +267,39 @@ def ask_for_targets(
             '--velocity and their unit with --units action:NAME=UNIT, differences from the state '
             'at the start of a chunk with --delta. Deltas from step to step or of an end effector '
             'are not supported: train on targets',
+        )
+
+
+def _check_deltas(
+    spec: BundleSpec,
+    statistics: Mapping[str, np.ndarray],
+    stated: tuple[bool, ...] | None,
+    file: Path,
+    missing: MissingFacts,
+) -> None:
+    """Take deltas that the folder does not make only where some of them cannot be positions.
+
+    A data set may have stored them. A position that is taken for a delta is commanded twice.
+    """
+    if stated is None:
+        return
+    beyond = [
+        action.name
+        for action, by_folder in zip(spec.actions, stated, strict=True)
+        if action.kind == 'delta' and not by_folder
+    ]
+    as_positions = tuple(
+        replace(action, kind='absolute', relative_to=None) if action.name in beyond else action
+        for action in spec.actions
+    )
+    apart = apart_from_states(replace(spec, actions=as_positions), statistics)
+    if beyond and not set(beyond) & set(apart):
+        by_folder = [action.name for action, one in zip(spec.actions, stated, strict=True) if one]
+        missing.conflict(
+            f'--delta says {", ".join(beyond)} but the folder says '
+            f'{"only " + ", ".join(by_folder) if by_folder else "that no action"} '
+            f'{"are" if len(by_folder) > 1 else "is"} relative to the state, and the ranges in '
+            f'{file} are those of positions'
         )
 
 

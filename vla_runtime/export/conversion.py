@@ -125,7 +125,8 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         check_statistics(spec, statistics)
     except FieldError as error:
         raise ExportError(f'{checkpoint}: the bundle would not be valid: {error}') from None
-    ask_for_targets(spec, statistics, options.targets, facts.statistics_file or checkpoint, missing)
+    file = facts.statistics_file or checkpoint
+    ask_for_targets(spec, statistics, options.targets, facts.deltas, file, missing)
     missing.raise_if_any()
     return ExportPlan(spec, tensors, statistics, settled.tokenizer)
 
