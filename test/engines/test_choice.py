@@ -127,10 +127,16 @@ def test_a_later_candidate_must_be_faster_by_a_margin(
     assert f'torch in float32 {torch_ms:.1f} ms' in found.why
 
 
-def test_a_choice_is_remembered_until_the_file_is_removed_or_its_facts_change(bundle: Bundle):
+def test_a_choice_is_remembered_until_the_file_is_removed_or_its_facts_change(
+    bundle: Bundle, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level('INFO')
     first = choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, timed({TORCH: 9.0, ONNX: 1.0}))
+    assert 'once for this machine: torch in float32, onnxruntime in float32' in caplog.text
+    caplog.clear()
     now = timed({TORCH: 1.0, ONNX: 9.0})
     assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, now) == first
+    assert not caplog.text
     assert choose(bundle, [TORCH, ONNX], 'cpu', 2, {}, now).backend == 'torch'
     assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {'samples': 4}, now).backend == 'torch'
     memory_path().unlink()

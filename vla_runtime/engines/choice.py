@@ -271,6 +271,11 @@ def choose(
     remembered = _remembered()
     if (known := remembered.get(key)) is not None:
         return known
+    logger.info(
+        '%s: trying what runs it fastest here, once for this machine: %s',
+        bundle.folder,
+        ', '.join(map(str, found)),
+    )
     times, errors = _measured(found, measure)
     if not times:
         raise errors[first]
