@@ -210,7 +210,8 @@ def _deltas(
         return facts.deltas
     known = _known('--delta', given, names, missing)
     chosen = tuple(name in known for name in names)
-    stated = [name for name, delta in zip(names, facts.deltas or (), strict=False) if delta]
+    by_folder = facts.deltas if facts.deltas is not None else (False,) * len(names)
+    stated = [name for name, delta in zip(names, by_folder, strict=True) if delta]
     # More than the folder says may be in the data set alone: `ask_for_targets` looks at the ranges.
     if not set(stated) <= set(known):
         missing.conflict(

@@ -34,9 +34,9 @@ def bundle(request, tmp_path_factory):
     return target
 
 
-def start(made, bundle, *arguments):
+def start(made, bundle, *arguments, backend='onnxruntime'):
     robot = write_robot(bundle.parent / 'robot.yaml')
-    given = {'bundle': bundle, 'robot': robot, 'backend': 'onnxruntime', 'torch_threads': 1}
+    given = {'bundle': bundle, 'robot': robot, 'backend': backend, 'torch_threads': 1}
     options = [word for name, value in given.items() for word in ('-p', f'{name}:={value}')]
     options += ['-p', 'max_observation_age_s:=1.0', *arguments]
     return made.fork('vla_runtime.ros.policy.node', '--ros-args', *options)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray
 from graph import graph
-from test_onnx_backend import NODE, TASK, infer, observed
+from test_onnx_backend import NODE, TASK, infer, observed, start
 from tiny_policy import tiny_spec, write_tiny_policy
-from tiny_robot import Drivers, write_robot
+from tiny_robot import Drivers
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.ros.messages.conversions import message_to_chunk
@@ -20,11 +20,8 @@ pytestmark = pytest.mark.graph
 @pytest.mark.parametrize('family', ['pi0', 'evo1', 'groot_n15'])
 def test_its_chunks_are_the_policys(family, tmp_path):
     bundle = write_tiny_policy(tmp_path / family, tiny_spec(family))
-    robot = write_robot(tmp_path / 'robot.yaml')
-    given = {'bundle': bundle, 'robot': robot, 'backend': 'torch', 'torch_threads': 1}
-    options = [word for name, value in given.items() for word in ('-p', f'{name}:={value}')]
     with graph() as made:
-        made.fork('vla_runtime.ros.policy.node', '--ros-args', *options)
+        start(made, bundle, backend='torch')
         drivers = Drivers(made)
         # A joint state may be lost on its way: what lies between two others must not depend on it.
         drivers.moving = False

@@ -130,7 +130,7 @@ def usable(kernel: Kernel, device: torch.device, dtype: torch.dtype, shape: Shap
     """
     try:
         error = _error(kernel, device, dtype, shape)
-    except torch.OutOfMemoryError:
+    except torch.cuda.OutOfMemoryError:
         # Not the kernel's refusal: free memory must not decide which numbers a policy gives.
         raise
     except (AttributeError, RuntimeError) as refusal:

@@ -121,9 +121,7 @@ class GatedProduct:
         self._merged = Product([mlp.gate, mlp.up], inputs_first=packed)
         self._activation = mlp.activation
         weight = self._merged.weight
-        self._one_pass = None
-        if mlp.gate.weight_scale is None:
-            self._one_pass = one_pass(weight.device.type, self._merged.dtype)
+        self._one_pass = self._merged._one_pass
         self._least = PACKED_FROM if packed else ONE_PASS_FROM
         self._gate, self._up = weight.chunk(2)
         if packed and self._one_pass is not None:
