@@ -257,7 +257,7 @@ def test_work_is_captured_once_and_replayed_from_then_on():
 @pytest.mark.parametrize(
     ('error', 'reason'),
     [
-        (torch.OutOfMemoryError('CUDA out of memory. Tried to allocate'), 'out of memory'),
+        (torch.cuda.OutOfMemoryError('CUDA out of memory. Tried to allocate'), 'out of memory'),
         (RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED'), 'out of memory'),
         (RuntimeError('cudaErrorStreamCaptureInvalidated'), 'out of memory'),
         (RuntimeError('operation not permitted when stream is capturing'), 'failed'),

@@ -1,4 +1,7 @@
-"""Words of the option `torch_compile`: networks that PyTorch's compiler compiles at load.
+"""Words of the option `torch_compile`: networks that are compiled at load.
+
+PyTorch's compiler compiles networks by name. `triton` stands in the place of `denoise`: the layers
+of the head in this package's own Triton kernels.
 
 Nothing here imports PyTorch: nodes and tools check the word before they load anything.
 """
@@ -12,13 +15,19 @@ from vla_runtime.engines.choice import AUTO
 
 # Networks of an engine, in the order in which an inference runs them.
 NETWORKS = ('vision', 'prefix', 'denoise')
-NONE, ALL = 'none', 'all'
+NONE, ALL, TRITON = 'none', 'all', 'triton'
+_PARTS = (*NETWORKS, TRITON)
 # No word here is a boolean in YAML, as `on` and `off` are.
 WORDS = (
     NONE,
     AUTO,
     ALL,
     *('+'.join(some) for count in (1, 2) for some in combinations(NETWORKS, count)),
+    *(
+        '+'.join((*some, TRITON))
+        for count in range(3)
+        for some in combinations(NETWORKS[:2], count)
+    ),
 )
 
 
@@ -53,11 +62,16 @@ def word_for(word: str, backend: str) -> str:
 
 
 def networks_of(word: str) -> tuple[str, ...]:
-    """Return the networks that a word other than `none` names."""
-    return NETWORKS if word in (AUTO, ALL) else tuple(word.split('+'))
+    """Return the networks that a word other than `none` lets PyTorch compile."""
+    return NETWORKS if word in (AUTO, ALL) else tuple(n for n in NETWORKS if n in word.split('+'))
 
 
-def word_of(networks: Iterable[str]) -> str:
-    """Return the word that names these networks and no others."""
-    found = tuple(sorted(networks, key=NETWORKS.index))
+def tries_triton(word: str) -> bool:
+    """Return whether a word other than `none` has the head's layers tried in Triton kernels."""
+    return word == AUTO or TRITON in word.split('+')
+
+
+def word_of(parts: Iterable[str]) -> str:
+    """Return the word that names these networks, and `triton` if it is among them."""
+    found = tuple(sorted(parts, key=_PARTS.index))
     return ALL if found == NETWORKS else '+'.join(found) or NONE

@@ -1,4 +1,6 @@
-"""Choice between eager networks and those that `torch.compile` makes of them, at load.
+"""Choice between eager networks and compiled ones, at load.
+
+`torch.compile` makes networks of plain modules; Triton has its own layers for some heads.
 
 Invariants:
 - a network is compiled for the shapes that it is run with by name; whatever has other shapes runs
@@ -12,11 +14,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
+from typing import Protocol
 
 import numpy as np
 from torch import Tensor
@@ -35,6 +38,14 @@ Outputs = Mapping[str, Tensor]
 _MARGIN = 0.95
 # Runs of each network that are timed, and how long it is gone on beyond the least number.
 _LEAST_TRIALS, _MOST_TRIALS, _TRIALS_MS = 3, 50, 1000.0
+
+
+class Runs(Protocol):
+    """Where what runs instead of an eager network is put under the key of its part."""
+
+    def __setitem__(self, key: Key, run: Run, /) -> None: ...
+
+    def __delitem__(self, key: Key, /) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -61,12 +72,14 @@ class Verdict:
 
     Attributes:
         network: its name.
+        form: of the network that may take the place of the eager one, in words.
         eager_ms, compiled_ms: of one run in each shape.
         fault: why it must not run compiled; empty where it may.
         failure: the compiler's error.
     """
 
     network: str
+    form: str = 'compiled'
     eager_ms: float = 0.0
     compiled_ms: float = 0.0
     fault: str = ''
@@ -80,8 +93,8 @@ class Verdict:
         """Return which one runs, and why."""
         if self.fault:
             return f'{self.network} eager ({self.fault})'
-        which = 'compiled' if self.takes(word) else 'eager'
-        times = f'eager {self.eager_ms:.2f} ms, compiled {self.compiled_ms:.2f} ms'
+        which = self.form if self.takes(word) else 'eager'
+        times = f'eager {self.eager_ms:.2f} ms, {self.form} {self.compiled_ms:.2f} ms'
         return f'{self.network} {which} ({times})'
 
 
@@ -93,19 +106,21 @@ class Compilation:
         runs: by key, what runs instead of the eager network; empty until `choose`.
         compile_call: returns the compiled form of a network's call, given its name.
         bound: largest error, in units of the eager output's largest number where that is above 1.
+        form: as of `Verdict`.
     """
 
     def __init__(
         self,
         parts: Sequence[Part],
-        runs: MutableMapping[Key, Run],
+        runs: Runs,
         compile_call: Callable[[str, Run], Run],
         bound: float,
+        form: str = 'compiled',
     ) -> None:
         self._parts, self._runs = parts, runs
         self._compile_call, self._bound = compile_call, bound
         self._made: dict[Key, Run] = {}
-        self._verdicts = {part.key[0]: Verdict(part.key[0]) for part in parts}
+        self._verdicts = {part.key[0]: Verdict(part.key[0], form) for part in parts}
 
     def compare(self) -> None:
         """Compare all parts on the inputs that are in the buffers; the first time compiles them."""
@@ -124,7 +139,9 @@ class Compilation:
                 continue
             error_found = largest_error(found, expected)
             if not error_found <= self._bound:
-                verdict.fault = f'compiled differs by {error_found:.1e}, bound {self._bound:.0e}'
+                verdict.fault = (
+                    f'{verdict.form} differs by {error_found:.1e}, bound {self._bound:.0e}'
+                )
 
     def measure(self, capture: Capture | None, synchronize: Work) -> None:
         """Time all parts that may run compiled, on the inputs that are in the buffers.

@@ -1,4 +1,4 @@
-"""Parts of a torch engine that `torch.compile` may replace, and inputs to try them on.
+"""Parts of a torch engine that compiled ones may replace, and inputs to try them on.
 
 The inputs are random, of a seed, and stand in the engine's own buffers. First all tokens of the
 prompts are valid, then half of them, as in most prompts; on those the parts are timed.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,7 +20,15 @@ from vla_runtime.engines.torch import cuda_graph
 from vla_runtime.engines.torch.buffers import Schedule, Variant
 from vla_runtime.engines.torch.compilation import Compilation, Outputs, Part
 from vla_runtime.engines.torch.compiler import Compiled
-from vla_runtime.engines.torch_compile import networks_of, word_of
+from vla_runtime.engines.torch.cuda_graph import Work
+from vla_runtime.engines.torch.triton_layers import FORM, HeadLayers, triton_layers
+from vla_runtime.engines.torch_compile import (
+    AUTO,
+    TRITON,
+    networks_of,
+    tries_triton,
+    word_of,
+)
 from vla_runtime.families.flow_step import DenoiseStep
 
 if TYPE_CHECKING:
@@ -42,29 +50,51 @@ def compile_networks(engine: TorchEngine, word: str, precision: str) -> None:
         word: of `torch_compile.WORDS`, not `none`.
         precision: of the engine's matrices, for the bound.
     """
-    wanted, device = networks_of(word), engine._device
-    logger.warning(
-        'torch_compile: compiling %s. The first time on a machine this takes minutes.',
-        ', '.join(wanted),
-    )
-    trial = _Trial(engine)
-    compilation = Compilation(
-        [part for part in trial.parts() if part.key[0] in wanted],
-        engine._compiled,
-        Compiled,
-        BOUNDS[precision].tensor,
-    )
-    for whole in (True, False):
-        trial.fill(whole)
-        compilation.compare()
-    capturing = engine._capturers['denoise'].active
-    compilation.measure(
-        cuda_graph.CudaGraphCapture(device) if capturing else None,
-        partial(torch.cuda.synchronize, device) if device.type == 'cuda' else lambda: None,
-    )
-    taken, engine.why_compiled = compilation.choose(word)
-    engine.torch_compile = word_of(taken)
+    trial, bound = _Trial(engine), BOUNDS[precision].tensor
+    taken: list[str] = []
+    reasons: list[str] = []
+
+    def choose(parts: list[Part], *arguments: Any) -> list[str]:
+        """Compare, measure and choose; return the networks for which a compiled form is taken."""
+        compilation = Compilation(parts, *arguments)
+        for whole in (True, False):
+            trial.fill(whole)
+            compilation.compare()
+        compilation.measure(*_measured_as_it_runs(engine))
+        found, reason = compilation.choose(word)
+        reasons.append(reason)
+        return found
+
+    if tries_triton(word) and (word != AUTO or _may_gain_by_triton(engine)):
+        layers = HeadLayers(engine)
+        if choose([*trial.denoise_parts()], layers, triton_layers, bound, FORM):
+            taken.append(TRITON)
+    wanted = networks_of(word)
+    if wanted:
+        logger.warning(
+            'torch_compile: compiling %s. The first time on a machine this takes minutes.',
+            ', '.join(wanted),
+        )
+        parts = [part for part in trial.parts() if part.key[0] in wanted]
+        compiled = choose(parts, engine._compiled, Compiled, bound)
+        taken = [*compiled, *(TRITON for _ in taken if 'denoise' not in compiled)]
+    engine.torch_compile, engine.why_compiled = word_of(taken), '; '.join(reasons)
     engine.use_prefix(1)
+
+
+def _may_gain_by_triton(engine: TorchEngine) -> bool:
+    """Return whether the head's layers have Triton kernels that this device runs."""
+    return engine._device.type == 'cuda' and engine._fused.expert_type is not None
+
+
+def _measured_as_it_runs(engine: TorchEngine) -> tuple[cuda_graph.Capture | None, Work]:
+    """Return how the engine captures its denoise loop, and how to wait for its device."""
+    device = engine._device
+    capturing = engine._capturers['denoise'].active
+    capture = cuda_graph.CudaGraphCapture(device) if capturing else None
+    if device.type == 'cuda':
+        return capture, partial(torch.cuda.synchronize, device)
+    return capture, lambda: None
 
 
 class _Trial:
@@ -88,6 +118,11 @@ class _Trial:
                 work = partial(engine._run_prefix, rows, 0, length)
                 past = partial(self._past, rows)
                 yield Part(('prefix', (rows, length)), network.prefix, work, past)
+        yield from self.denoise_parts()
+
+    def denoise_parts(self) -> Iterator[Part]:
+        """Return the denoise steps in every shape that they are run with by default."""
+        engine, network = self._engine, self._engine._network
         for rows in engine._buffers:
             variant = Variant(rows)
             work = partial(engine._run_steps, self._schedule, variant)

@@ -17,9 +17,12 @@ import torch
 logger = logging.getLogger(__name__)
 
 Run = Callable[..., Any]
+_TRITON = "install Triton for this PyTorch and GPU ('pip install triton')"
 # What the text of an error has, and what mends it.
 _REMEDIES = (
-    ('working triton', "install Triton for this PyTorch and GPU ('pip install triton')"),
+    ('working triton', _TRITON),
+    ("no module named 'triton'", _TRITON),
+    ('active driver', 'Triton needs a CUDA device'),
     ('python.h', "install Python's headers ('apt install python3-dev')"),
     ('c++ compile', "install a C++ compiler ('apt install g++')"),
     # What a load that was killed while it compiled leaves behind.

@@ -165,6 +165,6 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
     # Inside a capture a failed allocation may surface as a CUDA error of another name.
     signs = ('out of memory', 'alloc_failed', 'streamcaptureinvalidated')
     text = str(error).lower().replace(' ', '')
-    return isinstance(error, torch.OutOfMemoryError) or any(
+    return isinstance(error, torch.cuda.OutOfMemoryError) or any(
         sign.replace(' ', '') in text for sign in signs
     )

@@ -113,27 +113,31 @@ class GatedProduct:
         mlp: whose gate and up layers it computes; as the layers of a `Product`.
         packed: as for `Product`.
 
+    Attributes:
+        weight: (2 * hidden, inputs), the gate's before the others.
+        activation: of the gate.
+
     Raises:
         ValueError: as `float8.require_equal`.
     """
 
     def __init__(self, mlp: GatedMlp, packed: bool = False) -> None:
         self._merged = Product([mlp.gate, mlp.up], inputs_first=packed)
-        self._activation = mlp.activation
-        weight = self._merged.weight
+        self.activation = mlp.activation
+        self.weight = self._merged.weight
         self._one_pass = self._merged._one_pass
         self._least = PACKED_FROM if packed else ONE_PASS_FROM
-        self._gate, self._up = weight.chunk(2)
+        self._gate, self._up = self.weight.chunk(2)
         if packed and self._one_pass is not None:
             self._gate, self._up = map(_pack, (self._gate, self._up))
 
     def __call__(self, x: Tensor) -> Tensor:
         """(..., inputs) to (..., hidden), a new tensor."""
-        if self._one_pass is None or x.numel() * self._merged.weight.shape[0] < self._least:
+        if self._one_pass is None or x.numel() * self.weight.shape[0] < self._least:
             gate, up = self._merged(x).chunk(2, dim=-1)
-            return self._activation(gate).mul_(up)
+            return self.activation(gate).mul_(up)
         x = x.to(self._merged.dtype)
-        name, variant = _ACTIVATIONS[self._activation]
+        name, variant = _ACTIVATIONS[self.activation]
         gate = self._one_pass(x, self._gate, None, name, [], variant)
         return self._one_pass.binary(x, gate, self._up, None, 'mul')
 

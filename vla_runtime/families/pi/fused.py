@@ -50,6 +50,8 @@ class FusedPi(FlowNetwork):
         kernel: as given; None: nothing attends by lengths.
     """
 
+    expert_type = FusedExpert
+
     def __init__(self, plain: PiNetwork, static_shapes: bool, kernel: Kernel = flash) -> None:
         super().__init__()
         self.family, self.dims = plain.family, plain.dims
@@ -105,7 +107,7 @@ class FusedPi(FlowNetwork):
         mask = past['prefix_mask']
         used = self._used(mask)
         cut = rows_of_samples(past['past_key'], past['past_value'], used, samples)
-        expert = into or FusedExpert(
+        expert = into or self.expert_type(
             self._expert, self._suffix_mask, self.kernel, self._static_shapes
         )
         expert.load(repeat_rows(mask if used is None else mask[:, used], samples), cut)

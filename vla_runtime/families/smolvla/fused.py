@@ -45,6 +45,7 @@ class FusedSmolVla(FlowNetwork):
     """
 
     dims: SmolVlaDims
+    expert_type = FusedExpert
 
     def __init__(self, plain: SmolVla, static_shapes: bool, kernel: Kernel = flash) -> None:
         super().__init__()
@@ -117,7 +118,7 @@ class FusedSmolVla(FlowNetwork):
         if into is None:
             horizon = self.dims.horizon
             causal = torch.ones(horizon, horizon, dtype=torch.bool, device=mask.device).tril()
-            into = FusedExpert(self._expert, causal, self.kernel, self._static_shapes)
+            into = self.expert_type(self._expert, causal, self.kernel, self._static_shapes)
         into.load(repeat_rows(mask if used is None else mask[:, used], samples), own, cross)
         return into
 

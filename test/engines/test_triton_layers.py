@@ -1,0 +1,117 @@
+"""An engine whose head runs in Triton kernels, interpreted on a CPU: compared, timed and chosen."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+from test_torch_graphs import chunk, encode, seeded_network
+from tiny_policy import observation, tiny_spec, write_tiny_policy
+from triton_package import interpreted, needs_triton  # noqa: F401
+
+from vla_runtime.engines.torch import compilation, compiled_parts
+from vla_runtime.engines.torch.engine import TorchEngine
+from vla_runtime.engines.torch.triton_layers import triton_layers
+from vla_runtime.inference.denoise import flow_times
+from vla_runtime.policy import Policy
+
+pytestmark = [needs_triton, pytest.mark.usefixtures('interpreted')]
+
+BOUND = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def _timed_once(monkeypatch):
+    """An interpreter takes seconds for what the kernels do in microseconds."""
+    for name in ('_LEAST_TRIALS', '_MOST_TRIALS'):
+        monkeypatch.setattr(compilation, name, 1)
+
+
+def chunks(engine: TorchEngine, rows: int = 1, **changes: Any) -> np.ndarray:
+    engine.set_schedule(flow_times(3), -1 / 3)
+    encode(engine, 3, rows, slot=0)
+    return chunk(engine, 3, rows, 0, **changes)
+
+
+@pytest.mark.parametrize(('family', 'rows'), [('pi05', 2), ('pi0', 1), ('smolvla', 1)])
+def test_an_engine_gives_the_chunks_of_the_operators(family, rows):
+    plain, engine = (TorchEngine(seeded_network(family), max_rows=rows) for _ in range(2))
+    compiled_parts.compile_networks(engine, 'triton', 'float32')
+    assert engine.torch_compile == 'triton'
+    assert 'denoise in Triton kernels (eager ' in engine.why_compiled
+    expected = chunks(plain, rows)
+    assert np.abs(chunks(engine, rows) - expected).max() <= BOUND * max(1, np.abs(expected).max())
+    from vla_runtime.families.blocks.triton_expert import TritonExpert
+
+    assert {type(laid_out.value) for laid_out in engine._laid_out.values()} == {TritonExpert}
+
+
+class Wrong:
+    """Layers that leave out the last key of every row."""
+
+    def __new__(cls, *arguments: Any) -> Any:
+        from vla_runtime.families.blocks.triton_expert import TritonExpert
+
+        class OneKeyTooFew(TritonExpert):
+            def load(self, mask, own, cross=None):
+                super().load(mask, own, cross)
+                self._own.lengths -= 1
+
+        return OneKeyTooFew(*arguments)
+
+
+def test_kernels_of_other_numbers_are_not_used(monkeypatch):
+    monkeypatch.setattr(compiled_parts, 'triton_layers', lambda name, call: Wrong)
+    plain, engine = (TorchEngine(seeded_network('pi05'), max_rows=1) for _ in range(2))
+    compiled_parts.compile_networks(engine, 'triton', 'float32')
+    assert engine.torch_compile == 'none'
+    assert 'denoise eager (in Triton kernels differs by' in engine.why_compiled
+    assert np.array_equal(chunks(engine), chunks(plain))
+
+
+def test_without_triton_the_operators_run_and_the_log_says_what_to_install(monkeypatch, caplog):
+    def missing(name: str, call: Any) -> Any:
+        raise ModuleNotFoundError("No module named 'triton'")
+
+    monkeypatch.setattr(compiled_parts, 'triton_layers', missing)
+    engine = TorchEngine(seeded_network('pi05'), max_rows=1)
+    with caplog.at_level(logging.WARNING):
+        compiled_parts.compile_networks(engine, 'triton', 'float32')
+    assert engine.torch_compile == 'none'
+    assert 'pip install triton' in caplog.text
+    chunks(engine)
+
+
+def test_a_head_of_other_blocks_runs_as_before(caplog):
+    engine = TorchEngine(seeded_network('act'), max_rows=1)
+    with caplog.at_level(logging.WARNING):
+        compiled_parts.compile_networks(engine, 'triton', 'float32')
+    assert engine.torch_compile == 'none'
+    assert "torch_compile 'triton'" in caplog.text
+
+
+@pytest.mark.parametrize(('ms', 'taken'), [(-0.5, 'triton'), (0.5, 'none')])
+def test_auto_takes_the_kernels_only_where_they_are_faster(ms, taken, monkeypatch):
+    clock = iter(np.cumsum(np.resize([1.0, 1.0, 1.0, 1.0 + ms], 4000)))
+    monkeypatch.setattr(compilation, 'perf_counter', lambda: float(next(clock)))
+    monkeypatch.setattr(compiled_parts, '_may_gain_by_triton', lambda engine: True)
+    monkeypatch.setattr(compiled_parts, 'networks_of', lambda word: ())
+    engine = TorchEngine(seeded_network('pi05'), max_rows=1)
+    compiled_parts.compile_networks(engine, 'auto', 'float32')
+    assert engine.torch_compile == taken
+    used = triton_layers('', print) if taken == 'triton' else type(engine._fused).expert_type
+    assert engine._fused.expert_type is used
+
+
+def test_a_policy_takes_the_word(tmp_path):
+    bundle = write_tiny_policy(tmp_path / 'tiny', tiny_spec())
+    options = {'precision': 'float32', 'threads': 1, 'verify': False}
+    with closing(Policy.load(bundle, 'torch', torch_compile='triton', **options)) as policy:
+        assert policy.torch_compile == 'triton'
+        found, _ = policy.infer(observation())
+    with closing(Policy.load(bundle, 'torch', **options)) as policy:
+        expected, _ = policy.infer(observation())
+    assert np.abs(found.actions - expected.actions).max() <= 1e-4

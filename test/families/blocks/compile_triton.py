@@ -1,0 +1,130 @@
+"""Compile the kernels of an expert's layers for NVIDIA's GPUs, without having one.
+
+    compile_triton.py FAMILY CAPABILITY
+
+FAMILY at its published size, in bfloat16, two prompt rows; CAPABILITY as 90 for an H100. Prints a
+JSON object a kernel: its name, the memory that its programs share (bytes), and what its threads
+spill from registers (bytes).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from vla_runtime.families.blocks import triton_expert
+from vla_runtime.families.flow_network import empty_network
+from vla_runtime.families import preset
+
+TYPES = {
+    torch.float32: '*fp32',
+    torch.bfloat16: '*bf16',
+    torch.uint8: '*u8',
+    torch.int32: '*i32',
+}
+TOOLS = Path(triton.__file__).parent / 'backends' / 'nvidia' / 'bin'
+
+
+class Launches:
+    """Stands for the module of kernels, and keeps each launch instead of making it."""
+
+    def __init__(self, kernels: Any) -> None:
+        self._kernels = kernels
+        self.made: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        kernel = getattr(self._kernels, name)
+
+        class Kernel:
+            def __getitem__(_, grid: tuple[int, ...]) -> Any:
+                return lambda *args, **options: self.made.append((kernel, args, options))
+
+        return Kernel()
+
+
+def launches_of(family: str) -> Launches:
+    """The launches of one step over a prefix, on PyTorch's device without numbers."""
+    dims = preset(family)[1]
+    network = empty_network(preset(family)[0], dims).to(torch.bfloat16)
+    fused = network.fused(static_shapes=True)
+    fused.expert_type = triton_expert.TritonExpert
+    rows, like = 2, {'device': 'meta', 'dtype': torch.bfloat16}
+    expert, length = dims.expert, dims.prefix_length
+    shape = (rows, expert.num_kv_heads, length, expert.head_dim)
+    kinds = {'past': expert.depth}
+    if family == 'smolvla':
+        kinds = {'self': len(dims.self_layers), 'cross': len(dims.cross_layers)}
+    past = {
+        f'{kind}_{part}': torch.empty(layers, *shape, **like)
+        for kind, layers in kinds.items()
+        for part in ('key', 'value')
+    }
+    past['prefix_mask'] = torch.ones(rows, length, dtype=torch.bool, device='meta')
+    triton_expert.kernels = launches = Launches(triton_expert.kernels)
+    conditioning = fused.split_conditioning(fused.time_conditioning(torch.empty(1, device='meta')))
+    x = torch.empty(1, dims.horizon, dims.action_dim, device='meta')
+    fused.velocity(x, fused.lay_out(past, 1), conditioning)
+    return launches
+
+
+def compiled(kernel: Any, args: tuple[Any, ...], options: dict[str, Any], capability: int) -> Any:
+    """Compile a launch as Triton would when it is made: with what it knows of the arguments."""
+    given = dict(zip(kernel.arg_names, args, strict=False))
+    constants = {name: options[name] for name in kernel.arg_names if name in options}
+    signature, known = {}, {}
+    for place, name in enumerate(kernel.arg_names):
+        value = given.get(name)
+        if name in constants:
+            signature[name] = 'constexpr'
+        elif isinstance(value, Tensor):
+            signature[name] = TYPES[value.dtype]
+        elif value == 1 and isinstance(value, int):
+            signature[name], constants[name] = 'constexpr', 1
+        else:
+            signature[name] = 'fp32' if isinstance(value, float) else 'i32'
+        aligned = isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0)
+        if aligned and signature[name] != 'constexpr':
+            known[place,] = [['tt.divisibility', 16]]
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=known)
+    chosen = {name: options[name] for name in ('num_warps', 'num_stages') if name in options}
+    return triton.compile(source, target=GPUTarget('cuda', capability, 32), options=chosen)
+
+
+def spilled(cubin: bytes) -> int:
+    """Bytes of stack that a thread needs, of NVIDIA's own tool."""
+    with tempfile.NamedTemporaryFile(suffix='.cubin') as file:
+        file.write(cubin)
+        file.flush()
+        tool = [str(TOOLS / 'cuobjdump'), '-res-usage', file.name]
+        text = subprocess.run(tool, capture_output=True, text=True, check=True).stdout
+    return int(re.findall(r'STACK:(\d+)', text)[-1])
+
+
+def main() -> None:
+    family, capability = sys.argv[1], int(sys.argv[2])
+    launches = launches_of(family).made
+    seen = set()
+    for kernel, args, options in launches:
+        key = (kernel.fn.__name__, *options.items(), *(a for a in args if not isinstance(a, Tensor)))
+        if key in seen:
+            continue
+        seen.add(key)
+        binary = compiled(kernel, args, options, capability)
+        found = {'kernel': kernel.fn.__name__, 'shared': binary.metadata.shared}
+        print(json.dumps({**found, 'spilled': spilled(binary.asm['cubin'])}), flush=True)
+    print(json.dumps({'launches': len(launches)}))
+
+
+if __name__ == '__main__':
+    main()

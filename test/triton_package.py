@@ -1,0 +1,38 @@
+"""Where tests find Triton: installed, or beside the environment, where `./run test` puts it.
+
+Beside, because PyTorch's CPU build would import it in every process that finds it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_BESIDE = Path(sys.prefix) / 'triton'
+INSTALLED = importlib.util.find_spec('triton') is not None
+needs_triton = pytest.mark.skipif(
+    not (INSTALLED or (_BESIDE / 'triton').is_dir()),
+    reason='Triton is neither installed nor beside the environment; ./run test puts it there',
+)
+
+
+@pytest.fixture(scope='module')
+def interpreted() -> Iterator[None]:
+    """Interpret the kernels in this process, on a CPU. Not for a process that compiles them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('TRITON_INTERPRET', '1')
+        if not INSTALLED:
+            patch.syspath_prepend(str(_BESIDE))
+        yield
+
+
+def environment() -> dict[str, str]:
+    """Environment of a process that can import Triton."""
+    found = [] if INSTALLED else [str(_BESIDE)]
+    paths = [os.environ.get('PYTHONPATH', ''), *found]
+    return {**os.environ, 'PYTHONPATH': os.pathsep.join(filter(None, paths))}

@@ -1,0 +1,316 @@
+"""The expert over one prefix in six Triton kernels a layer: `FusedExpert` for CUDA.
+
+Needs Triton, which PyTorch's CUDA build brings. Whether it gives the numbers of the other modules
+on a device, and takes less time, is found out at load (`engines.torch.triton_layers`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vla_runtime.families.blocks import triton_kernels as kernels
+from vla_runtime.families.blocks.attention import rotary
+from vla_runtime.families.blocks.fused import FusedBlock, Modulation
+from vla_runtime.families.blocks.fused_expert import Past
+from vla_runtime.families.blocks.fused_lengths import valid_first
+from vla_runtime.families.blocks.layers import gelu_tanh
+
+# Tiles of the products: tokens, outputs and inputs. Few outputs make many programs, which read the
+# weights side by side: at a chunk's 50 tokens these, not the arithmetic, take the time.
+ROWS, COLUMNS, INNER = 64, 16, 128
+# Tiles of the attention: queries and keys.
+QUERIES, KEYS = 64, 32
+# Warps and stages of the kernels. With these no register spills at head size 256, and the tiles fit
+# the 99 KB that a consumer GPU's multiprocessor shares.
+NORMED = {'num_warps': 8, 'num_stages': 3}
+ADDED = {'num_warps': 4, 'num_stages': 4}
+ATTENDED = {'num_warps': 8, 'num_stages': 2}
+# Keys that a program attends to; the parts of a row are added up afterwards.
+PART = 128
+
+
+class _Layers:
+    """Keys and values of the layers of a kind: the suffix's own first, valid prefix keys behind.
+
+    Args:
+        like: (layers, B, kv_heads, P, D), keys of the prefix.
+        sight: (T, own) bool, own keys that each suffix token sees; `own` is 0 for cross layers.
+        heads: query heads.
+    """
+
+    def __init__(self, like: Tensor, sight: Tensor, heads: int) -> None:
+        layers, batch, kv_heads, prefix, head_dim = like.shape
+        tokens, self.own = sight.shape
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.batch, self.tokens, self.length = batch, tokens, self.own + prefix
+        self.keys, self.values = (
+            like.new_zeros(layers, batch, kv_heads, self.length, head_dim) for _ in range(2)
+        )
+        self.sight = sight.to(torch.uint8).contiguous()
+        self.lengths = torch.zeros(batch, dtype=torch.int32, device=like.device)
+        count, empty = batch * tokens, partial(torch.empty, device=like.device)
+        self.cosine, self.sine = (empty(count, head_dim // 2) for _ in range(2))
+        self.query = like.new_empty(count, heads, head_dim)
+        self.parts = math.ceil(self.length / PART)
+        self.of_parts = empty(self.parts, count, heads, head_dim)
+        self.weights = empty(self.parts, count, heads)
+        self.attended = like.new_empty(count, heads * head_dim)
+        self._steps = torch.arange(tokens, device=like.device)
+
+    def load(self, past_key: Tensor, past_value: Tensor, mask: Tensor) -> None:
+        """Copy a prefix: (layers, B, kv_heads, P, D) twice, and its valid tokens (B, P) bool."""
+        index = valid_first(mask)[None, :, None, :, None].expand_as(past_key)
+        for buffer, past in ((self.keys, past_key), (self.values, past_value)):
+            buffer[..., self.own :, :].scatter_(3, index, past)
+        valid = mask.sum(dim=1, keepdim=True)
+        self.lengths.copy_(valid[:, 0] + self.own)
+        # Queries of cross layers count from 0.
+        positions = (valid if self.own else 0 * valid) + self._steps
+        half = self.head_dim // 2
+        for buffer, part in zip(
+            (self.cosine, self.sine), rotary(positions, self.head_dim), strict=True
+        ):
+            buffer.view(self.batch, self.tokens, half).copy_(part[:, 0, :, :half])
+
+    def attend(self, layer: int, precision: str) -> Tensor:
+        """Attention of the queries to a layer's keys, (B * T, heads * D)."""
+        count, head_dim = self.batch * self.tokens, self.head_dim
+        dim = _power(head_dim)
+        queries = self.tokens * self.heads // self.kv_heads
+        rows = min(QUERIES, _power(queries))
+        kernels.attend_kernel[(_tiles(queries, rows), self.batch * self.kv_heads, self.parts)](
+            self.query,
+            self.keys[layer],
+            self.values[layer],
+            self.sight,
+            self.lengths,
+            self.of_parts,
+            self.weights,
+            count,
+            self.tokens,
+            self.own,
+            self.heads,
+            self.kv_heads,
+            self.length,
+            PART,
+            head_dim**-0.5,
+            HEAD=head_dim,
+            DIM=dim,
+            ROWS=rows,
+            KEYS=KEYS,
+            PRECISION=precision,
+            **ATTENDED,
+        )
+        kernels.combine_kernel[(count * self.heads,)](
+            self.of_parts,
+            self.weights,
+            self.attended,
+            count * self.heads,
+            self.parts,
+            HEAD=head_dim,
+            DIM=dim,
+            PARTS=_power(self.parts, 1),
+        )
+        return self.attended
+
+
+@dataclass
+class _Norm:
+    """Scale and shift of a norm, and the gate behind it, as the kernels address them."""
+
+    scale: Tensor
+    shift: Tensor | None
+    gate: Tensor | None
+    strides: tuple[int, int]
+
+    @classmethod
+    def of(cls, scale: Tensor | None, modulation: Modulation | None) -> _Norm:
+        """Return that of a modulation (B or 1, T or 1, W), else of a plain scale (W,)."""
+        if modulation is None:
+            assert scale is not None
+            return cls(scale, None, None, (0, 0))
+        batch, tokens, width = modulation[0].shape
+        strides = (tokens * width if batch > 1 else 0, width if tokens > 1 else 0)
+        return cls(*modulation, strides)
+
+
+class TritonExpert:
+    """Blocks over the keys and values of one prefix, as `FusedExpert`; `load` comes first.
+
+    Args:
+        blocks, of_suffix: as of `FusedExpert`; products have no bias, and none is in 8 bits.
+        kernel, static_shapes: not used: padding is never read, and no shape depends on numbers.
+
+    Raises:
+        ValueError: blocks that these kernels cannot compute.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[FusedBlock],
+        of_suffix: Tensor,
+        kernel: Any = None,
+        static_shapes: bool = True,
+    ) -> None:
+        for block in blocks:
+            if block.qkv.weight.element_size() == 1 or block.qkv.bias is not None:
+                raise ValueError('the Triton kernels take matrices of 16 or 32 bits, without bias')
+        self._blocks, self._of_suffix = blocks, of_suffix
+        # Of each block, with the weights of an output side by side.
+        self._matrices = [
+            [
+                product.weight.contiguous()
+                for product in (block.qkv, block.out, block.gated, block.down)
+            ]
+            for block in blocks
+        ]
+        kinds = [block.cross for block in blocks]
+        self._places = [kinds[:layer].count(cross) for layer, cross in enumerate(kinds)]
+        # Float32 without TensorFloat-32's 10 bits.
+        exact = blocks[0].qkv.dtype == torch.float32
+        self._precision = 'ieee' if exact else 'tf32'
+        self._shape: torch.Size | None = None
+
+    def load(self, mask: Tensor, own: Past | None, cross: Past | None = None) -> None:
+        """As `FusedExpert.load`."""
+        if mask.shape != self._shape:
+            self._allocate(own, cross)
+            self._shape = mask.shape
+        for layers, past in ((self._own, own), (self._cross, cross)):
+            if layers is not None and past is not None:
+                layers.load(*past, mask)
+
+    def _allocate(self, own: Past | None, cross: Past | None) -> None:
+        block, sight = self._blocks[0], self._of_suffix
+        self._own = self._cross = None
+        if own is not None:
+            self._own = _Layers(own[0], sight, block.query_heads)
+        if cross is not None:
+            self._cross = _Layers(cross[0], sight[:, :0], block.query_heads)
+        past = own or cross
+        assert past is not None
+        like, self._tokens = past[0], len(sight)
+        count = like.shape[1] * self._tokens
+        self._count, self._width = count, block.width
+        self._rows = min(ROWS, _power(count))
+        self._x = torch.empty(like.shape[1], self._tokens, block.width, device=like.device)
+        # Sums of squares of x over each tile of columns.
+        self._squares = torch.zeros(count, _tiles(block.width, COLUMNS), device=like.device)
+        self._hidden = like.new_empty(count, block.down.weight.shape[1])
+
+    def __call__(self, h: Tensor, modulations: Sequence[Modulation]) -> Tensor:
+        """As `FusedExpert.__call__`."""
+        self._x.copy_(h)
+        self._squares.zero_()
+        self._squares[:, 0] = self._x.square().sum(dim=-1).flatten()
+        for layer, block in enumerate(self._blocks):
+            qkv, out, gated, down = self._matrices[layer]
+            first, second = modulations[2 * layer : 2 * layer + 2] or (None, None)
+            norm = _Norm.of(block.input_scale, first)
+            self._add(self._attend(layer, qkv, norm), out, norm)
+            norm = _Norm.of(block.post_scale, second)
+            self._gate(block, gated, norm)
+            self._add(self._hidden, down, norm)
+        return self._x
+
+    def _attend(self, layer: int, weight: Tensor, norm: _Norm) -> Tensor:
+        block = self._blocks[layer]
+        layers, place = self._cross if block.cross else self._own, self._places[layer]
+        assert layers is not None
+        half = block.head_dim // 2
+        columns = min(COLUMNS, _power(half))
+        projected = len(weight) // block.head_dim
+        grid = _tiles(self._count, self._rows), projected * _tiles(half, columns)
+        kernels.project_kernel[grid](
+            *self._normed(norm),
+            weight,
+            layers.cosine,
+            layers.sine,
+            layers.query,
+            layers.keys[place],
+            layers.values[place],
+            self._count,
+            self._tokens,
+            self._width,
+            self._squares.shape[1],
+            block.epsilon,
+            block.query_heads,
+            block.kv_heads,
+            layers.length,
+            *norm.strides,
+            SHIFTED=norm.shift is not None,
+            BY_TOKEN=norm.strides != (0, 0),
+            HALF=half,
+            TILES=_power(self._squares.shape[1], 1),
+            ROWS=self._rows,
+            COLUMNS=columns,
+            INNER=INNER,
+            PRECISION=self._precision,
+            **NORMED,
+        )
+        return layers.attend(place, self._precision)
+
+    def _gate(self, block: FusedBlock, weight: Tensor, norm: _Norm) -> None:
+        hidden = self._hidden.shape[1]
+        kernels.gated_kernel[_tiles(self._count, self._rows), _tiles(hidden, COLUMNS)](
+            *self._normed(norm),
+            weight,
+            self._hidden,
+            self._count,
+            self._tokens,
+            self._width,
+            self._squares.shape[1],
+            block.epsilon,
+            hidden,
+            *norm.strides,
+            SHIFTED=norm.shift is not None,
+            BY_TOKEN=norm.strides != (0, 0),
+            GELU=block.gated.activation is gelu_tanh,
+            TILES=_power(self._squares.shape[1], 1),
+            ROWS=self._rows,
+            COLUMNS=COLUMNS,
+            INNER=INNER,
+            PRECISION=self._precision,
+            **NORMED,
+        )
+
+    def _normed(self, norm: _Norm) -> tuple[Tensor, ...]:
+        # Without a shift none is read.
+        shift = norm.scale if norm.shift is None else norm.shift
+        return self._x, self._squares, norm.scale, shift
+
+    def _add(self, operand: Tensor, weight: Tensor, norm: _Norm) -> None:
+        kernels.add_product_kernel[_tiles(self._count, self._rows), _tiles(self._width, COLUMNS)](
+            self._x,
+            self._squares,
+            operand,
+            weight,
+            norm.scale if norm.gate is None else norm.gate,
+            self._count,
+            self._tokens,
+            self._width,
+            operand.shape[1],
+            *norm.strides,
+            GATED=norm.gate is not None,
+            ROWS=self._rows,
+            COLUMNS=COLUMNS,
+            INNER=INNER,
+            PRECISION=self._precision,
+            **ADDED,
+        )
+
+
+def _tiles(size: int, tile: int) -> int:
+    return -(-size // tile)
+
+
+def _power(size: int, least: int = 16) -> int:
+    """The power of 2 from `size` on, which a tile's side must be; matrix units take 16 and more."""
+    return max(least, 1 << (size - 1).bit_length())

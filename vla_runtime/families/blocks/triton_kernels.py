@@ -1,0 +1,380 @@
+"""Kernels of an expert's layer in Triton; `triton_expert.TritonExpert` launches them.
+
+A layer is six kernels: norm, projection and rotary positions; attention to a part of the keys; the
+sum over the parts; output projection, gate and residual; norm, gate and up; down, gate and
+residual. All numbers between a load and a store are float32, and so are all sums.
+
+Rows of matrices are tokens. Sums of squares for the next norm leave a residual kernel per tile of
+columns and are added up in order, so that equal inputs give equal bits.
+
+Imports Triton: only code that has found it imports this module. Triton reads annotations as code,
+so arguments have none; constants of a compilation are written in capitals.
+"""
+
+# mypy: allow-untyped-defs
+# ruff: noqa: N803
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _inverse_rms(squares, rows, is_row, width, epsilon, tiles, TILES: tl.constexpr):
+    """1 / RMS of rows, of their sums of squares (N, tiles)."""
+    tile = tl.arange(0, TILES)
+    of_rows = is_row[:, None] & (tile[None, :] < tiles)
+    parts = tl.load(squares + rows[:, None] * tiles + tile[None, :], mask=of_rows, other=0.0)
+    return tl.rsqrt(tl.sum(parts, axis=1) / width + epsilon)
+
+
+@triton.jit
+def _normed(
+    x,
+    scale,
+    shift,
+    rows,
+    columns,
+    inside,
+    inverse,
+    modulation,
+    width,
+    SHIFTED: tl.constexpr,
+    BY_TOKEN: tl.constexpr,
+):
+    """A tile of the norm's result: x / RMS, times its scale, plus its shift if it has one."""
+    at = rows[:, None] * width + columns[None, :]
+    values = tl.load(x + at, mask=inside, other=0.0) * inverse[:, None]
+    if BY_TOKEN:
+        of_norm = modulation[:, None] + columns[None, :]
+        values *= tl.load(scale + of_norm, mask=inside, other=0.0)
+        if SHIFTED:
+            values += tl.load(shift + of_norm, mask=inside, other=0.0)
+    else:
+        is_column = columns < width
+        values *= tl.load(scale + columns, mask=is_column, other=0.0)[None, :]
+        if SHIFTED:
+            values += tl.load(shift + columns, mask=is_column, other=0.0)[None, :]
+    return values
+
+
+@triton.jit
+def _weights(weight, outputs, is_output, inputs, is_input, width):
+    """A tile (inputs, outputs) of a matrix that is stored as (outputs, width)."""
+    at = outputs[None, :] * width + inputs[:, None]
+    return tl.load(weight + at, mask=is_output[None, :] & is_input[:, None], other=0.0)
+
+
+@triton.jit
+def project_kernel(
+    x,
+    squares,
+    scale,
+    shift,
+    weight,
+    cosine,
+    sine,
+    query,
+    key,
+    value,
+    count,
+    tokens,
+    width,
+    tiles,
+    epsilon,
+    heads,
+    kv_heads,
+    length,
+    batch_stride,
+    token_stride,
+    SHIFTED: tl.constexpr,
+    BY_TOKEN: tl.constexpr,
+    HALF: tl.constexpr,
+    TILES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INNER: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Queries, keys and values of the normed residual stream, rotated, in their places.
+
+    A program computes ROWS tokens of COLUMNS pairs of one head: number i and number i + HALF.
+
+    Args:
+        x: (N, W) float32; squares: (N, tiles) float32, sums of its squares.
+        scale, shift: float32, of token t in row b at b * batch_stride + t * token_stride.
+        weight: ((heads + 2 kv_heads) * D, W), or of the heads alone without kv_heads.
+        cosine, sine: (N, HALF) float32.
+        query: (N, heads, D).
+        key, value: (B, kv_heads, length, D); the suffix's tokens come first.
+    """
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    per_head = tl.cdiv(HALF, COLUMNS)
+    head = tl.program_id(1) // per_head
+    pair = (tl.program_id(1) % per_head) * COLUMNS + tl.arange(0, COLUMNS)
+    is_row, is_pair = rows < count, pair < HALF
+    row, token = rows // tokens, rows % tokens
+    modulation = row * batch_stride + token * token_stride
+    inverse = _inverse_rms(squares, rows, is_row, width, epsilon, tiles, TILES)
+    outputs = head * 2 * HALF + pair
+
+    first = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    second = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for start in range(0, width, INNER):
+        inner = start + tl.arange(0, INNER)
+        is_inner = inner < width
+        inside = is_row[:, None] & is_inner[None, :]
+        normed = _normed(
+            x, scale, shift, rows, inner, inside, inverse, modulation, width, SHIFTED, BY_TOKEN
+        )
+        normed = normed.to(weight.dtype.element_ty)
+        of_first = _weights(weight, outputs, is_pair, inner, is_inner, width)
+        of_second = _weights(weight, outputs + HALF, is_pair, inner, is_inner, width)
+        first = tl.dot(normed, of_first, first, input_precision=PRECISION)
+        second = tl.dot(normed, of_second, second, input_precision=PRECISION)
+
+    inside = is_row[:, None] & is_pair[None, :]
+    if head < heads + kv_heads:
+        at = rows[:, None] * HALF + pair[None, :]
+        cos, sin = tl.load(cosine + at, mask=inside), tl.load(sine + at, mask=inside)
+        turned = first * cos - second * sin
+        second = second * cos + first * sin
+        first = turned
+    if head < heads:
+        place = query + ((rows * heads + head) * 2 * HALF)[:, None] + pair[None, :]
+        tl.store(place, first.to(query.dtype.element_ty), mask=inside)
+        tl.store(place + HALF, second.to(query.dtype.element_ty), mask=inside)
+    else:
+        own = (head - heads) % kv_heads
+        at = (((row * kv_heads + own) * length + token) * 2 * HALF)[:, None] + pair[None, :]
+        if head < heads + kv_heads:
+            tl.store(key + at, first.to(key.dtype.element_ty), mask=inside)
+            tl.store(key + at + HALF, second.to(key.dtype.element_ty), mask=inside)
+        else:
+            tl.store(value + at, first.to(value.dtype.element_ty), mask=inside)
+            tl.store(value + at + HALF, second.to(value.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def attend_kernel(
+    query,
+    key,
+    value,
+    sight,
+    lengths,
+    attended,
+    weight,
+    count,
+    tokens,
+    own,
+    heads,
+    kv_heads,
+    length,
+    part_length,
+    score_scale,
+    HEAD: tl.constexpr,
+    DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Attention of the queries that share a head of keys to one part of these keys.
+
+    Args:
+        query: (N, heads, HEAD), rotated; key, value: (B, kv_heads, length, HEAD).
+        sight: (tokens, own) uint8, which of the first keys a token sees.
+        lengths: (B,) int32, keys of a row that are valid. What is behind them is never read.
+        attended: (parts, N, heads, HEAD) float32, of a part alone.
+        weight: (parts, N, heads) float32, logarithm of the sum of a part's exponentials.
+        part_length: keys of a part.
+        DIM: a power of 2 from HEAD on.
+    """
+    group = heads // kv_heads
+    row, head, part = tl.program_id(1) // kv_heads, tl.program_id(1) % kv_heads, tl.program_id(2)
+    queries = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    is_query = queries < tokens * group
+    token = queries // group
+    at_query = (row * tokens + token) * heads + head * group + queries % group
+    dim = tl.arange(0, DIM)
+    is_dim = dim < HEAD
+    of_query = is_query[:, None] & is_dim[None, :]
+    q = tl.load(query + at_query[:, None] * HEAD + dim[None, :], mask=of_query, other=0.0)
+
+    sums = tl.zeros((ROWS, DIM), dtype=tl.float32)
+    total = tl.zeros((ROWS,), dtype=tl.float32)
+    largest = tl.full((ROWS,), float('-inf'), dtype=tl.float32)
+    valid = tl.load(lengths + row)
+    begin = part * part_length
+    end = tl.minimum(begin + part_length, valid)
+    first_key = (row * kv_heads + head) * length
+    for start in range(begin, end, KEYS):
+        places = start + tl.arange(0, KEYS)
+        is_key = places < end
+        at = (first_key + places)[:, None] * HEAD + dim[None, :]
+        of_key = is_key[:, None] & is_dim[None, :]
+        k = tl.load(key + at, mask=of_key, other=0.0)
+        v = tl.load(value + at, mask=of_key, other=0.0)
+        of_suffix = is_query[:, None] & (places < own)[None, :]
+        seen = tl.load(sight + token[:, None] * own + places[None, :], mask=of_suffix, other=1)
+        seen = (seen != 0) & is_key[None, :]
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * score_scale
+        scores = tl.where(seen, scores, float('-inf'))
+        larger = tl.maximum(largest, tl.max(scores, axis=1))
+        # A part may have no key that a query sees.
+        reference = tl.where(larger == float('-inf'), 0.0, larger)
+        shrunk = tl.exp(largest - reference)
+        weights = tl.exp(scores - reference[:, None])
+        total = total * shrunk + tl.sum(weights, axis=1)
+        sums = sums * shrunk[:, None]
+        sums = tl.dot(weights.to(v.dtype), v, sums, input_precision=PRECISION)
+        largest = larger
+
+    nothing = total == 0.0
+    sums = sums / tl.where(nothing, 1.0, total)[:, None]
+    logarithm = tl.where(nothing, float('-inf'), largest + tl.log(tl.where(nothing, 1.0, total)))
+    at_part = part * count * heads + at_query
+    tl.store(attended + at_part[:, None] * HEAD + dim[None, :], sums, mask=of_query)
+    tl.store(weight + at_part, logarithm, mask=is_query)
+
+
+@triton.jit
+def combine_kernel(
+    attended,
+    weight,
+    result,
+    queries,
+    parts,
+    HEAD: tl.constexpr,
+    DIM: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Attention to all keys, of the parts; one program a query.
+
+    Args:
+        attended, weight: of `attend_kernel`, (parts, queries, HEAD) and (parts, queries).
+        result: (queries, HEAD).
+    """
+    query = tl.program_id(0)
+    part, dim = tl.arange(0, PARTS), tl.arange(0, DIM)
+    is_part, is_dim = part < parts, dim < HEAD
+    logarithm = tl.load(weight + part * queries + query, mask=is_part, other=float('-inf'))
+    weights = tl.exp(logarithm - tl.max(logarithm, axis=0))
+    weights = weights / tl.sum(weights, axis=0)
+    at = (part * queries + query)[:, None] * HEAD + dim[None, :]
+    inside = is_part[:, None] & is_dim[None, :]
+    values = tl.load(attended + at, mask=inside, other=0.0)
+    found = tl.sum(values * weights[:, None], axis=0)
+    tl.store(result + query * HEAD + dim, found.to(result.dtype.element_ty), mask=is_dim)
+
+
+@triton.jit
+def add_product_kernel(
+    x,
+    squares,
+    operand,
+    weight,
+    gate,
+    count,
+    tokens,
+    width,
+    inputs,
+    batch_stride,
+    token_stride,
+    GATED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INNER: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Add a product to the residual stream, through a gate if there is one; sum its squares.
+
+    Args:
+        x: (N, W) float32, added to; squares: (N, tiles of columns) float32.
+        operand: (N, inputs); weight: (W, inputs).
+        gate: float32, addressed as scale and shift of `project_kernel`.
+    """
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    is_row, is_column = rows < count, columns < width
+    product = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for start in range(0, inputs, INNER):
+        inner = start + tl.arange(0, INNER)
+        is_inner = inner < inputs
+        inside = is_row[:, None] & is_inner[None, :]
+        values = tl.load(operand + rows[:, None] * inputs + inner[None, :], mask=inside, other=0.0)
+        matrix = _weights(weight, columns, is_column, inner, is_inner, inputs)
+        product = tl.dot(values, matrix, product, input_precision=PRECISION)
+
+    inside = is_row[:, None] & is_column[None, :]
+    if GATED:
+        of_row = (rows // tokens) * batch_stride + (rows % tokens) * token_stride
+        product *= tl.load(gate + of_row[:, None] + columns[None, :], mask=inside, other=0.0)
+    place = x + rows[:, None] * width + columns[None, :]
+    summed = tl.load(place, mask=inside, other=0.0) + product
+    tl.store(place, summed, mask=inside)
+    summed = tl.where(inside, summed, 0.0)
+    of_rows = squares + rows * tl.num_programs(1) + tl.program_id(1)
+    tl.store(of_rows, tl.sum(summed * summed, axis=1), mask=is_row)
+
+
+@triton.jit
+def gated_kernel(
+    x,
+    squares,
+    scale,
+    shift,
+    weight,
+    hidden,
+    count,
+    tokens,
+    width,
+    tiles,
+    epsilon,
+    hidden_width,
+    batch_stride,
+    token_stride,
+    SHIFTED: tl.constexpr,
+    BY_TOKEN: tl.constexpr,
+    GELU: tl.constexpr,
+    TILES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INNER: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Hidden numbers of a gated MLP of the normed residual stream.
+
+    Args:
+        x, squares, scale, shift, batch_stride, token_stride: as of `project_kernel`.
+        weight: (2 * hidden_width, W), gate before up; hidden: (N, hidden_width).
+        GELU: the activation is GELU in its tanh form, else SiLU.
+    """
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    is_row, is_column = rows < count, columns < hidden_width
+    modulation = (rows // tokens) * batch_stride + (rows % tokens) * token_stride
+    inverse = _inverse_rms(squares, rows, is_row, width, epsilon, tiles, TILES)
+    gate = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    up = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for start in range(0, width, INNER):
+        inner = start + tl.arange(0, INNER)
+        is_inner = inner < width
+        inside = is_row[:, None] & is_inner[None, :]
+        normed = _normed(
+            x, scale, shift, rows, inner, inside, inverse, modulation, width, SHIFTED, BY_TOKEN
+        )
+        normed = normed.to(weight.dtype.element_ty)
+        of_gate = _weights(weight, columns, is_column, inner, is_inner, width)
+        of_up = _weights(weight, columns + hidden_width, is_column, inner, is_inner, width)
+        gate = tl.dot(normed, of_gate, gate, input_precision=PRECISION)
+        up = tl.dot(normed, of_up, up, input_precision=PRECISION)
+
+    if GELU:
+        # (1 + tanh(u)) / 2 is the sigmoid of 2 u.
+        activated = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    else:
+        activated = gate * tl.sigmoid(gate)
+    place = hidden + rows[:, None] * hidden_width + columns[None, :]
+    inside = is_row[:, None] & is_column[None, :]
+    tl.store(place, (activated * up).to(hidden.dtype.element_ty), mask=inside)
