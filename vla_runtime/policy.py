@@ -63,7 +63,7 @@ class Policy:
         backend, precision: what runs the networks, never `auto`; empty for an engine that was
             handed over.
         threads: CPU threads of each network.
-        torch_compile: networks that run as `torch.compile` made them, never `auto`.
+        torch_compile: networks that run compiled, never `auto`.
         why: how `auto` and `torch_compile` were decided; empty where neither was asked for.
     """
 
@@ -119,8 +119,8 @@ class Policy:
             use_cuda_graphs: on CUDA, replay captured graphs (same results, less launch time).
             threads: CPU threads of each network, whatever runs it; 0: all cores but one, shared by
                 the networks that run at once; None: OMP_NUM_THREADS where set, else as 0.
-            torch_compile: networks that PyTorch's compiler compiles now, one of
-                `engines.torch_compile.WORDS`; `auto`: those that it makes faster. One that cannot
+            torch_compile: networks that are compiled now, by PyTorch or in Triton kernels, one of
+                `engines.torch_compile.WORDS`; `auto`: those that are faster so. One that cannot
                 be compiled, or comes to other numbers, runs as it does with `none`.
             verify: compare every file of the bundle with its SHA-256 first.
 

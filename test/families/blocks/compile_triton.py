@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from vla_runtime.families import preset
 from vla_runtime.families.blocks import triton_expert
 from vla_runtime.families.flow_network import empty_network
-from vla_runtime.families import preset
 
 TYPES = {
     torch.float32: '*fp32',
@@ -46,11 +47,10 @@ class Launches:
     def __getattr__(self, name: str) -> Any:
         kernel = getattr(self._kernels, name)
 
-        class Kernel:
-            def __getitem__(_, grid: tuple[int, ...]) -> Any:
-                return lambda *args, **options: self.made.append((kernel, args, options))
+        def launch(*args: Any, **options: Any) -> None:
+            self.made.append((kernel, args, options))
 
-        return Kernel()
+        return defaultdict(lambda: launch)
 
 
 def launches_of(family: str) -> Launches:
@@ -116,7 +116,11 @@ def main() -> None:
     launches = launches_of(family).made
     seen = set()
     for kernel, args, options in launches:
-        key = (kernel.fn.__name__, *options.items(), *(a for a in args if not isinstance(a, Tensor)))
+        key = (
+            kernel.fn.__name__,
+            *options.items(),
+            *(a for a in args if not isinstance(a, Tensor)),
+        )
         if key in seen:
             continue
         seen.add(key)

@@ -55,7 +55,8 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
         'torch_compile',
         NONE,
         "networks that PyTorch's compiler compiles at configure, which takes minutes the first "
-        'time; auto: those that it makes faster; all but none: backend torch',
+        "time; triton: the expert's layers in Triton kernels; auto: those that it makes faster; "
+        'all but none: backend torch',
         words=WORDS,
         read_only=True,
     ),
