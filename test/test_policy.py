@@ -409,8 +409,10 @@ def test_a_closed_policy_says_so(policy):
 def test_weights_that_give_no_finite_number_are_refused(tmp_path):
     policy = Policy.load(write_tiny_policy(tmp_path / 'broken', tiny_spec(), seed=1))
     policy._engine._network.action_out.bias.fill_(float('nan'))
-    with pytest.raises(ValueError, match='not finite'):
-        policy.infer(observation())
+    # At configure already, before a robot waits for it.
+    for ask in (policy.warm_up, lambda: policy.infer(observation())):
+        with pytest.raises(ValueError, match='not finite'):
+            ask()
 
 
 def test_a_thousand_inferences_keep_the_memory(bundles):

@@ -30,7 +30,7 @@ from vla_runtime.engines.protocol import PolicyEngine
 from vla_runtime.engines.torch_compile import NONE, check_torch_compile, word_for
 from vla_runtime.families.family import distinct_image_sizes
 from vla_runtime.inference.clock import PhaseClock
-from vla_runtime.inference.codec import PolicyCodec
+from vla_runtime.inference.codec import PolicyCodec, require_finite
 from vla_runtime.inference.denoise import StepObserver
 from vla_runtime.inference.pipeline import ChunkPipeline
 from vla_runtime.inference.prefix_cache import Place
@@ -345,7 +345,8 @@ class Policy:
         self._runner.cache.clear()
         try:
             # Not decoded: a state of zeros is not a valid pose for relative actions.
-            self._run(request, PhaseClock(), held=held)
+            _, denoised = self._run(request, PhaseClock(), held=held)
+            require_finite(denoised.chunk)
         finally:
             self._runner.cache.clear()
 
@@ -390,7 +391,8 @@ class Policy:
             milliseconds that it took
 
         Raises:
-            ValueError: this policy was closed, or cannot run with these settings.
+            ValueError: this policy was closed, cannot run with these settings, or returned a
+                number that is not finite.
         """
         self._require_open()
         self.check(self._settings)

@@ -14,6 +14,8 @@ from vla_runtime.bundle.writer import seal
 from vla_runtime.cli import demo
 from vla_runtime.export.onnx.bundle import export_bundle
 from vla_runtime.files.cache_folder import cache_folder
+from vla_runtime.tabletop.demo import session
+from vla_runtime.tabletop.demo.session import DemoResult
 
 
 def prepared(monkeypatch, **given: str) -> dict[str, str]:
@@ -115,3 +117,20 @@ def test_the_cache_is_at_home_where_nothing_else_is_named(tmp_path, monkeypatch)
     for nothing in ('', 'relative/folder'):
         monkeypatch.setenv('XDG_CACHE_HOME', nothing)
         assert cache_folder() == tmp_path / '.cache' / 'vla_runtime'
+
+
+@pytest.mark.parametrize(('inferences', 'code'), [(0, 1), (1, 0)])
+def test_a_policy_that_sent_no_chunk_is_an_error_that_names_its_log(
+    inferences, code, tmp_path, monkeypatch, capsys
+):
+    result = DemoResult(seconds=10.0)
+    result.telemetry.inferences += [None] * inferences
+    monkeypatch.setattr(session, 'run_session', lambda *arguments: result)
+    monkeypatch.setattr(demo, '_report', lambda *arguments: None)
+    monkeypatch.setattr(demo, '_prepare_environment', lambda: None)
+    parser = argparse.ArgumentParser()
+    demo.add_arguments(parser)
+    out = tmp_path / 'out'
+    assert demo.main(parser.parse_args(['--out', str(out)])) == code
+    said = f'error: the policy sent no chunk; {out / "log" / "policy.log"} says why'
+    assert (said in capsys.readouterr().err) == (inferences == 0)

@@ -109,6 +109,9 @@ def _run(arguments: argparse.Namespace, interrupt: Interrupt) -> int:
         return 2
     say('writing the report ...')
     problems = [*result.unwritten, *filter(None, [result.failure])]
+    if not (problems or interrupt.how or result.telemetry.inferences):
+        log = options.out / 'log' / 'policy.log'
+        problems.append(f'the policy sent no chunk; {log} says why')
     try:
         _report(options, result, interrupt.how)
     except WriteError as error:

@@ -197,12 +197,7 @@ class PolicyCodec:
         Raises:
             ValueError: the network returned a number that is not finite.
         """
-        if not np.isfinite(normalised).all():
-            raise ValueError(
-                'the policy returned a number that is not finite; the chunk is refused. Check the '
-                'weights (`vla_runtime info BUNDLE`), the precision it runs in, and cfg_beta and '
-                'max_guidance_weight, with which its velocities grow'
-            )
+        require_finite(normalised)
         width = len(self.spec.actions)
         actions = self._action_normalizer.denormalise(normalised[: self.spec.horizon, :width])
         targets = self.action_space.to_robot(actions, self._state(observation))
@@ -316,3 +311,13 @@ def _action_space(bundle: Bundle) -> ActionSpace:
         ),
         poses=poses,
     )
+
+
+def require_finite(normalised: np.ndarray) -> None:
+    """Refuse network output (H, A) with a number that is not finite (ValueError)."""
+    if not np.isfinite(normalised).all():
+        raise ValueError(
+            'the policy returned a number that is not finite; the chunk is refused. Check the '
+            'weights (`vla_runtime info BUNDLE`), the precision it runs in, and cfg_beta and '
+            'max_guidance_weight, with which its velocities grow'
+        )
