@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import platform
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,15 +52,7 @@ class Clock:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; see the module's docstring for the exit code."""
     arguments = _arguments(argv)
-    from vla_runtime.engines.preflight import check_backend
-
-    try:
-        # The driver is asked first: PyTorch takes seconds to import.
-        check_backend('torch', arguments.device)
-    except ValueError as error:
-        print(f'error: {error}', file=sys.stderr)
-        return 2
-    if arguments.device == 'cuda' and (reason := pytorch_without_gpu()):
+    if reason := device_fault(arguments.device):
         print(f'error: {reason}', file=sys.stderr)
         return 2
     clock = Clock(arguments.budget_s)
@@ -82,6 +75,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print('wrote', write_result('gpu', figures, PACKAGES, arguments.json))
     return 0 if all(check['passed'] for check in checks.values()) else 1
+
+
+def device_fault(device: str) -> str:
+    """Explain why PyTorch cannot run on this device here; empty where it can."""
+    from vla_runtime.engines.preflight import check_backend
+
+    try:
+        # The driver is asked first: PyTorch takes seconds to import.
+        check_backend('torch', device)
+    except ValueError as error:
+        return str(error)
+    return pytorch_without_gpu() if device == 'cuda' else ''
 
 
 def pytorch_without_gpu() -> str:
@@ -163,7 +168,7 @@ def run_latency(
 
 
 def device_facts(device: str) -> dict[str, Any]:
-    """Name, memory, capability and CUDA version of the device, for the JSON."""
+    """Name, memory, capability, driver and CUDA version of the device, for the JSON."""
     import torch
 
     if device == 'cpu':
@@ -178,13 +183,24 @@ def device_facts(device: str) -> dict[str, Any]:
         'reduced_bfloat16_sums': torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
         'tf32_convolutions': torch.backends.cudnn.allow_tf32,
         'cuda': torch.version.cuda,
+        'driver': driver_version(),
     }
+
+
+def driver_version() -> str | None:
+    """Version of the NVIDIA driver; None where its tool is missing."""
+    query = ['nvidia-smi', '--query-gpu=driver_version', '--format=csv,noheader']
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.split('\n')[0].strip()
 
 
 def show(figures: dict[str, Any]) -> None:
     """The short table."""
     from gpu_latency import table
-    from gpu_targets import Target
+    from target import Target
 
     print(f'\n{figures["device"]["name"]}, pi05 {figures["size"]}, 10 steps, median ms; bfloat16')
     print('\n'.join(table(figures['latency'])))

@@ -7,29 +7,15 @@ guidance beside none, and the slowest inferences beside the median.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+from target import Target
 
 VIEWS = 3
 # Samples of a mode and warm-ups before them: of the headline with one row, where the slowest count,
 # with two rows, and of everything else.
 SLOWEST, HEADLINE, OTHERS = (2000, 50), (200, 50), (30, 3)
 _MODE = 'graph'
-
-
-class Target(NamedTuple):
-    """A figure that a run may reach at most."""
-
-    name: str
-    most: float
-    found: float | None
-
-    @property
-    def line(self) -> str:
-        """What a person reads."""
-        if self.found is None:
-            return f'{self.name}: not measured (at most {self.most:g})'
-        met = 'met' if self.found <= self.most else 'NOT MET'
-        return f'{self.name}: {self.found:.2f} (at most {self.most:g}): {met}'
 
 
 def samples_of(views: int, rows: int, mode: str) -> tuple[int, int]:

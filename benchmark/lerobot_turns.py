@@ -1,4 +1,4 @@
-"""Our policies by turns with LeRobot on the same folder: ACT, SmolVLA, and pi0.5 of middle size.
+"""Our policies by turns with LeRobot on the same folder: ACT, SmolVLA and pi0.5.
 
 LeRobot writes a folder of random weights, ACT and SmolVLA at their published sizes, pi0.5 at that
 of `mid_size.py`; `vla_runtime export` turns it into a bundle. In every round LeRobot and each of
@@ -9,11 +9,18 @@ infers from the cameras' bytes to the chunk in robot units. The chunks are compa
 relative to the largest number of LeRobot's if that is above 1. pi0.5 runs in LeRobot's bfloat16
 too, and ours in int8, calibrated on observations of other rounds.
 
+`--device cuda` measures on a GPU, which holds all sides at once (pi0.5: about 60 GiB). pi0.5 then
+has its published size, and LeRobot also runs compiled by its own `compile_model`, in PyTorch's
+default mode and in LeRobot's, max-autotune; that compiles for many minutes. LeRobot computes what
+it keeps in float32 as its `lerobot_eval.py` does (TF32), but in the column `lerobot`, which the
+chunks are compared with. Ours replay captured graphs.
+
 LeRobot lives in a Python of its own, and imports nothing of this package:
 
     python benchmark/lerobot_turns.py act --lerobot-python LEROBOT_ENV/bin/python
     python benchmark/lerobot_turns.py smolvla --lerobot-python LEROBOT_ENV/bin/python --rounds 20
     python benchmark/lerobot_turns.py pi05 --lerobot-python LEROBOT_ENV/bin/python
+    python benchmark/lerobot_turns.py pi05 --device cuda --lerobot-python LEROBOT_ENV/bin/python
 
 Beside the time of the wall the processor time is given: other work on the machine stretches the
 first far more than the second. PyTorch's threads wait for each other busily, which uses up both
@@ -24,277 +31,92 @@ holds for LeRobot's process too.
 from __future__ import annotations
 
 import argparse
-import gc
-import json
 import os
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from lerobot_worker import CAMERAS, HEIGHT, JOINTS, TASK, WIDTH
-from measurement import median_interval, write_result
+from gpu import device_facts, device_fault
+from lerobot_bundles import load_ours
+from lerobot_checkpoint import CAMERAS, Options
+from lerobot_record import GOALS, Record, show, targets
+from lerobot_sides import OURS, THEIRS, LeRobot, Turn, infer, lerobot_fault, look, make_folder
+from measurement import write_result
 
-from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.engines.onnx.files import Precision
-from vla_runtime.export.conversion import plan_export, write_export
-from vla_runtime.export.onnx.bundle import export_bundle
-from vla_runtime.export.onnx.export import write_onnx
-from vla_runtime.export.options import ExportOptions
 from vla_runtime.families import find_family
 from vla_runtime.policy import Policy
-from vla_runtime.types import Observation
 
-WORKER = Path(__file__).with_name('lerobot_worker.py')
-_CASES = WORKER.parents[1] / 'test' / 'cases'
+_CASES = Path(__file__).parents[1] / 'test' / 'cases'
 TOKENIZERS = {
-    'act': None,
-    'smolvla': _CASES / 'smolvla_folder' / 'tokenizer.json',
-    'pi05': _CASES / 'lerobot_pi05_tiny' / 'tokenizer.json',
+    'act': '',
+    'smolvla': str(_CASES / 'smolvla_folder' / 'tokenizer.json'),
+    'pi05': str(_CASES / 'lerobot_pi05_tiny' / 'tokenizer.json'),
 }
 PACKAGES = ('torch', 'onnxruntime', 'numpy', 'opencv-python-headless')
-# Backend and precision of ours; each name is a column of the result.
-OURS = {
-    'torch float32': ('torch', 'float32'),
-    'onnxruntime float32': ('onnxruntime', 'float32'),
-    'torch bfloat16': ('torch', 'bfloat16'),
-    'onnxruntime int8': ('onnxruntime', 'int8'),
-    # Of a bundle whose receipt vouches for bfloat16.
-    'auto': ('auto', 'auto'),
-}
-# Precisions of LeRobot's; the first is what all others are compared with.
-THEIRS = {
-    'act': {'lerobot': 'float32'},
-    'smolvla': {'lerobot': 'float32'},
-    'pi05': {'lerobot': 'float32', 'lerobot bfloat16': 'bfloat16'},
-}
-# Of the networks, where no file of the folder has them.
-HEADS: dict[str, dict[str, Any]] = {'pi05': {'vision_heads': 6}}
-# Most that ours may take of LeRobot's time.
-TARGETS = {
-    'act': {'float32': 0.8, 'best': 0.5},
-    'smolvla': {'float32': 0.8, 'best': 0.5},
-    'pi05': {'float32': 1 / 2.5, 'float32 hit': 1 / 11, 'best of lerobot bfloat16': 1 / 2.2},
-}
-# Observations that int8 is calibrated on; the rounds have others.
-_CALIBRATION = range(1000, 1020)
+# Rounds that are not counted: PyTorch's compiler compiles twice, and its graphs are recorded later.
+WARM_UP = {'cpu': 1, 'cuda': 6}
 
 
-class Turn(NamedTuple):
-    """A chunk (H, A) in robot units, milliseconds of the wall and of the processor."""
+def start_lerobot(
+    python: Path,
+    options: Options,
+    columns: Mapping[str, tuple[str, str]],
+    arrays: Mapping[str, np.ndarray],
+) -> tuple[dict[str, LeRobot], dict[str, str]]:
+    """Start LeRobot's sides; return them, and why those that it cannot compile are left out.
 
-    chunk: np.ndarray
-    ms: float
-    cpu_ms: float
-
-
-class LeRobot:
-    """LeRobot's policy in a process of its own, which infers when it is asked to."""
-
-    def __init__(self, python: Path, family: str, folder: Path, threads: int, dtype: str) -> None:
-        self._folder = folder
-        tokenizer = str(TOKENIZERS[family])
-        self._process = subprocess.Popen(
-            [python, WORKER, 'serve', family, folder, tokenizer, str(threads), dtype],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=lerobot_environment(),
-        )
-        self.facts = self._answer()
-
-    def infer(self, arrays: Mapping[str, np.ndarray]) -> Turn:
-        """Infer from an observation with its noise."""
-        inputs, chunk = (self._folder / name for name in ('inputs.npz', 'chunk.npy'))
-        np.savez(inputs, **arrays)
-        assert self._process.stdin is not None
-        request = {'inputs': str(inputs), 'chunk': str(chunk)}
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        answer = self._answer()
-        return Turn(np.load(chunk), answer['ms'], answer['cpu_ms'])
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError('the process of LeRobot ended; its reason is above')
-        return dict(json.loads(line))
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-
-def lerobot_environment() -> dict[str, str]:
-    """This process's environment without what makes its own Python find its packages."""
-    hidden = ('PYTHONPATH', 'PYTHONHOME', 'LD_LIBRARY_PATH', '_ROS_WHEELS_BOOTSTRAP_COMPLETE')
-    return {name: value for name, value in os.environ.items() if name not in hidden}
-
-
-def make_folder(python: Path, family: str, folder: Path) -> None:
-    """Let LeRobot write its folder, unless it is there."""
-    if (folder / 'config.json').exists():
-        return
-    subprocess.run(
-        [python, WORKER, 'make', family, folder, str(TOKENIZERS[family])],
-        check=True,
-        env=lerobot_environment(),
-    )
-
-
-def export(family: str, checkpoint: Path, bundle: Path, precision: Precision | None) -> Path:
-    """Make a bundle with ONNX files in this precision, or without any, unless it is there."""
-    if bundle.exists():
-        return bundle
-    names = tuple(f'joint_{i}' for i in range(JOINTS[family]))
-    options = ExportOptions(
-        state_names=names,
-        action_names=names,
-        units=('rad',),
-        rate_hz=30.0,
-        deltas=(),
-        tokenizer=TOKENIZERS[family],
-        **HEADS.get(family, {}),
-    )
-
-    def finish(folder: Path, spec: BundleSpec) -> None:
-        if precision is not None:
-            write_onnx(folder, spec, precision)
-
-    plan = plan_export(checkpoint, options, default_name=f'random {family}')
-    write_export(plan, bundle, finish=finish)
-    return bundle
-
-
-def export_reduced(bundle: Path, target: Path, precision: Precision) -> Path:
-    """Make the bundle's files in bfloat16 or int8 with their receipt, unless they are there."""
-    if target.exists():
-        return target
-    read, observations = read_bundle(bundle), None
-    if precision == 'int8':
-        looks = (look(read.spec.family, seed, read.spec) for seed in _CALIBRATION)
-        observations = [observation(arrays, read.spec) for arrays in looks]
-    return export_bundle(read, target, precision, observations=observations)
-
-
-def look(family: str, seed: int, spec: BundleSpec) -> dict[str, np.ndarray]:
-    """Images and state of an observation, and noise, by LeRobot's names."""
-    rng = np.random.default_rng(seed)
-    # Smooth pictures: noise of single pixels is what no network was made for.
-    images = {
-        f'images.camera{i + 1}': np.kron(
-            rng.integers(0, 256, (HEIGHT // 32, WIDTH // 32, 3), dtype=np.uint8),
-            np.ones((32, 32, 1), dtype=np.uint8),
-        )
-        for i in range(CAMERAS[family])
-    }
-    return {
-        **images,
-        'state': rng.uniform(-1, 1, JOINTS[family]).astype(np.float32),
-        'noise': rng.standard_normal((spec.dims.horizon, spec.dims.action_dim), dtype=np.float32),
-    }
-
-
-def observation(arrays: Mapping[str, np.ndarray], spec: BundleSpec) -> Observation:
-    """What our policy takes of `look`."""
-    return Observation(
-        images={
-            name.removeprefix('images.'): array
-            for name, array in arrays.items()
-            if name.startswith('images.')
-        },
-        state=arrays['state'],
-        instruction=TASK if spec.prompt is not None else None,
-    )
-
-
-def infer(policy: Policy, arrays: Mapping[str, np.ndarray]) -> Turn:
-    """Infer from an observation with its noise."""
-    seen = observation(arrays, policy.spec)
-    noise = arrays['noise'] if policy.spec.prompt is not None else None
-    begin, begin_cpu = time.perf_counter(), time.process_time()
-    chunk, _ = policy.infer(seen, noise=noise)
-    took, cpu = time.perf_counter() - begin, time.process_time() - begin_cpu
-    return Turn(chunk.actions, took * 1e3, cpu * 1e3)
-
-
-class Record:
-    """Turns of every side, and the figures of them."""
-
-    def __init__(self, theirs: Sequence[str], ours: Sequence[str]) -> None:
-        self._theirs, self._ours = tuple(theirs), tuple(ours)
-        self._turns: dict[str, list[Turn]] = {}
-        self._load: list[float] = []
-
-    def add(self, turns: Mapping[str, Turn]) -> None:
-        """Take the turns of one round; a hit of ours is called `NAME hit`."""
-        for name, turn in turns.items():
-            self._turns.setdefault(name, []).append(turn)
-        self._load.append(round(os.getloadavg()[0], 1))
-
-    def figures(self) -> dict[str, Any]:
-        """Medians, and ratios to LeRobot by turns with their 95% intervals."""
-        found: dict[str, Any] = {'rounds': len(self._load), 'load_1min': self._load}
-        for name in self._turns:
-            found[name] = {'ms': self._median(name, 'ms'), 'cpu_ms': self._median(name, 'cpu_ms')}
-        for name in self._ours:
-            found[name] |= self._compared(name, self._theirs[0])
-            found[name]['largest_relative_difference'] = self._difference(name)
-            if f'{name} hit' in found:
-                found[f'{name} hit'] |= self._compared(f'{name} hit', self._theirs[0])
-            for other in self._theirs[1:]:
-                found[name][f'of {other}'] = self._compared(name, other)
-        for other in self._theirs[1:]:
-            found[other] |= self._compared(other, self._theirs[0])
-            found[other]['largest_relative_difference'] = self._difference(other)
-        return found
-
-    def _values(self, name: str, clock: str) -> np.ndarray:
-        return np.array([getattr(turn, clock) for turn in self._turns[name]])
-
-    def _median(self, name: str, clock: str) -> float:
-        return float(np.median(self._values(name, clock)))
-
-    def _compared(self, name: str, reference: str) -> dict[str, Any]:
-        ratio, cpu_ratio = (
-            self._values(name, clock) / self._values(reference, clock) for clock in ('ms', 'cpu_ms')
-        )
-        return {
-            'ratio_of_medians': self._median(name, 'ms') / self._median(reference, 'ms'),
-            'ratio_by_turns': float(np.median(ratio)),
-            'ratio_by_turns_95': median_interval(ratio),
-            'cpu_ratio_by_turns': float(np.median(cpu_ratio)),
-            'cpu_ratio_by_turns_95': median_interval(cpu_ratio),
-        }
-
-    def _difference(self, name: str) -> float:
-        return max(
-            float(
-                np.abs(mine.chunk - expected.chunk).max() / max(1.0, np.abs(expected.chunk).max())
-            )
-            for mine, expected in zip(self._turns[name], self._turns[self._theirs[0]], strict=True)
-        )
+    Args:
+        python: that LeRobot is installed in.
+        options: of its folder.
+        columns: precision and compile mode of each.
+        arrays: an observation, which those that compile infer from.
+    """
+    sides: dict[str, LeRobot] = {}
+    left_out: dict[str, str] = {}
+    for name, (precision, mode) in columns.items():
+        side = LeRobot(python, replace(options, precision=precision, compile_mode=mode))
+        if mode:
+            print(f'{name}: compiling ...', flush=True)
+            try:
+                side.infer(arrays)
+            except RuntimeError as error:
+                # It needs a C compiler, and more memory: the rest is worth having.
+                side.close()
+                left_out[name] = str(error)
+                continue
+        sides[name] = side
+    return sides, left_out
 
 
 def measure(
-    theirs: Mapping[str, LeRobot], ours: Mapping[str, Policy], family: str, rounds: int
+    theirs: Mapping[str, LeRobot],
+    ours: Mapping[str, Policy],
+    family: str,
+    rounds: int,
+    warm_up: int,
 ) -> Iterator[dict[str, Any]]:
-    """Take the turns and yield the figures so far after each round; the first is not counted."""
+    """Take the turns and yield the figures so far after each round that counts.
+
+    Args:
+        theirs: the first is the reference.
+        ours: by column.
+        family: of all.
+        rounds: that count.
+        warm_up: rounds before them.
+    """
     spec = next(iter(ours.values())).spec
     record = Record(tuple(theirs), tuple(ours))
-    for number in range(rounds + 1):
+    for number in range(rounds + warm_up):
         arrays = look(family, number, spec)
-        turns = {name: lerobot.infer(arrays) for name, lerobot in theirs.items()}
+        turns: dict[str, Turn] = {name: lerobot.infer(arrays) for name, lerobot in theirs.items()}
         turns |= {name: infer(policy, arrays) for name, policy in ours.items()}
         if find_family(spec.family).head == 'flow':
-            again = {**arrays, 'noise': look(family, rounds + 1 + number, spec)['noise']}
+            again = {**arrays, 'noise': look(family, rounds + warm_up + number, spec)['noise']}
             turns |= {f'{name} hit': infer(policy, again) for name, policy in ours.items()}
         shown = '  '.join(
             f'{name} {turn.ms:.0f} ({turn.cpu_ms:.0f})' for name, turn in turns.items()
@@ -303,108 +125,141 @@ def measure(
             f'round {number}, load {os.getloadavg()[0]:.1f}: {shown} ms (of processor time)',
             flush=True,
         )
-        if number:
+        if number >= warm_up:
             record.add(turns)
             yield record.figures()
 
 
-def show(figures: Mapping[str, Any], ours: Sequence[str]) -> None:
-    """Print the figures as a table."""
-    theirs = figures['lerobot']
-    print(f'LeRobot: {theirs["ms"]:.0f} ms a chunk, {theirs["cpu_ms"]:.0f} ms of processor time')
-    print('| | ms a chunk | of LeRobot | of its processor time | largest difference |')
-    print('|---|---:|---:|---:|---:|')
-    for name, one in figures.items():
-        if isinstance(one, dict) and 'ratio_by_turns' in one:
-            difference = one.get('largest_relative_difference')
-            print(
-                f'| {name} | {one["ms"]:.0f} | {one["ratio_by_turns"]:.3f} '
-                f'| {one["cpu_ratio_by_turns"]:.3f} '
-                f'| {"" if difference is None else f"{difference:.1e}"} |'
-            )
-    for name in ours:
-        for key, one in figures[name].items():
-            if key.startswith('of '):
-                print(f'{name} {key}: {one["ratio_by_turns"]:.3f} {one["ratio_by_turns_95"]}')
+def gpu_facts(theirs: Mapping[str, LeRobot]) -> dict[str, Any]:
+    """Return the device, and the peak of PyTorch's memory there: of each LeRobot, and of ours."""
+    peaks = {name: side.peak_memory_gib for name, side in theirs.items()}
+    peaks['all of ours'] = torch.cuda.max_memory_allocated() / 2**30
+    return {'device': device_facts('cuda'), 'peak_memory_gib': peaks}
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or '').splitlines()[0])
-    parser.add_argument('family', choices=tuple(CAMERAS))
-    parser.add_argument('--lerobot-python', type=Path, required=True, help='Python with LeRobot')
-    parser.add_argument('--rounds', type=int, default=20, help='default: 20')
-    parser.add_argument('--threads', type=int, default=2, help='of each side (default: 2)')
-    parser.add_argument('--folder', type=Path, help='keep checkpoint and bundle here')
-    parser.add_argument(
-        '--ours', nargs='+', choices=tuple(OURS), help='default: those of the family'
-    )
-    parser.add_argument('--json', type=Path, help='instead of benchmark/results')
-    arguments = parser.parse_args()
-    if arguments.ours is None:
-        # Random weights in 8 bits say nothing of a large policy; at middle size they show the time.
-        arguments.ours = [name for name in OURS if 'int8' not in name or arguments.family == 'pi05']
-    return arguments
-
-
-def load_ours(
-    names: Sequence[str], family: str, checkpoint: Path, work: Path, threads: int
-) -> dict[str, Policy]:
-    """Export what these need, and load them."""
-    onnx = any(OURS[name][0] != 'torch' for name in names)
-    bundle = export(family, checkpoint, work / f'{family}_bundle', 'float32' if onnx else None)
-    folders = dict.fromkeys(('float32', 'bfloat16'), bundle)
-    reduced: tuple[tuple[str, Precision], ...] = (('int8', 'int8'), ('auto', 'bfloat16'))
-    for asked, precision in reduced:
-        if any(OURS[name][1] == asked for name in names):
-            target = work / f'{family}_{precision}'
-            folders[asked] = export_reduced(bundle, target, precision)
-    gc.collect()
+def compiled_graphs(theirs: Mapping[str, LeRobot], rounds: int) -> dict[str, dict[str, int]]:
+    """Return how many graphs each compiled side compiled, in all and in the last rounds."""
     return {
-        name: Policy.load(
-            folders[precision], backend, precision=precision, threads=threads, verify=False
-        )
-        for name, (backend, precision) in ((name, OURS[name]) for name in names)
+        name: {'all': sum(side.graphs), 'in_counted_rounds': sum(side.graphs[-rounds:])}
+        for name, side in theirs.items()
+        if any(side.graphs)
     }
 
 
-def main() -> int:
-    arguments = parse_arguments()
-    family, threads, python = arguments.family, arguments.threads, arguments.lerobot_python
+def default_ours(family: str, sides: str) -> list[str]:
+    """Return our columns where none are named."""
+    # Random weights in 8 bits say nothing of a large policy; at middle size they show the time.
+    # In float32 the published size takes the memory of two other sides.
+    large = sides == 'cuda'
+    if family == 'pi05':
+        return [name for name in OURS[sides] if not (large and 'float32' in name)]
+    return [name for name in OURS[sides] if 'int8' not in name]
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or '').splitlines()[0])
+    parser.add_argument('family', choices=tuple(CAMERAS))
+    parser.add_argument('--lerobot-python', type=Path, required=True, help='Python with LeRobot')
+    parser.add_argument(
+        '--device', choices=tuple(OURS), default='cpu', help='of every side (default: cpu)'
+    )
+    parser.add_argument('--rounds', type=int, default=20, help='default: 20')
+    parser.add_argument('--threads', type=int, default=2, help='of each side (default: 2)')
+    parser.add_argument('--folder', type=Path, help='keep checkpoint and bundle here')
+    parser.add_argument('--ours', nargs='+', metavar='COLUMN', help='default: those of the family')
+    parser.add_argument(
+        '--no-compile', action='store_true', help="leave LeRobot's torch.compile out"
+    )
+    parser.add_argument('--json', type=Path, help='instead of benchmark/results')
+    # For a rehearsal of the GPU's sides without a GPU, with a tiny pi0.5.
+    parser.add_argument('--sides', choices=tuple(OURS), help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    arguments.sides = arguments.sides or arguments.device
+    known = OURS[arguments.sides]
+    if arguments.ours is None:
+        arguments.ours = default_ours(arguments.family, arguments.sides)
+    elif unknown := [name for name in arguments.ours if name not in known]:
+        parser.error(f"--ours '{unknown[0]}' is none of {', '.join(known)} (--device)")
+    return arguments
+
+
+def folder_options(arguments: argparse.Namespace, work: Path) -> Options:
+    """Return what LeRobot's folder is, and where."""
+    family = arguments.family
+    size = 'published'
+    if family == 'pi05' and arguments.device == 'cpu':
+        size = 'mid' if arguments.sides == 'cpu' else 'tiny'
+    # On a CPU it has always had the bare name.
+    suffix = f'_{size}' if family == 'pi05' and size != 'mid' else ''
+    return Options(
+        family=family,
+        size=size,
+        folder=str(work / f'{family}{suffix}'),
+        tokenizer=TOKENIZERS[family],
+        device=arguments.device,
+        threads=arguments.threads,
+    )
+
+
+def take_turns(arguments: argparse.Namespace, work: Path) -> None:
+    """Make what is missing in the folder, measure, write the result and print it."""
+    family, sides, python = arguments.family, arguments.sides, arguments.lerobot_python
+    options = folder_options(arguments, work)
+    make_folder(python, options)
+    ours = load_ours(arguments.ours, options, sides)
+    columns = {
+        name: one
+        for name, one in THEIRS[sides][family].items()
+        if not (arguments.no_compile and one[1])
+    }
+    spec = next(iter(ours.values())).spec
+    theirs, left_out = start_lerobot(python, options, columns, look(family, 0, spec))
+    # The result names no folder of this machine.
+    shown = {str(python): 'LEROBOT_ENV/bin/python', str(arguments.folder): 'WORK'}
+    sys.argv[1:] = [shown.get(word, word) for word in sys.argv[1:]]
+    figures: dict[str, Any] = {
+        'family': family,
+        'threads': arguments.threads,
+        'omp_wait_policy': os.environ.get('OMP_WAIT_POLICY', 'default'),
+        'theirs': theirs['lerobot'].facts,
+    }
+    if sides == 'cuda':
+        figures |= {'size': options.size, 'left_out': left_out}
+    name = f'lerobot_{family}' if sides == 'cpu' else f'lerobot_{family}_{sides}'
+    packages = PACKAGES if sides == 'cpu' else (*PACKAGES, 'triton')
+    try:
+        # Written after every round: a run that is cut off leaves what it found.
+        for found in measure(theirs, ours, family, arguments.rounds, WARM_UP[sides]):
+            figures |= found
+            figures['targets'] = [one._asdict() for one in targets(GOALS[sides][family], found)]
+            if 'auto' in ours:
+                figures['auto']['chose'] = ours['auto'].why
+            if sides == 'cuda':
+                figures['graphs_compiled'] = compiled_graphs(theirs, found['rounds'])
+            if arguments.device == 'cuda':
+                figures |= gpu_facts(theirs)
+            path = write_result(name, figures, packages, arguments.json)
+    finally:
+        for one in (*theirs.values(), *ours.values()):
+            one.close()
+    show(figures, arguments.ours)
+    print(path.name)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run it. Exit code: 0, or 2 where one of the two sides cannot run on the device."""
+    arguments = parse_arguments(argv)
+    device = arguments.device
+    if fault := device_fault(device) or lerobot_fault(arguments.lerobot_python, device):
+        print(f'error: {fault}', file=sys.stderr)
+        return 2
     # Before the first session: ONNX Runtime asks the environment.
-    os.environ['OMP_NUM_THREADS'] = str(threads)
-    torch.set_num_threads(threads)
+    os.environ['OMP_NUM_THREADS'] = str(arguments.threads)
+    torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as temporary:
         work = (arguments.folder or Path(temporary)).resolve()
         work.mkdir(parents=True, exist_ok=True)
-        checkpoint = work / family
-        make_folder(python, family, checkpoint)
-        ours = load_ours(arguments.ours, family, checkpoint, work, threads)
-        theirs = {
-            name: LeRobot(python, family, checkpoint, threads, dtype)
-            for name, dtype in THEIRS[family].items()
-        }
-        # The result names no folder of this machine.
-        shown = {str(python): 'LEROBOT_ENV/bin/python', str(arguments.folder): 'WORK'}
-        sys.argv[1:] = [shown.get(word, word) for word in sys.argv[1:]]
-        figures: dict[str, Any] = {
-            'family': family,
-            'threads': threads,
-            'omp_wait_policy': os.environ.get('OMP_WAIT_POLICY', 'default'),
-            'targets': TARGETS[family],
-            'theirs': theirs['lerobot'].facts,
-        }
-        try:
-            # Written after every round: a run that is cut off leaves what it found.
-            for found in measure(theirs, ours, family, arguments.rounds):
-                figures |= found
-                if 'auto' in ours:
-                    figures['auto']['chose'] = ours['auto'].why
-                path = write_result(f'lerobot_{family}', figures, PACKAGES, arguments.json)
-        finally:
-            for one in (*theirs.values(), *ours.values()):
-                one.close()
-    show(figures, arguments.ours)
-    print(path.name)
+        take_turns(arguments, work)
     return 0
 
 

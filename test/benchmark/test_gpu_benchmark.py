@@ -339,7 +339,7 @@ def test_targets_are_compared_with_what_was_measured():
     others = [{**results[0], 'views': 2}, {**results[0], 'mode': 'eager'}]
     found = {one.name: one for one in gpu_targets.targets([*others, *results, *others])}
     assert [one.found for one in found.values()] == pytest.approx([1.5, 3.0, 2.0, 1.1, 1.05])
-    assert found['miss, of its roofline'].line.endswith('1.50 (at most 1.5): met')
+    assert found['miss, of its roofline'].line.endswith('1.5 (at most 1.5): met')
     assert found['hit, of its roofline'].line.endswith('NOT MET')
     assert {one.found for one in gpu_targets.targets(others)} == {None}
     assert 'not measured' in gpu_targets.targets([])[0].line

@@ -1,0 +1,239 @@
+"""Folders of random weights as LeRobot saves them, and what a process needs before it reads one.
+
+Imports LeRobot, PyTorch, numpy and the standard library alone, as `lerobot_worker.py` does.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+TASK = 'put the cup on the shelf'
+# As the published ones: lerobot/smolvla_base reads three cameras, ALOHA's ACT one.
+CAMERAS = {'act': 1, 'smolvla': 3, 'pi05': 3}
+JOINTS = {'act': 14, 'smolvla': 6, 'pi05': 7}
+HEIGHT, WIDTH = 480, 640
+# HuggingFaceTB/SmolVLM2-500M-Video-Instruct; its language model has 32 layers, of which the
+# policy keeps 16.
+SMOLVLM2 = {
+    'scale_factor': 4,
+    'image_token_id': 49190,
+    'pad_token_id': 2,
+    'text_config': {
+        'model_type': 'llama',
+        'hidden_size': 960,
+        'intermediate_size': 2560,
+        'num_hidden_layers': 16,
+        'num_attention_heads': 15,
+        'num_key_value_heads': 5,
+        'head_dim': 64,
+        'rms_norm_eps': 1e-5,
+        'vocab_size': 49280,
+        'max_position_embeddings': 8192,
+    },
+    'vision_config': {
+        'hidden_size': 768,
+        'intermediate_size': 3072,
+        'num_hidden_layers': 12,
+        'num_attention_heads': 12,
+        'image_size': 512,
+        'patch_size': 16,
+    },
+}
+# pi0.5 at a size for a CPU, as benchmark/mid_size.py has it, and for a rehearsal: layers.
+PI05_DEPTHS = {'mid': 12, 'tiny': 2}
+PI05_HEADS = {'num_heads': 8, 'num_kv_heads': 1, 'head_dim': 64}
+PI05_WIDTHS = {
+    'gemma_2b': {'width': 512, 'mlp_dim': 2048},
+    'gemma_300m': {'width': 256, 'mlp_dim': 1024},
+}
+PI05_VISION = {
+    'hidden_size': 384,
+    'intermediate_size': 1536,
+    'num_attention_heads': 6,
+    'projection_dim': 512,
+}
+PI05_VOCABULARY = 32000
+PI05_PROMPT_TOKENS = {'mid': 96}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the process is started with.
+
+    Attributes:
+        family: of the policy.
+        size: of pi0.5: 'published', 'mid' or 'tiny'; the others are 'published'.
+        folder: of the checkpoint.
+        tokenizer: file of the tokenizer, or '' for a policy without a prompt.
+        device: 'cpu' or 'cuda'.
+        threads: of PyTorch.
+        precision: 'float32'; 'tf32', which is float32 with the products and convolutions that
+            `lerobot_eval.py` allows on a GPU; 'bfloat16', as LeRobot's pi0.5 offers it, with the
+            same.
+        compile_mode: of LeRobot's own `torch.compile`; '' runs eagerly.
+    """
+
+    family: str
+    size: str
+    folder: str
+    tokenizer: str
+    device: str
+    threads: int = 1
+    precision: str = 'float32'
+    compile_mode: str = ''
+
+
+def prepare_lerobot(options: Options) -> None:
+    """Keep LeRobot from the network, and give it the size and the tokenizer."""
+    offline()
+    if options.family == 'pi05':
+        replace_pi05_tokenizer(Path(options.tokenizer))
+        if options.size in PI05_DEPTHS:
+            shrink_pi05(PI05_DEPTHS[options.size])
+
+
+def offline() -> None:
+    """Keep LeRobot from the network; stand in for a processor that inference never uses."""
+    os.environ['HF_HUB_OFFLINE'] = '1'
+    from lerobot.policies.smolvla import smolvlm_with_expert
+
+    tokenizer = SimpleNamespace(fake_image_token_id=1, global_image_token_id=2)
+    stand_in = SimpleNamespace(tokenizer=tokenizer)
+    smolvlm_with_expert.AutoProcessor = SimpleNamespace(from_pretrained=lambda name: stand_in)
+
+
+def replace_pi05_tokenizer(tokenizer: Path) -> None:
+    """Give LeRobot's pi0.5 the file for the tokenizer that it would fetch."""
+    from lerobot.processor import tokenizer_processor
+    from transformers import PreTrainedTokenizerFast
+
+    fast = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer))
+    fast.pad_token = fast.convert_ids_to_tokens(0)
+    tokenizer_processor.AutoTokenizer = SimpleNamespace(from_pretrained=lambda name: fast)
+
+
+def shrink_pi05(depth: int) -> None:
+    """Give LeRobot's pi0.5 the sizes above; its configuration knows none but the published ones."""
+    from lerobot.policies.pi05 import modeling_pi05
+
+    policy, expert = (
+        modeling_pi05.PaliGemmaForConditionalGenerationWithPiGemma,
+        modeling_pi05.PiGemmaForCausalLM,
+    )
+
+    def small_policy(config: Any) -> Any:
+        for name, size in {**PI05_VISION, 'num_hidden_layers': depth}.items():
+            setattr(config.vision_config, name, size)
+        config.text_config.vocab_size = PI05_VOCABULARY
+        return policy(config=config)
+
+    def small_expert(config: Any) -> Any:
+        config.vocab_size = PI05_VOCABULARY
+        return expert(config=config)
+
+    sizes = {
+        name: modeling_pi05.GemmaConfig(depth=depth, **PI05_HEADS, **widths)
+        for name, widths in PI05_WIDTHS.items()
+    }
+    modeling_pi05.get_gemma_config = sizes.__getitem__
+    modeling_pi05.PaliGemmaForConditionalGenerationWithPiGemma = small_policy
+    modeling_pi05.PiGemmaForCausalLM = small_expert
+
+
+def policy_class(family: str) -> Any:
+    if family == 'pi05':
+        from lerobot.policies.pi05.modeling_pi05 import PI05Policy
+
+        return PI05Policy
+    if family == 'act':
+        from lerobot.policies.act.modeling_act import ACTPolicy
+
+        return ACTPolicy
+    from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
+
+    return SmolVLAPolicy
+
+
+def make(options: Options) -> None:
+    """Write a folder as LeRobot saves it, with seeded random weights drawn on the device.
+
+    pi0.5 of published size is written as the bfloat16 that LeRobot offers: half of the file.
+    """
+    from lerobot.configs.types import FeatureType, PolicyFeature
+
+    family, folder = options.family, Path(options.folder).resolve()
+    torch.manual_seed(0)
+    joints = JOINTS[family]
+    inputs = {
+        f'observation.images.camera{i + 1}': PolicyFeature(FeatureType.VISUAL, (3, HEIGHT, WIDTH))
+        for i in range(CAMERAS[family])
+    }
+    inputs['observation.state'] = PolicyFeature(FeatureType.STATE, (joints,))
+    outputs = {'action': PolicyFeature(FeatureType.ACTION, (joints,))}
+    features = {'input_features': inputs, 'output_features': outputs}
+    if family == 'act':
+        from lerobot.policies.act.configuration_act import ACTConfig
+        from lerobot.policies.act.processor_act import make_act_pre_post_processors as processors
+
+        config = ACTConfig(**features, device=options.device, pretrained_backbone_weights=None)
+    elif family == 'pi05':
+        from lerobot.policies.pi05.configuration_pi05 import PI05Config
+        from lerobot.policies.pi05.processor_pi05 import make_pi05_pre_post_processors as processors
+
+        config = PI05Config(
+            **features,
+            device=options.device,
+            dtype='float32' if options.size == 'mid' else 'bfloat16',
+            tokenizer_max_length=PI05_PROMPT_TOKENS.get(options.size, 200),
+        )
+    else:
+        from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
+        from lerobot.policies.smolvla.processor_smolvla import (
+            make_smolvla_pre_post_processors as processors,
+        )
+
+        vlm = write_vlm(folder, Path(options.tokenizer))
+        config = SmolVLAConfig(**features, device=options.device, vlm_model_name=str(vlm))
+    with torch.device(options.device):
+        policy = policy_class(family)(config)
+    with torch.no_grad():
+        for name, buffer in policy.named_buffers():
+            # Frozen norms that do something.
+            if name.endswith('running_var'):
+                buffer.uniform_(0.5, 1.5)
+    rng = np.random.default_rng(0)
+    statistics = {
+        name: {
+            'mean': torch.tensor(rng.normal(0, 0.1, shape), dtype=torch.float32),
+            'std': torch.tensor(rng.uniform(0.5, 1.5, shape), dtype=torch.float32),
+            'q01': torch.full(shape, -1.5),
+            'q99': torch.full(shape, 1.5),
+        }
+        for name, shape in (
+            *((name, (3, 1, 1)) for name in inputs if 'images' in name),
+            ('observation.state', (joints,)),
+            ('action', (joints,)),
+        )
+    }
+    policy.save_pretrained(folder)
+    for processor in processors(config, dataset_stats=statistics):
+        processor.save_pretrained(folder)
+
+
+def write_vlm(folder: Path, tokenizer: Path) -> Path:
+    """Write the configuration and the tokenizer that a folder of SmolVLA only names."""
+    from transformers import PreTrainedTokenizerFast, SmolVLMConfig
+
+    vlm = folder.with_name(f'{folder.name}_vlm')
+    SmolVLMConfig(**SMOLVLM2).save_pretrained(vlm)
+    fast = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer))
+    fast.pad_token = fast.convert_ids_to_tokens(0)
+    fast.save_pretrained(vlm)
+    return vlm

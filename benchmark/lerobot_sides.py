@@ -1,0 +1,210 @@
+"""Sides that take turns: LeRobot in a process of its own, and our policies in this one.
+
+Each infers from the cameras' bytes to the chunk in robot units, both in the host's memory; on a GPU
+the clock starts and stops with nothing left to do there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from lerobot_checkpoint import CAMERAS, HEIGHT, JOINTS, TASK, WIDTH, Options
+
+from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.policy import Policy
+from vla_runtime.types import Observation
+
+_WORKER = Path(__file__).with_name('lerobot_worker.py')
+# Backend and precision of ours; each name is a column of the result.
+OURS = {
+    'cpu': {
+        'torch float32': ('torch', 'float32'),
+        'onnxruntime float32': ('onnxruntime', 'float32'),
+        'torch bfloat16': ('torch', 'bfloat16'),
+        'onnxruntime int8': ('onnxruntime', 'int8'),
+        # Of a bundle whose receipt vouches for bfloat16.
+        'auto': ('auto', 'auto'),
+    },
+    'cuda': {
+        'torch float32': ('torch', 'float32'),
+        'torch bfloat16': ('torch', 'bfloat16'),
+        # Of a bundle without ONNX files, whose user vouches for bfloat16.
+        'auto': ('auto', 'bfloat16'),
+    },
+}
+# Precision and compile mode of LeRobot's; the first is what all others are compared with.
+_EAGER = {'lerobot': ('float32', '')}
+THEIRS = {
+    'cpu': {
+        'act': _EAGER,
+        'smolvla': _EAGER,
+        'pi05': {**_EAGER, 'lerobot bfloat16': ('bfloat16', '')},
+    },
+    'cuda': {
+        'act': {**_EAGER, 'lerobot tf32': ('tf32', '')},
+        'smolvla': {
+            **_EAGER,
+            'lerobot tf32': ('tf32', ''),
+            'lerobot tf32 default': ('tf32', 'default'),
+            'lerobot tf32 max-autotune': ('tf32', 'max-autotune'),
+        },
+        'pi05': {
+            **_EAGER,
+            'lerobot bfloat16': ('bfloat16', ''),
+            'lerobot bfloat16 default': ('bfloat16', 'default'),
+            'lerobot bfloat16 max-autotune': ('bfloat16', 'max-autotune'),
+        },
+    },
+}
+
+
+class Turn(NamedTuple):
+    """A chunk (H, A) in robot units, milliseconds of the wall and of the processor."""
+
+    chunk: np.ndarray
+    ms: float
+    cpu_ms: float
+
+
+class LeRobot:
+    """LeRobot's policy in a process of its own, which infers when it is asked to.
+
+    Attributes:
+        facts: versions and parameters.
+        graphs: that PyTorch's compiler compiled in each inference so far.
+        peak_memory_gib: of PyTorch on the GPU so far; None on a CPU.
+    """
+
+    def __init__(self, python: Path, options: Options) -> None:
+        self._folder = Path(options.folder)
+        self._process = subprocess.Popen(
+            _command(python, 'serve', options),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=_environment(),
+        )
+        self.facts = self._answer()
+        self.graphs: list[int] = []
+        self.peak_memory_gib: float | None = None
+
+    def infer(self, arrays: Mapping[str, np.ndarray]) -> Turn:
+        """Infer from an observation with its noise.
+
+        Raises:
+            RuntimeError: LeRobot could not; its process has ended.
+        """
+        inputs, chunk = (self._folder / name for name in ('inputs.npz', 'chunk.npy'))
+        np.savez(inputs, **arrays)
+        assert self._process.stdin is not None
+        request = {'inputs': str(inputs), 'chunk': str(chunk)}
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        answer = self._answer()
+        self.graphs.append(answer['graphs'])
+        self.peak_memory_gib = answer.get('peak_memory_gib')
+        return Turn(np.load(chunk), answer['ms'], answer['cpu_ms'])
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError('the process of LeRobot ended; its reason is above')
+        answer = dict(json.loads(line))
+        if 'error' in answer:
+            raise RuntimeError(answer['error'])
+        return answer
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def lerobot_fault(python: Path, device: str) -> str:
+    """Explain why LeRobot's Python cannot run on the device; empty where it can."""
+    options = Options(family='', size='', folder='', tokenizer='', device=device)
+    command = _command(python, 'check', options)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=_environment())
+    except OSError as error:
+        return f'--lerobot-python {python}: {error.strerror}'
+    fault = done.stdout.strip() if done.returncode == 0 else done.stderr.strip().split('\n')[-1]
+    return f'--lerobot-python {python}: {fault}' if fault else ''
+
+
+def make_folder(python: Path, options: Options) -> None:
+    """Let LeRobot write its folder, unless it is there."""
+    if (Path(options.folder) / 'config.json').exists():
+        return
+    # Only pi0.5 has so many numbers that a GPU should draw them.
+    drawn_on = options.device if options.family == 'pi05' else 'cpu'
+    command = _command(python, 'make', replace(options, device=drawn_on))
+    subprocess.run(command, check=True, env=_environment())
+
+
+def _command(python: Path, verb: str, options: Options) -> list[str | Path]:
+    return [python, _WORKER, verb, json.dumps(asdict(options))]
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment without what makes its own Python find its packages."""
+    hidden = ('PYTHONPATH', 'PYTHONHOME', 'LD_LIBRARY_PATH', '_ROS_WHEELS_BOOTSTRAP_COMPLETE')
+    return {name: value for name, value in os.environ.items() if name not in hidden}
+
+
+def look(family: str, seed: int, spec: BundleSpec) -> dict[str, np.ndarray]:
+    """Images and state of an observation, and noise, by LeRobot's names."""
+    rng = np.random.default_rng(seed)
+    # Smooth pictures: noise of single pixels is what no network was made for.
+    images = {
+        f'images.camera{i + 1}': np.kron(
+            rng.integers(0, 256, (HEIGHT // 32, WIDTH // 32, 3), dtype=np.uint8),
+            np.ones((32, 32, 1), dtype=np.uint8),
+        )
+        for i in range(CAMERAS[family])
+    }
+    return {
+        **images,
+        'state': rng.uniform(-1, 1, JOINTS[family]).astype(np.float32),
+        'noise': rng.standard_normal((spec.dims.horizon, spec.dims.action_dim), dtype=np.float32),
+    }
+
+
+def observation(arrays: Mapping[str, np.ndarray], spec: BundleSpec) -> Observation:
+    """What our policy takes of `look`."""
+    return Observation(
+        images={
+            name.removeprefix('images.'): array
+            for name, array in arrays.items()
+            if name.startswith('images.')
+        },
+        state=arrays['state'],
+        instruction=TASK if spec.prompt is not None else None,
+    )
+
+
+def infer(policy: Policy, arrays: Mapping[str, np.ndarray]) -> Turn:
+    """Infer from an observation with its noise."""
+    seen = observation(arrays, policy.spec)
+    noise = arrays['noise'] if policy.spec.prompt is not None else None
+    _synchronize()
+    begin, begin_cpu = time.perf_counter(), time.process_time()
+    chunk, _ = policy.infer(seen, noise=noise)
+    _synchronize()
+    took, cpu = time.perf_counter() - begin, time.process_time() - begin_cpu
+    return Turn(chunk.actions, took * 1e3, cpu * 1e3)
+
+
+def _synchronize() -> None:
+    """Wait for the GPU if one is in use."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
