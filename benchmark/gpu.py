@@ -6,12 +6,12 @@ Needs torch, numpy, pyyaml and safetensors and nothing else, and runs from the s
 
 First what must be true (against the CPU in float32 and in fp8, graphs fresh, guidance, attention by
 lengths, overlap, memory), at a reduced size; then milliseconds in bfloat16 for 1 to 3 views, one
-and two prompt rows, 10 denoise steps, cache hit and miss: captured graphs, eager, and
-torch.compile, beside the roofline; and captured graphs in fp8 where the GPU has it (from compute
-capability 8.9 on). Captured graphs with 3 views are sampled 2,000 times with one row and 200 times
-with two, after 50 for warming up. Stops measuring after 7 minutes and says what it left out. Last
-it prints a table, and each target with whether it was met. Exit code: 0, 1 where a check failed, 2
-without a GPU.
+and two prompt rows, 10 denoise steps, cache hit and miss: captured graphs, also with the expert in
+Triton kernels, eager, and torch.compile, beside the roofline; and captured graphs in fp8 where the
+GPU has it (from compute capability 8.9 on). Captured graphs with 3 views are sampled 2,000
+times with one row and 200 times with two, after 50 for warming up. Stops measuring after 7 minutes
+and says what it left out. Last it prints a table, and each target with whether it was met. Exit
+code: 0, 1 where a check failed, 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -133,7 +133,12 @@ def run_latency(
     results: list[dict[str, Any]] = []
     refusal = '' if arguments.device == 'cpu' else fp8_refusal(arguments.device)
     left_out: dict[str, str] = {'fp8': refusal} if refusal else {}
-    wanted = configurations(arguments.quick, not arguments.no_compile, fp8=not refusal)
+    wanted = configurations(
+        arguments.quick,
+        not arguments.no_compile,
+        fp8=not refusal,
+        triton=arguments.device != 'cpu',
+    )
     for views, rows, mode in wanted:
         label = f'{views} view(s), {rows} row(s), {mode.name}'
         if clock.left_s < (COMPILE_S if mode.compiled else 10.0):

@@ -1,4 +1,4 @@
-"""Milliseconds of each phase of one policy: captured graphs, eager, and `torch.compile`.
+"""Milliseconds of each phase of one policy: captured graphs, eager, Triton, and `torch.compile`.
 
 A miss is an inference of which nothing is cached: every camera, prefix, denoise. A hit reuses the
 prefix: denoise alone. Each is the wall time from inputs in host memory to the chunk in host memory.
@@ -27,6 +27,8 @@ from random_policy import (
 )
 
 from vla_runtime.engines.protocol import PolicyEngine
+from vla_runtime.engines.torch.compiled_parts import compile_networks
+from vla_runtime.engines.torch_compile import TRITON
 from vla_runtime.families.family import PolicyDims
 from vla_runtime.families.pi.flow_policy import PiNetwork
 from vla_runtime.performance.devices import device_of_cuda
@@ -41,6 +43,7 @@ class Mode:
     name: str
     graphs: bool
     compiled: bool = False
+    triton: bool = False
     precision: str = 'bfloat16'
 
 
@@ -48,6 +51,7 @@ GRAPH = Mode('graph', graphs=True)
 EAGER = Mode('eager', graphs=False)
 COMPILED = Mode('compile', graphs=False, compiled=True)
 COMPILED_GRAPH = Mode('compile + graph', graphs=True, compiled=True)
+TRITON_GRAPH = Mode('triton, graph', graphs=True, triton=True)
 FP8_GRAPH = Mode('fp8, graph', graphs=True, precision='fp8')
 
 
@@ -123,6 +127,9 @@ def measure(
     Returns:
         percentiles of each phase in ms, first run in s, status of the graphs, error, least times
         in ms, memory in GiB
+
+    Raises:
+        RuntimeError: the Triton kernels are not usable here; says why.
     """
     torch.compiler.reset()
     # A view of its own of the same weights: what is compiled must not leak into the next mode.
@@ -142,6 +149,10 @@ def measure(
     if mode.compiled:
         # After the engine, which looks at the network's shapes without computing.
         compile_network(network, compiler)
+    if mode.triton:
+        compile_networks(engine, TRITON, mode.precision)
+        if engine.torch_compile != TRITON:
+            raise RuntimeError(engine.why_compiled)
     start = perf_counter()
     chunk = infer(engine, inputs)
     first_s = perf_counter() - start
@@ -189,19 +200,23 @@ def _least_ms(network: PiNetwork, rows: int, device: torch.device) -> dict[str, 
     return least_ms(network.family.name, network.dims, rows, name, total_bytes)
 
 
-def configurations(quick: bool, compiled: bool, fp8: bool = True) -> list[tuple[int, int, Mode]]:
+def configurations(
+    quick: bool, compiled: bool, fp8: bool = True, triton: bool = True
+) -> list[tuple[int, int, Mode]]:
     """(views, rows, mode) in the order of their worth: what does not fit in the time is last.
 
     Args:
         quick: for two views alone.
         compiled: with `torch.compile`, too.
         fp8: the device multiplies it.
+        triton: the device runs Triton's kernels.
     """
     views = (2,) if quick else (3, 2, 1)
     plain = [(v, rows, mode) for v in views for rows in (1, 2) for mode in (GRAPH, EAGER)]
+    kernels = [(v, rows, TRITON_GRAPH) for v in views for rows in (1, 2)] if triton else []
     eight = [(v, rows, FP8_GRAPH) for v in views for rows in (1, 2)] if fp8 else []
     slow = [(views[0], rows, mode) for rows in (1, 2) for mode in (COMPILED, COMPILED_GRAPH)]
-    return plain + eight + (slow if compiled else [])
+    return plain + kernels + eight + (slow if compiled else [])
 
 
 def table(results: list[Mapping[str, Any]]) -> list[str]:

@@ -118,13 +118,26 @@ def test_what_does_not_fit_in_the_time_is_named_and_not_measured():
     assert all('time budget' in reason for reason in left_out.values())
 
 
+def test_kernels_that_are_not_used_here_are_left_out_with_the_reason(monkeypatch):
+    def refuse(engine, word, precision):
+        assert (word, precision) == ('triton', 'bfloat16')
+        engine.why_compiled = 'denoise eager (in Triton kernels differs by 1)'
+
+    monkeypatch.setattr(gpu_latency, 'compile_networks', refuse)
+    mode = gpu_latency.TRITON_GRAPH
+    monkeypatch.setattr(gpu_latency, 'configurations', lambda *arguments, **options: [(1, 1, mode)])
+    results, left_out = gpu.run_latency(gpu._arguments(TINY), gpu.Clock(60.0))
+    assert results == []
+    assert 'differs by 1' in left_out['1 view(s), 1 row(s), triton, graph']
+
+
 def test_a_gpu_without_fp8_leaves_it_out_and_says_why(monkeypatch):
     said = "device 'cuda' has compute capability 8.7"
     monkeypatch.setattr(gpu_checks, 'fp8_refusal', lambda device: said)
     found = gpu_checks.fp8('cuda', 'tiny')
     assert found.passed and found.note == f'left out: {said}' and not found.figures
     modes = [mode for _, _, mode in gpu_latency.configurations(False, True, fp8=False)]
-    assert len(modes) == 16 and {mode.precision for mode in modes} == {'bfloat16'}
+    assert len(modes) == 22 and {mode.precision for mode in modes} == {'bfloat16'}
 
 
 def test_other_numbers_in_fp8_fail_the_check(monkeypatch):
