@@ -96,6 +96,8 @@ setup(
     ],
     extras_require={
         'torch': ['torch>=2.4'],
+        # PyTorch's CUDA build brings its own.
+        'triton': ['triton>=3.0; sys_platform == "linux"'],
         'onnx': ['onnx>=1.15', 'onnxruntime>=1.17'],
         # A Jetson has TensorRT with JetPack, for its system Python.
         'tensorrt': ['tensorrt>=8.6; platform_machine == "x86_64"', CUDA_BINDINGS],

@@ -51,7 +51,7 @@ PIP_NAMES = {
     'yaml': 'pyyaml',
 }
 # ./run does not install them: a GPU machine's CUDA or the cluster's Ray says which release.
-NOT_PINNED = {'cuda-bindings', 'ray', 'tensorrt'}
+NOT_PINNED = {'cuda-bindings', 'ray', 'tensorrt', 'triton'}
 
 
 def run(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:

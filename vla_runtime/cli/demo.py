@@ -104,7 +104,11 @@ def _run(arguments: argparse.Namespace, interrupt: Interrupt) -> int:
         )
         say(f'error: {import_problem(error, "the demo", how)}', stream=sys.stderr)
         return 2
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        what = f'{error.filename}: {error.strerror}' if error.filename else error
+        say(f'error: {what}', stream=sys.stderr)
+        return 2
+    except ValueError as error:
         say(f'error: {error}', stream=sys.stderr)
         return 2
     say('writing the report ...')
