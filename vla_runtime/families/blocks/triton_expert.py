@@ -6,7 +6,6 @@ on a device, and takes less time, is found out at load (`engines.torch.triton_la
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -58,7 +57,7 @@ class _Layers:
         count, empty = batch * tokens, partial(torch.empty, device=like.device)
         self.cosine, self.sine = (empty(count, head_dim // 2) for _ in range(2))
         self.query = like.new_empty(count, heads, head_dim)
-        self.parts = math.ceil(self.length / PART)
+        self.parts = _tiles(self.length, PART)
         self.of_parts = empty(self.parts, count, heads, head_dim)
         self.weights = empty(self.parts, count, heads)
         self.attended = like.new_empty(count, heads * head_dim)

@@ -67,6 +67,49 @@ def _weights(weight, outputs, is_output, inputs, is_input, width):
 
 
 @triton.jit
+def _two_products(
+    x,
+    squares,
+    scale,
+    shift,
+    weight,
+    rows,
+    is_row,
+    outputs,
+    is_output,
+    offset,
+    modulation,
+    width,
+    epsilon,
+    tiles,
+    SHIFTED: tl.constexpr,
+    BY_TOKEN: tl.constexpr,
+    TILES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INNER: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Products of normed rows with some outputs of a matrix, and with those `offset` behind."""
+    inverse = _inverse_rms(squares, rows, is_row, width, epsilon, tiles, TILES)
+    first = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    second = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for start in range(0, width, INNER):
+        inner = start + tl.arange(0, INNER)
+        is_inner = inner < width
+        inside = is_row[:, None] & is_inner[None, :]
+        normed = _normed(
+            x, scale, shift, rows, inner, inside, inverse, modulation, width, SHIFTED, BY_TOKEN
+        )
+        normed = normed.to(weight.dtype.element_ty)
+        of_first = _weights(weight, outputs, is_output, inner, is_inner, width)
+        of_second = _weights(weight, outputs + offset, is_output, inner, is_inner, width)
+        first = tl.dot(normed, of_first, first, input_precision=PRECISION)
+        second = tl.dot(normed, of_second, second, input_precision=PRECISION)
+    return first, second
+
+
+@triton.jit
 def project_kernel(
     x,
     squares,
@@ -116,23 +159,31 @@ def project_kernel(
     is_row, is_pair = rows < count, pair < HALF
     row, token = rows // tokens, rows % tokens
     modulation = row * batch_stride + token * token_stride
-    inverse = _inverse_rms(squares, rows, is_row, width, epsilon, tiles, TILES)
     outputs = head * 2 * HALF + pair
 
-    first = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    second = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    for start in range(0, width, INNER):
-        inner = start + tl.arange(0, INNER)
-        is_inner = inner < width
-        inside = is_row[:, None] & is_inner[None, :]
-        normed = _normed(
-            x, scale, shift, rows, inner, inside, inverse, modulation, width, SHIFTED, BY_TOKEN
-        )
-        normed = normed.to(weight.dtype.element_ty)
-        of_first = _weights(weight, outputs, is_pair, inner, is_inner, width)
-        of_second = _weights(weight, outputs + HALF, is_pair, inner, is_inner, width)
-        first = tl.dot(normed, of_first, first, input_precision=PRECISION)
-        second = tl.dot(normed, of_second, second, input_precision=PRECISION)
+    first, second = _two_products(
+        x,
+        squares,
+        scale,
+        shift,
+        weight,
+        rows,
+        is_row,
+        outputs,
+        is_pair,
+        HALF,
+        modulation,
+        width,
+        epsilon,
+        tiles,
+        SHIFTED,
+        BY_TOKEN,
+        TILES,
+        ROWS,
+        COLUMNS,
+        INNER,
+        PRECISION,
+    )
 
     inside = is_row[:, None] & is_pair[None, :]
     if head < heads + kv_heads:
@@ -354,21 +405,29 @@ def gated_kernel(
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_row, is_column = rows < count, columns < hidden_width
     modulation = (rows // tokens) * batch_stride + (rows % tokens) * token_stride
-    inverse = _inverse_rms(squares, rows, is_row, width, epsilon, tiles, TILES)
-    gate = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    up = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    for start in range(0, width, INNER):
-        inner = start + tl.arange(0, INNER)
-        is_inner = inner < width
-        inside = is_row[:, None] & is_inner[None, :]
-        normed = _normed(
-            x, scale, shift, rows, inner, inside, inverse, modulation, width, SHIFTED, BY_TOKEN
-        )
-        normed = normed.to(weight.dtype.element_ty)
-        of_gate = _weights(weight, columns, is_column, inner, is_inner, width)
-        of_up = _weights(weight, columns + hidden_width, is_column, inner, is_inner, width)
-        gate = tl.dot(normed, of_gate, gate, input_precision=PRECISION)
-        up = tl.dot(normed, of_up, up, input_precision=PRECISION)
+    gate, up = _two_products(
+        x,
+        squares,
+        scale,
+        shift,
+        weight,
+        rows,
+        is_row,
+        columns,
+        is_column,
+        hidden_width,
+        modulation,
+        width,
+        epsilon,
+        tiles,
+        SHIFTED,
+        BY_TOKEN,
+        TILES,
+        ROWS,
+        COLUMNS,
+        INNER,
+        PRECISION,
+    )
 
     if GELU:
         # (1 + tanh(u)) / 2 is the sigmoid of 2 u.
