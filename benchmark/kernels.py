@@ -2,7 +2,8 @@
 
 The fused modules are those that run on CUDA, in shapes that depend on no numbers; the plain ones
 are what they stand in for. Packed are the fused ones where the kernel is usable that takes lengths
-instead of a mask (`fused_lengths`): those run on a GPU of today in bfloat16.
+instead of a mask (`fused_lengths`): those run on a GPU of today in bfloat16. In Triton are the
+packed ones with the expert's layers in Triton kernels, which are counted instead of launched.
 
 Counted are the operations that PyTorch dispatches and that are no views, casts among them, in
 bfloat16 policies with the depths of the published pi0.5 and SmolVLA and narrow layers: the number
@@ -14,6 +15,8 @@ one takes that is too small to fill a GPU. That attention with a mask fills few 
 takes longer than that, is no part of it. It is a prediction: nothing here was run on a GPU.
 
     python benchmark/kernels.py
+
+Needs Triton, installed or beside the environment, where `./run test` puts it.
 """
 
 from __future__ import annotations
@@ -39,10 +42,12 @@ from torch.utils._pytree import tree_leaves
 sys.path.insert(0, str(Path(__file__).parents[1] / 'test'))
 from plain_lengths import attend_by_lengths  # isort: skip
 from tiny_policy import tiny_spec, write_tiny_policy  # isort: skip
+from triton_package import Launches, make_importable  # isort: skip
 
 from vla_runtime.engines.torch import engine
 from vla_runtime.engines.torch.prompt_lengths import LENGTHS
 from vla_runtime.families import preset
+from vla_runtime.families.blocks.fused_expert import FusedExpert
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.pi.flow_policy import PiNetwork
 from vla_runtime.families.pi.fused import FusedPi
@@ -70,6 +75,12 @@ PACKAGES = ('torch', 'numpy')
 
 # Seen as a single operation, as a GPU's own is.
 attend = torch.library.custom_op('kernels::attend', attend_by_lengths, mutates_args=())
+
+
+@torch.library.custom_op('kernels::launch', mutates_args=())
+def launch(x: Tensor) -> Tensor:
+    """Stands for one launch of a Triton kernel."""
+    return x.clone()
 
 
 class KernelCounter(TorchDispatchMode):
@@ -167,19 +178,35 @@ def write_deep(name: str, folder: Path) -> Path:
     return write_tiny_policy(folder, replace(narrow, dims=deep, denoise_steps=STEPS))
 
 
-def packed_kernels(name: str, bundle: Path) -> Kernels:
-    """Kernels of the fused modules with attention that takes lengths."""
+def packed_kernels(name: str, bundle: Path, expert_type: type = FusedExpert) -> Kernels:
+    """Kernels of the fused modules with attention that takes lengths.
+
+    Args:
+        name: of the family.
+        bundle: a policy of it.
+        expert_type: of the expert's layers.
+    """
     fused = NETWORKS[name][1]
     packed = partialmethod(fused.__init__, kernel=attend)
     with (
         mock.patch.object(engine, 'captures_graphs', lambda device: True),
         mock.patch.object(fused, '__init__', packed),
+        mock.patch.object(fused, 'expert_type', expert_type),
     ):
         return phases_of(Policy.load(bundle, 'torch', **AS_ON_CUDA))
 
 
+def triton_kernels(name: str, bundle: Path) -> Kernels:
+    """As `packed_kernels`, the expert's layers in Triton kernels."""
+    from vla_runtime.families.blocks import triton_expert
+
+    launches = Launches(triton_expert.kernels, lambda kernel, args, options: launch(args[0]))
+    with mock.patch.object(triton_expert, 'kernels', launches):
+        return packed_kernels(name, bundle, triton_expert.TritonExpert)
+
+
 def kernels_of_modules(name: str) -> tuple[int, dict[str, Kernels]]:
-    """Views of a policy, and its kernels with plain, fused and packed modules."""
+    """Views of a policy, and its kernels with plain, fused and packed modules, and in Triton."""
     with tempfile.TemporaryDirectory() as work:
         bundle = write_deep(name, Path(work) / 'deep')
         with mock.patch.object(NETWORKS[name][0], 'fused', FlowNetwork.fused):
@@ -188,6 +215,7 @@ def kernels_of_modules(name: str) -> tuple[int, dict[str, Kernels]]:
         with mock.patch.object(engine, 'captures_graphs', lambda device: True):
             found['fused'] = phases_of(Policy.load(bundle, 'torch', **AS_ON_CUDA))
         found['packed'] = packed_kernels(name, bundle)
+        found['triton'] = triton_kernels(name, bundle)
     return policy.spec.dims.cameras, found
 
 
@@ -224,10 +252,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--json', type=Path, help='write here instead of to benchmark/results/')
     arguments = parser.parse_args()
+    make_importable()
     of_family = {family: kernels_of_modules(family) for family in NETWORKS}
     for family, (_, kernels) in of_family.items():
-        if kernels['packed'] != COUNTED[family]:
-            print(f'kernel_times.COUNTED of {family} is out of date: {kernels["packed"]}')
+        found = {'torch': kernels['packed'], 'triton': kernels['triton']}
+        if found != COUNTED[family]:
+            print(f'kernel_times.COUNTED of {family} is out of date: {found}')
     counted = {
         family: {
             'views': views,

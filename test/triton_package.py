@@ -8,8 +8,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +31,33 @@ def interpreted() -> Iterator[None]:
         if not INSTALLED:
             patch.syspath_prepend(str(_BESIDE))
         yield
+
+
+def make_importable() -> None:
+    """Let this process import Triton from beside the environment, if need be."""
+    if not INSTALLED:
+        sys.path.append(str(_BESIDE))
+
+
+class Launches:
+    """Stands for a module of kernels, and hands each launch on instead of making it.
+
+    Args:
+        kernels: the module.
+        launch: takes the kernel, its arguments and its options.
+    """
+
+    def __init__(self, kernels: Any, launch: Callable[[Any, tuple[Any, ...], Any], None]) -> None:
+        self._kernels, self._launch = kernels, launch
+
+    def __getattr__(self, name: str) -> Any:
+        kernel = getattr(self._kernels, name)
+
+        def launch(*args: Any, **options: Any) -> None:
+            self._launch(kernel, args, options)
+
+        # A kernel is launched as kernel[grid](...), whatever the grid.
+        return defaultdict(lambda: launch)
 
 
 def environment() -> dict[str, str]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from paths import ROOT
 from tiny_policy import tiny_spec, write_tiny_policy
+from triton_package import interpreted, needs_triton  # noqa: F401
 
 sys.path.insert(0, str(ROOT / 'benchmark'))
 
@@ -65,4 +66,12 @@ def test_a_hit_runs_fewer_than_a_miss_and_only_depth_counts(kernels_at):
 @pytest.mark.parametrize('name', list(COUNTED))
 def test_counts_of_the_roofline_are_those_of_todays_modules(name, tmp_path):
     bundle = kernels.write_deep(name, tmp_path / 'deep')
-    assert kernels.packed_kernels(name, bundle) == COUNTED[name]
+    assert kernels.packed_kernels(name, bundle) == COUNTED[name]['torch']
+
+
+@needs_triton
+@pytest.mark.usefixtures('interpreted')
+@pytest.mark.parametrize('name', list(COUNTED))
+def test_counts_in_triton_kernels_are_those_of_todays_modules(name, tmp_path):
+    bundle = kernels.write_deep(name, tmp_path / 'deep')
+    assert kernels.triton_kernels(name, bundle) == COUNTED[name]['triton']

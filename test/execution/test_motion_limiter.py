@@ -164,6 +164,15 @@ def test_when_limited_expect_rates_to_be_those_commanded() -> None:
     assert rates[0] == pytest.approx(2.0)
 
 
+def test_when_a_target_moves_at_the_limit_expect_rounding_to_be_no_limiting() -> None:
+    limiter, command = limiter_of(ColumnLimits(velocity=0.3)), np.zeros(1)
+    rounded = []
+    for target in 0.3 * DT_S * np.arange(1, 200):
+        assert not limiter.apply(command, np.array([target]), np.array([0.3]), np.zeros(1), DT_S)
+        rounded.append(command[0] != target)
+    assert any(rounded)
+
+
 def test_when_velocity_column_expect_value_limited_and_ramped() -> None:
     limiter = limiter_of(ColumnLimits(velocity=1.0, acceleration=10.0), kind='velocity')
     commands = drive(limiter, np.full(30, 5.0))

@@ -8,6 +8,9 @@ from typing import Any
 from vla_runtime.performance.devices import GIB
 from vla_runtime.performance.kernel_times import SECONDS_A_KERNEL
 
+# What runs the expert's layers, in the order of the columns.
+_RUN_BY = ('torch', 'triton')
+
 
 def describe(answer: Mapping[str, Any], device: Mapping[str, Any]) -> str:
     """The answer for one device, as lines for people."""
@@ -50,12 +53,15 @@ def describe(answer: Mapping[str, Any], device: Mapping[str, Any]) -> str:
 
 def _predicted_lines(device: Mapping[str, Any], labels: Mapping[str, str]) -> Sequence[str]:
     """Lines with the predicted times of PyTorch on CUDA, and an empty line."""
-    predicted = device['predicted_ms']['torch']
-    if predicted is None:
+    predicted = device['predicted_ms']
+    if not predicted:
         return ['  no prediction for PyTorch: its kernels were not counted for this', '']
     how = f'1 row; least time + {1e6 * SECONDS_A_KERNEL:g} µs a kernel, not measured'
-    lines = [f'  {"torch, ms":24}{"predicted":>10}  {how}']
-    lines += [f'  {label:24}{_digits(predicted[phase]):>10}' for phase, label in labels.items()]
+    lines = [f'  {"torch, ms":24}{"predicted":>10}{"in Triton":>10}  {how}']
+    lines += [
+        f'  {label:24}' + ''.join(f'{_digits(predicted[by][phase]):>10}' for by in _RUN_BY)
+        for phase, label in labels.items()
+    ]
     return [*lines, '']
 
 

@@ -18,7 +18,8 @@ measured and published for that policy and device, where there are any; their vi
 may differ.
 
 The column 'predicted' is what PyTorch on CUDA is expected to take with one row: the least time plus
-4 microseconds for each kernel that it launches. It is a prediction, not a measurement: the kernels
+4 microseconds for each kernel that it launches; 'in Triton' is the same with the expert's layers in
+Triton kernels (torch_compile: triton). It is a prediction, not a measurement: the kernels
 were counted on a CPU, and the cost of one is an estimate. It stands where the kernels were counted:
 pi05 and smolvla in bfloat16 or float16.
 
@@ -192,7 +193,7 @@ class _Workload:
     views: int
     steps: int
     rows: tuple[int, ...]
-    kernels: Kernels | None
+    kernels: Mapping[str, Kernels]
 
 
 def _on_device(
@@ -221,7 +222,7 @@ def _on_device(
 
     counts, precision = workload.counts, workload.precision
     rates, size = published_rates(device, precision), MATRIX_BYTES[precision]
-    floors, shares, predicted = {}, {}, None
+    floors, shares, predicted = {}, {}, {}
     for rows in workload.rows:
         found = phase_floors(
             counts,
@@ -233,10 +234,11 @@ def _on_device(
         )
         floors[f'{rows}_rows'] = {phase: asdict(one) for phase, one in found.items()}
         shares[f'{rows}_rows'] = miss_shares(found, workload.views)
-        if rows == 1 and workload.kernels is not None:
-            predicted = predicted_ms(
-                found, workload.kernels, views=workload.views, steps=workload.steps
-            )
+        if rows == 1:
+            predicted = {
+                run_by: predicted_ms(found, one, views=workload.views, steps=workload.steps)
+                for run_by, one in workload.kernels.items()
+            }
     build = _build_on(device, largest_engine_bytes(counts, size))
     # Engines run only where they were built, if need be with swap.
     builds = {'tensorrt': build['swap_bytes'] is not None}
@@ -256,7 +258,7 @@ def _on_device(
             for backend, of_backend in needs.items()
         },
         'floors_ms': floors,
-        'predicted_ms': {'torch': predicted},
+        'predicted_ms': predicted,
         'miss_shares': shares,
     }
 
@@ -322,7 +324,7 @@ def _workload(arguments: argparse.Namespace) -> tuple[_Workload, PolicyDims]:
         views or dims.cameras,
         arguments.steps or steps,
         rows,
-        COUNTED.get(arguments.model) if counted else None,
+        COUNTED.get(arguments.model, {}) if counted else {},
     )
     return workload, dims
 

@@ -14,6 +14,9 @@ from vla_runtime.execution.limits import Limits
 
 # Stands for 'no limit' where an infinity would turn into not-a-number.
 _FAR = 1e9
+# A command nearer to its target than this, in rad, m or per second of them, counts as unlimited:
+# rounding at a limit is no limiting, and no encoder sees it.
+_ROUNDING = 1e-6
 
 
 class MotionLimiter:
@@ -150,7 +153,7 @@ class MotionLimiter:
             at_most: share of its present velocity that no column may exceed, nor turn round.
 
         Returns:
-            Whether any column was limited.
+            Whether any column was limited by more than rounding.
 
         Raises:
             FloatingPointError: the target is not a number; `command` is what it was.
@@ -178,7 +181,9 @@ class MotionLimiter:
             np.copyto(velocity, command, where=columns.is_velocity)
         np.maximum(velocity, self._slowest, out=velocity)
         np.minimum(velocity, self._speed, out=velocity)
-        return bool(np.count_nonzero(self._changed))
+        np.subtract(goal, target, out=self._scratch)
+        np.abs(self._scratch, out=self._scratch)
+        return float(self._scratch.max()) > _ROUNDING
 
     def brake(
         self,

@@ -36,6 +36,9 @@ LARGEST_FILE = 1 << 19
 _MOST_VALUES = 20_000
 _MOST_LEVELS = 20
 _LONGEST_NUMBER = 500
+# YAML 1.1 reads 1:30 as 90 and 010 as 8.
+_BASE_60 = re.compile(r'[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?')
+_BASE_8 = re.compile(r'[-+]?0[0-7_]+')
 _LONGEST_MESSAGE, _LONGEST_PROBLEM = 600, 160
 # Known words that are compared, and that are listed where none is near.
 _COMPARED_WORDS, _LISTED_WORDS = 1000, 30
@@ -117,6 +120,9 @@ class _StrictLoader(yaml.SafeLoader):
         is_number = node.tag in ('tag:yaml.org,2002:int', 'tag:yaml.org,2002:float')
         if is_number and len(node.value) > _LONGEST_NUMBER:
             raise _refused(f'a number of {len(node.value)} characters', node.start_mark)
+        if is_number and (_BASE_60.fullmatch(node.value) or _BASE_8.fullmatch(node.value)):
+            problem = f'{quoted(node.value)} is not a decimal number; put words in quotation marks'
+            raise _refused(problem, node.start_mark)
         try:
             return super().construct_object(node, deep)
         except (ArithmeticError, ValueError, LookupError):

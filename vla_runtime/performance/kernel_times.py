@@ -45,11 +45,18 @@ class Kernels:
         }
 
 
-# Of the fused modules, attention without a mask, counted by benchmark/kernels.py. The number does
-# not depend on widths.
+# Of the fused modules, attention without a mask, counted by benchmark/kernels.py: by family, with
+# PyTorch's operators and with the expert's layers in Triton kernels. The number does not depend on
+# widths.
 COUNTED = {
-    'pi05': Kernels(vision=334, prefix=548, step=632, inputs=8),
-    'smolvla': Kernels(vision=155, prefix=566, step=527, inputs=8),
+    'pi05': {
+        'torch': Kernels(vision=334, prefix=548, step=632, inputs=8),
+        'triton': Kernels(vision=334, prefix=548, step=632, inputs=8),
+    },
+    'smolvla': {
+        'torch': Kernels(vision=155, prefix=566, step=527, inputs=8),
+        'triton': Kernels(vision=155, prefix=566, step=527, inputs=8),
+    },
 }
 # Other precisions have other casts, masks and scales.
 COUNTED_PRECISIONS = ('bfloat16', 'float16')

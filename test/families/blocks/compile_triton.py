@@ -14,7 +14,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,9 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from triton_package import Launches  # isort: skip
 
 from vla_runtime.families import preset
 from vla_runtime.families.blocks import triton_expert
@@ -37,23 +39,10 @@ TYPES = {
 TOOLS = Path(triton.__file__).parent / 'backends' / 'nvidia' / 'bin'
 
 
-class Launches:
-    """Stands for the module of kernels, and keeps each launch instead of making it."""
-
-    def __init__(self, kernels: Any) -> None:
-        self._kernels = kernels
-        self.made: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        kernel = getattr(self._kernels, name)
-
-        def launch(*args: Any, **options: Any) -> None:
-            self.made.append((kernel, args, options))
-
-        return defaultdict(lambda: launch)
+Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
-def launches_of(family: str) -> Launches:
+def launches_of(family: str) -> list[Launch]:
     """The launches of one step over a prefix, on PyTorch's device without numbers."""
     dims = preset(family)[1]
     network = empty_network(preset(family)[0], dims).to(torch.bfloat16)
@@ -71,11 +60,12 @@ def launches_of(family: str) -> Launches:
         for part in ('key', 'value')
     }
     past['prefix_mask'] = torch.ones(rows, length, dtype=torch.bool, device='meta')
-    triton_expert.kernels = launches = Launches(triton_expert.kernels)
+    made: list[Launch] = []
+    triton_expert.kernels = Launches(triton_expert.kernels, lambda *launch: made.append(launch))
     conditioning = fused.split_conditioning(fused.time_conditioning(torch.empty(1, device='meta')))
     x = torch.empty(1, dims.horizon, dims.action_dim, device='meta')
     fused.velocity(x, fused.lay_out(past, 1), conditioning)
-    return launches
+    return made
 
 
 def compiled(kernel: Any, args: tuple[Any, ...], options: dict[str, Any], capability: int) -> Any:
@@ -113,7 +103,7 @@ def spilled(cubin: bytes) -> int:
 
 def main() -> None:
     family, capability = sys.argv[1], int(sys.argv[2])
-    launches = launches_of(family).made
+    launches = launches_of(family)
     seen = set()
     for kernel, args, options in launches:
         key = (

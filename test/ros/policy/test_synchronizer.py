@@ -1,5 +1,7 @@
 """The newest messages that belong together, or a reason for every one that is missing."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -158,7 +160,7 @@ def test_every_missing_source_is_named_at_once():
         'joint base',
     }
     assert refusals['camera top'] == "camera 'top': no frame yet on /top"
-    assert refusals['joint base'] == f"joint 'base': no message yet on {ARM}"
+    assert refusals['joint base'] == f'no joint states yet on {ARM}'
 
 
 def test_old_frame_is_refused_and_a_new_one_mends_it():
@@ -220,6 +222,15 @@ def test_joint_that_the_policy_does_not_use_may_be_named_twice():
     made.add_joints(ARM, ['elbow', 'waist', 'waist', 'base'], [7.0, 1.0, 2.0, 6.0], NOW, NOW)
     made.add_joints(HAND, ['finger'], [5.0], NOW, NOW)
     np.testing.assert_array_equal(selected(made).state, [7.0, 5.0, 6.0])
+
+
+def test_driver_that_stops_naming_its_joints_is_said_in_words():
+    made = a_synchronizer()
+    feed_joints(made, 0, elbow=1.0)
+    made.limits = replace(made.limits, max_age_ns=S)
+    made.add_joints(ARM, [], [], NOW + 2 * S, NOW + 2 * S)
+    problems = made.joint_problems(NOW + 2 * S)
+    assert any('without it (with: no joint at all)' in problem for problem in problems)
 
 
 def test_joint_stamps_that_do_not_advance_are_dropped():

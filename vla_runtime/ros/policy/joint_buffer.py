@@ -189,7 +189,7 @@ class JointTopic:
         if joint.fault is not None:
             return f"joint '{name}' ({self.name}): {joint.fault}"
         if not self._seen:
-            return f"joint '{name}': no message yet on {self.name}"
+            return f'no joint states yet on {self.name}'
         if last_ns is None:
             seen = one_line(', '.join(self._seen), 300) or 'none'
             return (
@@ -201,6 +201,6 @@ class JointTopic:
             f'old, limit {max_age_ns * 1e-9:g} s'
         )
         if now_ns - self._latest_ns <= max_age_ns and name not in self._latest:
-            latest = one_line(', '.join(self._latest), 300)
+            latest = one_line(', '.join(self._latest), 300) or 'no joint at all'
             text += f'; messages still come, without it (with: {latest})'
         return text

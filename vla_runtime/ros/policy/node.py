@@ -74,6 +74,8 @@ _REQUEST_TOPIC = 'committed_plan'
 _POLL_S = 0.05
 # A request that waits no longer than this, for the next frame usually, is nothing to report.
 _PATIENCE_NS = 200_000_000
+# Cameras and joint states that are there are found and heard within this time of activation.
+_FIRST_MESSAGES_NS = 1_000_000_000
 # Longest that the inference thread keeps the interpreter from callbacks; Python's default is 5 ms.
 _SWITCH_INTERVAL_S = 0.001
 
@@ -93,6 +95,7 @@ class PolicyNode(ManagedNode):
         self._worker: LatestJobWorker[Request] | None = None
         self._requests: Subscription | None = None
         self._incoming = IncomingRequests()
+        self._opened_ns = 0
         # Counts resets and activations: an answer from before the last one is not published.
         self._era = 0
         self._era_lock = threading.Lock()
@@ -168,6 +171,7 @@ class PolicyNode(ManagedNode):
 
     def _open(self) -> None:
         self._say(Level.OK, 'preparing settings')
+        self._opened_ns = monotonic_ns()
         assert self._policy is not None and self._robot is not None and self._match is not None
         limits = limits_from(values(self, POLICY_PARAMETERS))
         self._synchronizer = make_synchronizer(self, self._robot, self._match, limits)
@@ -354,6 +358,8 @@ class PolicyNode(ManagedNode):
         self._instruction.follow()
         synchronizer, responder = self._synchronizer, self._responder
         if synchronizer is None or responder is None:
+            return
+        if monotonic_ns() - self._opened_ns < _FIRST_MESSAGES_NS:
             return
         now_ns = self._ros_time_ns()
         missing = responder.readiness(now_ns, monotonic_ns(), self._instruction.text)

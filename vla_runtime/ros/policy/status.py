@@ -73,7 +73,7 @@ def observation(missing: Iterable[MissingInput]) -> StatusItem:
     return StatusItem(
         'observation',
         Level.WARN if only_awaited else Level.ERROR,
-        'no inference: ' + '; '.join(item.text for item in missing),
+        'no inference: ' + _together(item.text for item in missing),
         {f'refused.{item.source}': item.text for item in missing},
     )
 
@@ -108,7 +108,13 @@ def camera(status: CameraStatus) -> StatusItem:
 
 def joints(problems: Iterable[str], clock_jumps: int) -> StatusItem:
     """The measured state."""
-    problems = tuple(problems)
-    text = '; '.join(problems) if problems else 'all joints are measured'
-    level = Level.ERROR if problems else Level.OK
-    return StatusItem('joint states', level, text, {'clock_jumps': clock_jumps})
+    text = _together(problems)
+    level = Level.ERROR if text else Level.OK
+    return StatusItem(
+        'joint states', level, text or 'all joints are measured', {'clock_jumps': clock_jumps}
+    )
+
+
+def _together(problems: Iterable[str]) -> str:
+    """Join problems; one that all joints of a topic share is said once."""
+    return '; '.join(dict.fromkeys(problems))

@@ -1,0 +1,25 @@
+"""Status of the policy node in words: each problem once, whatever number of inputs share it."""
+
+from __future__ import annotations
+
+from vla_runtime.ros.messages.diagnostics import Level
+from vla_runtime.ros.policy.status import joints, observation
+from vla_runtime.ros.policy.synchronizer import MissingInput
+
+TWICE = "/joint_states: the message names 'elbow' twice; mend the node that publishes it"
+
+
+def test_what_all_joints_of_a_topic_share_is_said_once():
+    missing = [MissingInput(f'joint {name}', TWICE) for name in ('elbow', 'wrist', 'base')]
+    status = observation(missing)
+    assert status.text == f'no inference: {TWICE}'
+    assert len(status.values) == 3
+    assert joints([TWICE] * 3, 0).text == TWICE
+
+
+def test_different_problems_are_all_said():
+    assert joints(['elbow is old', 'wrist is old'], 0).text == 'elbow is old; wrist is old'
+
+
+def test_no_problem_is_ok():
+    assert joints([], 0).level == observation([]).level == Level.OK
