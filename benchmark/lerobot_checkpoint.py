@@ -203,11 +203,7 @@ def make(options: Options) -> None:
         config = SmolVLAConfig(**features, device=options.device, vlm_model_name=str(vlm))
     with torch.device(options.device):
         policy = policy_class(family)(config)
-    with torch.no_grad():
-        for name, buffer in policy.named_buffers():
-            # Frozen norms that do something.
-            if name.endswith('running_var'):
-                buffer.uniform_(0.5, 1.5)
+    draw_constants(policy)
     rng = np.random.default_rng(0)
     statistics = {
         name: {
@@ -225,6 +221,21 @@ def make(options: Options) -> None:
     policy.save_pretrained(folder)
     for processor in processors(config, dataset_stats=statistics):
         processor.save_pretrained(folder)
+
+
+@torch.no_grad()
+def draw_constants(policy: torch.nn.Module) -> None:
+    """Draw what a new policy starts with at a constant, so that chunks depend on it.
+
+    Those are frozen norms, and matrices of zeros: pi0.5's adaptive norms begin with gates of zero,
+    with which no layer of the expert adds anything.
+    """
+    for name, buffer in policy.named_buffers():
+        if name.endswith('running_var'):
+            buffer.uniform_(0.5, 1.5)
+    for matrix in policy.parameters():
+        if matrix.ndim > 1 and not matrix.any():
+            matrix.normal_(0.0, 0.02)
 
 
 def write_vlm(folder: Path, tokenizer: Path) -> Path:

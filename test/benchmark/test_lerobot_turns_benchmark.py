@@ -193,3 +193,15 @@ def test_graphs_compiled_while_rounds_counted_are_recorded(tmp_path):
 def test_options_reach_the_worker_whole(tmp_path):
     given = options(tmp_path)
     assert lerobot_checkpoint.Options(**json.loads(json.dumps(asdict(given)))) == given
+
+
+def test_matrices_of_zeros_are_drawn_and_biases_and_others_stay():
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    torch.nn.init.zeros_(module[0].weight)
+    torch.nn.init.zeros_(module[0].bias)
+    kept = module[1].weight.clone()
+    lerobot_checkpoint.draw_constants(module)
+    assert module[0].weight.count_nonzero() == 12
+    assert not module[0].bias.any()
+    assert torch.equal(module[1].weight, kept)
