@@ -66,6 +66,10 @@ def compile_networks(engine: TorchEngine, word: str, precision: str) -> None:
         return found
 
     if tries_triton(word) and (word != AUTO or _may_gain_by_triton(engine)):
+        logger.warning(
+            'torch_compile: compiling Triton kernels. The first time on a machine this takes some '
+            'ten seconds.'
+        )
         layers = HeadLayers(engine)
         if choose([*trial.denoise_parts()], layers, triton_layers, bound, FORM):
             taken.append(TRITON)
