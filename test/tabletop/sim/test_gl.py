@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes.util
-import importlib.util
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from paths import ROOT
+from triton_package import environment, needs_triton
 
 from vla_runtime.tabletop.sim import gl
 
@@ -50,7 +50,7 @@ def with_osmesa(*steps: str) -> subprocess.CompletedProcess[str]:
     """Run the steps in one process of their own, whatever this machine would choose."""
     return subprocess.run(
         [sys.executable, '-X', 'faulthandler', '-c', '\n'.join(steps)],
-        env={**os.environ, 'MUJOCO_GL': 'osmesa'},
+        env={**environment(), 'MUJOCO_GL': 'osmesa'},
         capture_output=True,
         text=True,
         timeout=300,
@@ -85,10 +85,7 @@ def test_what_is_loaded_after_osmesa_does_not_see_mesas_symbols() -> None:
 
 
 @needs_osmesa
-@pytest.mark.skipif(
-    importlib.util.find_spec('triton') is None,
-    reason="Triton is not installed (PyTorch's CUDA build brings it: 286 MB, 1 GB on the disk)",
-)
+@needs_triton
 @pytest.mark.parametrize(
     'steps',
     [
