@@ -3,6 +3,7 @@
 ros2 launch vla_runtime demo.launch.py instruction:='touch the red block'
 """
 
+import os
 from pathlib import Path
 from runpy import run_path
 
@@ -20,6 +21,8 @@ from launch.events.process import ProcessExited
 from launch.launch_description_sources import PythonLaunchDescriptionSource
 from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
+
+from vla_runtime.processes.parent_death import LAUNCH_VARIABLE
 
 SHARE = Path(get_package_share_directory('vla_runtime'))
 RUNTIME = str(SHARE / 'launch' / 'vla.launch.py')
@@ -74,6 +77,7 @@ def tabletop(context: LaunchContext) -> list[Action]:
         ],
         output='screen',
         sigterm_timeout='20',
+        additional_env={LAUNCH_VARIABLE: str(os.getpid())},
     )
     # First: one that cannot even be imported may end at once.
     return [RegisterEventHandler(OnProcessExit(target_action=node, on_exit=end)), node]

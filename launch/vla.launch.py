@@ -3,6 +3,7 @@
 ros2 launch vla_runtime vla.launch.py bundle:=/path/to/bundle robot:=so101
 """
 
+import os
 from difflib import get_close_matches
 from pathlib import Path
 from uuid import uuid4
@@ -24,6 +25,7 @@ from launch_ros.actions import Node
 from launch_ros.parameter_descriptions import ParameterValue
 from launch_ros.utilities import make_namespace_absolute, prefix_namespace
 
+from vla_runtime.processes.parent_death import LAUNCH_VARIABLE
 from vla_runtime.ros.autostart import COULD_NOT_START
 from vla_runtime.ros.middleware import lossless_images
 from vla_runtime.ros.parameter_file import check_parameter_file
@@ -156,7 +158,7 @@ def start(context: LaunchContext) -> list[Action]:
         *set_profile(context),
         # First: what the policy says before it has found the recorder is not in the bag.
         *_recorder(said, own, recorder),
-        *_node(said, 'policy', policy, additional_env={FILE_VARIABLE: str(kept)}, **respawn),
+        *_node(said, 'policy', policy, {FILE_VARIABLE: str(kept)}, **respawn),
         *_node(said, 'executor', executor),
     ]
 
@@ -168,7 +170,11 @@ def set_profile(context: LaunchContext) -> list[Action]:
 
 
 def _node(
-    said: dict[str, str], role: str, parameters: list[object], **options: object
+    said: dict[str, str],
+    role: str,
+    parameters: list[object],
+    environment: dict[str, str] | None = None,
+    **options: object,
 ) -> list[Action]:
     name = f'vla_{role}'
     node = Node(
@@ -180,6 +186,7 @@ def _node(
         output='screen',
         # Teardown ends an inference and sends the hold; launch's own 5 s can be too short for it.
         sigterm_timeout='20',
+        additional_env={LAUNCH_VARIABLE: str(os.getpid()), **(environment or {})},
         **options,
     )
 

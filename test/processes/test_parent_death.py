@@ -1,11 +1,16 @@
-"""Children end with the process that started them."""
+"""Children end with the process that started them, nodes with their launch."""
 
 from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
+
+import pytest
+
+from vla_runtime.processes.parent_death import LAUNCH_VARIABLE
 
 PARENT = """
 import subprocess, sys, time
@@ -15,6 +20,25 @@ child = subprocess.Popen(
     preexec_fn=dies_with_this_process(),
 )
 print(child.pid, flush=True)
+time.sleep(1000)
+"""
+NODE = """
+import os, signal, time
+from vla_runtime.processes.parent_death import end_with_launch
+def end(*_):
+    os.write(1, b'SIGTERM')
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+end_with_launch()
+print(os.getpid(), flush=True)
+while True:
+    time.sleep(0.1)
+"""
+# Starts what follows as the launch files start their nodes.
+LAUNCH = f"""
+import os, subprocess, sys, time
+os.environ['{LAUNCH_VARIABLE}'] = str(os.getpid())
+subprocess.Popen(sys.argv[1:])
 time.sleep(1000)
 """
 
@@ -29,3 +53,33 @@ def test_a_child_ends_when_its_parent_is_killed() -> None:
     readable, _, _ = select.select([child], [], [], 10.0)
     os.close(child)
     assert readable
+
+
+def start_launch(*between: str) -> tuple[subprocess.Popen[str], int]:
+    """Start a launch with one node; returns it and the node's process id."""
+    launch = subprocess.Popen(
+        [sys.executable, '-c', LAUNCH, *between, sys.executable, '-c', NODE],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert launch.stdout is not None
+    return launch, int(launch.stdout.readline())
+
+
+@pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGTERM])
+def test_a_node_gets_sigterm_when_its_launch_ends(number: signal.Signals) -> None:
+    launch, _ = start_launch()
+    launch.send_signal(number)
+    # Read to its end, which comes when the node, too, has closed it.
+    assert launch.communicate(timeout=10.0)[0] == 'SIGTERM'
+
+
+def test_what_a_shell_in_a_launch_starts_goes_on() -> None:
+    launch, node = start_launch('sh', '-c', '"$@"; true', 'sh')
+    launch.kill()
+    launch.wait()
+    assert launch.stdout is not None
+    readable, _, _ = select.select([launch.stdout], [], [], 0.5)
+    os.kill(node, signal.SIGTERM)
+    assert launch.stdout.read() == 'SIGTERM'
+    assert not readable

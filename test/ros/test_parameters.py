@@ -61,7 +61,10 @@ def test_values_given_at_start_are_in_force(make_node):
     [
         ({'gain': 2}, r'gain: expected double \(write 2.0, not 2\), 1.0 to 5.0'),
         ({'gain': 9.0}, r'gain: expected double .*1.0 to 5.0'),
-        ({'steps': 1.5}, 'steps: expected integer, 0 to 100'),
+        (
+            {'steps': 1.5},
+            r"steps: expected integer \(write 2, not 2.0\), 0 to 100: Trying to set [^(]*INTEGER'$",
+        ),
         ({'mode': 'slow'}, "mode is 'slow': it must be one of fast, exact"),
         ({'enabled': 'yes'}, 'enabled: expected bool'),
     ],

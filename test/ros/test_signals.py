@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import itertools
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from tabletop_policy import write_tabletop_policy
 from trajectory_msgs.msg import JointTrajectory
 from velocity_robot import VelocityRobot, write_velocity_robot
 
-from vla_runtime.processes.parent_death import dies_with_this_process
+from vla_runtime.processes.parent_death import LAUNCH_VARIABLE, dies_with_this_process
 from vla_runtime.tabletop.sim.world import JOINT_NAMES
 
 pytestmark = pytest.mark.graph
@@ -199,3 +201,46 @@ def test_velocity_outputs_end_with_zero(tmp_path: Path, group: Group, sequence: 
         group.require_clean_ends()
         made.wait_for(lambda: not any(rates.arm[-1]), 'zero velocity', timeout_s=10.0)
         made.wait_for(lambda: not any(rates.gripper[-1]), 'zero velocity', timeout_s=10.0)
+
+
+# ---------------------------------------------------------------- a launch that is killed
+
+# Starts a node as the launch files do, and prints its process id.
+LAUNCH = f"""
+import os, subprocess, sys
+environment = {{**os.environ, '{LAUNCH_VARIABLE}': str(os.getpid())}}
+node = subprocess.Popen(sys.argv[1:], env=environment, stdout=sys.stderr)
+print(node.pid, flush=True)
+node.wait()
+"""
+
+
+def test_nodes_of_a_launch_that_is_killed_end_with_a_hold(tmp_path: Path) -> None:
+    robot = write_velocity_robot(tmp_path / 'rates.yaml')
+    bundle = write_tabletop_policy(tmp_path / 'rates', velocities=True)
+    command = [str(EXECUTABLES / 'executor_node'), '--ros-args', *files(bundle, str(robot))]
+    with graph() as made, (tmp_path / 'log').open('w') as log:
+        rates = VelocityRobot(made)
+        launch = subprocess.Popen(
+            [sys.executable, '-c', LAUNCH, *command, *PATIENT],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            preexec_fn=dies_with_this_process(),
+        )
+        assert launch.stdout is not None
+        node = os.pidfd_open(int(launch.stdout.readline()))
+        try:
+            activate(made, '/vla_executor')
+            start_motion(made)
+            made.wait_for(lambda: moves(list(rates.arm)), 'motion')
+            launch.kill()
+            launch.wait()
+            ended, _, _ = select.select([node], [], [], TIMEOUT_S)
+            assert ended, (tmp_path / 'log').read_text(encoding='utf-8')
+            made.wait_for(lambda: not any(rates.arm[-1]), 'zero velocity', timeout_s=10.0)
+        finally:
+            launch.kill()
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(node, signal.SIGKILL)
+            os.close(node)

@@ -8,6 +8,9 @@ import signal
 import sys
 from collections.abc import Callable
 
+# Set by the launch files: process id of the launch that a node is to end with.
+LAUNCH_VARIABLE = 'VLA_RUNTIME_LAUNCH_PID'
+
 _PR_SET_PDEATHSIG = 1
 # Loaded here: between fork and exec only what needs no lock is safe.
 _LIBC = ctypes.CDLL(None) if sys.platform == 'linux' else None
@@ -30,8 +33,26 @@ def die_with(parent: int) -> None:
     Args:
         parent: process id of who started this one.
     """
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        # The parent may have died before.
-        if os.getppid() != parent:
-            os._exit(1)
+    if _tie(signal.SIGKILL) and os.getppid() != parent:
+        # It died before.
+        os._exit(1)
+
+
+def end_with_launch() -> None:
+    """Have the kernel send this process a SIGTERM when the launch that started it ends.
+
+    A launch that is killed, or gets a SIGTERM alone, ends without a word to its nodes; they would
+    go on to move the robot. Does nothing for a process that something else started, be it a shell
+    or debugger in between, and on other systems than Linux.
+    """
+    launch = os.environ.get(LAUNCH_VARIABLE)
+    if launch == str(os.getppid()) and _tie(signal.SIGTERM) and launch != str(os.getppid()):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def _tie(number: signal.Signals) -> bool:
+    """Have a signal sent at the parent's end; False where the system cannot."""
+    if _LIBC is None:
+        return False
+    _LIBC.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    return True

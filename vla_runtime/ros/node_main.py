@@ -12,6 +12,7 @@ import os
 import sys
 from functools import partial
 
+from vla_runtime.processes.parent_death import end_with_launch
 from vla_runtime.ros.interrupt import take_signals
 
 # What packages of ROS 2 are called: clients, messages, and what both are made with.
@@ -36,6 +37,7 @@ def run_module(name: str) -> int:
         exit code: 2 where a package that the node needs cannot be imported
     """
     take_signals(lambda *_: os._exit(0))
+    end_with_launch()
     try:
         module = importlib.import_module(MODULES[name])
     except ImportError as error:

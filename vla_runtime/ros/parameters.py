@@ -240,10 +240,12 @@ def _declare_one(node: Node, row: ParameterSpec) -> None:
     try:
         parameter = node.declare_parameter(row.name, row.default, row.descriptor())
     except (InvalidParameterTypeException, InvalidParameterValueException) as error:
-        hint = ' (write 2.0, not 2)' if isinstance(row.default, float) else ''
+        hint = {float: ' (write 2.0, not 2)', int: ' (write 2, not 2.0)'}.get(type(row.default), '')
         allowed = f', {row.allowed}' if row.allowed else ''
+        # rclpy says the name once more at the end.
+        reason = str(error).removesuffix(f': {row.name}')
         raise ParameterError(
-            f'parameter {row.name}: expected {row.type_name}{hint}{allowed}: {error}'
+            f'parameter {row.name}: expected {row.type_name}{hint}{allowed}: {reason}'
         ) from error
     problem = row.problem(parameter)
     if problem is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,10 @@ class FusedExpert:
         kernel: attends without a mask where that can be, as `fused_lengths.flash`; None: nowhere.
         static_shapes: the numbers of a mask change no operator.
     """
+
+    # Attention of the layers of a kind, with `load`; None without such layers.
+    _own: Any
+    _cross: Any
 
     def __init__(
         self,
@@ -96,7 +101,6 @@ class FusedExpert:
         self._x.copy_(h)
         for layer, block in enumerate(self._blocks):
             attention = self._attentions[layer]
-            assert attention is not None
             first, second = modulations[2 * layer : 2 * layer + 2] or (None, None)
             self._normalise(block.input_scale, first, block.epsilon)
             block.qkv.into(self._matrix_in, attention.projected)

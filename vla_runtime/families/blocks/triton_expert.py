@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +16,8 @@ from torch import Tensor
 from vla_runtime.families.blocks import triton_kernels as kernels
 from vla_runtime.families.blocks.attention import rotary
 from vla_runtime.families.blocks.fused import FusedBlock, Modulation
-from vla_runtime.families.blocks.fused_expert import Past
-from vla_runtime.families.blocks.fused_lengths import valid_first
+from vla_runtime.families.blocks.fused_expert import FusedExpert, Past
+from vla_runtime.families.blocks.fused_lengths import Kernel, valid_first
 from vla_runtime.families.blocks.layers import gelu_tanh
 
 # Tiles of the products: tokens, outputs and inputs. Few outputs make many programs, which read the
@@ -140,11 +139,12 @@ class _Norm:
         return cls(*modulation, strides)
 
 
-class TritonExpert:
-    """Blocks over the keys and values of one prefix, as `FusedExpert`; `load` comes first.
+class TritonExpert(FusedExpert):
+    """`FusedExpert` in Triton kernels.
 
     Args:
-        blocks, of_suffix: as of `FusedExpert`; products have no bias, and none is in 8 bits.
+        blocks: of the expert; their products have no bias, and none is in 8 bits.
+        of_suffix: as of `FusedExpert`.
         kernel, static_shapes: not used: padding is never read, and no shape depends on numbers.
 
     Raises:
@@ -155,13 +155,13 @@ class TritonExpert:
         self,
         blocks: Sequence[FusedBlock],
         of_suffix: Tensor,
-        kernel: Any = None,
+        kernel: Kernel | None = None,
         static_shapes: bool = True,
     ) -> None:
+        super().__init__(blocks, of_suffix, kernel, static_shapes)
         for block in blocks:
             if block.qkv.weight.element_size() == 1 or block.qkv.bias is not None:
                 raise ValueError('the Triton kernels take matrices of 16 or 32 bits, without bias')
-        self._blocks, self._of_suffix = blocks, of_suffix
         # Of each block, with the weights of an output side by side.
         self._matrices = [
             [
@@ -170,21 +170,9 @@ class TritonExpert:
             ]
             for block in blocks
         ]
-        kinds = [block.cross for block in blocks]
-        self._places = [kinds[:layer].count(cross) for layer, cross in enumerate(kinds)]
         # Float32 without TensorFloat-32's 10 bits.
         exact = blocks[0].qkv.dtype == torch.float32
         self._precision = 'ieee' if exact else 'tf32'
-        self._shape: torch.Size | None = None
-
-    def load(self, mask: Tensor, own: Past | None, cross: Past | None = None) -> None:
-        """As `FusedExpert.load`."""
-        if mask.shape != self._shape:
-            self._allocate(own, cross)
-            self._shape = mask.shape
-        for layers, past in ((self._own, own), (self._cross, cross)):
-            if layers is not None and past is not None:
-                layers.load(*past, mask)
 
     def _allocate(self, own: Past | None, cross: Past | None) -> None:
         block, sight = self._blocks[0], self._of_suffix
@@ -193,6 +181,7 @@ class TritonExpert:
             self._own = _Layers(own[0], sight, block.query_heads)
         if cross is not None:
             self._cross = _Layers(cross[0], sight[:, :0], block.query_heads)
+        self._attentions = [self._cross if block.cross else self._own for block in self._blocks]
         past = own or cross
         assert past is not None
         like, self._tokens = past[0], len(sight)
@@ -205,7 +194,7 @@ class TritonExpert:
         self._hidden = like.new_empty(count, block.down.weight.shape[1])
 
     def __call__(self, h: Tensor, modulations: Sequence[Modulation]) -> Tensor:
-        """As `FusedExpert.__call__`."""
+        """See `FusedExpert`."""
         self._x.copy_(h)
         self._squares.zero_()
         self._squares[:, 0] = self._x.square().sum(dim=-1).flatten()
@@ -213,22 +202,21 @@ class TritonExpert:
             qkv, out, gated, down = self._matrices[layer]
             first, second = modulations[2 * layer : 2 * layer + 2] or (None, None)
             norm = _Norm.of(block.input_scale, first)
-            self._add(self._attend(layer, qkv, norm), out, norm)
+            self._add_product(self._attend(layer, qkv, norm), out, norm)
             norm = _Norm.of(block.post_scale, second)
             self._gate(block, gated, norm)
-            self._add(self._hidden, down, norm)
+            self._add_product(self._hidden, down, norm)
         return self._x
 
     def _attend(self, layer: int, weight: Tensor, norm: _Norm) -> Tensor:
         block = self._blocks[layer]
-        layers, place = self._cross if block.cross else self._own, self._places[layer]
-        assert layers is not None
+        layers, place = self._attentions[layer], self._places[layer]
         half = block.head_dim // 2
         columns = min(COLUMNS, _power(half))
         projected = len(weight) // block.head_dim
         grid = _tiles(self._count, self._rows), projected * _tiles(half, columns)
         kernels.project_kernel[grid](
-            *self._normed(norm),
+            *self._of_norm(norm),
             weight,
             layers.cosine,
             layers.sine,
@@ -254,12 +242,13 @@ class TritonExpert:
             PRECISION=self._precision,
             **NORMED,
         )
-        return layers.attend(place, self._precision)
+        attended: Tensor = layers.attend(place, self._precision)
+        return attended
 
     def _gate(self, block: FusedBlock, weight: Tensor, norm: _Norm) -> None:
         hidden = self._hidden.shape[1]
         kernels.gated_kernel[_tiles(self._count, self._rows), _tiles(hidden, COLUMNS)](
-            *self._normed(norm),
+            *self._of_norm(norm),
             weight,
             self._hidden,
             self._count,
@@ -280,12 +269,12 @@ class TritonExpert:
             **NORMED,
         )
 
-    def _normed(self, norm: _Norm) -> tuple[Tensor, ...]:
+    def _of_norm(self, norm: _Norm) -> tuple[Tensor, ...]:
         # Without a shift none is read.
         shift = norm.scale if norm.shift is None else norm.shift
         return self._x, self._squares, norm.scale, shift
 
-    def _add(self, operand: Tensor, weight: Tensor, norm: _Norm) -> None:
+    def _add_product(self, operand: Tensor, weight: Tensor, norm: _Norm) -> None:
         kernels.add_product_kernel[_tiles(self._count, self._rows), _tiles(self._width, COLUMNS)](
             self._x,
             self._squares,
