@@ -268,7 +268,7 @@ FAULTS = {
     ),
     'encoding changes': (lambda d: setattr(d, 'encoding', '16UC1'), "encoding '16UC1' needs"),
     'rows do not fit': (lambda d: setattr(d, 'encoding', 'bgra8'), 'step is 192 bytes'),
-    'joint states stop': (silence('arm'), "joint 'shoulder' (/joint_states): last position is"),
+    'joint states stop': (silence('arm'), '/joint_states: last joint states are'),
     'gripper stops': (silence('gripper'), "joint 'gripper' (/gripper/joint_states)"),
     'joint is renamed': (
         lambda d: setattr(d, 'arm_joints', ['elbow', 'sholder']),

@@ -196,11 +196,15 @@ class JointTopic:
                 f"joint '{name}' is not in {self.name} (seen: {seen}); mend the joint's name in "
                 'the robot file, or the driver'
             )
+        limit = f'limit {max_age_ns * 1e-9:g} s'
+        if (silent_ns := now_ns - self._latest_ns) > max_age_ns:
+            # The same for all of the topic's joints: a status says it once.
+            return f'{self.name}: last joint states are {silent_ns * 1e-9:.2f} s old, {limit}'
         text = (
             f"joint '{name}' ({self.name}): last position is {(now_ns - last_ns) * 1e-9:.2f} s "
-            f'old, limit {max_age_ns * 1e-9:g} s'
+            f'old, {limit}'
         )
-        if now_ns - self._latest_ns <= max_age_ns and name not in self._latest:
+        if name not in self._latest:
             latest = one_line(', '.join(self._latest), 300) or 'no joint at all'
             text += f'; messages still come, without it (with: {latest})'
         return text
