@@ -228,7 +228,8 @@ def prediction(
         milliseconds of each phase: the floor, each kind of modules, and a miss of the packed ones
         with a prompt of each shorter length
     """
-    family, published = preset('pi05')
+    family, dims = preset('pi05')
+    published = replace(cast(Any, dims), cameras=views)
     rates = published_rates(DEVICES[device], 'bfloat16')
 
     def floors(prompt_length: int) -> dict[str, Floor]:

@@ -51,11 +51,11 @@ class Kernels:
 COUNTED = {
     'pi05': {
         'torch': Kernels(vision=334, prefix=548, step=632, inputs=8),
-        'triton': Kernels(vision=334, prefix=548, step=632, inputs=8),
+        'triton': Kernels(vision=334, prefix=547, step=132, inputs=8),
     },
     'smolvla': {
         'torch': Kernels(vision=155, prefix=566, step=527, inputs=8),
-        'triton': Kernels(vision=155, prefix=566, step=527, inputs=8),
+        'triton': Kernels(vision=155, prefix=584, step=123, inputs=8),
     },
 }
 # Other precisions have other casts, masks and scales.
