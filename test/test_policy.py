@@ -8,7 +8,6 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -413,17 +412,6 @@ def test_weights_that_give_no_finite_number_are_refused(tmp_path):
     for ask in (policy.warm_up, lambda: policy.infer(observation())):
         with pytest.raises(ValueError, match='not finite'):
             ask()
-
-
-def test_a_thousand_inferences_keep_the_memory(bundles):
-    policy = Policy.load(bundles['guided'], settings=PolicySettings(cfg_enabled=True))
-    process, seen = psutil.Process(), []
-    observations = [observation(i) for i in range(10)]
-    for i in range(1000):
-        policy.infer(observations[i % 10])
-        if i >= 49:
-            seen.append(process.memory_info().rss)
-    assert max(seen) - seen[0] <= 5 * 2**20
 
 
 @given(data=st.data())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,13 @@ def chunks(engine: TorchEngine, rows: int = 1, **changes: Any) -> np.ndarray:
     return chunk(engine, 3, rows, 0, **changes)
 
 
-@pytest.mark.parametrize(('family', 'rows'), [('pi05', 2), ('pi0', 1), ('smolvla', 1)])
+@pytest.mark.parametrize(
+    ('family', 'rows'),
+    [
+        ('pi05', 2),
+        *(pytest.param(family, 1, marks=pytest.mark.slow) for family in ('pi0', 'smolvla')),
+    ],
+)
 def test_an_engine_gives_the_chunks_of_the_operators(family, rows):
     plain, engine = (TorchEngine(seeded_network(family), max_rows=rows) for _ in range(2))
     compiled_parts.compile_networks(engine, 'triton', 'float32')
@@ -107,7 +114,7 @@ def test_auto_takes_the_kernels_only_where_they_are_faster(ms, taken, monkeypatc
 
 
 def test_a_policy_takes_the_word(tmp_path):
-    bundle = write_tiny_policy(tmp_path / 'tiny', tiny_spec())
+    bundle = write_tiny_policy(tmp_path / 'tiny', replace(tiny_spec(), denoise_steps=1))
     options = {'precision': 'float32', 'threads': 1, 'verify': False}
     with closing(Policy.load(bundle, 'torch', torch_compile='triton', **options)) as policy:
         assert policy.torch_compile == 'triton'

@@ -243,13 +243,13 @@ print(peak() - before)
 def test_the_export_and_its_comparison_need_no_second_copy_of_the_weights(tmp_path):
     """Reduced depth at a real width: what it takes is measured against the weights' bytes."""
     language = DecoderDims(
-        width=1024, depth=3, mlp_dim=4096, num_heads=4, num_kv_heads=1, head_dim=128
+        width=1024, depth=2, mlp_dim=4096, num_heads=4, num_kv_heads=1, head_dim=128
     )
     spec = tiny_spec()
     dims = replace(
         spec.dims,
         vision=VisionDims(
-            width=512, depth=2, num_heads=4, mlp_dim=2048, patch_size=14, image_size=28
+            width=512, depth=1, num_heads=4, mlp_dim=2048, patch_size=14, image_size=28
         ),
         language=language,
         expert=replace(language, width=768, mlp_dim=3072),
@@ -261,7 +261,7 @@ def test_the_export_and_its_comparison_need_no_second_copy_of_the_weights(tmp_pa
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
     assert done.returncode == 0, done.stderr
     weights = (bundle / 'weights.safetensors').stat().st_size
-    assert weights > 250e6
+    assert weights > 200e6
     # The file is read whole and compared: a measurement that says less measures nothing.
     assert int(done.stdout) >= 0.2 * weights
     assert int(done.stdout) <= 1.5 * weights, f'{int(done.stdout) / weights:.2f} of the weights'

@@ -91,7 +91,11 @@ def test_every_step_and_chunk_of_the_cases_is_that_of_the_operators(path, b):
 @families
 @pytest.mark.parametrize(
     ('rows', 'samples', 'dtype', 'bound'),
-    [(1, 1, torch.float32, BOUND), (2, 2, torch.float32, BOUND), (2, 1, torch.float16, 5e-3)],
+    [
+        pytest.param(1, 1, torch.float32, BOUND, marks=pytest.mark.slow),
+        (2, 2, torch.float32, BOUND),
+        pytest.param(2, 1, torch.float16, 5e-3, marks=pytest.mark.slow),
+    ],
 )
 def test_rows_of_different_lengths_and_samples(family, rows, samples, dtype, bound, layers):
     plain, by_kernels = both(tiny(family, dtype), layers)
