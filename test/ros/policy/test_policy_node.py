@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 from functools import partial
+from time import monotonic
 
 import numpy as np
 import pytest
-from diagnostic_msgs.msg import DiagnosticArray
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from graph import Graph, graph
 from rclpy.qos import ReliabilityPolicy
 from rosgraph_msgs.msg import Clock
@@ -269,7 +270,7 @@ FAULTS = {
     'encoding changes': (lambda d: setattr(d, 'encoding', '16UC1'), "encoding '16UC1' needs"),
     'rows do not fit': (lambda d: setattr(d, 'encoding', 'bgra8'), 'step is 192 bytes'),
     'joint states stop': (silence('arm'), '/joint_states: last joint states are'),
-    'gripper stops': (silence('gripper'), "joint 'gripper' (/gripper/joint_states)"),
+    'gripper stops': (silence('gripper'), '/gripper/joint_states: last joint states are'),
     'joint is renamed': (
         lambda d: setattr(d, 'arm_joints', ['elbow', 'sholder']),
         'messages still come, without it (with: elbow, sholder)',
@@ -381,6 +382,19 @@ def test_lifecycle_opens_and_closes_and_survives_wrong_transitions(executor):
     # The request made while it was inactive was not kept: the answer is to the next one.
     received, _ = executor.chunk(episode=9)
     assert (received.episode, received.number, len(executor.chunks)) == (9, 0, 1)
+
+
+def test_drivers_have_a_second_after_activation_before_they_are_missed(executor):
+    assert executor.graph.transition(executor.node, 'deactivate')
+    executor.diagnostics.clear()
+    begin_s = monotonic()
+    assert executor.graph.transition(executor.node, 'activate')
+    missed = executor.graph.wait_for(
+        lambda: [s for s in executor.statuses('observation') if 'no frame yet' in s.message],
+        'a camera that is missed',
+    )
+    assert monotonic() - begin_s >= 1.0
+    assert missed[0].level == DiagnosticStatus.ERROR
 
 
 def test_configure_that_fails_says_why_and_can_be_tried_again(bundle, tmp_path):

@@ -295,7 +295,8 @@ class PolicyNode(ManagedNode):
             raise
         if not isinstance(answer, Future):
             self._incoming.wait(request)
-            if monotonic_ns() - request.arrived_ns > _PATIENCE_NS:
+            patient_ns = request.arrived_ns + _PATIENCE_NS, self._opened_ns + _FIRST_MESSAGES_NS
+            if monotonic_ns() > max(patient_ns):
                 self._status.set(policy_status.observation(answer))
             return False
         answer.add_done_callback(lambda done: self._on_answer(request, done, era, given))
