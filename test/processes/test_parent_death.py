@@ -83,3 +83,13 @@ def test_what_a_shell_in_a_launch_starts_goes_on() -> None:
     os.kill(node, signal.SIGTERM)
     assert launch.stdout.read() == 'SIGTERM'
     assert not readable
+
+
+@pytest.mark.parametrize('reaped', [True, False])
+def test_a_node_gets_sigterm_when_its_launch_ended_before_it_could_be_tied(reaped: bool) -> None:
+    wait = ('sh', '-c', 'echo 0; sleep 0.5; exec "$@"', 'sh')
+    launch, _ = start_launch(*wait)
+    launch.kill()
+    if reaped:
+        launch.wait()
+    assert launch.communicate(timeout=10.0)[0] == 'SIGTERM'

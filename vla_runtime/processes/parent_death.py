@@ -46,8 +46,23 @@ def end_with_launch() -> None:
     or debugger in between, and on other systems than Linux.
     """
     launch = os.environ.get(LAUNCH_VARIABLE)
-    if launch == str(os.getppid()) and _tie(signal.SIGTERM) and launch != str(os.getppid()):
+    if _LIBC is None or launch is None:
+        return
+    if launch == str(os.getppid()):
+        _tie(signal.SIGTERM)
+    # It may have died before, since it started this process or while Python did.
+    if launch != str(os.getppid()) and _has_ended(launch):
         signal.raise_signal(signal.SIGTERM)
+
+
+def _has_ended(process: str) -> bool:
+    """Return whether no process of this id (decimal) runs."""
+    try:
+        with open(f'/proc/{process}/stat', encoding='utf-8', errors='replace') as file:
+            # Ended, but its own parent has not asked for its exit code yet.
+            return file.read().rpartition(') ')[2][:1] in ('Z', 'X')
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def _tie(number: signal.Signals) -> bool:
