@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from test_torch_graphs import chunk, encode, seeded_network
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 from triton_package import interpreted, needs_triton  # noqa: F401
@@ -54,6 +55,12 @@ def test_an_engine_gives_the_chunks_of_the_operators(family, rows):
     from vla_runtime.families.blocks.triton_expert import TritonExpert
 
     assert {type(laid_out.value) for laid_out in engine._laid_out.values()} == {TritonExpert}
+
+
+def test_in_half_precision_the_kernels_are_as_right_as_the_operators():
+    engine = TorchEngine(seeded_network('pi05', torch.float16), max_rows=1)
+    compiled_parts.compile_networks(engine, 'triton', 'float16')
+    assert engine.torch_compile == 'triton', engine.why_compiled
 
 
 class Wrong:

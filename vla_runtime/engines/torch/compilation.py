@@ -107,6 +107,8 @@ class Compilation:
         compile_call: returns the compiled form of a network's call, given its name.
         bound: largest error, in units of the eager output's largest number where that is above 1.
         form: as of `Verdict`.
+        inspect: looks closer at a part whose outputs are within the bound: returns what is wrong
+            with it in the given form, else ''.
     """
 
     def __init__(
@@ -116,9 +118,11 @@ class Compilation:
         compile_call: Callable[[str, Run], Run],
         bound: float,
         form: str = 'compiled',
+        inspect: Callable[[Part, Run], str] = lambda part, run: '',
     ) -> None:
         self._parts, self._runs = parts, runs
         self._compile_call, self._bound = compile_call, bound
+        self._inspect = inspect
         self._made: dict[Key, Run] = {}
         self._verdicts = {part.key[0]: Verdict(part.key[0], form) for part in parts}
 
@@ -132,6 +136,7 @@ class Compilation:
                 continue
             try:
                 found = self._compiled_outputs(part)
+                fault = self._inspect(part, self._made[part.key])
             except Exception as error:
                 # Of any kind: compilers, drivers and torch's own tracing raise what they like.
                 verdict.fault = 'cannot be compiled'
@@ -139,9 +144,9 @@ class Compilation:
                 continue
             error_found = largest_error(found, expected)
             if not error_found <= self._bound:
-                verdict.fault = (
-                    f'{verdict.form} differs by {error_found:.1e}, bound {self._bound:.0e}'
-                )
+                fault = f'differs by {error_found:.1e}, bound {self._bound:.0e}'
+            if fault:
+                verdict.fault = f'{verdict.form} {fault}'
 
     def measure(self, capture: Capture | None, synchronize: Work) -> None:
         """Time all parts that may run compiled, on the inputs that are in the buffers.

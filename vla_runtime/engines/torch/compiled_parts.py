@@ -71,7 +71,8 @@ def compile_networks(engine: TorchEngine, word: str, precision: str) -> None:
             'ten seconds.'
         )
         layers = HeadLayers(engine)
-        if choose([*trial.denoise_parts()], layers, triton_layers, bound, FORM):
+        inspect = layers.compare_layers
+        if choose([*trial.denoise_parts()], layers, triton_layers, bound, FORM, inspect):
             taken.append(TRITON)
     wanted = networks_of(word)
     if wanted:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vla_runtime.engines.torch.compilation import Key
+from vla_runtime.engines.torch.compilation import Key, Part
 from vla_runtime.engines.torch.compiler import Run
+from vla_runtime.families.blocks.layer_comparison import ComparedExpert, LayerError, worst_fault
 
 if TYPE_CHECKING:
     from vla_runtime.engines.torch.engine import TorchEngine
@@ -39,6 +41,23 @@ class HeadLayers:
 
     def __delitem__(self, key: Key, /) -> None:
         self._use(self._fused)
+
+    def compare_layers(self, part: Part, run: Any) -> str:
+        """Run a part with each layer in both forms and in float32.
+
+        Returns:
+            the worst layer whose Triton kernels are further from float32 than rounding explains, in
+            words; else ''
+        """
+        errors: list[LayerError] = []
+        compared: Run = partial(ComparedExpert, run, errors)
+        self[part.key] = compared
+        try:
+            part.work()
+        finally:
+            del self[part.key]
+            del self._laid_out[compared]
+        return worst_fault(errors)
 
     def _use(self, expert_type: Any) -> None:
         self._engine._fused.expert_type = expert_type

@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 
 import torch
@@ -157,6 +158,13 @@ class FusedBlock:
             norm_scale(norm) for norm in (block.input_norm, block.post_norm)
         )
         self.epsilon = norm_epsilon(block.input_norm)
+
+    def in_float32(self) -> FusedBlock:
+        """As `Product.in_float32`."""
+        wide = copy(self)
+        for name in ('qkv', 'out', 'gated', 'down'):
+            setattr(wide, name, getattr(self, name).in_float32())
+        return wide
 
     def usable(
         self, kernel: Kernel, queries: int, keys: int, folded: bool = False

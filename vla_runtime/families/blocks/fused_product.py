@@ -13,6 +13,7 @@ Those of both are laid out once at load.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import cache
 from typing import Any
 
@@ -96,6 +97,22 @@ class Product:
             return self(x)
         return torch.mm(x, self._transposed, out=buffer)
 
+    def in_float32(self) -> Product:
+        """Return this product with a copy of its matrix in float32, in PyTorch's own operators.
+
+        Raises:
+            ValueError: the matrix is in 8 bits.
+        """
+        if self._scale is not None:
+            raise ValueError('a matrix in 8 bits has no float32 form here')
+        wide = copy(self)
+        wide.dtype, wide._one_pass, wide._packed = torch.float32, None, False
+        wide.weight = nn.Parameter(self.weight.float(), requires_grad=False)
+        if self.bias is not None:
+            wide.bias = nn.Parameter(self.bias.float(), requires_grad=False)
+        wide._transposed = wide.weight.t()
+        return wide
+
     def _is_large(self, x: Tensor) -> bool:
         if self._one_pass is None:
             return False
@@ -130,6 +147,13 @@ class GatedProduct:
         self._gate, self._up = self.weight.chunk(2)
         if packed and self._one_pass is not None:
             self._gate, self._up = map(_pack, (self._gate, self._up))
+
+    def in_float32(self) -> GatedProduct:
+        """As `Product.in_float32`."""
+        wide = copy(self)
+        wide._merged, wide._one_pass = self._merged.in_float32(), None
+        wide.weight = wide._merged.weight
+        return wide
 
     def __call__(self, x: Tensor) -> Tensor:
         """(..., inputs) to (..., hidden), a new tensor."""

@@ -7,6 +7,7 @@ on a device, and takes less time, is found out at load (`engines.torch.triton_la
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -195,6 +196,11 @@ class TritonExpert(FusedExpert):
 
     def __call__(self, h: Tensor, modulations: Sequence[Modulation]) -> Tensor:
         """See `FusedExpert`."""
+        # Triton launches on the current device, wherever the tensors are.
+        with torch.cuda.device(h.device) if h.is_cuda else nullcontext():
+            return self._run_layers(h, modulations)
+
+    def _run_layers(self, h: Tensor, modulations: Sequence[Modulation]) -> Tensor:
         self._x.copy_(h)
         self._squares.zero_()
         self._squares[:, 0] = self._x.square().sum(dim=-1).flatten()

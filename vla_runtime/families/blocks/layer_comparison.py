@@ -1,0 +1,133 @@
+"""Errors of an expert's layers in another form, each layer by itself.
+
+A whole network in bfloat16 is 1 to 8% off, and a wrong index deep inside changes it by no more than
+that. A single layer is off by its rounding alone. So each layer runs three times on the same input:
+in float32, in the operators of `FusedExpert`, and in the other form; a right form is about as far
+from float32 as the operators are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from vla_runtime.families.blocks.fused import FusedBlock, Modulation
+from vla_runtime.families.blocks.fused_expert import FusedExpert, Past
+from vla_runtime.families.blocks.fused_lengths import Kernel
+
+# Two right forms round differently: by the mean of all numbers hardly, by the worst number more.
+_MEAN_RATIO, _WORST_RATIO = 1.5, 3.0
+# Of the layer's largest contribution; the operators are float32's own reference in float32.
+_EXACT = 2e-5
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """Distance of a layer's result from float32's, in units of the layer's largest contribution.
+
+    Attributes:
+        layer: its index.
+        mean: root of the mean square of the other form's error.
+        worst: its largest error; NaN where a number is NaN.
+        operators_mean, operators_worst: the same of the operators.
+    """
+
+    layer: int
+    mean: float
+    worst: float
+    operators_mean: float
+    operators_worst: float
+
+    @property
+    def fits(self) -> bool:
+        """True where the other form is about as near to float32 as the operators."""
+        return (
+            self.mean <= _MEAN_RATIO * self.operators_mean + _EXACT
+            and self.worst <= _WORST_RATIO * self.operators_worst + _EXACT
+        )
+
+    def describe(self) -> str:
+        """Return the errors in words."""
+        return (
+            f'layer {self.layer} is {self.mean:.1e} off float32 on average and {self.worst:.1e} at '
+            f'most, its operators {self.operators_mean:.1e} and {self.operators_worst:.1e}'
+        )
+
+
+class ComparedExpert(FusedExpert):
+    """`FusedExpert` that also runs each layer in another form and in float32.
+
+    Args:
+        form: class of the other form, as `FusedExpert`.
+        errors: takes the error of each layer of each call.
+        blocks, of_suffix, kernel, static_shapes: as of `FusedExpert`.
+    """
+
+    def __init__(
+        self,
+        form: type[FusedExpert],
+        errors: list[LayerError],
+        blocks: Sequence[FusedBlock],
+        of_suffix: Tensor,
+        kernel: Kernel | None = None,
+        static_shapes: bool = False,
+    ) -> None:
+        super().__init__(blocks, of_suffix, kernel, static_shapes)
+        self._form, self._errors = form, errors
+
+    def load(self, mask: Tensor, own: Past | None, cross: Past | None = None) -> None:
+        """Keep the prefix for `__call__`; the arguments are those of `FusedExpert`."""
+        self._prefix = mask, own, cross
+
+    def __call__(self, h: Tensor, modulations: Sequence[Modulation]) -> Tensor:
+        """Compare every layer; returns what the operators give, as `FusedExpert`."""
+        x = h.float().expand(len(self._prefix[0]), -1, -1)
+        for layer in range(len(self._blocks)):
+            given = modulations[2 * layer : 2 * layer + 2]
+            exact, operators, other = (
+                self._one_layer(layer, form, wide, x, given)
+                for form, wide in ((FusedExpert, True), (FusedExpert, False), (self._form, False))
+            )
+            scale = float((exact - x).abs().max()) or 1.0
+            found = [(result - exact).double() / scale for result in (other, operators)]
+            means, worst = (
+                [float(measure(error)) for error in found]
+                for measure in (lambda e: e.square().mean().sqrt(), lambda e: e.abs().max())
+            )
+            if not math.isfinite(means[0]):
+                worst[0] = math.nan
+            self._errors.append(LayerError(layer, means[0], worst[0], means[1], worst[1]))
+            x = operators
+        return x
+
+    def _one_layer(
+        self,
+        layer: int,
+        form: type[FusedExpert],
+        wide: bool,
+        x: Tensor,
+        modulations: Sequence[Modulation],
+    ) -> Tensor:
+        """Result (B, T, W) of one layer in a form; `wide`: in float32."""
+        block, place = self._blocks[layer], self._places[layer]
+        mask, own, cross = self._prefix
+        past = cross if block.cross else own
+        assert past is not None
+        keys, values = (part[place : place + 1] for part in past)
+        if wide:
+            block, keys, values = block.in_float32(), keys.float(), values.float()
+        expert = form([block], self._of_suffix, None if wide else self._kernel, self._static_shapes)
+        of_kind: tuple[Past | None, Past | None] = (keys, values), None
+        expert.load(mask, *(reversed(of_kind) if block.cross else of_kind))
+        return expert(x, modulations).clone()
+
+
+def worst_fault(errors: Sequence[LayerError]) -> str:
+    """Return the error of the layer that fits least, in words; empty where all fit."""
+    faults = [error for error in errors if not error.fits]
+    if not faults:
+        return ''
+    return max(faults, key=lambda e: math.inf if math.isnan(e.mean) else e.mean).describe()
