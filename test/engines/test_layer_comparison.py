@@ -70,7 +70,8 @@ FAULTS = [LastKeyHidden, NoValues, KeysReversed, OtherActivation, NoGate]
 
 
 @pytest.fixture(autouse=True)
-def _timed_once(monkeypatch):
+def _on_a_cpu(monkeypatch):
+    monkeypatch.setenv('TRITON_INTERPRET', '1')
     for name in ('_LEAST_TRIALS', '_MOST_TRIALS'):
         monkeypatch.setattr(compilation, name, 1)
 

@@ -104,14 +104,25 @@ def test_a_head_of_other_blocks_runs_as_before(caplog):
     with caplog.at_level(logging.WARNING):
         compiled_parts.compile_networks(engine, 'triton', 'float32')
     assert engine.torch_compile == 'none'
-    assert "torch_compile 'triton'" in caplog.text
+    assert "torch_compile 'triton': this family's head has no Triton kernels" in caplog.text
+    assert 'ten seconds' not in caplog.text
+
+
+def test_on_a_cpu_the_log_says_where_the_kernels_run(monkeypatch, caplog):
+    monkeypatch.delenv('TRITON_INTERPRET')
+    engine = TorchEngine(seeded_network('pi05'), max_rows=1)
+    with caplog.at_level(logging.WARNING):
+        compiled_parts.compile_networks(engine, 'triton', 'float32')
+    assert engine.torch_compile == 'none'
+    assert 'its kernels run on device cuda, and this is cpu' in caplog.text
+    assert 'install' not in caplog.text
 
 
 @pytest.mark.parametrize(('ms', 'taken'), [(-0.5, 'triton'), (0.5, 'none')])
 def test_auto_takes_the_kernels_only_where_they_are_faster(ms, taken, monkeypatch):
     clock = iter(np.cumsum(np.resize([1.0, 1.0, 1.0, 1.0 + ms], 4000)))
     monkeypatch.setattr(compilation, 'perf_counter', lambda: float(next(clock)))
-    monkeypatch.setattr(compiled_parts, '_may_gain_by_triton', lambda engine: True)
+    monkeypatch.setattr(compiled_parts, '_triton_obstacle', lambda engine, word: '')
     monkeypatch.setattr(compiled_parts, 'networks_of', lambda word: ())
     engine = TorchEngine(seeded_network('pi05'), max_rows=1)
     compiled_parts.compile_networks(engine, 'auto', 'float32')

@@ -103,8 +103,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--torch-compile',
         choices=WORDS,
         default=NONE,
-        help="networks that PyTorch's compiler compiles (default: none; auto: those that it makes "
-        'faster)',
+        help="networks that PyTorch's compiler compiles; triton: the expert's layers in Triton "
+        'kernels, on CUDA (default: none; auto: what is faster)',
     )
     parser.add_argument(
         '--plot', type=output_file, metavar='OUT', help='measure more, and draw it: an HTML page'

@@ -7,6 +7,7 @@ prompts are valid, then half of them, as in most prompts; on those the parts are
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,11 @@ def compile_networks(engine: TorchEngine, word: str, precision: str) -> None:
         reasons.append(reason)
         return found
 
-    if tries_triton(word) and (word != AUTO or _may_gain_by_triton(engine)):
+    obstacle = _triton_obstacle(engine, word)
+    if tries_triton(word) and obstacle and word != AUTO:
+        logger.warning("torch_compile 'triton': %s; PyTorch's operators run", obstacle)
+        reasons.append(f'denoise eager ({obstacle})')
+    elif tries_triton(word) and not obstacle:
         logger.warning(
             'torch_compile: compiling Triton kernels. The first time on a machine this takes some '
             'ten seconds.'
@@ -87,9 +92,14 @@ def compile_networks(engine: TorchEngine, word: str, precision: str) -> None:
     engine.use_prefix(1)
 
 
-def _may_gain_by_triton(engine: TorchEngine) -> bool:
-    """Return whether the head's layers have Triton kernels that this device runs."""
-    return engine._device.type == 'cuda' and engine._fused.expert_type is not None
+def _triton_obstacle(engine: TorchEngine, word: str) -> str:
+    """Return why the head's layers cannot run in Triton kernels here; empty where they can."""
+    if engine._fused.expert_type is None:
+        return "this family's head has no Triton kernels"
+    # Triton's interpreter is for tests: nobody gains by it.
+    if engine._device.type != 'cuda' and (word == AUTO or not os.environ.get('TRITON_INTERPRET')):
+        return f'its kernels run on device cuda, and this is {engine._device.type}'
+    return ''
 
 
 def _measured_as_it_runs(engine: TorchEngine) -> tuple[cuda_graph.Capture | None, Work]:

@@ -31,8 +31,6 @@ class HeadLayers:
         self._laid_out: dict[Any, dict[Any, Any]] = {self._fused: engine._laid_out}
 
     def __setitem__(self, key: Key, run: Run, /) -> None:
-        if self._fused is None:
-            raise ValueError("torch_compile 'triton': this family's head has other layers")
         self._use(run)
         # The first time, and when the trial wrote other inputs.
         for (rows, slot), _ in self._laid_out[self._fused]:
