@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 from onnx_bundles import copy_bundle, tiny_onnx_bundle
 from tiny_policy import observation as looked
 from tiny_policy import tiny_spec, write_tiny_policy
@@ -128,7 +129,7 @@ def test_a_later_candidate_must_be_faster_by_a_margin(
 
 
 def test_a_choice_is_remembered_until_the_file_is_removed_or_its_facts_change(
-    bundle: Bundle, caplog: pytest.LogCaptureFixture
+    bundle: Bundle, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     caplog.set_level('INFO')
     first = choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, timed({TORCH: 9.0, ONNX: 1.0}))
@@ -139,8 +140,21 @@ def test_a_choice_is_remembered_until_the_file_is_removed_or_its_facts_change(
     assert not caplog.text
     assert choose(bundle, [TORCH, ONNX], 'cpu', 2, {}, now).backend == 'torch'
     assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {'samples': 4}, now).backend == 'torch'
+    with monkeypatch.context() as patch:
+        patch.setattr(choices, 'cpu_name', lambda: 'another CPU')
+        assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, now).backend == 'torch'
     memory_path().unlink()
     assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, now).backend == 'torch'
+
+
+def test_a_choice_for_one_gpu_is_measured_again_on_another(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+):
+    both, cuda = [TORCH, Candidate('torch', 'bfloat16')], 'cuda'
+    for gpu, times in (('small', (1.0, 9.0)), ('large', (9.0, 1.0)), ('small', (9.0, 9.0))):
+        monkeypatch.setattr(torch.cuda, 'get_device_name', lambda device, gpu=gpu: gpu)
+        found = choose(bundle, both, cuda, 1, {}, timed(dict(zip(both, times, strict=True))))
+        assert found.precision == ('float32' if gpu == 'small' else 'bfloat16')
 
 
 @pytest.mark.parametrize('text', ['', '{"a": 1}', '[]', 'no json'])
@@ -299,6 +313,7 @@ def test_fp8_is_taken_by_auto_only_with_judged_success(
     said: str,
 ):
     monkeypatch.setattr(preflight, '_compute_capability', lambda index: capability)
+    monkeypatch.setattr(torch.cuda, 'get_device_name', lambda device: 'a GPU')
     bundle = with_receipt(tmp_path / 'bundle', 'bfloat16')
     if lost is not None:
         judge(bundle, FP8, lost)

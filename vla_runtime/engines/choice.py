@@ -367,10 +367,19 @@ def _key(
         'device': device,
         'threads': threads,
         'settings': dict(settings),
-        'cpu': cpu_name(),
+        'processors': _processors(device),
         'versions': {name: _version(name) for name in _PACKAGES} | {'vla_runtime': __version__},
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _processors(device: str) -> list[str]:
+    """Return the names of the CPU and of the GPU that runs the policy."""
+    if device == 'cpu' or missing_package('torch'):
+        return [cpu_name()]
+    import torch
+
+    return [cpu_name(), torch.cuda.get_device_name(device)]
 
 
 def _version(package: str) -> str:
