@@ -7,6 +7,7 @@ prefix: denoise alone. Each is the wall time from inputs in host memory to the c
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import perf_counter
@@ -56,9 +57,19 @@ FP8_GRAPH = Mode('fp8, graph', graphs=True, precision='fp8')
 
 
 def time_phases(
-    engine: PolicyEngine, inputs: ChunkInputs, repeats: int, warm_up: int
+    engine: PolicyEngine,
+    inputs: ChunkInputs,
+    repeats: int,
+    warm_up: int,
+    most_s: float = math.inf,
 ) -> dict[str, list[float]]:
     """Milliseconds per phase, `repeats` samples of each after so many for warming up.
+
+    Args:
+        engine: that runs the policy.
+        inputs: of a chunk.
+        repeats, warm_up: samples that count, and those before them.
+        most_s: sampling ends after so many seconds, with what there is.
 
     Returns:
         `vision` (one camera), `prefix`, `denoise`, `miss` (all of them) and `hit` (denoise alone)
@@ -67,7 +78,10 @@ def time_phases(
     samples: dict[str, list[float]] = {
         phase: [] for phase in ('vision', 'prefix', 'denoise', 'miss', 'hit')
     }
+    end_s = perf_counter() + most_s
     for repeat in range(repeats + warm_up):
+        if repeat > warm_up and perf_counter() > end_s:
+            break
         marks = [_now(engine)]
         for camera, pixels in enumerate(inputs.pixels):
             engine.encode_image(camera, pixels)
@@ -113,6 +127,7 @@ def measure(
     *,
     repeats: int,
     warm_up: int = 3,
+    most_s: float = math.inf,
     compiler: str = 'inductor',
 ) -> dict[str, Any]:
     """Latency of one configuration, and how far its chunk is from the eager one.
@@ -121,7 +136,7 @@ def measure(
         network: weights on the device, in the mode's precision; any number of cameras.
         family: of the network.
         cameras, rows: views and prompt rows, the engine made for exactly these.
-        repeats, warm_up: samples of each phase, and those before them that do not count.
+        repeats, warm_up, most_s: as of `time_phases`.
         compiler: backend of `torch.compile`.
 
     Returns:
@@ -156,7 +171,7 @@ def measure(
     start = perf_counter()
     chunk = infer(engine, inputs)
     first_s = perf_counter() - start
-    samples = time_phases(engine, inputs, repeats, warm_up)
+    samples = time_phases(engine, inputs, repeats, warm_up, most_s)
     status = dict(engine.cuda_graph)
     engine.close()
     return {

@@ -337,11 +337,11 @@ def test_compiled_networks_are_what_runs():
     assert len(calls) == 3
 
 
-def _result(rows: int, miss: float, hit: float, p99: float) -> dict:
+def _result(rows: int, miss: float, hit: float, p99: float, mode: str = 'graph') -> dict:
     return {
         'views': 3,
         'rows': rows,
-        'mode': 'graph',
+        'mode': mode,
         'least_ms': {'miss': 6.0, 'hit': 2.0},
         'milliseconds': {'miss': {'median': miss, 'p99': p99}, 'hit': {'median': hit}},
     }
@@ -351,9 +351,14 @@ def test_targets_are_compared_with_what_was_measured():
     results = [_result(1, 9.0, 6.0, 9.45), _result(2, 18.0, 6.6, 20.0)]
     others = [{**results[0], 'views': 2}, {**results[0], 'mode': 'eager'}]
     found = {one.name: one for one in gpu_targets.targets([*others, *results, *others])}
-    assert [one.found for one in found.values()] == pytest.approx([1.5, 3.0, 2.0, 1.1, 1.05])
-    assert found['miss, of its roofline'].line.endswith('1.5 (at most 1.5): met')
-    assert found['hit, of its roofline'].line.endswith('NOT MET')
+    figures = [one.found for one in found.values()]
+    assert figures[:5] == pytest.approx([1.5, 3.0, 2.0, 1.1, 1.05])
+    assert figures[5:] == [None] * 5
+    assert found['graph: miss, of its roofline'].line.endswith('1.5 (at most 1.5): met')
+    assert found['graph: hit, of its roofline'].line.endswith('NOT MET')
+    in_triton = _result(1, 6.0, 2.0, 6.6, 'triton, graph')
+    triton = gpu_targets.targets([*results, in_triton])[5]
+    assert triton.line.startswith('triton, graph: miss') and triton.line.endswith('met')
     assert {one.found for one in gpu_targets.targets(others)} == {None}
     assert 'not measured' in gpu_targets.targets([])[0].line
 
@@ -362,3 +367,10 @@ def test_the_headline_has_its_samples_and_the_rest_few():
     assert gpu_targets.samples_of(3, 1, 'graph') == (2000, 50)
     assert gpu_targets.samples_of(3, 2, 'graph') == (200, 50)
     assert gpu_targets.samples_of(2, 1, 'graph') == gpu_targets.samples_of(3, 1, 'eager') == (30, 3)
+
+
+def test_sampling_ends_with_its_time_and_keeps_what_there_is():
+    network, _ = tiny(1)
+    inputs = random_policy.random_inputs(network.dims, 1, seed=1)
+    samples = gpu_latency.time_phases(engine(network), inputs, repeats=50, warm_up=1, most_s=0.0)
+    assert {len(values) for values in samples.values()} == {1}
