@@ -1,0 +1,101 @@
+"""Every measurement that wants a GPU, one after the other, with a result file each.
+
+    python benchmark/gpu_all.py OUT
+    python benchmark/gpu_all.py OUT --lerobot-python LEROBOT_ENV/bin/python --realtime-vla CHECKOUT
+
+`gpu.py`, then TensorRT's engines (`gpu_tensorrt.py`), LeRobot (`lerobot_turns.py`) and the public
+Triton implementation (`realtime_vla.py`), as far as what each needs is given. About an hour. What
+fails or is left out is named at the end, and does not stop the others. Exit code: 0, 1 where a
+measurement failed, 2 without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+
+from gpu import device_fault  # noqa: E402
+
+Command = list[str]
+
+
+def commands(arguments: argparse.Namespace) -> tuple[dict[str, list[Command]], dict[str, str]]:
+    """Return the commands of each measurement, and what is left out with its reason."""
+    from vla_runtime.engines.preflight import missing_package
+
+    out = arguments.out
+    found: dict[str, list[Command]] = {'gpu': [['gpu.py', '--json', f'{out}/gpu.json']]}
+    left_out: dict[str, str] = {}
+    if missing := missing_package('tensorrt', 'cuda', 'onnxruntime', 'onnx'):
+        left_out['tensorrt'] = f"needs the Python package '{missing}'"
+    else:
+        for precision in ('bfloat16', 'int8'):
+            kit = f'{out}/kit_{precision}'
+            found[f'tensorrt {precision}'] = [
+                ['gpu_tensorrt.py', 'prepare', kit, '--precision', precision],
+                ['gpu_tensorrt.py', 'run', kit, '--json', f'{out}/tensorrt_{precision}.json'],
+            ]
+    if arguments.lerobot_python is None:
+        left_out['lerobot'] = 'needs --lerobot-python, a Python with LeRobot'
+    else:
+        with_lerobot = ['--lerobot-python', str(arguments.lerobot_python)]
+        to_file = ['--json', f'{out}/lerobot_pi05_gpu.json']
+        found['lerobot'] = [
+            ['lerobot_turns.py', 'pi05', '--device', 'cuda', *with_lerobot, *to_file]
+        ]
+    if arguments.realtime_vla is None:
+        left_out['realtime-vla'] = 'needs --realtime-vla, a checkout of it'
+    else:
+        to_file = ['--json', f'{out}/realtime_vla.json']
+        found['realtime-vla'] = [['realtime_vla.py', str(arguments.realtime_vla), *to_file]]
+    return found, left_out
+
+
+def run(steps: Sequence[Command]) -> str:
+    """Run the commands of one measurement; return the one that failed, or ''."""
+    for step in steps:
+        print(f'\n$ python benchmark/{" ".join(step)}', flush=True)
+        code = subprocess.run([sys.executable, str(HERE / step[0]), *step[1:]]).returncode
+        if code != 0:
+            return f'{step[0]} ended with {code}'
+    return ''
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run all; see the module for the exit code."""
+    arguments = _arguments(argv)
+    if reason := device_fault('cuda'):
+        print(f'error: {reason}', file=sys.stderr)
+        return 2
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    found, left_out = commands(arguments)
+    failures = {name: failure for name, steps in found.items() if (failure := run(steps))}
+    print()
+    for name in found:
+        print(f'{name:18} {failures.get(name, "done")}')
+    for name, reason in left_out.items():
+        print(f'{name:18} left out: {reason}')
+    return 1 if failures else 0
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    summary, _, rest = str(__doc__).partition('\n')
+    parser = argparse.ArgumentParser(
+        description=summary,
+        epilog=rest.strip(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument('out', type=Path, metavar='OUT', help='folder for the results')
+    parser.add_argument('--lerobot-python', type=Path, help='Python of an environment with LeRobot')
+    parser.add_argument('--realtime-vla', type=Path, help='checkout of Dexmal/realtime-vla')
+    return parser.parse_args(argv)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""benchmark/gpu_all.py: what is run with what is given, and what is said of the rest."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+
+sys.path.insert(0, str(ROOT / 'benchmark'))
+
+import gpu_all
+import gpu_tensorrt
+import lerobot_turns
+import realtime_vla
+
+from vla_runtime.engines import preflight
+
+GIVEN = ['--lerobot-python', 'lr/bin/python', '--realtime-vla', 'rv']
+
+
+def planned(monkeypatch, *given: str, missing: str | None = None):
+    monkeypatch.setattr(preflight, 'missing_package', lambda *names: missing)
+    return gpu_all.commands(gpu_all._arguments(['out', *given]))
+
+
+def test_with_everything_given_nothing_is_left_out(monkeypatch):
+    found, left_out = planned(monkeypatch, *GIVEN)
+    assert list(found) == ['gpu', 'tensorrt bfloat16', 'tensorrt int8', 'lerobot', 'realtime-vla']
+    assert not left_out
+
+
+def test_the_commands_are_those_that_the_scripts_take(monkeypatch):
+    found, _ = planned(monkeypatch, *GIVEN)
+    for step in (*found['tensorrt bfloat16'], *found['tensorrt int8']):
+        assert gpu_tensorrt._arguments(step[1:]).kit.parent == Path('out')
+    (lerobot,), (theirs,) = found['lerobot'], found['realtime-vla']
+    assert lerobot_turns.parse_arguments(lerobot[1:]).device == 'cuda'
+    assert realtime_vla._arguments(theirs[1:]).repository == Path('rv')
+    scripts = {step[0] for steps in found.values() for step in steps}
+    assert all((ROOT / 'benchmark' / script).is_file() for script in scripts)
+
+
+def test_what_is_missing_is_named(monkeypatch):
+    found, left_out = planned(monkeypatch, missing='tensorrt')
+    assert list(found) == ['gpu']
+    assert left_out['tensorrt'] == "needs the Python package 'tensorrt'"
+    assert set(left_out) == {'tensorrt', 'lerobot', 'realtime-vla'}
+
+
+@pytest.mark.parametrize(('codes', 'code'), [((0, 0), 0), ((1, 0), 1)])
+def test_a_failure_does_not_stop_the_others(codes, code, tmp_path, monkeypatch, capsys):
+    steps = {
+        name: [[str(script), str(number)]]
+        for name, number, script in zip('ab', codes, (tmp_path / 'end.py',) * 2, strict=True)
+    }
+    (tmp_path / 'end.py').write_text('import sys; sys.exit(int(sys.argv[1]))')
+    monkeypatch.setattr(gpu_all, 'device_fault', lambda device: '')
+    monkeypatch.setattr(gpu_all, 'commands', lambda arguments: (steps, {'c': 'needs more'}))
+    assert gpu_all.main([str(tmp_path / 'out')]) == code
+    said = capsys.readouterr().out
+    assert 'b                  done' in said
+    assert 'c                  left out: needs more' in said
+    assert ('end.py ended with 1' in said) == bool(code)
+
+
+def test_without_a_gpu_it_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(gpu_all, 'device_fault', lambda device: 'no GPU')
+    assert gpu_all.main([str(tmp_path)]) == 2
+    assert capsys.readouterr().err == 'error: no GPU\n'
