@@ -15,7 +15,7 @@ A family lives in a folder of `vla_runtime/families/`:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, cast
 
 import numpy as np
@@ -115,6 +115,18 @@ def distinct_image_sizes(dims: PolicyDims) -> tuple[tuple[int, int], ...]:
 def image_places(dims: PolicyDims) -> tuple[int, ...] | None:
     """Text tokens before each camera's image; None where images stand before the prompt."""
     return getattr(dims, 'image_places', None)
+
+
+def with_cameras(dims: PolicyDims, cameras: int) -> PolicyDims:
+    """Return the dimensions with another number of cameras.
+
+    Of images inside the prompt the first ones stay in their places; further ones take the last's.
+    """
+    changed: dict[str, Any] = {'cameras': cameras}
+    places = image_places(dims)
+    if places is not None:
+        changed['image_places'] = (places + places[-1:] * cameras)[:cameras]
+    return cast(PolicyDims, replace(cast(Any, dims), **changed))
 
 
 def language_dims(dims: PolicyDims) -> LanguageDims:
