@@ -70,7 +70,7 @@ class Case:
 
     @property
     def step_inputs(self) -> StepInputs:
-        """What an engine denoises from."""
+        """Denoise inputs of this case."""
         return StepInputs(
             x=self.x[0],
             row_weight=self.row_weight,

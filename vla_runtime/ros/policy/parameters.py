@@ -56,7 +56,7 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
         NONE,
         "networks that PyTorch's compiler compiles at configure, which takes minutes the first "
         "time; triton: the expert's layers in Triton kernels; auto: those that it makes faster; "
-        'all but none: backend torch',
+        'every word but none needs backend torch',
         words=WORDS,
         read_only=True,
     ),
