@@ -5,6 +5,9 @@ set of named tensors: a prefix output feeds the head input of the same name, and
 from the traced network, the ONNX file or the engine. A family declares only the inputs that
 come from an observation. Masks are known by their type: a prefix output of booleans marks the
 positions that the head sees, a row input of booleans the tokens of a prompt that are no padding.
+Of several masks of equal length one belongs to the tensors whose names begin alike, up to the first
+`_`: `text_seen` to `text_key` and `text_value`. Tensors without a mask of their beginning have
+all masks of their length: a position that one of them shows is compared.
 
 A family lives in a folder of `vla_runtime/families/`:
 - `declaration.py`: `FAMILIES`, a tuple of `Family`; imports neither PyTorch nor ROS 2;
