@@ -105,6 +105,8 @@ setup(
         'sim': ['mujoco>=3.1', 'pyopengl>=3.1.6'],
         # The recorder node, and replays.
         'record': ['rosbags>=0.10'],
+        # The command `hf download` of the README.
+        'hub': ['huggingface_hub>=0.34'],
         # Data sets of recordings.
         'dataset': ['pyarrow>=14', 'rosbags>=0.10'],
         # replay and study --ray; 'client' is for ray:// addresses.

@@ -48,6 +48,7 @@ from vla_runtime.engines.torch import engine
 from vla_runtime.engines.torch.prompt_lengths import LENGTHS
 from vla_runtime.families import preset
 from vla_runtime.families.blocks.fused_expert import FusedExpert
+from vla_runtime.families.family import with_cameras
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.pi.flow_policy import PiNetwork
 from vla_runtime.families.pi.fused import FusedPi
@@ -229,7 +230,7 @@ def prediction(
         with a prompt of each shorter length
     """
     family, dims = preset('pi05')
-    published = replace(cast(Any, dims), cameras=views)
+    published = with_cameras(dims, views)
     rates = published_rates(DEVICES[device], 'bfloat16')
 
     def floors(prompt_length: int) -> dict[str, Floor]:

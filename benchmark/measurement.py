@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from vla_runtime.files.machine import machine, versions
 from vla_runtime.files.whole_files import write_text
-from vla_runtime.performance.measurement import machine, percentiles, versions
+from vla_runtime.performance.measurement import percentiles
 
 __all__ = ['RESULTS', 'median_interval', 'median_ratio', 'percentiles', 'write_result']
 

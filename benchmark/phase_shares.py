@@ -11,6 +11,7 @@ from typing import Any
 from measurement import write_result
 
 from vla_runtime.families import find_family, preset, preset_names
+from vla_runtime.families.family import with_cameras
 from vla_runtime.performance.devices import DEVICES
 from vla_runtime.performance.operation_counts import count_operations
 from vla_runtime.performance.published_runs import published_runs
@@ -21,11 +22,11 @@ _STEPS = 10
 
 
 def shares(model: str, views: int, precision: str) -> dict[str, Any]:
-    """Return one published size on every device."""
+    """Return one published size with that many cameras, all changed, on every device."""
     found = preset(model)
     assert found is not None
     family, dims = found
-    counts = count_operations(family, dims)
+    counts = count_operations(family, with_cameras(dims, views))
     steps = {'single': 1}.get(find_family(family).head, 4 if 'groot' in family else _STEPS)
     devices: dict[str, Any] = {}
     for device in _DEVICES:

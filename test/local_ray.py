@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 needs_ray = pytest.mark.skipif(
-    find_spec('ray') is None, reason="Ray is not installed: pip install 'vla_runtime[ray]'"
+    find_spec('ray') is None, reason="Ray is not installed: pip install '.[ray]'"
 )
 _PATIENCE_S = 120.0
 _RAY = 'from ray.scripts.scripts import main; main()'

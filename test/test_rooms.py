@@ -29,7 +29,6 @@ ROOMS: dict[str, set[str]] = {
     'export': {'families', 'engines', 'bundle', 'processing', 'inference', 'performance'},
     'execution': set(),
     'policy': {'bundle', 'engines', 'inference', 'processing', 'families'},
-    # Of performance the versions and the machine alone, for a policy's description.
     'ros': {
         'policy',
         'execution',
@@ -37,7 +36,6 @@ ROOMS: dict[str, set[str]] = {
         'bundle',
         'engines',
         'processing',
-        'performance',
         'recording',
         'processes',
     },
@@ -50,7 +48,6 @@ ROOMS: dict[str, set[str]] = {
         'inference',
         'bundle',
         'engines',
-        'performance',
         'processes',
     },
     'dataset': {'recording', 'ros'},

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from onnx_bundles import copy_bundle, tiny_onnx_bundle
+from paths import ROOT
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import Bundle, BundleError, read_bundle
@@ -183,3 +184,23 @@ def test_a_bundle_whose_weights_changed_keeps_its_receipt_and_can_be_mended(bund
     weights.write_bytes(whole)
     assert path.exists() == receipt
     assert fault(read_bundle(bundle.folder)).startswith('no closed-loop success was judged')
+
+
+def test_the_shipped_policy_says_what_the_shipped_study_found():
+    record = json.loads((ROOT / 'benchmark/results/study_eight_bits.json').read_text())
+    receipt = json.loads((ROOT / 'engines/demo/verification.json').read_text())
+    judged = receipt['judged']['torch']['fp8']
+    assert {key: judged[key] for key in ('command', 'seeds', 'code')} == {
+        key: record[key] for key in ('command', 'seeds', 'code')
+    }
+    assert judged['conditions'] == [
+        {
+            'condition': one['label']['variant'],
+            'episodes': one['groups']['all']['episodes'],
+            'succeeded': one['groups']['all']['success']['count'],
+            'won': one['versus_reference']['won'],
+            'lost': one['versus_reference']['lost'],
+        }
+        for one in record['conditions']
+        if (one['label']['backend'], one['label']['precision']) == ('torch', 'fp8')
+    ]

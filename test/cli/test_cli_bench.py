@@ -156,7 +156,7 @@ def test_the_table_is_shown_where_the_file_cannot_be_written(bundle, tmp_path, m
     def fail() -> None:
         raise OSError('the disk is full')
 
-    monkeypatch.setattr('vla_runtime.performance.measurement.machine', fail)
+    monkeypatch.setattr('vla_runtime.files.machine.machine', fail)
     assert bench(bundle, '--json', str(tmp_path / 'bench.json')) == 2
     told = capsys.readouterr()
     assert re.search(r'^miss, ms +median', told.out, re.MULTILINE)

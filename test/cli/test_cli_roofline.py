@@ -70,6 +70,16 @@ def test_pytorch_on_a_gpu_is_predicted_by_its_kernels_in_every_phase(tmp_path, c
             assert kernels['miss'] == pytest.approx(kernels['hit'] + 3 * one.vision + one.prefix)
 
 
+@pytest.mark.parametrize('model', preset_names())
+def test_every_published_size_can_have_other_cameras(model, tmp_path, capsys):
+    device = ('--device', 'agx-orin')
+    found = [figures(tmp_path, model, *device, '--views', views) for views in (1, 2, 5)]
+    assert [one['views'] for one in found] == [1, 2, 5]
+    one, two, five = (one['prefix_tokens'] for one in found)
+    assert five - two == 3 * (two - one) > 0
+    assert 'miss, 5 view(s)' in capsys.readouterr().out
+
+
 @pytest.mark.parametrize('arguments', [('pi05', '--precision', 'float32'), ('act',)])
 def test_what_was_not_counted_is_not_predicted(arguments, tmp_path, capsys):
     found = figures(tmp_path, *arguments, '--device', 'h200')

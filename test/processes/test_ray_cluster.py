@@ -118,7 +118,10 @@ def test_without_ray_it_says_what_to_install(monkeypatch):
         return real(name, *words, **options)
 
     monkeypatch.setattr(builtins, '__import__', without_ray)
-    with pytest.raises(ClusterError, match=r"pip install 'vla_runtime\[ray\]'"), _open('auto'):
+    with (
+        pytest.raises(ClusterError, match=r"pip install '\.\[ray\]' in the source folder"),
+        _open('auto'),
+    ):
         pass
 
 

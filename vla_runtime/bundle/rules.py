@@ -18,6 +18,7 @@ from vla_runtime.bundle.pose_rules import check_poses, check_unique
 from vla_runtime.bundle.schema import (
     ENGINES_FOLDER,
     FORMAT,
+    MOST_DENOISE_STEPS,
     RATE_UNITS,
     SPEC_FILE,
     TOKENIZER_SUFFIXES,
@@ -40,7 +41,7 @@ LIMITS: Mapping[str, int] = {
     'dimensions.horizon': 1024,
     'dimensions.action_dim': 1024,
     'dimensions.state_dim': 1024,
-    'denoise_steps': 100,
+    'denoise_steps': MOST_DENOISE_STEPS,
 }
 _EARLIER_KEYS = (('prompt', 'frame'), ('prompt', 'image'), ('dimensions', 'image_frames'))
 # Frames of a camera are kept for so long.

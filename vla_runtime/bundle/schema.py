@@ -32,6 +32,8 @@ WEIGHT_BYTES: Mapping[str, int] = {'F32': 4, 'BF16': 2, 'F16': 2}
 TOKENIZER_SUFFIXES = ('.json', '.model')
 # Made on the machine that runs them, tied to its GPU and TensorRT: never listed, never hashed.
 ENGINES_FOLDER = 'engines'
+# Euler steps of an inference, recommended or set live.
+MOST_DENOISE_STEPS = 100
 
 # '1' is a number without a unit, such as a gripper opening between 0 and 1.
 Unit = Literal['rad', 'deg', 'm', 'mm', 'rad/s', 'deg/s', 'm/s', '1', 'percent']

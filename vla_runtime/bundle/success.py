@@ -170,7 +170,7 @@ def _record(bundle: Bundle, backend: str, precision: str) -> JsonMapping | None:
 
 
 def _identity(bundle: Bundle, backend: str) -> str:
-    """SHA-256 of what a backend runs; PyTorch runs no file of the bundle's folders."""
+    """SHA-256 of the files that a backend runs; PyTorch runs none of the subfolders."""
     spec = bundle.spec
     if backend == 'torch':
         files = {name: digest for name, digest in spec.files.items() if '/' not in name}

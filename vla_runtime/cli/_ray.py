@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from vla_runtime.processes.ray_cluster import LOCAL, ClusterUse, cluster_workers
+from vla_runtime.processes.ray_cluster import LOCAL, ClusterUse, cluster_workers, require_ray
 from vla_runtime.processes.workers import Pool
 
 
@@ -48,11 +48,13 @@ def ray_pool(
 
     Raises:
         ValueError: a limit of processes on a cluster that was there before.
+        ClusterError: Ray is missing.
     """
     if processes is not None and address != LOCAL:
         raise ValueError(
             f'{option} with --ray {address}: the cluster places the work itself; leave one out'
         )
+    require_ray()
     local_cpus = None if processes is None else processes * cpus
     use = ClusterUse(address, inputs, packages, cpus, gpus, local_cpus)
     return partial(cluster_workers, use)

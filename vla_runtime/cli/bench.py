@@ -119,8 +119,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Measure and print; 2 where bundle, device or options cannot be served."""
+    from vla_runtime.files.machine import machine, versions
     from vla_runtime.performance.bench import BenchOptions, run_bench
-    from vla_runtime.performance.measurement import machine, versions
 
     options = BenchOptions(
         backend=arguments.backend,

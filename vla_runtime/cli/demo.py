@@ -99,8 +99,8 @@ def _run(arguments: argparse.Namespace, interrupt: Interrupt) -> int:
             result = run_session(options, interrupt, say)
     except ImportError as error:
         how = (
-            "./run demo brings everything, or: pip install 'vla_runtime[torch,sim,report]' and a "
-            'sourced ROS 2'
+            "./run demo brings everything, or: pip install '.[torch,sim,report]' in the source "
+            'folder and a sourced ROS 2'
         )
         say(f'error: {import_problem(error, "the demo", how)}', stream=sys.stderr)
         return 2

@@ -38,7 +38,7 @@ def main(arguments: argparse.Namespace) -> int:
         from vla_runtime.bundle.statistics import statistics_notes
         from vla_runtime.bundle.summary import describe, line
     except ModuleNotFoundError as error:
-        how = "pip install 'vla_runtime[torch]' brings what all verbs need"
+        how = "./run setup, or pip install '.[torch]' in the source folder"
         print(f'error: {import_problem(error, "info", how)}', file=sys.stderr)
         return 2
 

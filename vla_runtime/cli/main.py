@@ -91,7 +91,7 @@ def _run(argv: list[str]) -> int:
     except ImportError as error:
         if (error.name or '').startswith('vla_runtime'):
             raise
-        how = "pip install 'vla_runtime[torch,onnx,report]', or ./run setup"
+        how = "./run setup, or pip install '.[torch,onnx,report]' in the source folder"
         print(f'error: {import_problem(error, argv[0], how)}', file=sys.stderr)
         return 2
     except BrokenPipeError:

@@ -37,9 +37,9 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from vla_runtime.bundle.rules import LIMITS
 from vla_runtime.cli._files import output_file
@@ -47,6 +47,7 @@ from vla_runtime.cli._numbers import between
 from vla_runtime.cli._roofline_lines import describe
 from vla_runtime.engines.preflight import BACKENDS
 from vla_runtime.families import find_family, preset, preset_names
+from vla_runtime.families.family import with_cameras
 from vla_runtime.files.whole_files import write_text
 from vla_runtime.performance.devices import DEVICES, GIB, MATRIX_BYTES
 from vla_runtime.performance.published_runs import published_runs
@@ -296,7 +297,7 @@ def _workload(arguments: argparse.Namespace) -> tuple[_Workload, PolicyDims]:
     rows: tuple[int, ...] = (1, 2)
     if published is not None:
         name, dims = published
-        dims = replace(cast(Any, dims), cameras=views or dims.cameras)
+        dims = with_cameras(dims, views or dims.cameras)
         counts, family = count_operations(name, dims), find_family(name)
         steps = 1 if family.head == 'single' else steps
         # Without language there is no second prompt row.

@@ -89,7 +89,7 @@ def main(arguments: argparse.Namespace) -> int:
     try:
         return _main(arguments)
     except ImportError as error:
-        how = "pip install 'vla_runtime[torch,sim,report]', or ./run setup"
+        how = "./run setup, or pip install '.[torch,sim,report]' in the source folder"
         print(f'error: {import_problem(error, "a study", how)}', file=sys.stderr)
     except BrokenPipeError:
         raise
@@ -181,6 +181,8 @@ def _check(
     make_folder(arguments.work, '--work')
     # The page shows them all, those of earlier runs too.
     read_studies(arguments.out)
+    for by_family in chosen:
+        _pool(by_family.values(), arguments)
 
 
 def _write_page(folder: Path) -> Path:

@@ -142,7 +142,7 @@ def _wishes(arguments: argparse.Namespace) -> DatasetOptions:
 
 
 class _Progress:
-    """One bar over the frames of all episodes."""
+    """Progress bar over the frames of all episodes."""
 
     def __init__(self) -> None:
         from tqdm import tqdm

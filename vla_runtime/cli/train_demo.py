@@ -103,7 +103,7 @@ def main(arguments: argparse.Namespace) -> int:
     try:
         results = _main(arguments)
     except ImportError as error:
-        how = "pip install 'vla_runtime[torch,sim,report]', or ./run setup"
+        how = "./run setup, or pip install '.[torch,sim,report]' in the source folder"
         print(f'error: {import_problem(error, "train-demo", how)}', file=sys.stderr)
         return 2
     except (ValueError, OSError) as error:

@@ -1,4 +1,4 @@
-"""The error of this room."""
+"""Error of a data set export."""
 
 from __future__ import annotations
 

@@ -29,13 +29,14 @@ from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.bundle.schema import VERIFICATION_FILE
 from vla_runtime.bundle.success import success_fault
-from vla_runtime.engines.cpu import check_int8, cpu_name, multiplies_bfloat16
+from vla_runtime.engines.cpu import check_int8, multiplies_bfloat16
 from vla_runtime.engines.device_names import accepts_device
 from vla_runtime.engines.free_memory import available_host_bytes
 from vla_runtime.engines.onnx.files import graph_path
 from vla_runtime.engines.preflight import BACKENDS, PRECISIONS, fp8_refusal, missing_package
 from vla_runtime.files.cache_folder import cache_folder
 from vla_runtime.files.json_file import JsonError, JsonMapping, read_json
+from vla_runtime.files.machine import cpu_name
 from vla_runtime.files.whole_files import write_text
 
 logger = logging.getLogger(__name__)

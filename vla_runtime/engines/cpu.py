@@ -1,27 +1,20 @@
-"""The CPU: its name, its native number formats, and how many of its threads the networks get."""
+"""The CPU: its native number formats, and how many of its threads the networks get."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-import platform
-from pathlib import Path
 
 from vla_runtime.engines.preflight import MOST_THREADS
+from vla_runtime.files.machine import cpu_field, cpu_name
 from vla_runtime.files.quotes import quoted
 
-_INFO = Path('/proc/cpuinfo')
 # Flags of CPUs that multiply bfloat16 matrices themselves: x86 (vectors, tiles) and Arm.
 _BFLOAT16 = {'avx512_bf16', 'amx_bf16', 'bf16'}
 # Likewise 8-bit integers, added up in 32 bits.
 _INT8 = {'avx_vnni', 'avx512_vnni', 'amx_int8', 'asimddp', 'i8mm'}
 # Names of `mallopt` (malloc.h).
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-
-
-def cpu_name() -> str:
-    """The maker's name of this CPU; the architecture where there is none."""
-    return _first('model name') or platform.processor() or platform.machine()
 
 
 def multiplies_bfloat16() -> bool:
@@ -79,12 +72,4 @@ def keep_freed_memory() -> None:
 
 
 def _flags() -> set[str]:
-    return set((_first('flags') or _first('Features')).split())
-
-
-def _first(field: str) -> str:
-    """Value of a field of the first processor; empty where there is none."""
-    if not _INFO.exists():
-        return ''
-    lines = (line.partition(':') for line in _INFO.read_text().splitlines())
-    return next((value.strip() for name, _, value in lines if name.strip() == field), '')
+    return set((cpu_field('flags') or cpu_field('Features')).split())

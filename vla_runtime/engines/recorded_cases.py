@@ -70,7 +70,7 @@ class Case:
 
     @property
     def step_inputs(self) -> StepInputs:
-        """What an engine denoises from."""
+        """Denoise inputs of this case."""
         return StepInputs(
             x=self.x[0],
             row_weight=self.row_weight,
@@ -105,7 +105,7 @@ class Case:
     def _mask_of(self, name: str, array: np.ndarray) -> np.ndarray | None:
         """Return the mask of positions that the head sees, (R, P); None for a tensor without one.
 
-        A prefix with several parts has a mask for each (`text_seen` for `text_key`). A position
+        Masks go with tensors by the beginning of their names, as `families.family` says. A position
         that one of several masks shows is seen.
         """
         if array.ndim < 3:

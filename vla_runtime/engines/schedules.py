@@ -13,7 +13,7 @@ Schedule = TypeVar('Schedule')
 
 
 class Schedules(Generic[Schedule]):
-    """Schedules by what they were made for.
+    """Schedules by key; the newest are kept.
 
     Args:
         drop: frees one that gives way to a newer one, or to `clear`.
@@ -32,7 +32,7 @@ class Schedules(Generic[Schedule]):
 
     @property
     def kept(self) -> tuple[Schedule, ...]:
-        """Those that were not dropped. Any thread may read it."""
+        """Schedules that are kept. Any thread may read it."""
         return tuple(self._kept.values())
 
     def require(self) -> Schedule:

@@ -5,6 +5,9 @@ set of named tensors: a prefix output feeds the head input of the same name, and
 from the traced network, the ONNX file or the engine. A family declares only the inputs that
 come from an observation. Masks are known by their type: a prefix output of booleans marks the
 positions that the head sees, a row input of booleans the tokens of a prompt that are no padding.
+Of several masks of equal length one belongs to the tensors whose names begin alike, up to the first
+`_`: `text_seen` to `text_key` and `text_value`. Tensors without a mask of their beginning have
+all masks of their length: a position that one of them shows is compared.
 
 A family lives in a folder of `vla_runtime/families/`:
 - `declaration.py`: `FAMILIES`, a tuple of `Family`; imports neither PyTorch nor ROS 2;
@@ -15,7 +18,7 @@ A family lives in a folder of `vla_runtime/families/`:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, cast
 
 import numpy as np
@@ -115,6 +118,18 @@ def distinct_image_sizes(dims: PolicyDims) -> tuple[tuple[int, int], ...]:
 def image_places(dims: PolicyDims) -> tuple[int, ...] | None:
     """Text tokens before each camera's image; None where images stand before the prompt."""
     return getattr(dims, 'image_places', None)
+
+
+def with_cameras(dims: PolicyDims, cameras: int) -> PolicyDims:
+    """Return the dimensions with another number of cameras.
+
+    Of images inside the prompt the first ones stay in their places; further ones take the last's.
+    """
+    changed: dict[str, Any] = {'cameras': cameras}
+    places = image_places(dims)
+    if places is not None:
+        changed['image_places'] = (places + places[-1:] * cameras)[:cameras]
+    return cast(PolicyDims, replace(cast(Any, dims), **changed))
 
 
 def language_dims(dims: PolicyDims) -> LanguageDims:

@@ -17,7 +17,7 @@ def download_hint(path: Path) -> str:
     if found is None or path.parent.exists():
         return ''
     name = found[1].split('/')[1]
-    # `hf` is huggingface_hub's, which comes with tokenizers.
+    # `hf` is huggingface_hub's: the extra `hub`, which ./run brings.
     return (
         '; a policy on the Hugging Face Hub is downloaded first: '
         f'hf download {found[1]} --local-dir {name}'

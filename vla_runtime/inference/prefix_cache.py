@@ -52,14 +52,14 @@ class CachePolicy:
     )
     max_age_s: float = setting(
         0.0,
-        'cache_mode bounded: oldest entry reused, seconds; must be above 0 for it',
+        'cache_mode bounded: oldest entry reused, seconds; bounded needs more than 0',
         0.0,
         10.0,
         name='cache_max_age_s',
     )
     max_reuses: int = setting(
         0,
-        'cache_mode bounded: reuses of an entry in a row; must be at least 1 for it',
+        'cache_mode bounded: reuses of an entry in a row; bounded needs at least 1',
         0,
         1000,
         name='cache_max_reuses',

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 
+from vla_runtime.bundle.schema import MOST_DENOISE_STEPS
 from vla_runtime.engines.protocol import MAX_SAMPLES
 from vla_runtime.files.setting_fields import check_words, setting
 from vla_runtime.inference.guidance import MOST_BETA, CfgMode, check_beta
@@ -13,9 +14,6 @@ from vla_runtime.inference.prefix_cache import CachePolicy
 from vla_runtime.inference.real_time_chunking import PlanSchedule, RtcMode
 from vla_runtime.inference.setting_checks import check_type, is_finite
 from vla_runtime.types import Advantage
-
-# Largest number of Euler steps that an inference may take.
-MOST_DENOISE_STEPS = 100
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from vla_runtime.processes.workers import Submit
 LOCAL = 'local'
 AUTO = 'auto'
 _CLIENT = 'ray://'
-_INSTALL = "pip install 'vla_runtime[ray]'"
+_INSTALL = "./run exec pip install -e '.[ray]', or pip install '.[ray]' in the source folder"
 _CONNECT_S = 5.0
 # Ray itself tries a wrong address for minutes, inside a call that nothing interrupts. Joining a
 # cluster takes a second or two, on a machine that is busy many times that.
@@ -104,8 +104,6 @@ def cluster_workers(
         ClusterError: Ray is missing, no cluster answers, or a machine of it lacks something.
         ChildProcessError: Ray gave a piece of work up after its retries.
     """
-    # Read by Ray as it is imported.
-    os.environ['RAY_USAGE_STATS_ENABLED'] = '0'
     ray = _import_ray()
     before = signal.getsignal(signal.SIGTERM)
     with _own_token(use.address):
@@ -166,7 +164,14 @@ def _pass_on(ray: Any, done: Future[Any], future: Future[Any]) -> None:
         future.set_exception(error.cause)
 
 
+def require_ray() -> None:
+    """Raise ClusterError if Ray cannot be imported."""
+    _import_ray()
+
+
 def _import_ray() -> Any:
+    # Read by Ray as it is imported.
+    os.environ['RAY_USAGE_STATS_ENABLED'] = '0'
     try:
         import ray
     except ImportError as error:

@@ -127,8 +127,7 @@ def run_open_loop(
         recorded = policy.policy.reads_instruction and not instruction
         said = find_instructions(reader, topics).at if recorded else (lambda _: instruction or '')
         given = {name: row.default for name, row in live_settings().items()}
-        # The switch is off by default, and then this word has no say.
-        settings = settings_from({**given, 'rtc_mode': 'guided', **changes.settings})
+        settings = settings_from({**given, **changes.settings})
         loop = OpenLoop(reader, topics, policy, settings, said, every_s)
         made = [(one.stamp_ns, one.chunk) for one in progress(loop.predictions())]
     finally:

@@ -12,7 +12,7 @@ import numpy as np
 from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.engines.torch_compile import NONE
-from vla_runtime.performance.measurement import machine, versions
+from vla_runtime.files.machine import machine, versions
 from vla_runtime.policy import Policy
 from vla_runtime.replay.recorded import ReplayError
 from vla_runtime.ros.policy.description import PolicyDescription

@@ -84,7 +84,7 @@ class Unit:
 
 
 def _size_and_time(file: Path) -> tuple[int, int]:
-    """Whatever is missing is said by the replay itself."""
+    """Return size and mtime in ns; zeros for a missing file, which the replay reports."""
     try:
         found = file.stat()
     except OSError:

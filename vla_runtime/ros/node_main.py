@@ -63,7 +63,7 @@ def _problem(node: str, error: ImportError) -> str:
     if not name.startswith(_ROS_PREFIXES) and not name.endswith(_ROS_SUFFIXES):
         return (
             f"{python} has no package '{name}'; `./run exec {node} …` brings everything, or: "
-            "pip install 'vla_runtime[torch,sim]'"
+            "pip install '.[torch,sim]' in the source folder"
         )
     if not distro:
         return (

@@ -9,7 +9,7 @@ one after the other; `values` returns those from before until all of them are st
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -28,7 +28,7 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 
 from vla_runtime.files.quotes import one_line, quoted
-from vla_runtime.files.setting_fields import settings_of
+from vla_runtime.files.setting_fields import Setting
 
 _TYPE_NAMES = {bool: 'bool', int: 'integer', float: 'double', str: 'string'}
 _ROS_TYPES = {
@@ -130,8 +130,10 @@ class ParameterSpec:
 ParameterTable = Sequence[ParameterSpec]
 
 
-def parameter_rows(settings: type, *, read_only: bool = False) -> tuple[ParameterSpec, ...]:
-    """Return a parameter for every setting of a dataclass (`files.setting_fields`)."""
+def parameter_rows(
+    settings: Iterable[Setting], *, read_only: bool = False
+) -> tuple[ParameterSpec, ...]:
+    """Return a parameter for each setting."""
     return tuple(
         ParameterSpec(
             row.name,
@@ -142,7 +144,7 @@ def parameter_rows(settings: type, *, read_only: bool = False) -> tuple[Paramete
             words=row.words,
             read_only=read_only,
         )
-        for row in settings_of(settings)
+        for row in settings
     )
 
 

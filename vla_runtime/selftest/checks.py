@@ -30,7 +30,7 @@ from vla_runtime.engines.preflight import (
     missing_package,
 )
 from vla_runtime.engines.tensorrt.adapter import TensorRT, import_tensorrt
-from vla_runtime.performance.measurement import machine, versions
+from vla_runtime.files.machine import machine, versions
 from vla_runtime.policy import Policy
 from vla_runtime.selftest.jetson import describe_jetson
 from vla_runtime.selftest.policies import (

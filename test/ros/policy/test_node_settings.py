@@ -54,7 +54,11 @@ def test_floats_come_back_to_the_last_bit() -> None:
 
 
 def test_every_setting_of_the_core_is_a_parameter_of_the_node() -> None:
-    assert set(live_settings()) <= {row.name for row in POLICY_PARAMETERS}
+    of_node = {row.name: row for row in POLICY_PARAMETERS}
+    for name, row in live_settings().items():
+        parameter = of_node[name]
+        assert (parameter.default, parameter.description) == (row.default, row.description)
+        assert parameter.words == row.words
 
 
 @pytest.mark.parametrize(
@@ -66,6 +70,7 @@ def test_every_setting_of_the_core_is_a_parameter_of_the_node() -> None:
         ('cfg_beta', 'nan', 'cfg_beta is nan: it must be 1.0 to'),
         ('denoise_steps', '2.5', "denoise_steps is '2.5': it must be a whole number"),
         ('cfg_enabled', 'yes', "cfg_enabled is 'yes': it must be true or false"),
+        ('rtc_mode', 'off', "rtc_mode is 'off': it must be one of guided, jacobian, hard_prefix"),
         ('cache_mode', 'loose', "cache_mode is 'loose': it must be one of exact, bounded, off"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 
 import pytest
 from local_ray import local_cluster, needs_ray
@@ -129,6 +130,20 @@ def test_processes_of_a_cluster_that_was_there_before_are_refused(tmp_path, caps
     assert '--processes with --ray host:1: the cluster places the work itself' in (
         capsys.readouterr().err
     )
+
+
+def test_a_cluster_without_ray_is_refused_before_anything_runs(
+    tmp_path, capsys, monkeypatch, untrained
+):
+    # As if it were not installed.
+    monkeypatch.setitem(sys.modules, 'ray', None)
+    words = ['study', 'success', '--bundle', str(untrained), '--ray', 'auto']
+    folders = ['--out', str(tmp_path / 'out'), '--work', str(tmp_path / 'work')]
+    assert main([*words, *folders]) == 2
+    told = capsys.readouterr()
+    assert "--ray needs the Python package 'ray'" in told.err
+    # Neither the study's title nor a bar.
+    assert told.out == '' and len(told.err.splitlines()) == 1
 
 
 def test_a_page_of_nothing_is_refused(tmp_path, capsys):

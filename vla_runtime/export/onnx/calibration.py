@@ -48,7 +48,7 @@ class CalibrationCases:
 
 @dataclass(frozen=True)
 class _TwoRows:
-    """All that a request is built for of an engine."""
+    """Engine facts that a request is built from."""
 
     max_rows: int = 2
     backend: str = 'onnxruntime'

@@ -159,7 +159,7 @@ def _inputs_of_products(graph: onnx.GraphProto, matrices: set[str]) -> list[tupl
 
 
 def _leaves_mlp(matrix: onnx.TensorProto) -> bool:
-    """Return whether a matrix (in, out) takes what an MLP's activation made, of many outliers."""
+    """Return whether a matrix (in, out) is an MLP's last, whose inputs have outliers."""
     wide, narrow = matrix.dims
     return bool(wide > _MLP_RATIO * narrow)
 

@@ -91,7 +91,7 @@ class _Merge:
         return _as_array(self._values[0][name]), _as_array(self._values[1][other])
 
     def _general(self, operator: str, name: str, other: str) -> str:
-        """Name of a tensor that holds, for any number of rows, what the two constants hold."""
+        """Return the name of the tensor that replaces both constants, for any number of rows."""
         two, three = self._numbers(name, other)
         if two.shape != three.shape:
             return self._spread(name, two, three)

@@ -22,7 +22,7 @@ import onnxruntime
 import torch
 
 from vla_runtime.bundle.folder import read_statistics
-from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
+from vla_runtime.bundle.schema import MOST_DENOISE_STEPS, WEIGHTS_FILE, BundleSpec
 from vla_runtime.engines.bounds import error_of
 from vla_runtime.engines.onnx.files import (
     ONNX_FOLDER,
@@ -59,7 +59,6 @@ from vla_runtime.families.blocks.layers import query_scales
 from vla_runtime.families.family import distinct_image_sizes
 from vla_runtime.families.flow_network import empty_network
 from vla_runtime.inference.denoise import flow_times
-from vla_runtime.inference.settings import MOST_DENOISE_STEPS
 from vla_runtime.processing.joint_spaces import joint_space
 from vla_runtime.processing.normalization import Normalizer
 

@@ -1,4 +1,4 @@
-"""Evo-1 (arXiv 2511.04555): InternVL3 and a cross-attention head, 0.77 billion parameters."""
+"""Evo-1 (arXiv 2511.04555): InternVL3 and a cross-attention head, 0.78 billion parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pi0 and pi0.5 in fewer operators: `PiNetwork` with what its steps share done once.
+"""Fused form of `PiNetwork`: the same numbers, with the work that steps share done once.
 
 Everything that depends on the prefix alone (places of keys and values, mask or lengths, positions)
 is laid out once per prefix, everything that depends on the flow time alone once per schedule.

@@ -1,4 +1,4 @@
-"""SmolVLA in fewer operators: `SmolVla` with what its steps share done once.
+"""Fused form of `SmolVla`: the same numbers, with the work that steps share done once.
 
 Everything that depends on the prefix alone (places of keys and values, masks or lengths, positions)
 is laid out once per prefix, everything that depends on the flow time alone once per schedule.

@@ -213,7 +213,7 @@ class ControlLoop:
         raise SendError(text) from errors[0]
 
     def _send_to_all(self, outgoing: _Outgoing) -> tuple[Exception, ...]:
-        """Send to every output, whatever becomes of those before it; what failed."""
+        """Send to every output, also after one failed; return the failures."""
         stamp = ns_to_stamp(outgoing.stamp_ns)
         errors: tuple[Exception, ...] = ()
         for writer in self._writers:
@@ -225,7 +225,7 @@ class ControlLoop:
         return errors
 
     def _send_side_by_side(self, outgoing: _Outgoing) -> tuple[Exception, ...]:
-        """Send to every output in a thread of its own; what failed or hangs."""
+        """Send to every output in a thread of its own; return the failures, hanging ones too."""
         stamp, end_s = ns_to_stamp(outgoing.stamp_ns), time.monotonic() + _HANGS_AFTER_S
         errors: list[Exception] = []
 

@@ -16,7 +16,7 @@ from vla_runtime.files.setting_fields import from_values, settings_of, values_of
 from vla_runtime.ros.autostart import AUTOSTART
 from vla_runtime.ros.parameters import ParameterSpec, parameter_rows
 
-_FIXED = {row.name: row for row in parameter_rows(ExecutorConfig, read_only=True)}
+_FIXED = {row.name: row for row in parameter_rows(settings_of(ExecutorConfig), read_only=True)}
 
 EXECUTOR_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec('robot', '', 'robot file (config/robots/*.yaml)', read_only=True),
@@ -56,7 +56,7 @@ EXECUTOR_PARAMETERS: tuple[ParameterSpec, ...] = (
     ),
     _FIXED['clock_jump_s'],
     _FIXED['clamp_latch'],
-    *parameter_rows(ExecutorParameters),
+    *parameter_rows(settings_of(ExecutorParameters)),
     ParameterSpec(
         'dry_run', False, 'compute and report all, command nothing; a change stops the robot'
     ),

@@ -18,8 +18,8 @@ from vla_runtime import __version__
 from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.engines.torch_compile import NONE
+from vla_runtime.files.machine import machine, versions
 from vla_runtime.files.quotes import quoted
-from vla_runtime.performance.measurement import machine, versions
 from vla_runtime.ros.robot.file import Robot, read_robot
 from vla_runtime.ros.robot.match import RobotMatch, Scaling
 

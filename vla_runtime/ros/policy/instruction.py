@@ -111,7 +111,7 @@ class Instruction:
         self._on_news()
 
     def _from_before(self) -> KeptInstruction:
-        """Take up what the node before this one kept; what is in force then."""
+        """Restore the instruction that the previous node kept; return the one in force."""
         log = self._node.get_logger()
         own = KeptInstruction(self._name, self.text, None)
         try:

@@ -1,32 +1,24 @@
 """Parameter table of the policy node.
 
-Live settings stand in the fields of `PolicySettings`; only what the node alone needs is written
+Live settings are those of `live_settings`; only what the node alone needs is written
 here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 from vla_runtime.engines.choice import AUTO
 from vla_runtime.engines.preflight import BACKENDS, MOST_THREADS, PRECISIONS
 from vla_runtime.engines.torch_compile import NONE, WORDS
-from vla_runtime.inference.real_time_chunking import RtcMode
-from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.ros.autostart import AUTOSTART
 from vla_runtime.ros.parameters import ParameterSpec, parameter_rows
-from vla_runtime.ros.policy.settings import RTC_SWITCH
+from vla_runtime.ros.policy.settings import live_settings
 from vla_runtime.ros.policy.synchronizer import SyncLimits
 
 # Set by parameter and by topic alike, so the node needs its name.
 INSTRUCTION = 'instruction'
-
-# Of the core's one setting for whether and how a chunk is tied the node makes two (`settings`).
-_LIVE = parameter_rows(PolicySettings)
-_RTC = [row.name for row in _LIVE].index('rtc_mode')
-_TIES = tuple(word for word in get_args(RtcMode) if word != 'off')
 
 POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec('bundle', '', 'folder of the policy bundle', read_only=True),
@@ -56,7 +48,7 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
         NONE,
         "networks that PyTorch's compiler compiles at configure, which takes minutes the first "
         "time; triton: the expert's layers in Triton kernels; auto: those that it makes faster; "
-        'all but none: backend torch',
+        'every word but none needs backend torch',
         words=WORDS,
         read_only=True,
     ),
@@ -92,14 +84,7 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
         minimum=0.0,
         maximum=1.0,
     ),
-    *_LIVE[:_RTC],
-    ParameterSpec(
-        RTC_SWITCH,
-        False,
-        "tie each chunk to the executor's committed plan, in the way of rtc_mode",
-    ),
-    replace(_LIVE[_RTC], default='guided', words=_TIES),
-    *_LIVE[_RTC + 1 :],
+    *parameter_rows(live_settings().values()),
 )
 
 

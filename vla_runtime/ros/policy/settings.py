@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -34,9 +35,20 @@ def settings_from(values: Mapping[str, Any]) -> PolicySettings:
 
 @cache
 def live_settings() -> Mapping[str, Setting]:
-    """Return the node's live settings of an inference by name."""
-    rows = {row.name: row for row in settings_of(PolicySettings)}
-    return {**rows, RTC_SWITCH: Setting(RTC_SWITCH, False, 'tie each chunk to the committed plan')}
+    """Return the node's live settings of an inference by name, in the order of its table."""
+    rows: dict[str, Setting] = {}
+    for row in settings_of(PolicySettings):
+        if row.name == 'rtc_mode':
+            rows[RTC_SWITCH] = Setting(
+                RTC_SWITCH,
+                False,
+                "tie each chunk to the executor's committed plan, in the way of rtc_mode",
+            )
+            row = replace(
+                row, default='guided', words=tuple(word for word in row.words if word != 'off')
+            )
+        rows[row.name] = row
+    return rows
 
 
 def read_value(name: str, text: str) -> Any:

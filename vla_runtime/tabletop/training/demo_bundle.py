@@ -115,7 +115,7 @@ def write_demo_bundle(
             (folder / TOKENIZER_FILE).write_bytes(tokenizer.read_bytes())
         sealed = seal(folder, spec)
         closed_loop = _evaluate(folder, recipe, episodes)
-        origin = 'on from an earlier one' if 'start' in made else 'from nothing'
+        origin = 'on from an earlier one' if 'start' in made else 'from scratch'
         verification = {
             'what': f'{recipe.title}, trained {origin} on the simulated tabletop',
             'made': dict(made),

@@ -99,7 +99,7 @@ class Training:
         vocabulary: size of the text table; 0 without language.
         folder: where `checkpoint.pt` lies.
         device: `cpu` or `cuda`.
-        start: where the weights come from, None to begin from nothing; `plan.start` names it.
+        start: where the weights come from, None to train from scratch; `plan.start` names it.
 
     Raises:
         ValueError: the checkpoint there belongs to another plan.

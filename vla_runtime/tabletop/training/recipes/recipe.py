@@ -48,7 +48,7 @@ class Recipe:
         name: of the family.
         title: name of the bundle.
         dims: size of the vocabulary to the network's dimensions.
-        steps: optimiser steps of each stage, from nothing.
+        steps: optimiser steps of each stage, from scratch.
         draws: (noise, time) pairs that share one prefix, for `flow`.
         tasks: what it is taught to do.
         prompt: form of its prompts; None for a family without language, which learns one task.

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vla_runtime.performance.measurement import versions
+from vla_runtime.files.machine import versions
 
 
 def test_an_imported_module_names_its_build(monkeypatch: pytest.MonkeyPatch) -> None:

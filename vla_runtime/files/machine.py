@@ -1,0 +1,54 @@
+"""This machine and its software, as results and recordings name them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_CPU = Path('/proc/cpuinfo')
+
+
+def cpu_field(field: str) -> str:
+    """Return a field of the first processor as the kernel tells it; empty where there is none."""
+    if not _CPU.exists():
+        return ''
+    lines = (line.partition(':') for line in _CPU.read_text().splitlines())
+    return next((value.strip() for name, _, value in lines if name.strip() == field), '')
+
+
+def cpu_name() -> str:
+    """The maker's name of this CPU; the architecture where there is none."""
+    return cpu_field('model name') or platform.processor() or platform.machine()
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, memory, system and load of this machine; never its name."""
+    memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    return {
+        'cpu': cpu_name(),
+        'cores': os.cpu_count(),
+        'memory_gib': round(memory / 2**30),
+        'system': platform.platform(terse=True),
+        'load_1min': round(os.getloadavg()[0], 2),
+    }
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """Installed versions; a package that is not installed is left out.
+
+    An imported module is asked first: PyTorch's version names its build (`2.13.0+cpu`), which the
+    package's may lack.
+    """
+    found = {'python': platform.python_version()}
+    for package in packages:
+        imported = getattr(sys.modules.get(package), '__version__', None)
+        try:
+            found[package] = str(imported or metadata.version(package))
+        except metadata.PackageNotFoundError:
+            continue
+    return found
