@@ -33,6 +33,11 @@ for number, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.de
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, usual)
 
+# PyTorch's CUDA build imports Triton, whose own functions are then compiled or interpreted for the
+# rest of the process. Without a GPU only the interpreter runs them.
+if not Path('/dev/nvidia0').exists():
+    os.environ.setdefault('TRITON_INTERPRET', '1')
+
 # Nodes are started by the first worker alone; whatever only computes must not starve them.
 if os.environ.get('PYTEST_XDIST_WORKER', 'gw0') != 'gw0':
     os.nice(10)
