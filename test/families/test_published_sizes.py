@@ -1,0 +1,18 @@
+"""Published sizes: each can have another number of cameras."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from vla_runtime.families import preset, preset_names
+from vla_runtime.families.family import with_cameras
+
+
+@pytest.mark.parametrize('name', preset_names())
+def test_a_published_size_can_have_another_number_of_cameras(name):
+    published = preset(name)[1]
+    made = [with_cameras(published, count) for count in (1, 2, 3, 4, 5)]
+    assert [dims.cameras for dims in made] == [1, 2, 3, 4, 5]
+    steps = set(np.diff([dims.prefix_length for dims in made]))
+    assert len(steps) == 1 and steps.pop() > 0
