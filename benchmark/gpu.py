@@ -221,13 +221,18 @@ def show(figures: dict[str, Any]) -> None:
         print(f'target: {Target(**target).line}')
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    summary, _, rest = str(__doc__).partition('\n')
-    parser = argparse.ArgumentParser(
+def described_parser(text: str | None) -> argparse.ArgumentParser:
+    """Return a parser whose help is a module's docstring."""
+    summary, _, rest = str(text).partition('\n')
+    return argparse.ArgumentParser(
         description=summary,
         epilog=rest.strip(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = described_parser(__doc__)
     parser.add_argument(
         '--quick', action='store_true', help='2 views only, 5 samples each, no torch.compile'
     )

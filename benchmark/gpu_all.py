@@ -20,7 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
-from gpu import device_fault  # noqa: E402
+from gpu import described_parser, device_fault  # noqa: E402
 
 Command = list[str]
 
@@ -85,12 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    summary, _, rest = str(__doc__).partition('\n')
-    parser = argparse.ArgumentParser(
-        description=summary,
-        epilog=rest.strip(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = described_parser(__doc__)
     parser.add_argument('out', type=Path, metavar='OUT', help='folder for the results')
     parser.add_argument('--lerobot-python', type=Path, help='Python of an environment with LeRobot')
     parser.add_argument('--realtime-vla', type=Path, help='checkout of Dexmal/realtime-vla')

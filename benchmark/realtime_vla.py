@@ -29,7 +29,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / 'benchmark')]
 
-from gpu import device_facts, device_fault  # noqa: E402
+from gpu import described_parser, device_facts, device_fault  # noqa: E402
 
 # The shortest of the lengths for which our prefix has a graph: nothing is padded on either side.
 PROMPT_TOKENS = 48
@@ -175,12 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    summary, _, rest = str(__doc__).partition('\n')
-    parser = argparse.ArgumentParser(
-        description=summary,
-        epilog=rest.strip(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = described_parser(__doc__)
     parser.add_argument('repository', type=Path, metavar='REPOSITORY', help='checkout of theirs')
     parser.add_argument('--views', type=int, choices=(1, 2, 3), default=3, help='default: 3')
     parser.add_argument('--rounds', type=int, default=200, help='turns of each (default: 200)')
