@@ -167,9 +167,9 @@ MERGES = ''.join(f'a{n + 1}: &a{n + 1} {{<<: [*a{n}, *a{n}, *a{n}]}}\n' for n in
         ('a: !!timestamp x', "tag 'tag:yaml.org,2002:timestamp'"),
         ('a: 2026-13-45', "'2026-13-45' cannot be read"),
         ('a: 0x_', "'0x_' cannot be read"),
-        ('a: 1:30', "'1:30' is not a decimal number; put words in quotation marks"),
-        ('a: -0:20.5', "'-0:20.5' is not a decimal number"),
-        ('a: 010', "'010' is not a decimal number"),
+        ('a: 1:30', "'1:30' is base 60 in YAML: quote a text, write a number in decimal"),
+        ('a: -0:20.5', "'-0:20.5' is base 60 in YAML"),
+        ('a: 010', "'010' is base 8 in YAML: write it without the leading 0, or quote a text"),
         (f'a: {"9" * 5000}', 'a number of 5000 characters'),
         (f'a: 0x{"f" * 5000}', 'a number of 5002 characters'),
         (f'a: {":".join(["59"] * 2000)}', 'a number of 5999 characters'),
@@ -220,3 +220,13 @@ def test_an_exponent_needs_neither_dot_nor_sign_where_a_number_is_expected(text,
     for wrong in ('1e', 'e3', '1e3x', '1 e3', "'12'"):
         with pytest.raises(FieldError, match='where a number is expected'):
             parse(Speed, loads(f'metres_per_s: {wrong}'))
+
+
+def test_numbers_with_zeros_before_or_in_hexadecimal_are_read():
+    assert loads('[0, 00, -0, 00.5, 1_000, 0x10]') == [0, 0, 0, 0.5, 1000, 16]
+
+
+def test_a_parameter_file_is_read_as_rcl_reads_it():
+    text = '{mode: 0644, start: 12:30, mac: 10:11:22:33:44:55, id: 007}'
+    found = loads(text, as_rcl=True)
+    assert found == {'mode': 420, 'start': '12:30', 'mac': '10:11:22:33:44:55', 'id': 7}

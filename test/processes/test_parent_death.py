@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import select
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from paths import ROOT
 
 from vla_runtime.processes.parent_death import LAUNCH_VARIABLE
 
@@ -93,3 +95,15 @@ def test_a_node_gets_sigterm_when_its_launch_ended_before_it_could_be_tied(reape
     if reaped:
         launch.wait()
     assert launch.communicate(timeout=10.0)[0] == 'SIGTERM'
+
+
+def test_every_node_of_the_launch_files_is_told_its_launch() -> None:
+    for file in (ROOT / 'launch').glob('*.launch.py'):
+        calls = [
+            node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)
+        ]
+        nodes = [call for call in calls if ast.unparse(call.func) == 'Node']
+        assert nodes, file
+        for call in nodes:
+            given = {word.arg: ast.unparse(word.value) for word in call.keywords}
+            assert 'LAUNCH_VARIABLE: str(os.getpid())' in given['additional_env'], file

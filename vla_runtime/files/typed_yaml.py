@@ -38,7 +38,7 @@ _MOST_LEVELS = 20
 _LONGEST_NUMBER = 500
 # YAML 1.1 reads 1:30 as 90 and 010 as 8.
 _BASE_60 = re.compile(r'[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?')
-_BASE_8 = re.compile(r'[-+]?0[0-7_]+')
+_BASE_8 = re.compile(r'[-+]?0[0_]*[1-7][0-7_]*')
 _LONGEST_MESSAGE, _LONGEST_PROBLEM = 600, 160
 # Known words that are compared, and that are listed where none is near.
 _COMPARED_WORDS, _LISTED_WORDS = 1000, 30
@@ -71,9 +71,9 @@ class _StrictLoader(yaml.SafeLoader):
     aliases that stand for themselves or for too much.
     """
 
-    def __init__(self, text: str, *, aliases: bool) -> None:
+    def __init__(self, text: str, *, as_rcl: bool) -> None:
         super().__init__(text)
-        self._aliases = aliases
+        self._as_rcl = as_rcl
         self._values = 0
         self._levels = 0
         self._values_of: dict[yaml.Node, int] = {}
@@ -85,7 +85,7 @@ class _StrictLoader(yaml.SafeLoader):
             raise _refused(
                 f'tag {quoted(event.tag)}: write the value without a tag', event.start_mark
             )
-        if is_alias and not self._aliases:
+        if is_alias and self._as_rcl:
             raise _refused(f'alias {quoted(event.anchor)}: write the value out', event.start_mark)
         before = self._values
         self._values += 1
@@ -120,9 +120,14 @@ class _StrictLoader(yaml.SafeLoader):
         is_number = node.tag in ('tag:yaml.org,2002:int', 'tag:yaml.org,2002:float')
         if is_number and len(node.value) > _LONGEST_NUMBER:
             raise _refused(f'a number of {len(node.value)} characters', node.start_mark)
-        if is_number and (_BASE_60.fullmatch(node.value) or _BASE_8.fullmatch(node.value)):
-            problem = f'{quoted(node.value)} is not a decimal number; put words in quotation marks'
-            raise _refused(problem, node.start_mark)
+        if is_number and _BASE_60.fullmatch(node.value):
+            if self._as_rcl:
+                return node.value
+            problem = 'is base 60 in YAML: quote a text, write a number in decimal'
+            raise _refused(f'{quoted(node.value)} {problem}', node.start_mark)
+        if is_number and _BASE_8.fullmatch(node.value) and not self._as_rcl:
+            problem = 'is base 8 in YAML: write it without the leading 0, or quote a text'
+            raise _refused(f'{quoted(node.value)} {problem}', node.start_mark)
         try:
             return super().construct_object(node, deep)
         except (ArithmeticError, ValueError, LookupError):
@@ -134,19 +139,19 @@ def _refused(problem: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:
     return yaml.constructor.ConstructorError(None, None, problem, mark)
 
 
-def loads(text: str, *, aliases: bool = True) -> Any:
+def loads(text: str, *, as_rcl: bool = False) -> Any:
     """Load one YAML document, nothing but plain data.
 
     Args:
         text: the document.
-        aliases: read them; False refuses them, as rcl does.
+        as_rcl: read it as ROS 2 reads parameter files: no aliases, 12:30 is a text, 010 is 8.
 
     Raises:
         FieldError: not YAML, a tag, a merge key, a key given twice, or more than is ever needed;
             with the line.
     """
     try:
-        return yaml.load(text, Loader=partial(_StrictLoader, aliases=aliases))
+        return yaml.load(text, Loader=partial(_StrictLoader, as_rcl=as_rcl))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f'line {mark.line + 1}, column {mark.column + 1}: ' if mark else ''

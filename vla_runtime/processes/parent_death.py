@@ -52,6 +52,7 @@ def end_with_launch() -> None:
         _tie(signal.SIGTERM)
     # It may have died before, since it started this process or while Python did.
     if launch != str(os.getppid()) and _has_ended(launch):
+        os.write(2, f'ends at once: its launch, process {launch}, has ended\n'.encode())
         signal.raise_signal(signal.SIGTERM)
 
 

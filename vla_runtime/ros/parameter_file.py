@@ -89,7 +89,7 @@ def check_files_on_command_line(arguments: Sequence[str]) -> None:
 
 def _load(path: Path) -> Any:
     try:
-        return loads(read_text(path, LARGEST_FILE), aliases=False)
+        return loads(read_text(path, LARGEST_FILE), as_rcl=True)
     except OSError as error:
         raise ParameterError(f'{path}: {error.strerror or error}') from None
     except UnreadableFileError as error:

@@ -389,6 +389,8 @@ def test_drivers_have_a_second_after_activation_before_they_are_missed(executor)
     executor.diagnostics.clear()
     begin_s = monotonic()
     assert executor.graph.transition(executor.node, 'activate')
+    # The executor asks at once, and the request waits for frames.
+    executor.drivers.request()
     missed = executor.graph.wait_for(
         lambda: [s for s in executor.statuses('observation') if 'no frame yet' in s.message],
         'a camera that is missed',

@@ -171,7 +171,6 @@ class PolicyNode(ManagedNode):
 
     def _open(self) -> None:
         self._say(Level.OK, 'preparing settings')
-        self._opened_ns = monotonic_ns()
         assert self._policy is not None and self._robot is not None and self._match is not None
         limits = limits_from(values(self, POLICY_PARAMETERS))
         self._synchronizer = make_synchronizer(self, self._robot, self._match, limits)
@@ -205,6 +204,7 @@ class PolicyNode(ManagedNode):
             guarded(self._on_exception, _REQUEST_TOPIC, self._on_request),
             REPEATED,
         )
+        self._opened_ns = monotonic_ns()
         self._say(Level.OK, f'waiting for a request on {_REQUEST_TOPIC}')
 
     def _shut(self) -> None:
