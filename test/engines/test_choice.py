@@ -8,7 +8,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import torch
 from onnx_bundles import copy_bundle, tiny_onnx_bundle
 from tiny_policy import observation as looked
 from tiny_policy import tiny_spec, write_tiny_policy
@@ -152,7 +151,7 @@ def test_a_choice_for_one_gpu_is_measured_again_on_another(
 ):
     both, cuda = [TORCH, Candidate('torch', 'bfloat16')], 'cuda'
     for gpu, times in (('small', (1.0, 9.0)), ('large', (9.0, 1.0)), ('small', (9.0, 9.0))):
-        monkeypatch.setattr(torch.cuda, 'get_device_name', lambda device, gpu=gpu: gpu)
+        monkeypatch.setattr(choices, 'gpu_name', lambda device, gpu=gpu: gpu)
         found = choose(bundle, both, cuda, 1, {}, timed(dict(zip(both, times, strict=True))))
         assert found.precision == ('float32' if gpu == 'small' else 'bfloat16')
 
@@ -313,7 +312,6 @@ def test_fp8_is_taken_by_auto_only_with_judged_success(
     said: str,
 ):
     monkeypatch.setattr(preflight, '_compute_capability', lambda index: capability)
-    monkeypatch.setattr(torch.cuda, 'get_device_name', lambda device: 'a GPU')
     bundle = with_receipt(tmp_path / 'bundle', 'bfloat16')
     if lost is not None:
         judge(bundle, FP8, lost)

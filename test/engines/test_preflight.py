@@ -19,6 +19,7 @@ from vla_runtime.engines.preflight import (
     check_graph_files,
     driver_cuda_version,
     fp8_refusal,
+    gpu_name,
     missing_package,
     require_packages,
     unused_gpu,
@@ -59,6 +60,10 @@ class FakeDriver:
     def cuDeviceGetAttribute(self, value, attribute, device):  # noqa: N802
         # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR is 75, that of the minor 76.
         value._obj.value = self._capabilities[device.value - 7][attribute - 75]
+        return 0
+
+    def cuDeviceGetName(self, name, length, device):  # noqa: N802
+        name.value = f'GPU {device.value - 7}'.encode()
         return 0
 
     def cuGetErrorString(self, code, text):  # noqa: N802
@@ -179,6 +184,20 @@ def test_without_a_driver_there_is_no_8_bit_floating_point(driver, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(preflight, '_DRIVER', 'libnowhere.so.1')
     assert '0.0' in fp8_refusal('cuda')
+
+
+def test_a_gpu_is_named_by_its_driver(driver, monkeypatch):
+    driver(FakeDriver(capabilities=((8, 7), (9, 0))))
+    assert [gpu_name(device) for device in ('cuda', 'cuda:1', 'tensorrt:1')] == [
+        'GPU 0',
+        'GPU 1',
+        'GPU 1',
+    ]
+    driver(FakeDriver(init=999))
+    assert gpu_name('cuda') == ''
+    monkeypatch.undo()
+    monkeypatch.setattr(preflight, '_DRIVER', 'libnowhere.so.1')
+    assert gpu_name('cuda') == ''
 
 
 def test_onnx_runtime_says_which_providers_it_has_before_the_driver_is_asked(monkeypatch):

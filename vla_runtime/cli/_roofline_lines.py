@@ -8,9 +8,6 @@ from typing import Any
 from vla_runtime.performance.devices import GIB
 from vla_runtime.performance.kernel_times import SECONDS_A_KERNEL
 
-# What runs the expert's layers, in the order of the columns.
-_RUN_BY = ('torch', 'triton')
-
 
 def describe(answer: Mapping[str, Any], device: Mapping[str, Any]) -> str:
     """The answer for one device, as lines for people."""
@@ -59,7 +56,7 @@ def _predicted_lines(device: Mapping[str, Any], labels: Mapping[str, str]) -> Se
     how = f'1 row; least time + {1e6 * SECONDS_A_KERNEL:g} µs a kernel, not measured'
     lines = [f'  {"torch, ms":24}{"predicted":>10}{"in Triton":>10}  {how}']
     lines += [
-        f'  {label:24}' + ''.join(f'{_digits(predicted[by][phase]):>10}' for by in _RUN_BY)
+        f'  {label:24}' + ''.join(f'{_digits(one[phase]):>10}' for one in predicted.values())
         for phase, label in labels.items()
     ]
     return [*lines, '']

@@ -33,7 +33,13 @@ from vla_runtime.engines.cpu import check_int8, multiplies_bfloat16
 from vla_runtime.engines.device_names import accepts_device
 from vla_runtime.engines.free_memory import available_host_bytes
 from vla_runtime.engines.onnx.files import graph_path
-from vla_runtime.engines.preflight import BACKENDS, PRECISIONS, fp8_refusal, missing_package
+from vla_runtime.engines.preflight import (
+    BACKENDS,
+    PRECISIONS,
+    fp8_refusal,
+    gpu_name,
+    missing_package,
+)
 from vla_runtime.files.cache_folder import cache_folder
 from vla_runtime.files.json_file import JsonError, JsonMapping, read_json
 from vla_runtime.files.machine import cpu_name
@@ -368,19 +374,11 @@ def _key(
         'device': device,
         'threads': threads,
         'settings': dict(settings),
-        'processors': _processors(device),
+        'cpu': cpu_name(),
+        'gpu': '' if device == 'cpu' else gpu_name(device),
         'versions': {name: _version(name) for name in _PACKAGES} | {'vla_runtime': __version__},
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
-def _processors(device: str) -> list[str]:
-    """Return the names of the CPU and of the GPU that runs the policy."""
-    if device == 'cpu' or missing_package('torch'):
-        return [cpu_name()]
-    import torch
-
-    return [cpu_name(), torch.cuda.get_device_name(device)]
 
 
 def _version(package: str) -> str:

@@ -181,6 +181,8 @@ class MotionLimiter:
             np.copyto(velocity, command, where=columns.is_velocity)
         np.maximum(velocity, self._slowest, out=velocity)
         np.minimum(velocity, self._speed, out=velocity)
+        if not np.count_nonzero(self._changed):
+            return False
         np.subtract(goal, target, out=self._scratch)
         np.abs(self._scratch, out=self._scratch)
         return float(self._scratch.max()) > _ROUNDING

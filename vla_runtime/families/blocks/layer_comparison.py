@@ -97,8 +97,6 @@ class ComparedExpert(FusedExpert):
                 [float(measure(error)) for error in found]
                 for measure in (lambda e: e.square().mean().sqrt(), lambda e: e.abs().max())
             )
-            if not math.isfinite(means[0]):
-                worst[0] = math.nan
             self._errors.append(LayerError(layer, means[0], worst[0], means[1], worst[1]))
             x = operators
         return x
