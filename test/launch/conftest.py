@@ -18,7 +18,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / 'ros'))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from discovery import announce_often
+from discovery import announce_often, udp_profile  # noqa: F401 (a fixture)
 from graph import isolate
 
 isolate()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from discovery import announce_often
+from discovery import announce_often, udp_profile  # noqa: F401 (a fixture)
 from graph import isolate
 
 isolate()

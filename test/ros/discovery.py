@@ -1,12 +1,18 @@
-"""A Fast DDS profile with which the tests' processes find each other at once."""
+"""Fast DDS profiles of the tests: nodes find each other at once, and a test stays reachable."""
 
 from __future__ import annotations
 
 import os
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
+import pytest
+import rclpy
 from paths import ROOT
+from rclpy.node import Node
 
 from vla_runtime.ros.middleware import PROFILE_VARIABLES
 
@@ -15,21 +21,60 @@ _PERIOD_NS = 200_000_000
 
 
 def announce_often() -> None:
-    """Let this process and its children announce themselves every 0.2 s; before `rclpy.init`.
+    """Let the nodes that this process starts announce themselves every 0.2 s.
 
     A participant that starts is often not heard by one that runs already. They then meet at the
     running one's next announcement, and by default there is one in 3 s: most of a node's start.
     All else is as in the shipped profile.
     """
-    path = Path(os.environ['VLA_RUNTIME_TEST_SCRATCH']) / f'fastdds_{os.getpid()}.xml'
-    path.write_text(profile(), encoding='utf-8')
-    os.environ.update(dict.fromkeys(PROFILE_VARIABLES, str(path)))
+    os.environ.update(dict.fromkeys(PROFILE_VARIABLES, str(_written('nodes', nodes_profile()))))
 
 
-def profile() -> str:
+@contextmanager
+def by_udp() -> Iterator[None]:
+    """Let this process itself join the graph by UDP alone; around `rclpy.init`.
+
+    On a machine that stands still for a second, as virtual machines do, every process takes the
+    others' shared memory for a dead process's, and now and then one is cut off from then on
+    (`vla_runtime.ros.shared_memory`). A node then joins anew, which a test cannot do. With
+    LOCALHOST, ROS 2 adds shared memory to any profile.
+    """
+    variables = dict.fromkeys(PROFILE_VARIABLES, str(_written('test', own_profile())))
+    with mock.patch.dict(os.environ, {**variables, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET'}):
+        yield
+
+
+@pytest.fixture(scope='session', autouse=True)
+def udp_profile() -> None:
+    """Make the test's first node: Fast DDS reads its profile then, and never again."""
+    context = rclpy.Context()
+    with by_udp():
+        rclpy.init(context=context)
+        Node('first', context=context).destroy_node()
+    rclpy.shutdown(context=context)
+
+
+def _written(name: str, profile: str) -> Path:
+    path = Path(os.environ['VLA_RUNTIME_TEST_SCRATCH']) / f'fastdds_{name}_{os.getpid()}.xml'
+    path.write_text(profile, encoding='utf-8')
+    return path
+
+
+def nodes_profile() -> str:
     """The shipped profile with that period."""
+    return _announcing_often(ElementTree.parse(ROOT / 'config' / 'fastdds.xml').getroot())
+
+
+def own_profile() -> str:
+    """The executor's profile with that period; what is sent to all stays on this machine."""
+    root = ElementTree.parse(ROOT / 'config' / 'fastdds_executor.xml').getroot()
+    (transport,) = root.iterfind('.//{*}transport_descriptor')
+    ElementTree.SubElement(transport, f'{{{_NAMESPACE}}}TTL').text = '0'
+    return _announcing_often(root)
+
+
+def _announcing_often(root: ElementTree.Element) -> str:
     ElementTree.register_namespace('', _NAMESPACE)
-    root = ElementTree.parse(ROOT / 'config' / 'fastdds.xml').getroot()
     (element,) = root.iterfind('.//{*}rtps')
     for name in ('builtin', 'discovery_config', 'leaseAnnouncement'):
         element = ElementTree.SubElement(element, f'{{{_NAMESPACE}}}{name}')

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import rclpy
+from discovery import by_udp
 from forked import Fork
 from lifecycle_msgs.srv import ChangeState, GetState
 from paths import ROOT
@@ -34,7 +35,6 @@ from vla_runtime.processes.parent_death import dies_with_this_process
 from vla_runtime.ros.domains import claim_domain
 from vla_runtime.ros.middleware import REACH_VARIABLES, stay_on_this_machine
 from vla_runtime.ros.service_call import ServiceCall, TransitionCall
-from vla_runtime.ros.shared_memory import PortWatch
 
 RELIABLE = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE)
 LATCHED = QoSProfile(
@@ -72,8 +72,9 @@ class Graph:
 
     def __init__(self, name: str = 'test') -> None:
         self._context = rclpy.Context()
-        rclpy.init(context=self._context)
-        self.node = Node(name, context=self._context)
+        with by_udp():
+            rclpy.init(context=self._context)
+            self.node = Node(name, context=self._context)
         self._executor = SingleThreadedExecutor(context=self._context)
         self._executor.add_node(self.node)
         self._changed = threading.Condition()
@@ -117,7 +118,7 @@ class Graph:
             if value:
                 return value
             if time.monotonic() > end:
-                output = '\n'.join([_deafness(), *(process.output() for process in _running)])
+                output = '\n'.join(process.output() for process in _running)
                 raise AssertionError(f'waited {timeout_s:g} s in vain for {what}\n{output}')
             if meanwhile is not None:
                 meanwhile()
@@ -195,14 +196,6 @@ class Graph:
         self._executor.shutdown()
         self.node.destroy_node()
         rclpy.shutdown(context=self._context)
-
-
-def _deafness() -> str:
-    """Say whether the test's own participants can be reached, for failures."""
-    watch = PortWatch()
-    watch.lost(0.0)
-    lost = ', '.join(sorted(watch.lost(10.0)))
-    return f'nobody reaches the test itself at {lost}' if lost else 'the test itself is reached'
 
 
 @contextmanager

@@ -64,3 +64,16 @@ def test_the_running_node_maps_no_shared_memory_of_fast_dds(
         }
     # The other node shows that it would be seen.
     assert mapped == {executor.pid: False, tabletop.pid: True}
+
+
+@pytest.mark.graph
+def test_the_tests_own_node_has_no_shared_memory_to_be_cut_off_from() -> None:
+    def mapped() -> set[str]:
+        lines = Path('/proc/self/maps').read_text().splitlines()
+        return {line.split()[-1] for line in lines if '/dev/shm/fastrtps_' in line}
+
+    before = mapped()
+    with graph() as made:
+        made.start('vla_runtime.tabletop.ros.node')
+        assert made.set_parameter('/tabletop', 'seed', 1).successful
+        assert mapped() <= before

@@ -6,7 +6,7 @@ from paths import ROOT
 
 sys.path.insert(0, str(ROOT / 'test' / 'ros'))
 
-from discovery import announce_often
+from discovery import announce_often, udp_profile  # noqa: F401 (a fixture)
 from graph import isolate
 
 isolate()
