@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from tiny_policy import tiny_dims
 
-from vla_runtime.families import weight_shapes
+from vla_runtime.families import traced_shapes, weight_shapes
+from vla_runtime.families.flow_network import FlowNetwork, empty_network
 from vla_runtime.families.remembered_shapes import shapes_file
+from vla_runtime.families.traced_shapes import TracedShapes, trace_shapes
 
 
 @pytest.fixture
@@ -60,17 +62,18 @@ def test_code_that_cannot_be_read_is_not_known_again(tmp_path):
     assert file() is None
 
 
-@pytest.mark.parametrize(
-    'damage',
-    [
-        lambda path: path.write_text(''),
-        lambda path: path.write_text('[1, 2]'),
-        lambda path: path.write_text('{"action_out.bias": 6}'),
-        lambda path: path.write_bytes(b'\xff'),
-        lambda path: path.write_text('[' * 100_000),
-        lambda path: path.write_text('{"action_out.bias": [1e999]}'),
-    ],
-)
+DAMAGES = [
+    lambda path: path.write_text(''),
+    lambda path: path.write_text('[1, 2]'),
+    lambda path: path.write_text('{"action_out.bias": 6}'),
+    lambda path: path.write_text('{"image_tokens": [4, 8], "token_counts": [[1]]}'),
+    lambda path: path.write_bytes(b'\xff'),
+    lambda path: path.write_text('[' * 100_000),
+    lambda path: path.write_text('{"action_out.bias": [1e999]}'),
+]
+
+
+@pytest.mark.parametrize('damage', DAMAGES)
 def test_a_damaged_file_is_written_anew(cache, damage: Callable[[Path], object]):
     shapes = weight_shapes('pi05', tiny_dims('pi05'))
     (path,) = cache.iterdir()
@@ -80,7 +83,42 @@ def test_a_damaged_file_is_written_anew(cache, damage: Callable[[Path], object])
     assert path.read_bytes() == whole
 
 
-def test_a_folder_that_cannot_be_written_to_costs_time_only(tmp_path, monkeypatch):
-    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
-    (tmp_path / 'vla_runtime').write_text('a file, where a folder is to be')
-    assert weight_shapes('pi05', tiny_dims('pi05'))['action_out.bias']
+def traced_anew(monkeypatch, network: FlowNetwork) -> TracedShapes:
+    """As in a process that has traced nothing yet."""
+    monkeypatch.setattr(traced_shapes, '_TRACED', {})
+    return trace_shapes(network)
+
+
+@pytest.mark.parametrize('family', ['pi05', 'smolvla', 'act', 'groot_n17', 'evo1'])
+def test_a_network_is_traced_once_a_machine(cache, family, monkeypatch):
+    network = empty_network(family, tiny_dims(family))
+    traced = traced_anew(monkeypatch, network)
+    monkeypatch.delattr(traced_shapes, '_trace')
+    assert traced_anew(monkeypatch, network) == traced
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_another_precision_is_traced_anew(cache, monkeypatch):
+    network = empty_network('pi05', tiny_dims('pi05'))
+    dtypes = {str(tensor.dtype) for tensor in traced_anew(monkeypatch, network).past.values()}
+    network.bfloat16()
+    halves = {str(tensor.dtype) for tensor in traced_anew(monkeypatch, network).past.values()}
+    assert halves != dtypes
+
+
+def test_a_network_of_other_code_than_the_families_is_not_remembered(cache, monkeypatch):
+    network = empty_network('pi05', tiny_dims('pi05'))
+    network.__class__ = type('Mine', (type(network),), {'__module__': 'mine'})
+    traced_anew(monkeypatch, network)
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize('damage', DAMAGES)
+def test_damaged_traced_shapes_are_written_anew(cache, damage, monkeypatch):
+    network = empty_network('act', tiny_dims('act'))
+    shapes = traced_anew(monkeypatch, network)
+    (path,) = cache.iterdir()
+    whole = path.read_bytes()
+    damage(path)
+    assert traced_anew(monkeypatch, network) == shapes
+    assert path.read_bytes() == whole

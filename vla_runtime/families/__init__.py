@@ -9,25 +9,27 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vla_runtime.families.family import Family, PolicyDims, TimeTable
-from vla_runtime.families.remembered_shapes import (
-    Shapes,
-    remember_shapes,
-    remembered_shapes,
-    shapes_file,
-)
+from vla_runtime.families.remembered_shapes import remember, remembered, shapes_file
 from vla_runtime.files.safetensors_reader import SafetensorsReader
 
 if TYPE_CHECKING:
     from vla_runtime.families.flow_network import FlowNetwork
 
+Shapes = dict[str, tuple[int, ...]]
+
 
 def family_folders() -> list[str]:
     """Names of the folders that hold families: those with a declaration."""
-    declared = (path.parent for base in __path__ for path in Path(base).glob('*/declaration.py'))
+    declared = (path.parent for base in code_folders() for path in base.glob('*/declaration.py'))
     return sorted(folder.name for folder in declared)
+
+
+def code_folders() -> list[Path]:
+    """Folders with the code of all families."""
+    return [Path(folder) for folder in __path__]
 
 
 def _in_folders() -> dict[str, tuple[str, Family]]:
@@ -90,16 +92,19 @@ def weight_shapes(name: str, dims: PolicyDims) -> Shapes:
         ModuleNotFoundError: not remembered, and PyTorch is not installed.
     """
     _find(name)
-    path = shapes_file(name, dims, map(Path, __path__))
-    shapes = remembered_shapes(path) if path else None
+    path = shapes_file(name, dims, code_folders())
+    shapes = remembered(path, _shapes_of)
     if shapes is None:
         from vla_runtime.families.flow_network import empty_network
 
         state = empty_network(name, dims).state_dict()
         shapes = {tensor: tuple(value.shape) for tensor, value in state.items()}
-        if path:
-            remember_shapes(path, shapes)
+        remember(path, shapes)
     return shapes
+
+
+def _shapes_of(content: dict[str, Any]) -> Shapes:
+    return {name: tuple(map(int, shape)) for name, shape in content.items()}
 
 
 def read_time_table(name: str, dims: PolicyDims, weights: Path) -> TimeTable:

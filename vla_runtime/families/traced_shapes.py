@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from vla_runtime import families
 from vla_runtime.families.family import RowInput, distinct_image_sizes
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.flow_step import Prefix
+from vla_runtime.families.remembered_shapes import remember, remembered, shapes_file
 
+_DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 KINDS = {'float32': torch.float32, 'int64': torch.int64, 'bool': torch.bool}
 
 
@@ -66,7 +70,8 @@ _TRACED: dict[Hashable, TracedShapes] = {}
 def trace_shapes(network: FlowNetwork) -> TracedShapes:
     """Run vision and prefix without numbers, for one and for two prompt rows.
 
-    Networks with equal dimensions, parameters and buffers are traced once a process.
+    Networks with equal dimensions, parameters and buffers are traced once a process, and those of
+    the package's own families once a machine.
 
     Args:
         network: on any device.
@@ -78,8 +83,47 @@ def trace_shapes(network: FlowNetwork) -> TracedShapes:
     state = tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors)
     key = (type(network), network.dims, state)
     if key not in _TRACED:
-        _TRACED[key] = _trace(network)
+        path = _file(network, f'{torch.__version__} {state}')
+        shapes = remembered(path, _read)
+        if shapes is None:
+            shapes = _trace(network)
+            remember(path, _written(shapes))
+        _TRACED[key] = shapes
     return _TRACED[key]
+
+
+def _file(network: FlowNetwork, state: str) -> Path | None:
+    """Name the file that remembers a network's shapes; None for code outside the families."""
+    if not type(network).__module__.startswith(f'{families.__name__}.'):
+        return None
+    state = f'{type(network).__qualname__} {state}'
+    return shapes_file(network.family.name, network.dims, families.code_folders(), state)
+
+
+def _written(shapes: TracedShapes) -> dict[str, Any]:
+    """Return shapes as JSON; `_read` is its inverse."""
+    return {
+        'image_tokens': shapes.image_tokens,
+        'token_counts': [[*size, count] for size, count in shapes.token_counts.items()],
+        'past': {
+            name: [tensor.shape, tensor.row_axis, str(tensor.dtype)]
+            for name, tensor in shapes.past.items()
+        },
+        'conditioning': shapes.conditioning,
+    }
+
+
+def _read(content: dict[str, Any]) -> TracedShapes:
+    tokens, width = map(int, content['image_tokens'])
+    return TracedShapes(
+        (tokens, width),
+        {(int(h), int(w)): int(count) for h, w, count in content['token_counts']},
+        {
+            name: PrefixTensor(tuple(map(int, shape)), int(row_axis), _DTYPES[dtype])
+            for name, (shape, row_axis, dtype) in content['past'].items()
+        },
+        int(content['conditioning']),
+    )
 
 
 def _trace(network: FlowNetwork) -> TracedShapes:
