@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import rclpy
@@ -68,11 +68,18 @@ def _own_domain() -> int:
 
 
 class Graph:
-    """A node of the test's own, spun in a thread, and the processes that the test started."""
+    """A node of the test's own, spun in a thread, and the processes that the test started.
 
-    def __init__(self, name: str = 'test') -> None:
+    Args:
+        name: name of that node.
+        joining: around its joining the graph.
+    """
+
+    def __init__(
+        self, name: str = 'test', joining: AbstractContextManager[None] | None = None
+    ) -> None:
         self._context = rclpy.Context()
-        with by_udp():
+        with joining or nullcontext():
             rclpy.init(context=self._context)
             self.node = Node(name, context=self._context)
         self._executor = SingleThreadedExecutor(context=self._context)
@@ -201,7 +208,7 @@ class Graph:
 @contextmanager
 def graph() -> Iterator[Graph]:
     """A graph that is closed at the end, whatever happens."""
-    made = Graph()
+    made = Graph(joining=by_udp())
     try:
         yield made
     finally:
