@@ -36,7 +36,8 @@ from vla_runtime.ros.domains import claim_domain
 from vla_runtime.ros.middleware import REACH_VARIABLES, stay_on_this_machine
 from vla_runtime.ros.service_call import ServiceCall, TransitionCall
 
-RELIABLE = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE)
+# Ten seconds of commands at 100 Hz, of which a starved test must lose none.
+RELIABLE = QoSProfile(depth=1000, reliability=ReliabilityPolicy.RELIABLE)
 LATCHED = QoSProfile(
     depth=1,
     reliability=ReliabilityPolicy.RELIABLE,
