@@ -189,6 +189,16 @@ def test_missing_joint_is_named_with_those_that_were_seen():
     )
 
 
+def test_messages_that_name_no_joint_are_told_from_a_silent_topic():
+    made = a_synchronizer()
+    made.add_joints(ARM, [], [], NOW, NOW)
+    refusals = refused(made)
+    assert refusals['joint elbow'] == (
+        f'{ARM}: its messages name no joint; mend the node that publishes them'
+    )
+    assert refusals['joint finger'] == f'no joint states yet on {HAND}'
+
+
 def test_joints_may_come_in_parts_on_one_topic():
     made = a_synchronizer()
     feed_frames(made, top=[0], wrist=[0])

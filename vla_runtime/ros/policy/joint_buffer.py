@@ -123,7 +123,7 @@ class JointTopic:
     def clear(self) -> None:
         self.fault = None
         self._seen.clear()
-        self._latest = ()
+        self._latest, self._latest_ns = (), 0
         for joint in self.joints:
             joint.clear()
 
@@ -188,6 +188,8 @@ class JointTopic:
             return f'{self.name}: {self.fault}'
         if joint.fault is not None:
             return f"joint '{name}' ({self.name}): {joint.fault}"
+        if not self._seen and self._latest_ns:
+            return f'{self.name}: its messages name no joint; mend the node that publishes them'
         if not self._seen:
             return f'no joint states yet on {self.name}'
         if last_ns is None:
