@@ -10,15 +10,13 @@ from typing import Any
 
 from measurement import write_result
 
-from vla_runtime.families import find_family, preset, preset_names
+from vla_runtime.families import find_family, performance_figures, preset, preset_names
 from vla_runtime.families.family import with_cameras
 from vla_runtime.performance.devices import DEVICES
 from vla_runtime.performance.operation_counts import count_operations
-from vla_runtime.performance.published_runs import published_runs
 from vla_runtime.performance.roofline import miss_shares, phase_floors, published_rates
 
 _DEVICES = ('orin-nano', 'agx-orin', 'rtx-3060', 'rtx-5070', 'rtx-5090')
-_STEPS = 10
 
 
 def shares(model: str, views: int, precision: str) -> dict[str, Any]:
@@ -27,7 +25,7 @@ def shares(model: str, views: int, precision: str) -> dict[str, Any]:
     assert found is not None
     family, dims = found
     counts = count_operations(family, with_cameras(dims, views))
-    steps = {'single': 1}.get(find_family(family).head, 4 if 'groot' in family else _STEPS)
+    steps = find_family(family).denoise_steps
     devices: dict[str, Any] = {}
     for device in _DEVICES:
         floors = phase_floors(
@@ -48,7 +46,7 @@ def shares(model: str, views: int, precision: str) -> dict[str, Any]:
                     'vision': run.vision_ms / run.total_ms,
                     'source': run.source,
                 }
-                for run in published_runs(model, device)
+                for run in performance_figures(model).runs_on(device)
             ],
         }
     return {'views': views, 'steps': steps, 'devices': devices}

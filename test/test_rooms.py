@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 
+from vla_runtime.families import family_names
+
 PACKAGE = 'vla_runtime'
 # Room to the rooms of the package that it may import; `types` and `files` may be imported by all.
 EVERYONE = {'types', 'files', '__version__'}
@@ -73,6 +75,17 @@ WITHOUT = {
     'policy.py': {'torch', 'rclpy'},
     'selftest': {'rclpy'},
     'types.py': {'torch', 'rclpy'},
+}
+# Folders that may name a family: families themselves, and the demo with its training.
+NAMING_FAMILIES = {'families', 'tabletop'}
+# Words that a family, its projects' checkpoints or its language model is known by.
+FAMILY_WORDS = ('pi0', 'smolvla', 'evo1', 'evo-1', 'groot', 'gr00t', 'paligemma')
+# Lines that would count as naming one and do not, by file: `act` is a stage of the training.
+NAMED_ALL_THE_SAME: dict[str, tuple[str, ...]] = {
+    'cli/train_demo.py': (
+        "ONWARD_STEPS = {'see': 0, 'ground': 200, 'act': 2000}",
+        "type=at_least(1 if stage == 'act' else 0),",
+    ),
 }
 # The only package that the core that moves the robot may need.
 EXECUTION_NEEDS = {'numpy'}
@@ -151,6 +164,37 @@ def test_what_moves_the_robot_cannot_tell_whether_it_is_recorded() -> None:
         assert not asks.search(path.read_text(encoding='utf-8')), path
         heard = {'vla_runtime.recording', 'vla_runtime.ros.recorder'}
         assert not any(name.startswith(tuple(heard)) for name in imports(path)), path
+
+
+def lines_that_name_a_family(path: Path) -> Iterator[str]:
+    """Lines of a source file, comments and help texts included, with a word of a family."""
+    # A family whose name is an English word is looked for as a quoted name.
+    words = '|'.join(re.escape(word) for word in FAMILY_WORDS)
+    quoted = '|'.join(re.escape(name) for name in family_names())
+    naming = re.compile(rf'{words}|[\'"](?:{quoted})[\'"]', re.IGNORECASE)
+    for line in path.read_text(encoding='utf-8').splitlines():
+        if naming.search(line):
+            yield line.strip()
+
+
+def test_no_room_but_families_and_tabletop_names_a_family() -> None:
+    found = {
+        str(path.relative_to(ROOT / PACKAGE)): lines
+        for path in modules()
+        if room_of(path) not in NAMING_FAMILIES and (lines := tuple(lines_that_name_a_family(path)))
+    }
+    assert found == NAMED_ALL_THE_SAME
+
+
+def test_a_family_named_in_a_comment_or_as_a_key_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / 'module.py'
+    source = "# as GR00T does\nfrom x import act\nTIMES = {'act': 1}\nact = 'pi05'\n"
+    path.write_text(source, encoding='utf-8')
+    assert list(lines_that_name_a_family(path)) == [
+        '# as GR00T does',
+        "TIMES = {'act': 1}",
+        "act = 'pi05'",
+    ]
 
 
 def test_imports_in_functions_are_seen(tmp_path: Path) -> None:

@@ -12,12 +12,10 @@ from paths import ROOT
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.cli.main import main
-from vla_runtime.families import preset_names
+from vla_runtime.families import family_names, find_family, performance_figures, preset_names
 from vla_runtime.families.pi.dimensions import PI05
 from vla_runtime.performance.devices import DEVICES
-from vla_runtime.performance.kernel_times import COUNTED
 from vla_runtime.performance.operation_counts import count_operations
-from vla_runtime.performance.published_runs import _VLA_CPP, published_runs
 from vla_runtime.performance.roofline import largest_engine_bytes
 
 
@@ -64,7 +62,7 @@ def test_pytorch_on_a_gpu_is_predicted_by_its_kernels_in_every_phase(tmp_path, c
         least = found['devices'][device]['floors_ms']['1_rows']
         for run_by, predicted in found['devices'][device]['predicted_ms'].items():
             kernels = {p: (predicted[p] - least[p]['milliseconds']) / 4e-3 for p in predicted}
-            one = COUNTED['pi05'][run_by]
+            one = performance_figures('pi05').kernels[run_by]
             assert kernels['step'] == pytest.approx(one.step)
             assert kernels['hit'] == pytest.approx(5 * one.step + one.inputs)
             assert kernels['miss'] == pytest.approx(kernels['hit'] + 3 * one.vision + one.prefix)
@@ -111,15 +109,24 @@ def test_shares_of_a_miss_stand_beside_those_that_others_measured(tmp_path, caps
 
 
 def test_what_others_measured_is_of_published_sizes_and_devices_of_the_table():
-    found = [
-        run
-        for model in preset_names()
-        for device in DEVICES
-        for run in published_runs(model, device)
-    ]
-    assert len(found) == sum(len(times) for _, times in _VLA_CPP.values())
-    assert all(0 < run.vision_ms < run.total_ms for run in found)
-    assert not published_runs('engines/demo', 'agx-orin')
+    figures = {model: performance_figures(model) for model in preset_names()}
+    runs = [run for one in figures.values() for run in one.runs]
+    assert len(runs) == 20
+    assert all(0 < run.vision_ms < run.total_ms and run.device in DEVICES for run in runs)
+    for one in figures.values():
+        assert sum(len(one.runs_on(device)) for device in DEVICES) == len(one.runs)
+    assert not performance_figures('engines/demo').runs
+
+
+def test_figures_are_of_published_sizes():
+    for name in family_names():
+        family = find_family(name)
+        assert family.figures.keys() <= family.presets.keys()
+
+
+def test_steps_are_those_of_the_familys_published_policies(tmp_path):
+    for model, steps in (('act', 1), ('groot_n15', 4), ('smolvla', 10)):
+        assert figures(tmp_path, model, '--device', 'thor')['steps'] == steps
 
 
 def test_the_json_has_all_figures_and_half_precision_halves_the_weights(tmp_path):
@@ -157,7 +164,7 @@ def test_a_bundle_brings_its_own_sizes_and_steps(bundle, tmp_path, capsys):
             ['pi06', '--device', 'thor'],
             f"MODEL 'pi06' is neither a published size ({', '.join(preset_names())}) nor",
         ),
-        (['pi05'], '--device is missing, such as in: vla_runtime roofline pi05'),
+        (['pi05'], '--device is missing, such as in: vla_runtime roofline engines/demo'),
         ([], 'MODEL is missing'),
         (['pi05', '--device', 'thor', '--views', '0'], "--views: '0' is not a whole number from"),
         (['pi05', '--device', 'thor', '--steps', '-1'], "--steps: '-1' is not a whole number fr"),

@@ -10,12 +10,12 @@ bounds, no bundle is written. 'vla_runtime verify BUNDLE' repeats the comparison
 examples:
   # a LeRobot policy; names and rate come from the data set it was trained on
   vla_runtime export outputs/train/pick/checkpoints/last/pretrained_model --out engines/pick \\
-      --tokenizer paligemma/tokenizer.model --dataset datasets/pick --units deg,gripper.pos=percent
+      --tokenizer tokenizers/tokenizer.model --dataset datasets/pick --units deg,gripper.pos=percent
 
   # an openpi policy for ALOHA, trained with adapt_to_pi=True, its default: joints relative to the
-  # state, grippers absolute
-  vla_runtime export checkpoints/pi05_aloha_pytorch --out engines/aloha \\
-      --tokenizer paligemma/tokenizer.model --prompt-template pi05_state --rate-hz 50 \\
+  # state, grippers absolute; TEMPLATE is a layout of --prompt-template
+  vla_runtime export checkpoints/aloha_pytorch --out engines/aloha \\
+      --tokenizer tokenizers/tokenizer.model --prompt-template TEMPLATE --rate-hz 50 \\
       --state-names l1,l2,l3,l4,l5,l6,lg,r1,r2,r3,r4,r5,r6,rg \\
       --action-names l1,l2,l3,l4,l5,l6,lg,r1,r2,r3,r4,r5,r6,rg \\
       --delta l1,l2,l3,l4,l5,l6,r1,r2,r3,r4,r5,r6 --units rad,lg=1,rg=1 --adapt-to-pi yes
@@ -52,6 +52,7 @@ from typing import TYPE_CHECKING, get_args
 from vla_runtime.cli._comparison import show_receipt
 from vla_runtime.cli._numbers import at_least
 from vla_runtime.engines.onnx.files import Precision
+from vla_runtime.families import family_names, find_family
 from vla_runtime.types import AdvantageTemplate
 
 if TYPE_CHECKING:
@@ -327,7 +328,7 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         '--prompt-template',
         metavar='NAME',
-        help='layout of the prompt, a name of the family (engines/README.md)',
+        help=f'layout of the prompt that the policy was trained with: {_templates()}',
     )
     group.add_argument(
         '--advantage',
@@ -346,7 +347,10 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
         help='robot that a policy of several was trained for (default: what the folder says)',
     )
     group.add_argument(
-        '--denoise-steps', type=at_least(1), metavar='N', help='Euler steps (default: 10)'
+        '--denoise-steps',
+        type=at_least(1),
+        metavar='N',
+        help="Euler steps (default: the checkpoint's, or its family's usual number)",
     )
 
 
@@ -376,6 +380,16 @@ def _add_sizes(group: argparse._ArgumentGroup) -> None:
         metavar='PART=N,...',
         default={},
         help='attention heads of further parts of the network, named when they are asked for',
+    )
+
+
+def _templates() -> str:
+    """Families with a choice of prompt layouts, and their names."""
+    families = [find_family(name) for name in family_names()]
+    return '; '.join(
+        f'{family.name}: {", ".join(family.templates)}'
+        for family in families
+        if len(family.templates) > 1
     )
 
 

@@ -20,14 +20,14 @@ may differ.
 The column 'predicted' is what PyTorch on CUDA is expected to take with one row: the least time plus
 4 microseconds for each kernel that it launches; 'in Triton' is the same with the expert's layers in
 Triton kernels (torch_compile: triton). It is a prediction, not a measurement: the kernels
-were counted on a CPU, and the cost of one is an estimate. It stands where the kernels were counted:
-pi05 and smolvla in bfloat16 or float16.
+were counted on a CPU, and the cost of one is an estimate. It stands for the published sizes whose
+kernels were counted (see MODEL), in bfloat16 or float16.
 
 examples:
   vla_runtime roofline --list
-  vla_runtime roofline pi05 --device agx-orin
-  vla_runtime roofline pi05 --device orin-nano orin-nx thor --precision float16 --views 2
-  vla_runtime roofline engines/mine --device thor --steps 5 --json roofline.json
+  vla_runtime roofline engines/demo --device agx-orin
+  vla_runtime roofline engines/demo --device orin-nano orin-nx thor --precision float16 --views 2
+  vla_runtime roofline engines/demo --device thor --steps 5 --json roofline.json
 """
 
 from __future__ import annotations
@@ -46,26 +46,28 @@ from vla_runtime.cli._files import output_file
 from vla_runtime.cli._numbers import between
 from vla_runtime.cli._roofline_lines import describe
 from vla_runtime.engines.preflight import BACKENDS
-from vla_runtime.families import find_family, preset, preset_names
+from vla_runtime.families import find_family, performance_figures, preset, preset_names
 from vla_runtime.families.family import with_cameras
 from vla_runtime.files.whole_files import write_text
 from vla_runtime.performance.devices import DEVICES, GIB, MATRIX_BYTES
-from vla_runtime.performance.published_runs import published_runs
 
 if TYPE_CHECKING:
     from vla_runtime.families.family import PolicyDims
+    from vla_runtime.families.performance_figures import Kernels
     from vla_runtime.performance.devices import Device
-    from vla_runtime.performance.kernel_times import Kernels
     from vla_runtime.performance.operation_counts import PolicyCounts
     from vla_runtime.performance.roofline import MemoryNeed
-
-_STEPS = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
+    counted = [name for name in preset_names() if performance_figures(name).kernels]
     parser.add_argument(
-        'model', nargs='?', metavar='MODEL', help=f'{", ".join(preset_names())} or a bundle'
+        'model',
+        nargs='?',
+        metavar='MODEL',
+        help=f'{", ".join(preset_names())} or a bundle; kernels are counted of '
+        f'{", ".join(counted)}',
     )
     parser.add_argument('--list', action='store_true', help='show the known devices, and stop')
     parser.add_argument(
@@ -87,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--steps',
         type=between(1, LIMITS['denoise_steps']),
         metavar='N',
-        help="denoise steps (default: the bundle's, or 10)",
+        help="denoise steps (default: the bundle's, or those of the published policy)",
     )
     parser.add_argument(
         '--json',
@@ -144,10 +146,11 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
     if not arguments.model or not arguments.device:
         missing = '--device' if arguments.model else 'MODEL'
         raise ValueError(
-            f'{missing} is missing, such as in: vla_runtime roofline pi05 --device agx-orin '
-            '(--list shows the devices)'
+            f'{missing} is missing, such as in: vla_runtime roofline engines/demo --device '
+            'agx-orin (--list shows the devices)'
         )
     workload, dims = _workload(arguments)
+    published = performance_figures(arguments.model)
     counts, precision = workload.counts, workload.precision
     needs = {
         backend: {
@@ -173,7 +176,7 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
         'devices': {
             key: {
                 **_on_device(DEVICES[key], workload, needs, before),
-                'measured_by_others': [asdict(run) for run in published_runs(arguments.model, key)],
+                'measured_by_others': [asdict(run) for run in published.runs_on(key)],
             }
             for key in arguments.device
         },
@@ -185,8 +188,13 @@ class _Workload:
     """The policy whose inference is judged, and how it runs.
 
     Attributes:
+        counts: operations and bytes of the networks.
+        precision: precision of the large matrices, a key of `MATRIX_BYTES`.
+        views: cameras whose image has changed at a miss.
+        steps: denoise steps.
         rows: numbers of prompt rows that are loaded.
-        kernels: that PyTorch launches; None where they were not counted.
+        kernels: kernels that PyTorch launches, by what runs the expert's layers; empty where they
+            were not counted.
     """
 
     counts: PolicyCounts
@@ -206,10 +214,11 @@ def _on_device(
     """Return what one device makes of the workload: builds, what fits, floors of every phase.
 
     Args:
-        device: of the table.
-        workload: to be run there.
+        device: a row of the table.
+        workload: the policy to run there.
         needs: memory by backend and rows.
-        before: that of TensorRT without the text table on the host and the one set of weights.
+        before: memory that TensorRT took with the text table and the weights in every engine, by
+            rows.
     """
     from vla_runtime.performance.kernel_times import predicted_ms
     from vla_runtime.performance.roofline import (
@@ -273,7 +282,7 @@ def _build_on(device: Device, largest: int) -> dict[str, Any]:
     the tables), and in swap (None where swap does not help).
 
     Args:
-        device: that builds them.
+        device: the device that builds them.
         largest: bytes of the weights in the largest engine.
     """
     from vla_runtime.export.tensorrt.build import DEFAULT_WORKSPACE, MemoryEstimate
@@ -290,16 +299,16 @@ def _build_on(device: Device, largest: int) -> dict[str, Any]:
 def _workload(arguments: argparse.Namespace) -> tuple[_Workload, PolicyDims]:
     """Return the policy that the command line names, as it is to run, and its dimensions."""
     from vla_runtime.bundle.folder import read_bundle
-    from vla_runtime.performance.kernel_times import COUNTED, COUNTED_PRECISIONS
+    from vla_runtime.performance.kernel_times import COUNTED_PRECISIONS
     from vla_runtime.performance.operation_counts import count_operations, counts_of
 
-    published, steps, views = preset(arguments.model), _STEPS, arguments.views
+    published, views = preset(arguments.model), arguments.views
     rows: tuple[int, ...] = (1, 2)
     if published is not None:
         name, dims = published
         dims = with_cameras(dims, views or dims.cameras)
         counts, family = count_operations(name, dims), find_family(name)
-        steps = 1 if family.head == 'single' else steps
+        steps = family.denoise_steps
         # Without language there is no second prompt row.
         rows = rows if family.has_language else (1,)
     elif Path(arguments.model).exists():
@@ -325,7 +334,7 @@ def _workload(arguments: argparse.Namespace) -> tuple[_Workload, PolicyDims]:
         views or dims.cameras,
         arguments.steps or steps,
         rows,
-        COUNTED.get(arguments.model, {}) if counted else {},
+        performance_figures(arguments.model).kernels if counted else {},
     )
     return workload, dims
 

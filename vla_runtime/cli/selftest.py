@@ -16,7 +16,7 @@ policy. One family has a second one in bfloat16, tried with PyTorch on a GPU fro
 
 examples:
   vla_runtime selftest --device tensorrt
-  vla_runtime selftest --device tensorrt --family pi05 --json selftest.json
+  vla_runtime selftest --device tensorrt --family NAME --json selftest.json
   vla_runtime selftest --device cuda:1
   vla_runtime selftest --device cpu
 
@@ -32,6 +32,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from vla_runtime.cli._files import output_file
+from vla_runtime.families import family_names
 from vla_runtime.files.whole_files import write_text
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--family',
         action='append',
         metavar='NAME',
-        help='of the policy, may be repeated (default: all)',
+        help=f'{", ".join(family_names())}; may be repeated (default: all)',
     )
     parser.add_argument(
         '--json',

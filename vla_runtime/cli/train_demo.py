@@ -1,14 +1,13 @@
 """Train a small policy of a family on the simulated tabletop and write it as a bundle.
 
-The demo's is a pi0.5. Three steps; each goes on where it was cut off when the same command is given
-again: the expert's data, the training, the bundle with its closed-loop check. Less than an hour on
-two CPU cores. The data in the work folder serves every family.
+Three steps: the expert's data, the training, the bundle with its closed-loop check. Each goes on
+where it was cut off when the same command is given again. Less than an hour on two CPU cores. The
+data in the work folder serves every family.
 With --from, training goes on from a bundle that this command made, on new data: give another --seed
 than that one's.
 
 examples:
   vla_runtime train-demo --out engines/demo
-  vla_runtime train-demo --family smolvla --out engines/demo_smolvla
   vla_runtime train-demo --family act --out engines/demo_act
   vla_runtime train-demo --out engines/more --from engines/demo --seed 1
   vla_runtime train-demo --out engines/mine --seed 1 --device cuda --work demo_runs/mine
@@ -30,6 +29,7 @@ from vla_runtime.cli._files import make_folder
 from vla_runtime.cli._numbers import MOST_SEED, at_least, between
 from vla_runtime.cli._packages import import_problem
 from vla_runtime.engines.preflight import MOST_THREADS
+from vla_runtime.tabletop.training.recipes import DEMO_FAMILY, RECIPE_NAMES
 
 if TYPE_CHECKING:
     from vla_runtime.processing.prompts import PromptFormat
@@ -49,7 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     parser.add_argument('--out', type=Path, required=True, metavar='BUNDLE', help='bundle to make')
     parser.add_argument(
-        '--family', default='pi05', metavar='NAME', help='of the policy (default: %(default)s)'
+        '--family',
+        default=DEMO_FAMILY,
+        metavar='NAME',
+        help=f'family of the policy: {", ".join(RECIPE_NAMES)} (default: %(default)s)',
     )
     parser.add_argument('--force', action='store_true', help='replace a bundle that lies there')
     parser.add_argument(

@@ -36,9 +36,6 @@ from vla_runtime.files.typed_yaml import FieldError
 from vla_runtime.processing.prompts import PromptFormat
 from vla_runtime.processing.tokenizer import Tokenizer
 
-# The projects' own default; a policy's answer hardly changes with more.
-_DENOISE_STEPS = 10
-
 
 @dataclass(frozen=True)
 class ExportPlan:
@@ -308,7 +305,7 @@ def _numbers(
             options.denoise_steps,
             facts.denoise_steps,
             'Euler steps',
-            default=_DENOISE_STEPS,
+            default=find_family(facts.family).denoise_steps,
         ),
     )
 

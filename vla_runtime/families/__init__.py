@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_runtime.families.family import Family, PolicyDims, TimeTable
+from vla_runtime.families.performance_figures import PerformanceFigures
 from vla_runtime.families.remembered_shapes import remember, remembered, shapes_file
 from vla_runtime.files.safetensors_reader import SafetensorsReader
 
@@ -66,6 +67,13 @@ def preset(name: str) -> tuple[str, PolicyDims] | None:
     return next(
         ((family.name, family.presets[name]) for family in families if name in family.presets), None
     )
+
+
+def performance_figures(model: str) -> PerformanceFigures:
+    """Return the figures of a published size; empty ones for a size, or a name, without any."""
+    found = preset(model)
+    figures = {} if found is None else find_family(found[0]).figures
+    return figures.get(model, PerformanceFigures())
 
 
 def build_network(name: str, dims: PolicyDims) -> FlowNetwork:

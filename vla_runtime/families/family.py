@@ -18,11 +18,12 @@ A family lives in a folder of `vla_runtime/families/`:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 
+from vla_runtime.families.performance_figures import PerformanceFigures
 from vla_runtime.files.safetensors_reader import SafetensorsReader
 from vla_runtime.processing.prompt_layout import PromptLayout
 
@@ -181,6 +182,8 @@ class Family:
         noise: distribution that a `flow` begins with.
         cuts_padding: a prompt whose padding is cut off at the end gives the head the same, its
             tensors shorter, and zeros behind them change nothing.
+        flow_steps: Euler steps of its published policies; a `single` head has none.
+        figures: performance figures by name of the published size, a key of `presets`.
     """
 
     name: str
@@ -195,6 +198,13 @@ class Family:
     time_table: Callable[[Any, SafetensorsReader], TimeTable]
     noise: Noise = 'normal'
     cuts_padding: bool = False
+    flow_steps: int = 10
+    figures: Mapping[str, PerformanceFigures] = field(default_factory=dict)
+
+    @property
+    def denoise_steps(self) -> int:
+        """Runs of the head for a chunk, as its published policies are run."""
+        return 1 if self.head == 'single' else self.flow_steps
 
     @property
     def has_language(self) -> bool:

@@ -29,9 +29,9 @@ def cropped(
         edge: of the image before it is cut.
         fraction: of height and width that is kept.
         resample: `bicubic_uint8` stretches the image to a square of `edge` and what is cut to
-            `size` (GR00T N1.7's torchvision path); `area` keeps the aspect: the shorter edge
+            `size` (torchvision's way); `area` keeps the aspect: the shorter edge
             becomes `edge` before and after, both with OpenCV's INTER_AREA, and the result is
-            stretched to `size` (its albumentations path).
+            stretched to `size` (albumentations' way).
 
     Returns:
         (height, width, 3) uint8

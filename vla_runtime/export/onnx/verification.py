@@ -63,7 +63,7 @@ from vla_runtime.processing.joint_spaces import joint_space
 from vla_runtime.processing.normalization import Normalizer
 
 _LISTED = 10
-# A row of pi0.5's table has 116,736 numbers.
+# Rows of the time table; one of the largest published policy has 116,736 numbers.
 _TIMES_AT_ONCE = 256
 
 

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vla_runtime.bundle.schema import MOST_DENOISE_STEPS
 from vla_runtime.families.blocks.attention import attend, images_of_rows, repeat_rows, rotary
 from vla_runtime.families.blocks.interleaving import images_in_text
 from vla_runtime.families.blocks.layers import Linear, MultiHeadAttention
 from vla_runtime.families.blocks.llama import Llama
 from vla_runtime.families.evo1.dimensions import Evo1Dims
-from vla_runtime.families.evo1.time_table import MOST_STEPS, ROWS, TOLERANCE
+from vla_runtime.families.evo1.time_table import ROWS, TOLERANCE
 from vla_runtime.families.evo1.vision import GeluMlp, InternVision
 from vla_runtime.families.flow_network import FlowNetwork
 
@@ -229,7 +230,7 @@ class Evo1(FlowNetwork):
 def time_rows(times: Tensor) -> Tensor:
     """Row of the time table for each flow time, (N,) to (N,) int64; as `time_table.time_rows`."""
     passed = 1.0 - times.to(torch.float64)[:, None]
-    steps = torch.arange(1, MOST_STEPS + 1, dtype=torch.float64, device=times.device)
+    steps = torch.arange(1, MOST_DENOISE_STEPS + 1, dtype=torch.float64, device=times.device)
     fractions = torch.round(passed * steps) / steps
     near = (fractions - passed).abs() <= TOLERANCE
     nearest = fractions.gather(1, near.to(torch.uint8).argmax(dim=1, keepdim=True))

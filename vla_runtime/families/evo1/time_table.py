@@ -2,19 +2,18 @@
 
 Evo-1's flow runs from 0 (noise) to 1 (actions). Step i of N takes row int(999 * (i / N)), computed
 in float64. The runtime's flow time is t = 1 - i / N, rounded to float32. That rounding moves some
-products across a whole number, so i / N is recovered first.
+products across a whole number, so i / N is recovered first, for every N that a schedule may have.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from vla_runtime.bundle.schema import MOST_DENOISE_STEPS
 from vla_runtime.families.evo1.dimensions import Evo1Dims
 from vla_runtime.files.safetensors_reader import SafetensorsReader
 
 ROWS = 1000
-# Most denoise steps of a schedule; fractions of this and smaller denominators are recovered.
-MOST_STEPS = 100
 # Rounding a time to float32 moves it by 3e-8 at most; the fractions are 1e-4 apart.
 TOLERANCE = 1e-7
 TABLE = 'time_rows'
@@ -30,7 +29,7 @@ def time_rows(times: np.ndarray) -> np.ndarray:
         (N,) int64, 0 to 999
     """
     passed = 1.0 - np.asarray(times, np.float32).astype(np.float64)
-    steps = np.arange(1.0, MOST_STEPS + 1.0)
+    steps = np.arange(1.0, MOST_DENOISE_STEPS + 1.0)
     fractions = np.round(passed[:, None] * steps) / steps
     near = np.abs(fractions - passed[:, None]) <= TOLERANCE
     nearest = fractions[np.arange(len(passed)), near.argmax(axis=1)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from vla_runtime.families.family import Family, prompt_inputs, state_input
 from vla_runtime.families.groot import n17_dimensions as n17
-from vla_runtime.families.groot.dimensions import GROOT_N15, LIMITS, GrootDims
+from vla_runtime.families.groot.dimensions import DENOISE_STEPS, GROOT_N15, LIMITS, GrootDims
+from vla_runtime.families.groot.performance_figures import N15_FIGURES, N17_FIGURES
 from vla_runtime.families.groot.time_table import GrootTimeTable
 from vla_runtime.processing.prompt_layout import PromptLayout
 
@@ -38,6 +39,8 @@ FAMILIES = (
         prefix_inputs=prompt_inputs,
         head_inputs=state_input,
         time_table=GrootTimeTable,
+        flow_steps=DENOISE_STEPS,
+        figures={'groot_n15': N15_FIGURES},
     ),
     Family(
         name='groot_n17',
@@ -50,5 +53,7 @@ FAMILIES = (
         prefix_inputs=prompt_inputs,
         head_inputs=state_input,
         time_table=GrootTimeTable,
+        flow_steps=DENOISE_STEPS,
+        figures={'groot_n17': N17_FIGURES},
     ),
 )

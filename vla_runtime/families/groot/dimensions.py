@@ -14,6 +14,9 @@ from vla_runtime.families.blocks.dimensions import (
     check_positive,
 )
 
+# Euler steps of the published base models.
+DENOISE_STEPS = 4
+
 
 @dataclass(frozen=True)
 class StackDims:

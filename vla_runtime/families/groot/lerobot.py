@@ -21,6 +21,7 @@ from vla_runtime.export.lerobot_processors import (
     read_pipeline,
     state_file,
 )
+from vla_runtime.families.groot.dimensions import DENOISE_STEPS
 from vla_runtime.files.json_file import JsonMapping, read_json
 
 PACK_STEP, UNPACK_STEP = 'groot_pack_inputs_v3', 'groot_action_unpack_unnormalize_v1'
@@ -38,8 +39,6 @@ _CAMERA = 'observation.images.'
 _PROMPT_LENGTH = 128
 # Actions that the published base model makes, whatever the folder's chunk_size.
 _HORIZON = 16
-# Euler steps of the published base model.
-_STEPS = 4
 
 
 def read_groot_folder(folder: Path, images: ImageSpec) -> FolderFacts:
@@ -84,7 +83,7 @@ def read_groot_folder(folder: Path, images: ImageSpec) -> FolderFacts:
         template='chat',
         usual_prompt_length=_PROMPT_LENGTH,
         horizon=_HORIZON if pack.get('action_horizon', int, _HORIZON) == _HORIZON else None,
-        denoise_steps=_STEPS,
+        denoise_steps=DENOISE_STEPS,
         action_dim=config.get('max_action_dim', int),
         state_dim=config.get('max_state_dim', int),
         tokenizer=find_tokenizer(folder),

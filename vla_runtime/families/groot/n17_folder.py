@@ -21,6 +21,7 @@ from vla_runtime.export.lerobot_processors import (
     state_file,
 )
 from vla_runtime.export.options import ExportOptions
+from vla_runtime.families.groot.dimensions import DENOISE_STEPS
 from vla_runtime.families.groot.n17_groups import GroupedColumns, flat_columns, grouped_columns
 from vla_runtime.families.groot.n17_images import cut_image, image_spec
 from vla_runtime.files.json_file import JsonMapping, read_json
@@ -43,8 +44,8 @@ _AFTER = (_DECODE, _UNPACK, 'device_processor')
 _CAMERA = 'observation.images.'
 # Text tokens of a prompt: the layout of several cameras and a long task.
 _PROMPT_LENGTH = 128
-# Euler steps and actions of the published base model.
-_STEPS, _HORIZON = 4, 40
+# Actions of the published base model.
+_HORIZON = 40
 _IMAGE_SIZE = Question(
     '--image-size',
     "height and width of the cameras' images in pixels, such as 480x640: this policy keeps their "
@@ -118,7 +119,7 @@ def read_n17_folder(folder: Path, options: ExportOptions) -> FolderFacts:
         usual_prompt_length=_PROMPT_LENGTH,
         horizon=found.horizon,
         real_horizon=columns.horizon,
-        denoise_steps=_STEPS,
+        denoise_steps=DENOISE_STEPS,
         image_sizes=() if cut is None else (cut,),
         tokenizer=find_tokenizer(folder),
         source={'checkpoint': f'{found.kind} groot N1.7', 'embodiment': found.tag or ''},

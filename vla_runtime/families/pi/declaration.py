@@ -6,6 +6,7 @@ from vla_runtime.families.blocks.dimensions import LIMITS
 from vla_runtime.families.blocks.flow_time import ActionTimeTable
 from vla_runtime.families.family import Family, no_inputs, prompt_inputs, state_input
 from vla_runtime.families.pi.dimensions import PI0, PI05, PiDims
+from vla_runtime.families.pi.performance_figures import PI0_FIGURES, PI05_FIGURES
 from vla_runtime.families.pi.time_table import Pi05TimeTable
 from vla_runtime.processing.prompt_layout import PromptLayout
 
@@ -32,6 +33,7 @@ FAMILIES = (
         head_inputs=no_inputs,
         time_table=Pi05TimeTable,
         cuts_padding=True,
+        figures={'pi05': PI05_FIGURES},
     ),
     Family(
         name='pi0',
@@ -45,5 +47,6 @@ FAMILIES = (
         head_inputs=state_input,
         time_table=ActionTimeTable,
         cuts_padding=True,
+        figures={'pi0': PI0_FIGURES},
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from vla_runtime.families.blocks.flow_time import ActionTimeTable
 from vla_runtime.families.family import Family, RowInput, no_inputs, prompt_inputs, state_input
 from vla_runtime.families.smolvla.dimensions import LIMITS, SMOLVLA, SmolVlaDims
+from vla_runtime.families.smolvla.performance_figures import SMOLVLA_FIGURES
 from vla_runtime.processing.prompt_layout import PromptLayout
 
 
@@ -25,5 +26,6 @@ FAMILIES = (
         head_inputs=no_inputs,
         time_table=ActionTimeTable,
         cuts_padding=True,
+        figures={'smolvla': SMOLVLA_FIGURES},
     ),
 )

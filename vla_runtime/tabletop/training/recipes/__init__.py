@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 # Family of a recipe to the bundle that was trained with it and ships, a folder of engines/.
 SHIPPED = {'pi05': 'demo', 'smolvla': 'demo_smolvla', 'act': 'demo_act'}
 RECIPE_NAMES = tuple(SHIPPED)
+DEMO_FAMILY = 'pi05'
 
 
 def require_recipe(family: str) -> None:

@@ -1,0 +1,20 @@
+"""Performance figures of the published SmolVLA."""
+
+from __future__ import annotations
+
+from vla_runtime.families.performance_figures import Kernels, PerformanceFigures, vla_cpp_runs
+
+SMOLVLA_FIGURES = PerformanceFigures(
+    kernels={
+        'torch': Kernels(vision=155, prefix=566, step=527, inputs=8),
+        'triton': Kernels(vision=155, prefix=584, step=123, inputs=8),
+    },
+    runs=vla_cpp_runs(
+        {
+            'agx-orin': (205.95, 109.44),
+            'orin-nano': (509.60, 284.03),
+            'rtx-3060': (99.31, 42.94),
+            'rtx-5090': (49.6, 16.1),
+        }
+    ),
+)
