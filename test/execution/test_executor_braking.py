@@ -486,7 +486,7 @@ def sim_rig() -> Rig:
     rig = Rig(
         holding(replan_interval=30, handover=HandoverParameters('switch')),
         limits=make_limits(NAMES, dict.fromkeys(NAMES, LIMIT)),
-        watchdog=WatchdogParameters(motion_clock='ros', clock_timeout_s=0.1, tick_timeout_s=5.0),
+        watchdog=WatchdogParameters(motion_clock='ros', clock_timeout_s=0.1, tick_timeout_s=1.0),
     )
     return moving(rig.started())
 

@@ -7,13 +7,14 @@ import math
 import pytest
 
 from vla_runtime.execution.command import Reason
-from vla_runtime.execution.watchdog import ClockWatch, WatchdogParameters
+from vla_runtime.execution.watchdog import ClockWatch, WatchdogParameters, tick_timeout
 
 MS = 1_000_000
 
 
 def watch_of(**parameters: object) -> ClockWatch:
-    return ClockWatch(WatchdogParameters(**parameters))  # type: ignore[arg-type]
+    made = WatchdogParameters(**parameters)  # type: ignore[arg-type]
+    return ClockWatch(made, tick_timeout(made, math.inf))
 
 
 def test_when_both_clocks_run_expect_plan_time_to_pass_with_the_steady_one() -> None:

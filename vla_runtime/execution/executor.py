@@ -42,7 +42,7 @@ from vla_runtime.execution.limits import make_limits
 from vla_runtime.execution.motion import Motion, PersonNeeded
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.replanner import Replanner
-from vla_runtime.execution.watchdog import tracking_error_limits
+from vla_runtime.execution.watchdog import tick_timeout, tracking_error_limits
 from vla_runtime.types import ActionChunk
 
 # A chunk that does not say which request it answers, and is refused for one of these reasons, is a
@@ -95,7 +95,12 @@ class ChunkExecutor:
             self.columns, self._limits, config.start, self.latch, parameters, self.counters
         )
         self._guard = Guard(
-            config.watchdog, self.columns, tracking_error, self.latch, self.counters
+            config.watchdog,
+            tick_timeout(config.watchdog, config.control_period_s),
+            self.columns,
+            tracking_error,
+            self.latch,
+            self.counters,
         )
         self._mode = Mode.IDLE
         self._stop_reason = Reason.NOT_STARTED
@@ -259,8 +264,8 @@ class ChunkExecutor:
             tied: it was made to continue the plan that the request carried.
             request: number of the request that it answers; None where it is not given. A refused
                 answer closes its request, so that another one is asked for at once.
-            step: of a tied chunk the step of the plan at which its row 0 stands; None: the step
-                that was current at its observation.
+            step: step of the plan at which row 0 of a tied chunk stands; None: the step that was
+                current at its observation.
         """
         self.counters.received += 1
         try:

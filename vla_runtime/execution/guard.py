@@ -20,15 +20,24 @@ from vla_runtime.execution.watchdog import ClockWatch, StateWatch, WatchdogParam
 class Guard:
     """Checks at every tick whether the robot may move.
 
+    Args:
+        parameters: the watchdog's.
+        tick_timeout_s: longest time between two ticks.
+        columns: the executor's.
+        tracking_error: (columns,) as `tracking_error_limits` gives them.
+        latch: closed by too many clamped chunks in a row.
+        counters: the executor's.
+
     Attributes:
         state: the measured positions.
-        fault: why the robot may not move, as of the last tick.
+        fault: reason why the robot may not move, from the last tick; None where it may.
         detail: the same in words; it stays while nothing clears it, so that a stop keeps its cause.
     """
 
     def __init__(
         self,
         parameters: WatchdogParameters,
+        tick_timeout_s: float,
         columns: CommandColumns,
         tracking_error: np.ndarray,
         latch: ClampLatch,
@@ -37,9 +46,9 @@ class Guard:
         self._columns = columns
         self._latch = latch
         self._counters = counters
-        self._clock = ClockWatch(parameters)
+        self._clock = ClockWatch(parameters, tick_timeout_s)
         self._state_watch = StateWatch(parameters, columns, tracking_error)
-        self._tick_timeout_s = parameters.tick_timeout_s
+        self._tick_timeout_s = tick_timeout_s
         self.state = MeasuredState(columns)
         self._started_s: float | None = None
         self.fault: Reason | None = None

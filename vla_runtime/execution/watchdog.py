@@ -28,27 +28,30 @@ MotionClock = Literal['steady', 'ros']
 _TRACKING_SHARE = 0.75
 
 
-def tick_timeout_for(control_period_s: float) -> float:
-    """A `tick_timeout_s` that a punctual loop never meets: three periods, at least 0.02 s."""
-    return max(3.0 * control_period_s, 0.02)
-
-
 @dataclass(frozen=True)
 class WatchdogParameters:
     """Bounds beyond which the robot stops. Fixed while the executor lives.
 
     Attributes:
         tick_timeout_s: longest time between two ticks, steady clock. After a longer one the plan
-            is dropped: it belongs to a moment that has passed.
-        future_tolerance_s: how far a stamp may lie ahead of the ROS clock (clocks of two
+            is dropped: it belongs to a moment that has passed. None: see `tick_timeout`.
+        future_tolerance_s: time by which a stamp may lie ahead of the ROS clock (clocks of two
             computers are never quite equal).
-        max_tracking_error: for columns whose limits name none (`tracking_error_limits`).
-        clock_jump_s: against the steady clock, or between ticks under `motion_clock` ros.
-        clock_timeout_s: under `motion_clock` ros, how long the ROS clock may stand still.
-        motion_clock: what plan time follows: `steady` on a robot, `ros` under `use_sim_time`.
+        max_tracking_error: distance for columns whose limits name none (`tracking_error_limits`),
+            rad or m.
+        clock_jump_s: jump against the steady clock, or between ticks under `motion_clock` ros.
+        clock_timeout_s: longest time for which the ROS clock may stand still, under `motion_clock`
+            ros.
+        motion_clock: clock that plan time follows: `steady` on a robot, `ros` under `use_sim_time`.
     """
 
-    tick_timeout_s: float = 0.05
+    tick_timeout_s: float | None = setting(
+        None,
+        'watchdog: hold the robot and drop the plan when no control tick came for this long; acts '
+        'one control period later at most; 0: three control periods, at least 0.02 s',
+        0.0,
+        1.0,
+    )
     max_state_age_s: float = setting(
         0.2, 'measured positions older than this, on the ROS clock, stop the robot', 0.01, 10.0
     )
@@ -67,8 +70,9 @@ class WatchdogParameters:
 
     def __post_init__(self) -> None:
         for name in ('tick_timeout_s', 'future_tolerance_s', 'clock_timeout_s'):
-            if not getattr(self, name) > 0.0:
-                raise ValueError(f'{name} is {getattr(self, name)}: it must be more than 0 s')
+            value = getattr(self, name)
+            if value is not None and not value > 0.0:
+                raise ValueError(f'{name} is {value}: it must be more than 0 s')
         check_ranges(self)
         if self.motion_clock not in get_args(MotionClock):
             raise ValueError(
@@ -77,16 +81,32 @@ class WatchdogParameters:
             )
 
 
+def tick_timeout(parameters: WatchdogParameters, control_period_s: float) -> float:
+    """Return the longest time between two ticks, seconds.
+
+    Where `tick_timeout_s` is None it is what a punctual loop never reaches: three periods, at least
+    0.02 s; 0.05 s where the period is unknown.
+
+    Args:
+        parameters: the watchdog's.
+        control_period_s: time between two ticks; infinite where it is unknown.
+    """
+    if parameters.tick_timeout_s is not None:
+        return parameters.tick_timeout_s
+    return max(3.0 * control_period_s, 0.02) if math.isfinite(control_period_s) else 0.05
+
+
 def tracking_error_limits(
     columns: CommandColumns, limits: Limits, max_tracking_error: float
 ) -> np.ndarray:
     """Distance between commanded and measured position that stops the robot, per column.
 
     Args:
-        columns: the executor's.
+        columns: columns of the executor.
         limits: `tracking_error` of a column has precedence; infinite for a gripper.
-        max_tracking_error: for columns without one, rad or m. Three quarters of the column's range
-            are used where they are smaller: a distance larger than the range stops nothing.
+        max_tracking_error: distance for columns without one, rad or m. Three quarters of the
+            column's range are used where they are smaller: a distance larger than the range stops
+            nothing.
 
     Returns:
         (columns,) float64, rad or m; infinite for a gripper, and where no position is measured or
@@ -102,14 +122,19 @@ def tracking_error_limits(
 class ClockWatch:
     """Turns the two clocks into the plan time that passed between two ticks.
 
+    Args:
+        parameters: the watchdog's.
+        tick_timeout_s: longest time between two ticks, as `tick_timeout` gives it.
+
     Attributes:
         dt_ns: plan time since the last tick; 0 after a fault.
         elapsed_ns: the same where a fault says that ticks are late or the other clock jumped, so
             that a robot in motion can brake; 0 where that is unknown.
     """
 
-    def __init__(self, parameters: WatchdogParameters) -> None:
+    def __init__(self, parameters: WatchdogParameters, tick_timeout_s: float) -> None:
         self._parameters = parameters
+        self._tick_timeout_s = tick_timeout_s
         self.restart()
 
     def restart(self) -> None:
@@ -145,10 +170,10 @@ class ClockWatch:
         else:
             fault = self._check_ros(steady_s, ros_ns)
             self.dt_ns = self.elapsed_ns = ros_ns if fault is None else 0
-        if fault is None and steady_s > self._parameters.tick_timeout_s:
+        if fault is None and steady_s > self._tick_timeout_s:
             self.detail = (
                 f'{steady_s:.3f} s between two ticks, at most '
-                f'{self._parameters.tick_timeout_s:g} s allowed (tick_timeout_s)'
+                f'{self._tick_timeout_s:g} s allowed (tick_timeout_s)'
             )
             fault = Reason.TICK_LATE
         if fault is not None:
@@ -189,7 +214,7 @@ class StateWatch:
     """Checks the measured state at every tick.
 
     Args:
-        parameters: ages and tolerances.
+        parameters: ages and tolerances of the watchdog.
         columns: the executor's.
         tracking_error: (columns,) as `tracking_error_limits` gives them.
     """

@@ -105,7 +105,7 @@ def values_of(instance: Any) -> dict[str, Any]:
         if is_dataclass(hint):
             values.update(values_of(value))
         elif _KEY in member.metadata:
-            values[_row(member, hint).name] = 0 if value is None else value
+            values[_row(member, hint).name] = _zero(hint) if value is None else value
     return values
 
 
@@ -127,7 +127,7 @@ def check_ranges(instance: Any) -> None:
         ValueError: names the setting, the number and the range.
     """
     for row, value in _own(instance):
-        if row.minimum is None or row.maximum is None:
+        if row.minimum is None or row.maximum is None or value is None:
             continue
         if not row.minimum <= value <= row.maximum:
             raise ValueError(f'{row.name} is {value}: it must be {row.minimum} to {row.maximum}')
@@ -145,12 +145,17 @@ def _members(kind: type) -> tuple[tuple[Field[Any], Any], ...]:
     return tuple((member, hints[member.name]) for member in fields(kind))
 
 
+def _zero(hint: Any) -> Any:
+    """Return the number, of the type of an optional field, that stands for None."""
+    return next(kind() for kind in get_args(hint) if kind is not type(None))
+
+
 def _row(member: Field[Any], hint: Any) -> Setting:
     facts = dict(member.metadata[_KEY])
     optional = type(None) in get_args(hint) and get_origin(hint) is not Literal
     return Setting(
         **{**facts, 'name': facts['name'] or member.name},
-        default=0 if optional and member.default is None else member.default,
+        default=_zero(hint) if optional and member.default is None else member.default,
         words=get_args(hint) if get_origin(hint) is Literal else (),
         optional=optional,
     )

@@ -6,6 +6,7 @@ from paths import ROOT
 from tabletop_policy import STEP_TIME_S, write_tabletop_policy
 
 from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.execution.watchdog import tick_timeout
 from vla_runtime.ros.executor.parameters import (
     EXECUTOR_PARAMETERS,
     executor_parameters,
@@ -77,9 +78,10 @@ def test_the_tick_timeout_follows_the_control_rate_unless_it_is_given(rate_hz, e
     given = {**DEFAULTS, 'control_rate_hz': rate_hz}
     check_fixed(given)
     watchdog = watchdog_parameters(given, use_sim_time=False)
-    assert watchdog.tick_timeout_s == pytest.approx(expected_s)
+    assert tick_timeout(watchdog, 1.0 / rate_hz) == pytest.approx(expected_s)
     given['tick_timeout_s'] = 0.5
-    assert watchdog_parameters(given, use_sim_time=False).tick_timeout_s == 0.5
+    watchdog = watchdog_parameters(given, use_sim_time=False)
+    assert tick_timeout(watchdog, 1.0 / rate_hz) == 0.5
 
 
 def test_a_control_rate_below_the_policys_steps_is_refused_with_both_numbers(tmp_path):

@@ -7,11 +7,12 @@ written here.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from vla_runtime.execution.config import ExecutorConfig
 from vla_runtime.execution.parameters import ExecutorParameters
-from vla_runtime.execution.watchdog import WatchdogParameters, tick_timeout_for
+from vla_runtime.execution.watchdog import WatchdogParameters
 from vla_runtime.files.setting_fields import from_values, settings_of, values_of
 from vla_runtime.ros.autostart import AUTOSTART
 from vla_runtime.ros.parameters import ParameterSpec, parameter_rows
@@ -45,15 +46,7 @@ EXECUTOR_PARAMETERS: tuple[ParameterSpec, ...] = (
     ),
     _FIXED['max_state_age_s'],
     _FIXED['max_tracking_error'],
-    ParameterSpec(
-        'tick_timeout_s',
-        0.0,
-        'watchdog: hold the robot and drop the plan when no control tick came for this long; acts '
-        'one control period later at most; 0: three control periods, at least 0.02 s',
-        minimum=0.0,
-        maximum=1.0,
-        read_only=True,
-    ),
+    _FIXED['tick_timeout_s'],
     _FIXED['clock_jump_s'],
     _FIXED['clamp_latch'],
     *parameter_rows(settings_of(ExecutorParameters)),
@@ -78,16 +71,7 @@ def values_in_force(parameters: ExecutorParameters, *, dry_run: bool) -> dict[st
     return {**values_of(parameters), 'dry_run': dry_run}
 
 
-def tick_timeout(values: Mapping[str, Any]) -> float:
-    """Return the longest time between two ticks, seconds; derived where `tick_timeout_s` is 0."""
-    given = float(values['tick_timeout_s'])
-    return given if given > 0.0 else tick_timeout_for(1.0 / values['control_rate_hz'])
-
-
 def watchdog_parameters(values: Mapping[str, Any], *, use_sim_time: bool) -> WatchdogParameters:
     """Make the watchdog's parameters; under `use_sim_time` plan time follows the ROS clock."""
-    return WatchdogParameters(
-        tick_timeout_s=tick_timeout(values),
-        motion_clock='ros' if use_sim_time else 'steady',
-        **{row.name: values[row.name] for row in settings_of(WatchdogParameters)},
-    )
+    made: WatchdogParameters = from_values(WatchdogParameters, values)
+    return replace(made, motion_clock='ros' if use_sim_time else 'steady')

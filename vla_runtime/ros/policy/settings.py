@@ -41,12 +41,12 @@ def live_settings() -> Mapping[str, Setting]:
         if row.name == 'rtc_mode':
             rows[RTC_SWITCH] = Setting(
                 RTC_SWITCH,
-                False,
+                row.default != 'off',
                 "tie each chunk to the executor's committed plan, in the way of rtc_mode",
             )
-            row = replace(
-                row, default='guided', words=tuple(word for word in row.words if word != 'off')
-            )
+            ways = tuple(word for word in row.words if word != 'off')
+            # Ready for the switch, which is off by default.
+            row = replace(row, default=ways[0] if row.default == 'off' else row.default, words=ways)
         rows[row.name] = row
     return rows
 
