@@ -65,9 +65,7 @@ def parse_spec(text: str) -> BundleSpec:
             'format', f'{quoted(found)} where {FORMAT} is expected (a newer vla_runtime?)'
         )
     _refuse_earlier_keys(document)
-    spec = typed_yaml.parse(BundleSpec, _with_dims(document))
-    check_spec(spec)
-    return spec
+    return _checked(document)
 
 
 def _refuse_earlier_keys(document: Mapping[str, Any]) -> None:
@@ -91,16 +89,22 @@ def dump_spec(spec: BundleSpec) -> str:
 
 
 def check_spec(spec: BundleSpec) -> None:
-    """Check what type hints cannot express: lengths, names, and fields that must agree.
+    """Check a spec that was built in Python as `parse_spec` checks one that is read.
 
     Raises:
         FieldError: the first thing that is wrong, with its field.
     """
-    # A spec built in Python passes the same type checks as one read from a file.
-    document = typed_yaml.to_plain(spec)
-    typed_yaml.parse(BundleSpec, _with_dims(dict(document)))
+    _checked(typed_yaml.to_plain(spec))
+
+
+def _checked(document: Mapping[str, Any]) -> BundleSpec:
+    """Make the spec of a document, and check it.
+
+    The types first, then what they cannot express: lengths, names, and fields that must agree.
+    """
+    spec = typed_yaml.parse(BundleSpec, _with_dims(dict(document)))
     family = find_family(spec.family)
-    _check_limits(spec, family, document)
+    _check_limits(spec, family)
     if family.head == 'single' and (spec.denoise_steps, spec.trained_delay_steps) != (1, 0):
         raise FieldError(
             'denoise_steps',
@@ -126,6 +130,7 @@ def check_spec(spec: BundleSpec) -> None:
         if re.match(r'(/|~|[A-Za-z]:\\)', text):
             raise FieldError(f'source.{key}', f"'{text}' is a path of one machine; leave it out")
     _check_files(spec)
+    return spec
 
 
 def _check_images(spec: BundleSpec) -> None:
@@ -217,7 +222,8 @@ def check_guidable(spec: BundleSpec, asked: str) -> None:
         )
 
 
-def _check_limits(spec: BundleSpec, family: Family, document: Mapping[str, Any]) -> None:
+def _check_limits(spec: BundleSpec, family: Family) -> None:
+    document = typed_yaml.to_plain(spec)
     own = {f'dimensions.{field}': limit for field, limit in family.limits.items()}
     # Not every family has every one of the general dimensions.
     shared = {field: limit for field, limit in LIMITS.items() if _has(document, field)}
