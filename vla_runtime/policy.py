@@ -12,23 +12,27 @@ Invariants:
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 
-from vla_runtime.bundle.folder import Bundle, read_bundle, verify_files
+from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.engines.choice import AUTO, Candidate, check_words, load_chosen
+from vla_runtime.engines.candidates import Candidate
+from vla_runtime.engines.choice import load_chosen
 from vla_runtime.engines.closing import closed_on_error
 from vla_runtime.engines.cpu import cpu_threads
-from vla_runtime.engines.loading import load_engine
-from vla_runtime.engines.onnx.files import engine_graphs
-from vla_runtime.engines.preflight import check_backend, check_graph_files
+from vla_runtime.engines.loading import EngineOptions, load_engine, prompt_rows, read_for
+from vla_runtime.engines.preflight import (
+    AUTO,
+    check_backend,
+    check_words,
+)
 from vla_runtime.engines.protocol import PolicyEngine
 from vla_runtime.engines.torch_compile import NONE, check_torch_compile, word_for
-from vla_runtime.families.family import distinct_image_sizes
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.codec import PolicyCodec, require_finite
 from vla_runtime.inference.denoise import StepObserver
@@ -44,9 +48,6 @@ from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.types import ActionChunk, CommittedPlan, InferenceReport, Observation
 
 Inference = tuple[ActionChunk, InferenceReport]
-# A candidate of `auto` is timed over at least and at most so many inferences, else for so long.
-_LEAST_TRIALS, _MOST_TRIALS = 3, 30
-_TRIALS_MS = 300.0
 # Settings that a backend may refuse, or that change what an inference costs.
 _DECISIVE = ('denoise_steps', 'cfg_enabled', 'rtc_mode', 'samples')
 
@@ -60,11 +61,11 @@ class Policy:
         settings: live settings to begin with.
 
     Attributes:
-        backend, precision: what runs the networks, never `auto`; empty for an engine that was
-            handed over.
+        backend, precision: names of the backend and of the precision in use, never `auto`; empty
+            for an engine that was handed over.
         threads: CPU threads of each network.
         torch_compile: networks that run compiled, never `auto`.
-        why: how `auto` and `torch_compile` were decided; empty where neither was asked for.
+        why: reasons for what `auto` and `torch_compile` decided; empty where neither was asked for.
     """
 
     backend: str = ''
@@ -132,39 +133,53 @@ class Policy:
         # Quick checks come before gigabytes are hashed.
         check_words(backend, precision)
         check_torch_compile(torch_compile, backend)
-        if backend != AUTO:
-            check_backend(backend, device)
-        checked = bundle if isinstance(bundle, Bundle) else read_bundle(bundle, verify=False)
-        if backend == 'onnxruntime':
-            sizes = len(distinct_image_sizes(checked.spec.dims))
-            check_graph_files(checked.folder, engine_graphs(_rows(checked), sizes))
-        if verify:
-            verify_files(checked)
+        checked = read_for(backend, device, bundle, verify=verify)
         settings = settings or PolicySettings()
-        threads = cpu_threads(threads, settings.networks_at_once)
-        load = partial(
-            cls._load_one,
-            checked,
+        options = EngineOptions(
             device,
-            check=backend == AUTO,
-            settings=settings,
+            max_rows=max(prompt_rows(checked)),
             use_cuda_graphs=use_cuda_graphs,
-            threads=threads,
+            threads=cpu_threads(threads, settings.networks_at_once),
+            denoise_steps=settings.denoise_steps,
             torch_compile=torch_compile,
         )
-        if AUTO not in (backend, precision):
-            return load(Candidate(backend, precision))
+        if AUTO in (backend, precision):
+            return cls._load_fastest(checked, backend, precision, options, settings)
+        return cls._load_one(checked, options, settings, Candidate(backend, precision))
+
+    @classmethod
+    def _load_fastest(
+        cls,
+        bundle: Bundle,
+        backend: str,
+        precision: str,
+        options: EngineOptions,
+        settings: PolicySettings,
+    ) -> Policy:
+        """Load a bundle with what `auto` comes to on this machine."""
         decisive = {name: getattr(settings, name) for name in _DECISIVE}
-        decisive |= {'use_cuda_graphs': use_cuda_graphs, 'torch_compile': torch_compile}
+        decisive |= {
+            'use_cuda_graphs': options.use_cuda_graphs,
+            'torch_compile': options.torch_compile,
+        }
+
+        def load(candidate: Candidate) -> Policy:
+            if backend != AUTO:
+                return cls._load_one(bundle, options, settings, candidate)
+            # The backend is known only now.
+            check_backend(candidate.backend, options.device)
+            word = word_for(options.torch_compile, candidate.backend)
+            return cls._load_one(bundle, replace(options, torch_compile=word), settings, candidate)
+
         policy, why = load_chosen(
-            checked,
+            bundle,
             backend,
-            device,
+            options.device,
             precision,
-            threads,
+            options.threads,
             decisive,
             load=load,
-            check=partial(_check_recorded, checked.folder),
+            check=partial(_check_recorded, bundle.folder),
             measure=_time,
         )
         policy.why = '; '.join(filter(None, (why, policy.why)))
@@ -174,36 +189,15 @@ class Policy:
     def _load_one(
         cls,
         bundle: Bundle,
-        device: str,
-        candidate: Candidate,
-        *,
-        check: bool,
+        options: EngineOptions,
         settings: PolicySettings,
-        use_cuda_graphs: bool,
-        threads: int,
-        torch_compile: str,
+        candidate: Candidate,
     ) -> Policy:
-        """Load a bundle with this backend and precision; after an error nothing stays loaded.
-
-        `check` the backend where `load` has not: with `auto` it is known only now.
-        """
-        if check:
-            check_backend(candidate.backend, device)
-            torch_compile = word_for(torch_compile, candidate.backend)
-        engine = load_engine(
-            bundle,
-            candidate.backend,
-            device,
-            precision=candidate.precision,
-            max_rows=max(_rows(bundle)),
-            use_cuda_graphs=use_cuda_graphs,
-            threads=threads,
-            denoise_steps=settings.denoise_steps,
-            torch_compile=torch_compile,
-        )
+        """Load a bundle with this backend and precision; after an error nothing stays loaded."""
+        engine = load_engine(bundle, candidate, options)
         with closed_on_error(engine.close):
             policy = cls(bundle, engine, settings)
-        policy.threads = threads
+        policy.threads = options.threads
         policy.backend, policy.precision = candidate.backend, candidate.precision
         policy.torch_compile = getattr(engine, 'torch_compile', NONE)
         policy.why = getattr(engine, 'why_compiled', '')
@@ -411,11 +405,6 @@ class Policy:
             raise ValueError('this policy was closed; load it again')
 
 
-def _rows(bundle: Bundle) -> range:
-    """Numbers of prompt rows: guidance needs a second one, and only policies with a tag have it."""
-    return range(1, 3 if bundle.spec.advantage else 2)
-
-
 def _check_recorded(folder: Path, policy: Policy) -> None:
     """Close and refuse a policy that does not give the chunks recorded in its bundle (ValueError).
 
@@ -428,11 +417,6 @@ def _check_recorded(folder: Path, policy: Policy) -> None:
 def _time(policy: Policy) -> float:
     """Milliseconds of the fastest of a few inferences with its settings; closes the policy."""
     with closed_on_error(policy.close):
-        policy.warm_up()
-        times: list[float] = []
-        while len(times) < _MOST_TRIALS and (len(times) < _LEAST_TRIALS or sum(times) < _TRIALS_MS):
-            start = perf_counter()
-            policy._preparation.run_one(policy.settings)
-            times.append((perf_counter() - start) * 1e3)
+        fastest = policy._preparation.fastest_ms(policy.settings)
     policy.close()
-    return min(times)
+    return fastest

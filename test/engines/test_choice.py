@@ -15,18 +15,12 @@ from tiny_policy import tiny_spec, write_tiny_policy
 from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.success import JudgedCondition, write_success
 from vla_runtime.bundle.writer import seal
+from vla_runtime.engines import candidates as candidates_module
 from vla_runtime.engines import choice as choices
-from vla_runtime.engines import cpu, preflight
-from vla_runtime.engines.choice import (
-    FP8,
-    INT8,
-    Candidate,
-    candidates,
-    choose,
-    eight_bits,
-    load_chosen,
-    memory_path,
-)
+from vla_runtime.engines import cpu, preflight, remembered_choices
+from vla_runtime.engines.candidates import FP8, INT8, Candidate, candidates, eight_bits
+from vla_runtime.engines.choice import choose, load_chosen
+from vla_runtime.engines.remembered_choices import memory_path
 from vla_runtime.engines.torch import weights
 from vla_runtime.export.onnx.cases import record_cases
 from vla_runtime.inference.preparation import Preparation
@@ -94,7 +88,7 @@ def test_onnx_files_need_a_receipt(tmp_path: Path, bundle: Bundle):
 def test_reduced_precision_needs_a_receipt_and_a_cpu_that_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receipt: str, native: bool, expected: list[str]
 ):
-    monkeypatch.setattr(choices, 'multiplies_bfloat16', lambda: native)
+    monkeypatch.setattr(candidates_module, 'multiplies_bfloat16', lambda: native)
     bundle = with_receipt(tmp_path / 'bundle', receipt)
     assert [str(one) for one in candidates(bundle, 'auto', 'cpu', 'auto')] == expected
 
@@ -109,7 +103,7 @@ def test_what_was_named_is_kept(bundle: Bundle):
 def test_nothing_installed_is_an_error_that_says_what_to_do(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(choices, 'missing_package', lambda name: name)
+    monkeypatch.setattr(candidates_module, 'missing_package', lambda name: name)
     with pytest.raises(ValueError, match=r'leaves nothing that may run .* install PyTorch'):
         candidates(bundle, 'auto', 'cpu', 'auto')
 
@@ -140,7 +134,7 @@ def test_a_choice_is_remembered_until_the_file_is_removed_or_its_facts_change(
     assert choose(bundle, [TORCH, ONNX], 'cpu', 2, {}, now).backend == 'torch'
     assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {'samples': 4}, now).backend == 'torch'
     with monkeypatch.context() as patch:
-        patch.setattr(choices, 'cpu_name', lambda: 'another CPU')
+        patch.setattr(remembered_choices, 'cpu_name', lambda: 'another CPU')
         assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, now).backend == 'torch'
     memory_path().unlink()
     assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, now).backend == 'torch'
@@ -151,7 +145,7 @@ def test_a_choice_for_one_gpu_is_measured_again_on_another(
 ):
     both, cuda = [TORCH, Candidate('torch', 'bfloat16')], 'cuda'
     for gpu, times in (('small', (1.0, 9.0)), ('large', (9.0, 1.0)), ('small', (9.0, 9.0))):
-        monkeypatch.setattr(choices, 'gpu_name', lambda device, gpu=gpu: gpu)
+        monkeypatch.setattr(remembered_choices, 'gpu_name', lambda device, gpu=gpu: gpu)
         found = choose(bundle, both, cuda, 1, {}, timed(dict(zip(both, times, strict=True))))
         assert found.precision == ('float32' if gpu == 'small' else 'bfloat16')
 
@@ -411,7 +405,7 @@ def test_a_candidate_that_failed_is_freed_before_the_next_is_loaded(bundle, monk
 def test_pytorch_that_gives_other_chunks_in_the_receipts_precision_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: bool
 ):
-    monkeypatch.setattr(choices, 'multiplies_bfloat16', lambda: True)
+    monkeypatch.setattr(candidates_module, 'multiplies_bfloat16', lambda: True)
     if not measured:
         monkeypatch.setattr(choices, 'MOST_MEASURED_BYTES', 0)
     bundle = with_receipt(tmp_path / 'bundle', 'bfloat16')

@@ -10,7 +10,9 @@ import numpy as np
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.engines.loading import load_engine
+from vla_runtime.engines.candidates import Candidate
+from vla_runtime.engines.cpu import cpu_threads
+from vla_runtime.engines.loading import EngineOptions, load_engine
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 
@@ -35,10 +37,7 @@ def load_policy(
     checked = read_bundle(bundle)
     engine = load_engine(
         checked,
-        'torch',
-        'cpu',
-        precision='float32',
-        max_rows=max_rows,
-        use_cuda_graphs=use_cuda_graphs,
+        Candidate('torch', 'float32'),
+        EngineOptions('cpu', max_rows, cpu_threads(None), use_cuda_graphs),
     )
     return Policy(checked, engine, PolicySettings(**{'rtc_mode': 'guided', **settings}))

@@ -10,7 +10,9 @@ import pytest
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.engines.loading import load_engine
+from vla_runtime.engines.candidates import Candidate
+from vla_runtime.engines.cpu import cpu_threads
+from vla_runtime.engines.loading import EngineOptions, load_engine
 from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.codec import PolicyCodec
@@ -41,7 +43,9 @@ def bundle(tmp_path_factory) -> Path:
 def builder(bundle) -> RequestBuilder:
     checked = read_bundle(bundle)
     engine = load_engine(
-        checked, 'torch', 'cpu', precision='float32', max_rows=1, use_cuda_graphs=False
+        checked,
+        Candidate('torch', 'float32'),
+        EngineOptions('cpu', 1, cpu_threads(None), use_cuda_graphs=False),
     )
     return RequestBuilder(PolicyCodec(checked), engine)
 

@@ -33,9 +33,8 @@ from typing import TYPE_CHECKING, Any
 from vla_runtime.bundle.rules import LIMITS
 from vla_runtime.cli._files import output_file
 from vla_runtime.cli._numbers import at_least, between
-from vla_runtime.engines.choice import AUTO
 from vla_runtime.engines.device_names import default_device
-from vla_runtime.engines.preflight import MOST_THREADS, PRECISIONS, require_packages
+from vla_runtime.engines.preflight import AUTO, MOST_THREADS, PRECISIONS, require_packages
 from vla_runtime.engines.torch_compile import NONE, WORDS
 from vla_runtime.files.whole_files import write_text
 

@@ -64,7 +64,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _backends(bundle: Bundle) -> str:
     """Return the candidates of `backend: auto` on this machine's CPU."""
-    from vla_runtime.engines.choice import AUTO, INT8, candidates, eight_bits
+    from vla_runtime.engines.candidates import INT8, candidates, eight_bits
+    from vla_runtime.engines.preflight import AUTO
 
     try:
         found = candidates(bundle, AUTO, 'cpu', AUTO)
@@ -79,7 +80,7 @@ def _backends(bundle: Bundle) -> str:
 def _fp8(bundle: Bundle) -> str:
     """Return whether `auto` may take 8-bit floating point on a GPU that multiplies it."""
     from vla_runtime.bundle.success import success_fault
-    from vla_runtime.engines.choice import FP8
+    from vla_runtime.engines.candidates import FP8
     from vla_runtime.files.json_file import JsonError
 
     try:

@@ -2,79 +2,126 @@
 
 from __future__ import annotations
 
-from vla_runtime.bundle.folder import Bundle
-from vla_runtime.engines.cpu import cpu_threads, keep_freed_memory
+from dataclasses import dataclass
+from pathlib import Path
+
+from vla_runtime.bundle.folder import Bundle, read_bundle, verify_files
+from vla_runtime.engines.candidates import Candidate
+from vla_runtime.engines.cpu import keep_freed_memory
+from vla_runtime.engines.onnx.files import engine_graphs
+from vla_runtime.engines.preflight import AUTO, check_backend, check_graph_files
 from vla_runtime.engines.protocol import PolicyEngine
 from vla_runtime.engines.torch_compile import NONE
+from vla_runtime.families.family import distinct_image_sizes
 
 
-def load_engine(
-    bundle: Bundle,
-    backend: str,
-    device: str,
-    *,
-    precision: str,
-    max_rows: int,
-    use_cuda_graphs: bool,
-    threads: int | None = None,
-    denoise_steps: int | None = None,
-    torch_compile: str = NONE,
-) -> PolicyEngine:
+@dataclass(frozen=True)
+class EngineOptions:
+    """Options of an engine that are the same for every backend and precision.
+
+    Attributes:
+        device: `cpu`, `cuda` or `cuda:N`; with ONNX Runtime also `tensorrt`, `tensorrt:N`.
+        max_rows: most prompt rows that will be asked for (2 for guidance).
+        threads: CPU threads of each network, as `cpu.cpu_threads` gives them; with PyTorch those of
+            the whole process.
+        use_cuda_graphs: on CUDA, replay captured graphs.
+        denoise_steps: number of steps whose CUDA graphs are captured at load, where a backend does
+            so; None: the number that the bundle recommends.
+        torch_compile: networks that PyTorch compiles, one of `torch_compile.WORDS`; `none` for
+            other backends.
+    """
+
+    device: str
+    max_rows: int
+    threads: int
+    use_cuda_graphs: bool = True
+    denoise_steps: int | None = None
+    torch_compile: str = NONE
+
+
+def read_for(
+    backend: str, device: str, bundle: str | Path | Bundle, *, verify: bool = True
+) -> Bundle:
+    """Read a bundle after checking that the backend can run here.
+
+    Args:
+        backend: one of `preflight.BACKENDS`, or `auto`, of which nothing is checked yet.
+        device: `cpu`, `cuda` or `cuda:N`, as for `Policy.load`.
+        bundle: folder of the bundle, or the bundle as read.
+        verify: compare every file with its SHA-256, last of all.
+
+    Raises:
+        BundleError: the bundle is damaged or inconsistent.
+        ValueError: the backend or device is not available here, or the bundle lacks ONNX files.
+    """
+    if backend != AUTO:
+        check_backend(backend, device)
+    checked = bundle if isinstance(bundle, Bundle) else read_bundle(bundle, verify=False)
+    if backend == 'onnxruntime':
+        sizes = len(distinct_image_sizes(checked.spec.dims))
+        check_graph_files(checked.folder, engine_graphs(prompt_rows(checked), sizes))
+    if verify:
+        verify_files(checked)
+    return checked
+
+
+def prompt_rows(bundle: Bundle) -> range:
+    """Numbers of prompt rows: guidance needs a second one, and only policies with a tag have it."""
+    return range(1, 3 if bundle.spec.advantage else 2)
+
+
+def load_engine(bundle: Bundle, candidate: Candidate, options: EngineOptions) -> PolicyEngine:
     """Load a bundle's networks on the requested backend, and on no other.
 
     Args:
-        bundle: checked.
-        backend, device: accepted by `preflight.check_backend`.
-        precision, max_rows, use_cuda_graphs: as for `Policy.load`.
-        threads: CPU threads of each network, see `cpu.cpu_threads`; with PyTorch those of the whole
-            process.
-        denoise_steps: whose CUDA graphs are captured at load, where a backend does so; None: those
-            that the bundle recommends.
-        torch_compile: as for `Policy.load`; any word but `none` with PyTorch alone.
+        bundle: the checked bundle.
+        candidate: backend, accepted by `preflight.check_backend`, and precision.
+        options: how they are loaded.
 
     Raises:
         ValueError: files that this backend cannot load.
     """
-    if backend == 'torch':
+    spec, device, precision = bundle.spec, options.device, candidate.precision
+    if candidate.backend == 'torch':
         import torch
 
         from vla_runtime.engines.torch.engine import TorchEngine
 
-        torch.set_num_threads(cpu_threads(threads))
+        torch.set_num_threads(options.threads)
         if device == 'cpu':
             keep_freed_memory()
         return TorchEngine.load(
-            bundle.spec.family,
-            bundle.spec.dims,
+            spec.family,
+            spec.dims,
             bundle.weights_path,
             device=device,
             precision=precision,
-            max_rows=max_rows,
-            use_cuda_graphs=use_cuda_graphs,
-            torch_compile=torch_compile,
+            max_rows=options.max_rows,
+            use_cuda_graphs=options.use_cuda_graphs,
+            torch_compile=options.torch_compile,
         )
-    if backend == 'onnxruntime':
+    if candidate.backend == 'onnxruntime':
         from vla_runtime.engines.onnx.engine import OnnxEngine
 
         return OnnxEngine(
-            bundle.spec.family,
-            bundle.spec.dims,
+            spec.family,
+            spec.dims,
             bundle.folder,
             device=device,
             precision=precision,
-            max_rows=max_rows,
-            threads=threads,
+            max_rows=options.max_rows,
+            threads=options.threads,
         )
     from vla_runtime.engines.tensorrt.engine import TensorRTEngine
 
     return TensorRTEngine.load(
         bundle.folder,
-        bundle.spec.family,
-        bundle.spec.dims,
-        files=bundle.spec.files,
+        spec.family,
+        spec.dims,
+        files=spec.files,
         device=device,
         precision=precision,
-        max_rows=max_rows,
-        denoise_steps=denoise_steps or bundle.spec.denoise_steps,
-        use_cuda_graphs=use_cuda_graphs,
+        max_rows=options.max_rows,
+        denoise_steps=options.denoise_steps or spec.denoise_steps,
+        use_cuda_graphs=options.use_cuda_graphs,
     )

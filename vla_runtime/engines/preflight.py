@@ -18,6 +18,8 @@ from vla_runtime.engines.device_names import parse_device
 from vla_runtime.engines.onnx.files import ONNX_FOLDER
 from vla_runtime.engines.onnx.files import PRECISIONS as FILE_PRECISIONS
 
+# Word of backend and precision that lets the load choose (`engines.choice`).
+AUTO = 'auto'
 BACKENDS = ('torch', 'onnxruntime', 'tensorrt')
 # Those of ONNX files and engines, and that of PyTorch alone.
 PRECISIONS = (*FILE_PRECISIONS, 'fp8')
@@ -37,12 +39,24 @@ _INSTALL = {
 }
 
 
+def check_words(backend: str, precision: str) -> None:
+    """Refuse an unknown backend or precision beside `auto` (ValueError)."""
+    if backend not in (AUTO, *BACKENDS):
+        raise ValueError(
+            f"backend '{backend}' is unknown; known are: {', '.join((AUTO, *BACKENDS))}"
+        )
+    if precision not in (AUTO, *PRECISIONS):
+        raise ValueError(
+            f"precision '{precision}' is unknown; known are: {', '.join((AUTO, *PRECISIONS))}"
+        )
+
+
 def check_backend(backend: str, device: str) -> None:
     """Refuse a backend or device that is not available on this machine.
 
     Args:
-        backend: that runs the networks, one of `BACKENDS`.
-        device: as for `Policy.load`: `cpu`, `cuda`, `cuda:N`; with ONNX Runtime also `tensorrt`,
+        backend: backend that runs the networks, one of `BACKENDS`.
+        device: `cpu`, `cuda` or `cuda:N`, as for `Policy.load`; with ONNX Runtime also `tensorrt`,
             `tensorrt:N`.
 
     Raises:
@@ -81,7 +95,7 @@ def check_cuda_device(device: str, index: int = 0) -> None:
 
     Args:
         device: the requested name, for the message.
-        index: of the device.
+        index: number of the device, counted from 0.
 
     Raises:
         ValueError: no driver, or no device of this index.
@@ -102,7 +116,7 @@ def unused_gpu(device: str) -> str:
     """Return a warning where a GPU answers and the networks run on the CPU; else empty.
 
     Args:
-        device: that the networks run on.
+        device: device that the networks run on.
     """
     if device != 'cpu' or not _cuda_devices()[0]:
         return ''
@@ -135,7 +149,7 @@ def check_graph_files(bundle: Path, names: Iterable[str]) -> None:
 
     Args:
         bundle: its folder.
-        names: of the files, see `onnx.files.graph_names` and `engine_graphs`.
+        names: names of the files, see `onnx.files.graph_names` and `engine_graphs`.
 
     Raises:
         ValueError: a file is missing; the message has the command that makes it.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import combinations
 
-from vla_runtime.engines.choice import AUTO
+from vla_runtime.engines.preflight import AUTO
 
 # Networks of an engine, in the order in which an inference runs them.
 NETWORKS = ('vision', 'prefix', 'denoise')
@@ -35,7 +35,7 @@ def check_torch_compile(word: str, backend: str) -> None:
     """Refuse an unknown word, and any but `none` for a backend that PyTorch does not run.
 
     Args:
-        word: of the option.
+        word: value of the option.
         backend: one of `preflight.BACKENDS`, or `auto`, which may come to PyTorch.
 
     Raises:

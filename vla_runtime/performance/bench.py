@@ -18,10 +18,9 @@ import numpy as np
 
 from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.engines.choice import AUTO
 from vla_runtime.engines.closing import closed_on_error
 from vla_runtime.engines.device_names import parse_device
-from vla_runtime.engines.preflight import MOST_THREADS
+from vla_runtime.engines.preflight import AUTO, MOST_THREADS
 from vla_runtime.engines.torch_compile import NONE
 from vla_runtime.families.family import image_sizes
 from vla_runtime.inference.cache_words import cache_words
@@ -100,6 +99,17 @@ class Kind:
     settings: PolicySettings | None = None
 
 
+def _in_force(options: BenchOptions, policy: Policy) -> BenchOptions:
+    """Return the options with what `auto` came to."""
+    return replace(
+        options,
+        backend=policy.backend,
+        precision=policy.precision,
+        threads=policy.threads,
+        torch_compile=policy.torch_compile,
+    )
+
+
 def run_bench(
     bundle: Path,
     options: BenchOptions,
@@ -108,9 +118,9 @@ def run_bench(
     """Load the policy, measure it, and close it.
 
     Args:
-        bundle: folder.
-        options: what to measure.
-        progress: wraps the rounds, e.g. in a progress bar.
+        bundle: folder of the bundle.
+        options: what to measure, and on what.
+        progress: function that wraps the rounds, e.g. in a progress bar.
 
     Returns:
         `milliseconds` (kind, phase, percentiles), `floors_ms`, `rates`, `memory`, `device_name`,
@@ -127,13 +137,7 @@ def run_bench(
     views = _check(spec, options)
     before = _resident_bytes()
     policy = load_policy(checked, options)
-    options = replace(
-        options,
-        backend=policy.backend,
-        precision=policy.precision,
-        threads=policy.threads,
-        torch_compile=policy.torch_compile,
-    )
+    options = _in_force(options, policy)
     kinds, rounds = kinds_of(views), range(options.repeats + WARM_UP)
     power = {'before': power_state()}
     with closed_on_error(policy.close):

@@ -15,7 +15,7 @@ from vla_runtime.bundle.writer import seal
 from vla_runtime.cli.main import main
 from vla_runtime.cli.study import _judge
 from vla_runtime.engines import cpu
-from vla_runtime.engines.choice import INT8, eight_bits
+from vla_runtime.engines.candidates import INT8, eight_bits
 from vla_runtime.files.code_version import code_version, source_digest
 from vla_runtime.tabletop.study import catalogue
 from vla_runtime.tabletop.study.catalogue import STUDIES, Study

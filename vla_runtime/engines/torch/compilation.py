@@ -25,7 +25,7 @@ import numpy as np
 from torch import Tensor
 
 from vla_runtime.engines.bounds import error_of
-from vla_runtime.engines.choice import AUTO
+from vla_runtime.engines.preflight import AUTO
 from vla_runtime.engines.torch.compiler import Run, remedy
 from vla_runtime.engines.torch.cuda_graph import Capture, Work
 
@@ -54,7 +54,7 @@ class Part:
 
     Attributes:
         key: name of the network, one of `torch_compile.NETWORKS`, and what tells its shapes apart.
-        call: of the plain modules, which is compiled.
+        call: call of the plain modules, which is compiled.
         work: runs what stands under the key, else the eager network; reads and writes buffers of
             the engine.
         outputs: returns copies of what `work` wrote, by name.
@@ -72,9 +72,9 @@ class Verdict:
 
     Attributes:
         network: its name.
-        form: of the network that may take the place of the eager one, in words.
-        eager_ms, compiled_ms: of one run in each shape.
-        fault: why it must not run compiled; empty where it may.
+        form: form of the network that may take the place of the eager one, in words.
+        eager_ms, compiled_ms: milliseconds of one run in each shape.
+        fault: reason why it must not run compiled; empty where it may.
         failure: the compiler's error.
     """
 
@@ -103,10 +103,10 @@ class Compilation:
 
     Args:
         parts: every shape of every network that may be compiled.
-        runs: by key, what runs instead of the eager network; empty until `choose`.
+        runs: calls that run instead of the eager network, by key; empty until `choose`.
         compile_call: returns the compiled form of a network's call, given its name.
         bound: largest error, in units of the eager output's largest number where that is above 1.
-        form: as of `Verdict`.
+        form: form of the network in words, as `Verdict.form`.
         inspect: looks closer at a part whose outputs are within the bound: returns what is wrong
             with it in the given form, else ''.
     """

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vla_runtime.engines.choice import AUTO
-from vla_runtime.engines.preflight import BACKENDS, MOST_THREADS, PRECISIONS
+from vla_runtime.engines.preflight import AUTO, BACKENDS, MOST_THREADS, PRECISIONS
 from vla_runtime.engines.torch_compile import NONE, WORDS
 from vla_runtime.ros.autostart import AUTOSTART
 from vla_runtime.ros.parameters import ParameterSpec, parameter_rows

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.rules import check_guidable
-from vla_runtime.engines.choice import AUTO, candidates
+from vla_runtime.engines.candidates import candidates
 from vla_runtime.engines.device_names import default_device
-from vla_runtime.engines.preflight import check_backend
+from vla_runtime.engines.preflight import AUTO, check_backend
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.inference.guidance import MOST_BETA, check_beta
 from vla_runtime.recording.image_modes import ImageMode

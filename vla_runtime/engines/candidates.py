@@ -1,0 +1,164 @@
+"""Backends and precisions that may run a bundle here, the likely fastest first.
+
+A precision below float32 is a candidate only where a receipt vouches for it, and 8 bits only where
+closed-loop success was judged (`bundle.success`).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from vla_runtime.bundle.folder import Bundle
+from vla_runtime.bundle.schema import VERIFICATION_FILE
+from vla_runtime.bundle.success import success_fault
+from vla_runtime.engines.cpu import check_int8, multiplies_bfloat16
+from vla_runtime.engines.device_names import accepts_device
+from vla_runtime.engines.onnx.files import graph_path
+from vla_runtime.engines.preflight import AUTO, fp8_refusal, missing_package
+from vla_runtime.files.json_file import JsonError, JsonMapping, read_json
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A backend and a precision that may run a bundle."""
+
+    backend: str
+    precision: str
+
+    def __str__(self) -> str:
+        return f'{self.backend} in {self.precision}'
+
+
+# In 8 bits: ONNX files on a CPU, and PyTorch on a GPU that multiplies them.
+INT8, FP8 = Candidate('onnxruntime', 'int8'), Candidate('torch', 'fp8')
+
+
+def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> list[Candidate]:
+    """Candidates that may run a bundle, the likely fastest first.
+
+    Args:
+        bundle: the checked bundle.
+        backend: one of `preflight.BACKENDS`, or `auto`.
+        device: `cpu`, `cuda` or `cuda:N`, as for `Policy.load`.
+        precision: requested precision, or `auto`.
+
+    Raises:
+        ValueError: nothing is left; says why.
+    """
+    receipt = _receipt_precision(bundle)
+    eight = eight_bits(bundle, device) if precision == AUTO else {}
+    found: list[Candidate] = []
+    built = any(bundle.engines_folder.glob(f'*-trt*/{VERIFICATION_FILE}'))
+    if receipt and built and not eight.get(INT8):
+        found.append(Candidate('tensorrt', receipt))
+    if precision != AUTO:
+        # Named outright: the user vouches for it.
+        if precision != 'int8':
+            found.append(Candidate('torch', precision))
+    else:
+        if eight.get(FP8) == '':
+            found.append(FP8)
+        if _is_faster_reduced(receipt, device):
+            found.append(Candidate('torch', str(receipt)))
+        found.append(Candidate('torch', 'float32'))
+    # ONNX Runtime has no bfloat16 products on a CPU.
+    unusable = receipt == 'bfloat16' and device == 'cpu'
+    runs_files = receipt and not eight.get(INT8) and not unusable
+    if runs_files and graph_path(bundle.folder, 'vision').is_file():
+        found.append(Candidate('onnxruntime', str(receipt)))
+    if backend not in (AUTO, *(candidate.backend for candidate in found)):
+        if refusal := eight.get(INT8):
+            raise ValueError(
+                f"{bundle.folder}: precision 'auto' does not take its int8 files: {refusal}; name "
+                "precision 'int8' to run them all the same"
+            )
+        # Its own checks say what is missing.
+        found.append(Candidate(backend, receipt or 'float32'))
+    fitting = [
+        candidate
+        for candidate in found
+        if backend in (AUTO, candidate.backend)
+        and precision in (AUTO, candidate.precision)
+        and (
+            backend != AUTO
+            or (
+                accepts_device(device, candidate.backend) and not missing_package(candidate.backend)
+            )
+        )
+    ]
+    if not fitting:
+        raise ValueError(
+            f"{bundle.folder}: backend '{backend}' with precision '{precision}' on '{device}' "
+            f'leaves nothing that may run this policy (receipt: {receipt or "none"}); install '
+            "PyTorch, export ONNX files ('vla_runtime export'), or name backend and precision"
+        )
+    return fitting
+
+
+def eight_bits(bundle: Bundle, device: str) -> dict[Candidate, str]:
+    """Return the candidates in 8 bits that could run here, each with why `auto` leaves it alone.
+
+    Args:
+        bundle: the checked bundle.
+        device: `cpu`, `cuda` or `cuda:N`, as for `Policy.load`.
+
+    Returns:
+        empty texts for those that `auto` may take
+    """
+    could_run = []
+    if _receipt_precision(bundle) == INT8.precision:
+        could_run.append(INT8)
+    if accepts_device(device, FP8.backend) and not fp8_refusal(device):
+        could_run.append(FP8)
+    return {candidate: _refusal(bundle, candidate, device) for candidate in could_run}
+
+
+def _refusal(bundle: Bundle, candidate: Candidate, device: str) -> str:
+    """Return why `auto` leaves a candidate in 8 bits alone; empty where it may take it."""
+    try:
+        if candidate == INT8:
+            if device != 'cpu':
+                return f"its files are for the CPU, not for device '{device}'"
+            check_int8()
+        return success_fault(bundle, candidate.backend, candidate.precision)
+    except ValueError as error:
+        return str(error)
+
+
+def is_vouched_by_onnx(candidate: Candidate) -> bool:
+    """Return whether a candidate rests on the receipt of files that it does not run."""
+    return candidate.backend == 'torch' and candidate.precision in ('bfloat16', 'float16')
+
+
+def _receipt_precision(bundle: Bundle) -> str | None:
+    """Precision of the ONNX files that the bundle's receipt vouches for; None without one."""
+    receipt = _receipt(bundle)
+    return None if receipt is None else str(receipt.get('precision', str))
+
+
+def _receipt(bundle: Bundle) -> JsonMapping | None:
+    """The bundle's receipt of its ONNX files; None without one that has their precision."""
+    path = bundle.folder / VERIFICATION_FILE
+    if VERIFICATION_FILE not in bundle.spec.files:
+        return None
+    try:
+        document = read_json(path)
+        if 'onnx' not in document:
+            return None
+        receipt = document.mapping('onnx')
+        receipt.get('precision', str)
+        return receipt
+    except JsonError as error:
+        logger.warning('%s', error)
+        return None
+
+
+def _is_faster_reduced(receipt: str | None, device: str) -> bool:
+    """Return whether PyTorch is likely faster there in the receipt's precision than in float32."""
+    if receipt == 'bfloat16':
+        return device != 'cpu' or multiplies_bfloat16()
+    # A CPU emulates float16.
+    return receipt == 'float16' and device != 'cpu'
