@@ -220,35 +220,14 @@ def _on_device(
         before: memory that TensorRT took with the text table and the weights in every engine, by
             rows.
     """
-    from vla_runtime.performance.kernel_times import predicted_ms
     from vla_runtime.performance.roofline import (
         fits,
         largest_engine_bytes,
         largest_engine_bytes_before,
-        miss_shares,
-        phase_floors,
-        published_rates,
     )
 
     counts, precision = workload.counts, workload.precision
-    rates, size = published_rates(device, precision), MATRIX_BYTES[precision]
-    floors, shares, predicted = {}, {}, {}
-    for rows in workload.rows:
-        found = phase_floors(
-            counts,
-            rates,
-            precision=precision,
-            rows=rows,
-            steps=workload.steps,
-            views=workload.views,
-        )
-        floors[f'{rows}_rows'] = {phase: asdict(one) for phase, one in found.items()}
-        shares[f'{rows}_rows'] = miss_shares(found, workload.views)
-        if rows == 1:
-            predicted = {
-                run_by: predicted_ms(found, one, views=workload.views, steps=workload.steps)
-                for run_by, one in workload.kernels.items()
-            }
+    size = MATRIX_BYTES[precision]
     build = _build_on(device, largest_engine_bytes(counts, size))
     # Engines run only where they were built, if need be with swap.
     builds = {'tensorrt': build['swap_bytes'] is not None}
@@ -267,10 +246,35 @@ def _on_device(
             }
             for backend, of_backend in needs.items()
         },
-        'floors_ms': floors,
-        'predicted_ms': predicted,
-        'miss_shares': shares,
+        **_times_on(device, workload),
     }
+
+
+def _times_on(device: Device, workload: _Workload) -> dict[str, Any]:
+    """Return floors, predictions and shares of a miss on a device, by rows and phase."""
+    from vla_runtime.performance.kernel_times import predicted_ms
+    from vla_runtime.performance.roofline import miss_shares, phase_floors, published_rates
+
+    counts, precision = workload.counts, workload.precision
+    rates = published_rates(device, precision)
+    floors, shares, predicted = {}, {}, {}
+    for rows in workload.rows:
+        found = phase_floors(
+            counts,
+            rates,
+            precision=precision,
+            rows=rows,
+            steps=workload.steps,
+            views=workload.views,
+        )
+        floors[f'{rows}_rows'] = {phase: asdict(one) for phase, one in found.items()}
+        shares[f'{rows}_rows'] = miss_shares(found, workload.views)
+        if rows == 1:
+            predicted = {
+                run_by: predicted_ms(found, one, views=workload.views, steps=workload.steps)
+                for run_by, one in workload.kernels.items()
+            }
+    return {'floors_ms': floors, 'predicted_ms': predicted, 'miss_shares': shares}
 
 
 def _sizes(need: MemoryNeed) -> dict[str, int]:

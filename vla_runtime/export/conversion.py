@@ -30,7 +30,7 @@ from vla_runtime.export.lerobot_folder import read_lerobot_folder
 from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import DatasetInfo, ExportOptions, read_dataset_info
 from vla_runtime.families import find_family, weight_shapes
-from vla_runtime.families.family import language_dims
+from vla_runtime.families.family import PolicyDims, language_dims
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.files.typed_yaml import FieldError
 from vla_runtime.processing.prompts import PromptFormat
@@ -86,18 +86,11 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     if make_dims is not None:
         missing.refuse_unused(options.head_options)
     settled = _settle(reader, facts, make_dims, options, missing)
-    prompt_length = settled.language[2] if settled.language else 0
-    dims = settled.make_dims(len(settled.cameras), prompt_length, settled.horizon)
+    dims = settled.dims
     try:
         check_tensors(tensors, weight_shapes(family, dims))
     except TensorsError as error:
         raise CheckpointError(str(error)) from None
-    prompt = None
-    if settled.language is not None:
-        tokenizer, template, _ = settled.language
-        layout = find_family(family).templates[template]
-        _check_tokenizer(tokenizer, layout.bos, language_dims(dims).vocabulary)
-        prompt = PromptFormat(template, facts.cleaning, options.advantage)
     told = {'targets': ', '.join(options.targets)} if options.targets else {}
     spec = BundleSpec(
         name=options.name or default_name,
@@ -109,7 +102,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         actions=settled.columns.actions,
         step_time_s=1.0 / settled.rate_hz,
         denoise_steps=settled.denoise_steps,
-        prompt=prompt,
+        prompt=_prompt(settled, facts, dims, options),
         normalisation=facts.normalisation,
         tokenizer=f'tokenizer{settled.tokenizer.suffix}' if settled.tokenizer else None,
         joint_space=facts.joint_space,
@@ -117,15 +110,32 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         source={**facts.source, **told, 'exported_by': f'vla_runtime {__version__}'},
     )
     statistics = cut_statistics(facts.statistics, settled.columns)
+    _check_valid(checkpoint, spec, statistics)
+    file = facts.statistics_file or checkpoint
+    ask_for_targets(spec, statistics, options.targets, facts.deltas, file, missing)
+    missing.raise_if_any()
+    return ExportPlan(spec, tensors, statistics, settled.tokenizer)
+
+
+def _check_valid(checkpoint: Path, spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> None:
+    """Refuse facts that would not make a valid bundle (ExportError)."""
     try:
         check_spec(spec)
         check_statistics(spec, statistics)
     except FieldError as error:
         raise ExportError(f'{checkpoint}: the bundle would not be valid: {error}') from None
-    file = facts.statistics_file or checkpoint
-    ask_for_targets(spec, statistics, options.targets, facts.deltas, file, missing)
-    missing.raise_if_any()
-    return ExportPlan(spec, tensors, statistics, settled.tokenizer)
+
+
+def _prompt(
+    settled: _Settled, facts: FolderFacts, dims: PolicyDims, options: ExportOptions
+) -> PromptFormat | None:
+    """Check the tokenizer and return the form of the prompts; None without language."""
+    if settled.language is None:
+        return None
+    tokenizer, template, _ = settled.language
+    layout = find_family(facts.family).templates[template]
+    _check_tokenizer(tokenizer, layout.bos, language_dims(dims).vocabulary)
+    return PromptFormat(template, facts.cleaning, options.advantage)
 
 
 def write_export(
@@ -214,6 +224,12 @@ class _Settled:
     @property
     def tokenizer(self) -> Path | None:
         return None if self.language is None else self.language[0]
+
+    @property
+    def dims(self) -> PolicyDims:
+        """Sizes of the networks."""
+        prompt_length = self.language[2] if self.language else 0
+        return self.make_dims(len(self.cameras), prompt_length, self.horizon)
 
 
 def _settle(

@@ -149,6 +149,22 @@ def sizes_of(bundle: Bundle) -> dict[Axis, dict[int, PolicyCounts]]:
     return found
 
 
+def _runnable(
+    policy: Policy, setups: Mapping[Axis, Mapping[int, Setup]], base: Setup
+) -> tuple[list[Setup], list[str]]:
+    """Return the setups that a policy can run, `base` first, and notes on the others."""
+    # First: it makes every view's tokens.
+    runnable, notes = [base], []
+    for setup in {setup for values in setups.values() for setup in values.values()} - {base}:
+        try:
+            policy.check(settings_of(policy.settings, setup))
+        except ValueError as error:
+            notes.append(f'{setup.samples} samples, {setup.rows} rows: not measured: {error}')
+        else:
+            runnable.append(setup)
+    return runnable, notes
+
+
 def run_sweep(
     folder: Path,
     options: BenchOptions,
@@ -159,11 +175,11 @@ def run_sweep(
     """Load a policy, measure every setup that it can run, close it, and count all on paper.
 
     Args:
-        folder: of the bundle.
-        options: as the benchmark ran, `auto` resolved.
-        base: what stays as it is while one thing changes.
-        rates: of this device; None: nothing to compare with.
-        progress: wraps the rounds, e.g. in a progress bar.
+        folder: folder of the bundle.
+        options: options of the benchmark, `auto` resolved.
+        base: setup of which one size or setting at a time changes.
+        rates: rates of this device; None: nothing to compare with.
+        progress: function that wraps the rounds, e.g. in a progress bar.
 
     Returns:
         `axes` (axis, list of `CostPoint` as mappings) and `notes`: what was not measured, and why
@@ -173,17 +189,9 @@ def run_sweep(
         ValueError, BundleError: as for `run_bench`.
     """
     bundle = read_bundle(folder, verify=False)
-    setups, notes = setups_of(bundle, base), []
-    # First: it makes every view's tokens.
-    runnable = [base]
+    setups = setups_of(bundle, base)
     with closing(load_policy(bundle, options)) as policy:
-        for setup in {setup for values in setups.values() for setup in values.values()} - {base}:
-            try:
-                policy.check(settings_of(policy.settings, setup))
-            except ValueError as error:
-                notes.append(f'{setup.samples} samples, {setup.rows} rows: not measured: {error}')
-            else:
-                runnable.append(setup)
+        runnable, notes = _runnable(policy, setups, base)
         rounds = progress(range(options.repeats + WARM_UP))
         measured = _measure(policy, bundle, runnable, rounds)
     counts, precision = counts_of(bundle), options.precision

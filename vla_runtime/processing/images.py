@@ -72,15 +72,7 @@ def to_pixels(
             f"padding '{padding}' with resample '{resample}': only padded images are resized here; "
             'see processing.plain_images and processing.stretched_images'
         )
-    if size < 1:
-        raise ValueError(f'image size must be at least 1 pixel, got {size}')
-    if out is None:
-        out = np.empty((3, size, size), dtype=np.float32)
-    elif out.shape != (3, size, size) or out.dtype != np.float32:
-        raise ValueError(
-            f'out must be float32 of shape (3, {size}, {size}), got {out.dtype} of shape '
-            f'{out.shape}'
-        )
+    out = _square(size, out)
     height, width = _resized(image.shape[0], image.shape[1], size)
     top, left = _offsets(size - height, size - width, padding)
 
@@ -96,6 +88,20 @@ def to_pixels(
         _bilinear(image, inner)
     else:
         _scale(_triangle(image, height, width), inner)
+    return out
+
+
+def _square(size: int, out: np.ndarray | None) -> np.ndarray:
+    """Return the checked buffer (3, size, size) float32; a new one for None."""
+    if size < 1:
+        raise ValueError(f'image size must be at least 1 pixel, got {size}')
+    if out is None:
+        return np.empty((3, size, size), dtype=np.float32)
+    if out.shape != (3, size, size) or out.dtype != np.float32:
+        raise ValueError(
+            f'out must be float32 of shape (3, {size}, {size}), got {out.dtype} of shape '
+            f'{out.shape}'
+        )
     return out
 
 

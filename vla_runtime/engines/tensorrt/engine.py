@@ -50,12 +50,12 @@ class TensorRTEngine:
     """Vision, prefix and expert engines of one policy (see `protocol.PolicyEngine`).
 
     Args:
-        family, dims: of the policy.
-        runtime: of the device; the engine closes it.
-        networks: of the loaded engines, by `store.network_name`.
-        time_table: of the family, over the bundle's weights.
+        family, dims: family and dimensions of the policy.
+        runtime: runtime of the device; the engine closes it.
+        networks: networks of the loaded engines, by `store.network_name`.
+        time_table: time table of the family, over the bundle's weights.
         max_rows: most prompt rows that will be asked for.
-        captures: how often each graph is captured to keep the fastest; 0 for no graphs.
+        captures: number of captures of each graph, of which the fastest is kept; 0 for no graphs.
         text_table: needed where the prefix engine takes rows of it.
 
     Raises:
@@ -140,10 +140,10 @@ class TensorRTEngine:
 
         Args:
             bundle: the bundle's folder.
-            family, dims: of the policy.
+            family, dims: family and dimensions of the policy.
             files: SHA-256 of the bundle's files by name, as in its policy.yaml.
             device: `cuda` or `cuda:N`.
-            precision: that the engines must have been built in.
+            precision: precision that the engines must have been built in.
             max_rows: most prompt rows that will be asked for; less where engines were built for
                 less (`vla_runtime build --rows 1`).
             denoise_steps: number whose graphs are captured now rather than when first used.
@@ -178,9 +178,7 @@ class TensorRTEngine:
                 read_time_table(family, dims, bundle / 'weights.safetensors'),
                 max_rows=max_rows,
                 captures=metadata.captures if use_cuda_graphs else 0,
-                text_table=TextTable.of(bundle, precision)
-                if TEXT_INPUT in networks['prefix'].tensors
-                else None,
+                text_table=_text_table(bundle, precision, networks['prefix']),
             )
             engine.prepare(denoise_steps)
         return engine
@@ -391,3 +389,8 @@ class TensorRTEngine:
             **{name: array.address for name, array in buffers.head_inputs.items()},
         }
         self._run('expert', rows, addresses)
+
+
+def _text_table(bundle: Path, precision: str, prefix: Network) -> TextTable | None:
+    """Open the text table where the prefix engine takes rows of it."""
+    return TextTable.of(bundle, precision) if TEXT_INPUT in prefix.tensors else None

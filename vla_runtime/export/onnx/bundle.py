@@ -90,12 +90,7 @@ def add_onnx(
 
     known = _known_receipts(folder)
     size = onnx_bytes(spec, precision)
-    free = shutil.disk_usage(folder).free
-    if free < size:
-        raise ExportError(
-            f'{size / 1e9:.1f} GB of ONNX weights do not fit on this disk, which has '
-            f'{free / 1e9:.1f} GB left; choose a smaller --onnx-precision'
-        )
+    _check_room(folder, size)
     # int8 is calibrated in float32.
     first: Precision = 'float32' if precision == 'int8' else precision
     with bars('write onnx', size) as advance:
@@ -114,16 +109,31 @@ def add_onnx(
             keep=partial(record_cases, folder, spec),
             cases=None if cases is None else cases.held,
         )
+    _check_receipt(receipt, precision)
+    report(receipt)
+    document = {**known, 'onnx': receipt_dict(receipt)}
+    path = folder / VERIFICATION_FILE
+    path.write_text(json.dumps(document, indent=1) + '\n', encoding='utf-8')
+
+
+def _check_room(folder: Path, size: int) -> None:
+    """Refuse a disk with less room than so many bytes (ExportError)."""
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        raise ExportError(
+            f'{size / 1e9:.1f} GB of ONNX weights do not fit on this disk, which has '
+            f'{free / 1e9:.1f} GB left; choose a smaller --onnx-precision'
+        )
+
+
+def _check_receipt(receipt: Receipt, precision: Precision) -> None:
+    """Refuse files that differ from PyTorch beyond the bounds (VerificationError)."""
     if receipt.failures:
         lines = '\n  '.join(receipt.failures[:10])
         raise VerificationError(
             f'the ONNX files in {precision} are not the networks, so no bundle is written:\n  '
             f'{lines}\ntry another --onnx-precision'
         )
-    report(receipt)
-    document = {**known, 'onnx': receipt_dict(receipt)}
-    path = folder / VERIFICATION_FILE
-    path.write_text(json.dumps(document, indent=1) + '\n', encoding='utf-8')
 
 
 def _known_receipts(folder: Path) -> Mapping[str, Any]:

@@ -51,18 +51,8 @@ def grouped_columns(
         JsonError, ExportError: missing or contradictory entries, or actions of an end effector.
     """
     usual = ('q01', 'q99') if percentiles else ('min', 'max')
-    for part in (modality.mapping('state'), modality.mapping('action')):
-        if by_spread := part.words('mean_std_embedding_keys'):
-            raise part.error(
-                'mean_std_embedding_keys',
-                f'{", ".join(by_spread)}: groups normalised by mean and spread are not supported',
-            )
-    places: dict[str, int] = {}
-    state, count = [], 0
-    for name in modality.mapping('state').words('modality_keys') or ():
-        low, high = _range(statistics.mapping('state').mapping(name), usual)
-        places[name], count = count, count + low.shape[-1]
-        state.append((low, high))
+    _refuse_spread(modality)
+    places, state = _state_ranges(statistics, modality, usual)
     action = modality.mapping('action')
     names, configs = action.words('modality_keys') or (), action.mappings('action_configs')
     if len(configs) != len(names):
@@ -98,11 +88,34 @@ def grouped_columns(
             'actions.low': _joined([low for low, _ in ranges], horizon),
             'actions.high': _joined([high for _, high in ranges], horizon),
         },
-        state=count,
+        state=sum(low.shape[-1] for low, _ in state),
         actions=column,
         deltas=tuple(deltas),
         horizon=horizon,
     )
+
+
+def _refuse_spread(modality: JsonMapping) -> None:
+    """Refuse groups that are normalised by mean and spread (JsonError)."""
+    for part in (modality.mapping('state'), modality.mapping('action')):
+        if by_spread := part.words('mean_std_embedding_keys'):
+            raise part.error(
+                'mean_std_embedding_keys',
+                f'{", ".join(by_spread)}: groups normalised by mean and spread are not supported',
+            )
+
+
+def _state_ranges(
+    statistics: JsonMapping, modality: JsonMapping, usual: tuple[str, str]
+) -> tuple[dict[str, int], list[tuple[np.ndarray, np.ndarray]]]:
+    """Return the first column of each group of the state by name, and its ranges in order."""
+    places: dict[str, int] = {}
+    ranges, count = [], 0
+    for name in modality.mapping('state').words('modality_keys') or ():
+        low, high = _range(statistics.mapping('state').mapping(name), usual)
+        places[name], count = count, count + low.shape[-1]
+        ranges.append((low, high))
+    return places, ranges
 
 
 def flat_columns(

@@ -30,10 +30,10 @@ def align_plan(
     then stands where row i of the new chunk will.
 
     Args:
-        plan: as it came.
+        plan: plan as it was received.
         stamp_ns: ROS time of the observation.
         names: the policy's action names, in order.
-        kinds: `position` or `velocity`, per action.
+        kinds: kind of each action, `position` or `velocity`.
         step_time_s: seconds between two actions of the policy.
         horizon: rows of a chunk; the plan is cut to it.
 
@@ -45,20 +45,7 @@ def align_plan(
     """
     if not len(plan.rows):
         return None
-    if set(plan.names) != set(names) or len(plan.names) != len(names):
-        missing = ', '.join(name for name in names if name not in plan.names) or 'none'
-        unknown = ', '.join(name for name in plan.names if name not in names) or 'none'
-        raise AlignmentError(
-            f"committed_plan: joint_names are not the policy's actions (missing: {missing}; "
-            f'unknown: {unknown}); give executor and policy the same robot file and bundle'
-        )
-    order = [plan.names.index(name) for name in names]
-    for name, kind, column in zip(names, kinds, order, strict=True):
-        if plan.kinds[column] != kind:
-            raise AlignmentError(
-                f"committed_plan: '{name}' is given as {plan.kinds[column]}, but the policy "
-                f'commands it as {kind}'
-            )
+    order = _column_order(plan, names, kinds)
     step_ns = round(step_time_s * 1e9)
     if plan.step_time_s is not None and abs(round(plan.step_time_s * 1e9) - step_ns) > 1000:
         raise AlignmentError(
@@ -79,11 +66,30 @@ def align_plan(
     )
 
 
+def _column_order(plan: ReceivedPlan, names: Sequence[str], kinds: Sequence[str]) -> list[int]:
+    """Return the plan's column of each action; refuse other names or kinds (AlignmentError)."""
+    if set(plan.names) != set(names) or len(plan.names) != len(names):
+        missing = ', '.join(name for name in names if name not in plan.names) or 'none'
+        unknown = ', '.join(name for name in plan.names if name not in names) or 'none'
+        raise AlignmentError(
+            f"committed_plan: joint_names are not the policy's actions (missing: {missing}; "
+            f'unknown: {unknown}); give executor and policy the same robot file and bundle'
+        )
+    order = [plan.names.index(name) for name in names]
+    for name, kind, column in zip(names, kinds, order, strict=True):
+        if plan.kinds[column] != kind:
+            raise AlignmentError(
+                f"committed_plan: '{name}' is given as {plan.kinds[column]}, but the policy "
+                f'commands it as {kind}'
+            )
+    return order
+
+
 def step_of_row_0(plan: ReceivedPlan, *, stamp_ns: int, step_time_s: float) -> int | None:
     """The plan step at which row 0 of a chunk stands that was aligned by `align_plan`.
 
     Args:
-        plan: as it came.
+        plan: plan as it was received.
         stamp_ns: ROS time of the observation.
         step_time_s: seconds between two actions of the policy.
 

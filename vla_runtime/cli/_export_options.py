@@ -1,0 +1,221 @@
+"""Options of `vla_runtime export` that supply what a checkpoint's folder does not say.
+
+Each is a field of `export.options.ExportOptions`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from vla_runtime.cli._numbers import at_least
+from vla_runtime.families import family_names, find_family
+from vla_runtime.types import AdvantageTemplate
+
+if TYPE_CHECKING:
+    from vla_runtime.bundle.schema import CameraSpec
+    from vla_runtime.export.options import ExportOptions
+
+_ABSENT = '=absent'
+
+
+def add_export_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options, in groups by what they say."""
+    _add_files(parser.add_argument_group('files that the folder may lack'))
+    _add_columns(parser.add_argument_group('state and actions'))
+    _add_training(parser.add_argument_group('how the policy was trained'))
+    _add_sizes(parser.add_argument_group('sizes that tensors do not show'))
+
+
+def _add_files(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        '--tokenizer',
+        type=Path,
+        metavar='FILE',
+        help='tokenizer.json or tokenizer.model that the policy was trained with',
+    )
+    group.add_argument(
+        '--statistics', type=Path, metavar='FILE', help='norm_stats.json of an openpi policy'
+    )
+    group.add_argument(
+        '--asset-id', metavar='ID', help='which of several assets/ID/norm_stats.json (openpi)'
+    )
+    group.add_argument(
+        '--dataset',
+        type=Path,
+        metavar='FOLDER',
+        help='LeRobot data set: names and rate from its meta/info.json',
+    )
+
+
+def _add_columns(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        '--state-names', type=_words, metavar='NAME,...', help='measured dimensions, training order'
+    )
+    group.add_argument(
+        '--action-names', type=_words, metavar='NAME,...', help='action dimensions, training order'
+    )
+    group.add_argument(
+        '--units',
+        type=_words,
+        metavar='UNIT,NAME=UNIT,...',
+        help='a unit for all, and for single ones (state:NAME=UNIT for one of two like names): '
+        'rad deg m mm rad/s deg/s m/s 1 percent',
+    )
+    kinds = group.add_mutually_exclusive_group()
+    kinds.add_argument(
+        '--delta',
+        dest='deltas',
+        type=_words,
+        metavar='NAME,...',
+        help='actions relative to the state',
+    )
+    kinds.add_argument(
+        '--absolute',
+        dest='deltas',
+        action='store_const',
+        const=(),
+        help='no action is relative to the state',
+    )
+    group.add_argument(
+        '--velocity',
+        dest='velocities',
+        type=_words,
+        metavar='NAME,...',
+        default=(),
+        help='actions that are velocities',
+    )
+    group.add_argument(
+        '--target',
+        dest='targets',
+        type=_words,
+        metavar='NAME,...',
+        default=(),
+        help='actions that are positions to reach, where statistics speak against it',
+    )
+
+
+def _add_training(group: argparse._ArgumentGroup) -> None:
+    group.add_argument('--rate-hz', type=float, metavar='HZ', help='actions a second')
+    group.add_argument(
+        '--cameras',
+        type=_cameras,
+        metavar='NAME,...',
+        help=f"names in the network's order; NAME{_ABSENT} is always a masked black image",
+    )
+    group.add_argument(
+        '--prompt-template',
+        metavar='NAME',
+        help=f'layout of the prompt that the policy was trained with: {_templates()}',
+    )
+    group.add_argument(
+        '--advantage',
+        choices=get_args(AdvantageTemplate),
+        help='where the advantage tag was in training (default: trained without)',
+    )
+    group.add_argument(
+        '--adapt-to-pi',
+        type=_yes_no,
+        metavar='{yes,no}',
+        help="openpi's adapt_to_pi in training, for policies of ALOHA's 14 joints",
+    )
+    group.add_argument(
+        '--embodiment',
+        metavar='TAG',
+        help='robot that a policy of several was trained for (default: what the folder says)',
+    )
+    group.add_argument(
+        '--denoise-steps',
+        type=at_least(1),
+        metavar='N',
+        help="Euler steps (default: the checkpoint's, or its family's usual number)",
+    )
+
+
+def _add_sizes(group: argparse._ArgumentGroup) -> None:
+    group.add_argument('--horizon', type=at_least(1), metavar='N', help='actions of a chunk')
+    group.add_argument(
+        '--prompt-length',
+        type=at_least(1),
+        metavar='N',
+        help="tokens of the padded prompt (default for openpi: its family's usual one)",
+    )
+    group.add_argument(
+        '--image-size',
+        type=_size,
+        metavar='HEIGHTxWIDTH',
+        help="of the cameras' images in pixels, where a policy keeps their aspect",
+    )
+    group.add_argument(
+        '--vision-heads', type=at_least(1), metavar='N', help="the vision tower's attention heads"
+    )
+    group.add_argument(
+        '--kv-heads', type=at_least(1), metavar='N', help="the language model's key/value heads"
+    )
+    group.add_argument(
+        '--heads',
+        type=_counts,
+        metavar='PART=N,...',
+        default={},
+        help='attention heads of further parts of the network, named when they are asked for',
+    )
+
+
+def _templates() -> str:
+    """Families with a choice of prompt layouts, and their names."""
+    families = [find_family(name) for name in family_names()]
+    return '; '.join(
+        f'{family.name}: {", ".join(family.templates)}'
+        for family in families
+        if len(family.templates) > 1
+    )
+
+
+def export_options(arguments: argparse.Namespace) -> ExportOptions:
+    """Return the options that the arguments give."""
+    from vla_runtime.export.options import ExportOptions
+
+    return ExportOptions(
+        **{one.name: getattr(arguments, one.name) for one in fields(ExportOptions)}
+    )
+
+
+def _yes_no(text: str) -> bool:
+    if text not in ('yes', 'no'):
+        raise argparse.ArgumentTypeError(f"'{text}' is neither yes nor no")
+    return text == 'yes'
+
+
+def _words(text: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(','))
+    if not all(words):
+        raise argparse.ArgumentTypeError(f"'{text}' has an empty entry")
+    return words
+
+
+def _size(text: str) -> tuple[int, int]:
+    height, _, width = text.partition('x')
+    if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
+        raise argparse.ArgumentTypeError(f"'{text}' is not HEIGHTxWIDTH, such as 480x640")
+    return int(height), int(width)
+
+
+def _counts(text: str) -> dict[str, int]:
+    counts = {}
+    for word in _words(text):
+        part, _, count = word.partition('=')
+        if not part or not count.isdecimal() or not int(count):
+            raise argparse.ArgumentTypeError(f"'{word}' is not PART=N with N above 0")
+        counts[part] = int(count)
+    return counts
+
+
+def _cameras(text: str) -> tuple[CameraSpec, ...]:
+    from vla_runtime.bundle.schema import CameraSpec
+
+    return tuple(
+        CameraSpec(word.removesuffix(_ABSENT), present=not word.endswith(_ABSENT))
+        for word in _words(text)
+    )
