@@ -227,6 +227,19 @@ def test_every_room_has_its_section() -> None:
     assert rooms <= anchors('docs/architecture.md')
 
 
+def test_modules_that_a_rooms_section_names_are_in_the_room() -> None:
+    sections = re.split(r'^## (.*)$', text_of('docs/architecture.md'), flags=re.MULTILINE)[1:]
+    for room, section in zip(sections[::2], sections[1::2], strict=True):
+        if not (PACKAGE / room).is_dir():
+            continue
+        named = {text for text in quoted(section) if re.fullmatch(r'[\w/]+\.py', text)}
+        files = [f'/{path.relative_to(ROOT)}' for path in (PACKAGE / room).rglob('*.py')]
+        # With its folder, a module may be one of another room.
+        beside = {name for name in named if (PACKAGE / name).is_file() or (ROOT / name).is_file()}
+        missing = {name for name in named if not any(f.endswith(f'/{name}') for f in files)}
+        assert missing - beside == set(), room
+
+
 @pytest.mark.parametrize('page', PAGES)
 def test_python_files_that_a_page_names_exist(page: str) -> None:
     named = {text for text in quoted(prose(page)) if re.fullmatch(r'[\w/]+\.py', text)}
