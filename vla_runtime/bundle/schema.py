@@ -82,8 +82,8 @@ class CropSpec:
     """Middle of an image that the policy sees.
 
     Attributes:
-        edge: of the resized image in pixels; with resample `area` of its shorter side.
-        fraction: of height and width that is kept.
+        edge: edge of the resized image in pixels; with resample `area` its shorter edge.
+        fraction: share of height and width that is kept.
     """
 
     edge: int
@@ -97,7 +97,7 @@ class ImageSpec:
     Both are `none` where images go in as they are.
 
     Attributes:
-        crop: for the padding `crop` only.
+        crop: part of the image that is kept; only with the padding `crop`.
     """
 
     padding: ImagePadding
@@ -167,8 +167,9 @@ class NormalisationSpec:
     """Normalisers that the policy was trained with.
 
     Attributes:
-        state, actions: of each dimension.
-        images: of each camera's colour channels, from [0, 1]; None: images go in as [-1, 1].
+        state, actions: kind of normaliser for each dimension.
+        images: kind of normaliser for each camera's colour channels, from [0, 1]; None: images go
+            in as [-1, 1].
     """
 
     state: NormaliserKind
@@ -184,7 +185,7 @@ class BundleSpec:
         name: name of the policy, for people.
         family: name of the family that the weights belong to.
         dims: sizes of the networks, the family's own dataclass (key `dimensions`).
-        cameras: in the order the network sees them; as many as `dims.cameras`.
+        cameras: cameras in the order the network sees them; as many as `dims.cameras`.
         images: resize and padding.
         state: measured dimensions in order.
         actions: dimensions in order; the network's further ones are padding.
@@ -198,7 +199,7 @@ class BundleSpec:
         joint_space: joints that the policy was trained on; None: those of the robot.
         trained_delay_steps: longest prefix of known actions, each at flow time 0, that the policy
             was trained with (arXiv 2512.05964); 0: all actions always shared one flow time.
-        source: where the bundle came from, for people: tools, versions; never a machine's path.
+        source: origin of the bundle, for people: tools, versions; never a machine's path.
         files: file name to SHA-256, of every file but policy.yaml and `engines/`.
     """
 

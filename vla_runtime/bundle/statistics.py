@@ -144,7 +144,7 @@ def apart_from_states(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) ->
 
     Args:
         spec: a checked spec.
-        statistics: that fit it.
+        statistics: statistics that fit the spec.
 
     Returns:
         name of each such action to both ranges in words.

@@ -38,7 +38,7 @@ def difference_interval(episodes: int, won: int, lost: int) -> tuple[float, floa
 
     Args:
         episodes: pairs on the same scenes.
-        won: that succeed here and fail in the reference.
+        won: pairs that succeed here and fail in the reference.
         lost: the other way round.
     """
     total, difference = episodes + 2, won - lost
@@ -52,10 +52,10 @@ class JudgedCondition:
     """Episodes of one condition, each run in both precisions.
 
     Attributes:
-        condition: in words.
-        episodes: run in each.
-        succeeded: in 8 bits.
-        won: that succeed in 8 bits and fail in float32.
+        condition: name of the condition, in words.
+        episodes: number of episodes in each precision.
+        succeeded: number of episodes that succeed in 8 bits.
+        won: episodes that succeed in 8 bits and fail in float32.
         lost: the other way round.
     """
 
@@ -81,9 +81,9 @@ def write_success(
     """Put judged success into a bundle's receipt, in place of what stood there; seal it again.
 
     Args:
-        bundle: whose files ran.
-        backend, precision: that ran them.
-        conditions: at least one.
+        bundle: bundle whose files ran.
+        backend, precision: backend and precision of the judged run.
+        conditions: judged conditions, at least one.
         provenance: command, seeds and version of the code.
 
     Raises:
@@ -116,7 +116,7 @@ def success_fault(bundle: Bundle, backend: str, precision: str) -> str:
 
     Args:
         bundle: checked.
-        backend, precision: that would run it.
+        backend, precision: backend and precision that would run it.
 
     Raises:
         JsonError: the receipt is damaged.

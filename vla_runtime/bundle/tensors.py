@@ -34,11 +34,11 @@ class StoredTensor:
     """Location of a tensor's bytes in a checkpoint.
 
     Attributes:
-        name: in the checkpoint.
+        name: name in the checkpoint.
         path: file that holds it.
         dtype: `F32`, `BF16` or `F16`.
-        shape: as stored.
-        offset: of its first byte in the file.
+        shape: shape as stored.
+        offset: position of its first byte in the file.
     """
 
     name: str
@@ -140,11 +140,11 @@ def check_tensors(
     """Compare with the network: no tensor missing, unexpected or of another shape.
 
     Args:
-        tensors: by the names of this package.
+        tensors: tensors by the names of this package.
         expected: the network's names and shapes.
 
     Raises:
-        TensorsError: with at most 10 names and shapes, then a count.
+        TensorsError: tensors differ; lists at most 10 names and shapes, then a count.
     """
     lines = [
         f"missing '{name}' {list(shape)}" for name, shape in expected.items() if name not in tensors

@@ -163,7 +163,7 @@ def write_bundle(
         target: path of the new bundle.
         spec: its `files` are filled in here; its `tokenizer` names the copied file.
         weights: our tensor names to arrays.
-        statistics: as in `Bundle`.
+        statistics: arrays by name, as `Bundle.statistics`.
         tokenizer: the file to copy; None for a policy without language.
         force: replace an existing bundle.
 

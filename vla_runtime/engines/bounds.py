@@ -23,9 +23,9 @@ class Bounds:
     """Largest errors that are accepted.
 
     Attributes:
-        tensor: of one network's outputs.
-        chunk: of a whole chunk, for a gain of at most one.
-        ceiling: of a whole chunk, whatever its gain.
+        tensor: bound of one network's outputs.
+        chunk: bound of a whole chunk, for a gain of at most one.
+        ceiling: bound of a whole chunk, whatever its gain.
     """
 
     tensor: float
@@ -48,8 +48,8 @@ def chunk_bound(precision: str, gain: float) -> tuple[float, BoundBy]:
     """The bound of a chunk, and what decided it.
 
     Args:
-        precision: of the matrix products.
-        gain: how many times PyTorch makes a small change of the noise larger.
+        precision: precision of the matrix products.
+        gain: factor by which PyTorch enlarges a small change of the noise.
     """
     bounds = BOUNDS[precision]
     # A NaN gain does not raise the bound.

@@ -39,10 +39,10 @@ def cpu_threads(given: int | None, networks: int = 1) -> int:
     """CPU threads of each network: the one rule, for every backend.
 
     Args:
-        given: that many; 0: all cores but one, because networks on all of them starve a node's
-            callbacks; None: as many as OMP_NUM_THREADS says, and as 0 where it is not set.
-        networks: that run at once (two in the pipeline `throughput`) and share the cores of 0;
-            each has at least one.
+        given: number of threads; 0: all cores but one, because networks on all of them starve a
+            node's callbacks; None: as many as OMP_NUM_THREADS says, and as 0 where it is not set.
+        networks: number of networks that run at once (two in the pipeline `throughput`) and share
+            the cores of 0; each has at least one.
 
     Raises:
         ValueError: more than `MOST_THREADS`.

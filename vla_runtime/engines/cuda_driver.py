@@ -88,7 +88,7 @@ class CudaDriver:
         module: `cuda.bindings.driver`, see `import_cuda`.
 
     Attributes:
-        release: of the bindings, e.g. `12.9.10`.
+        release: version of the bindings, e.g. `12.9.10`.
         version: newest CUDA that the driver supports, (major, minor); (0, 0) until `find_device`.
     """
 

@@ -44,7 +44,7 @@ class DeviceInfo:
     """Identity of a GPU, as an engine tuned on it needs it.
 
     Attributes:
-        name: as the driver gives it, e.g. `Orin` or `NVIDIA H200`.
+        name: name that the driver gives it, e.g. `Orin` or `NVIDIA H200`.
         capability: `major.minor`.
         processors: streaming multiprocessors; a Jetson's power mode may switch some off.
         total_bytes: memory of the device.
@@ -69,7 +69,7 @@ class CudaRuntime:
     """One device and one stream on it.
 
     Args:
-        index: of the device.
+        index: number of the device, counted from 0.
         module: the driver half of cuda-bindings; imported where left out.
 
     Raises:
@@ -145,8 +145,8 @@ class CudaRuntime:
         """Wait for all work and copy memory of the device into `array`, which is returned.
 
         Args:
-            address: on the device.
-            array: contiguous.
+            address: address in the device's memory.
+            array: contiguous array that the bytes are copied into.
         """
         self.activate()
         if array.nbytes:

@@ -36,7 +36,7 @@ def parse_device(device: str, backend: str) -> tuple[str, int]:
     Args:
         device: `cpu`, `cuda` or `cuda:N`; `tensorrt` or `tensorrt:N` for ONNX Runtime's own
             TensorRT provider.
-        backend: that will run there.
+        backend: backend that will run there.
 
     Raises:
         ValueError: not a device name, or one that this backend does not support.

@@ -46,8 +46,8 @@ def free_device_bytes(runtime: CudaRuntime) -> int:
     """Return the bytes of device memory that new work may take.
 
     Args:
-        runtime: of the device. Where it shares the host's memory, the larger of CUDA's and the
-            kernel's number counts.
+        runtime: runtime of the device. Where it shares the host's memory, the larger of CUDA's and
+            the kernel's number counts.
 
     Raises:
         CudaError: the device does not answer.

@@ -49,9 +49,9 @@ class GraphCapturer:
     """Captures the work of one network; after one failure it never tries again.
 
     Args:
-        name: for the log line (`vision`, `prefix`, `denoise`).
-        runtime: of the device.
-        captures: how often work is captured to keep the fastest graph; 0 never captures.
+        name: name of the network in the log (`vision`, `prefix`, `denoise`).
+        runtime: runtime of the device.
+        captures: number of captures, of which the fastest graph is kept; 0 never captures.
     """
 
     def __init__(self, name: str, runtime: CudaRuntime, captures: int) -> None:
@@ -68,7 +68,7 @@ class GraphCapturer:
         """Return a graph of the work; None where it has to run plainly.
 
         Args:
-            work: to capture.
+            work: work to capture.
             once: capture one graph, and time none; else the fastest of several.
         """
         if not self.active:
@@ -124,7 +124,7 @@ class GraphedWork:
 
     Args:
         work: reads and writes static buffers only; run as it is where there is no graph.
-        capturer: of the network that the work belongs to.
+        capturer: capturer of the network that the work belongs to.
     """
 
     def __init__(self, work: Work, capturer: GraphCapturer) -> None:
@@ -142,7 +142,7 @@ class GraphedWork:
         """Capture a graph and compare it with plain runs on two inputs; overwrites the inputs.
 
         Args:
-            probe: of the work.
+            probe: probe that writes the work's inputs and reads its outputs.
             once: capture one graph rather than the fastest of several, because somebody waits.
 
         Raises:

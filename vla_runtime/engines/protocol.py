@@ -144,7 +144,7 @@ class PolicyEngine(Protocol):
             image_mask: (V,) bool, False hides a camera.
             rows: the family's prefix inputs by name, (R, …) each, 1 <= R <= max_rows; `tokens` is
                 int64, `token_mask` bool, False hides padding.
-            slot: of this number of rows, 0 <= slot < slots; no other slot changes.
+            slot: slot of this number of rows, 0 <= slot < slots; no other slot changes.
         """
 
     def use_prefix(self, rows: int, slot: int = 0) -> None:

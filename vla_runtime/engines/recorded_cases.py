@@ -36,18 +36,18 @@ class Case:
     """One inference: inputs, and PyTorch's outputs as they are computed.
 
     Attributes:
-        words: what is particular about it, for the receipt.
-        images: of every camera, (3, height, width) uint8, or float32 as the network sees them.
-        image_mask: (V,).
-        prefix_inputs, head_inputs: the family's, (R, …) each.
+        words: particulars of the case in words, for the receipt.
+        images: image of every camera, (3, height, width) uint8, or float32 as the network sees it.
+        image_mask: (V,) bool, False for an absent camera.
+        prefix_inputs, head_inputs: inputs of the family by name, (R, …) each.
         x: (1, H, A) noise; row_weight: (R,); plan: (1, H, A); plan_weight: (N, 1, H, 1).
-        past: what the prefix handed to the head; row_axes: the axis of the prompt rows of each;
-            recorded cases have the masks of it alone.
+        past: tensors that the prefix hands to the head, by name; row_axes: the axis of the prompt
+            rows of each; recorded cases have the masks of it alone.
         reference: `image_tokens` (V, N, W), which is not recorded; `trace`, x before every step and
             after the last, (N + 1, 1, H, A); `velocity` (N, R, H, A); `gain` (), how many times a
             small change of the noise is larger in the chunk.
-        samples: of a recorded case `sample` of the image tokens and of what `visible` leaves of
-            the past.
+        samples: numbers that a recorded case keeps: `sample` of the image tokens and of what
+            `visible` leaves of the past.
     """
 
     words: dict[str, object]
@@ -141,8 +141,8 @@ def write_cases(bundle: Path, cases: Iterable[Case], facts: Mapping[str, Any]) -
 
     Args:
         bundle: its folder, with `onnx/`.
-        cases: with PyTorch's outputs.
-        facts: what the recording was made with, for receipts.
+        cases: cases with PyTorch's outputs.
+        facts: versions and settings of the recording, for receipts.
     """
     arrays: dict[str, np.ndarray] = {}
     words = []

@@ -29,7 +29,7 @@ class TextTable:
     Args:
         weights: a bundle's weights.safetensors.
         tensor: name of the table in it.
-        precision: of the ONNX files.
+        precision: precision of the ONNX files.
 
     Raises:
         ValueError: no such tensor.

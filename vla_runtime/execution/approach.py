@@ -64,7 +64,7 @@ def start_limits(
     Args:
         columns: the executor's.
         limits: `start_tolerance` and `approach_speed` of a column have precedence.
-        start: for columns without them.
+        start: tolerance and speed of columns without numbers of their own.
 
     Returns:
         tolerance: (columns,) float64, rad or m.

@@ -28,9 +28,9 @@ class CheckedChunk:
         rows: (horizon, columns) float64, finite, within the position limits; angles without end
             and quaternions are written alike from row to row.
         step_time_s: seconds from row to row.
-        clamped: what was outside the limits; empty when nothing was.
-        refusal: why it cannot be used; `None` when it can. The rows are empty then.
-        text: the same for the person at the robot.
+        clamped: values outside the limits, in words; empty when there were none.
+        refusal: reason why it cannot be used; None when it can. The rows are empty then.
+        text: the same reason in words for the person at the robot.
     """
 
     rows: np.ndarray

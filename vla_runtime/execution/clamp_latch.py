@@ -10,8 +10,8 @@ class ClampLatch:
     and activated again, finds it as the last one left it.
 
     Args:
-        allowed: this many in a row close it; 0 never does.
-        closed: as the process before this one left it.
+        allowed: number of clamped chunks in a row that closes it; 0 never does.
+        closed: state in which the process before this one left it.
     """
 
     def __init__(self, allowed: int, *, closed: bool = False) -> None:

@@ -32,7 +32,8 @@ class Column:
         quaternion: a label that the four columns of one quaternion share, in either order of
             components; q and -q are the same rotation, and chunks may write either.
         rotation_6d: a label that the six columns of one 6D rotation share.
-        component: which of the six: 0 to 2 are the first column of the matrix, 3 to 5 the second.
+        component: index among the six: 0 to 2 are the first column of the matrix, 3 to 5 the
+            second.
     """
 
     name: str
@@ -138,7 +139,7 @@ def describe_no_rotation(rows: np.ndarray, columns: CommandColumns) -> str:
 
     Args:
         rows: (steps, columns) finite.
-        columns: which of them belong together.
+        columns: columns of the executor, which tell the groups that belong together.
     """
     for group in columns.quaternions:
         lengths = np.linalg.norm(rows[:, group], axis=1)
@@ -175,9 +176,9 @@ def write_alike(
 
     Args:
         rows: (steps, columns).
-        columns: which are continuous angles, and which belong to quaternions.
-        reference: (columns,) what row `at_row` is to be near to.
-        at_row: the row that is executed first.
+        columns: columns of the executor, which tell continuous angles and quaternions.
+        reference: (columns,) values that row `at_row` is to be near to.
+        at_row: index of the row that is executed first.
 
     Returns:
         (steps, columns), a copy.

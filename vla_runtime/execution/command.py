@@ -83,8 +83,8 @@ class Command:
     """One tick's command. The executor owns it and overwrites it at the next tick.
 
     Attributes:
-        kind: what it asks for; publish everything but `IDLE`, and nothing while `dry_run`.
-        reason: why.
+        kind: kind of the command; publish everything but `IDLE`, and nothing while `dry_run`.
+        reason: reason of the command.
         setpoints: (columns,) float64, the value to command in each column's own kind: position
             columns a position (rad or m), velocity columns a velocity (rad/s or m/s).
         velocities: (columns,) float64, feed-forward velocity of position columns, within the
@@ -113,8 +113,8 @@ class SubmitResult:
     """Answer to a chunk.
 
     Attributes:
-        refusal: `None` when it was accepted.
-        text: for the person at the robot: why it was refused, or what to know about it.
+        refusal: reason of the refusal; None when it was accepted.
+        text: reason of the refusal, or a note on the chunk, for the person at the robot.
         join_step: plan step at which it takes over, -1 when refused.
         join_index: row of the chunk that is executed first: steps consumed since its observation.
         delay_steps: steps that went by between its observation and its arrival.

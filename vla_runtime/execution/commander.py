@@ -163,7 +163,7 @@ class Commander:
         """One tick of a hold, which gives way to a robot that is found too far from it.
 
         Args:
-            reason: why the robot holds.
+            reason: reason of the hold.
             positions: (columns,) measured; None where they are not to be trusted.
             dt_s: seconds since the last command; 0.0 where that is unknown.
             now_s: steady clock.

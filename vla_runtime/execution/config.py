@@ -29,11 +29,11 @@ class ExecutorConfig:
     """The robot as the executor sees it.
 
     Attributes:
-        columns: what is commanded, in the robot's order.
-        limits: of these columns; none when not given.
-        start: how to set out.
-        watchdog: when to stop.
-        on_stop: how to stop, by cause.
+        columns: commanded columns, in the robot's order.
+        limits: limits of these columns; none when not given.
+        start: tolerance and speed of a start.
+        watchdog: bounds beyond which the robot stops.
+        on_stop: way to stop, by cause.
         control_period_s: time between two ticks. A tick that comes later moves the command no
             further than one and a half periods at top speed allow, because the robot's controller
             executes each command in about one; the limit of acceleration has precedence. Not
@@ -90,21 +90,21 @@ class ExecutorStatus:
     """State of the executor for a status message; made outside the tick.
 
     Attributes:
-        mode: what the operator wants.
-        kind: what the last command asked for.
-        reason: why, in a word.
-        detail: why, for the person at the robot; empty while nothing is wrong.
-        progress: of an approach: which column has furthest to go, and how far; empty without one.
-        gave_way: of a hold: which column gave way most to the robot, and how far; empty without.
+        mode: mode that the operator has asked for.
+        kind: kind of the last command.
+        reason: reason of the last command, in a word.
+        detail: reason in words for the person at the robot; empty while nothing is wrong.
+        progress: column that has furthest to go in an approach, and how far; empty without one.
+        gave_way: column that gave way most to the robot in a hold, and how far; empty without one.
         episode: the current episode.
         step: plan step, counted from the start of the episode.
-        parameters: those in force.
+        parameters: parameters in force.
         untied: under `rtc`, the chunk in force was not tied to the plan, and was blended.
-        delay_estimate: steps.
+        delay_estimate: estimated delay in steps.
         horizon: rows of the last chunk; 0 before the first.
         request_open: a chunk was asked for and has not come yet.
         chunk: inference number of the chunk in force, -1 for none.
-        pending_chunk: that of the chunk that takes over next, -1 for none.
+        pending_chunk: inference number of the chunk that takes over next, -1 for none.
         clamp_latched: too many clamped chunks; `reset` opens the latch.
         dry_run: nothing is published.
     """

@@ -75,7 +75,7 @@ class SeamReport:
         chunk: its inference number.
         join_index: its first executed row.
         delay_steps: steps between its observation and its arrival.
-        mode: how it was handed over: `blend` for an untied chunk under `rtc`.
+        mode: mode of the hand-over: `blend` for an untied chunk under `rtc`.
         late: it came after the previous one had executed its steps.
         from_hold: the robot stood still.
         position_jump: (columns,) new row minus what the old plan had for the same step (its last
@@ -105,8 +105,8 @@ def blend_rows(old: np.ndarray, new: np.ndarray, steps: int) -> np.ndarray:
     """New rows, cross-faded from the old ones over the first steps.
 
     Args:
-        old: (n, columns) what the plan in force has for the same steps; as far as it goes.
-        new: (m, columns).
+        old: (n, columns) rows that the plan in force has for the same steps; as far as it goes.
+        new: (m, columns) rows of the new chunk.
         steps: length of the cross-fade; no longer than there are old and new rows.
     """
     steps = min(steps, len(old), len(new))
@@ -126,7 +126,7 @@ def ensemble_rows(
         chunks: oldest first; the last one is the newest.
         join_step: step of row 0 of the result.
         decay: m of `exp(-m·i)`; i counts the chunks that have a row for the step.
-        order: whether i counts from the oldest or from the newest.
+        order: order of i: from the oldest or from the newest chunk.
     """
     newest = chunks[-1]
     steps = np.arange(join_step, newest.end_step)
@@ -156,7 +156,7 @@ def hand_over(
     """The rows to execute from `join_step` on.
 
     Args:
-        parameters: how.
+        parameters: settings of the hand-over.
         old: (n, columns) rows of the plan in force from `join_step` on, as far as it goes.
         chunks: live chunks, oldest first; the last one takes over.
         join_step: first step of the new chunk that is executed.

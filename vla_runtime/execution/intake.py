@@ -44,8 +44,8 @@ class Stamped:
         episode: episode that it was made for.
         number: inference number.
         tied: it was made to continue the plan that the request carried.
-        step: of a tied chunk the step of that plan at which its row 0 stands; None: the step that
-            was current at its observation.
+        step: step of that plan at which row 0 of a tied chunk stands; None: the step that was
+            current at its observation.
         request: number of the request that it answers; None where it is not given.
     """
 
@@ -151,8 +151,8 @@ def step_nanoseconds(step_time_s: float, step_ns: int) -> int:
     """A chunk's step time in nanoseconds, which is the episode's.
 
     Args:
-        step_time_s: of the chunk.
-        step_ns: of the episode, 0 when this chunk is its first.
+        step_time_s: step time of the chunk, seconds.
+        step_ns: step time of the episode, nanoseconds; 0 when this chunk is its first.
 
     Raises:
         Refused: another than that of the episode's first chunk.
@@ -177,11 +177,11 @@ def place(
     """Place a chunk on the grid of steps, its rotations written as in the plan before it.
 
     Args:
-        stamped: what came with it.
+        stamped: stamps and numbers that came with the chunk.
         first_step: the step that was current at its observation.
         rows: (horizon, columns) in the executor's order.
-        timeline: what it is to be spliced into.
-        parameters: those that it comes into force with.
+        timeline: timeline that the chunk is spliced into.
+        parameters: parameters that it comes into force with.
         columns: the executor's.
 
     Raises:

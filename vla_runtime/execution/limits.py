@@ -175,9 +175,10 @@ class ChunkCheck:
     """Result of the check of a chunk.
 
     Attributes:
-        rejected: why it may not be used at all; empty when it may.
-        clamped: what was outside and is clamped; empty when nothing was, or positions by no more
-            than a policy scatters around a rest at the limit (2% of the joint's range).
+        rejected: reason why it may not be used at all; empty when it may.
+        clamped: values that were outside and are clamped, in words; empty when there were none, or
+            positions by no more than a policy scatters around a rest at the limit (2% of the
+            joint's range).
         rows: (steps, columns) positions clamped into the limits. Speed and acceleration are
             left to the motion limiter, which knows what is being commanded.
     """
@@ -196,7 +197,7 @@ def check_rows(
         rows: (steps, columns) finite, in the executor's order and kinds.
         step_time_s: seconds from row to row.
         limits: the limits.
-        columns: which columns are positions and which are velocities.
+        columns: columns of the executor, which tell positions and velocities.
     """
     actions = limits.actions
     excesses = [
@@ -251,11 +252,11 @@ def check_handed_over(
     its first executed row, and whatever a cross-fade adds.
 
     Args:
-        before: (columns,) where the plan is when the chunk takes over.
-        rows: (steps, columns) what is executed from then on.
+        before: (columns,) setpoints of the plan when the chunk takes over.
+        rows: (steps, columns) setpoints that are executed from then on.
         step_time_s: seconds from row to row.
         limits: the limits.
-        columns: which columns are positions and which are velocities.
+        columns: columns of the executor, which tell positions and velocities.
     """
     excess, describe = _too_fast(np.vstack([before, rows]), step_time_s, limits, columns)
     # A velocity column's own value was checked with the chunk; `before` is not of the chunk.

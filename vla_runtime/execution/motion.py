@@ -31,11 +31,11 @@ class Motion:
     """Moves the command along the plan; see the module's docstring.
 
     Args:
-        guard: says whether the robot may move.
+        guard: check of every tick that the robot may move.
         commander: owns the command.
         replanner: owns the plan.
-        counters: of the executor.
-        on_stop: how to stop, by cause.
+        counters: counters of the executor.
+        on_stop: way to stop, by cause.
         cold_after_s: a hold of this length makes the next chunk a new start.
         on_ros_clock: time passes as the ROS clock says, in a simulated world.
 
@@ -77,7 +77,7 @@ class Motion:
         """The command of a started executor for this moment.
 
         Args:
-            clock_fault: what is wrong with the clocks, if anything.
+            clock_fault: fault of the clocks; None without one.
             now_s: steady clock.
             now_ros_ns: ROS clock.
 
@@ -126,8 +126,8 @@ class Motion:
         """One tick of an executor that is not started: come to rest, then hold.
 
         Args:
-            reason: why it is not.
-            clock_fault: what is wrong with the clocks, if anything.
+            reason: reason why it is not started.
+            clock_fault: fault of the clocks; None without one.
             now_s: steady clock.
             now_ros_ns: ROS clock.
         """

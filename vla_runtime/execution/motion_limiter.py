@@ -41,8 +41,8 @@ class MotionLimiter:
     (`_find_fastest`).
 
     Args:
-        limits: of the columns.
-        columns: kinds, and which are measured.
+        limits: limits of the columns.
+        columns: columns of the executor: kinds, and which are measured.
         longest_s: motion that one command may contain at top speed, in seconds: the robot's
             controller executes each command in about one period, so a late command must not
             contain much more. The limit of acceleration has precedence.

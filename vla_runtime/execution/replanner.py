@@ -220,9 +220,9 @@ class Replanner:
 
         Args:
             checked: the chunk.
-            rows: what it is after hand-over. `None` for a cold start: there the start's tolerance
-                decides how far away the first row may be, and the motion limiter how fast it is
-                reached.
+            rows: (rows, columns) after hand-over. None for a cold start: there the start's
+                tolerance decides how far away the first row may be, and the motion limiter how fast
+                it is reached.
         """
         found = [checked.clamped]
         if rows is not None:

@@ -78,7 +78,7 @@ class Requests:
     """The request for a chunk that is still awaited.
 
     Attributes:
-        number: of the newest request, counted from 1; an answer carries it back.
+        number: number of the newest request, counted from 1; an answer carries it back.
         asked_ros_ns: ROS time of the newest request.
         answered: a chunk that serves the coming boundary was accepted.
     """

@@ -39,9 +39,9 @@ class Segment:
         join_step: its first executed step.
         boundary: the step at which its successor should take over (`join_step + S`).
         end_step: the step at which the robot holds when no successor came.
-        rows: (rows left, columns) what is executed from `join_step` on, after hand-over; goes on
-            past `end_step` to the end of the chunk.
-        seam: what happened at its start.
+        rows: (rows left, columns) setpoints from `join_step` on, after hand-over; they go on past
+            `end_step` to the end of the chunk.
+        seam: record of the hand-over at its start.
     """
 
     chunk: LiveChunk
@@ -149,10 +149,10 @@ class Timeline:
 
         Args:
             chunks: live chunks, oldest first; the last one takes over.
-            delay_steps: reported only.
-            parameters: those that are in force from the seam on.
+            delay_steps: delay of the chunk in steps; reported only.
+            parameters: parameters in force from the seam on.
             starved: reported only: the robot holds because this chunk is late.
-            rows: what `handed_over` gave for the same, where that is known already.
+            rows: result of `handed_over` for the same chunks, where it is known already.
         """
         chunk, join = chunks[-1], self.joins_at()
         old_plan, old_rows = self._leading_to(join), self._rows_from(join)

@@ -68,7 +68,7 @@ class CameraImages:
         """Refuse images that are not of their camera's size, where nothing resizes them.
 
         Args:
-            images: of known cameras, uint8 (height, width, 3) each; None for an absent one.
+            images: image of each known camera, uint8 (height, width, 3); None for an absent one.
 
         Raises:
             ValueError: names camera and sizes.

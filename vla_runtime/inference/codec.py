@@ -28,7 +28,7 @@ class PolicyCodec:
     """Pre- and post-processing of one bundle, with its statistics and tokenizer loaded.
 
     Attributes:
-        prompts: of a policy with language; None: it reads no instruction.
+        prompts: writer of the prompts of a policy with language; None: it reads no instruction.
 
     Raises:
         ValueError: statistics or tokenizer that do not fit the bundle.

@@ -23,10 +23,10 @@ def denoise(
     """Denoise one chunk over the prefix that the engine holds.
 
     Args:
-        engine: with its schedule set and its prefix encoded.
+        engine: engine with its schedule set and its prefix encoded.
         inputs: noise, row weights, plan and state.
-        on_step: called after each step with (index, x (H, A), velocity (R, H, A)), or x (N, H, A)
-            and velocity (R, N, H, A) for N noises. With it the engine runs step by step,
+        on_step: function called after each step with (index, x (H, A), velocity (R, H, A)), or x
+            (N, H, A) and velocity (R, N, H, A) for N noises. With it the engine runs step by step,
             without it all steps in one call (one graph launch on CUDA).
 
     Returns:
@@ -55,11 +55,11 @@ def denoise_serially(
     update are computed here, in float32, as the expert step does.
 
     Args:
-        engine: with the schedule of `times` set and one row encoded in each slot.
-        inputs: as for `denoise` with R rows, equal head inputs in all of them; no Jacobian.
+        engine: engine with the schedule of `times` set and one row encoded in each slot.
+        inputs: inputs of `denoise` with R rows, equal head inputs in all of them; no Jacobian.
         times: (N,) flow times of the schedule.
         slots: R slots, in the order of `inputs.row_weight`.
-        on_step: as for `denoise`.
+        on_step: function called after each step, as for `denoise`.
 
     Returns:
         as `denoise`

@@ -108,8 +108,9 @@ class PrefixInputs:
     """Everything that a prefix is computed from.
 
     Attributes:
-        pixels: of every camera, (3, height, width) float32 each; hidden cameras' are ignored.
-        image_mask: (V,) bool.
+        pixels: pixels of every camera, (3, height, width) float32 each; hidden cameras' are
+            ignored.
+        image_mask: (V,) bool, False for a hidden camera.
         rows: the family's prefix inputs by name, (R, …) each.
         words: instruction and advantage tags of the prompt rows.
         state_bins: (S,) int64 bins of the state in the prompt, empty where it is not in it.

@@ -18,9 +18,9 @@ def check_recorded_cases(engine: PolicyEngine, folder: Path, precision: str) -> 
     The first case of each number of prompt rows is run, images to chunk.
 
     Args:
-        engine: loaded; its schedule, prefixes and step inputs are overwritten.
-        folder: of the bundle.
-        precision: of the engine's matrices, which sets the bound.
+        engine: loaded engine; its schedule, prefixes and step inputs are overwritten.
+        folder: folder of the bundle.
+        precision: precision of the engine's matrices, which sets the bound.
 
     Raises:
         ValueError: a chunk beyond its bound, or a bundle without recorded cases.

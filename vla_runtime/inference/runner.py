@@ -113,7 +113,7 @@ class ChunkRunner:
 
         Args:
             request: the inference to run.
-            encoded: what `encode` returned for it.
+            encoded: result of `encode` for it.
             clock: the request's; marks `denoise`.
             on_step: see `inference.denoise.denoise`.
         """

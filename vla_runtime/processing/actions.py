@@ -24,15 +24,15 @@ class PoseColumns:
     """The columns that together are one end-effector pose.
 
     Attributes:
-        name: for error messages, `left_hand` for example.
+        name: name for error messages, such as `left_hand`.
         position: action columns of x, y, z in metres.
         rotation: action columns of the rotation, as many as `form` needs.
-        form: how the rotation is written, in actions and state alike (see `poses.py`).
+        form: representation of the rotation, in actions and state alike (see `poses.py`).
         euler_axes: transforms3d's axis code, for `euler` only.
         kind: `delta` composes with the pose at the start of the chunk; `absolute` and `velocity`
             pass as they are.
-        frame: where a delta is written. `base`: p = p0 + dp, R = dR R0. `tool`: p = p0 + R0 dp,
-            R = R0 dR.
+        frame: frame that a delta is written in. `base`: p = p0 + dp, R = dR R0. `tool`: p = p0 + R0
+            dp, R = R0 dR.
         state_position: state columns of x, y, z; needed for `delta` only.
         state_rotation: state columns of the rotation; needed for `delta` only.
     """

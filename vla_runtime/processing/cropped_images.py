@@ -26,8 +26,8 @@ def cropped(
     Args:
         image: (h, w, 3) uint8, RGB, any strides; never written to.
         size: height and width of the result.
-        edge: of the image before it is cut.
-        fraction: of height and width that is kept.
+        edge: edge of the image before it is cut, in pixels.
+        fraction: share of height and width that is kept.
         resample: `bicubic_uint8` stretches the image to a square of `edge` and what is cut to
             `size` (torchvision's way); `area` keeps the aspect: the shorter edge
             becomes `edge` before and after, both with OpenCV's INTER_AREA, and the result is

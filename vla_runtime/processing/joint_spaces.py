@@ -30,7 +30,8 @@ class JointSpace:
     """The robot's own joints: nothing is converted.
 
     Attributes:
-        units: of each dimension of the robot's state and actions; None: any number of any unit.
+        units: unit of each dimension of the robot's state and actions; None: any number of any
+            unit.
     """
 
     units: tuple[str, ...] | None = None

@@ -126,7 +126,7 @@ class Normalizer:
     """Normalises vectors of n numbers with fixed statistics.
 
     Attributes:
-        kind: which formulas, see the module's docstring.
+        kind: name of the formulas, see the module's docstring.
         size: n; None for `identity` without names, which takes any width.
     """
 

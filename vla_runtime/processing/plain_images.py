@@ -26,7 +26,7 @@ def normalised_table(normalizer: Normalizer) -> np.ndarray:
     """Table of a camera whose images are normalised from [0, 1].
 
     Args:
-        normalizer: of the three colour channels.
+        normalizer: normaliser of the three colour channels.
 
     Returns:
         (3, 256) float32

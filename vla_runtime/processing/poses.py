@@ -54,8 +54,8 @@ def to_matrix(values: np.ndarray, form: RotationForm, euler_axes: str = 'sxyz') 
 
     Args:
         values: (..., k) with k = `rotation_width(form)`.
-        form: what the k numbers are.
-        euler_axes: for `euler` only.
+        form: representation that the k numbers are in.
+        euler_axes: transforms3d's axis code, for `euler` only.
 
     Returns:
         (..., 3, 3) float64, proper rotations.
@@ -89,8 +89,8 @@ def from_matrix(matrices: np.ndarray, form: RotationForm, euler_axes: str = 'sxy
 
     Args:
         matrices: (..., 3, 3) proper rotations.
-        form: what to write them as.
-        euler_axes: for `euler` only.
+        form: representation to write them in.
+        euler_axes: transforms3d's axis code, for `euler` only.
 
     Returns:
         (..., k) float64.
@@ -145,7 +145,7 @@ def continue_from(start: np.ndarray, rows: np.ndarray, form: RotationForm) -> np
     Args:
         start: (k,) the rotation that comes before the first row, such as the robot's state.
         rows: (n, k) rotations in the same form.
-        form: their form.
+        form: representation of all of them.
 
     Returns:
         (n, k) float64, the same orientations; angles may leave [-pi, pi].

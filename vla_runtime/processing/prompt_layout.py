@@ -29,8 +29,8 @@ class PromptLayout:
         text: the whole prompt, with `{task}` once and, each once at most, `{images}` before it,
             `{state}` (the normalised state in 256 bins) and `{tag}` (the line of the advantage tag
             `before_action`) after it.
-        image: what stands for one image, with `{tokens}` where its image tokens go and `{number}`
-            for its number, counted from 1; '' where images do not stand in the prompt.
+        image: text that stands for one image, with `{tokens}` where its image tokens go and
+            `{number}` for its number, counted from 1; '' where images do not stand in the prompt.
         bos: the vocabulary's BOS stands in front of the prompt.
         special: tokens of `text` and `image` that the vocabulary must have.
         lerobot_task: the task with the cleaning `lerobot`: `unchanged`, `stripped`, or `cleaned` as

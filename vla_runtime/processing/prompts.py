@@ -31,7 +31,7 @@ class PromptFormat:
             what `PromptLayout.lerobot_task` says. `python_list` leaves the text as it is and writes
             it as Python writes a list of it: `['pick up the cup']`. `letters` turns the text into
             small letters and leaves out all but letters, digits, `_` and white space.
-        advantage: where the advantage tag goes; None for a policy trained without one.
+        advantage: place of the advantage tag; None for a policy trained without one.
     """
 
     template: str
@@ -80,7 +80,7 @@ def prompt_parts(
     """Write the prompt of one row, from the images, if there are any, to its end.
 
     Args:
-        layout: of the template.
+        layout: layout of the template.
         fmt: the bundle's prompt format.
         task: the instruction in plain words.
         normalised_state: (S,) state after the normaliser; only a layout with `{state}` reads it.

@@ -135,10 +135,10 @@ class OnnxEngine:
     """Vision, prefix and expert of one policy in ONNX Runtime (see `protocol.PolicyEngine`).
 
     Args:
-        family, dims: of the policy.
-        folder: of the bundle.
+        family, dims: family and dimensions of the policy.
+        folder: folder of the bundle.
         device: `cpu`, `cuda`, `cuda:N`, `tensorrt` or `tensorrt:N`.
-        precision: of the export; it is checked, not chosen here.
+        precision: precision of the export; it is checked, not chosen here.
         max_rows: most prompt rows that will be asked for (2 for guidance).
         threads: CPU threads of each network, see `cpu.cpu_threads`.
 

@@ -54,11 +54,11 @@ def load_graphs(
     """Load and check the graphs of an engine.
 
     Args:
-        folder: of the bundle.
-        place: where to run them.
-        family, dims: of the policy.
+        folder: folder of the bundle.
+        place: device and execution provider.
+        family, dims: family and dimensions of the policy.
         conditioning: C, width of a row of the time table.
-        precision: that the files must have been exported in.
+        precision: precision that the files must have been exported in.
         rows: numbers of prompt rows.
         threads: CPU threads of each session, see `cpu.cpu_threads`.
 

@@ -52,10 +52,10 @@ class Placement:
     """Device and execution provider that networks run on.
 
     Attributes:
-        device: as requested.
+        device: requested name of the device.
         provider: ONNX Runtime's name of the execution provider.
         memory: ONNX Runtime's name of the memory: `cpu` or `cuda`.
-        index: of the device.
+        index: number of the device, counted from 0.
     """
 
     device: str
@@ -98,8 +98,8 @@ class Buffer:
     """A tensor that lives as long as its engine, in the device's memory.
 
     Args:
-        placement: of the engine.
-        shape: static.
+        placement: device and execution provider of the engine.
+        shape: static shape.
         kind: ONNX Runtime's name of the type, `tensor(float)`.
     """
 
@@ -128,8 +128,8 @@ class Session:
     """One graph file on a provider.
 
     Args:
-        path: of the graph.
-        placement: where to run it.
+        path: path of the graph.
+        placement: device and execution provider.
         options: ONNX Runtime's session options; `session_options()` unless given.
         model: the graph's bytes; None for those of the file. Weights are found beside the file.
         **more: further arguments of ONNX Runtime's InferenceSession.

@@ -21,10 +21,10 @@ class GraphShapes:
     """Shapes of the graphs for one number of prompt rows.
 
     Attributes:
-        family, dims: of the policy.
+        family, dims: family and dimensions of the policy.
         rows: prompt rows.
-        image_tokens: (N, W) of the image with most tokens.
-        past: the prefix's outputs, which are inputs of the expert.
+        image_tokens: shape (N, W) of the tokens of the image that has most.
+        past: outputs of the prefix, which are inputs of the expert.
         conditioning: C, width of a row of the time table.
         text_width: W of the text table's rows, which the prefix takes in place of tokens; None
             where it takes the tokens.

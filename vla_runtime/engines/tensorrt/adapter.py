@@ -71,7 +71,7 @@ class BuildOptions:
         timing_cache: kernel times that earlier builds on this GPU and version measured.
         reduced: the ONNX file has tensors in half precision.
         int8_products: number of the ONNX file's products of two numbers in int8.
-        lengths: of the file's free axis, if it has one; the engine gets a profile for each.
+        lengths: lengths of the file's free axis, if it has one; the engine gets a profile for each.
         progress: called with the build's progress, on versions that report it.
     """
 
@@ -89,9 +89,9 @@ class BuiltEngine:
 
     Attributes:
         plan: the serialized engine; a buffer of TensorRT's own, not copied.
-        timing_cache: to hand to the next build.
+        timing_cache: kernel times to hand to the next build.
         layers: number of layers of the network.
-        pinned: on 8.6, number of layers pinned to each type.
+        pinned: number of layers pinned to each type, on 8.6.
     """
 
     plan: memoryview
@@ -185,8 +185,8 @@ class TensorRT:
         """Deserialize an engine file and make its contexts.
 
         Args:
-            path: of the engine.
-            stream: on which profiles are selected; it must be waited for before a network runs.
+            path: path of the engine.
+            stream: CUDA stream on which profiles are selected; wait for it before a network runs.
             contexts: number of profiles, from the first, that get a context.
 
         Returns:

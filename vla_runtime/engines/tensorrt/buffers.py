@@ -24,8 +24,8 @@ class DeviceArray:
     """An array on the device.
 
     Args:
-        runtime: of the device.
-        shape: of the array.
+        runtime: runtime of the device.
+        shape: shape of the array.
         dtype: numpy's name or `bfloat16`; written values are converted to it.
     """
 
@@ -113,7 +113,7 @@ class RowBuffers:
     """Buffers for one number of prompt rows, with its prefix slots.
 
     Args:
-        runtime: of the device.
+        runtime: runtime of the device.
         prefix, expert: inputs and outputs of the two engines.
         inputs: names of the family's prefix inputs; the engine may take rows of the text table in
             place of one.
@@ -154,10 +154,10 @@ class Schedule:
     """Buffers for one number of denoise steps; `load` refills them, the graphs stay.
 
     Args:
-        runtime: of the device.
+        runtime: runtime of the device.
         steps: N.
         conditioning: C, the width of a row of the time table.
-        dims: of the policy.
+        dims: dimensions of the policy.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ def check_tensors(
     """Refuse engines whose inputs or outputs do not fit the policy's dimensions.
 
     Args:
-        family, dims: of the policy.
+        family, dims: family and dimensions of the policy.
         conditioning: C, numbers of a row of the time table.
         engines: inputs and outputs of each network, by `store.network_name`.
 

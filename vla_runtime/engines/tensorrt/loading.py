@@ -28,10 +28,10 @@ def closed_on_failure(
     """Open a runtime on a device; close it and the networks where the block fails.
 
     Args:
-        device_index: of the device.
-        networks: those that the block loads. An engine that failed is a cycle, and would hold them
-            until Python collects it, while another backend is loaded.
-        device, bundle: for the message.
+        device_index: number of the device, counted from 0.
+        networks: networks that the block loads. An engine that failed is a cycle, and would hold
+            them until Python collects it, while another backend is loaded.
+        device, bundle: name of the device and folder of the bundle, for the message.
 
     Raises:
         ValueError: no such device, or not enough memory on it; says what mends it.

@@ -50,7 +50,7 @@ class StepsProbe:
     Args:
         noise: buffer that the loop starts from.
         x: buffer that it ends in.
-        buffers: of the number of rows.
+        buffers: buffers of the number of rows.
         prefix: the slot to fill; None keeps the encoded prefix.
     """
 

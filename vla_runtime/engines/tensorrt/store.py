@@ -52,13 +52,13 @@ class EngineFile:
 
     Attributes:
         file: its name in the folder.
-        size: in bytes; another size is a file cut short.
-        onnx_sha256: of the files it was built from, by name in the bundle: the ONNX graph and the
-            weights that the graph names.
-        seconds: how long the build took.
+        size: size in bytes; another size is a file cut short.
+        onnx_sha256: SHA-256 of the files it was built from, by name in the bundle: the ONNX graph
+            and the weights that the graph names.
+        seconds: duration of the build.
         scratch_bytes: device memory that it needs while it runs.
-        layers: of the parsed network.
-        pinned: on TensorRT 8.6, layers pinned to each type.
+        layers: number of layers of the parsed network.
+        pinned: number of layers pinned to each type, on TensorRT 8.6.
     """
 
     file: str
@@ -77,10 +77,10 @@ class Metadata:
     Attributes:
         tensorrt: version that built the engines.
         gpu, capability, processors: the GPU that they were built on.
-        precision: of the ONNX files.
-        captures: how often a CUDA graph is captured at load; the fastest is kept.
+        precision: precision of the ONNX files.
+        captures: number of captures of each CUDA graph at load; the fastest is kept.
         rows: most prompt rows; engines have a profile for each number from 1 to it.
-        engines: by name, see `ENGINES`.
+        engines: built engines by name, see `ENGINES`.
         passed: SHA-256 of the bundle's files that the engines were compared with and agreed, by
             name; empty before.
     """
@@ -129,7 +129,7 @@ def find_engines(
     Args:
         bundle: the bundle's folder.
         device: the GPU at hand.
-        version: of the TensorRT at hand.
+        version: version of the TensorRT at hand.
         files: SHA-256 of the bundle's files by name, as in its policy.yaml.
         passed: refuse engines that have not passed the comparison.
 

@@ -54,10 +54,10 @@ class LaidOutPrefix:
         network: the one that denoises.
         past: the slot.
         samples: chunks that share each row.
-        capturer: of the denoise loop, in whose stream it is laid out.
+        capturer: capturer of the denoise loop, in whose stream it is laid out.
 
     Attributes:
-        value: what the network's `velocity` takes as `past`.
+        value: laid-out prefix that the network's `velocity` takes as `past`.
     """
 
     def __init__(

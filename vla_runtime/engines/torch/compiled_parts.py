@@ -48,8 +48,8 @@ def compile_networks(engine: TorchEngine, word: str, precision: str) -> None:
 
     Args:
         engine: its `torch_compile` and `why_compiled` are set.
-        word: of `torch_compile.WORDS`, not `none`.
-        precision: of the engine's matrices, for the bound.
+        word: one of `torch_compile.WORDS`, not `none`.
+        precision: precision of the engine's matrices, for the bound.
     """
     trial, bound = _Trial(engine), BOUNDS[precision].tensor
     taken: list[str] = []

@@ -39,8 +39,8 @@ class Compiled:
     """A call that is compiled when it is first made, and never again once it is sealed.
 
     Args:
-        name: of the network, for the log.
-        call: with tensors of the same shapes every time.
+        name: name of the network, for the log.
+        call: call whose tensors have the same shapes every time.
     """
 
     def __init__(self, name: str, call: Run) -> None:

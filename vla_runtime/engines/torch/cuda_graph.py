@@ -82,7 +82,7 @@ class Capturer:
     """Captures the work of one network; after one failure it never tries again.
 
     Args:
-        name: for the log line (`vision`, `prefix`, `denoise`).
+        name: name of the network in the log (`vision`, `prefix`, `denoise`).
         capture: turns work into a replay; None (a CPU, or graphs not wanted) never captures.
     """
 
@@ -132,7 +132,7 @@ class GraphedWork:
 
     Args:
         work: reads and writes static buffers only; run as it is where there is no graph.
-        capturer: of the network that the work belongs to.
+        capturer: capturer of the network that the work belongs to.
     """
 
     def __init__(self, work: Work, capturer: Capturer) -> None:

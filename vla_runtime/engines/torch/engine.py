@@ -62,7 +62,8 @@ class TorchEngine:
     """Vision, prefix and expert of one policy in PyTorch (see `protocol.PolicyEngine`).
 
     Args:
-        network: with weights, on `device`, in its final precision; used for inference only.
+        network: network with its weights, on `device`, in its final precision; used for inference
+            only.
         max_rows: most prompt rows that will be asked for (2 for guidance).
         use_cuda_graphs: capture graphs; ignored on a CPU.
     """

@@ -39,7 +39,7 @@ def shortest(lengths: Sequence[Inputs], rows: Mapping[str, np.ndarray]) -> int:
     """Return the index of the first length that cuts off no valid token of any row.
 
     Args:
-        lengths: as `inputs_by_length`.
+        lengths: inputs for each length of the prompt, as `inputs_by_length` gives them.
         rows: inputs of the prefix at the full length, (R, …) each; booleans mark valid tokens.
     """
     for index, inputs in enumerate(lengths[:-1]):

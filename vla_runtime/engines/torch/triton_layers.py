@@ -22,7 +22,7 @@ class HeadLayers:
     to the other lays nothing out. As `compilation.Runs`; the keys do not matter.
 
     Args:
-        engine: that has laid out nothing but its trial inputs.
+        engine: engine that has laid out nothing but its trial inputs.
     """
 
     def __init__(self, engine: TorchEngine) -> None:

@@ -34,7 +34,7 @@ def load_network(
     """Build the network from a bundle's weights file.
 
     Args:
-        family, dims: of the policy.
+        family, dims: family and dimensions of the policy.
         weights: safetensors file with the network's own parameter names, any float dtype.
         device: `cpu`, `cuda` or `cuda:N`.
         precision: a key of `PRECISIONS`.
@@ -74,7 +74,8 @@ def state_of(
     """Cast a network's parameters, one at a time: never a second copy of all of them.
 
     Args:
-        network: that they are of; `load_state_dict` takes what is returned, with `assign`.
+        network: network of these parameters; its `load_state_dict` takes what is returned, with
+            `assign`.
         tensors: parameters by name, in any float dtype.
         precision: a key of `PRECISIONS`.
     """
