@@ -17,8 +17,9 @@ def compare_engines(
     """Load and compare the engines in a folder.
 
     Args:
-        bundle: whose engines they are, its files compared with their SHA-256.
-        folder, metadata: from `find_engines`, or what was just built.
+        bundle: bundle of the engines, its files compared with their SHA-256.
+        folder, metadata: folder and metadata of the engines, from `find_engines` or of what was
+            just built.
         device: `cuda` or `cuda:N`.
 
     Returns:

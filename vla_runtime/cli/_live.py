@@ -21,13 +21,13 @@ class LiveResult:
 
     Attributes:
         played: number of inferences that were played.
-        answered: of them, those with a chunk of the same observation.
-        as_offline: of them, those that are the offline chunk bit for bit.
-        as_recorded: of them, those that are the recorded chunk bit for bit.
+        answered: number of them with a chunk of the same observation.
+        as_offline: number of them that are the offline chunk bit for bit.
+        as_recorded: number of them that are the recorded chunk bit for bit.
         skipped: reason to number of inferences that could not be played.
         notes: reason to number of inferences that were played and need not agree.
         first_difference: first of the others that is not the offline chunk; None: all are.
-        seconds: that the playing took.
+        seconds: duration of the playing.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ def play_live(
 
     Args:
         run: the recording.
-        changes: from it.
+        changes: changes from it.
         offline: episode, number and stamp to the inference as it was run offline.
         rate: times as fast as recorded; 0: as fast as the node answers.
 

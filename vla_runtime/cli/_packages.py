@@ -7,9 +7,9 @@ def import_problem(error: ImportError, what: str, how: str) -> str:
     """Return the message for the person at the keyboard.
 
     Args:
-        error: of the import.
-        what: needs it, such as `the demo`.
-        how: to get everything that it needs.
+        error: error of the import.
+        what: name of what needs it, such as `the demo`.
+        how: command that installs everything that it needs.
     """
     if isinstance(error, ModuleNotFoundError):
         return f"{what} needs the Python package '{error.name}', which is not installed; {how}"

@@ -15,7 +15,7 @@ def add_ray_argument(parser: argparse.ArgumentParser, what: str) -> None:
     """Declare `--ray`.
 
     Args:
-        parser: of the verb.
+        parser: parser of the verb.
         what: runs there, such as `recordings`.
     """
     parser.add_argument(
@@ -38,8 +38,8 @@ def ray_pool(
     """Return the cluster at an address as a pool.
 
     Args:
-        address: as given with `--ray`.
-        option: of the verb that limits processes.
+        address: address given with `--ray`.
+        option: option of the verb that limits processes.
         processes: its value; None: not given.
         inputs: files and folders that every machine must have.
         packages: Python packages that every machine must have.

@@ -49,7 +49,7 @@ class Event:
     """Begin or end of an episode.
 
     Attributes:
-        time_ns: on the bag's clock.
+        time_ns: time on the bag's clock.
         kind: `instruction`, `episode` (of the executor) or `verdict`.
         text: the instruction.
         success: the verdict.
@@ -66,15 +66,15 @@ class BagContents:
     """Contents of a bag, pixels left out.
 
     Attributes:
-        reader: of the bag.
-        clock: of all times.
+        reader: reader of the bag.
+        clock: clock of all times.
         states: one a joint of the robot file, in its order.
         actions: one an output of the robot file that is in the bag.
         missing_outputs: topics of those that are not.
         camera_topics: camera to its topic.
         frames: camera to the times of its frames, (n,) int64, rising.
-        events: in the order of time.
-        step_time_s: of the policy's chunks; None without any.
+        events: events in the order of time.
+        step_time_s: step time of the policy's chunks, seconds; None without any.
     """
 
     reader: BagReader
@@ -92,9 +92,9 @@ def read_contents(reader: BagReader, robot: Robot, namespace: str | None = None)
     """Read a bag.
 
     Args:
-        reader: of the bag.
+        reader: reader of the bag.
         robot: the robot file.
-        namespace: of the robot in the bag; None: the only one that has its topics.
+        namespace: namespace of the robot in the bag; None: the only one that has its topics.
 
     Raises:
         MissingTopicError: a topic of the robot file is not in it.

@@ -25,7 +25,7 @@ class BagFrames:
     """Gives the frames of a bag's episodes in their order.
 
     Args:
-        contents: of the bag.
+        contents: contents of the bag.
         episodes: all that will be asked for.
 
     Attributes:

@@ -31,10 +31,10 @@ class DatasetOptions:
 
     Attributes:
         robot: the robot file; None: the recorded one.
-        namespace: of the robot in bags of several; None: the only one.
+        namespace: namespace of the robot in bags of several; None: the only one.
         only: `judged` or `success`: episodes that were judged, or judged a success; None: all.
         fps: frames a second; None: the policy's steps a second.
-        task: of every episode; None: the recorded instructions.
+        task: task of every episode; None: the recorded instructions.
         measured_actions: actions are the positions measured at the next frame.
         frame_age_s: a camera's frame may be so old.
         shortest_s: episodes shorter than this are left out.
@@ -55,18 +55,18 @@ class Result:
     """Outcome of a conversion.
 
     Attributes:
-        layout: of every frame.
+        layout: layout of every frame.
         episodes: number of them.
         frames: number of them.
-        tasks: of the episodes.
-        verdicts: of the episodes; None where nobody judged.
+        tasks: tasks of the episodes.
+        verdicts: verdicts on the episodes; None where nobody judged.
         too_short: episodes that were left out.
         others: likewise, for their verdict.
         repeated: camera frames that were shown before.
         damaged: camera frames that could not be decoded.
-        times: how messages got their times, where that is not by their stamps; and in how many
-            bags.
-        problems: what of the bags could not be read.
+        times: way in which messages got their times, where that is not by their stamps; and in how
+            many bags.
+        problems: parts of the bags that could not be read.
         left_out: bags that could not be used at all, with the reason.
     """
 
@@ -135,7 +135,7 @@ def convert(
     Args:
         paths: recordings, in the order of their episodes.
         out: folder of the data set; appears complete or not at all.
-        options: of the data set.
+        options: options of the data set.
         force: replace the data set that is there.
         progress: shows progress.
 

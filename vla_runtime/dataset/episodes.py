@@ -28,7 +28,7 @@ class Grid:
         frame_age_ns: a camera's frame may be so old.
         shortest_s: episodes shorter than this are left out.
         measured_actions: actions are the positions measured at the next frame.
-        task: of every episode; None: as the bag says.
+        task: task of every episode; None: as the bag says.
     """
 
     fps: int
@@ -43,7 +43,7 @@ class PlannedEpisode:
     """An episode before its pixels are read.
 
     Attributes:
-        task: in plain words.
+        task: task in plain words.
         success: None where nobody judged.
         times_ns: (n,) of its frames.
         stamps_ns: camera to the stamps (n,) of its frames.

@@ -41,7 +41,7 @@ class EpisodeFacts:
     """Task, length and verdict of an episode.
 
     Attributes:
-        task: in plain words.
+        task: task in plain words.
         frames: number of them.
         success: None where nobody judged.
         source: path of the recording.

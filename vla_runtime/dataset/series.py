@@ -16,8 +16,8 @@ class JointSeries:
     """Rows of numbers over time.
 
     Attributes:
-        names: of the columns.
-        times_ns: of the rows, rising.
+        names: names of the columns.
+        times_ns: times of the rows, rising.
         rows: each of them one number a name.
     """
 

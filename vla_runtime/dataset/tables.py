@@ -127,7 +127,7 @@ def index_statistics(
         lengths: frames of the episodes.
         tasks: task number of each.
         first_episode: number of the first one.
-        first_index: of its first frame in the data set.
+        first_index: index of its first frame in the data set.
         fps: frames a second.
     """
     within = np.concatenate([np.arange(length) for length in lengths])

@@ -80,7 +80,7 @@ class DatasetWriter:
 
     Args:
         folder: empty.
-        layout: of every frame.
+        layout: layout of every frame.
 
     Attributes:
         episodes: written so far.

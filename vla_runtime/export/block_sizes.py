@@ -34,7 +34,7 @@ class Shapes:
     """Tensor shapes by this package's names; a missing tensor is an error.
 
     Args:
-        tensors: of the checkpoint.
+        tensors: tensors of the checkpoint.
         policies: kind of policy, for the error.
     """
 
@@ -80,7 +80,7 @@ def image_size_of(shape: Shapes, class_tokens: int = 0) -> int:
     """Edge of the square input image in pixels.
 
     Args:
-        shape: of the tensors.
+        shape: shape of the tensors.
         class_tokens: positions that are no patch's.
 
     Raises:
@@ -104,7 +104,7 @@ def square_edge(inputs: int, width: int, layer: str) -> int:
     Args:
         inputs: numbers that the layer takes.
         width: numbers of a patch.
-        layer: for the error.
+        layer: name of the layer, for the error.
 
     Raises:
         CheckpointError: its input is not a square of patches.
@@ -158,7 +158,7 @@ def checked_dims(make: Callable[[], T]) -> T:
     """Return `make()`; raise its ValueError as the checkpoint's.
 
     Raises:
-        CheckpointError: what `make` refuses.
+        CheckpointError: sizes that `make` refuses.
     """
     try:
         return make()
@@ -193,9 +193,9 @@ class KnownHeads:
     """Head counts of published networks, for those that a user is not asked for.
 
     Attributes:
-        vision: of this tower; None: unknown.
-        kv: of this language model; None: unknown.
-        vision_example, kv_example: for the question: 'SigLIP So400m has 16'.
+        vision: heads of this tower; None: unknown.
+        kv: key and value heads of this language model; None: unknown.
+        vision_example, kv_example: example for the question: 'SigLIP So400m has 16'.
     """
 
     vision: int | None

@@ -40,8 +40,9 @@ def read_tensors(folder: str | Path, names: TensorNames = _THEIR_NAMES) -> dict[
     `check_tensors` lists them.
 
     Args:
-        folder: with `model.safetensors`, or with shards and their `model.safetensors.index.json`.
-        names: of the family's tensors; without them all keep their own.
+        folder: folder with `model.safetensors`, or with shards and their
+            `model.safetensors.index.json`.
+        names: names of the family's tensors; without them all keep their own.
 
     Raises:
         CheckpointError: no safetensors, a pickle, a damaged file, a shard or tensor that the index
@@ -93,7 +94,7 @@ def copy_tensors(
     """Write tensors to one safetensors file under our names, byte for byte.
 
     Args:
-        tensors: from `read_tensors`.
+        tensors: tensors found by `read_tensors`.
         path: the file to write.
         advance: called with the number of bytes of each copied block.
     """

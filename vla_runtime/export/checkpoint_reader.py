@@ -38,11 +38,11 @@ class Source(NamedTuple):
     """A checkpoint on its way into a bundle.
 
     Attributes:
-        folder: of the checkpoint.
-        tensors: by our names; for `sizes` those that `select` chose.
-        facts: of the folder.
-        options: what the folder lacks.
-        missing: where missing and contradictory facts are noted.
+        folder: folder of the checkpoint.
+        tensors: tensors by our names; for `sizes` those that `select` chose.
+        facts: facts of the folder.
+        options: facts that the folder lacks.
+        missing: list that missing and contradictory facts are noted in.
     """
 
     folder: Path
@@ -56,7 +56,7 @@ class CheckpointReader:
     """Reads the checkpoints of one family folder.
 
     Attributes:
-        names: of the tensors.
+        names: names of the tensors.
         lerobot: LeRobot policy types that it describes, and `lerobot_folder` reads.
         lerobot_types: LeRobot policy types with processors of their own, whose folders it reads.
         projects: other projects that write such policies, for messages.

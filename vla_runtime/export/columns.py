@@ -248,10 +248,10 @@ def ask_for_targets(
 
     Args:
         spec: a checked spec.
-        statistics: that fit it.
+        statistics: statistics that fit it.
         targets: names of the actions that are targets all the same.
-        stated_deltas: whether the folder makes each action relative; None: it does not say.
-        file: of the statistics, for the message.
+        stated_deltas: True for each action that the folder makes relative; None: it does not say.
+        file: file of the statistics, for the message.
         missing: takes the question.
     """
     _check_deltas(spec, statistics, stated_deltas, file, missing)

@@ -63,8 +63,8 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
 
     Args:
         checkpoint: a folder of a project and a family that is served.
-        options: what the folder lacks.
-        default_name: of the policy, where the options have none.
+        options: facts that the folder lacks.
+        default_name: name of the policy, where the options have none.
 
     Raises:
         ExportError: all that is missing or contradictory at once, else the first defect.
@@ -150,12 +150,12 @@ def write_export(
     """Write a planned bundle; the target appears complete or not at all.
 
     Args:
-        plan: from `plan_export`.
+        plan: plan made by `plan_export`.
         target: the bundle's folder.
         force: replace a bundle that lies there.
-        further_bytes: that `finish` will write.
-        advance: called with the number of bytes of each copied block of weights.
-        finish: adds further files to the folder before it is sealed, such as `onnx/`.
+        further_bytes: number of bytes that `finish` will write.
+        advance: function called with the number of bytes of each copied block of weights.
+        finish: function that adds further files to the folder before it is sealed, such as `onnx/`.
 
     Raises:
         BundleError: the target exists.
@@ -330,7 +330,8 @@ def _dataset(options: ExportOptions) -> DatasetInfo | None:
     """Read the LeRobot data set of the options; None without one.
 
     Raises:
-        ExportError: at once, because without it everything it says would be asked for.
+        ExportError: no such folder, or a damaged one; raised at once, because without it everything
+            it says would be asked for.
     """
     if options.dataset is None:
         return None

@@ -29,24 +29,25 @@ class FolderFacts:
     """Facts that a folder states; None where it lacks one and the user is asked.
 
     Attributes:
-        kind: who wrote the folder, for messages.
-        family: of the policy.
-        cameras: in the order the network sees them.
+        kind: name of the project that wrote the folder, for messages.
+        family: family of the policy.
+        cameras: cameras in the order the network sees them.
         cameras_stated: False where they are only the project's usual ones, free to be renamed.
         images: resize and padding of that project.
         normalisation: kinds that the policy was trained with.
         statistics: `state.mean`, `actions.q01` and so on; may be longer than the names. None
             where none were found.
         statistics_file: they are in, for messages.
-        cleaning: of the task text, that project's way.
-        action_names: in order.
+        cleaning: cleaning of the task text, that project's way.
+        action_names: names of the actions in order.
         state_length: number of measured dimensions.
         action_length: number of real action dimensions.
-        deltas: whether each action is relative to the state of the same index.
+        deltas: True for each action that is relative to the state of the same index.
         joint_space: joints that the policy was trained on; None: those of the robot.
-        template: of the prompt; not asked for without language.
+        template: template of the prompt; not asked for without language.
         prompt_length: tokens of the padded prompt.
-        usual_prompt_length: that of the project, where neither folder nor user says another.
+        usual_prompt_length: prompt length of the project, where neither folder nor user says
+            another.
         horizon: actions of a chunk.
         real_horizon: first of them that the robot has; None: all.
         denoise_steps: Euler steps.
@@ -58,7 +59,7 @@ class FolderFacts:
         action_dim: padded action dimensions.
         state_dim: padded state dimensions.
         environment_length: numbers at the end of the state that are the environment's.
-        variant: of the language model, as the project names it.
+        variant: variant of the language model, as the project names it.
         tokenizer: the file, where the folder has one.
         source: facts for people, kept in the bundle.
         questions: facts that the reader could not find.

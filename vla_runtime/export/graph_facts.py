@@ -24,7 +24,7 @@ class GraphFacts:
     Attributes:
         opset: version of ONNX's own operators.
         operators: name to number of nodes.
-        weight_bytes: of all its weights, in the graph and in weights.data.
+        weight_bytes: bytes of all its weights, in the graph and in weights.data.
     """
 
     opset: int
@@ -42,7 +42,7 @@ class ExportedGraphs:
     """Contents of `graphs.json`.
 
     Attributes:
-        precision: of the large matrices, in every graph.
+        precision: precision of the large matrices, in every graph.
         beside: precision of those that are left out of int8; else the same.
         text_table: tensor in weights.safetensors that the prefix graphs leave to the host; empty
             where they hold it, and without language.
@@ -65,7 +65,7 @@ def read_graph_facts(folder: Path, names: Iterable[str]) -> ExportedGraphs:
     """Read the facts of some graphs.
 
     Args:
-        folder: of the graphs.
+        folder: folder of the graphs.
         names: file names of the graphs.
 
     Raises:

@@ -14,7 +14,7 @@ def count_image_places(tokenizer: Path, layout: PromptLayout, cameras: int) -> t
 
     Args:
         tokenizer: file of the vocabulary.
-        layout: of the prompt, with images inside.
+        layout: layout of the prompt, with images inside.
         cameras: images of the prompt.
 
     Raises:

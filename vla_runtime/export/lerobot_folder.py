@@ -50,22 +50,22 @@ class LeRobotPolicy:
     """Facts in which the folders of one policy type differ from those of others.
 
     Attributes:
-        type: in config.json; the family's name here too.
-        template: of the prompt that LeRobot writes for it; None: it has no language.
+        type: policy type in config.json; the family's name here too.
+        template: template of the prompt that LeRobot writes for it; None: it has no language.
         images: resize and padding; with `none` images go in at their own sizes, normalised as
             config.json says.
         steps: processing steps of its own, before or after the network, that this runtime does too.
         fixed: values of config.json that network and processing are written for.
         at_most: largest numbers of config.json that they are written for.
-        views_key: of the number of images in config.json; masked black images stand for cameras
+        views_key: key of the number of images in config.json; masked black images stand for cameras
             that the policy lacks.
         image_statistics: mean and standard deviation of the colour channels in [0, 1], where the
             network normalises images itself; config.json then leaves them as they are.
         usual_prompt_length: tokens of the padded prompt, where config.json has none.
-        image_size_key: of the edge of the square images in config.json, as [size, size]; None:
+        image_size_key: key of the edge of the square images in config.json, as [size, size]; None:
             config.json has the shape of each camera's images alone.
-        denoise_steps_key: of the Euler steps in config.json; None: the network runs once.
-        variant_key: of the language model's variant in config.json, where there is one.
+        denoise_steps_key: key of the Euler steps in config.json; None: the network runs once.
+        variant_key: key of the language model's variant in config.json, where there is one.
         has_state_token: the network takes the state, padded to `max_state_dim` where `padded`.
         padded: config.json has `max_action_dim` and `max_state_dim`; else nothing is padded.
         source: further keys of config.json that are kept for people.
@@ -113,7 +113,7 @@ def read_lerobot_folder(folder: Path, policy: LeRobotPolicy) -> FolderFacts:
     """Read the facts of a LeRobot folder.
 
     Args:
-        folder: whose config.json names the policy's type.
+        folder: folder whose config.json names the policy's type.
         policy: description of its policy type.
 
     Raises:

@@ -34,7 +34,7 @@ def read_pipeline(path: Path, known: tuple[str, ...]) -> Pipeline:
     """Read a processor's JSON.
 
     Args:
-        path: of the file.
+        path: path of the file.
         known: registry names of the steps that this runtime does too.
 
     Raises:

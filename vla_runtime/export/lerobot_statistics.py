@@ -61,7 +61,7 @@ def read_normalisation(
     Args:
         config: config.json.
         before, after: the processors.
-        features: of the policy.
+        features: features of the policy.
         normalised_images: images go in from [0, 1] as `VISUAL` says; else as [-1, 1].
 
     Raises:
@@ -139,7 +139,7 @@ def read_statistics(
     """Read the statistics that this runtime knows, from the normaliser's file.
 
     Args:
-        folder: of the checkpoint.
+        folder: folder of the checkpoint.
         config: config.json.
         before, after: the processors.
         normalisation: kinds that the policy was trained with.

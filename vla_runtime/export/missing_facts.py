@@ -18,7 +18,7 @@ class MissingFacts:
 
     Args:
         folder: the checkpoint, for the message.
-        facts: that the folder states.
+        facts: facts that the folder states.
     """
 
     def __init__(self, folder: Path, facts: FolderFacts) -> None:
@@ -51,11 +51,11 @@ class MissingFacts:
         """Return the stated value, else the given one, else the default; else note it missing.
 
         Args:
-            option: that gives the value.
-            given: by the user.
-            stated: by the folder; a given value must not differ from it.
+            option: option that gives the value.
+            given: value that the user gave.
+            stated: value that the folder states; a given value must not differ from it.
             wanted: description of the value for the user, where there is none.
-            default: where nothing is stated and the project has one usual value.
+            default: value where nothing is stated and the project has one usual value.
         """
         self._picked.add(option)
         if given is not None and stated is not None and given != stated:

@@ -16,17 +16,17 @@ class ExportOptions:
     """Options of an export; each is optional, and the user is asked for facts the folder lacks.
 
     Attributes:
-        name: of the policy, for people.
+        name: name of the policy, for people.
         tokenizer: `*.json` or `*.model`.
         statistics: openpi's norm_stats.json.
-        asset_id: which statistics of an openpi folder.
+        asset_id: name of the statistics of an openpi folder.
         adapt_to_pi: openpi's setting of that name for ALOHA's joints, where its folder needs it.
         dataset: a LeRobot data set, whose meta/info.json names dimensions and rate.
-        state_names: in the order the policy was trained with.
+        state_names: names of the state in the order the policy was trained with.
         action_names: likewise.
         units: a unit for all dimensions and `name=unit` for single ones.
         rate_hz: actions a second.
-        cameras: in the order the network sees them.
+        cameras: cameras in the order the network sees them.
         image_size: (height, width) of the cameras' images, where a policy keeps their aspect.
         deltas: names of the actions that are relative to the state; () says none is.
         velocities: names of the actions that are velocities.
@@ -35,8 +35,8 @@ class ExportOptions:
         horizon: actions of a chunk.
         denoise_steps: Euler steps.
         prompt_length: tokens of the padded prompt.
-        prompt_template: how the policy was prompted in training.
-        advantage: where the advantage tag goes; None for a policy trained without one.
+        prompt_template: layout of the prompts in training.
+        advantage: place of the advantage tag; None for a policy trained without one.
         vision_heads: attention heads of the vision tower.
         kv_heads: key/value heads of the language model.
         heads: attention heads of further parts of the network, by the family's name of the part.

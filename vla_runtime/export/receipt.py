@@ -54,7 +54,7 @@ class ChunkComparison:
     """One whole chunk against the reference.
 
     Attributes:
-        file: that gave the chunk; `engines` for those of TensorRT.
+        file: file that gave the chunk; `engines` for those of TensorRT.
         graphs: all that had a part in it, in words.
         growth: the largest error after each step.
     """

@@ -155,7 +155,7 @@ class RowInput:
 
     Attributes:
         kind: `float32`, `int64` or `bool`.
-        shape: without the row axis, which comes first.
+        shape: shape without the row axis, which comes first.
     """
 
     kind: Literal['float32', 'int64', 'bool']
@@ -167,8 +167,8 @@ class Family:
     """One family of policies.
 
     Attributes:
-        name: in policy.yaml.
-        title: for people, with its source.
+        name: name in policy.yaml.
+        title: title for people, with its source.
         head: kind of the head that outputs actions.
         dims: dataclass of `dimensions` in policy.yaml; a `PolicyDims`.
         presets: published sizes by name.
@@ -178,10 +178,10 @@ class Family:
             no instruction.
         prefix_inputs: inputs of the prefix besides images: `tokens`, `token_mask`, `state`.
         head_inputs: inputs of the head besides the prefix's outputs: `state`.
-        time_table: makes the time table from dimensions and weights.
+        time_table: function that makes the time table from dimensions and weights.
         noise: distribution that a `flow` begins with.
-        cuts_padding: a prompt whose padding is cut off at the end gives the head the same, its
-            tensors shorter, and zeros behind them change nothing.
+        cuts_padding: True where a prompt whose padding is cut off at the end gives the head the
+            same, its tensors shorter, and zeros behind them change nothing.
         flow_steps: Euler steps of its published policies; a `single` head has none.
         figures: performance figures by name of the published size, a key of `presets`.
     """

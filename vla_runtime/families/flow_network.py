@@ -78,7 +78,7 @@ class FlowNetwork(nn.Module):
         Args:
             past: outputs of `prefix`, R rows.
             samples: chunks that share each row.
-            into: what an earlier call with as many rows and samples returned; it is overwritten and
+            into: result of an earlier call with as many rows and samples; it is overwritten and
                 returned. With static shapes its tensors stay where they are.
         """
         return past

@@ -25,7 +25,7 @@ class PrefixTensor:
     """A tensor that the prefix hands to the head.
 
     Attributes:
-        shape: for one prompt row.
+        shape: shape for one prompt row.
         row_axis: axis whose length is the number of prompt rows.
         dtype: dtype of its numbers.
     """
@@ -74,7 +74,7 @@ def trace_shapes(network: FlowNetwork) -> TracedShapes:
     the package's own families once a machine.
 
     Args:
-        network: on any device.
+        network: network on any device.
 
     Raises:
         ValueError: a prefix tensor has no axis, or several, that depend on the rows.
@@ -168,8 +168,8 @@ def parameters_of(network: FlowNetwork, shapes: TracedShapes) -> dict[Part, set[
     A parameter in no set is for training alone. One may be in several sets.
 
     Args:
-        network: on the `meta` device; all its parameters get gradients.
-        shapes: of its inputs and outputs.
+        network: network on the `meta` device; all its parameters get gradients.
+        shapes: shapes of its inputs and outputs.
 
     Returns:
         `vision`, `prefix`, `head` (a denoise step) and `time` (the time table)

@@ -14,7 +14,7 @@ def html_page(title: str, style: str, body: str) -> str:
     """Return a whole page.
 
     Args:
-        title: of the window, as text.
+        title: title of the window, as text.
         style: CSS.
         body: HTML.
     """

@@ -31,7 +31,7 @@ class JsonMapping:
     Attributes:
         path: the file.
         values: the mapping's content.
-        field: where it stands in the file; '' is the whole.
+        field: place in the file; '' is the whole.
     """
 
     path: Path
@@ -45,9 +45,9 @@ class JsonMapping:
         """Return one value, checked for its type.
 
         Args:
-            key: in this mapping.
+            key: key in this mapping.
             kind: expected type or types; bool is no int here.
-            default: where the key is missing or null; without it that is an error.
+            default: value where the key is missing or null; without it that is an error.
 
         Raises:
             JsonError: missing or of another type.

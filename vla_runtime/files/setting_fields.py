@@ -49,7 +49,7 @@ def setting(
     Allowed words are read from the field's type, a `Literal`.
 
     Args:
-        default: of the field.
+        default: default of the field.
         description: one line for the person at the robot.
         minimum: smallest number allowed, inclusive.
         maximum: largest number allowed, inclusive.

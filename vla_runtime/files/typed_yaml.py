@@ -53,7 +53,7 @@ class FieldError(ValueError):
 
     Attributes:
         field: dotted path of the value in its document, e.g. `cameras[1].name`; '' is the document.
-        message: what came, what was expected, how to mend it; one line.
+        message: one line: what came, what was expected, how to mend it.
     """
 
     def __init__(self, field: str, message: str) -> None:
@@ -200,7 +200,7 @@ def parse(cls: type[T], value: Any, field: str = '') -> T:
 
     Args:
         cls: the dataclass; its `__post_init__` may raise ValueError for what hints cannot say.
-        value: what `loads` gave.
+        value: value that `loads` gave.
         field: path of `value` in its document, for messages.
 
     Raises:

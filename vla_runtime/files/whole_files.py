@@ -20,8 +20,8 @@ class WriteError(OSError):
     """A file could not be written; `filename` is the one that was wanted.
 
     Args:
-        path: of the file.
-        cause: what the system said.
+        path: path of the file.
+        cause: words of the system.
     """
 
     def __init__(self, path: Path, cause: OSError) -> None:

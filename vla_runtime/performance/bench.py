@@ -47,13 +47,13 @@ class BenchOptions:
     """Options of a benchmark.
 
     Attributes:
-        backend, device, precision: as for `Policy.load`.
+        backend, device, precision: backend, device and precision, as for `Policy.load`.
         views: cameras with an image; None: all that the bundle has.
         rows: prompt rows; 2 is fused guidance.
         steps: denoise steps; None: as many as the bundle recommends.
         repeats: inferences of each kind.
         threads: CPU threads of each network; None: as for `Policy.load`.
-        torch_compile: as for `Policy.load`.
+        torch_compile: networks that run compiled, as for `Policy.load`.
     """
 
     backend: str = AUTO
@@ -75,7 +75,7 @@ class DeviceFacts:
         name: the driver's name of the GPU; None for a CPU.
         total_bytes: the GPU's memory; 0 for a CPU, or where it is unknown.
         used_bytes: device memory in use; None where it is unknown.
-        used: what `used_bytes` counts, or why it is unknown.
+        used: meaning of `used_bytes`, or why it is unknown.
     """
 
     name: str | None = None
@@ -89,9 +89,9 @@ class Kind:
     """One kind of inference.
 
     Attributes:
-        name: of the kind.
+        name: name of the kind.
         new_views: number of views with a new image.
-        settings: of the policy; None: as they are.
+        settings: settings of the policy; None: as they are.
     """
 
     name: str
@@ -119,7 +119,7 @@ def run_bench(
 
     Args:
         bundle: folder of the bundle.
-        options: what to measure, and on what.
+        options: options of the measurement.
         progress: function that wraps the rounds, e.g. in a progress bar.
 
     Returns:

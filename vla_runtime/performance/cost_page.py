@@ -39,7 +39,7 @@ def cost_page(result: Mapping[str, Any]) -> str:
     """Return the page.
 
     Args:
-        result: of `vla_runtime bench --plot`, as its `--json` has it.
+        result: result of `vla_runtime bench --plot`, as its `--json` has it.
     """
     figures = result['figures']
     cost, rates = figures['cost'], figures['rates']

@@ -69,7 +69,7 @@ class CostPoint:
     """One value of one axis.
 
     Attributes:
-        value: of the axis.
+        value: value on the axis.
         as_is: True for the bundle's own value.
         least_ms: roofline by kind (`miss`, `hit`); empty without rates.
         measured_ms: percentiles by kind; empty for what was not measured.

@@ -38,7 +38,7 @@ def rates_of(
         total_bytes: the GPU's memory.
         device: `cpu`, `cuda` or `cuda:N`, for measuring.
         precision: precision of the large matrices.
-        threads: of a CPU; None: as many as PyTorch uses.
+        threads: threads of a CPU; None: as many as PyTorch uses.
     """
     if precision not in MATRIX_BYTES:
         return None

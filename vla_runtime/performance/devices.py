@@ -28,14 +28,14 @@ class Device:
     """One device, from its maker's documents.
 
     Attributes:
-        name: for people.
+        name: name for people.
         memory_gib: all of it; on a Jetson shared with the system.
         reserved_gib: part of it that a policy cannot use (an estimate).
         bandwidth_gb_s: memory bandwidth, 10^9 bytes a second.
         float32_tflops: plain cores, 10^12 operations a second.
         half_tflops: dense tensor cores, float16 and bfloat16, accumulated in float32. A GeForce
             does twice that where float16 is accumulated in float16, as TensorRT may choose to.
-        source: where the figures are published.
+        source: document that publishes the figures.
         cuda_name: the driver's name for it, in full.
     """
 
@@ -245,7 +245,8 @@ def device_of_cuda(name: str, total_bytes: int) -> Device | None:
     Orin NX 8GB for an Orin Nano 8GB, and a lower power mode for the highest.
 
     Args:
-        name: as the driver gives it, e.g. `Orin` or `NVIDIA H200`; the whole of it must match.
+        name: name that the driver gives it, e.g. `Orin` or `NVIDIA H200`; the whole of it must
+            match.
         total_bytes: memory as the driver gives it.
     """
     found = total_bytes / GIB

@@ -71,8 +71,8 @@ class NetworkCounts:
     Attributes:
         flops: floating point operations.
         matrices: count of weights that may be in reduced precision, read or not.
-        looked_up: of those, count in text tables that a run does not read.
-        hosted: of those, count in the text table whose rows engines get from the host.
+        looked_up: number of those in text tables that a run does not read.
+        hosted: number of those in the text table whose rows engines get from the host.
         others: count of weights that stay float32.
         past: count of numbers handed from prefix to head in the matrices' precision.
         data_bytes: bytes of other inputs and outputs.

@@ -25,7 +25,7 @@ class Rates:
     Attributes:
         flops_per_s: matrix products in the precision at hand.
         bytes_per_s: memory bandwidth.
-        source: where the two come from.
+        source: origin of the two rates.
     """
 
     flops_per_s: float
@@ -38,7 +38,7 @@ class Floor:
     """The least time of some work.
 
     Attributes:
-        milliseconds: at least.
+        milliseconds: least time.
         bound: `compute` or `memory`; for a sum `mostly` and its longest phase.
     """
 
@@ -54,8 +54,8 @@ class MemoryNeed:
         weights: all weights that are loaded. PyTorch loads the whole text table; the other
             backends leave it to the host, which maps it and holds the rows in use.
         past: keys and values, all prefix slots of every number of rows that is built.
-        laid_out: those in the form that PyTorch's denoise steps read, at most as many again; none
-            in families without fused modules.
+        laid_out: keys and values in the form that PyTorch's denoise steps read, at most as many
+            again; none in families without fused modules.
         activations: activations of the widest operation of the prefix, an estimate.
         reserve: asked for at load besides, and not part of the total.
     """
@@ -124,8 +124,8 @@ def miss_shares(floors: Mapping[str, Floor], views: int) -> dict[str, float]:
     """Return each phase's share of the least time of a miss.
 
     Args:
-        floors: of `phase_floors`.
-        views: as there.
+        floors: least times by phase, from `phase_floors`.
+        views: cameras whose image has changed at a miss.
 
     Returns:
         `vision` (all views), `prefix`, `denoise`; they add up to 1

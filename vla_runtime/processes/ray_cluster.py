@@ -97,7 +97,7 @@ def cluster_workers(
     of the block waits for what was submitted; an exception in it, Ctrl-C too, ends the work.
 
     Args:
-        use: of the cluster.
+        use: use of the cluster.
         initializer: called in each process before its work.
 
     Raises:
@@ -283,8 +283,8 @@ def _refusal(address: str, said: str) -> ClusterError:
     """Return the error of a cluster that cannot be joined: Ray's reason, and what mends it.
 
     Args:
-        address: as given.
-        said: what Ray wrote: lines of its log, and its error on one line.
+        address: address as given.
+        said: output of Ray: lines of its log, and its error on one line.
     """
     for words, mend in _MENDS.items():
         if words in said:

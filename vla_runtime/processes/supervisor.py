@@ -38,7 +38,7 @@ class Child:
     """One running executable. The thread that starts it must live at least as long.
 
     Args:
-        name: for people.
+        name: name for people.
         module: run as `python -m module`.
         arguments: after it.
         log: file that its output goes to.
@@ -144,7 +144,7 @@ class Supervisor:
     """All children of one session; use as a context.
 
     Args:
-        log_folder: where their output goes.
+        log_folder: folder that their output goes to.
         on_failure: called in another thread for every log that cannot be written any more.
     """
 

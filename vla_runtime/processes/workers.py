@@ -33,8 +33,8 @@ def workers(count: int, initializer: Callable[[], None] | None = None) -> Iterat
     processes wherever they are.
 
     Args:
-        count: of processes. Spawned, not forked: neither a rendering context nor PyTorch's threads
-            survive a fork.
+        count: number of processes. Spawned, not forked: neither a rendering context nor PyTorch's
+            threads survive a fork.
         initializer: called in each process first.
 
     Raises:

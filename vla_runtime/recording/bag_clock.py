@@ -53,8 +53,8 @@ class StampLog:
         """Return the clock of the first of these topics that has stamps.
 
         Args:
-            path: of the bag.
-            topics: whose messages are paired, those that are sent most often first.
+            path: path of the bag.
+            topics: topics whose messages are paired, those that are sent most often first.
 
         Raises:
             ClockError: the clock of the recording was set back.
@@ -67,7 +67,7 @@ class BagClock:
     """Gives messages their times; see `StampLog.clock`.
 
     Attributes:
-        notes: what a person should know of topics that are not paired by their stamps.
+        notes: notes for a person on topics that are not paired by their stamps.
     """
 
     def __init__(

@@ -43,10 +43,10 @@ class BagReader:
     """One recording: a bag's folder, a ring of bags, or one of their files.
 
     Args:
-        path: of the recording.
+        path: path of the recording.
 
     Attributes:
-        problems: what could not be read, one line each; grows as messages are read.
+        problems: parts that could not be read, one line each; grows as messages are read.
 
     Raises:
         BagReadError: there is no bag.

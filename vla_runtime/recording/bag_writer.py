@@ -77,7 +77,7 @@ class Bag:
     """An open bag; any thread may write.
 
     Args:
-        folder: of the bag; must not exist yet.
+        folder: folder of the bag; must not exist yet.
         on_failure: called once with why recording has ended, in the thread that writes or closes.
 
     Raises:

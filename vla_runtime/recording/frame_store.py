@@ -24,7 +24,7 @@ class HeldFrame:
 
     Attributes:
         arrived_ns: ROS time at which it came.
-        serialised: as it came from the wire.
+        serialised: bytes of the message as it came from the wire.
     """
 
     arrived_ns: int
@@ -35,10 +35,10 @@ class FrameStore:
     """Frames of several cameras; one thread at a time calls.
 
     Args:
-        most_bytes: of all frames held.
+        most_bytes: most bytes of all frames held.
 
     Attributes:
-        held_bytes: of the frames held now.
+        held_bytes: bytes of the frames held now.
         given: frames given out.
         crowded_out: frames that gave way before a later one of their camera was named.
     """

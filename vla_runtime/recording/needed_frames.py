@@ -20,10 +20,10 @@ class NeededFrames(Generic[Frame]):
     """Frames that will be taken, in memory only from their reading to their last use.
 
     Args:
-        reader: of the bag.
+        reader: reader of the bag.
         uses: key of every use to come.
         make: makes a frame of its message; None for a damaged one.
-        time_ns: of a message in its key; its stamp by default.
+        time_ns: function that gives the time of a message in its key; its stamp by default.
     """
 
     def __init__(

@@ -56,7 +56,7 @@ class Recording:
     """An open recording; any thread may write.
 
     Args:
-        folder: of the recording; must not exist yet.
+        folder: folder of the recording; must not exist yet.
         limits: its budget.
         on_failure: called once with the reason when a failure ends the recording, in the thread
             that writes or closes.

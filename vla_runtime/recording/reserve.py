@@ -13,9 +13,9 @@ class Reserve:
     The system takes the room back when this process ends, however it ends.
 
     Args:
-        folder: on the disk.
+        folder: folder on the disk.
         size: bytes.
-        purpose: what the room is for, for the error.
+        purpose: purpose of the room, for the error.
 
     Raises:
         OSError: there is no such room; names the folder.

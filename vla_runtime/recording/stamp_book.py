@@ -9,7 +9,7 @@ class StampBook:
     """Stamps received and stamps used, noted in any order.
 
     Args:
-        most: of each that are remembered.
+        most: most stamps of each kind that are remembered.
 
     Attributes:
         missing: stamps that were used and have not come.

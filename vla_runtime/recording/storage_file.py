@@ -19,8 +19,8 @@ class RawMessage:
 
     Attributes:
         topic: full name.
-        type_name: like `sensor_msgs/msg/Image`.
-        time_ns: at which it was recorded.
+        type_name: type of the message, like `sensor_msgs/msg/Image`.
+        time_ns: time at which it was recorded.
         serialised: CDR.
     """
 
@@ -38,8 +38,8 @@ class StorageFile(ABC):
     """One file.
 
     Args:
-        path: of the file.
-        problems: what cannot be read is added, one line each.
+        path: path of the file.
+        problems: list that unreadable parts are added to, one line each.
     """
 
     def __init__(self, path: Path, problems: list[str]) -> None:

@@ -43,8 +43,8 @@ class Source:
     """A camera or joint of a robot file, as a bag may have it.
 
     Attributes:
-        names: of its topic, the preferred one first.
-        types: of its messages.
+        names: names of its topic, the preferred one first.
+        types: types of its messages.
     """
 
     names: Sequence[str]
@@ -56,7 +56,8 @@ class Namespace:
     """Namespace of one robot's topics in a bag.
 
     Attributes:
-        name: such as `/left`; empty where the topics have the robot file's own names.
+        name: name of the namespace, such as `/left`; empty where the topics have the robot file's
+            own names.
         others: namespaces of other robots in the bag that have the same topics.
     """
 
@@ -70,8 +71,8 @@ class Namespace:
 
         Args:
             kinds: topic of the bag to its type.
-            names: that the topic may have, the preferred one first.
-            types: that it may have.
+            names: names that the topic may have, the preferred one first.
+            types: types that it may have.
         """
         own = {topic: kind for topic, kind in kinds.items() if topic.startswith(f'{self.name}/')}
         for there in (own, kinds):
@@ -98,7 +99,7 @@ def robot_namespace(
 
     Args:
         kinds: topic of the bag to its type.
-        sources: of the robot file.
+        sources: sources of the robot file.
         wanted: the namespace, if it was chosen.
 
     Raises:

@@ -36,8 +36,8 @@ class BagTopics:
         cameras: policy's camera name to topic.
         joints: joint to topic and its name in messages, in the policy's order of the state.
         measured: every measured joint of the robot file to the same.
-        namespace: of the robot in the bag.
-        clock: of all times.
+        namespace: namespace of the robot in the bag.
+        clock: clock of all times.
     """
 
     cameras: Mapping[str, str]
@@ -53,10 +53,10 @@ def find_topics(
     """Find the robot file's topics in a bag.
 
     Args:
-        reader: of the bag.
+        reader: reader of the bag.
         robot: the robot file.
         policy: loaded.
-        namespace: of the robot in the bag; None: the only one that has its topics.
+        namespace: namespace of the robot in the bag; None: the only one that has its topics.
 
     Raises:
         MissingTopicError: one is not there; names those that are.
@@ -109,8 +109,8 @@ class Instructions:
     """Instructions over time.
 
     Attributes:
-        times_ns: at which each was recorded, rising, on the bag's clock.
-        texts: of each.
+        times_ns: times at which each was recorded, rising, on the bag's clock.
+        texts: text of each.
     """
 
     times_ns: Sequence[int]

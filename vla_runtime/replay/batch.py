@@ -26,8 +26,8 @@ def run_batch(units: Sequence[Unit], folder: Path, pool: Pool) -> Iterator[tuple
     """Yield every unit with its result, those that are there already first.
 
     Args:
-        units: to run.
-        folder: of the results; must exist.
+        units: units to run.
+        folder: folder of the results; must exist.
         pool: runs them; opened only if a result is missing.
 
     Raises:

@@ -53,7 +53,7 @@ class ErrorTotal:
     Attributes:
         joints: names of the columns.
         chunks: number of chunks compared.
-        identical: of them, those that are the same bit for bit.
+        identical: number of them that are the same bit for bit.
     """
 
     joints: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ class SeamEvent:
     Attributes:
         time_ns: ROS time of the step.
         chunk: inference number of the new chunk.
-        text: in the executor's words.
+        text: text in the executor's words.
         late: it came after its time.
         position_jump: largest disagreement of a joint before blending, in its own unit.
     """
@@ -34,10 +34,10 @@ class HoldEvent:
     """A stretch of time in which the robot was held, with the reason.
 
     Attributes:
-        begin_ns: when it was first said.
-        end_ns: when something else was said.
+        begin_ns: time when it was first said.
+        end_ns: time when something else was said.
         reason: the executor's name of it.
-        text: in the executor's words.
+        text: text in the executor's words.
     """
 
     begin_ns: int
@@ -51,7 +51,7 @@ class Events:
     """Seams and holds of the executor in a policy's namespace.
 
     Attributes:
-        seams: in the order of time.
+        seams: seams in the order of time.
         holds: likewise.
     """
 

@@ -16,7 +16,7 @@ class CompleteInference:
     """An inference that can be repeated.
 
     Attributes:
-        recorded: as it was reported.
+        recorded: inference as it was reported.
         messages: camera to its message.
         raw: camera to the same as it stands in the bag.
     """
@@ -31,8 +31,8 @@ class SkippedInference:
     """An inference that cannot be repeated.
 
     Attributes:
-        recorded: as it was reported.
-        reason: what is missing.
+        recorded: inference as it was reported.
+        reason: name of what is missing.
     """
 
     recorded: RecordedInference

@@ -35,7 +35,7 @@ def live_steps(
 
     Args:
         run: the recording.
-        settings: of every inference, in place of the recorded ones.
+        settings: settings of every inference, in place of the recorded ones.
     """
     joints = _JointStates(run)
     before: RecordedInference | None = None

@@ -61,7 +61,7 @@ class OpenLoopError:
 
     Attributes:
         joints: position columns that are measured.
-        units: of each.
+        units: unit of each.
         step_time_s: seconds between two steps.
         mean: (steps, joints) mean absolute difference of predicted and measured position.
         largest: (steps, joints) largest.
@@ -89,7 +89,7 @@ def open_loop_error(
 
     Args:
         predictions: stamp of the observation, and the chunk in robot units.
-        motion: that was measured.
+        motion: measured motion.
         robot: the robot file.
 
     Raises:

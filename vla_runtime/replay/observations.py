@@ -26,8 +26,8 @@ def observation_of(
     """Return what a policy is given for a recorded inference.
 
     Args:
-        found: with its frames.
-        match, cameras, state: of the policy, from `fit_recording`.
+        found: inference with its frames.
+        match, cameras, state: robot match, cameras and state of the policy, from `fit_recording`.
 
     Raises:
         ImageError: a frame cannot be decoded, or is not of the robot file's size.
@@ -52,9 +52,9 @@ def recorded_observations(path: Path, bundle: Bundle, most: int) -> list[Observa
     """Read evenly spread observations of a recording, in the units of a bundle's policy.
 
     Args:
-        path: of the recording.
-        bundle: of the policy; the recorded one may have been another for the same robot.
-        most: of more than so many every second one is read, every third one, and so on.
+        path: path of the recording.
+        bundle: bundle of the policy; the recorded one may have been another for the same robot.
+        most: most observations; of more every second one is read, every third one, and so on.
 
     Raises:
         ReplayError: there is none, or the policy does not fit the recording.

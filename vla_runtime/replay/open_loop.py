@@ -39,9 +39,9 @@ class Prediction:
 
     Attributes:
         stamp_ns: ROS time of the observation.
-        chunk: in the robot's names and units.
+        chunk: chunk in the robot's names and units.
         messages: camera to its message.
-        milliseconds: that the inference took.
+        milliseconds: duration of the inference.
     """
 
     stamp_ns: int
@@ -54,15 +54,15 @@ class OpenLoop:
     """Predicts every so often along a bag.
 
     Args:
-        reader: of the bag.
+        reader: reader of the bag.
         topics: the robot file's in it.
         policy: loaded.
-        settings: of every inference.
+        settings: settings of every inference.
         instruction: gives the task in plain words at a time (ns); empty for none.
         every_s: seconds between two predictions.
 
     Attributes:
-        motion: that was measured; complete once all predictions are made.
+        motion: measured motion; complete once all predictions are made.
         missing: reason to number of predictions that could not be made.
     """
 

@@ -35,11 +35,11 @@ class OpenLoopResult:
 
     Attributes:
         recording: path.
-        error: by step ahead and joint.
+        error: error by step ahead and joint.
         missing: reason to number of predictions that could not be made.
-        times: how messages got their times, where that is not by their stamps.
-        problems: what could not be read.
-        replay_s: that it took.
+        times: way in which messages got their times, where that is not by their stamps.
+        problems: parts that could not be read.
+        replay_s: duration of the replay.
     """
 
     recording: str
@@ -105,13 +105,13 @@ def run_open_loop(
     """Predict along a bag and compare with the motion in it.
 
     Args:
-        path: of the bag.
+        path: path of the bag.
         changes: bundle, backend, device, precision, threads and settings; what is left out is as
             recorded, or the default where the bag was not recorded with the policy.
         robot: the robot file; None: the recorded one.
         instruction: the task in plain words; None: those in the bag.
         every_s: seconds between two predictions.
-        namespace: of the robot in a bag of several; None: the only one.
+        namespace: namespace of the robot in a bag of several; None: the only one.
         progress: shows progress.
 
     Raises:

@@ -40,18 +40,18 @@ class RecordedInference:
     """One inference as it was reported.
 
     Attributes:
-        time_ns: at which the report was recorded.
-        episode: of the request that it answered.
+        time_ns: time at which the report was recorded.
+        episode: episode of the request that it answered.
         number: inference number.
         stamp_ns: ROS time of the observation.
         state: (state_dim,) float64, as the policy was given it.
-        instruction: that the policy was given.
+        instruction: instruction that the policy was given.
         stamps_ns: camera, and `state`, to the stamp of what went in.
         values: every setting in force, by the node's name of it.
         report: all of the report's values, as texts.
         plan: committed plan that was answered; None where it is not in the recording.
-        chunk: that was published; None where it is not in the recording.
-        description: of the policy that inferred it.
+        chunk: published chunk; None where it is not in the recording.
+        description: description of the policy that inferred it.
     """
 
     time_ns: int
@@ -82,9 +82,9 @@ class RecordedRun:
     """All inferences of one policy node in a recording.
 
     Attributes:
-        reader: of the recording.
+        reader: reader of the recording.
         node: full name of the policy node.
-        inferences: in the order of their reports.
+        inferences: inferences in the order of their reports.
         frame_stamps: topic to stamps of the frames that are there bit for bit.
         reduced_topics: camera topics that have reduced frames only.
         problems: reports and descriptions that cannot be used; those of the reader are its own.
@@ -102,7 +102,7 @@ def read_run(reader: BagReader, node: str | None = None) -> RecordedRun:
     """Read all but the pixels of a recording.
 
     Args:
-        reader: of the recording.
+        reader: reader of the recording.
         node: full name of the policy node; None: the only one there is.
 
     Raises:

@@ -29,14 +29,14 @@ class ReplayedInference:
     """One inference, run again.
 
     Attributes:
-        recorded: as it was reported.
+        recorded: inference as it was reported.
         messages: camera to its message.
-        chunk: in the robot's names and units.
-        report: of the policy.
+        chunk: chunk in the robot's names and units.
+        report: report of the policy.
         error: difference from the recorded chunk; None where none is in the recording, or where
             the two cannot be compared.
-        note: why they cannot, or why the comparison says little; empty when it does.
-        seconds: that the inference took, its images' conversion included.
+        note: reason why they cannot, or why the comparison says little; empty when it does.
+        seconds: duration of the inference, its images' conversion included.
     """
 
     recorded: RecordedInference
@@ -75,7 +75,7 @@ class Replay:
 
     Args:
         run: the recording.
-        changes: from it.
+        changes: changes from the recording.
         policies: loads the policies and keeps the last; None: none is kept.
 
     Attributes:

@@ -29,8 +29,8 @@ class Changes:
 
     Attributes:
         bundle: folder of the bundle.
-        backend: what runs the networks.
-        device: that they run on.
+        backend: backend of the networks.
+        device: device that they run on.
         precision: number format of their large matrices.
         threads: CPU threads of each network.
         settings: setting to value, by the node's names.
@@ -49,10 +49,10 @@ class LoadedPolicy:
     """A policy ready to replay.
 
     Attributes:
-        policy: in the robot's names and units.
+        policy: policy in the robot's names and units.
         cameras: its camera's name to that of the recording's policy.
         state: turns a recorded state into this policy's.
-        differences: from the recording, in words; none: a replay must be bit-identical.
+        differences: differences from the recording, in words; none: a replay must be bit-identical.
     """
 
     policy: RobotPolicy

@@ -43,7 +43,7 @@ class Unit:
 
     Attributes:
         recording: path.
-        changes: from it.
+        changes: changes from the recording.
         node: full name of the policy node; None: the only one.
         open_loop: options of an open loop; None: inferences are run again.
     """

@@ -33,7 +33,7 @@ def bring_up(node: Node, unwanted: Callable[[], bool], state: str = '') -> bool:
 
     Args:
         node: any node; without that parameter nothing is done.
-        unwanted: whether the node is to end meanwhile.
+        unwanted: function that returns True when the node is to end meanwhile.
         state: bring it as far up as this label; '' for as far as `autostart` says.
 
     Returns:

@@ -37,8 +37,8 @@ class Interrupt:
     handler interrupts.
 
     Attributes:
-        wanted: since the first signal.
-        how: what came first, for a person; '' when nothing did.
+        wanted: True since the first signal.
+        how: words for the signal that came first; '' without one.
     """
 
     def __init__(self) -> None:

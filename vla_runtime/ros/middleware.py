@@ -26,7 +26,7 @@ def lossless_images(environment: Mapping[str, str], config: Path) -> dict[str, s
     """Return the variables that choose the profile for large images.
 
     Args:
-        environment: of the processes.
+        environment: environment variables of the processes.
         config: folder with fastdds.xml.
 
     Returns:
@@ -47,7 +47,7 @@ def keep_to_udp(environment: MutableMapping[str, str], config: Path) -> None:
     it participants see one another so late that a service's answer can be lost.
 
     Args:
-        environment: of this process.
+        environment: environment variables of this process.
         config: folder with fastdds.xml and the executor's profile.
     """
     if not _is_fast_dds(environment) or environment.get(_RANGE) == 'LOCALHOST':

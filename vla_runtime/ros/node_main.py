@@ -31,7 +31,7 @@ def run_module(name: str) -> int:
     """Import a node's module and run its `main`.
 
     Args:
-        name: of the executable.
+        name: name of the executable.
 
     Returns:
         exit code: 2 where a package that the node needs cannot be imported

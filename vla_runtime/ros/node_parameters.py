@@ -39,9 +39,9 @@ def problem_of(name: str, value: object, *nodes: str) -> str | None:
     The simulated robot judges its own values.
 
     Args:
-        name: of the parameter.
-        value: as a parameter file gives it.
-        nodes: that it is given to; those without such a parameter ignore it.
+        name: name of the parameter.
+        value: value that a parameter file gives it.
+        nodes: nodes that it is given to; those without such a parameter ignore it.
     """
     if name == 'use_sim_time':
         said = 'use_sim_time is {!r}: it must be of type bool'
@@ -62,7 +62,7 @@ def nearest(name: str, known: Collection[str], in_file: bool = False) -> str:
     """Return a question for the parameter that was meant: of this node, or of another one.
 
     Args:
-        name: of no parameter.
+        name: name that no parameter has.
         known: parameters of this node.
         in_file: name the section of a parameter file that the other node's parameters stand in.
     """

@@ -111,7 +111,7 @@ class _Run:
     Args:
         node: made, and not yet brought up.
         interrupt: ends it.
-        before: what the process in whose place it runs handed over.
+        before: notes that the process in whose place it runs handed over.
     """
 
     def __init__(self, node: Node, interrupt: Interrupt, before: NodeState | None) -> None:

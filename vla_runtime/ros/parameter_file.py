@@ -41,7 +41,7 @@ def check_parameter_file(path: Path, namespace: str) -> tuple[str, ...]:
 
     Args:
         path: the file.
-        namespace: that the package's nodes are started in; '' for none.
+        namespace: namespace that the package's nodes are started in; '' for none.
 
     Returns:
         sections that match none of the package's nodes here: those of other nodes, and of the same

@@ -52,12 +52,12 @@ class ParameterSpec:
     """One row of a node's parameter table.
 
     Attributes:
-        name: as ROS knows it.
+        name: name of the parameter in ROS.
         default: also tells the type: bool, int, float or str.
         description: one line for `ros2 param describe` and docs/parameters.md.
         minimum: smallest number allowed, inclusive.
         maximum: largest number allowed, inclusive.
-        words: what a string may be; anything when empty.
+        words: allowed words of a string; any string when empty.
         read_only: fixed when the node starts.
     """
 

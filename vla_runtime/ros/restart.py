@@ -41,7 +41,7 @@ def note(name: str, value: Callable[[], Note]) -> None:
     """Keep a value for the process that may replace this one.
 
     Args:
-        name: of the note.
+        name: name of the note.
         value: returns it when the time has come.
     """
     _notes[name] = value
@@ -55,7 +55,7 @@ class NodeState:
         parameters: name to value, of all that it has declared.
         lifecycle: label of its primary state; '' for a node without a lifecycle, and for one that
             is to come up as at a first start.
-        notes: of parts of the node, by name; what `note` was given.
+        notes: notes of parts of the node, by name, as `note` was given them.
     """
 
     parameters: dict[str, Any]

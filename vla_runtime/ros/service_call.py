@@ -29,8 +29,8 @@ class ServiceCall:
     """A request that is sent again until an answer comes; it may be carried out more than once.
 
     Args:
-        client: of a service that is ready.
-        request: to send.
+        client: client of a service that is ready.
+        request: request to send.
         again_s: until it is sent again.
     """
 

@@ -126,7 +126,7 @@ def remove_dead_segments(folder: Path = _SHARED_MEMORY) -> int:
     memory. A living process holds a lock on a file beside its segment.
 
     Args:
-        folder: of the segments.
+        folder: folder of the segments.
 
     Returns:
         segments removed; those of other users, and those that are a minute old or less, stay

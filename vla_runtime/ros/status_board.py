@@ -34,7 +34,7 @@ class StatusBoard:
     Args:
         node: the node.
         gather: makes conditions that are only known when they are asked for; called every second.
-        callback_group: of the timer.
+        callback_group: callback group of the timer.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ class LatestJobWorker(Generic[Job]):
         attempt: does a job; returns False when it must wait for something.
         on_error: called with an exception that `attempt` raised, in the worker's thread.
         poll_s: steady seconds after which a waiting job is tried again without a poke.
-        name: of the thread.
+        name: name of the thread.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class LatestJobWorker(Generic[Job]):
         """Forget the waiting job, finish the one in progress, end the thread.
 
         Args:
-            timeout_s: how long to wait for the one in progress; for ever when not given.
+            timeout_s: longest wait for the one in progress, seconds; for ever when not given.
 
         Raises:
             TimeoutError: it is not over; it is the last one all the same, if it ever ends.

@@ -190,7 +190,7 @@ def _serves(architecture: str, major: int, minor: int, driver: tuple[int, int]) 
     """Return whether kernels of `sm_87` run on a GPU, or those of `compute_87` can be compiled.
 
     Args:
-        architecture: that the kernels were made for.
+        architecture: architecture that the kernels were made for.
         major, minor: compute capability of the GPU.
         driver: CUDA of the driver.
     """

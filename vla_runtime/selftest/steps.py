@@ -18,11 +18,11 @@ class Step:
     """One step that was tried.
 
     Attributes:
-        name: what was tried.
+        name: name of what was tried.
         state: `passed`, `failed` or `skipped`.
-        detail: what was found, or the reason.
-        mend: what mends a failed step; empty where the reason names it.
-        seconds: how long it took.
+        detail: finding, or the reason.
+        mend: remedy of a failed step; empty where the reason names it.
+        seconds: duration of the step.
     """
 
     name: str
@@ -64,10 +64,10 @@ class Steps:
         """Run a step; `work` returns what it found, for people.
 
         Args:
-            name: of the step.
+            name: name of the step.
             work: raises where the step fails.
-            mend: what mends it where the error does not say so itself; may depend on the error. A
-                lost CUDA context has its own.
+            mend: remedy where the error does not say so itself; may depend on the error. A lost
+                CUDA context has its own.
 
         Raises:
             StepFailedError: it failed.

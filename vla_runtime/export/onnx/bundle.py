@@ -69,12 +69,12 @@ def add_onnx(
     The receipt goes into verification.json under `onnx`, beside what stands there.
 
     Args:
-        folder: being filled, with weights.safetensors.
-        spec: its policy.yaml to be.
-        precision: of the matrix products.
-        bars: makes progress bars.
-        report: called with the receipt, where all errors are within the bounds.
-        cases: of observations, for int8.
+        folder: folder being filled, with weights.safetensors.
+        spec: contents of its policy.yaml to be.
+        precision: precision of the matrix products.
+        bars: function that makes progress bars.
+        report: function called with the receipt, where all errors are within the bounds.
+        cases: cases made of observations, for int8.
         beside: precision of the large matrices that int8 leaves out.
 
     Raises:
@@ -160,12 +160,12 @@ def export_bundle(
     Args:
         source: the bundle to copy.
         target: the new bundle's folder; the source's own with `force`.
-        precision: of the matrix products.
+        precision: precision of the matrix products.
         force: replace a bundle that lies at the target.
-        bars: makes progress bars.
-        report: as for `add_onnx`.
-        observations: of the policy at its task, for int8.
-        beside: as for `add_onnx`.
+        bars: function that makes progress bars.
+        report: function called with the receipt, as for `add_onnx`.
+        observations: observations of the policy at its task, for int8.
+        beside: precision of the large matrices that int8 leaves out.
 
     Raises:
         BundleError: the target exists.
@@ -211,10 +211,10 @@ def bundle_with_onnx(
 
     Args:
         bundle: folder of a policy bundle.
-        folder: where such copies are kept.
-        precision: of the files; None: any that are there, or else float32.
-        tell: called with a line about the export, which can take a minute.
-        observations: makes them, for int8.
+        folder: folder that such copies are kept in.
+        precision: precision of the files; None: any that are there, or else float32.
+        tell: function called with a line about the export, which can take a minute.
+        observations: function that makes the observations, for int8.
 
     Raises:
         BundleError: no bundle there, or no copy can be made.

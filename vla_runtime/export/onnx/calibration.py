@@ -38,8 +38,8 @@ class CalibrationCases:
     """Cases for one and for two prompt rows.
 
     Attributes:
-        seen: that ranges are taken from, for one row and then for two.
-        held: that the quantised files are compared on.
+        seen: cases that ranges are taken from, for one row and then for two.
+        held: cases that the quantised files are compared on.
     """
 
     seen: list[Case]
@@ -59,8 +59,8 @@ def calibration_cases(bundle: Bundle, observations: Sequence[Observation]) -> Ca
     """Turn observations into cases; of more than some thirty evenly spread ones.
 
     Args:
-        bundle: of the policy.
-        observations: as the policy sees them on its robot.
+        bundle: bundle of the policy.
+        observations: observations as the policy sees them on its robot.
 
     Raises:
         ExportError: there are too few.

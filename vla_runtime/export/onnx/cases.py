@@ -48,7 +48,7 @@ def seeded_cases(folder: Path, spec: BundleSpec) -> list[Case]:
     """The inputs for this policy's shapes, the same every time.
 
     Args:
-        folder: of the bundle, with its tokenizer.
+        folder: folder of the bundle, with its tokenizer.
         spec: its policy.yaml.
     """
     random = np.random.default_rng(SEED)
@@ -64,7 +64,7 @@ def record_cases(folder: Path, spec: BundleSpec, cases: list[Case] | None = None
     """Write the cases of a bundle's networks into it.
 
     Args:
-        folder: of the bundle, not sealed yet, with `onnx/`.
+        folder: folder of the bundle, not sealed yet, with `onnx/`.
         spec: its policy.yaml.
         cases: with PyTorch's outputs; None: compute them.
     """
@@ -188,7 +188,7 @@ class Reference:
     """PyTorch's float32 networks, one at a time.
 
     Args:
-        spec: of the policy.
+        spec: contents of policy.yaml.
         weights: its weights.safetensors.
     """
 

@@ -26,7 +26,7 @@ def eight_bit_faults(path: Path, model: onnx.ModelProto, types: Mapping[str, int
     """List what breaks the rules of products in 8 bits.
 
     Args:
-        path: of the graph; scales and zero points that lie beside it are read.
+        path: path of the graph; scales and zero points that lie beside it are read.
         model: the graph, without its weights.
         types: ONNX's number of every tensor's type.
 
@@ -51,8 +51,8 @@ def matrix_faults(
     A scale that is wrong by a factor stays within the errors that 8 bits may have.
 
     Args:
-        paths: of the graphs; their weights are read, one matrix at a time.
-        weights: of the bundle.
+        paths: paths of the graphs; their weights are read, one matrix at a time.
+        weights: weights of the bundle.
         factors: parameter name to the factor that the graphs multiply its numbers by.
 
     Returns:

@@ -56,10 +56,10 @@ class EightBits:
         """Write the product of a float32 value (…, in) and a matrix; return (…, out) float32.
 
         Args:
-            graph: to write into.
+            graph: graph to write into.
             x: the input.
             matrix: its name, one of the ranges'.
-            shape: of the matrix, (in, out).
+            shape: shape of the matrix, (in, out).
             make: reads the matrix as float32.
         """
         largest = max(map(abs, self._ranges[matrix]))

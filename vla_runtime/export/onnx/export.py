@@ -70,11 +70,11 @@ def write_onnx(
     """Write a bundle's ONNX files.
 
     Args:
-        folder: of the bundle; its weights.safetensors is read, `onnx/` must not be there.
+        folder: folder of the bundle; its weights.safetensors is read, `onnx/` must not be there.
         spec: its policy.yaml.
-        precision: of the large matrices; everything else stays float32, indices stay integers.
-            In int8 the baseline is left out.
-        eight_bits: for int8, the products that are in 8 bits.
+        precision: precision of the large matrices; everything else stays float32, indices stay
+            integers. In int8 the baseline is left out.
+        eight_bits: products that are in 8 bits, for int8.
         advance: called with the bytes of each written block of weights.
 
     Raises:

@@ -73,8 +73,8 @@ def type_faults(path: Path, precision: Precision, beside: Precision = 'float32')
     """List the types in a graph file that break the rules.
 
     Args:
-        path: of the graph; of its weights the scales of 8-bit numbers alone are read.
-        precision: of its matrix products.
+        path: path of the graph; of its weights the scales of 8-bit numbers alone are read.
+        precision: precision of its matrix products.
         beside: precision of those that int8 leaves out.
 
     Returns:

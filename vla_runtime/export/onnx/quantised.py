@@ -58,9 +58,10 @@ def quantise_onnx(
     """Replace a bundle's float32 files by files in int8.
 
     Args:
-        folder: of the bundle, not sealed yet, with the files that `write_onnx` made in float32.
+        folder: folder of the bundle, not sealed yet, with the files that `write_onnx` made in
+            float32.
         spec: its policy.yaml.
-        cases: to take the ranges from, for one row and for two; PyTorch's outputs are added.
+        cases: cases to take the ranges from, for one row and for two; PyTorch's outputs are added.
         beside: precision of the large matrices that are not in 8 bits.
         advance: called with 1 for each of the `quantised_steps`.
 
@@ -88,7 +89,7 @@ def measured_ranges(
     """Run the float32 files; return the smallest and largest number of each product's input.
 
     Args:
-        folder, spec, cases: as for `quantise_onnx`.
+        folder, spec, cases: folder, contents of policy.yaml and cases, as for `quantise_onnx`.
         advance: called with 1 once PyTorch has run, and after each graph.
 
     Returns:

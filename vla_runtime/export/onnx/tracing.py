@@ -29,7 +29,7 @@ class Trace:
             node has the shape and dtype of its output. Its placeholders are the parameters, the
             buffers and the arguments; those of a mapping one by one.
         parameters: their names, in the order of the placeholders.
-        buffers: by name, in the order of the placeholders.
+        buffers: buffers by name, in the order of the placeholders.
         constants: tensors that `forward` makes from a list, by the target of their node.
     """
 
@@ -43,8 +43,8 @@ def trace(module: nn.Module, *arguments: Any) -> Trace:
     """Run a module once and record its operators.
 
     Args:
-        module: with parameters on the meta device.
-        arguments: of its `forward`: tensors on the meta device, and mappings of them.
+        module: module with parameters on the meta device.
+        arguments: arguments of its `forward`: tensors on the meta device, and mappings of them.
     """
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     state: dict[str, Tensor] = {**parameters, **buffers}

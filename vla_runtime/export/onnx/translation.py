@@ -41,8 +41,8 @@ class Translator:
     """Writes traced modules into one graph.
 
     Args:
-        graph: to write into.
-        weights: of the bundle.
+        graph: graph to write into.
+        weights: weights of the bundle.
         scales: parameter name to the factor that its numbers are multiplied by.
         tokens_on_host: take the rows of the text table that the input `tokens` names as an input of
             their own, and leave the table out.
@@ -72,9 +72,9 @@ class Translator:
         """Write one traced module.
 
         Args:
-            trace: of the module, on the meta device.
-            prefix: of the module's parameters in the bundle (``'vision.'`` for the vision tower);
-                a leading ``network.`` is dropped.
+            trace: trace of the module, on the meta device.
+            prefix: prefix of the module's parameters in the bundle (``'vision.'`` for the vision
+                tower); a leading ``network.`` is dropped.
             inputs: a graph value for each argument, in order; those of a mapping one by one.
 
         Returns:

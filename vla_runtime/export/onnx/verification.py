@@ -79,12 +79,12 @@ def verify_onnx(
     """Compare a bundle's ONNX files with its PyTorch modules.
 
     Args:
-        folder: of the bundle.
+        folder: folder of the bundle.
         spec: its policy.yaml.
         device: `cpu`, `cuda`, `cuda:N`, `tensorrt` or `tensorrt:N`.
-        advance: called with 1 for each of the `verification_steps`.
-        keep: called with the cases and PyTorch's outputs, once all are compared.
-        cases: to compare on; None: seeded ones, and for int8 those that the export recorded.
+        advance: function called with 1 for each of the `verification_steps`.
+        keep: function called with the cases and PyTorch's outputs, once all are compared.
+        cases: cases to compare on; None: seeded ones, and for int8 those that the export recorded.
 
     Returns:
         The receipt; ask it for `failures`.
@@ -119,7 +119,7 @@ def check_graphs(folder: Path, image_sizes: int = 1) -> tuple[Precision, Precisi
     """Check the types in all graphs of a bundle.
 
     Args:
-        folder: of the bundle.
+        folder: folder of the bundle.
         image_sizes: number of different sizes among the cameras' images.
 
     Returns:

@@ -73,7 +73,7 @@ class MemoryEstimate:
         """Swap that a build takes where one memory is the host's and the GPU's, as on a Jetson.
 
         Args:
-            free_bytes: of that memory.
+            free_bytes: free bytes of that memory.
 
         Returns:
             bytes, or None where swap does not help: what a GPU works on is never swapped out
@@ -88,16 +88,16 @@ class BuildPlan:
     """Plan of a build.
 
     Attributes:
-        folder: where the engines go.
+        folder: folder that the engines go to.
         rows: most prompt rows.
         graphs: facts of every engine's ONNX file, by engine name.
         digests: SHA-256 of each graph and its weights, by their names in the bundle.
         done: engines that are there already and need not be built.
-        passed: what these were compared with (`store.Metadata`).
-        precision: of the ONNX files.
+        passed: SHA-256 of the files that these were compared with (`store.Metadata`).
+        precision: precision of the ONNX files.
         beside: precision of the products that int8 leaves out; else the same.
         workspace_bytes: scratch memory that a layer may take.
-        estimate: of the largest build.
+        estimate: memory of the largest build.
         timing_cache: file of the kernel times that builds measure, read and written.
     """
 
@@ -143,7 +143,7 @@ def plan_build(
         rows: most prompt rows to build for.
         files: SHA-256 of the bundle's files by name, as in its policy.yaml (they must be compared
             with it before anything is built from them); what it does not have is hashed here.
-        precision: that the ONNX files must have; None takes theirs.
+        precision: precision that the ONNX files must have; None takes theirs.
         workspace_bytes: scratch memory that a layer may take.
         force: rebuild existing engines.
 
@@ -216,9 +216,9 @@ def build_engines(
     """Build the planned engines, and try to load each.
 
     Args:
-        plan: from `plan_build`.
+        plan: plan made by `plan_build`.
         adapter, runtime: the TensorRT and the GPU at hand.
-        captures: how often a CUDA graph will be captured at load, to keep the fastest.
+        captures: number of captures of each CUDA graph at load, of which the fastest is kept.
         progress: called with the progress of a build, where this TensorRT reports it.
         report: called with each engine once it is written.
 
@@ -257,7 +257,7 @@ def check_fits(estimate: MemoryEstimate, runtime: CudaRuntime) -> None:
     """Refuse a build that cannot fit, before it takes an hour to find out.
 
     Raises:
-        ValueError: with what it needs, what is free, and what can be done.
+        ValueError: too little memory; says what it needs, what is free, and what can be done.
     """
     free_host, free_swap = available_host_bytes(), free_swap_bytes()
     if runtime.info.integrated:

@@ -22,8 +22,8 @@ def unsupported(graph: GraphFacts, precision: Precision, version: str) -> list[s
 
     Args:
         graph: its facts.
-        precision: of its large matrices.
-        version: of TensorRT, such as `10.3.0`.
+        precision: precision of its large matrices.
+        version: version of TensorRT, such as `10.3.0`.
 
     Returns:
         operators, a newer operator set, bfloat16; empty where it reads all

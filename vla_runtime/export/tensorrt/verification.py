@@ -37,8 +37,8 @@ def verify_built(
     """Load the engines that were built on this machine and compare them with recorded cases.
 
     Args:
-        bundle: whose engines they are.
-        metadata: what `engine.json` says of them.
+        bundle: bundle of the engines.
+        metadata: contents of `engine.json`.
         device: `cuda` or `cuda:N`.
         advance: called with 1 after each case.
 

@@ -101,7 +101,7 @@ class ControlLoop:
 
     Args:
         executor: the core; this loop is its only user.
-        writers: of all outputs.
+        writers: writers of all outputs.
         ros_now_ns: the ROS clock.
         on_request: gets the committed plan when a chunk is wanted; called in the control thread,
             must return at once.

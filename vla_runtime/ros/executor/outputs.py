@@ -45,11 +45,11 @@ class OutputWriter:
 
     Args:
         matched: the output and its columns of a command.
-        publisher: of the message type in `MESSAGE_TYPES`.
+        publisher: publisher of the message type in `MESSAGE_TYPES`.
         period_s: control period.
 
     Attributes:
-        topic: as the robot file names it.
+        topic: name of the topic in the robot file.
     """
 
     def __init__(self, matched: MatchedOutput, publisher: Publisher, period_s: float) -> None:

@@ -29,7 +29,7 @@ class RobotLink:
     Args:
         node: the executor node.
         robot: the robot file.
-        match: what of a command goes where.
+        match: map of the command's columns onto the robot's outputs.
     """
 
     def __init__(self, node: LifecycleNode, robot: Robot, match: RobotMatch) -> None:

@@ -45,9 +45,11 @@ class SessionHooks:
 
     Attributes:
         now_ns: the ROS clock.
-        on_chunk: with every message on the chunk topic, in rclpy's thread.
-        publish_plan: with every request, in a thread of its own; returns whether it is done.
-        prefer_thread: at the start of each thread that the robot waits for, in that thread.
+        on_chunk: function called with every message on the chunk topic, in rclpy's thread.
+        publish_plan: function called with every request, in a thread of its own; returns whether it
+            is done.
+        prefer_thread: function called at the start of each thread that the robot waits for, in that
+            thread.
         on_error: called with where an exception was raised, and the exception.
     """
 
@@ -65,7 +67,7 @@ class ExecutorSession:
         node: the executor node.
         link: its topics on the robot's side; outlives the session.
         rate_hz: control rate.
-        hooks: what to call.
+        hooks: functions to call.
     """
 
     def __init__(

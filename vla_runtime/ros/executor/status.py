@@ -50,7 +50,7 @@ class Answers:
         policies: publishers of the chunk topic.
         topic: the chunk topic.
         unreadable: messages on it that were no chunks.
-        last_refusal: why the newest chunk was refused; '' when it was not.
+        last_refusal: reason why the newest chunk was refused; '' when it was not.
     """
 
     silent_s: float | None
@@ -69,8 +69,8 @@ def control(status: LoopStatus, answers: Answers, conflict: str) -> StatusItem:
     """Return the status of the present command: its kind and its reason.
 
     Args:
-        status: of the loop.
-        answers: what came.
+        status: status of the loop.
+        answers: answers that came.
         conflict: other node that commands this robot; empty without one.
     """
     executor = status.executor

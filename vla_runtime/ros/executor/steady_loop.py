@@ -52,10 +52,10 @@ class Lateness:
     """Lateness of the newest ticks in milliseconds, and the number of skipped ticks.
 
     Attributes:
-        ticks: since the start.
+        ticks: number of ticks since the start.
         p50_ms: median of the newest 1024.
         p99_ms: likewise; 0.0 before the first tick.
-        maximum_ms: of those.
+        maximum_ms: largest of them.
         skipped: deadlines that passed while a tick was late by more than a period, since the start.
     """
 
@@ -70,9 +70,9 @@ class SteadyLoop:
     """Calls `tick(now_s)` at `rate_hz` in a thread of its own.
 
     Args:
-        tick: what to do; gets the steady time (`time.monotonic`) at which it begins.
+        tick: function to call; gets the steady time (`time.monotonic`) at which it begins.
         rate_hz: ticks a second.
-        name: of the thread.
+        name: name of the thread.
         on_error: called with an exception that `tick` raised, in the loop's thread.
         on_start: called once in the loop's thread before the first tick (priority, affinity).
         on_stop: called once in the loop's thread after the last tick.
@@ -106,7 +106,7 @@ class SteadyLoop:
         """Let the tick in progress be the last one; returns when it is over, or never began.
 
         Args:
-            timeout_s: how long to wait for it; for ever when not given.
+            timeout_s: longest wait for it, seconds; for ever when not given.
 
         Raises:
             TimeoutError: it is not over; it is the last one all the same, if it ever ends.

@@ -60,11 +60,11 @@ class ReceivedChunk:
     Attributes:
         chunk: the actions; `normalised` does not travel and has no columns here.
         stamp_ns: ROS time of the observation.
-        episode: of the request that it answers.
+        episode: episode of the request that it answers.
         number: inference number.
         tied: it was made to continue the request's plan.
         request: number of the request that it answers; None where it does not say.
-        step: of a tied chunk the plan step at which its row 0 stands; None where it does not say.
+        step: plan step at which row 0 of a tied chunk stands; None where it does not say.
     """
 
     chunk: ActionChunk
@@ -142,7 +142,7 @@ def message_to_chunk(
     """Read a message that `chunk_to_message` wrote; limits are checked elsewhere.
 
     Args:
-        message: as it came.
+        message: message as it was received.
         step_time_s: step time of a chunk with a single row, which cannot tell its own.
 
     Raises:

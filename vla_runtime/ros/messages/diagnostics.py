@@ -35,9 +35,9 @@ class StatusItem:
     """One line of a node's status.
 
     Attributes:
-        name: what it is about, such as `inference` or `camera wrist`.
+        name: subject of the item, such as `inference` or `camera wrist`.
         level: severity.
-        text: for the person at the robot.
+        text: message for the person at the robot.
         values: numbers and words for tools; written with `str`, floats so that they read back as
             they were.
     """
@@ -56,7 +56,7 @@ def to_message(
     Args:
         conditions: lines of status.
         node: fully qualified name of the node.
-        hardware: what `hardware_id` says, the robot's name.
+        hardware: value of `hardware_id`, the robot's name.
         stamp: ROS time.
     """
     from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue

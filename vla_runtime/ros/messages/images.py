@@ -57,7 +57,7 @@ def check_image(
     """Refuse a message that `to_rgb` could not convert, without touching its pixels.
 
     Args:
-        message: as it came.
+        message: message as it was received.
         width: the width that the camera must have; any, when None. Raw images only: the size of a
             compressed image is known once it is decoded.
         height: likewise.
@@ -98,7 +98,7 @@ def to_rgb(
     """An image message as pixels.
 
     Args:
-        message: as it came; it must stay unchanged as long as the result is used.
+        message: message as it was received; it must stay unchanged as long as the result is used.
         width: the width that the camera must have; any, when None.
         height: likewise.
 

@@ -77,8 +77,8 @@ class LivePlayer:
     """A policy node and what plays to it; a context. Call `own_domain` before.
 
     Args:
-        options: of the node.
-        step_time_s: of the policy.
+        options: options of the node.
+        step_time_s: step time of the policy, seconds.
         log_folder: the node's output goes to a file in it.
         warn: called in another thread where that file cannot be written any more.
     """

@@ -32,7 +32,7 @@ class PlayedMessage:
 
     Attributes:
         topic: full name.
-        type_name: like `sensor_msgs/msg/Image`.
+        type_name: type of the message, like `sensor_msgs/msg/Image`.
         serialised: CDR.
     """
 
@@ -50,7 +50,7 @@ class LiveStep:
         stamp_ns: ROS time of its observation.
         begins_episode: the node is reset before it.
         parameters: live ones in force, by name.
-        messages: that came since the last inference: joint states, and the frames used.
+        messages: messages that came since the last inference: joint states, and the frames used.
         plan: committed plan that it answered.
     """
 

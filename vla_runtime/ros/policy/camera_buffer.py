@@ -28,7 +28,7 @@ class Frame:
     Attributes:
         stamp_ns: its header's stamp, ROS time.
         arrived_ns: steady time at which the node got it.
-        message: what came, not yet converted.
+        message: received message, not yet converted.
     """
 
     stamp_ns: int
@@ -57,12 +57,12 @@ class CameraBuffer:
     """Frames of one camera, oldest first, with strictly increasing stamps.
 
     Args:
-        name: for people, like the topic.
-        topic: of its messages.
+        name: name for people, like the topic.
+        topic: topic of its messages.
         kept_ns: time for which frames too old to be used are kept as earlier ones.
 
     Attributes:
-        frames: that can be used.
+        frames: frames that can be used, oldest first.
         first_ns: stamp of the first frame since the last `clear`.
     """
 

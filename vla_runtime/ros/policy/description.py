@@ -46,8 +46,8 @@ class PolicyDescription:
         bundle_name: name in policy.yaml.
         bundle_sha256: see `bundle.identity`.
         robot: the robot file.
-        backend: what ran the networks.
-        device: that they ran on.
+        backend: backend that ran the networks.
+        device: device that they ran on.
         precision: number format of their large matrices.
         threads: CPU threads of each network.
         use_cuda_graphs: captured CUDA graphs were replayed.
@@ -55,7 +55,7 @@ class PolicyDescription:
         cameras: policy's camera name to full topic name.
         joint_states: full names of the joint-state topics.
         state_joints: the robot's joint of each number of the policy's state, in order.
-        state_scale: of the conversion of each from the policy's unit to the robot's.
+        state_scale: factor of each state from the policy's unit to the robot's.
         state_offset: likewise.
         committed_plan: full topic name of the requests.
         action_chunk: full topic name of the chunks.
@@ -103,7 +103,7 @@ def describe(
     Args:
         spec: contents of policy.yaml.
         robot: the robot file.
-        match: of both.
+        match: match of robot and bundle.
         given: the node's parameters, `bundle` as an absolute path.
         threads: CPU threads of each network.
         topic_name: returns a topic's full name.
@@ -195,7 +195,7 @@ def find_description(
 
     Args:
         texts: time, topic and text of what may be descriptions.
-        namespace: of the node; None: there is one node.
+        namespace: namespace of the node; None: there is one node.
         note: called for each that cannot be read; other nodes have topics of that name too.
 
     Raises:

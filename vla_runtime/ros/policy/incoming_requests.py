@@ -21,7 +21,7 @@ class Request:
     """The executor's request for a chunk.
 
     Attributes:
-        plan: what it will still execute.
+        plan: plan that it will still execute.
         arrived_ns: steady time at which the request first arrived.
     """
 
@@ -53,7 +53,7 @@ class IncomingRequests:
         """The request to work on next; None for a repeat that needs no answer of its own.
 
         Args:
-            plan: as it arrived.
+            plan: plan as it arrived.
             now_ns: steady clock.
         """
         request = Request(plan, now_ns)

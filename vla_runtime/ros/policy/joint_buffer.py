@@ -25,7 +25,7 @@ class JointSource:
     """Source of one number of the state.
 
     Attributes:
-        topic: of the joint states.
+        topic: topic of the joint states.
         joint: its name in the messages.
         continuous: an angle in radians without end stops, which drivers may wrap around.
     """
@@ -68,7 +68,7 @@ class JointBuffer:
 
         Args:
             stamp_ns: the time asked for; the buffer must not be empty.
-            tolerance_ns: how far before the first sample the first one still counts.
+            tolerance_ns: time before the first sample for which the first one still counts.
             max_gap_ns: longest span that is interpolated or held over.
 
         Returns:

@@ -30,7 +30,7 @@ class KeptInstruction:
 
     Attributes:
         node: full name of the node.
-        instruction: in force.
+        instruction: instruction in force.
         heard: newest message on `~/instruction`; None before the first. A latched one is delivered
             to the next node once more.
     """
@@ -50,7 +50,7 @@ def read_instruction(path: Path, node: str) -> KeptInstruction | None:
     """Read what the node before this one kept; None where it kept nothing.
 
     Args:
-        path: of the file.
+        path: path of the file.
         node: full name of this node.
 
     Raises:

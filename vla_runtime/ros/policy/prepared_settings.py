@@ -24,8 +24,8 @@ class PreparedSettings:
 
     Args:
         policy: loaded and warm.
-        values: of all parameters of the node, now. All graphs that they lack are captured here,
-            because nobody waits for a chunk yet.
+        values: values of all parameters of the node, now. All graphs that they lack are captured
+            here, because nobody waits for a chunk yet.
 
     Raises:
         ValueError: settings that the policy cannot run with, or that the device has no memory for.
@@ -59,7 +59,7 @@ class PreparedSettings:
         """Return the node's values with the settings in force in place of those not yet prepared.
 
         Args:
-            values: of all parameters of the node, now.
+            values: values of all parameters of the node, now.
 
         Raises:
             ValueError: values that do not go together.

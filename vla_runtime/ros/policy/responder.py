@@ -38,7 +38,7 @@ class Circumstances:
     Attributes:
         now_ns: ROS time.
         instruction: the task in plain words; empty when none was given.
-        settings: of the policy; `rtc_mode` says whether chunks are tied to the plan.
+        settings: settings of the policy; `rtc_mode` says whether chunks are tied to the plan.
     """
 
     now_ns: int
@@ -53,8 +53,8 @@ class Answer:
     Attributes:
         inference: the chunk, to be published, and the policy's report.
         stamp_ns: ROS time of the observation.
-        request: that it answers, with the plan as it was used.
-        instruction: that the policy was given.
+        request: request that it answers, with the plan as it was used.
+        instruction: instruction that the policy was given.
         state: (state_dim,) float64 as the policy was given it, in its own units.
         ages_ms: per source, age of its stamp on the ROS clock when the inference began.
         ready_ns: steady time at which request and newest frame were both there.
@@ -83,7 +83,7 @@ class Responder:
 
     Args:
         policy: loaded and warm.
-        match: how the policy's names and units map onto the robot's.
+        match: map of the policy's names and units onto the robot's.
         synchronizer: fed by the node.
         now_ns: ROS time at activation; the clock must move on from there.
         steady_ns: steady time at activation.

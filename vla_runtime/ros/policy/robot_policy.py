@@ -27,12 +27,11 @@ class RobotInference:
 
     Attributes:
         chunk: actions in robot units; `normalised` as the network returned it.
-        report: of the policy.
+        report: report of the policy.
         plan: what went into the chunk, in the robot's units: it is tied to it, or was chosen by
             it among several samples; None where no plan had a say.
         tied: the chunk continues the plan.
-        step: of a tied chunk the plan step at which its row 0 stands; None where the plan does not
-            say.
+        step: plan step at which row 0 of a tied chunk stands; None where the plan does not say.
     """
 
     chunk: ActionChunk
@@ -47,7 +46,7 @@ class RobotPolicy:
 
     Args:
         policy: loaded.
-        match: how the policy's names and units map onto the robot's.
+        match: map of the policy's names and units onto the robot's.
     """
 
     def __init__(self, policy: Policy, match: RobotMatch) -> None:
@@ -81,7 +80,7 @@ class RobotPolicy:
         Args:
             observation: one look at the robot, its state in policy units.
             plan: the executor's request.
-            settings: in force for this inference and those after it.
+            settings: settings in force for this inference and those after it.
             stamp_ns: ROS time of the observation.
             number: inference number; None: the next one.
 

@@ -53,7 +53,7 @@ class Sensors:
     Args:
         node: the node.
         robot: topics and their qualities.
-        match: which of them the policy uses.
+        match: match of robot and bundle, which says what the policy uses.
         synchronizer: takes the messages.
         on_data: called after a message was taken.
         on_error: called with exceptions in callbacks.

@@ -51,7 +51,7 @@ class MissingInput:
 
     Attributes:
         source: `camera NAME`, `joint NAME`, `cameras`, `clock`, `instruction` and so on.
-        text: for the person at the robot.
+        text: message for the person at the robot.
     """
 
     source: str
@@ -81,7 +81,7 @@ class CameraStatus:
 
     Attributes:
         usable: there is a frame fresh enough to be used.
-        problem: what is wrong with the camera's messages, or None.
+        problem: fault of the camera's messages; None without one.
     """
 
     name: str
@@ -98,8 +98,8 @@ class Synchronizer:
     Args:
         cameras: camera name to topic.
         joints: one source for each number of the state, in order.
-        limits: what belongs together; may be replaced at any time.
-        earlier: of `cameras` those that are an earlier frame of another one.
+        limits: limits of what belongs together; may be replaced at any time.
+        earlier: those of `cameras` that are an earlier frame of another one.
     """
 
     def __init__(

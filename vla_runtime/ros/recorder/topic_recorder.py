@@ -68,18 +68,18 @@ class TopicRecorder:
     Args:
         node: its namespace is that of policy and executor.
         robot: names the topics of joints, cameras and outputs.
-        recording: written to.
-        images: which frames are written.
+        recording: recording to write to.
+        images: frames that are written.
         frame_bytes: most memory for frames that wait for their report (`used`).
-        on_error: called with an exception of a callback.
+        on_error: function called with an exception of a callback.
         listeners: topic, as the robot file or this module has it, to who else gets its messages.
-        on_reduced: gets reduced images, written or not.
+        on_reduced: function that gets reduced images, written or not.
 
     Attributes:
-        frames: that wait in memory.
-        chunks: reports of the policy so far.
+        frames: store of the frames that wait in memory.
+        chunks: number of reports of the policy so far.
         states: stamps of joint states, and which of those that an inference used did not come.
-        found: whether the policy node has found this recorder; what it sent before is not here.
+        found: True once the policy node has found this recorder; what it sent before is not here.
     """
 
     def __init__(

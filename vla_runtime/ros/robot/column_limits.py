@@ -23,7 +23,7 @@ def column_limits(
 
     Args:
         robot: the robot file.
-        columns: what is commanded, under the robot's names.
+        columns: commanded columns, under the robot's names.
         pose_of: the policy's pose, by the names of its columns.
 
     Raises:

@@ -74,7 +74,7 @@ def read_robot(text: str, file: Path, read_urdf: Callable[[str], str | None]) ->
 
     Args:
         text: all of it.
-        file: where it stood, for messages.
+        file: file that it was read from, for messages.
         read_urdf: gives the text of the URDF that it names.
 
     Raises:
@@ -97,7 +97,7 @@ def find_robot(name_or_path: str | Path, folder: Path) -> Path:
 
     Args:
         name_or_path: a path, or the name of a file in `folder` without `.yaml`.
-        folder: where the robot files that came with the package are.
+        folder: folder of the robot files that came with the package.
 
     Raises:
         ValueError: there is no such file, which says which there are; or it is no regular one.

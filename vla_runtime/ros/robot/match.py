@@ -72,12 +72,12 @@ class MatchedOutput:
     """One command topic and what of a command goes there.
 
     Attributes:
-        output: from the robot file.
-        columns: where in a command its numbers stand, in the output's own order; for a pose x, y, z
+        output: output of the robot file.
+        columns: places of its numbers in a command, in the output's own order; for a pose x, y, z
             and then the rotation's numbers.
         message_names: the joints' names in the message; empty for poses.
-        pose: how the policy writes the pose; None for joint outputs.
-        frame_id: of the pose; '' for joint outputs.
+        pose: form in which the policy writes the pose; None for joint outputs.
+        frame_id: frame of the pose; '' for joint outputs.
     """
 
     output: RobotOutput
@@ -93,7 +93,7 @@ class EarlierFrame:
 
     Attributes:
         camera: the policy's name of it.
-        age_ns: by which the frame is older than the camera's newest.
+        age_ns: time by which the frame is older than the camera's newest.
     """
 
     camera: str
@@ -106,14 +106,14 @@ class RobotMatch:
 
     Attributes:
         state_joints: the robot's joint of each of the policy's state dimensions, in order.
-        state: between measured positions and the policy's state.
-        columns: what is commanded, in the order of the policy's actions, under the robot's names.
-        actions: between commands and the policy's actions.
-        limits: of the columns, in robot units; with the URDF's.
+        state: scaling between measured positions and the policy's state.
+        columns: commanded columns, in the order of the policy's actions, under the robot's names.
+        actions: scaling between commands and the policy's actions.
+        limits: limits of the columns, in robot units; with the URDF's.
         cameras: policy's camera name to the robot's camera; cameras that the policy was trained
             without (`present: false`) are left out.
-        earlier: of `cameras` those that are an earlier frame of another one.
-        outputs: where commands go; outputs that this policy does not use are left out.
+        earlier: those of `cameras` that are an earlier frame of another one.
+        outputs: outputs that commands go to; those that this policy does not use are left out.
     """
 
     state_joints: tuple[str, ...]
@@ -144,7 +144,7 @@ def match_robot(robot: Robot, spec: BundleSpec, bundle_folder: str | Path) -> Ro
     Args:
         robot: the robot file.
         spec: the bundle's.
-        bundle_folder: for messages.
+        bundle_folder: folder of the bundle, for messages.
 
     Raises:
         MatchError: a camera, state, action or pose of the policy that the robot file does not have,

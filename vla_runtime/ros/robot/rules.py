@@ -110,7 +110,7 @@ def check_zero_and_one(where: str, joint: RobotJoint, lower: float, upper: float
 
     Args:
         where: path of the joint.
-        joint: with `zero` and `one`, or with neither.
+        joint: a joint with `zero` and `one`, or with neither.
         lower, upper: position limits, in the joint's unit.
 
     Raises:

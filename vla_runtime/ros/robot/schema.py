@@ -32,8 +32,8 @@ class RobotJoint:
     """One measured and commanded number: a joint, or a gripper.
 
     Attributes:
-        name: of the joint; unique in the robot.
-        unit: of its measured position, its command and its limits.
+        name: name of the joint; unique in the robot.
+        unit: unit of its measured position, its command and its limits.
         lower: smallest position that may be commanded; left out for a continuous joint, and where
             the URDF shall decide.
         upper: largest.
@@ -88,7 +88,7 @@ class JointStateTopic:
 
     Attributes:
         topic: relative topics are in the node's namespace.
-        joints: which of the robot's joints it brings; all of them where left out.
+        joints: joints of the robot that it brings; all of them where left out.
     """
 
     topic: str
@@ -102,10 +102,10 @@ class RobotCamera:
     """One camera's stream.
 
     Attributes:
-        name: as policies know it; `aliases` are further such names.
+        name: name that policies know it by; `aliases` are further such names.
         topic: relative topics are in the node's namespace.
         type: `raw` (`sensor_msgs/Image`) or `compressed` (`sensor_msgs/CompressedImage`).
-        reliability: what is asked of the driver; `best_effort` matches every driver.
+        reliability: quality of service asked of the driver; `best_effort` matches every driver.
         depth: frames kept while the node is busy.
         width: pixels, checked on each frame when given.
         height: pixels, checked on each frame when given.
@@ -126,7 +126,7 @@ class RobotPose:
     """An end effector that is commanded as a pose.
 
     Attributes:
-        name: of the pose, as in the policy's `poses`.
+        name: name of the pose, as in the policy's `poses`.
         frame_id: the frame of its positions, written into each message.
         lower: (3,) smallest x, y, z that may be commanded, m: one corner of the workspace box.
         upper: (3,) the opposite corner.
@@ -153,9 +153,9 @@ class RobotOutput:
             (forward_command_controller), `joint_state`, `pose_stamped` (Cartesian controllers) or
             `twist_stamped` (MoveIt Servo).
         topic: relative topics are in the node's namespace.
-        joints: what it carries, in this order; for joint outputs.
-        pose: what it carries; for `pose_stamped` and `twist_stamped`.
-        interface: what the numbers of a joint output are.
+        joints: joints that it carries, in this order; for joint outputs.
+        pose: pose that it carries; for `pose_stamped` and `twist_stamped`.
+        interface: meaning of the numbers of a joint output.
     """
 
     kind: OutputKind
@@ -171,15 +171,15 @@ class RobotSpec:
 
     Attributes:
         format: 1.
-        name: of the robot, for people and diagnostics.
+        name: name of the robot, for people and diagnostics.
         joints: everything measured and commanded.
-        outputs: where commands go; one robot may have several (arm, gripper).
+        outputs: outputs that commands go to; one robot may have several (arm, gripper).
         cameras: all cameras there are; a policy uses those it was trained with.
-        joint_states: where joints are measured.
+        joint_states: topics that joints are measured on.
         poses: end effectors that are commanded as poses.
-        start: how to set out from standstill, in the joints' units.
-        on_violation: what happens to a chunk that violates a limit.
-        on_stop: how to stop, by cause: brake along the plan, or freeze at once.
+        start: tolerance and speed of a start from standstill, in the joints' units.
+        on_violation: action on a chunk that violates a limit.
+        on_stop: way to stop, by cause: brake along the plan, or freeze at once.
         urdf: path of a URDF, relative to the robot file, whose limits are never exceeded.
     """
 
@@ -211,7 +211,7 @@ class Robot(RobotSpec):
     """A robot file that was read and checked.
 
     Attributes:
-        file: where it was read.
+        file: file that it was read from.
         text: all of it, as it was read.
         urdf_text: the URDF that it names.
     """
