@@ -76,7 +76,7 @@ def load_engine(bundle: Bundle, candidate: Candidate, options: EngineOptions) ->
     Args:
         bundle: the checked bundle.
         candidate: backend, accepted by `preflight.check_backend`, and precision.
-        options: how they are loaded.
+        options: options that are the same for every backend.
 
     Raises:
         ValueError: files that this backend cannot load.

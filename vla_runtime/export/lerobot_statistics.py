@@ -143,7 +143,7 @@ def read_statistics(
         config: config.json.
         before, after: the processors.
         normalisation: kinds that the policy was trained with.
-        features: of the policy.
+        features: features of the policy.
         padded: feature to its padded length; statistics of that length are cut to the feature's.
 
     Raises:

@@ -68,8 +68,8 @@ def by_definition(
     """Multiply in float32, on any device.
 
     Args:
-        rows, scales: of `quantise`, (M, K) and (M, 1).
-        weight, scale, bias: as for `multiply`.
+        rows, scales: result of `quantise`, (M, K) and (M, 1).
+        weight, scale, bias: weight, scale and bias, as for `multiply`.
     """
     product = (rows.float() @ weight.float().t()).mul_(scales).mul_(scale)
     return (product if bias is None else product.add_(bias)).to(BESIDE)
@@ -127,7 +127,7 @@ def require_equal(weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
     Compared once a process and device for each shape, on random activations.
 
     Args:
-        weight, scale, bias: as for `multiply`.
+        weight, scale, bias: weight, scale and bias, as for `multiply`.
 
     Raises:
         ValueError: other numbers, or a device that cannot multiply them; says what to use instead.

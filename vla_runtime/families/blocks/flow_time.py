@@ -52,7 +52,7 @@ class ActionTimeTable:
     """The time's share of `action_time_in`, bias included: rows of `action_time.time_share`.
 
     Args:
-        dims: of a policy with an expert, whose width W is that of a row.
+        dims: dimensions of a policy with an expert, whose width W is that of a row.
         weights: the bundle's weights.
     """
 

@@ -95,7 +95,7 @@ def attend_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor
 
     Args:
         q: (B, heads, T, D); k, v: (B, kv_heads, K, D).
-        mask: of `heads_mask`.
+        mask: mask made by `heads_mask`.
 
     Returns:
         (B, T, heads * D)
@@ -122,15 +122,15 @@ class FusedBlock:
     Args:
         block: plain.
         cross: its keys and values are computed from another stack's: `qkv` gives queries alone.
-        packed: as for its products.
+        packed: form of the weights, as for its products.
 
     Attributes:
         cross: as given.
         width: W.
-        query_heads, kv_heads, head_dim: of the attention.
+        query_heads, kv_heads, head_dim: sizes of the attention.
         qkv, out, gated, down: its products.
-        input_scale, post_scale: of its norms; None for adaptive ones.
-        epsilon: of its norms.
+        input_scale, post_scale: scales of its norms; None for adaptive ones.
+        epsilon: epsilon of its norms.
     """
 
     def __init__(
@@ -268,10 +268,10 @@ def encode_stack(
     """Keys (rotated) and values of every layer, (layers, B, kv_heads, P, D) each.
 
     Args:
-        blocks: of the stack.
+        blocks: blocks of the stack.
         x: (B, P, W); mask: (B, P) bool, valid tokens.
-        used: as `used_tokens`; other tokens are not computed, their keys and values are zero.
-            None: all are computed.
+        used: tokens as `used_tokens` gives them; other tokens are not computed, their keys and
+            values are zero. None: all are computed.
         sight: the mask to what each token sees, (B, P or 1, P) bool; by default all valid ones.
         kernel: attends without a mask, as `fused_lengths.flash`; for the default sight alone.
         static_shapes: the numbers of a mask change no operator.
@@ -334,8 +334,8 @@ def rows_of_samples(
     """Cut keys and values (layers, B, kv_heads, P, D) to a suffix's use of them.
 
     Args:
-        key, value: of a prefix.
-        used: as `used_tokens`; None: all tokens.
+        key, value: keys and values of a prefix.
+        used: tokens as `used_tokens` gives them; None: all tokens.
         samples: number of times that each row is repeated.
     """
     if used is not None:

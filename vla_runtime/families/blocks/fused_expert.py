@@ -28,7 +28,7 @@ class FusedExpert:
     Shapes: B rows times samples, P prefix tokens, T suffix tokens, W width, D head_dim.
 
     Args:
-        blocks: of the expert.
+        blocks: blocks of the expert.
         of_suffix: (T, T) bool, what suffix tokens see of each other.
         kernel: attends without a mask where that can be, as `fused_lengths.flash`; None: nowhere.
         static_shapes: the numbers of a mask change no operator.
@@ -57,8 +57,9 @@ class FusedExpert:
 
         Args:
             mask: (B, P) bool, valid prefix tokens.
-            own: of the blocks that attend to the suffix too; None if there are none.
-            cross: of those that attend to the prefix alone; None if there are none.
+            own: keys and values of the blocks that attend to the suffix too; None if there are
+                none.
+            cross: keys and values of those that attend to the prefix alone; None if there are none.
         """
         if mask.shape != self._shape:
             self._allocate(own, cross)

@@ -195,7 +195,7 @@ def of_embodiment(tensors: Mapping[str, StoredTensor], embodiment: int) -> dict[
     """Cut one embodiment's matrices out of those of all; others stay as they are.
 
     Args:
-        tensors: by our names.
+        tensors: tensors by our names.
         embodiment: index of its matrix.
 
     Raises:

@@ -41,7 +41,7 @@ class TimeRows:
     """The table's rows, from the bundle's weights.
 
     Args:
-        dims: of the policy.
+        dims: dimensions of the policy.
         weights: the bundle's weights.
     """
 

@@ -24,7 +24,7 @@ class StackDims:
 
     Attributes:
         depth: blocks.
-        num_heads, head_dim: of the attention of each block.
+        num_heads, head_dim: heads of the attention of each block, and the numbers of each.
         mlp_dim: hidden numbers of the MLP of each block.
     """
 

@@ -45,8 +45,8 @@ def read_groot_folder(folder: Path, images: ImageSpec) -> FolderFacts:
     """Read the facts of a folder.
 
     Args:
-        folder: whose config.json has the type `groot`.
-        images: how its images are resized.
+        folder: folder whose config.json has the type `groot`.
+        images: way in which its images are resized.
 
     Raises:
         ExportError, JsonError: settings that this runtime does not reproduce, files that contradict

@@ -18,7 +18,7 @@ class QwenVisionDims:
     """Qwen3-VL's vision transformer (arXiv 2511.21631).
 
     Attributes:
-        width, depth, num_heads, mlp_dim: of the transformer.
+        width, depth, num_heads, mlp_dim: sizes of the transformer.
         patch_size: edge of a patch in pixels.
         merge: edge of the square of patches that becomes one image token.
         positions: edge of the square table of patch positions.

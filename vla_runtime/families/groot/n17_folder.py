@@ -58,12 +58,12 @@ class _Settings:
     """Facts that both kinds of folder state.
 
     Attributes:
-        kind: who wrote the folder.
-        tag: of the robot.
+        kind: name of the project that wrote the folder.
+        tag: tag of the robot.
         general: settings of text and normalisation.
         images: settings of the images.
         modality: groups of dimensions, cameras and frames of this robot.
-        columns: of state and actions.
+        columns: columns of state and actions.
         horizon: actions that the network makes.
         raw_images: (height, width) of the cameras' images, where the folder says it.
         cameras: names, where `modality` has none.

@@ -24,7 +24,7 @@ class GroupedColumns:
         statistics: `state.low`, `state.high`, `actions.low` and `actions.high`; those of actions
             (H, n) where a group's range depends on the step.
         state, actions: numbers of dimensions.
-        deltas: whether each action is relative to the state of the same index.
+        deltas: True for each action that is relative to the state of the same index.
         horizon: actions of a chunk that this robot has.
     """
 
@@ -124,7 +124,7 @@ def flat_columns(
     """Columns of a policy that LeRobot normalises as two vectors.
 
     Args:
-        path: of the statistics, for messages.
+        path: path of the statistics, for messages.
         statistics: `observation.state.min` and so on.
         state, actions: numbers of dimensions.
         horizon: actions of a chunk that this robot has.

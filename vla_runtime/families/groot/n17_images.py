@@ -50,8 +50,8 @@ def cut_image(
     None where the cameras' aspect is kept and not known.
 
     Args:
-        settings: as for `image_spec`.
-        images: of `image_spec`.
+        settings: settings of the processor, as for `image_spec`.
+        images: result of `image_spec`.
         cameras: (height, width) of the cameras' images, where they are known.
 
     Raises:
@@ -75,7 +75,7 @@ def network_image(facts: FolderFacts, block: int, least: int) -> tuple[int, int]
     """Height and width of the network's images: Qwen's `smart_resize` of the cut ones.
 
     Args:
-        facts: of the folder; `image_sizes` has the size of a cut image.
+        facts: facts of the folder; `image_sizes` has the size of a cut image.
         block: edge of an image token in pixels.
         least: pixels of an image; a smaller one is enlarged.
 

@@ -24,10 +24,10 @@ def settle_stack_heads(
     """Heads of each part by the widths of published ones, else from the options.
 
     Args:
-        shape: of the checkpoint's tensors.
+        shape: shapes of the checkpoint's tensors.
         parts: `vision`, `context`, `dit`.
-        options: what the folder lacks.
-        missing: where missing and contradictory facts are noted.
+        options: facts that the folder lacks.
+        missing: list that missing and contradictory facts are noted in.
 
     Returns:
         heads by part; None once one is noted missing

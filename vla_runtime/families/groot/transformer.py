@@ -21,9 +21,9 @@ class HeadAttention(SplitHeads):
     """Multi-head attention with biases; keys and values may come from wider tokens.
 
     Args:
-        dims: of the stack.
+        dims: dimensions of the stack.
         width: W, of the tokens that ask.
-        memory_width: of the tokens that are read; None: W.
+        memory_width: width of the tokens that are read; None: W.
     """
 
     def __init__(self, dims: StackDims, width: int, memory_width: int | None = None) -> None:
@@ -75,7 +75,7 @@ class DitBlock(nn.Module):
     """Cross- or self-attention and MLP of the DiT.
 
     Args:
-        dims: of the stack, as wide as its heads together.
+        dims: dimensions of the stack, as wide as its heads together.
         memory_width: width of the context; None: the block attends to its own tokens.
     """
 

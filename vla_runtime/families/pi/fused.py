@@ -41,7 +41,7 @@ class FusedPi(FlowNetwork):
     """The same numbers as a `PiNetwork`, up to rounding.
 
     Args:
-        plain: with its weights, which become shared.
+        plain: plain network with its weights, which become shared.
         static_shapes: compute all tokens, as a captured graph must. Otherwise those that are valid
             in no row are left out.
         kernel: attends by lengths instead of a mask: with static shapes, and where it is usable.

@@ -49,11 +49,11 @@ def read_openpi_folder(
     """Read all facts in an openpi folder.
 
     Args:
-        folder: with or without config.json.
+        folder: folder of the checkpoint, with or without config.json.
         family: found from the tensors; the folder does not state it.
         asset_id: id of the statistics to use, where the folder has several.
         statistics_file: a norm_stats.json to use where the folder has none.
-        adapt_to_pi: whether ALOHA's joints were trained on in pi's own convention.
+        adapt_to_pi: True where ALOHA's joints were trained on in pi's own convention.
         actions: number of action dimensions, where it is known.
 
     Raises:

@@ -68,7 +68,7 @@ def dims_of(
     """Return all sizes of a policy.
 
     Args:
-        tensors: by our names.
+        tensors: tensors by our names.
         heads: head counts, which the tensors do not show.
         cameras: number of camera inputs, masked ones included.
         prompt_length: tokens of the padded prompt.

@@ -34,7 +34,7 @@ class FusedSmolVla(FlowNetwork):
     """The same numbers as a `SmolVla`, up to rounding.
 
     Args:
-        plain: with its weights, which become shared.
+        plain: plain network with its weights, which become shared.
         static_shapes: compute all tokens, as a captured graph must. Otherwise those that are valid
             in no row are left out.
         kernel: cross layers attend by lengths instead of a mask: with static shapes, and where it
@@ -131,7 +131,7 @@ class FusedSmolVla(FlowNetwork):
         Args:
             x: (B or 1, H, A).
             past: the `FusedExpert` over the prefix.
-            conditioning: of `split_conditioning`.
+            conditioning: result of `split_conditioning`.
             **rows: none.
         """
         plain, expert = self._plain, past

@@ -11,7 +11,7 @@ def say(text: str, *, end: str = '\n', stream: TextIO | None = None) -> None:
     """Print at once; when the terminal is gone, go on without output.
 
     Args:
-        text: to print.
+        text: text to print.
         end: after it.
         stream: standard output when None.
     """

@@ -31,15 +31,15 @@ class DemoOptions:
     """Options of `vla_runtime demo`.
 
     Attributes:
-        seconds: of closed loop.
+        seconds: duration of the closed loop.
         out: folder for bag, parameters, logs and report.
         bundle: folder of the policy bundle.
         robot: name or path of the robot file, which must be the tabletop's.
-        backend: what runs the networks; `auto`: the fastest here.
+        backend: backend of the networks; `auto`: the fastest here.
         replan_interval: steps; None as configured.
         cfg_beta: guidance scale, which also turns guidance on; None as configured.
-        seed: of scenes and instructions.
-        namespace: of all nodes, without slashes around it; '' for none.
+        seed: seed of scenes and instructions.
+        namespace: namespace of all nodes, without slashes around it; '' for none.
         record: the bag has every frame that an inference used, so that it can be replayed.
         record_to: folder of the bag; None: `bag` in `out`.
     """

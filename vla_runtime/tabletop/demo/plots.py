@@ -32,9 +32,9 @@ def joints(telemetry: Telemetry, units: Mapping[str, str], start_ns: int) -> str
     """Commanded and measured positions, with every hand-over and every instruction marked.
 
     Args:
-        telemetry: of the session.
-        units: of each joint to plot, in order.
-        start_ns: where the time axis begins.
+        telemetry: telemetry of the session.
+        units: unit of each joint to plot, in order.
+        start_ns: time at which the time axis begins.
     """
     rows = max(len(units), 1)
     figure = Figure(figsize=(12, 1.7 * rows + 0.7), layout='constrained')

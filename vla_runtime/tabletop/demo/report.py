@@ -58,13 +58,13 @@ def write_report(
     """Write the page.
 
     Args:
-        path: of the file.
-        telemetry: what was recorded; may be empty.
-        parameters: of each node.
-        facts: what was run, for the table on top.
-        joint_units: of each joint to plot, in order.
-        failure: why the session ended early; '' when it did not.
-        images: which frames the bag has.
+        path: path of the file.
+        telemetry: recorded telemetry; may be empty.
+        parameters: parameters of each node.
+        facts: facts of the run, for the table on top.
+        joint_units: unit of each joint to plot, in order.
+        failure: reason why the session ended early; '' when it did not.
+        images: frames that the bag has.
     """
     start_ns = _start_ns(telemetry)
     parts = [

@@ -63,11 +63,11 @@ class DemoResult:
     """Result of a session.
 
     Attributes:
-        telemetry: for the report.
-        parameters: of each node, as they were.
-        failure: why it ended early; '' when it did not. Ctrl-C is no failure.
-        unwritten: why a file is missing or ends early, one line each.
-        seconds: of closed loop.
+        telemetry: telemetry for the report.
+        parameters: parameters of each node, as they were.
+        failure: reason why it ended early; '' when it did not. Ctrl-C is no failure.
+        unwritten: reasons why a file is missing or ends early, one line each.
+        seconds: duration of the closed loop.
         joint_units: unit of each joint, by its name in messages.
     """
 
@@ -85,7 +85,7 @@ def run_session(
     """Run the demo; returns whatever happened, for the report.
 
     Args:
-        options: what was asked for.
+        options: options of the session.
         interrupt: ends it when wanted; still in charge of the signals after the return.
         say: prints a line for the person.
     """

@@ -17,8 +17,8 @@ class StatusLine:
     """Shows a session's progress on standard output.
 
     Args:
-        telemetry: what is known.
-        seconds: that the session shall take.
+        telemetry: telemetry so far.
+        seconds: duration that the session shall take.
         begun_s: steady time of its beginning.
     """
 

@@ -91,10 +91,10 @@ class Telemetry:
         measured: joint name to positions.
         commanded: joint name to positions.
         executor: values of the executor's conditions, by condition.
-        executor_reports: how often it said something.
+        executor_reports: number of its reports.
         counters: counter of the executor to its value in each activation.
         tick_p99_ms: over time.
-        refusals: why chunks were refused, in the executor's words, each once.
+        refusals: reasons why chunks were refused, in the executor's words, each once.
     """
 
     measured: dict[str, Series] = field(default_factory=dict)

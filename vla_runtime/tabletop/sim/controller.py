@@ -21,7 +21,7 @@ class JointFollower:
     """The setpoints of all joints over time.
 
     Args:
-        joint_names: in the order of the setpoints.
+        joint_names: names of the joints, in the order of the setpoints.
         setpoints: (joints,) where they are to begin with.
     """
 
@@ -44,7 +44,7 @@ class JointFollower:
             names: the joints.
             times_s: (points,) from the start, ascending.
             positions: (points, joints) radians.
-            start_s: when it starts, on the clock that `setpoints_at` is asked with.
+            start_s: time when it starts, on the clock that `setpoints_at` is asked with.
 
         Raises:
             CommandError: an unknown joint, or numbers that cannot be positions.

@@ -14,7 +14,7 @@ class Verdict:
     """Outcome of one instruction.
 
     Attributes:
-        instruction: as it was given.
+        instruction: instruction as it was given.
         outcome: None for words that no task has.
     """
 

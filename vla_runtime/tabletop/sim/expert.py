@@ -56,7 +56,7 @@ class Style:
     """Style of an expert's motion, from good demonstrations to poor ones.
 
     Attributes:
-        speed_m_s: of the tip.
+        speed_m_s: speed of the tip.
         hover_m: height over the target at which it is approached.
         aim_m: (2,) constant error of where it believes the target of a touch to be; a push, which
             forgives less, is always aimed well.

@@ -46,7 +46,7 @@ def run_episode(
     """Run a loaded world to the end of the task.
 
     Args:
-        chunk: from the world as it stands to (horizon, 6) setpoints in rad.
+        chunk: function from the world as it stands to (horizon, 6) setpoints in rad.
         replan_steps: rows executed from each chunk.
     """
     judge = Judge(task, world.sim_time_s)

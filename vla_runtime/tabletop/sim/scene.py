@@ -40,7 +40,7 @@ class Shove:
 
     Attributes:
         start_s: simulated time at which it begins.
-        duration_s: how long it lasts.
+        duration_s: duration of the shove.
         displacement_m: (3, 2) way that each block is pushed in x and y; friction takes about a
             centimetre off it.
     """
@@ -77,8 +77,8 @@ class Scene:
         block_yaw_rad: (3,).
         start_rad: (6,) joint positions at reset.
         belt_m_s: (2,) velocity that all blocks share; zero but for the moving variant.
-        shove: of the pushed variant, else None.
-        lighting: of the lighting variant, else None (the nominal light).
+        shove: shove of the pushed variant, else None.
+        lighting: lighting of the lighting variant, else None (the nominal light).
         camera_offsets: camera to its offset; empty but for the camera_jitter variant.
     """
 

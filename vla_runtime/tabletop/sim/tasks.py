@@ -117,7 +117,7 @@ def wordings(
 
     Args:
         word: a colour, or for the position family a side.
-        side: of the push family, where to.
+        side: side to push to, of the push family.
         held_out: the wordings that training never sees, instead of those that it does.
     """
     sentences = _PUSH if family == 'push' else _TOUCH
@@ -171,7 +171,8 @@ def sample_task(
     """Draw a block (and a side with a clear way to it) that the family can name, and a wording.
 
     Args:
-        colours: of the blocks to draw from; at least one of any three blocks that the family names.
+        colours: colours of the blocks to draw from; at least one of any three blocks that the
+            family names.
     """
     while True:
         side: Side | None = SIDES[rng.integers(2)] if family == 'push' else None
@@ -204,7 +205,7 @@ class Judge:
     """Decides from the simulator's state, tick by tick, whether and how an episode ended.
 
     Args:
-        task: what was asked.
+        task: task that was asked for.
         start_s: simulated time at which it was asked; the time limit runs from there.
     """
 

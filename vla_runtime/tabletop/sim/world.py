@@ -49,8 +49,8 @@ class Tabletop:
     """The simulated arm, table, blocks and cameras.
 
     Args:
-        control_rate_hz: how often `step` is called in simulated time; the physics' rate (200 Hz)
-            must be a multiple of it.
+        control_rate_hz: rate of calls of `step` in simulated time; the physics' rate (200 Hz) must
+            be a multiple of it.
     """
 
     joint_names = JOINT_NAMES

@@ -85,11 +85,11 @@ def write_demo_bundle(
     """Write the bundle, run it in the simulator, and write the results beside it.
 
     Args:
-        target: where the bundle shall lie; replaced with `force`.
+        target: folder of the new bundle; replaced with `force`.
         network: trained weights, of a family that has a recipe.
         statistics: `state.q01` and so on.
         tokenizer: the vocabulary's `.model` file; None without language.
-        made: how it was trained, for verification.json.
+        made: facts of its training, for verification.json.
         episodes: a kind of task, on scenes that training never saw; 0 to skip.
 
     Returns:

@@ -20,7 +20,7 @@ def plot_losses(history: Sequence[dict[str, Any]], path: Path) -> None:
 
     Args:
         history: rows with `stage`, `step` and metrics; a metric may be absent from a row.
-        path: where to write, the ending tells the format.
+        path: file to write, the ending tells the format.
     """
     import matplotlib
 

@@ -80,7 +80,7 @@ class GroundObjective(nn.Module):
         """The loss and what to report.
 
         Args:
-            prefix: of the recipe.
+            prefix: prefix of the recipe.
             pixel: (B, V, 2) the named block's centre as `Tabletop.project` gives it.
             place: (B, 2) the same in decimetres; state: (B, S) normalised.
             end: (B, A) the chunk's last action, normalised.

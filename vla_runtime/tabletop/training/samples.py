@@ -47,8 +47,8 @@ class TaskMix:
     """Tasks that a policy is taught.
 
     Attributes:
-        share: of each family of tasks.
-        colours: of the blocks that the `colour` family names.
+        share: share of each family of tasks.
+        colours: colours of the blocks that the `colour` family names.
     """
 
     share: Mapping[Family, float]
@@ -60,9 +60,9 @@ class Prompting:
     """A policy's prompts.
 
     Attributes:
-        layout: of its template.
-        form: as policy.yaml has it.
-        tokenizer: of the policy.
+        layout: layout of its template.
+        form: form of the prompts, as policy.yaml has it.
+        tokenizer: tokenizer of the policy.
         length: tokens of a padded prompt.
     """
 
@@ -110,7 +110,7 @@ class Samples:
 
     Args:
         data: the recorded frames.
-        tasks: what is taught.
+        tasks: tasks that are taught.
         prompting: prompts of the policy; None for one without language.
         statistics: `state.q01` and so on; computed from the data when None.
     """

@@ -23,10 +23,10 @@ class Start:
 
     Attributes:
         weights: file of the tensors.
-        sha256: of that file.
+        sha256: SHA-256 of that file.
         tokenizer: file of the vocabulary; None without language.
         statistics: `state.q01` and so on; the network's numbers are scaled by these.
-        made: how the bundle was made, as its receipt says.
+        made: facts of the bundle's training, as its receipt says.
     """
 
     weights: Path

@@ -49,8 +49,8 @@ class TrainingSettings:
     """Settings of a training; with the data set they fix the result on one machine.
 
     Attributes:
-        family: of the policy; has a recipe.
-        seed: of weights, batches and noise.
+        family: family of the policy; has a recipe.
+        seed: seed of weights, batches and noise.
         see_steps, ground_steps, act_steps: optimiser steps of the three stages.
         batch: frames a step.
         draws: (noise, time) pairs that share one prefix in the third stage.
@@ -93,13 +93,13 @@ class Training:
     """One run, from its checkpoint if there is one.
 
     Args:
-        plan: how to train.
+        plan: settings of the training.
         samples: batches and statistics.
         number_tokens: token ids of the state bins, in order; empty without language.
         vocabulary: size of the text table; 0 without language.
-        folder: where `checkpoint.pt` lies.
+        folder: folder of `checkpoint.pt`.
         device: `cpu` or `cuda`.
-        start: where the weights come from, None to train from scratch; `plan.start` names it.
+        start: origin of the weights, None to train from scratch; `plan.start` names it.
 
     Raises:
         ValueError: the checkpoint there belongs to another plan.

@@ -40,7 +40,7 @@ def train_vocabulary(path: Path, state_dim: int) -> Tokenizer:
     """Train on the task's sentences (held-out wordings not among them) and write the model.
 
     Args:
-        path: where to write; ends in `.model`.
+        path: file to write; ends in `.model`.
         state_dim: numbers of a state, as the prompts carry them.
     """
     import sentencepiece

@@ -17,7 +17,7 @@ class WorkLog:
     """`runs.json` of a work folder: a run that was cut off is in it, too, as far as it came.
 
     Args:
-        path: of the file; the runs that it already holds stay.
+        path: path of the file; the runs that it already holds stay.
         command: this run's command line.
         code: version of the code that runs.
 

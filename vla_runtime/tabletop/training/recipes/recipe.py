@@ -24,7 +24,7 @@ class Prefix(NamedTuple):
     """Outputs of a prefix forward for the objectives.
 
     Attributes:
-        past: what the head reads, as `FlowNetwork.velocity` takes it, for B rows.
+        past: tensors that the head reads, as `FlowNetwork.velocity` takes them, for B rows.
         images: (B, V, N, WIDTH) of the image tokens.
         last: (B, WIDTH) of the token that has seen all the others.
     """
@@ -45,12 +45,12 @@ class Recipe:
     Which loss trains the head follows from its kind: flow matching for `flow`, L1 for `single`.
 
     Attributes:
-        name: of the family.
+        name: name of the family.
         title: name of the bundle.
         dims: size of the vocabulary to the network's dimensions.
         steps: optimiser steps of each stage, from scratch.
         draws: (noise, time) pairs that share one prefix, for `flow`.
-        tasks: what it is taught to do.
+        tasks: tasks that it is taught.
         prompt: form of its prompts; None for a family without language, which learns one task.
         initialise: sets the starting weights in place: network, token ids of the numbers that a
             state bin can be, generator.
