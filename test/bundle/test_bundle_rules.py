@@ -14,7 +14,8 @@ from tiny_policy import tiny_spec
 from vla_runtime.bundle.rules import LIMITS, check_spec, dump_spec, parse_spec
 from vla_runtime.bundle.schema import ActionSpec, BundleSpec, CameraSpec, PoseSpec, StateSpec
 from vla_runtime.families import find_family
-from vla_runtime.families.pi.dimensions import PI0
+from vla_runtime.families.pi.dimensions import PI0, PiDims
+from vla_runtime.files import typed_yaml
 from vla_runtime.files.typed_yaml import FieldError
 
 PI0_TWO_CAMERAS = replace(PI0, cameras=2)
@@ -348,3 +349,15 @@ def test_a_format_that_is_a_long_text_is_quoted_short():
     with pytest.raises(FieldError, match=r'5000 characters\) where') as error:
         parse_spec(f'format: {"x" * 5000}\n')
     assert len(str(error.value)) < 300
+
+
+def test_the_types_of_a_file_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[type] = []
+    parse = typed_yaml.parse
+    monkeypatch.setattr(
+        typed_yaml,
+        'parse',
+        lambda kind, *rest: (checked.append(kind), parse(kind, *rest))[1],  # type: ignore[func-returns-value]
+    )
+    parse_spec(dump_spec(tiny_spec()))
+    assert (checked.count(BundleSpec), checked.count(PiDims)) == (1, 1)

@@ -253,8 +253,8 @@ def test_when_a_tick_is_a_little_late_expect_no_command_further_than_the_period_
     limits = make_limits(TWO, dict.fromkeys(TWO, ColumnLimits(velocity=0.3)))
     rig = moving(limits=limits, control_period_s=0.01)
     before = rig.command.setpoints[0]
-    rig.now_s += 0.025
-    rig.ros_ns += 25_000_000
+    rig.now_s += 0.015
+    rig.ros_ns += 15_000_000
     rig.tick()
     assert rig.command.kind is CommandKind.TRACK
     assert rig.command.setpoints[0] - before == pytest.approx(0.3 * 0.015)

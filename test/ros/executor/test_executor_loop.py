@@ -296,7 +296,7 @@ def test_a_slow_base_comes_to_rest_before_the_end_and_less_time_than_it_takes_is
     limits = make_limits(('base',), {'base': ColumnLimits(velocity=1.0, acceleration=2.0)})
     base = (Column('base', kind='velocity', feedback=False),)
     core = ChunkExecutor(
-        ExecutorConfig(base, limits, watchdog=WatchdogParameters(tick_timeout_s=TIMEOUT_S)),
+        ExecutorConfig(base, limits, watchdog=WatchdogParameters(tick_timeout_s=1.0)),
         ExecutorParameters(replan_interval=20),
     )
     sent: list[float] = []

@@ -6,7 +6,7 @@ from paths import ROOT
 from tabletop_policy import STEP_TIME_S, write_tabletop_policy
 
 from vla_runtime.execution.parameters import ExecutorParameters
-from vla_runtime.execution.watchdog import tick_timeout
+from vla_runtime.execution.watchdog import WatchdogParameters, tick_timeout
 from vla_runtime.ros.executor.parameters import (
     EXECUTOR_PARAMETERS,
     executor_parameters,
@@ -59,6 +59,11 @@ def test_values_that_do_not_go_together_are_refused():
     given = {**DEFAULTS, 'delay_floor_steps': 5, 'delay_ceiling_steps': 2}
     with pytest.raises(ValueError, match='floor'):
         executor_parameters(given)
+
+
+def test_defaults_of_the_node_are_those_of_the_core():
+    assert watchdog_parameters(DEFAULTS, use_sim_time=False) == WatchdogParameters()
+    assert executor_parameters(DEFAULTS) == ExecutorParameters()
 
 
 def test_plan_time_follows_the_ros_clock_in_simulation_only():

@@ -125,7 +125,7 @@ class FusedBlock:
         packed: form of the weights, as for its products.
 
     Attributes:
-        cross: as given.
+        cross: True for a block that attends to the prefix alone.
         width: W.
         query_heads, kv_heads, head_dim: sizes of the attention.
         qkv, out, gated, down: its products.

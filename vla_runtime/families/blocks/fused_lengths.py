@@ -71,7 +71,7 @@ class FirstKeys:
     Args:
         kernel: as `flash`.
         rows: with as many queries and places for keys each; on `device`.
-        queries, keys: of a row.
+        queries, keys: numbers of queries and keys of a row.
 
     Attributes:
         lengths: (rows,) int32, keys of each row that are seen.
@@ -125,8 +125,8 @@ def usable(kernel: Kernel, device: torch.device, dtype: torch.dtype, shape: Shap
 
     Args:
         kernel: as `flash`.
-        device, dtype: of the policy's tensors.
-        shape: of its attention.
+        device, dtype: device and dtype of the policy's tensors.
+        shape: shape of its attention.
     """
     try:
         error = _error(kernel, device, dtype, shape)

@@ -144,7 +144,7 @@ class TritonExpert(FusedExpert):
     """`FusedExpert` in Triton kernels.
 
     Args:
-        blocks: of the expert; their products have no bias, and none is in 8 bits.
+        blocks: blocks of the expert; their products have no bias, and none is in 8 bits.
         of_suffix: as of `FusedExpert`.
         kernel, static_shapes: not used: padding is never read, and no shape depends on numbers.
 

@@ -303,7 +303,7 @@ def combine_kernel(
     """Attention to all keys, of the parts; one program a query.
 
     Args:
-        attended, weight: of `attend_kernel`, (parts, queries, HEAD) and (parts, queries).
+        attended, weight: result of `attend_kernel`, (parts, queries, HEAD) and (parts, queries).
         result: (queries, HEAD).
     """
     query = tl.program_id(0)

@@ -13,12 +13,12 @@ class CacheUse:
     """Counts of image tokens of a camera, and of prefixes, that were found, reused or made.
 
     Attributes:
-        images_hit: the same pixels as last time.
-        images_reused: of pixels that have changed, within the limits of `bounded`.
-        images_run: by the vision network; with the cache off all.
-        prefixes_hit: everything in it the same as last time.
-        prefixes_reused: of another state, or on reused image tokens.
-        prefixes_run: by the prefix network, likewise.
+        images_hit: images with the same pixels as last time.
+        images_reused: images whose pixels have changed, within the limits of `bounded`.
+        images_run: images run by the vision network; with the cache off all.
+        prefixes_hit: prefixes with everything in them as last time.
+        prefixes_reused: prefixes of another state, or on reused image tokens.
+        prefixes_run: prefixes run by the prefix network, likewise.
     """
 
     images_hit: int = 0

@@ -45,8 +45,8 @@ class PolicySource:
 
     Args:
         bundle: folder of the bundle.
-        precision: of the large matrices.
-        backend: what runs the networks.
+        precision: precision of the large matrices.
+        backend: backend of the networks.
     """
 
     needs_images = True

@@ -41,11 +41,12 @@ class Condition:
 
     Attributes:
         families: episode i is of family i modulo their number.
-        colours: of the blocks that tasks are about; fewer than all where a policy knows no others.
-        policy_family: whose bundle it is, of those that the study was given; empty: there is one.
-        variant: of the scene.
+        colours: colours of the blocks that tasks are about; fewer than all where a policy knows no
+            others.
+        policy_family: family of the bundle, of those that the study was given; empty: there is one.
+        variant: variant of the scene.
         belt_speed: factor on the speed of moving blocks (1 is 3 to 5 cm/s).
-        wording: of the instruction; `held_out` are sentences that training never saw.
+        wording: wording of the instruction; `held_out` are sentences that training never saw.
         instructed: what the robot is asked to do: its `task`; a task of the same family for the
             `other_block`; or the same `fixed` sentence in every episode. Success is always that of
             the task.
@@ -54,28 +55,28 @@ class Condition:
             the policy sees the last one. The front camera's frames are always of now.
         chunk_source: the bundle's `policy`, or the scripted `expert`, which knows where the blocks
             are: what can be had in this loop.
-        backend: what runs the policy; for `onnxruntime` its files are exported once.
-        precision: of the policy's large matrices.
+        backend: backend of the policy; for `onnxruntime` its files are exported once.
+        precision: precision of the policy's large matrices.
         denoise_steps: None is what the bundle recommends.
         beta: guidance scale; None is guidance off.
-        cfg_mode: how the prompt rows of guidance are run.
+        cfg_mode: way in which the prompt rows of guidance are run.
         advantage: tag of the (conditioned) prompt.
         cache: what of the last inference may be reused; `bounded` what has changed, within the
             limits below (of age there is none); `image_blind` is a fault, planted to see that it
             shows: image tokens are found by everything but the pixels, so those of an episode's
             first images are used throughout it.
-        cache_max_reuses: for `bounded`.
+        cache_max_reuses: limit of reuses in a row, for `bounded`.
         cache_max_image_change: likewise, grey levels; None is no limit.
         cache_max_state_bins: likewise, bins of the state in the prompt; None is no limit.
         replan_interval: S, steps.
         delay_steps: time from the observation to the chunk's arrival, in steps of the policy; need
             not be whole. The executor's estimate of it begins at the right number, as it would
             after some chunks.
-        handover: how one chunk follows another; `rtc` needs an `rtc_mode`.
-        rtc_mode: how the policy ties a chunk to the committed plan. `rtc` blends a chunk that
-            nothing tied, as the executor node does.
-        overrun: what follows S steps when the next chunk is late.
-        max_overrun_steps: for `continue`.
+        handover: way in which one chunk follows another; `rtc` needs an `rtc_mode`.
+        rtc_mode: way in which the policy ties a chunk to the committed plan. `rtc` blends a chunk
+            that nothing tied, as the executor node does.
+        overrun: motion after S steps when the next chunk is late.
+        max_overrun_steps: steps past S, for `continue`.
     """
 
     families: tuple[Family, ...] = TOUCH

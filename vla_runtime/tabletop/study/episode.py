@@ -49,25 +49,25 @@ class EpisodeResult:
     """Result of an episode. Lengths in the policy's steps, jumps in rad and rad/s.
 
     Attributes:
-        seed: of scene, task and noise.
-        family: of the task.
+        seed: seed of scene, task and noise.
+        family: family of the task.
         outcome: `success`, `wrong_block` or `timeout`.
         touched: the block that was touched or pushed over, None after a timeout.
         meant: the block of the instruction that the robot was given.
-        steps: from the start to the end.
+        steps: steps from the start to the end.
         inferences: chunks made.
         refused: chunks that the executor did not take.
         delay_steps: mean delay of the chunks taken, the first aside; NaN without any.
         starved_ticks: ticks (10 ms) on hold because a chunk was late.
-        position_jump: at seams, how far new chunk and old plan disagree about the same step: mean
-            of the Euclidean norm over joints, over the seams at which the old plan was not at its
-            end; NaN without any.
-        velocity_jump: at all seams, change of the mean velocity of a step, after hand-over;
+        position_jump: distance at seams between new chunk and old plan for the same step: mean of
+            the Euclidean norm over joints, over the seams at which the old plan was not at its end;
+            NaN without any.
+        velocity_jump: change at all seams of the mean velocity of a step, after hand-over;
             likewise.
-        jerk: of the commanded positions.
-        halted: why the executor had stopped at the end; empty when it had not.
-        trajectory: of all commanded positions, to the last bit: their SHA-256, cut to 16 digits.
-        cache_use: what the prefix cache did.
+        jerk: jerk of the commanded positions.
+        halted: reason why the executor had stopped at the end; empty when it had not.
+        trajectory: SHA-256 of all commanded positions, to the last bit, cut to 16 digits.
+        cache_use: record of what the prefix cache did.
     """
 
     seed: int
@@ -112,7 +112,7 @@ def run_episode(
         source: makes the chunks.
         condition: everything else.
         seed: scene, task and noise are functions of it and the condition.
-        index: which of the condition's families it is.
+        index: index of the family among the condition's.
         on_chunk: called with every chunk.
     """
     scene = sample_scene(seed, condition.variant)

@@ -32,7 +32,7 @@ def instructed_task(
         instructed: see `Condition`.
         task: the episode's task, by which success is judged.
         block_m: (3, 2 or 3) block centres.
-        seed: of the episode; draws the other block.
+        seed: seed of the episode; draws the other block.
     """
     if instructed == 'task':
         return InstructedTask(task.instruction, task.goal.block)

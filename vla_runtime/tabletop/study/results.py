@@ -45,12 +45,13 @@ class Provenance:
     """Provenance of results.
 
     Attributes:
-        command: that gives them again.
+        command: command that gives them again.
         bundle: name of the policy; of several, separated by a semicolon.
-        bundle_sha256: of what it does, see `bundle_identity`; of several, separated by a space.
+        bundle_sha256: SHA-256 of the policy's behaviour, see `bundle_identity`; of several,
+            separated by a space.
         seeds: first seed, and the one after the last.
         code: version of the code, see `code_version`.
-        source_sha256: of the package's source, see `source_digest`.
+        source_sha256: SHA-256 of the package's source, see `source_digest`.
     """
 
     command: str

@@ -81,8 +81,8 @@ def run_conditions(
         conditions: all on the same seeds.
         bundle: folder of the policy; folders by family for conditions with a `policy_family`.
         seeds: one an episode.
-        work: where finished conditions are kept.
-        pool: of processes, each with one thread and a policy of its own; None: only this one.
+        work: folder of the finished conditions.
+        pool: pool of processes, each with one thread and a policy of its own; None: only this one.
         progress: show a bar.
 
     Raises:

@@ -17,8 +17,8 @@ class SlowWrist:
     """Keeps the wrist camera's latest frame, which is seen until the next one comes.
 
     Args:
-        world: what it looks at.
-        period_ns: from frame to frame, the first at time 0.
+        world: world that it looks at.
+        period_ns: time from frame to frame, the first at time 0.
     """
 
     def __init__(self, world: Tabletop, period_ns: int) -> None:

@@ -44,11 +44,11 @@ class Summary:
     """One row of a study's table.
 
     Attributes:
-        success: of the task.
+        success: success of the task.
         obeyed: touched the block that the words meant.
         wrong_block: episodes that ended at a block other than the task's.
         timeout: episodes in which the time ran out.
-        steps: to success, over the successes only (a condition that fails the long ones looks
+        steps: steps to success, over the successes only (a condition that fails the long ones looks
             quick).
         delay_steps: mean delay counted by the executor.
         starved_ticks: an episode, of 10 ms.
