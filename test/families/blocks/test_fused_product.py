@@ -96,6 +96,37 @@ def test_a_packed_matrix_serves_any_number_of_tokens(dtype, tokens, monkeypatch)
         torch.testing.assert_close(product(x), layer(x), rtol=bound, atol=bound)
 
 
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_a_wide_copy_keeps_no_packed_matrix(dtype):
+    if one_pass('cpu', dtype) is None:
+        pytest.skip('this PyTorch has no such operator')
+    dims = DecoderDims(width=24, mlp_dim=40, depth=1, num_heads=2, num_kv_heads=1, head_dim=8)
+    mlp = GatedMlp(dims, gelu_tanh).to(dtype)
+    x = torch.randn(3, 5, 24)
+    with torch.inference_mode():
+        packed = Product([mlp.gate], packed=True), GatedProduct(mlp, packed=True)
+        expected = mlp.float().gate(x), gelu_tanh(mlp.gate(x)) * mlp.up(x)
+        for product, wanted in zip(packed, expected, strict=True):
+            assert any(map(_is_packed, vars(product).values()))
+            wide = product.in_float32()
+            assert not any(map(_is_packed, vars(wide).values()))
+            torch.testing.assert_close(wide(x), wanted, rtol=1e-5, atol=1e-5)
+
+
+def _is_packed(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_mkldnn
+
+
+@pytest.mark.parametrize(
+    ('device', 'dtype', 'outputs_first'),
+    [('cpu', torch.float32, False), ('cpu', torch.bfloat16, True), ('meta', torch.float32, True)],
+)
+def test_a_matrix_is_turned_round_for_a_cpu_alone(device, dtype, outputs_first):
+    # Triton kernels would take a copy of what is turned round.
+    layer = Linear(40, 24, bias=False).to(device, dtype)
+    assert Product([layer], packed=True).weight.is_contiguous() == outputs_first
+
+
 def test_products_below_the_sizes_do_not_pack(monkeypatch):
     calls = []
     monkeypatch.setattr(fused_product, 'one_pass', lambda device, dtype: calls.append)

@@ -44,8 +44,8 @@ class Product:
         layers: whose outputs follow one another; all have a bias, or none has. Their weights
             become views of the merged matrix.
         packed: keep a second copy of the matrix as oneDNN lays it out.
-        inputs_first: order of a float32 matrix in memory. With few tokens MKL takes a fifth less
-            time; with many oneDNN takes up to twice as long. None: as `packed`.
+        inputs_first: order of a float32 matrix in a CPU's memory. With few tokens MKL takes a fifth
+            less time; with many oneDNN takes up to twice as long. None: as `packed`.
 
     Attributes:
         dtype: of its results.
@@ -110,7 +110,7 @@ class Product:
         wide.weight = nn.Parameter(self.weight.float(), requires_grad=False)
         if self.bias is not None:
             wide.bias = nn.Parameter(self.bias.float(), requires_grad=False)
-        wide._transposed = wide.weight.t()
+        wide._matrix, wide._transposed = wide.weight, wide.weight.t()
         return wide
 
     def _is_large(self, x: Tensor) -> bool:
@@ -153,6 +153,7 @@ class GatedProduct:
         wide = copy(self)
         wide._merged, wide._one_pass = self._merged.in_float32(), None
         wide.weight = wide._merged.weight
+        wide._gate, wide._up = wide.weight.chunk(2)
         return wide
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -202,7 +203,7 @@ def _pack(weight: Tensor) -> Tensor:
 
 def _merge(layers: Sequence[Linear], name: str, inputs_first: bool) -> nn.Parameter:
     merged = torch.cat([getattr(layer, name).data for layer in layers])
-    if inputs_first and merged.dtype == torch.float32:
+    if inputs_first and merged.dtype == torch.float32 and merged.device.type == 'cpu':
         merged = merged.t().contiguous().t()
     parts = merged.split([len(getattr(layer, name)) for layer in layers])
     for layer, part in zip(layers, parts, strict=True):
