@@ -16,12 +16,14 @@ from unittest import mock
 
 import mid_size
 import numpy as np
+import torch
 from measurement import median_ratio, percentiles, write_result
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.engines.cpu import check_int8
 from vla_runtime.engines.onnx.files import Precision
 from vla_runtime.export.onnx.bundle import export_bundle
+from vla_runtime.families.blocks import fused_product
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.pi.flow_policy import PiNetwork
 from vla_runtime.performance.bench import look
@@ -46,6 +48,11 @@ def load_policies(
     }
     with mock.patch.object(PiNetwork, 'fused', FlowNetwork.fused):
         policies['torch float32, plain modules'] = Policy.load(
+            bundle, 'torch', precision='float32', threads=1
+        )
+    other = not fused_product.is_faster(torch.float32)
+    with mock.patch.object(fused_product, 'is_faster', lambda dtype: other):
+        policies[f'torch float32, {"oneDNN" if other else "MKL"}'] = Policy.load(
             bundle, 'torch', precision='float32', threads=1
         )
     precisions: list[Precision] = ['float32', 'int8']

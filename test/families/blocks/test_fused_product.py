@@ -37,6 +37,11 @@ def way(request, monkeypatch):
 def _any_size(monkeypatch):
     for name in ('ONE_PASS_FROM', 'PACKED_FROM'):
         monkeypatch.setattr(fused_product, name, 0)
+    _faster(monkeypatch)
+
+
+def _faster(monkeypatch, faster: bool = True):
+    monkeypatch.setattr(fused_product, 'is_faster', lambda dtype: faster)
 
 
 @pytest.mark.parametrize(('dtype', 'bound'), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
@@ -97,7 +102,8 @@ def test_a_packed_matrix_serves_any_number_of_tokens(dtype, tokens, monkeypatch)
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
-def test_a_wide_copy_keeps_no_packed_matrix(dtype):
+def test_a_wide_copy_keeps_no_packed_matrix(dtype, monkeypatch):
+    _faster(monkeypatch)
     if one_pass('cpu', dtype) is None:
         pytest.skip('this PyTorch has no such operator')
     dims = DecoderDims(width=24, mlp_dim=40, depth=1, num_heads=2, num_kv_heads=1, head_dim=8)
@@ -129,10 +135,38 @@ def test_a_matrix_is_turned_round_for_a_cpu_alone(device, dtype, outputs_first):
 
 def test_products_below_the_sizes_do_not_pack(monkeypatch):
     calls = []
+    _faster(monkeypatch)
     monkeypatch.setattr(fused_product, 'one_pass', lambda device, dtype: calls.append)
     with torch.inference_mode():
         Product([Linear(40, 24, bias=False)], packed=True)(torch.randn(3, 40))
     assert not calls
+
+
+@pytest.mark.parametrize(
+    ('capability', 'faster'), [('AVX512', True), ('AVX2', False), ('DEFAULT', True)]
+)
+def test_float32_takes_one_pass_by_the_instructions_of_the_processor(
+    monkeypatch, capability, faster
+):
+    monkeypatch.setattr(torch.backends.cpu, 'get_cpu_capability', lambda: capability)
+    assert fused_product.is_faster(torch.float32) == faster
+    assert fused_product.is_faster(torch.bfloat16)
+
+
+def test_where_one_pass_is_slower_products_are_pytorchs_own_bit_for_bit(monkeypatch):
+    _any_size(monkeypatch)
+    _faster(monkeypatch, False)
+    dims = DecoderDims(width=24, mlp_dim=40, depth=1, num_heads=2, num_kv_heads=1, head_dim=8)
+    mlp, layer = GatedMlp(dims, gelu_tanh), Linear(24, 40)
+    x = torch.randn(3, 5, 24)
+    with torch.inference_mode():
+        product, gated = Product([layer], packed=True), GatedProduct(mlp, packed=True)
+        assert not any(map(_is_packed, (*vars(product).values(), *vars(gated).values())))
+        expected = F.linear(x, product.weight, product.bias)
+        assert torch.equal(product(x), expected)
+        assert torch.equal(product(x, gelu_tanh), gelu_tanh(expected))
+        gate, up = F.linear(x, gated.weight).chunk(2, dim=-1)
+        assert torch.equal(gated(x), gelu_tanh(gate) * up)
 
 
 def test_a_gpu_has_no_such_operator():

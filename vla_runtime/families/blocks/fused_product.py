@@ -1,9 +1,8 @@
 """Matrix products of the fused blocks: several linear layers at once, and in one pass on a CPU.
 
-oneDNN adds bias, activation and gate while it still holds a product's numbers. In float32 it is
-twice as fast as MKL, which `F.linear` calls, on AMD's processors, and as fast on Intel's. PyTorch's
-compiler reaches it through an operator without a public name. Where the operator is missing, or
-refuses a dtype of this processor, the public ones compute the same up to rounding.
+oneDNN adds bias, activation and gate while it still holds a product's numbers. PyTorch's compiler
+reaches it through an operator without a public name. Where that is missing, refuses a dtype of this
+processor, or is slower there (`is_faster`), the public ones compute the same up to rounding.
 
 oneDNN lays a matrix out anew in every product. With few tokens, as in the expert, that is a fifth
 to a third of the time; in vision, whose matrices are small beside those of language, a twentieth.
@@ -66,7 +65,10 @@ class Product:
         if self._scale is not None:
             require_equal(self.weight, self._scale, self.bias)
         self._transposed = self.weight.t()
-        self._one_pass: Any = None if scales else one_pass(self.weight.device.type, self.dtype)
+        takes_one_pass = is_faster(self.dtype) and not scales
+        self._one_pass: Any = (
+            one_pass(self.weight.device.type, self.dtype) if takes_one_pass else None
+        )
         self._packed = packed and self._one_pass is not None
         # As the operator takes it.
         self._matrix = _pack(self.weight) if self._packed else self.weight
@@ -165,6 +167,17 @@ class GatedProduct:
         name, variant = _ACTIVATIONS[self.activation]
         gate = self._one_pass(x, self._gate, None, name, [], variant)
         return self._one_pass.binary(x, gate, self._up, None, 'mul')
+
+
+def is_faster(dtype: torch.dtype) -> bool:
+    """Return whether oneDNN multiplies faster than `F.linear` on this processor.
+
+    In float32 `F.linear` calls MKL, which uses AVX-512 on Intel's processors alone: with it oneDNN
+    is twice as fast on AMD's, and as fast on Intel's. With AVX2 at most MKL is faster.
+    The instructions decide, and no measurement at load: one that comes out otherwise the next time
+    would change the last bits of a policy's chunks.
+    """
+    return dtype != torch.float32 or torch.backends.cpu.get_cpu_capability() != 'AVX2'
 
 
 @cache
