@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vla_runtime.families.blocks.epilogues import Epilogue, add, gelu, usable
 from vla_runtime.families.blocks.float8 import multiply, require_equal
 from vla_runtime.families.blocks.layers import GatedMlp, Linear, gelu_tanh
 
@@ -45,6 +46,8 @@ class Product:
         packed: keep a second copy of the matrix as oneDNN lays it out.
         inputs_first: order of a float32 matrix in a CPU's memory. With few tokens MKL takes a fifth
             less time; with many oneDNN takes up to twice as long. None: as `packed`.
+        tokens: of an inference. With so many the epilogue is tried: GELU with a bias, the sum with
+            a residual stream without one. 0: none is taken.
 
     Attributes:
         dtype: of its results.
@@ -54,7 +57,11 @@ class Product:
     """
 
     def __init__(
-        self, layers: Sequence[Linear], packed: bool = False, inputs_first: bool | None = None
+        self,
+        layers: Sequence[Linear],
+        packed: bool = False,
+        inputs_first: bool | None = None,
+        tokens: int = 0,
     ) -> None:
         self.dtype = layers[0].dtype
         self.weight = _merge(layers, 'weight', packed if inputs_first is None else inputs_first)
@@ -72,6 +79,11 @@ class Product:
         self._packed = packed and self._one_pass is not None
         # As the operator takes it.
         self._matrix = _pack(self.weight) if self._packed else self.weight
+        self._epilogue: Epilogue | None = None
+        if tokens and not scales:
+            wanted, matrix = gelu if self.bias is not None else add, self.weight
+            shape = tokens, *matrix.shape
+            self._epilogue = usable(wanted, matrix.device, matrix.dtype, shape)
         # Without bias and activation one pass saves nothing in reduced precision.
         self._worth = self._packed or self.dtype == torch.float32 or self.bias is not None
 
@@ -81,11 +93,26 @@ class Product:
             outputs = multiply(x, self.weight, self._scale, self.bias)
             return outputs if activation is None else activation(outputs)
         x = x.to(self.weight.dtype)
+        if self._epilogue is not None and self.bias is not None and activation is gelu_tanh:
+            found = self._epilogue(x.flatten(0, -2), self.weight, self.bias)
+            return found.unflatten(0, x.shape[:-1])
         if (self._worth or activation is not None) and self._is_large(x):
             name, variant = _ACTIVATIONS[activation]
             return self._one_pass(x, self._matrix, self.bias, name, [], variant)
         outputs = F.linear(x, self.weight, self.bias)
         return outputs if activation is None else activation(outputs)
+
+    def add_to(self, stream: Tensor, x: Tensor) -> Tensor:
+        """Add (..., inputs) times the matrix, without bias, to a stream (..., outputs) float32.
+
+        Returns:
+            the sum, which may be the stream itself
+        """
+        if self._epilogue is None:
+            return stream + self(x)
+        operand = x.to(self.weight.dtype).flatten(0, -2)
+        self._epilogue(operand, self.weight, stream.view(-1, stream.shape[-1]))
+        return stream
 
     def into(self, x: Tensor, out: Tensor) -> None:
         """(N, inputs) to (N, outputs) of layers without bias, all in the dtype of the results."""
@@ -109,6 +136,7 @@ class Product:
             raise ValueError('a matrix in 8 bits has no float32 form here')
         wide = copy(self)
         wide.dtype, wide._one_pass, wide._packed = torch.float32, None, False
+        wide._epilogue = None
         wide.weight = nn.Parameter(self.weight.float(), requires_grad=False)
         if self.bias is not None:
             wide.bias = nn.Parameter(self.bias.float(), requires_grad=False)
