@@ -16,12 +16,14 @@ from unittest import mock
 
 import mid_size
 import numpy as np
+import torch
 from measurement import median_ratio, percentiles, write_result
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.engines.cpu import check_int8
 from vla_runtime.engines.onnx.files import Precision
 from vla_runtime.export.onnx.bundle import export_bundle
+from vla_runtime.families.blocks import fused_product
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.pi.flow_policy import PiNetwork
 from vla_runtime.performance.bench import look
@@ -37,17 +39,29 @@ _WARM_UP = 2
 
 
 def load_policies(
-    bundle: Path, observations: Sequence[Observation], folder: Path
+    bundle: Path, observations: Sequence[Observation], folder: Path, products: bool = False
 ) -> dict[str, Policy]:
-    """The same policy in every way that it can run here; files are exported to `folder`."""
-    policies = {
-        f'torch {precision}': Policy.load(bundle, 'torch', precision=precision, threads=1)
-        for precision in ('float32', 'bfloat16')
-    }
+    """The same policy in every way that it can run here; files are exported to `folder`.
+
+    Args:
+        bundle: of the policy.
+        observations: of it at its task, for int8.
+        folder: of the exported bundles.
+        products: only PyTorch in float32, with this CPU's library of products and with the other.
+    """
+
+    def load(precision: str = 'float32') -> Policy:
+        return Policy.load(bundle, 'torch', precision=precision, threads=1)
+
+    policies = {REFERENCE: load()}
+    other = not fused_product.is_faster(torch.float32)
+    with mock.patch.object(fused_product, 'is_faster', lambda dtype: other):
+        policies[f'torch float32, {"oneDNN" if other else "MKL"}'] = load()
+    if products:
+        return policies
+    policies['torch bfloat16'] = load('bfloat16')
     with mock.patch.object(PiNetwork, 'fused', FlowNetwork.fused):
-        policies['torch float32, plain modules'] = Policy.load(
-            bundle, 'torch', precision='float32', threads=1
-        )
+        policies['torch float32, plain modules'] = load()
     precisions: list[Precision] = ['float32', 'int8']
     try:
         check_int8()
@@ -103,6 +117,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--rounds', type=int, default=30)
     parser.add_argument('--policies', nargs='+', default=['demo', 'mid_size'])
+    parser.add_argument(
+        '--products', action='store_true', help='only the two libraries that multiply in float32'
+    )
     parser.add_argument('--json', type=Path, help='write here instead of to benchmark/results/')
     arguments = parser.parse_args()
     figures = {}
@@ -110,11 +127,12 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as work:
             folder = Path(work)
             if name == 'demo':
-                policies = load_policies(_DEMO, demo_observations(_DEMO), folder)
+                looks = () if arguments.products else demo_observations(_DEMO)
+                policies = load_policies(_DEMO, looks, folder, arguments.products)
             else:
                 bundle = mid_size.write_mid_size(folder / 'bundle')
                 looks = [mid_size.look(seed) for seed in range(20)]
-                policies = load_policies(bundle, looks, folder)
+                policies = load_policies(bundle, looks, folder, arguments.products)
             figures[name] = measure(policies, arguments.rounds)
         for kind, cases in figures[name].items():
             parts = {

@@ -28,6 +28,7 @@ from random_policy import (
 from vla_runtime.engines.preflight import fp8_refusal
 from vla_runtime.engines.protocol import PolicyEngine
 from vla_runtime.families import find_family
+from vla_runtime.families.blocks import epilogues
 from vla_runtime.families.blocks.fused_lengths import Shape, flash, usable
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.denoise import flow_times
@@ -468,12 +469,37 @@ def _usable(device: str, name: str) -> bool:
     return usable(flash, torch.device(device), torch.bfloat16, shape) is not None
 
 
+def products(device: str, size: str) -> Finding:
+    """Products of vision and prefix that take GELU or the residual stream along, in bfloat16.
+
+    On CUDA all of the published sizes must be usable, one by one; on a CPU none is. The size does
+    not matter.
+    """
+    figures = {}
+    for name in ('pi05', 'smolvla'):
+        dims: Any = find_family(name).presets[name]
+        vision, language = dims.vision, dims.language
+        heads = language.num_heads * language.head_dim
+        for wanted, shape in (
+            (epilogues.gelu, (vision.tokens, vision.mlp_dim, vision.width)),
+            (epilogues.add, (dims.prefix_length, language.width, heads)),
+            (epilogues.add, (dims.prefix_length, language.width, language.mlp_dim)),
+        ):
+            found = epilogues.usable(wanted, torch.device(device), torch.bfloat16, shape)
+            figures[f'{name} {wanted.__name__} {shape}'] = found is not None
+    used = sum(figures.values())
+    passed = used == (len(figures) if device.startswith('cuda') else 0)
+    note = f'{used} of {len(figures)} products take the next operation along'
+    return Finding(passed, note, figures)
+
+
 CHECKS: dict[str, Callable[[str, str], Finding]] = {
     'correctness': correctness,
     'fp8': fp8,
     'graph freshness': graph_freshness,
     'guidance': guidance,
     'packed keys': packed_keys,
+    'products': products,
     'overlap': overlap,
     'memory': memory,
 }

@@ -2,8 +2,9 @@
 
 The fused modules are those that run on CUDA, in shapes that depend on no numbers; the plain ones
 are what they stand in for. Packed are the fused ones where the kernel is usable that takes lengths
-instead of a mask (`fused_lengths`): those run on a GPU of today in bfloat16. In Triton are the
-packed ones with the expert's layers in Triton kernels, which are counted instead of launched.
+instead of a mask (`fused_lengths`), and products take GELU or the residual stream along
+(`epilogues`): those run on a GPU of today in bfloat16. In Triton are the packed ones with the
+expert's layers in Triton kernels, which are counted instead of launched.
 
 Counted are the operations that PyTorch dispatches and that are no views, casts among them, in
 bfloat16 policies with the depths of the published pi0.5 and SmolVLA and narrow layers: the number
@@ -47,6 +48,7 @@ from triton_package import Launches, make_importable  # isort: skip
 from vla_runtime.engines.torch import engine
 from vla_runtime.engines.torch.prompt_lengths import LENGTHS
 from vla_runtime.families import performance_figures, preset
+from vla_runtime.families.blocks import epilogues, fused_product
 from vla_runtime.families.blocks.fused_expert import FusedExpert
 from vla_runtime.families.family import with_cameras
 from vla_runtime.families.flow_network import FlowNetwork
@@ -77,6 +79,21 @@ PACKAGES = ('torch', 'numpy')
 
 # Seen as a single operation, as a GPU's own is.
 attend = torch.library.custom_op('kernels::attend', attend_by_lengths, mutates_args=())
+
+
+@torch.library.custom_op('kernels::gelu', mutates_args=())
+def gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Stands for a product that takes bias and GELU along."""
+    return epilogues.plain_gelu(x, weight, bias)
+
+
+@torch.library.custom_op('kernels::add', mutates_args={'stream'})
+def add(x: Tensor, weight: Tensor, stream: Tensor) -> None:
+    """Stands for a product that is added to a residual stream."""
+    stream.copy_(epilogues.plain_add(x, weight, stream))
+
+
+EPILOGUES: dict[Any, Any] = {epilogues.gelu: gelu, epilogues.add: add}
 
 
 @torch.library.custom_op('kernels::launch', mutates_args=())
@@ -181,7 +198,7 @@ def write_deep(name: str, folder: Path) -> Path:
 
 
 def packed_kernels(name: str, bundle: Path, expert_type: type = FusedExpert) -> Kernels:
-    """Kernels of the fused modules with attention that takes lengths.
+    """Kernels of the fused modules with attention that takes lengths, and with epilogues.
 
     Args:
         name: of the family.
@@ -193,6 +210,7 @@ def packed_kernels(name: str, bundle: Path, expert_type: type = FusedExpert) -> 
     with (
         mock.patch.object(engine, 'captures_graphs', lambda device: True),
         mock.patch.object(fused, '__init__', packed),
+        mock.patch.object(fused_product, 'usable', lambda wanted, *of: EPILOGUES[wanted]),
         mock.patch.object(fused, 'expert_type', expert_type),
     ):
         return phases_of(Policy.load(bundle, 'torch', **AS_ON_CUDA))

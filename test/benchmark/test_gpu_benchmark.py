@@ -229,6 +229,16 @@ def test_guidance_that_is_none_breaks_the_identity():
     assert gpu_checks.identity_error(subject, inputs) > gpu_checks.DISTINCT
 
 
+def test_products_on_a_gpu_must_take_the_next_operation_along(monkeypatch):
+    found = gpu_checks.products('cpu', 'tiny')
+    assert found.passed and found.note.startswith('0 of 6 products')
+    assert 'pi05 gelu (256, 4304, 1152)' in found.figures
+    usable = {'cpu': True, 'cuda': False}
+    for device, taken in usable.items():
+        monkeypatch.setattr(gpu_checks.epilogues, 'usable', lambda *of, taken=taken: taken or None)
+        assert not gpu_checks.products(device, 'tiny').passed
+
+
 def test_packed_keys_of_other_numbers_or_of_no_kernel_fail_the_check(monkeypatch):
     found = gpu_checks.packed_keys('cpu', 'tiny')
     assert found.passed, found.note

@@ -85,6 +85,7 @@ def test_every_backend_and_precision_has_a_record_of_its_own(bundle: Bundle):
     assert fault(again, 'torch', 'fp8').startswith('moving: 180 of 200')
     none = 'no closed-loop success was judged: vla_runtime study eight_bits --bundle FOLDER'
     assert fault(again, 'torch', 'int8') == fault(again, 'onnxruntime', 'fp8') == none
+    assert fault(again, 'torch', 'bfloat16') == none.replace('eight_bits', 'precision')
     # A second study replaces its own record and no other.
     write_success(again, 'torch', 'fp8', [GOOD, MOVING], {})
     last = read_bundle(bundle.folder)

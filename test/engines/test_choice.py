@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import weakref
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from vla_runtime.bundle.writer import seal
 from vla_runtime.engines import candidates as candidates_module
 from vla_runtime.engines import choice as choices
 from vla_runtime.engines import cpu, preflight, remembered_choices
-from vla_runtime.engines.candidates import FP8, INT8, Candidate, candidates, eight_bits
+from vla_runtime.engines.candidates import FP8, INT8, Candidate, candidates, reduced_precisions
 from vla_runtime.engines.choice import choose, load_chosen
 from vla_runtime.engines.remembered_choices import memory_path
 from vla_runtime.engines.torch import weights
@@ -269,7 +270,7 @@ def test_int8_is_taken_by_auto_only_with_judged_success_and_instructions_for_it(
     if lost is not None:
         judge(bundle, INT8, lost)
         bundle = read_bundle(bundle.folder)
-    refusal = eight_bits(bundle, 'cpu')[INT8]
+    refusal = reduced_precisions(bundle, 'cpu')[INT8]
     assert (said in refusal) and bool(refusal) == bool(said)
     found = candidates(bundle, 'auto', 'cpu', 'auto')
     assert found == ([TORCH] if said else [TORCH, INT8])
@@ -281,7 +282,7 @@ def test_int8_is_taken_by_auto_only_with_judged_success_and_instructions_for_it(
         policy.close()
     # Named outright, the user vouches for it; no other backend has it.
     assert candidates(bundle, 'auto', 'cpu', 'int8') == [INT8]
-    assert 'for the CPU' in eight_bits(bundle, 'cuda')[INT8]
+    assert 'for the CPU' in reduced_precisions(bundle, 'cuda')[INT8]
 
 
 def judge(bundle: Bundle, candidate: Candidate, lost: int) -> None:
@@ -310,7 +311,7 @@ def test_fp8_is_taken_by_auto_only_with_judged_success(
     if lost is not None:
         judge(bundle, FP8, lost)
         bundle = read_bundle(bundle.folder)
-    refusal = eight_bits(bundle, 'cuda')[FP8]
+    refusal = reduced_precisions(bundle, 'cuda')[FP8]
     assert (said in refusal) and bool(refusal) == bool(said)
     found = [str(one) for one in candidates(bundle, 'torch', 'cuda', 'auto')]
     others = ['torch in bfloat16', 'torch in float32']
@@ -335,6 +336,41 @@ def test_fp8_is_taken_by_auto_only_with_judged_success(
 
 
 @pytest.mark.parametrize(
+    ('lost', 'said', 'device', 'precision'),
+    [
+        (None, '', 'cpu', 'bfloat16'),
+        (1, '', 'cpu', 'bfloat16'),
+        (12, '188 of 200 episodes succeed, 12 lost to float32', 'cpu', 'bfloat16'),
+        (12, '188 of 200 episodes succeed, 12 lost to float32', 'cuda', 'float16'),
+    ],
+)
+def test_16_bits_whose_success_was_judged_are_taken_by_auto_only_where_it_is_kept(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lost: int | None,
+    said: str,
+    device: str,
+    precision: str,
+):
+    monkeypatch.setattr(candidates_module, 'multiplies_bfloat16', lambda: True)
+    bundle = with_receipt(tmp_path / 'bundle', precision)
+    half = Candidate('torch', precision)
+    if lost is not None:
+        judge(bundle, half, lost)
+        bundle = read_bundle(bundle.folder)
+    refusal = reduced_precisions(bundle, device)[half]
+    assert (said in refusal) and bool(refusal) == bool(said)
+    found = candidates(bundle, 'torch', device, 'auto')
+    assert found == ([TORCH] if said else [half, TORCH])
+    # Named outright, the user vouches for it.
+    assert candidates(bundle, 'torch', device, precision) == [half]
+    # Weights that nobody judged rest on their own receipt.
+    files = {**bundle.spec.files, 'weights.safetensors': 64 * 'a'}
+    other = replace(bundle, spec=replace(bundle.spec, files=files))
+    assert reduced_precisions(other, device)[half] == ''
+
+
+@pytest.mark.parametrize(
     ('device', 'capability'), [('cpu', (9, 0)), ('cuda', (8, 6)), ('cuda:1', (0, 0))]
 )
 def test_fp8_is_never_a_candidate_where_it_does_not_run(
@@ -344,7 +380,7 @@ def test_fp8_is_never_a_candidate_where_it_does_not_run(
     bundle = with_receipt(tmp_path / 'bundle', 'float32')
     judge(bundle, FP8, 0)
     bundle = read_bundle(bundle.folder)
-    assert FP8 not in eight_bits(bundle, device)
+    assert FP8 not in reduced_precisions(bundle, device)
     assert FP8 not in candidates(bundle, 'auto', device, 'auto')
 
 

@@ -19,7 +19,7 @@ from vla_runtime.engines.bounds import BOUNDS
 from vla_runtime.engines.protocol import DenoiseLoop
 from vla_runtime.engines.torch import compilation, compiled_parts, cuda_graph
 from vla_runtime.engines.torch import engine as torch_engine
-from vla_runtime.engines.torch.compilation import largest_error
+from vla_runtime.engines.torch.compilation import Compilation, Part, largest_error
 from vla_runtime.engines.torch.compiler import Compiled, remedy
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.engines.torch_compile import NETWORKS, check_torch_compile, word_for, word_of
@@ -239,6 +239,25 @@ def test_a_compiled_network_that_cannot_be_captured_runs_eagerly(load):
     assert 'vision eager (cannot be captured)' in engine.why_compiled
     chunks(engine)
     assert set(engine.cuda_graph.values()) == {'captured'}
+
+
+@pytest.mark.parametrize(('error', 'looks'), [(0.5 * BOUND, 1), (2 * BOUND, 0)])
+def test_a_network_beyond_its_bound_is_not_looked_at_closer(error, looks):
+    key, output, runs, looked_at = ('denoise', 0), torch.zeros(2), {}, []
+
+    def work() -> None:
+        output.fill_(runs[key]() if key in runs else 0.0)
+
+    def inspect(part: Part, run: Call) -> str:
+        looked_at.append(part.key)
+        return ''
+
+    part = Part(key, lambda: error, work, lambda: {'x': output.clone()})
+    compared = Compilation([part], runs, lambda name, call: call, BOUND, inspect=inspect)
+    compared.compare()
+    assert looked_at == looks * [key]
+    taken, why = compared.choose('all')
+    assert taken == looks * ['denoise'] and ('differs by' in why) == (not looks)
 
 
 def test_errors_are_in_units_of_the_largest_number():

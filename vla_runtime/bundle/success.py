@@ -1,7 +1,8 @@
-"""Closed-loop success of a policy in 8 bits beside float32, in its bundle's receipt.
+"""Closed-loop success of a policy in a lower precision beside float32, in its bundle's receipt.
 
 Small errors of single tensors say little about what a robot does. So `auto` takes 8 bits only where
-the policy was seen to do its task as often as in float32: same scenes, episode by episode.
+the policy was seen to do its task as often as in float32: same scenes, episode by episode. 16 bits
+that were seen to do it less often are left out too.
 verification.json has a record for each backend and precision, `judged.onnxruntime.int8`.
 """
 
@@ -27,7 +28,6 @@ MOST_LOST = 0.05
 LEAST_EPISODES = 200
 LEAST_CONDITIONS = 2
 LEAST_REFERENCE = 0.5
-_COMMAND = 'vla_runtime study eight_bits --bundle FOLDER'
 _KEY = 'judged'
 # Of the ONNX files' own receipt: where int8's record stood before other backends had one.
 _KEY_BEFORE = 'closed_loop'
@@ -54,8 +54,8 @@ class JudgedCondition:
     Attributes:
         condition: name of the condition, in words.
         episodes: number of episodes in each precision.
-        succeeded: number of episodes that succeed in 8 bits.
-        won: episodes that succeed in 8 bits and fail in float32.
+        succeeded: number of episodes that succeed in the lower precision.
+        won: episodes that succeed in it and fail in float32.
         lost: the other way round.
     """
 
@@ -112,7 +112,7 @@ def write_success(
 
 
 def success_fault(bundle: Bundle, backend: str, precision: str) -> str:
-    """Return why the judged success does not vouch for a bundle in 8 bits; empty if it does.
+    """Return why the judged success does not vouch for a precision; empty if it does.
 
     Args:
         bundle: checked.
@@ -122,10 +122,12 @@ def success_fault(bundle: Bundle, backend: str, precision: str) -> str:
         JsonError: the receipt is damaged.
     """
     record = _record(bundle, backend, precision)
+    study = 'eight_bits' if precision in ('int8', 'fp8') else 'precision'
+    command = f'vla_runtime study {study} --bundle FOLDER'
     if record is None:
-        return 'no closed-loop success was judged: ' + _COMMAND
-    if record.get('bundle_sha256', str) != _identity(bundle, backend):
-        return 'closed-loop success was judged with other files; judge these: ' + _COMMAND
+        return f'no closed-loop success was judged: {command}'
+    if not is_judged(bundle, backend, precision):
+        return f'closed-loop success was judged with other files; judge these: {command}'
     judged = [_condition(one) for one in record.mappings('conditions')]
     if len(judged) < LEAST_CONDITIONS:
         return (
@@ -152,6 +154,19 @@ def success_fault(bundle: Bundle, backend: str, precision: str) -> str:
                 f'{100 * MOST_LOST:.0f}%)'
             )
     return ''
+
+
+def is_judged(bundle: Bundle, backend: str, precision: str) -> bool:
+    """Return whether success with these very files was judged, whatever was found.
+
+    Args:
+        bundle, backend, precision: as for `success_fault`.
+
+    Raises:
+        JsonError: the receipt is damaged.
+    """
+    record = _record(bundle, backend, precision)
+    return record is not None and record.get('bundle_sha256', str) == _identity(bundle, backend)
 
 
 def _record(bundle: Bundle, backend: str, precision: str) -> JsonMapping | None:

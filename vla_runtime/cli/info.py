@@ -64,17 +64,19 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _backends(bundle: Bundle) -> str:
     """Return the candidates of `backend: auto` on this machine's CPU."""
-    from vla_runtime.engines.candidates import INT8, candidates, eight_bits
+    from vla_runtime.engines.candidates import candidates, reduced_precisions
     from vla_runtime.engines.preflight import AUTO
 
     try:
         found = candidates(bundle, AUTO, 'cpu', AUTO)
     except ValueError:
         return 'none that is installed here runs it on a CPU'
-    refusal = eight_bits(bundle, 'cpu').get(INT8)
-    return f'on cpu: {", ".join(map(str, found))}; auto takes the fastest at load' + (
-        f', and not int8: {refusal}' if refusal else ''
+    refused = ''.join(
+        f', and not {one.precision}: {why}'
+        for one, why in reduced_precisions(bundle, 'cpu').items()
+        if why
     )
+    return f'on cpu: {", ".join(map(str, found))}; auto takes the fastest at load{refused}'
 
 
 def _fp8(bundle: Bundle) -> str:

@@ -12,6 +12,7 @@ examples:
   vla_runtime study all --bundle engines/mine --seed 1 --processes 8
   vla_runtime study families families_replan --bundle engines/my_act
   vla_runtime study eight_bits --bundle engines/demo   # and writes success into its receipt
+  vla_runtime study precision --bundle engines/demo    # likewise, bfloat16 and float16
   vla_runtime study success --ray auto
   vla_runtime study --page --out benchmark/results
 """
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -123,13 +125,30 @@ def _main(arguments: argparse.Namespace) -> int:
     if unknown or not names:
         problem = f'there is no study {", ".join(unknown)}' if unknown else 'no study named'
         raise ValueError(f'{problem}; choose from {", ".join(STUDIES)}, or all')
-    studies = [STUDIES[name] for name in names]
+    studies = [_runnable(STUDIES[name]) for name in names]
     bundles = [bundle_folder(named) for named in arguments.bundle or ()]
     chosen = [_bundles_of(study, bundles) for study in studies]
     _check(studies, chosen, arguments)
     for study, by_family in zip(studies, chosen, strict=True):
         _run(study, by_family, arguments)
     return 0
+
+
+def _runnable(study: Study) -> Study:
+    """Leave out of a study what this CPU cannot run, and say so in its question and in a line."""
+    from vla_runtime.engines.cpu import check_int8
+
+    runnable = study.without('int8')
+    if runnable == study:
+        return study
+    try:
+        check_int8()
+    except ValueError as error:
+        count = len(study.conditions) - len(runnable.conditions)
+        said = f'Left out: int8 and its float32, {count} of {len(study.conditions)} conditions'
+        print(f'{study.name}: {said}: {error}')
+        return replace(runnable, question=f'{study.question} {said}.')
+    return study
 
 
 def _bundles_of(study: Study, bundles: Sequence[Path]) -> dict[str, Path]:
@@ -230,7 +249,7 @@ def _run(study: Study, bundles: dict[str, Path], arguments: argparse.Namespace) 
     record = study_record(study, provenance, results)
     written = write_study(arguments.out, record)
     page = _write_page(arguments.out)
-    if study.name == 'eight_bits':
+    if study.judges:
         _judge(study, results, bundles[''], arguments, provenance)
     for condition in record['conditions']:
         label = ', '.join(f'{key} {value}' for key, value in condition['label'].items())
@@ -253,7 +272,7 @@ def _judge(
     arguments: argparse.Namespace,
     provenance: Provenance,
 ) -> None:
-    """Write success in 8 bits beside float32 into the receipts of the bundles that ran so."""
+    """Write success in a precision beside float32 into the receipts of the bundles that ran so."""
     from vla_runtime.bundle.folder import read_bundle
     from vla_runtime.bundle.success import JudgedCondition, success_fault, write_success
     from vla_runtime.tabletop.study.runner import bundle_of

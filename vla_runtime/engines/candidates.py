@@ -1,7 +1,7 @@
 """Backends and precisions that may run a bundle here, the likely fastest first.
 
-A precision below float32 is a candidate only where a receipt vouches for it, and 8 bits only where
-closed-loop success was judged (`bundle.success`).
+A precision below float32 is a candidate only where a receipt vouches for it, 8 bits only where
+closed-loop success was judged (`bundle.success`), 16 bits of PyTorch not where it was lost.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.schema import VERIFICATION_FILE
-from vla_runtime.bundle.success import success_fault
+from vla_runtime.bundle.success import is_judged, success_fault
 from vla_runtime.engines.cpu import check_int8, multiplies_bfloat16
 from vla_runtime.engines.device_names import accepts_device
 from vla_runtime.engines.onnx.files import graph_path
@@ -49,28 +49,29 @@ def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> lis
         ValueError: nothing is left; says why.
     """
     receipt = _receipt_precision(bundle)
-    eight = eight_bits(bundle, device) if precision == AUTO else {}
+    refused = reduced_precisions(bundle, device) if precision == AUTO else {}
     found: list[Candidate] = []
     built = any(bundle.engines_folder.glob(f'*-trt*/{VERIFICATION_FILE}'))
-    if receipt and built and not eight.get(INT8):
+    if receipt and built and not refused.get(INT8):
         found.append(Candidate('tensorrt', receipt))
     if precision != AUTO:
         # Named outright: the user vouches for it.
         if precision != 'int8':
             found.append(Candidate('torch', precision))
     else:
-        if eight.get(FP8) == '':
+        if refused.get(FP8) == '':
             found.append(FP8)
-        if _is_faster_reduced(receipt, device):
-            found.append(Candidate('torch', str(receipt)))
+        half = Candidate('torch', str(receipt))
+        if refused.get(half) == '':
+            found.append(half)
         found.append(Candidate('torch', 'float32'))
     # ONNX Runtime has no bfloat16 products on a CPU.
     unusable = receipt == 'bfloat16' and device == 'cpu'
-    runs_files = receipt and not eight.get(INT8) and not unusable
+    runs_files = receipt and not refused.get(INT8) and not unusable
     if runs_files and graph_path(bundle.folder, 'vision').is_file():
         found.append(Candidate('onnxruntime', str(receipt)))
     if backend not in (AUTO, *(candidate.backend for candidate in found)):
-        if refusal := eight.get(INT8):
+        if refusal := refused.get(INT8):
             raise ValueError(
                 f"{bundle.folder}: precision 'auto' does not take its int8 files: {refusal}; name "
                 "precision 'int8' to run them all the same"
@@ -98,31 +99,38 @@ def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> lis
     return fitting
 
 
-def eight_bits(bundle: Bundle, device: str) -> dict[Candidate, str]:
-    """Return the candidates in 8 bits that could run here, each with why `auto` leaves it alone.
+def reduced_precisions(bundle: Bundle, device: str) -> dict[Candidate, str]:
+    """Return int8 and PyTorch's candidates below float32, each with why `auto` leaves it alone.
 
     Args:
         bundle: the checked bundle.
         device: `cpu`, `cuda` or `cuda:N`, as for `Policy.load`.
 
     Returns:
-        empty texts for those that `auto` may take
+        those that could run here, with an empty text where `auto` may take them
     """
     could_run = []
-    if _receipt_precision(bundle) == INT8.precision:
+    receipt = _receipt_precision(bundle)
+    if receipt == INT8.precision:
         could_run.append(INT8)
+    if _is_faster_reduced(receipt, device):
+        could_run.append(Candidate('torch', str(receipt)))
     if accepts_device(device, FP8.backend) and not fp8_refusal(device):
         could_run.append(FP8)
     return {candidate: _refusal(bundle, candidate, device) for candidate in could_run}
 
 
 def _refusal(bundle: Bundle, candidate: Candidate, device: str) -> str:
-    """Return why `auto` leaves a candidate in 8 bits alone; empty where it may take it."""
+    """Return why `auto` leaves a reduced precision alone; empty where it may take it."""
     try:
         if candidate == INT8:
             if device != 'cpu':
                 return f"its files are for the CPU, not for device '{device}'"
             check_int8()
+        elif is_vouched_by_onnx(candidate) and not is_judged(
+            bundle, candidate.backend, candidate.precision
+        ):
+            return ''
         return success_fault(bundle, candidate.backend, candidate.precision)
     except ValueError as error:
         return str(error)

@@ -21,8 +21,8 @@ from vla_runtime.bundle.folder import Bundle
 from vla_runtime.engines.candidates import (
     Candidate,
     candidates,
-    eight_bits,
     is_vouched_by_onnx,
+    reduced_precisions,
 )
 from vla_runtime.engines.free_memory import available_host_bytes
 from vla_runtime.engines.preflight import AUTO
@@ -102,8 +102,8 @@ def load_chosen(
             failed.append(error)
             reasons.append(f'{candidate} cannot: {error}')
             continue
-        eight = eight_bits(bundle, device) if precision == AUTO else {}
-        reasons += [f'{one.precision} is left out: {why}' for one, why in eight.items() if why]
+        refused = reduced_precisions(bundle, device) if precision == AUTO else {}
+        reasons += [f'{one.precision} is left out: {why}' for one, why in refused.items() if why]
         return loaded, '; '.join(reasons)
     raise failed[0]
 

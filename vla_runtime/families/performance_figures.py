@@ -76,9 +76,9 @@ class PerformanceFigures:
     """Figures of one published size.
 
     Attributes:
-        kernels: kernels of the fused modules with attention without a mask, counted by
-            benchmark/kernels.py; by what runs the expert's layers: `torch` (PyTorch's operators) or
-            `triton` (Triton kernels). The numbers do not depend on widths.
+        kernels: kernels of the fused modules with attention without a mask and products with
+            epilogues, counted by benchmark/kernels.py; by what runs the expert's layers: `torch`
+            (PyTorch's operators) or `triton` (Triton kernels). The numbers do not depend on widths.
         runs: inferences that other authors measured and published.
     """
 

@@ -37,6 +37,11 @@ def way(request, monkeypatch):
 def _any_size(monkeypatch):
     for name in ('ONE_PASS_FROM', 'PACKED_FROM'):
         monkeypatch.setattr(fused_product, name, 0)
+    _faster(monkeypatch)
+
+
+def _faster(monkeypatch, faster: bool = True):
+    monkeypatch.setattr(fused_product, 'is_faster', lambda dtype: faster)
 
 
 @pytest.mark.parametrize(('dtype', 'bound'), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
@@ -96,12 +101,72 @@ def test_a_packed_matrix_serves_any_number_of_tokens(dtype, tokens, monkeypatch)
         torch.testing.assert_close(product(x), layer(x), rtol=bound, atol=bound)
 
 
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_a_wide_copy_keeps_no_packed_matrix(dtype, monkeypatch):
+    _faster(monkeypatch)
+    if one_pass('cpu', dtype) is None:
+        pytest.skip('this PyTorch has no such operator')
+    dims = DecoderDims(width=24, mlp_dim=40, depth=1, num_heads=2, num_kv_heads=1, head_dim=8)
+    mlp = GatedMlp(dims, gelu_tanh).to(dtype)
+    x = torch.randn(3, 5, 24)
+    with torch.inference_mode():
+        packed = Product([mlp.gate], packed=True), GatedProduct(mlp, packed=True)
+        expected = mlp.float().gate(x), gelu_tanh(mlp.gate(x)) * mlp.up(x)
+        for product, wanted in zip(packed, expected, strict=True):
+            assert any(map(_is_packed, vars(product).values()))
+            wide = product.in_float32()
+            assert not any(map(_is_packed, vars(wide).values()))
+            torch.testing.assert_close(wide(x), wanted, rtol=1e-5, atol=1e-5)
+
+
+def _is_packed(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_mkldnn
+
+
+@pytest.mark.parametrize(
+    ('device', 'dtype', 'outputs_first'),
+    [('cpu', torch.float32, False), ('cpu', torch.bfloat16, True), ('meta', torch.float32, True)],
+)
+def test_a_matrix_is_turned_round_for_a_cpu_alone(device, dtype, outputs_first):
+    # Triton kernels would take a copy of what is turned round.
+    layer = Linear(40, 24, bias=False).to(device, dtype)
+    assert Product([layer], packed=True).weight.is_contiguous() == outputs_first
+
+
 def test_products_below_the_sizes_do_not_pack(monkeypatch):
     calls = []
+    _faster(monkeypatch)
     monkeypatch.setattr(fused_product, 'one_pass', lambda device, dtype: calls.append)
     with torch.inference_mode():
         Product([Linear(40, 24, bias=False)], packed=True)(torch.randn(3, 40))
     assert not calls
+
+
+@pytest.mark.parametrize(
+    ('capability', 'faster'), [('AVX512', True), ('AVX2', False), ('DEFAULT', True)]
+)
+def test_float32_takes_one_pass_by_the_instructions_of_the_processor(
+    monkeypatch, capability, faster
+):
+    monkeypatch.setattr(torch.backends.cpu, 'get_cpu_capability', lambda: capability)
+    assert fused_product.is_faster(torch.float32) == faster
+    assert fused_product.is_faster(torch.bfloat16)
+
+
+def test_where_one_pass_is_slower_products_are_pytorchs_own_bit_for_bit(monkeypatch):
+    _any_size(monkeypatch)
+    _faster(monkeypatch, False)
+    dims = DecoderDims(width=24, mlp_dim=40, depth=1, num_heads=2, num_kv_heads=1, head_dim=8)
+    mlp, layer = GatedMlp(dims, gelu_tanh), Linear(24, 40)
+    x = torch.randn(3, 5, 24)
+    with torch.inference_mode():
+        product, gated = Product([layer], packed=True), GatedProduct(mlp, packed=True)
+        assert not any(map(_is_packed, (*vars(product).values(), *vars(gated).values())))
+        expected = F.linear(x, product.weight, product.bias)
+        assert torch.equal(product(x), expected)
+        assert torch.equal(product(x, gelu_tanh), gelu_tanh(expected))
+        gate, up = F.linear(x, gated.weight).chunk(2, dim=-1)
+        assert torch.equal(gated(x), gelu_tanh(gate) * up)
 
 
 def test_a_gpu_has_no_such_operator():

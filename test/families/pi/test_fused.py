@@ -37,6 +37,7 @@ def _sizes(request, monkeypatch):
     """Products as of a small policy and of a large one."""
     for name in ('ONE_PASS_FROM', 'PACKED_FROM'):
         monkeypatch.setattr(fused_product, name, request.param)
+    monkeypatch.setattr(fused_product, 'is_faster', lambda dtype: True)
 
 
 def tiny_network(family: str, dtype: torch.dtype = torch.float32) -> PiNetwork:

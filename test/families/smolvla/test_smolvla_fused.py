@@ -89,6 +89,7 @@ def _sizes(request, monkeypatch):
     """Products as of a small policy and of a large one."""
     for name in ('ONE_PASS_FROM', 'PACKED_FROM'):
         monkeypatch.setattr(fused_product, name, request.param)
+    monkeypatch.setattr(fused_product, 'is_faster', lambda dtype: True)
 
 
 @static

@@ -12,12 +12,13 @@ from paths import ROOT
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.success import success_fault
 from vla_runtime.bundle.writer import seal
+from vla_runtime.cli import study as study_verb
 from vla_runtime.cli.main import main
 from vla_runtime.cli.study import _judge
 from vla_runtime.engines import cpu
-from vla_runtime.engines.candidates import INT8, eight_bits
+from vla_runtime.engines.candidates import INT8, reduced_precisions
 from vla_runtime.files.code_version import code_version, source_digest
-from vla_runtime.tabletop.study import catalogue
+from vla_runtime.tabletop.study import catalogue, runner
 from vla_runtime.tabletop.study.catalogue import STUDIES, Study
 from vla_runtime.tabletop.study.condition import Condition, grid
 from vla_runtime.tabletop.study.episode import EpisodeResult
@@ -212,7 +213,42 @@ def test_8_bits_are_judged_pair_by_pair_and_the_receipt_says_so(tmp_path, capsys
         said = f'auto refuses {precision}: moving' if lost else f'auto may take {precision}'
         assert said in printed
         assert bool(success_fault(read_bundle(bundle), backend, precision)) == bool(lost)
-    assert bool(eight_bits(read_bundle(bundle), 'cpu')[INT8]) == (bad == 'int8')
+    assert bool(reduced_precisions(read_bundle(bundle), 'cpu')[INT8]) == (bad == 'int8')
+
+
+@pytest.mark.parametrize('flags', [set(), {'avx_vnni'}])
+def test_without_instructions_for_int8_the_rest_of_8_bits_runs(
+    tmp_path, capsys, monkeypatch, untrained, flags
+):
+    monkeypatch.setattr(cpu, '_flags', lambda: flags)
+    bundle = copy_bundle(untrained, tmp_path / 'bundle')
+    asked = []
+
+    def run_conditions(conditions, bundles, seeds, work, pool):
+        asked.extend(conditions)
+        return {one: [episode(seed, True) for seed in seeds] for one in conditions}
+
+    monkeypatch.setattr(runner, 'run_conditions', run_conditions)
+    monkeypatch.setattr(runner, 'bundle_of', lambda condition, bundle, work: bundle)
+    monkeypatch.setattr(study_verb, '_write_page', lambda folder: folder / 'study.html')
+    folders = ['--out', str(tmp_path / 'out'), '--work', str(tmp_path / 'work')]
+    words = ['study', 'eight_bits', '--episodes', '1', '--bundle', str(bundle)]
+    assert main([*words, *folders]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if 'Left out' in line]
+    record = json.loads((tmp_path / 'out' / 'study_eight_bits.json').read_text())
+    judged = json.loads((bundle / 'verification.json').read_text())['judged']
+    if flags:
+        assert tuple(asked) == STUDIES['eight_bits'].conditions and not lines
+        assert 'Left out' not in record['question'] and set(judged) == {'torch', 'onnxruntime'}
+        return
+    assert {(one.backend, one.precision) for one in asked} == {
+        ('torch', 'float32'),
+        ('torch', 'fp8'),
+    }
+    (line,) = lines
+    assert 'int8 and its float32, 4 of 8 conditions' in line and 'VNNI' in line
+    assert record['question'].endswith('Left out: int8 and its float32, 4 of 8 conditions.')
+    assert list(judged) == ['torch'] and list(judged['torch']) == ['fp8']
 
 
 def test_a_policy_that_was_not_named_keeps_its_receipt(tmp_path, capsys):

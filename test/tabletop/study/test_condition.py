@@ -117,18 +117,46 @@ def test_a_reference_of_each_condition_must_be_in_the_study():
         )
 
 
-def test_8_bits_are_compared_with_float32_of_their_backend_and_scene():
-    study = STUDIES['eight_bits']
+@pytest.mark.parametrize(('name', 'count'), [('eight_bits', 8), ('precision', 6)])
+def test_precisions_are_compared_with_float32_of_their_backend_and_scene(name, count):
+    study = STUDIES[name]
     found = {
         (one.backend, one.variant, one.precision): study.reference_of(one)
         for one in study.conditions
     }
-    assert len(found) == 8 and study.episodes == 200
+    assert len(found) == count and study.episodes == 200 and study.judges
     for (backend, variant, _), reference in found.items():
         assert reference is not None
         expected = (backend, variant, 'float32')
         assert (reference.backend, reference.variant, reference.precision) == expected
-    assert ('torch', 'moving', 'fp8') in found and ('onnxruntime', 'still', 'int8') in found
+    judged = {key for key in found if key[2] != 'float32'}
+    assert (
+        judged
+        == {
+            'eight_bits': {
+                ('torch', 'still', 'fp8'),
+                ('torch', 'moving', 'fp8'),
+                ('onnxruntime', 'still', 'int8'),
+                ('onnxruntime', 'moving', 'int8'),
+            },
+            'precision': {
+                ('torch', variant, precision)
+                for variant in ('still', 'moving')
+                for precision in ('bfloat16', 'float16')
+            },
+        }[name]
+    )
+
+
+def test_a_study_without_a_precision_keeps_the_references_that_others_have():
+    study = STUDIES['eight_bits']
+    without = {name: study.without(name).conditions for name in ('int8', 'fp8', 'float16')}
+    assert {one.backend for one in without['int8']} == {'torch'}
+    assert {one.precision for one in without['int8']} == {'float32', 'fp8'}
+    assert {one.backend for one in without['fp8']} == {'onnxruntime'}
+    assert without['float16'] == study.conditions
+    shared = replace(study, conditions=grid(BASE, precision=('float32', 'bfloat16', 'fp8')))
+    assert shared.without('fp8').conditions == grid(BASE, precision=('float32', 'bfloat16'))
 
 
 @pytest.mark.parametrize(

@@ -135,16 +135,16 @@ class Compilation:
             if verdict.fault:
                 continue
             try:
-                found = self._compiled_outputs(part)
-                fault = self._inspect(part, self._made[part.key])
+                error_found = largest_error(self._compiled_outputs(part), expected)
+                if not error_found <= self._bound:
+                    fault = f'differs by {error_found:.1e}, bound {self._bound:.0e}'
+                else:
+                    fault = self._inspect(part, self._made[part.key])
             except Exception as error:
                 # Of any kind: compilers, drivers and torch's own tracing raise what they like.
                 verdict.fault = 'cannot be compiled'
                 verdict.failure = f'{type(error).__name__}: {error}'
                 continue
-            error_found = largest_error(found, expected)
-            if not error_found <= self._bound:
-                fault = f'differs by {error_found:.1e}, bound {self._bound:.0e}'
             if fault:
                 verdict.fault = f'{verdict.form} {fault}'
 

@@ -123,6 +123,7 @@ class FusedBlock:
         block: plain.
         cross: its keys and values are computed from another stack's: `qkv` gives queries alone.
         packed: form of the weights, as for its products.
+        tokens: number of tokens, for the products that `combine` adds to the residual stream.
 
     Attributes:
         cross: True for a block that attends to the prefix alone.
@@ -138,6 +139,7 @@ class FusedBlock:
         block: gemma.GemmaBlock | llama.LlamaBlock,
         cross: bool = False,
         packed: bool = False,
+        tokens: int = 0,
     ) -> None:
         attention, mlp = block.attention, block.mlp
         self.cross = cross
@@ -151,9 +153,9 @@ class FusedBlock:
         ]
         self.query_heads = attention.q.out_features // self.head_dim
         self.kv_heads = attention.k.out_features // self.head_dim
-        self.out = Product([attention.out], packed)
+        self.out = Product([attention.out], packed, tokens=tokens)
         self.gated = GatedProduct(mlp, packed)
-        self.down = Product([mlp.down], packed)
+        self.down = Product([mlp.down], packed, tokens=tokens)
         self.input_scale, self.post_scale = (
             norm_scale(norm) for norm in (block.input_norm, block.post_norm)
         )
@@ -187,10 +189,10 @@ class FusedBlock:
         return turned[:, : self.query_heads], turned[:, self.query_heads :], v
 
     def combine(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Add attention (B, T, heads * D) and MLP to (B, T, W) float32."""
-        x = x + self.out(attended)
+        """Add attention (B, T, heads * D) and MLP to (B, T, W) float32, which may change."""
+        x = self.out.add_to(x, attended)
         h = normalise(x, self.post_scale, None, self.epsilon)
-        return x + self.down(self.gated(h))
+        return self.down.add_to(x, self.gated(h))
 
 
 class FusedVision(nn.Module):
@@ -199,7 +201,11 @@ class FusedVision(nn.Module):
     def __init__(self, plain: Siglip) -> None:
         super().__init__()
         self._plain = plain
-        self._blocks = [FusedVisionBlock(block) for block in plain.blocks]  # type: ignore[arg-type]
+        tokens = len(plain.position_embedding)
+        self._blocks = [
+            FusedVisionBlock(block, tokens)  # type: ignore[arg-type]
+            for block in plain.blocks
+        ]
 
     def forward(self, pixels: Tensor) -> Tensor:
         """As `forward` of the plain encoder."""
@@ -210,17 +216,23 @@ class FusedVision(nn.Module):
 
 
 class FusedVisionBlock:
-    """A block of the vision encoder."""
+    """A block of the vision encoder.
 
-    def __init__(self, plain: VisionBlock) -> None:
+    Args:
+        plain: with its weights, which become shared.
+        tokens: of an image.
+    """
+
+    def __init__(self, plain: VisionBlock, tokens: int = 0) -> None:
         attention = plain.attention
         self._plain = plain
         self._heads = attention.num_heads
         qkv, out = [attention.q, attention.k, attention.v], [attention.out]
-        self._qkv, self._out, self._fc1, self._fc2 = (
+        self._qkv, self._out, self._fc2 = (
             Product(layers, packed=True, inputs_first=False)
-            for layers in (qkv, out, [plain.mlp.fc1], [plain.mlp.fc2])
+            for layers in (qkv, out, [plain.mlp.fc2])
         )
+        self._fc1 = Product([plain.mlp.fc1], packed=True, inputs_first=False, tokens=tokens)
 
     def __call__(self, x: Tensor) -> Tensor:
         n, tokens, width = x.shape

@@ -1,9 +1,8 @@
 """Matrix products of the fused blocks: several linear layers at once, and in one pass on a CPU.
 
-oneDNN adds bias, activation and gate while it still holds a product's numbers. In float32 it is
-twice as fast as MKL, which `F.linear` calls, on AMD's processors, and as fast on Intel's. PyTorch's
-compiler reaches it through an operator without a public name. Where the operator is missing, or
-refuses a dtype of this processor, the public ones compute the same up to rounding.
+oneDNN adds bias, activation and gate while it still holds a product's numbers. PyTorch's compiler
+reaches it through an operator without a public name. Where that is missing, refuses a dtype of this
+processor, or is slower there (`is_faster`), the public ones compute the same up to rounding.
 
 oneDNN lays a matrix out anew in every product. With few tokens, as in the expert, that is a fifth
 to a third of the time; in vision, whose matrices are small beside those of language, a twentieth.
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vla_runtime.families.blocks.epilogues import Epilogue, add, gelu, usable
 from vla_runtime.families.blocks.float8 import multiply, require_equal
 from vla_runtime.families.blocks.layers import GatedMlp, Linear, gelu_tanh
 
@@ -44,8 +44,10 @@ class Product:
         layers: whose outputs follow one another; all have a bias, or none has. Their weights
             become views of the merged matrix.
         packed: keep a second copy of the matrix as oneDNN lays it out.
-        inputs_first: order of a float32 matrix in memory. With few tokens MKL takes a fifth less
-            time; with many oneDNN takes up to twice as long. None: as `packed`.
+        inputs_first: order of a float32 matrix in a CPU's memory. With few tokens MKL takes a fifth
+            less time; with many oneDNN takes up to twice as long. None: as `packed`.
+        tokens: of an inference. With so many the epilogue is tried: GELU with a bias, the sum with
+            a residual stream without one. 0: none is taken.
 
     Attributes:
         dtype: of its results.
@@ -55,7 +57,11 @@ class Product:
     """
 
     def __init__(
-        self, layers: Sequence[Linear], packed: bool = False, inputs_first: bool | None = None
+        self,
+        layers: Sequence[Linear],
+        packed: bool = False,
+        inputs_first: bool | None = None,
+        tokens: int = 0,
     ) -> None:
         self.dtype = layers[0].dtype
         self.weight = _merge(layers, 'weight', packed if inputs_first is None else inputs_first)
@@ -66,10 +72,18 @@ class Product:
         if self._scale is not None:
             require_equal(self.weight, self._scale, self.bias)
         self._transposed = self.weight.t()
-        self._one_pass: Any = None if scales else one_pass(self.weight.device.type, self.dtype)
+        takes_one_pass = is_faster(self.dtype) and not scales
+        self._one_pass: Any = (
+            one_pass(self.weight.device.type, self.dtype) if takes_one_pass else None
+        )
         self._packed = packed and self._one_pass is not None
         # As the operator takes it.
         self._matrix = _pack(self.weight) if self._packed else self.weight
+        self._epilogue: Epilogue | None = None
+        if tokens and not scales:
+            wanted, matrix = gelu if self.bias is not None else add, self.weight
+            shape = tokens, *matrix.shape
+            self._epilogue = usable(wanted, matrix.device, matrix.dtype, shape)
         # Without bias and activation one pass saves nothing in reduced precision.
         self._worth = self._packed or self.dtype == torch.float32 or self.bias is not None
 
@@ -79,11 +93,26 @@ class Product:
             outputs = multiply(x, self.weight, self._scale, self.bias)
             return outputs if activation is None else activation(outputs)
         x = x.to(self.weight.dtype)
+        if self._epilogue is not None and self.bias is not None and activation is gelu_tanh:
+            found = self._epilogue(x.flatten(0, -2), self.weight, self.bias)
+            return found.unflatten(0, x.shape[:-1])
         if (self._worth or activation is not None) and self._is_large(x):
             name, variant = _ACTIVATIONS[activation]
             return self._one_pass(x, self._matrix, self.bias, name, [], variant)
         outputs = F.linear(x, self.weight, self.bias)
         return outputs if activation is None else activation(outputs)
+
+    def add_to(self, stream: Tensor, x: Tensor) -> Tensor:
+        """Add (..., inputs) times the matrix, without bias, to a stream (..., outputs) float32.
+
+        Returns:
+            the sum, which may be the stream itself
+        """
+        if self._epilogue is None:
+            return stream + self(x)
+        operand = x.to(self.weight.dtype).flatten(0, -2)
+        self._epilogue(operand, self.weight, stream.view(-1, stream.shape[-1]))
+        return stream
 
     def into(self, x: Tensor, out: Tensor) -> None:
         """(N, inputs) to (N, outputs) of layers without bias, all in the dtype of the results."""
@@ -107,10 +136,11 @@ class Product:
             raise ValueError('a matrix in 8 bits has no float32 form here')
         wide = copy(self)
         wide.dtype, wide._one_pass, wide._packed = torch.float32, None, False
+        wide._epilogue = None
         wide.weight = nn.Parameter(self.weight.float(), requires_grad=False)
         if self.bias is not None:
             wide.bias = nn.Parameter(self.bias.float(), requires_grad=False)
-        wide._transposed = wide.weight.t()
+        wide._matrix, wide._transposed = wide.weight, wide.weight.t()
         return wide
 
     def _is_large(self, x: Tensor) -> bool:
@@ -153,6 +183,7 @@ class GatedProduct:
         wide = copy(self)
         wide._merged, wide._one_pass = self._merged.in_float32(), None
         wide.weight = wide._merged.weight
+        wide._gate, wide._up = wide.weight.chunk(2)
         return wide
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -164,6 +195,17 @@ class GatedProduct:
         name, variant = _ACTIVATIONS[self.activation]
         gate = self._one_pass(x, self._gate, None, name, [], variant)
         return self._one_pass.binary(x, gate, self._up, None, 'mul')
+
+
+def is_faster(dtype: torch.dtype) -> bool:
+    """Return whether oneDNN multiplies faster than `F.linear` on this processor.
+
+    In float32 `F.linear` calls MKL, which uses AVX-512 on Intel's processors alone: with it oneDNN
+    is twice as fast on AMD's, and as fast on Intel's. With AVX2 at most MKL is faster.
+    The instructions decide, and no measurement at load: one that comes out otherwise the next time
+    would change the last bits of a policy's chunks.
+    """
+    return dtype != torch.float32 or torch.backends.cpu.get_cpu_capability() != 'AVX2'
 
 
 @cache
@@ -202,7 +244,7 @@ def _pack(weight: Tensor) -> Tensor:
 
 def _merge(layers: Sequence[Linear], name: str, inputs_first: bool) -> nn.Parameter:
     merged = torch.cat([getattr(layer, name).data for layer in layers])
-    if inputs_first and merged.dtype == torch.float32:
+    if inputs_first and merged.dtype == torch.float32 and merged.device.type == 'cpu':
         merged = merged.t().contiguous().t()
     parts = merged.split([len(getattr(layer, name)) for layer in layers])
     for layer, part in zip(layers, parts, strict=True):

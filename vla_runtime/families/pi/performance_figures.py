@@ -6,8 +6,8 @@ from vla_runtime.families.performance_figures import Kernels, PerformanceFigures
 
 PI05_FIGURES = PerformanceFigures(
     kernels={
-        'torch': Kernels(vision=334, prefix=548, step=632, inputs=8),
-        'triton': Kernels(vision=334, prefix=547, step=132, inputs=8),
+        'torch': Kernels(vision=307, prefix=514, step=632, inputs=8),
+        'triton': Kernels(vision=307, prefix=513, step=132, inputs=8),
     },
     runs=vla_cpp_runs({'rtx-5090': (56.1, 11.4)}),
 )

@@ -1,0 +1,161 @@
+"""Products that take GELU or the residual stream along: which are used, and what they change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vla_runtime.families.blocks import epilogues, fused_product
+from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
+from vla_runtime.families.blocks.epilogues import Epilogue, add, fault_of, gelu, usable
+from vla_runtime.families.blocks.fused import FusedBlock, FusedVisionBlock
+from vla_runtime.families.blocks.fused_product import Product
+from vla_runtime.families.blocks.gemma import GemmaBlock
+from vla_runtime.families.blocks.layers import Linear, gelu_tanh
+from vla_runtime.families.blocks.siglip import VisionBlock
+
+CPU, SHAPE = torch.device('cpu'), (7, 24, 40)
+dtypes = pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.float16])
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Put stand-ins in the place of a GPU's operators: as cuBLAS, they round once at the end."""
+
+    def put(change: Callable[[Tensor], Tensor] = lambda x: x, form: Any = gelu_tanh) -> None:
+        def gelu_product(bias: Tensor, x: Tensor, matrix: Tensor, use_gelu: bool) -> Tensor:
+            assert use_gelu
+            found = form(x.float() @ matrix.float() + bias.float())
+            return change(found).to(x.dtype)
+
+        def add_product(stream: Tensor, x: Tensor, matrix: Tensor, dtype: Any, out: Tensor) -> None:
+            assert out is stream and dtype == out.dtype == torch.float32
+            out += change(x.float() @ matrix.float())
+
+        monkeypatch.setattr(torch, '_addmm_activation', gelu_product)
+        monkeypatch.setattr(torch.ops.aten.baddbmm, 'dtype_out', add_product)
+
+    return put
+
+
+@dtypes
+@pytest.mark.parametrize('epilogue', [gelu, add])
+def test_right_ones_are_used(epilogue, dtype, on_gpu):
+    on_gpu()
+    assert fault_of(epilogue, CPU, dtype, SHAPE) == ''
+
+
+@dtypes
+@pytest.mark.parametrize('epilogue', [gelu, add])
+@pytest.mark.parametrize(
+    'change',
+    [
+        lambda x: torch.zeros_like(x),
+        lambda x: 1.1 * x,
+        lambda x: x.roll(1, dims=-1),
+        lambda x: x.index_fill(-1, torch.tensor(3), 0.0),
+        lambda x: x * torch.nan,
+    ],
+    ids=['nothing', 'larger', 'other outputs', 'an output left out', 'no number'],
+)
+def test_wrong_numbers_are_refused(epilogue, dtype, change, on_gpu):
+    on_gpu(change)
+    assert fault_of(epilogue, CPU, dtype, SHAPE).startswith('off by ')
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_another_activation_is_refused_in_half_precision_too(dtype, on_gpu):
+    on_gpu(form=F.silu)
+    assert fault_of(gelu, CPU, dtype, SHAPE).startswith('off by ')
+
+
+def test_a_cpu_has_another_gelu_and_no_such_sum():
+    assert fault_of(gelu, CPU, torch.float32, SHAPE).startswith('off by ')
+    with pytest.raises(RuntimeError):
+        fault_of(add, CPU, torch.bfloat16, SHAPE)
+    assert (
+        usable(gelu, CPU, torch.float32, SHAPE) is usable(add, CPU, torch.bfloat16, SHAPE) is None
+    )
+
+
+@pytest.mark.parametrize('error', [RuntimeError('not implemented\nfor this'), AttributeError('no')])
+def test_what_a_device_refuses_is_said_once_and_not_used(error, monkeypatch, caplog):
+    def refuse(*given: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(epilogues, 'fault_of', refuse)
+    epilogues._tried.cache_clear()
+    with caplog.at_level('INFO'):
+        for _ in range(2):
+            assert usable(add, torch.device('cuda'), torch.bfloat16, SHAPE) is None
+    (record,) = caplog.records
+    assert '7 tokens, 24 outputs and 40 inputs leave add to a kernel of its own' in record.message
+    assert 'for this' not in record.message
+    epilogues._tried.cache_clear()
+
+
+def test_too_little_memory_is_no_refusal(monkeypatch):
+    def fill(*given: Any) -> str:
+        raise torch.cuda.OutOfMemoryError('CUDA out of memory')
+
+    monkeypatch.setattr(epilogues, 'fault_of', fill)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        usable(gelu, torch.device('cuda'), torch.float16, SHAPE)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Shapes that were asked for, with the plain operators as epilogues."""
+    found: dict[Epilogue, list[tuple[int, int, int]]] = {gelu: [], add: []}
+
+    def add_in_place(x: Tensor, weight: Tensor, stream: Tensor) -> Tensor:
+        return stream.copy_(epilogues.plain_add(x, weight, stream))
+
+    def use(epilogue: Epilogue, device: Any, dtype: Any, shape: tuple[int, int, int]) -> Epilogue:
+        found[epilogue].append(shape)
+        return epilogues.plain_gelu if epilogue is gelu else add_in_place
+
+    monkeypatch.setattr(fused_product, 'usable', use)
+    return found
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_a_vision_block_takes_its_gelu_along(dtype, asked):
+    torch.manual_seed(0)
+    block = VisionBlock(
+        VisionDims(width=24, depth=1, num_heads=2, mlp_dim=40, patch_size=4, image_size=8)
+    )
+    block.attention.to(dtype), block.mlp.to(dtype)
+    x = torch.randn(2, 5, 24)
+    with torch.inference_mode():
+        expected = FusedVisionBlock(block)(x)
+        assert torch.equal(FusedVisionBlock(block, tokens=5)(x), expected)
+    assert asked == {gelu: [(5, 40, 24)], add: []}
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_a_language_block_adds_to_its_residual_stream(dtype, asked):
+    torch.manual_seed(0)
+    dims = DecoderDims(width=24, mlp_dim=40, depth=1, num_heads=2, num_kv_heads=1, head_dim=8)
+    block = GemmaBlock(dims, adaptive=False)
+    block.attention.to(dtype), block.mlp.to(dtype)
+    x, attended = torch.randn(2, 5, 24), torch.randn(2, 5, 16)
+    with torch.inference_mode():
+        expected = FusedBlock(block).combine(x.clone(), attended)
+        found = FusedBlock(block, tokens=5).combine(x, attended)
+        assert torch.equal(found, expected) and found is x
+    assert asked == {gelu: [], add: [(5, 24, 16), (5, 24, 40)]}
+
+
+def test_no_epilogue_in_8_bits_or_in_a_wide_copy(asked):
+    layer = Linear(24, 40, bias=False)
+    assert Product([layer], tokens=5).in_float32()._epilogue is None
+    layer.weight_scale = torch.ones(40)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused_product, 'require_equal', lambda *given: None)
+        assert Product([layer], tokens=5)._epilogue is None
