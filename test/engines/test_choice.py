@@ -16,6 +16,7 @@ from tiny_policy import tiny_spec, write_tiny_policy
 from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.success import JudgedCondition, write_success
 from vla_runtime.bundle.writer import seal
+from vla_runtime.cli.info import _backends
 from vla_runtime.engines import candidates as candidates_module
 from vla_runtime.engines import choice as choices
 from vla_runtime.engines import cpu, preflight, remembered_choices
@@ -362,6 +363,8 @@ def test_16_bits_whose_success_was_judged_are_taken_by_auto_only_where_it_is_kep
     assert (said in refusal) and bool(refusal) == bool(said)
     found = candidates(bundle, 'torch', device, 'auto')
     assert found == ([TORCH] if said else [half, TORCH])
+    told = f'and not {precision}: {refusal}'
+    assert (told in _backends(bundle)) == bool(said and device == 'cpu')
     # Named outright, the user vouches for it.
     assert candidates(bundle, 'torch', device, precision) == [half]
     # Weights that nobody judged rest on their own receipt.
