@@ -71,7 +71,7 @@ def test_pytorch_on_a_gpu_is_predicted_by_its_kernels_in_every_phase(tmp_path, c
 @pytest.mark.parametrize(
     'model',
     [
-        # Its operations are counted in a second, those of pi0 in ten.
+        # Counting takes seconds for each; the images of a prompt are what may go wrong.
         name if name == 'evo1' else pytest.param(name, marks=pytest.mark.slow)
         for name in preset_names()
     ],

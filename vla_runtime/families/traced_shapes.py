@@ -14,6 +14,7 @@ from vla_runtime import families
 from vla_runtime.families.family import RowInput, distinct_image_sizes
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.flow_step import Prefix
+from vla_runtime.families.known_shapes import KnownShapes
 from vla_runtime.families.remembered_shapes import remember, remembered, shapes_file
 
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
@@ -86,7 +87,8 @@ def trace_shapes(network: FlowNetwork) -> TracedShapes:
         path = _file(network, f'{torch.__version__} {state}')
         shapes = remembered(path, _read)
         if shapes is None:
-            shapes = _trace(network)
+            with KnownShapes():
+                shapes = _trace(network)
             remember(path, _written(shapes))
         _TRACED[key] = shapes
     return _TRACED[key]
@@ -174,9 +176,20 @@ def parameters_of(network: FlowNetwork, shapes: TracedShapes) -> dict[Part, set[
     Returns:
         `vision`, `prefix`, `head` (a denoise step) and `time` (the time table)
     """
-    dims, family = network.dims, network.family
     # Frozen norms too: what training leaves alone is computed with all the same.
     network.requires_grad_()
+    with KnownShapes():
+        made = _outputs(network, shapes)
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    return {
+        part: {names[leaf] for leaf in _leaves_of(tensors) if leaf in names}
+        for part, tensors in made.items()
+    }
+
+
+def _outputs(network: FlowNetwork, shapes: TracedShapes) -> dict[Part, list[Tensor]]:
+    """Run each part of a network once, with gradients."""
+    dims, family = network.dims, network.family
     meta = torch.device('meta')
     past = network.prefix(
         torch.zeros(dims.cameras, *shapes.image_tokens, device=meta),
@@ -189,7 +202,7 @@ def parameters_of(network: FlowNetwork, shapes: TracedShapes) -> dict[Part, set[
         torch.zeros(1, shapes.conditioning, device=meta),
         **row_tensors(family.head_inputs(dims), 1),
     )
-    made: dict[Part, list[Tensor]] = {
+    return {
         'vision': [
             network.vision(torch.zeros(1, 3, *size, device=meta))
             for size in distinct_image_sizes(dims)
@@ -197,11 +210,6 @@ def parameters_of(network: FlowNetwork, shapes: TracedShapes) -> dict[Part, set[
         'prefix': [value for value in past.values() if value.is_floating_point()],
         'head': [velocity],
         'time': [network.time_conditioning(torch.zeros(1, device=meta))],
-    }
-    names = {id(parameter): name for name, parameter in network.named_parameters()}
-    return {
-        part: {names[leaf] for leaf in _leaves_of(tensors) if leaf in names}
-        for part, tensors in made.items()
     }
 
 

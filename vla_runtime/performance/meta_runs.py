@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
 
 from vla_runtime.engines.onnx.files import TOKENS
 from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.families.family import PolicyDims, distinct_image_sizes, image_sizes
 from vla_runtime.families.flow_network import empty_network
+from vla_runtime.families.known_shapes import KnownShapes
 from vla_runtime.families.traced_shapes import Part, parameters_of, row_tensors, trace_shapes
 from vla_runtime.performance.operation_counts import NetworkCounts
 
@@ -82,9 +82,9 @@ class MetaRuns:
     def widest(self) -> int:
         """Numbers that the widest operation of a prefix of one row reads and writes."""
         *_, run = self._prefix(1)
-        with _Widest() as widest, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        with _Counted() as counted, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             run()
-        return widest.numbers
+        return counted.widest
 
     def _prefix(
         self, rows: int
@@ -116,12 +116,12 @@ class MetaRuns:
         tokens: Tensor | None = None,
     ) -> NetworkCounts:
         tables = _LookedUp(self._network, tokens)
-        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), tables:
+        with _Counted() as counted, sdpa_kernel(SDPBackend.MATH), tables:
             found = [tensor for tensor in tree_leaves(run()) if tensor.is_floating_point()]
         matrices, others = self._split(self._read[part])
         moved = [*inputs, *(found if outputs else [])]
         return NetworkCounts(
-            flops=counter.get_total_flops(),
+            flops=counted.flops,
             matrices=matrices,
             looked_up=tables.unread,
             hosted=tables.hosted,
@@ -165,24 +165,29 @@ class _LookedUp:
             hook.remove()
 
 
-class _Widest(TorchDispatchMode):
-    """The most numbers that one operation reads and writes, weights left out."""
+class _Counted(KnownShapes):
+    """Floating point operations, as PyTorch counts them, and the widest operation.
+
+    Attributes:
+        flops: floating point operations of all operators.
+        widest: the most numbers that one operator reads and writes, weights left out.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.numbers = 0
+        self.flops = 0
+        self.widest = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        moved = [
-            leaf.numel()
-            for leaf in tree_leaves((args, result))
-            if isinstance(leaf, Tensor)
-            and leaf.is_floating_point()
-            and not isinstance(leaf, nn.Parameter)
-        ]
-        self.numbers = max(self.numbers, sum(moved))
-        return result
+    def ran(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Count an operator."""
+        if formula := flop_registry.get(func.overloadpacket):
+            self.flops += formula(*args, **kwargs, out_val=result)
+        moved = 0
+        for item in (*args, result):
+            for one in item if isinstance(item, (list, tuple)) else (item,):
+                if isinstance(one, Tensor) and one.is_floating_point():
+                    moved += 0 if isinstance(one, nn.Parameter) else one.numel()
+        self.widest = max(self.widest, moved)
 
 
 def _zeros(*shape: int) -> Tensor:

@@ -13,11 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.fx import Graph, config
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
+
+from vla_runtime.families.known_shapes import KnownShapes
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,8 @@ def trace(module: nn.Module, *arguments: Any) -> Trace:
     # For the name of the submodule in every node.
     run._orig_mod = module  # type: ignore[attr-defined]
     record = make_fx(run, pre_dispatch=True, record_module_stack=True)
-    # A tensor that `forward` makes from a list was not made by this tracer.
-    with _without_stack_traces(), FakeTensorMode(allow_non_fake_inputs=True):
-        # `tracing_mode='fake'` would convert them one by one, which takes longer.
+    context = TracingContext(_NoFakes())
+    with _without_stack_traces(), tracing(context), KnownShapes():
         traced = record(*(torch.empty_like(value) for value in (*state.values(), *inputs)))
     graph = traced.graph
     graph.eliminate_dead_code()
@@ -82,3 +84,16 @@ def _without_stack_traces() -> Iterator[None]:
         yield
     finally:
         config.do_not_emit_stack_traces = before  # type: ignore[attr-defined, unused-ignore]
+
+
+class _NoFakes(FakeTensorMode):
+    """Stands for the mode that the tracer notes shapes in: tensors on `meta` are noted as well.
+
+    Fake ones take a fifth of a trace. A PyTorch that asks for no such mode makes its own.
+    """
+
+    def __enter__(self) -> _NoFakes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave nothing, as nothing was entered."""
