@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from test_torch_graphs import chunk, encode, seeded_network
-from tiny_policy import observation, tiny_spec, write_tiny_policy
+from tiny_policy import observation, tiny_dims, tiny_spec, write_tiny_policy
 from triton_package import interpreted, needs_triton  # noqa: F401
 
 from vla_runtime.engines.torch import compilation, compiled_parts
@@ -23,6 +23,10 @@ from vla_runtime.policy import Policy
 pytestmark = [needs_triton, pytest.mark.usefixtures('interpreted')]
 
 BOUND = 1e-5
+# Enough for a test of what is chosen, not of every layer's numbers.
+ONE_LAYER = {
+    part: replace(getattr(tiny_dims('pi05'), part), depth=1) for part in ('language', 'expert')
+}
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +62,7 @@ def test_an_engine_gives_the_chunks_of_the_operators(family, rows):
 
 
 def test_in_half_precision_the_kernels_are_as_right_as_the_operators():
-    engine = TorchEngine(seeded_network('pi05', torch.float16), max_rows=1)
+    engine = TorchEngine(seeded_network('pi05', torch.float16, **ONE_LAYER), max_rows=1)
     compiled_parts.compile_networks(engine, 'triton', 'float16')
     assert engine.torch_compile == 'triton', engine.why_compiled
 
@@ -124,7 +128,7 @@ def test_auto_takes_the_kernels_only_where_they_are_faster(ms, taken, monkeypatc
     monkeypatch.setattr(compilation, 'perf_counter', lambda: float(next(clock)))
     monkeypatch.setattr(compiled_parts, '_triton_obstacle', lambda engine, word: '')
     monkeypatch.setattr(compiled_parts, 'networks_of', lambda word: ())
-    engine = TorchEngine(seeded_network('pi05'), max_rows=1)
+    engine = TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=1)
     compiled_parts.compile_networks(engine, 'auto', 'float32')
     assert engine.torch_compile == taken
     used = triton_layers('', print) if taken == 'triton' else type(engine._fused).expert_type
@@ -132,7 +136,8 @@ def test_auto_takes_the_kernels_only_where_they_are_faster(ms, taken, monkeypatc
 
 
 def test_a_policy_takes_the_word(tmp_path):
-    bundle = write_tiny_policy(tmp_path / 'tiny', replace(tiny_spec(), denoise_steps=1))
+    spec = replace(tiny_spec(), denoise_steps=1, dims=replace(tiny_spec().dims, **ONE_LAYER))
+    bundle = write_tiny_policy(tmp_path / 'tiny', spec)
     options = {'precision': 'float32', 'threads': 1, 'verify': False}
     with closing(Policy.load(bundle, 'torch', torch_compile='triton', **options)) as policy:
         assert policy.torch_compile == 'triton'
