@@ -86,6 +86,24 @@ def make_exports_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr('vla_runtime.export.onnx.export.write_onnx', write_onnx_once)
 
 
+@pytest.fixture
+def sessions_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let verifications of one test file share ONNX Runtime's sessions of unchanged files."""
+    monkeypatch.setattr('vla_runtime.export.onnx.verification.Session', _session_of)
+
+
+_SESSIONS: dict[tuple[Path, bytes, str], Session] = {}
+
+
+def _session_of(
+    path: Path, placement: Placement, options: Any, model: bytes, **more: Any
+) -> Session:
+    key = (path, model, repr(more))
+    if key not in _SESSIONS:
+        _SESSIONS[key] = Session(path, placement, options, model, **more)
+    return _SESSIONS[key]
+
+
 def tiny_onnx_bundle(family: str = 'pi05', precision: Precision = 'float32') -> Path:
     """A tiny policy with guidance and its ONNX files; not to be changed (`copy_bundle`)."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fake_cuda import FakeCuda
 from fake_tensorrt import RELEASES, FakeTensorRT
+from onnx_bundles import write_onnx_once
 from tiny_policy import tiny_dims, tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
@@ -17,7 +18,6 @@ from vla_runtime.engines.tensorrt.adapter import TensorRT
 from vla_runtime.engines.tensorrt.engine import TensorRTEngine
 from vla_runtime.engines.tensorrt.store import Metadata, passed_on, write_metadata
 from vla_runtime.export.onnx.cases import record_cases
-from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.export.tensorrt.build import build_engines, plan_build
 
 STEPS = tiny_spec().denoise_steps
@@ -27,7 +27,7 @@ def write_exported_policy(target: Path, family: str = 'pi05', precision='float32
     """A tiny bundle of random weights with ONNX files and recorded cases, guidance included."""
     write_tiny_policy(target, tiny_spec(family, advantage='task_newline'))
     spec = read_bundle(target).spec
-    write_onnx(target, spec, precision)
+    write_onnx_once(target, spec, precision)
     record_cases(target, spec)
     seal(target, spec)
     return target

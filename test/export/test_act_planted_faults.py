@@ -13,13 +13,22 @@ from pathlib import Path
 import onnx_faults as faults
 import pytest
 import torch
-from onnx_bundles import copy_bundle, load_graph, save_graph, tiny_onnx_bundle
+from onnx_bundles import (  # noqa: F401
+    copy_bundle,
+    load_graph,
+    save_graph,
+    sessions_opened_once,
+    tiny_onnx_bundle,
+)
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.export.onnx.verification import VerificationError, check_graphs, verify_onnx
 from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.families.act import networks
 from vla_runtime.families.act.positions import map_positions
+
+# The files are right and stay so; networks are patched.
+pytestmark = pytest.mark.usefixtures('sessions_opened_once')
 
 
 def off_by_one(height, width, channels, device):

@@ -14,13 +14,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from onnx_bundles import tiny_onnx_bundle
+from onnx_bundles import (  # noqa: F401
+    sessions_opened_once,
+    tiny_onnx_bundle,
+)
 from tiny_policy import tiny_spec
 
 from vla_runtime.export.onnx.verification import verify_onnx
 from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.families.blocks.attention import rotary
 from vla_runtime.families.evo1 import networks, time_table, vision
+
+# The files are right and stay so; networks are patched.
+pytestmark = pytest.mark.usefixtures('sessions_opened_once')
 
 
 @pytest.fixture(scope='module')

@@ -13,7 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from onnx_bundles import copy_bundle, exported, load_graph, save_graph, tiny_onnx_bundle
+from onnx_bundles import (  # noqa: F401
+    copy_bundle,
+    exported,
+    load_graph,
+    save_graph,
+    sessions_opened_once,
+    tiny_onnx_bundle,
+)
 from onnx_faults import (
     position_in_half,
     positions_to_half,
@@ -31,6 +38,9 @@ from vla_runtime.export.receipt import VerificationError
 from vla_runtime.families.groot import n15, time_table
 from vla_runtime.families.groot.n15 import GrootN15
 from vla_runtime.families.groot.vision import EagleVision
+
+# The files are right and stay so; networks are patched.
+pytestmark = pytest.mark.usefixtures('sessions_opened_once')
 
 FAMILY = 'groot_n15'
 

@@ -15,7 +15,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx_bundles import copy_bundle, exported, load_graph, save_graph, tiny_onnx_bundle
+from onnx_bundles import (  # noqa: F401
+    copy_bundle,
+    exported,
+    load_graph,
+    save_graph,
+    sessions_opened_once,
+    tiny_onnx_bundle,
+)
 from onnx_faults import rotary_angles_rounded, rotary_cosines_rounded, round_tensor
 from tiny_policy import tiny_dims, tiny_spec
 from torch import Tensor
@@ -29,6 +36,9 @@ from vla_runtime.families.blocks.attention import Rotary
 from vla_runtime.families.groot import qwen3_vl, time_table
 from vla_runtime.families.groot.n17 import GrootN17
 from vla_runtime.families.groot.qwen3_vl import QwenVision
+
+# The files are right and stay so; networks are patched.
+pytestmark = pytest.mark.usefixtures('sessions_opened_once')
 
 FAMILY = 'groot_n17'
 

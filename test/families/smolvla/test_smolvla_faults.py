@@ -14,7 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from onnx_bundles import copy_bundle, exported, load_graph, save_graph
+from onnx_bundles import (  # noqa: F401
+    copy_bundle,
+    exported,
+    load_graph,
+    save_graph,
+    sessions_opened_once,
+)
 from onnx_faults import (
     position_in_half,
     positions_to_half,
@@ -32,6 +38,9 @@ from vla_runtime.families.smolvla import networks, vision
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
 from vla_runtime.families.smolvla.networks import SmolVla
 from vla_runtime.families.smolvla.vision import SmolVlmVision, position_rows
+
+# The files are right and stay so; networks are patched.
+pytestmark = pytest.mark.usefixtures('sessions_opened_once')
 
 SIDE = 25
 
