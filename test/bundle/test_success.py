@@ -187,13 +187,18 @@ def test_a_bundle_whose_weights_changed_keeps_its_receipt_and_can_be_mended(bund
     assert fault(read_bundle(bundle.folder)).startswith('no closed-loop success was judged')
 
 
-def test_the_shipped_policy_says_what_the_shipped_study_found():
-    record = json.loads((ROOT / 'benchmark/results/study_eight_bits.json').read_text())
+@pytest.mark.parametrize(
+    ('study', 'precision'),
+    [('eight_bits', 'fp8'), ('precision', 'bfloat16'), ('precision', 'float16')],
+)
+def test_the_shipped_policy_says_what_the_shipped_study_found(study: str, precision: str):
+    record = json.loads((ROOT / f'benchmark/results/study_{study}.json').read_text())
     receipt = json.loads((ROOT / 'engines/demo/verification.json').read_text())
-    judged = receipt['judged']['torch']['fp8']
+    judged = receipt['judged']['torch'][precision]
     assert {key: judged[key] for key in ('command', 'seeds', 'code')} == {
         key: record[key] for key in ('command', 'seeds', 'code')
     }
+    label = {'backend': 'torch', 'precision': precision}
     assert judged['conditions'] == [
         {
             'condition': one['label']['variant'],
@@ -203,5 +208,5 @@ def test_the_shipped_policy_says_what_the_shipped_study_found():
             'lost': one['versus_reference']['lost'],
         }
         for one in record['conditions']
-        if (one['label']['backend'], one['label']['precision']) == ('torch', 'fp8')
+        if all(one['label'].get(key, value) == value for key, value in label.items())
     ]
