@@ -18,6 +18,7 @@ from vla_runtime.ros.middleware import PROFILE_VARIABLES
 
 _NAMESPACE = 'http://www.eprosima.com/XMLSchemas/fastRTPS_Profiles'
 _PERIOD_NS = 200_000_000
+ElementTree.register_namespace('', _NAMESPACE)
 
 
 def announce_often() -> None:
@@ -37,10 +38,14 @@ def by_udp() -> Iterator[None]:
     On a machine that stands still for a second, as virtual machines do, every process takes the
     others' shared memory for a dead process's, and now and then one is cut off from then on
     (`vla_runtime.ros.shared_memory`). A node then joins anew, which a test cannot do. With
-    LOCALHOST, ROS 2 adds shared memory to any profile.
+    LOCALHOST, ROS 2 adds shared memory to any profile; here the profile keeps the test on this
+    machine, as ROS 2 does.
     """
-    variables = dict.fromkeys(PROFILE_VARIABLES, str(_written('test', own_profile())))
-    with mock.patch.dict(os.environ, {**variables, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SUBNET'}):
+    reach = {'ROS_AUTOMATIC_DISCOVERY_RANGE': 'SYSTEM_DEFAULT'}
+    if 'ROS_LOCALHOST_ONLY' in os.environ:
+        reach['ROS_LOCALHOST_ONLY'] = '0'
+    profile = dict.fromkeys(PROFILE_VARIABLES, str(_written('test', own_profile())))
+    with mock.patch.dict(os.environ, {**profile, **reach}):
         yield
 
 
@@ -62,22 +67,42 @@ def _written(name: str, profile: str) -> Path:
 
 def nodes_profile() -> str:
     """The shipped profile with that period."""
-    return _announcing_often(ElementTree.parse(ROOT / 'config' / 'fastdds.xml').getroot())
+    root = ElementTree.parse(ROOT / 'config' / 'fastdds.xml').getroot()
+    _announce_often(root)
+    return ElementTree.tostring(root, encoding='unicode')
 
 
 def own_profile() -> str:
-    """The executor's profile with that period; what is sent to all stays on this machine."""
+    """The executor's profile with that period, which hears and speaks to this machine alone."""
     root = ElementTree.parse(ROOT / 'config' / 'fastdds_executor.xml').getroot()
     (transport,) = root.iterfind('.//{*}transport_descriptor')
-    ElementTree.SubElement(transport, f'{{{_NAMESPACE}}}TTL').text = '0'
-    return _announcing_often(root)
+    # Participants that are looked for at each address; 4 by default.
+    _add(transport, 'maxInitialPeersRange').text = '100'
+    _announce_often(root)
+    (builtin,) = root.iterfind('.//{*}builtin')
+    # A list that names no address takes the place of the multicast one.
+    _add(_add(builtin, 'metatrafficUnicastLocatorList'), 'locator')
+    peer = _add(_add(_add(builtin, 'initialPeersList'), 'locator'), 'udpv4')
+    _add(peer, 'address').text = '127.0.0.1'
+    return ElementTree.tostring(root, encoding='unicode')
 
 
-def _announcing_often(root: ElementTree.Element) -> str:
-    ElementTree.register_namespace('', _NAMESPACE)
+def far_profile(address: str) -> str:
+    """The profile of a robot on another computer, which uses the device of that address alone."""
+    root = ElementTree.parse(ROOT / 'config' / 'fastdds_executor.xml').getroot()
+    (transport,) = root.iterfind('.//{*}transport_descriptor')
+    _add(_add(transport, 'interfaceWhiteList'), 'address').text = address
+    _announce_often(root)
+    return ElementTree.tostring(root, encoding='unicode')
+
+
+def _announce_often(root: ElementTree.Element) -> None:
     (element,) = root.iterfind('.//{*}rtps')
     for name in ('builtin', 'discovery_config', 'leaseAnnouncement'):
-        element = ElementTree.SubElement(element, f'{{{_NAMESPACE}}}{name}')
+        element = _add(element, name)
     for name, value in (('sec', 0), ('nanosec', _PERIOD_NS)):
-        ElementTree.SubElement(element, f'{{{_NAMESPACE}}}{name}').text = str(value)
-    return ElementTree.tostring(root, encoding='unicode')
+        _add(element, name).text = str(value)
+
+
+def _add(parent: ElementTree.Element, name: str) -> ElementTree.Element:
+    return ElementTree.SubElement(parent, f'{{{_NAMESPACE}}}{name}')

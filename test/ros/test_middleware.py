@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from discovery import far_profile
 from graph import graph
 from paths import ROOT
 
@@ -68,12 +74,44 @@ def test_the_running_node_maps_no_shared_memory_of_fast_dds(
 
 @pytest.mark.graph
 def test_the_tests_own_node_has_no_shared_memory_to_be_cut_off_from() -> None:
-    def mapped() -> set[str]:
-        lines = Path('/proc/self/maps').read_text().splitlines()
-        return {line.split()[-1] for line in lines if '/dev/shm/fastrtps_' in line}
+    def locked() -> set[str]:
+        """Ports that this process listens on."""
+        links = (os.readlink(link) for link in Path('/proc/self/fd').iterdir() if link.is_symlink())
+        return {link for link in links if '/dev/shm/fastrtps_port' in link}
 
-    before = mapped()
+    before = locked()
     with graph() as made:
         made.start('vla_runtime.tabletop.ros.node')
         assert made.set_parameter('/tabletop', 'seed', 1).successful
-        assert mapped() <= before
+        assert locked() <= before
+
+
+@pytest.mark.graph
+def test_a_test_finds_no_robot_on_another_computer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That robot is played by a node that uses this machine's network device alone."""
+    listed = ''
+    if shutil.which('ip'):
+        words = ['ip', '-4', '-o', 'addr', 'show', 'scope', 'global']
+        listed = subprocess.run(words, capture_output=True, text=True, check=False).stdout
+    address = re.search(r' inet ([0-9.]+)', listed)
+    if address is None:
+        pytest.skip('no network device but the loopback')
+    profile = tmp_path / 'far.xml'
+    profile.write_text(far_profile(address[1]), encoding='utf-8')
+    with graph() as made:
+        with monkeypatch.context() as elsewhere:
+            for name in PROFILE_VARIABLES:
+                elsewhere.setenv(name, str(profile))
+            elsewhere.setenv('ROS_AUTOMATIC_DISCOVERY_RANGE', 'SUBNET')
+            elsewhere.setenv('PYTHONPATH', os.pathsep.join(sys.path))
+            names = ('--ros-args', '-r', '__ns:=/far')
+            far = made.start('idle_node', 'plain', str(tmp_path), *names)
+            made.wait_for(lambda: 'runs' in far.text(), 'the robot elsewhere')
+        # Found, though it starts later.
+        made.start('vla_runtime.tabletop.ros.node', '--ros-args', '-r', '__ns:=/near')
+        assert made.set_parameter('/near/tabletop', 'seed', 1).successful
+        spaces = {space for _, space in made.node.get_node_names_and_namespaces()}
+    assert '/near' in spaces
+    assert '/far' not in spaces
