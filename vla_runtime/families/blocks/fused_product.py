@@ -207,11 +207,14 @@ def is_faster(dtype: torch.dtype) -> bool:
     """Return whether oneDNN multiplies faster than `F.linear` on this processor.
 
     In float32 `F.linear` calls MKL, which uses AVX-512 on Intel's processors alone: with it oneDNN
-    is twice as fast on AMD's, and as fast on Intel's. With AVX2 at most MKL is faster.
+    is twice as fast on AMD's, and as fast on Intel's. With AVX2 at most MKL is faster. PyTorch for
+    Arm has no MKL.
     The instructions decide, and no measurement at load: one that comes out otherwise the next time
     would change the last bits of a policy's chunks.
     """
-    return dtype != torch.float32 or torch.backends.cpu.get_cpu_capability() != 'AVX2'
+    if dtype != torch.float32 or not torch.backends.mkl.is_available():
+        return True
+    return 'AVX512' in torch.backends.cpu.get_cpu_capability()
 
 
 @cache
