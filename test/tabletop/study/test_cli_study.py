@@ -210,8 +210,8 @@ def test_8_bits_are_judged_pair_by_pair_and_the_receipt_says_so(tmp_path, capsys
             for one in judged['conditions']
         ] == [('still', 200, 200, 0), ('moving', 200, 200 - lost, lost)]
         assert judged['command'] == 'vla_runtime study eight_bits'
-        said = f'auto refuses {precision}: moving' if lost else f'auto may take {precision}'
-        assert said in printed
+        said = 'auto leaves it out: moving' if lost else 'success was kept'
+        assert f'{precision} of {backend}: {said}' in printed
         assert bool(success_fault(read_bundle(bundle), backend, precision)) == bool(lost)
     assert bool(reduced_precisions(read_bundle(bundle), 'cpu')[INT8]) == (bad == 'int8')
 
