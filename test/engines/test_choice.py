@@ -135,9 +135,12 @@ def test_a_choice_is_remembered_until_the_file_is_removed_or_its_facts_change(
     assert not caplog.text
     assert choose(bundle, [TORCH, ONNX], 'cpu', 2, {}, now).backend == 'torch'
     assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {'samples': 4}, now).backend == 'torch'
-    with monkeypatch.context() as patch:
-        patch.setattr(remembered_choices, 'cpu_name', lambda: 'another CPU')
-        assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, now).backend == 'torch'
+    for fact in ('cpu_name', 'cpu_instructions'):
+        memory_path().unlink()
+        choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, timed({TORCH: 9.0, ONNX: 1.0}))
+        with monkeypatch.context() as patch:
+            patch.setattr(remembered_choices, fact, lambda: 'another CPU')
+            assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, now).backend == 'torch'
     memory_path().unlink()
     assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, now).backend == 'torch'
 
@@ -266,7 +269,7 @@ def test_int8_is_taken_by_auto_only_with_judged_success_and_instructions_for_it(
     has_vnni: bool,
     said: str,
 ):
-    monkeypatch.setattr(cpu, '_flags', lambda: {'avx512_vnni'} if has_vnni else {'avx2'})
+    monkeypatch.setattr(cpu, 'cpu_flags', lambda: {'avx512_vnni'} if has_vnni else {'avx2'})
     bundle = with_receipt(tmp_path / 'bundle', 'int8')
     if lost is not None:
         judge(bundle, INT8, lost)
