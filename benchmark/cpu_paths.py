@@ -140,7 +140,8 @@ def main() -> None:
                 for case, part in cases['of_reference'].items()
             }
             print(name, kind, parts, f'{cases["largest_difference"]:.2g}')
-    print(write_result('cpu_paths', {'milliseconds': figures}, PACKAGES, arguments.json))
+    name = 'cpu_products' if arguments.products else 'cpu_paths'
+    print(write_result(name, {'milliseconds': figures}, PACKAGES, arguments.json))
 
 
 if __name__ == '__main__':

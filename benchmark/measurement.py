@@ -41,7 +41,7 @@ def write_result(
     """
     path = out or RESULTS / f'{name}.json'
     path.parent.mkdir(parents=True, exist_ok=True)
-    script = Path(sys.argv[0])
+    script = Path(sys.argv[0]).resolve()
     command = ' '.join(['python', f'{script.parent.name}/{script.name}', *sys.argv[1:]])
     result = {
         'command': command,

@@ -21,7 +21,7 @@ from vla_runtime.export.onnx.calibration import LEAST_OBSERVATIONS
 OBSERVATIONS = [observation(seed) for seed in range(LEAST_OBSERVATIONS)]
 GUIDED = {'advantage': 'task_newline'}
 needs_int8 = pytest.mark.skipif(
-    not cpu._INT8 & cpu._flags(), reason='this CPU has no instructions for 8-bit products'
+    not cpu._INT8 & cpu.cpu_flags(), reason='this CPU has no instructions for 8-bit products'
 )
 
 

@@ -135,9 +135,12 @@ def test_a_choice_is_remembered_until_the_file_is_removed_or_its_facts_change(
     assert not caplog.text
     assert choose(bundle, [TORCH, ONNX], 'cpu', 2, {}, now).backend == 'torch'
     assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {'samples': 4}, now).backend == 'torch'
-    with monkeypatch.context() as patch:
-        patch.setattr(remembered_choices, 'cpu_name', lambda: 'another CPU')
-        assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, now).backend == 'torch'
+    for fact in ('cpu_name', 'cpu_instructions'):
+        memory_path().unlink()
+        choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, timed({TORCH: 9.0, ONNX: 1.0}))
+        with monkeypatch.context() as patch:
+            patch.setattr(remembered_choices, fact, lambda: 'another CPU')
+            assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, now).backend == 'torch'
     memory_path().unlink()
     assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, now).backend == 'torch'
 
@@ -266,7 +269,7 @@ def test_int8_is_taken_by_auto_only_with_judged_success_and_instructions_for_it(
     has_vnni: bool,
     said: str,
 ):
-    monkeypatch.setattr(cpu, '_flags', lambda: {'avx512_vnni'} if has_vnni else {'avx2'})
+    monkeypatch.setattr(cpu, 'cpu_flags', lambda: {'avx512_vnni'} if has_vnni else {'avx2'})
     bundle = with_receipt(tmp_path / 'bundle', 'int8')
     if lost is not None:
         judge(bundle, INT8, lost)
@@ -363,7 +366,7 @@ def test_16_bits_whose_success_was_judged_are_taken_by_auto_only_where_it_is_kep
     assert (said in refusal) and bool(refusal) == bool(said)
     found = candidates(bundle, 'torch', device, 'auto')
     assert found == ([TORCH] if said else [half, TORCH])
-    told = f'and not {precision}: {refusal}'
+    told = f'and not {half}: {refusal}'
     assert (told in _backends(bundle)) == bool(said and device == 'cpu')
     # Named outright, the user vouches for it.
     assert candidates(bundle, 'torch', device, precision) == [half]
@@ -371,6 +374,39 @@ def test_16_bits_whose_success_was_judged_are_taken_by_auto_only_where_it_is_kep
     files = {**bundle.spec.files, 'weights.safetensors': 64 * 'a'}
     other = replace(bundle, spec=replace(bundle.spec, files=files))
     assert reduced_precisions(other, device)[half] == ''
+
+
+@pytest.mark.parametrize('precision', ['bfloat16', 'float16'])
+@pytest.mark.parametrize('kept_by_onnxruntime', [False, True])
+def test_16_bits_that_lost_success_with_a_backend_are_left_out_of_those_that_nobody_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, kept_by_onnxruntime: bool
+):
+    monkeypatch.setattr(candidates_module, 'missing_package', lambda name: None)
+    monkeypatch.setattr(candidates_module, 'accepts_device', lambda device, backend: True)
+    bundle = with_receipt(tmp_path / 'bundle', precision)
+    built = bundle.engines_folder / 'gpu-trt10'
+    built.mkdir(parents=True)
+    (built / 'verification.json').write_text('{}')
+    ways = torch, onnx, tensorrt = [
+        Candidate(backend, precision) for backend in ('torch', 'onnxruntime', 'tensorrt')
+    ]
+    assert candidates(bundle, 'auto', 'cuda', 'auto') == [tensorrt, torch, TORCH, onnx]
+    judge(bundle, torch, 100)
+    bundle = read_bundle(bundle.folder)
+    if kept_by_onnxruntime:
+        judge(bundle, onnx, 0)
+        bundle = read_bundle(bundle.folder)
+    refused = reduced_precisions(bundle, 'cuda')
+    lost = '100 of 200 episodes succeed, 100 lost'
+    left_out = [one for one in ways if lost in refused[one]]
+    assert left_out == ([torch, tensorrt] if kept_by_onnxruntime else ways)
+    assert 'judged with torch, and not with tensorrt' in refused[tensorrt]
+    kept = [onnx] if kept_by_onnxruntime else []
+    assert candidates(bundle, 'auto', 'cuda', 'auto') == [TORCH, *kept]
+    with pytest.raises(ValueError, match=rf'does not take its {precision} files: .*{lost}'):
+        candidates(bundle, 'tensorrt', 'cuda', 'auto')
+    # Named outright, the user vouches for it.
+    assert candidates(bundle, 'auto', 'cuda', precision) == [tensorrt, torch, onnx]
 
 
 @pytest.mark.parametrize(

@@ -241,7 +241,7 @@ def test_files_of_another_precision_device_or_cpu_are_refused(
 ):
     with pytest.raises(ValueError, match=r"'float32' was asked for, .* were exported in int8"):
         Policy.load(bundle, 'onnxruntime', precision='float32')
-    monkeypatch.setattr(cpu, '_flags', lambda: {'avx2'})
+    monkeypatch.setattr(cpu, 'cpu_flags', lambda: {'avx2'})
     with pytest.raises(ValueError, match=r'no instructions for 8-bit products \(VNNI'):
         Policy.load(bundle, 'onnxruntime', precision='int8')
     source = read_bundle(bundle)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +15,12 @@ from recorded_bag import Turn, first_turns, record
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import Bundle
+from vla_runtime.files.machine import machine
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.replay.frames import SkippedInference
 from vla_runtime.replay.recorded import read_run
 from vla_runtime.replay.rerun import Replay
-from vla_runtime.replay.setup import Changes, fit_recording
+from vla_runtime.replay.setup import Changes, _other_machine, fit_recording
 from vla_runtime.replay.summary import ReplaySummary
 
 BOUNDED = {
@@ -196,6 +199,19 @@ def test_a_bundle_that_is_gone_is_said(tmp_path, bundle, robot_file):
     found, made = replay(folder, Changes(bundle=tmp_path / 'elsewhere'))
     assert identical(found) == [True]
     assert list(made.differences) == []
+
+
+def test_a_cpu_of_the_same_name_with_other_instructions_is_another_machine():
+    def differences(**other: Any) -> list[str]:
+        facts = {'cpu': machine()['cpu'], **other}
+        return _other_machine(SimpleNamespace(versions={}, machine=facts))
+
+    here = machine()['cpu_instructions']
+    assert differences(cpu_instructions='amx_bf16') == [
+        f'cpu_instructions {here} (recorded: amx_bf16)'
+    ]
+    # Older recordings lack them.
+    assert differences() == differences(cpu_instructions=here) == []
 
 
 def test_a_replay_imports_no_ros_2():

@@ -72,9 +72,7 @@ def _backends(bundle: Bundle) -> str:
     except ValueError:
         return 'none that is installed here runs it on a CPU'
     refused = ''.join(
-        f', and not {one.precision}: {why}'
-        for one, why in reduced_precisions(bundle, 'cpu').items()
-        if why
+        f', and not {one}: {why}' for one, why in reduced_precisions(bundle, 'cpu').items() if why
     )
     return f'on cpu: {", ".join(map(str, found))}; auto takes the fastest at load{refused}'
 

@@ -1,7 +1,8 @@
 """Backends and precisions that may run a bundle here, the likely fastest first.
 
 A precision below float32 is a candidate only where a receipt vouches for it, 8 bits only where
-closed-loop success was judged (`bundle.success`), 16 bits of PyTorch not where it was lost.
+closed-loop success was judged (`bundle.success`), 16 bits not where it was lost: with the backend
+itself, or with another where nobody judged this one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from vla_runtime.bundle.success import is_judged, success_fault
 from vla_runtime.engines.cpu import check_int8, multiplies_bfloat16
 from vla_runtime.engines.device_names import accepts_device
 from vla_runtime.engines.onnx.files import graph_path
-from vla_runtime.engines.preflight import AUTO, fp8_refusal, missing_package
+from vla_runtime.engines.preflight import AUTO, BACKENDS, fp8_refusal, missing_package
 from vla_runtime.files.json_file import JsonError, JsonMapping, read_json
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class Candidate:
 
 # In 8 bits: ONNX files on a CPU, and PyTorch on a GPU that multiplies them.
 INT8, FP8 = Candidate('onnxruntime', 'int8'), Candidate('torch', 'fp8')
+_HALVES = ('bfloat16', 'float16')
 
 
 def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> list[Candidate]:
@@ -51,9 +53,12 @@ def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> lis
     receipt = _receipt_precision(bundle)
     refused = reduced_precisions(bundle, device) if precision == AUTO else {}
     found: list[Candidate] = []
-    built = any(bundle.engines_folder.glob(f'*-trt*/{VERIFICATION_FILE}'))
-    if receipt and built and not refused.get(INT8):
-        found.append(Candidate('tensorrt', receipt))
+    of_files = [
+        candidate
+        for candidate in _of_files(bundle, receipt, device)
+        if not refused.get(candidate) and not refused.get(INT8)
+    ]
+    found += [candidate for candidate in of_files if candidate.backend == 'tensorrt']
     if precision != AUTO:
         # Named outright: the user vouches for it.
         if precision != 'int8':
@@ -65,16 +70,12 @@ def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> lis
         if refused.get(half) == '':
             found.append(half)
         found.append(Candidate('torch', 'float32'))
-    # ONNX Runtime has no bfloat16 products on a CPU.
-    unusable = receipt == 'bfloat16' and device == 'cpu'
-    runs_files = receipt and not refused.get(INT8) and not unusable
-    if runs_files and graph_path(bundle.folder, 'vision').is_file():
-        found.append(Candidate('onnxruntime', str(receipt)))
+    found += [candidate for candidate in of_files if candidate.backend == 'onnxruntime']
     if backend not in (AUTO, *(candidate.backend for candidate in found)):
-        if refusal := refused.get(INT8):
+        if refusal := refused.get(Candidate(backend, str(receipt))) or refused.get(INT8):
             raise ValueError(
-                f"{bundle.folder}: precision 'auto' does not take its int8 files: {refusal}; name "
-                "precision 'int8' to run them all the same"
+                f"{bundle.folder}: precision 'auto' does not take its {receipt} files: {refusal}; "
+                f"name precision '{receipt}' to run them all the same"
             )
         # Its own checks say what is missing.
         found.append(Candidate(backend, receipt or 'float32'))
@@ -100,7 +101,7 @@ def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> lis
 
 
 def reduced_precisions(bundle: Bundle, device: str) -> dict[Candidate, str]:
-    """Return int8 and PyTorch's candidates below float32, each with why `auto` leaves it alone.
+    """Return the candidates below float32, each with why `auto` leaves it alone.
 
     Args:
         bundle: the checked bundle.
@@ -117,6 +118,12 @@ def reduced_precisions(bundle: Bundle, device: str) -> dict[Candidate, str]:
         could_run.append(Candidate('torch', str(receipt)))
     if accepts_device(device, FP8.backend) and not fp8_refusal(device):
         could_run.append(FP8)
+    if receipt in _HALVES:
+        could_run += [
+            candidate
+            for candidate in _of_files(bundle, receipt, device)
+            if accepts_device(device, candidate.backend)
+        ]
     return {candidate: _refusal(bundle, candidate, device) for candidate in could_run}
 
 
@@ -127,18 +134,45 @@ def _refusal(bundle: Bundle, candidate: Candidate, device: str) -> str:
             if device != 'cpu':
                 return f"its files are for the CPU, not for device '{device}'"
             check_int8()
-        elif is_vouched_by_onnx(candidate) and not is_judged(
-            bundle, candidate.backend, candidate.precision
-        ):
-            return ''
+        elif candidate.precision in _HALVES:
+            return _lost_success(bundle, candidate)
         return success_fault(bundle, candidate.backend, candidate.precision)
     except ValueError as error:
         return str(error)
 
 
+def _lost_success(bundle: Bundle, candidate: Candidate) -> str:
+    """Return what judged success says against 16 bits; empty where nobody judged them.
+
+    Only where this backend was not judged do the others count.
+    """
+    precision = candidate.precision
+    if is_judged(bundle, candidate.backend, precision):
+        return success_fault(bundle, candidate.backend, precision)
+    for other in BACKENDS:
+        judged = is_judged(bundle, other, precision)
+        if judged and (fault := success_fault(bundle, other, precision)):
+            return f'judged with {other}, and not with {candidate.backend}: {fault}'
+    return ''
+
+
 def is_vouched_by_onnx(candidate: Candidate) -> bool:
     """Return whether a candidate rests on the receipt of files that it does not run."""
-    return candidate.backend == 'torch' and candidate.precision in ('bfloat16', 'float16')
+    return candidate.backend == 'torch' and candidate.precision in _HALVES
+
+
+def _of_files(bundle: Bundle, receipt: str | None, device: str) -> list[Candidate]:
+    """Candidates that run the bundle's engines and ONNX files, for which there is a receipt."""
+    if not receipt:
+        return []
+    found = []
+    if any(bundle.engines_folder.glob(f'*-trt*/{VERIFICATION_FILE}')):
+        found.append(Candidate('tensorrt', receipt))
+    # ONNX Runtime has no bfloat16 products on a CPU.
+    unusable = receipt == 'bfloat16' and device == 'cpu'
+    if not unusable and graph_path(bundle.folder, 'vision').is_file():
+        found.append(Candidate('onnxruntime', receipt))
+    return found
 
 
 def _receipt_precision(bundle: Bundle) -> str | None:

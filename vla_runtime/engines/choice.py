@@ -103,7 +103,7 @@ def load_chosen(
             reasons.append(f'{candidate} cannot: {error}')
             continue
         refused = reduced_precisions(bundle, device) if precision == AUTO else {}
-        reasons += [f'{one.precision} is left out: {why}' for one, why in refused.items() if why]
+        reasons += [f'{one} is left out: {why}' for one, why in refused.items() if why]
         return loaded, '; '.join(reasons)
     raise failed[0]
 

@@ -6,7 +6,7 @@ import ctypes
 import os
 
 from vla_runtime.engines.preflight import MOST_THREADS
-from vla_runtime.files.machine import cpu_field, cpu_name
+from vla_runtime.files.machine import cpu_flags, cpu_name
 from vla_runtime.files.quotes import quoted
 
 # Flags of CPUs that multiply bfloat16 matrices themselves: x86 (vectors, tiles) and Arm.
@@ -19,7 +19,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 def multiplies_bfloat16() -> bool:
     """True where bfloat16 products run in hardware; emulated they are slower than float32."""
-    return bool(_BFLOAT16 & _flags())
+    return bool(_BFLOAT16 & cpu_flags())
 
 
 def check_int8() -> None:
@@ -28,7 +28,7 @@ def check_int8() -> None:
     Without such instructions products are added up in 16 bits, where they saturate: other numbers,
     and no faster than float32.
     """
-    if not _INT8 & _flags():
+    if not _INT8 & cpu_flags():
         raise ValueError(
             f"precision 'int8': this CPU ({cpu_name()}) has no instructions for 8-bit products "
             '(VNNI; on Arm dotprod): int8 would be slower here, and its numbers wrong; use float32'
@@ -69,7 +69,3 @@ def keep_freed_memory() -> None:
     mallopt(_TRIM_THRESHOLD, 256 << 20)
     # The most that it accepts; larger allocations are returned as before.
     mallopt(_MMAP_THRESHOLD, 32 << 20)
-
-
-def _flags() -> set[str]:
-    return set((cpu_field('flags') or cpu_field('Features')).split())

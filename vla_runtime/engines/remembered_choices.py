@@ -22,7 +22,7 @@ from vla_runtime.engines.candidates import Candidate
 from vla_runtime.engines.preflight import gpu_name
 from vla_runtime.files.cache_folder import cache_folder
 from vla_runtime.files.json_file import read_json
-from vla_runtime.files.machine import cpu_name
+from vla_runtime.files.machine import cpu_instructions, cpu_name
 from vla_runtime.files.whole_files import write_text
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def choice_key(
         'device': device,
         'threads': threads,
         'settings': dict(settings),
-        'cpu': cpu_name(),
+        'cpu': [cpu_name(), cpu_instructions()],
         'gpu': '' if device == 'cpu' else gpu_name(device),
         'versions': {name: _version(name) for name in _PACKAGES} | {'vla_runtime': __version__},
     }

@@ -11,6 +11,11 @@ from pathlib import Path
 from typing import Any
 
 _CPU = Path('/proc/cpuinfo')
+# Instructions that decide which products a CPU computes fast, and with which last bits: x86, Arm.
+_INSTRUCTIONS = (
+    *('avx2', 'avx512f', 'avx512_bf16', 'avx512_vnni', 'avx_vnni', 'amx_bf16', 'amx_int8'),
+    *('asimddp', 'sve', 'bf16', 'i8mm'),
+)
 
 
 def cpu_field(field: str) -> str:
@@ -26,11 +31,23 @@ def cpu_name() -> str:
     return cpu_field('model name') or platform.processor() or platform.machine()
 
 
+def cpu_flags() -> set[str]:
+    """Instructions of the first processor, as the kernel names them."""
+    return set((cpu_field('flags') or cpu_field('Features')).split())
+
+
+def cpu_instructions() -> str:
+    """Of the CPU's instructions those that matter to products; a cloud's CPUs share a name."""
+    flags = cpu_flags()
+    return ' '.join(name for name in _INSTRUCTIONS if name in flags)
+
+
 def machine() -> dict[str, Any]:
-    """Processor, cores, memory, system and load of this machine; never its name."""
+    """Processor with its instructions, cores, memory, system and load; never the machine's name."""
     memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
     return {
         'cpu': cpu_name(),
+        'cpu_instructions': cpu_instructions(),
         'cores': os.cpu_count(),
         'memory_gib': round(memory / 2**30),
         'system': platform.platform(terse=True),

@@ -20,7 +20,7 @@ from vla_runtime.ros.policy.robot_policy import RobotPolicy
 from vla_runtime.ros.robot.match import RobotMatch, match_robot
 
 # Facts of the machine that a chunk may depend on.
-_MACHINE = ('cpu',)
+_MACHINE = ('cpu', 'cpu_instructions')
 
 
 @dataclass(frozen=True)
@@ -179,5 +179,7 @@ def _other_machine(description: PolicyDescription) -> list[str]:
         differences += _changed(name, version, here.get(name, 'not installed'))
     facts = machine()
     for name in _MACHINE:
-        differences += _changed(name, description.machine.get(name), facts[name])
+        # Older recordings lack the instructions.
+        if (recorded := description.machine.get(name)) is not None:
+            differences += _changed(name, recorded, facts[name])
     return differences

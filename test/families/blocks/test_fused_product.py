@@ -145,11 +145,21 @@ def test_products_below_the_sizes_do_not_pack(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ('capability', 'faster'), [('AVX512', True), ('AVX2', False), ('DEFAULT', True)]
+    ('has_mkl', 'capability', 'faster'),
+    [
+        (True, 'AVX512', True),
+        (True, 'AVX512_BF16', True),
+        (True, 'AVX2', False),
+        (True, 'DEFAULT', False),
+        # Arm.
+        (False, 'DEFAULT', True),
+        (False, 'SVE256', True),
+    ],
 )
 def test_float32_takes_one_pass_by_the_instructions_of_the_processor(
-    monkeypatch, capability, faster
+    monkeypatch, has_mkl, capability, faster
 ):
+    monkeypatch.setattr(torch.backends.mkl, 'is_available', lambda: has_mkl)
     monkeypatch.setattr(torch.backends.cpu, 'get_cpu_capability', lambda: capability)
     assert fused_product.is_faster(torch.float32) == faster
     assert fused_product.is_faster(torch.bfloat16)

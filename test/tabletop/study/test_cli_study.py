@@ -181,7 +181,7 @@ def episode(seed: int, success: bool) -> EpisodeResult:
 
 @pytest.mark.parametrize('bad', ['', 'int8', 'fp8'])
 def test_8_bits_are_judged_pair_by_pair_and_the_receipt_says_so(tmp_path, capsys, monkeypatch, bad):
-    monkeypatch.setattr(cpu, '_flags', lambda: {'avx_vnni'})
+    monkeypatch.setattr(cpu, 'cpu_flags', lambda: {'avx_vnni'})
     bundle = copy_bundle(tiny_onnx_bundle(), tmp_path / 'bundle')
     graphs = bundle / 'onnx' / 'graphs.json'
     graphs.write_text(json.dumps(json.loads(graphs.read_text()) | {'precision': 'int8'}))
@@ -210,8 +210,8 @@ def test_8_bits_are_judged_pair_by_pair_and_the_receipt_says_so(tmp_path, capsys
             for one in judged['conditions']
         ] == [('still', 200, 200, 0), ('moving', 200, 200 - lost, lost)]
         assert judged['command'] == 'vla_runtime study eight_bits'
-        said = f'auto refuses {precision}: moving' if lost else f'auto may take {precision}'
-        assert said in printed
+        said = 'auto leaves it out: moving' if lost else 'success was kept'
+        assert f'{precision} of {backend}: {said}' in printed
         assert bool(success_fault(read_bundle(bundle), backend, precision)) == bool(lost)
     assert bool(reduced_precisions(read_bundle(bundle), 'cpu')[INT8]) == (bad == 'int8')
 
@@ -220,7 +220,7 @@ def test_8_bits_are_judged_pair_by_pair_and_the_receipt_says_so(tmp_path, capsys
 def test_without_instructions_for_int8_the_rest_of_8_bits_runs(
     tmp_path, capsys, monkeypatch, untrained, flags
 ):
-    monkeypatch.setattr(cpu, '_flags', lambda: flags)
+    monkeypatch.setattr(cpu, 'cpu_flags', lambda: flags)
     bundle = copy_bundle(untrained, tmp_path / 'bundle')
     asked = []
 

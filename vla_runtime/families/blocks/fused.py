@@ -123,7 +123,7 @@ class FusedBlock:
         block: plain.
         cross: its keys and values are computed from another stack's: `qkv` gives queries alone.
         packed: form of the weights, as for its products.
-        tokens: number of tokens, for the products that `combine` adds to the residual stream.
+        epilogues: the products of `combine` take the residual stream along, as for `Product`.
 
     Attributes:
         cross: True for a block that attends to the prefix alone.
@@ -139,7 +139,7 @@ class FusedBlock:
         block: gemma.GemmaBlock | llama.LlamaBlock,
         cross: bool = False,
         packed: bool = False,
-        tokens: int = 0,
+        epilogues: bool = False,
     ) -> None:
         attention, mlp = block.attention, block.mlp
         self.cross = cross
@@ -153,9 +153,9 @@ class FusedBlock:
         ]
         self.query_heads = attention.q.out_features // self.head_dim
         self.kv_heads = attention.k.out_features // self.head_dim
-        self.out = Product([attention.out], packed, tokens=tokens)
+        self.out = Product([attention.out], packed, epilogue=epilogues)
         self.gated = GatedProduct(mlp, packed)
-        self.down = Product([mlp.down], packed, tokens=tokens)
+        self.down = Product([mlp.down], packed, epilogue=epilogues)
         self.input_scale, self.post_scale = (
             norm_scale(norm) for norm in (block.input_norm, block.post_norm)
         )
@@ -201,9 +201,8 @@ class FusedVision(nn.Module):
     def __init__(self, plain: Siglip) -> None:
         super().__init__()
         self._plain = plain
-        tokens = len(plain.position_embedding)
         self._blocks = [
-            FusedVisionBlock(block, tokens)  # type: ignore[arg-type]
+            FusedVisionBlock(block)  # type: ignore[arg-type]
             for block in plain.blocks
         ]
 
@@ -220,10 +219,9 @@ class FusedVisionBlock:
 
     Args:
         plain: with its weights, which become shared.
-        tokens: of an image.
     """
 
-    def __init__(self, plain: VisionBlock, tokens: int = 0) -> None:
+    def __init__(self, plain: VisionBlock) -> None:
         attention = plain.attention
         self._plain = plain
         self._heads = attention.num_heads
@@ -232,7 +230,7 @@ class FusedVisionBlock:
             Product(layers, packed=True, inputs_first=False)
             for layers in (qkv, out, [plain.mlp.fc2])
         )
-        self._fc1 = Product([plain.mlp.fc1], packed=True, inputs_first=False, tokens=tokens)
+        self._fc1 = Product([plain.mlp.fc1], packed=True, inputs_first=False, epilogue=True)
 
     def __call__(self, x: Tensor) -> Tensor:
         n, tokens, width = x.shape

@@ -46,8 +46,8 @@ class Product:
         packed: keep a second copy of the matrix as oneDNN lays it out.
         inputs_first: order of a float32 matrix in a CPU's memory. With few tokens MKL takes a fifth
             less time; with many oneDNN takes up to twice as long. None: as `packed`.
-        tokens: of an inference. With so many the epilogue is tried: GELU with a bias, the sum with
-            a residual stream without one. 0: none is taken.
+        epilogue: take the next operation along on CUDA, where that is right: GELU with a bias, the
+            sum with a residual stream without one.
 
     Attributes:
         dtype: of its results.
@@ -61,7 +61,7 @@ class Product:
         layers: Sequence[Linear],
         packed: bool = False,
         inputs_first: bool | None = None,
-        tokens: int = 0,
+        epilogue: bool = False,
     ) -> None:
         self.dtype = layers[0].dtype
         self.weight = _merge(layers, 'weight', packed if inputs_first is None else inputs_first)
@@ -80,10 +80,8 @@ class Product:
         # As the operator takes it.
         self._matrix = _pack(self.weight) if self._packed else self.weight
         self._epilogue: Epilogue | None = None
-        if tokens and not scales:
-            wanted, matrix = gelu if self.bias is not None else add, self.weight
-            shape = tokens, *matrix.shape
-            self._epilogue = usable(wanted, matrix.device, matrix.dtype, shape)
+        if epilogue and not scales:
+            self._epilogue = gelu if self.bias is not None else add
         # Without bias and activation one pass saves nothing in reduced precision.
         self._worth = self._packed or self.dtype == torch.float32 or self.bias is not None
 
@@ -93,8 +91,9 @@ class Product:
             outputs = multiply(x, self.weight, self._scale, self.bias)
             return outputs if activation is None else activation(outputs)
         x = x.to(self.weight.dtype)
-        if self._epilogue is not None and self.bias is not None and activation is gelu_tanh:
-            found = self._epilogue(x.flatten(0, -2), self.weight, self.bias)
+        epilogue = self._usable(x) if activation is gelu_tanh else None
+        if epilogue is not None and self.bias is not None:
+            found = epilogue(x.flatten(0, -2), self.weight, self.bias)
             return found.unflatten(0, x.shape[:-1])
         if (self._worth or activation is not None) and self._is_large(x):
             name, variant = _ACTIVATIONS[activation]
@@ -108,10 +107,10 @@ class Product:
         Returns:
             the sum, which may be the stream itself
         """
-        if self._epilogue is None:
+        if (epilogue := self._usable(x)) is None:
             return stream + self(x)
         operand = x.to(self.weight.dtype).flatten(0, -2)
-        self._epilogue(operand, self.weight, stream.view(-1, stream.shape[-1]))
+        epilogue(operand, self.weight, stream.view(-1, stream.shape[-1]))
         return stream
 
     def into(self, x: Tensor, out: Tensor) -> None:
@@ -142,6 +141,13 @@ class Product:
             wide.bias = nn.Parameter(self.bias.float(), requires_grad=False)
         wide._matrix, wide._transposed = wide.weight, wide.weight.t()
         return wide
+
+    def _usable(self, x: Tensor) -> Epilogue | None:
+        """Return the epilogue if it is right for as many tokens as (..., inputs), else None."""
+        if self._epilogue is None:
+            return None
+        matrix, tokens = self.weight, x.shape[:-1].numel()
+        return usable(self._epilogue, matrix.device, matrix.dtype, (tokens, *matrix.shape))
 
     def _is_large(self, x: Tensor) -> bool:
         if self._one_pass is None:
@@ -201,11 +207,14 @@ def is_faster(dtype: torch.dtype) -> bool:
     """Return whether oneDNN multiplies faster than `F.linear` on this processor.
 
     In float32 `F.linear` calls MKL, which uses AVX-512 on Intel's processors alone: with it oneDNN
-    is twice as fast on AMD's, and as fast on Intel's. With AVX2 at most MKL is faster.
+    is twice as fast on AMD's, and as fast on Intel's. With AVX2 at most MKL is faster. PyTorch for
+    Arm has no MKL.
     The instructions decide, and no measurement at load: one that comes out otherwise the next time
     would change the last bits of a policy's chunks.
     """
-    return dtype != torch.float32 or torch.backends.cpu.get_cpu_capability() != 'AVX2'
+    if dtype != torch.float32 or not torch.backends.mkl.is_available():
+        return True
+    return 'AVX512' in torch.backends.cpu.get_cpu_capability()
 
 
 @cache

@@ -57,8 +57,7 @@ class FusedPi(FlowNetwork):
         self.family, self.dims = plain.family, plain.dims
         self._plain, self._static_shapes = plain, static_shapes
         self.vision = FusedVision(plain.vision)
-        tokens = self.dims.prefix_length
-        self._language = [FusedBlock(block, tokens=tokens) for block in plain.language.layers]
+        self._language = [FusedBlock(block, epilogues=True) for block in plain.language.layers]
         self._expert = [FusedBlock(block, packed=True) for block in plain.expert.layers]
         self._final_scale = norm_scale(plain.expert.norm)
         block, prefix = self._expert[0], self.dims.prefix_length

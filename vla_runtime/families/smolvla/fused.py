@@ -53,8 +53,7 @@ class FusedSmolVla(FlowNetwork):
         self._plain, self._static_shapes = plain, static_shapes
         self.vision = FusedVision(plain.vision)
         cross = self.dims.cross_layers
-        tokens = self.dims.prefix_length
-        self._language = [FusedBlock(block, tokens=tokens) for block in plain.language.layers]
+        self._language = [FusedBlock(block, epilogues=True) for block in plain.language.layers]
         self._expert = [
             FusedBlock(block, layer in cross, packed=True)
             for layer, block in enumerate(plain.expert.layers)

@@ -1,0 +1,101 @@
+"""pi0, pi0.5 and SmolVLA whose products take GELU and the residual stream along, as on CUDA.
+
+What stands in for a GPU's products rounds once, as they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from fused_networks import FUSED, inputs_of_case, prefix_of, tiny
+from network_cases import ReferenceCase, each_entry, load_network_case, relative_error
+from smolvla_cases import load_smolvla_case
+from torch import Tensor
+
+from vla_runtime.families.blocks import epilogues, fused_product
+from vla_runtime.families.blocks.epilogues import Epilogue
+from vla_runtime.families.blocks.layers import gelu_tanh
+from vla_runtime.families.flow_network import FlowNetwork
+from vla_runtime.families.flow_step import DenoiseStep
+from vla_runtime.inference.denoise import flow_times
+
+pytestmark = pytest.mark.cases
+
+Shape = tuple[int, int, int]
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients():
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[Epilogue, set[Shape]]:
+    """Shapes that were asked for; each product that follows has one of them."""
+    found: dict[Epilogue, set[Shape]] = {epilogues.gelu: set(), epilogues.add: set()}
+
+    def add(x: Tensor, weight: Tensor, stream: Tensor) -> Tensor:
+        assert stream.dtype == torch.float32 and stream.is_contiguous()
+        return stream.add_(x.float() @ weight.float().t())
+
+    def gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return gelu_tanh(x.float() @ weight.float().t() + bias.float()).to(x.dtype)
+
+    def use(wanted: Epilogue, device: Any, dtype: Any, shape: Shape) -> Epilogue:
+        found[wanted].add(shape)
+        of_form: Epilogue = gelu if wanted is epilogues.gelu else add
+
+        def of_shape(x: Tensor, weight: Tensor, beside: Tensor) -> Tensor:
+            assert (len(x), *weight.shape) == shape
+            return of_form(x, weight, beside)
+
+        return of_shape
+
+    monkeypatch.setattr(fused_product, 'usable', use)
+    return found
+
+
+@each_entry('pi05', 'pi0', 'smolvla')
+def test_chunks_of_the_cases_with_epilogues(path, b, asked):
+    load: Callable[..., ReferenceCase] = (
+        load_smolvla_case if 'smolvla' in path.stem else load_network_case
+    )
+    case = load(path)
+    network: FlowNetwork = case.network
+    fused = FUSED[network.family.name](network, True)
+    pixels, image_mask = case.images(b)
+    rows, head = inputs_of_case(case, b)
+    image_tokens = fused.vision(pixels)
+    given = [pixels, image_tokens, *rows.values()]
+    before = [tensor.clone() for tensor in given]
+    past = fused.prefix(image_tokens, image_mask, **rows)
+    # The stream that the products overwrite is the prefix's own.
+    assert all(map(torch.equal, given, before))
+    x = case.tensors['noise'][b : b + 1]
+    laid_out, step = fused.lay_out(past, 1), DenoiseStep(fused)
+    for t in torch.tensor(flow_times(case.steps), dtype=torch.float32):
+        conditioning = fused.split_conditioning(fused.time_conditioning(t[None]))
+        dt, weights = torch.tensor(-1.0 / case.steps), torch.zeros(1, x.shape[1], 1)
+        plan = torch.zeros_like(x)
+        x, _ = step(x, laid_out, conditioning, t, dt, torch.ones(1), plan, weights, head)
+    assert relative_error(x[0], case.tensors['actions'][b]) <= 5e-5
+    assert all(asked.values())
+
+
+@pytest.mark.parametrize('family', FUSED)
+def test_every_number_of_tokens_that_runs_is_asked_for(family, asked):
+    fused = FUSED[family](tiny(family), True)
+    dims = fused.dims
+    vision, language = dims.vision, dims.language
+    heads = language.num_heads * language.head_dim
+    of_vision, of_language = set(), set()
+    for rows in (1, 2):
+        prefix_of(fused, rows)
+        of_vision.add((dims.cameras * vision.tokens, vision.mlp_dim, vision.width))
+        for inputs in (heads, language.mlp_dim):
+            of_language.add((rows * dims.prefix_length, language.width, inputs))
+    assert asked == {epilogues.gelu: of_vision, epilogues.add: of_language}
