@@ -164,7 +164,7 @@ def test_a_bundle_brings_its_own_sizes_and_steps(bundle, tmp_path, capsys):
             ['pi06', '--device', 'thor'],
             f"MODEL 'pi06' is neither a published size ({', '.join(preset_names())}) nor",
         ),
-        (['pi05'], '--device is missing, such as in: vla_runtime roofline engines/demo'),
+        (['pi05'], '--device is missing, such as in: vla_runtime roofline act'),
         ([], 'MODEL is missing'),
         (['pi05', '--device', 'thor', '--views', '0'], "--views: '0' is not a whole number from"),
         (['pi05', '--device', 'thor', '--steps', '-1'], "--steps: '-1' is not a whole number fr"),

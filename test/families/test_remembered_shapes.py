@@ -83,6 +83,14 @@ def test_a_damaged_file_is_written_anew(cache, damage: Callable[[Path], object])
     assert path.read_bytes() == whole
 
 
+def test_a_folder_that_cannot_be_written_to_costs_time_only(tmp_path, monkeypatch):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    (tmp_path / 'vla_runtime').write_text('a file, where a folder is to be')
+    dims = tiny_dims('pi05')
+    assert weight_shapes('pi05', dims)['action_out.bias']
+    assert traced_anew(monkeypatch, empty_network('pi05', dims)).past
+
+
 def traced_anew(monkeypatch, network: FlowNetwork) -> TracedShapes:
     """As in a process that has traced nothing yet."""
     monkeypatch.setattr(traced_shapes, '_TRACED', {})

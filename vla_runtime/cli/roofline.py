@@ -66,7 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         'model',
         nargs='?',
         metavar='MODEL',
-        help=f'{", ".join(preset_names())} or a bundle; kernels are counted of '
+        help=f'a published size ({", ".join(preset_names())}) or a bundle, such as in: '
+        f'vla_runtime roofline {counted[0]} --device thor; kernels were counted for '
         f'{", ".join(counted)}',
     )
     parser.add_argument('--list', action='store_true', help='show the known devices, and stop')
@@ -146,7 +147,7 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
     if not arguments.model or not arguments.device:
         missing = '--device' if arguments.model else 'MODEL'
         raise ValueError(
-            f'{missing} is missing, such as in: vla_runtime roofline engines/demo --device '
+            f'{missing} is missing, such as in: vla_runtime roofline {preset_names()[0]} --device '
             'agx-orin (--list shows the devices)'
         )
     workload, dims = _workload(arguments)

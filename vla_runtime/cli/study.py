@@ -274,7 +274,12 @@ def _judge(
 ) -> None:
     """Write success in a precision beside float32 into the receipts of the bundles that ran so."""
     from vla_runtime.bundle.folder import read_bundle
-    from vla_runtime.bundle.success import JudgedCondition, success_fault, write_success
+    from vla_runtime.bundle.success import (
+        LEAST_EPISODES,
+        JudgedCondition,
+        success_fault,
+        write_success,
+    )
     from vla_runtime.tabletop.study.runner import bundle_of
     from vla_runtime.tabletop.study.statistics import compare
 
@@ -294,6 +299,13 @@ def _judge(
         )
     said = {'command': provenance.command, 'seeds': provenance.seeds, 'code': provenance.code}
     for (backend, precision, folder), conditions in judged.items():
+        # A short trial must not take the place of an earlier record.
+        if min(one.episodes for one in conditions) < LEAST_EPISODES:
+            print(
+                f'  {folder}: {precision} of {backend}: no receipt is written: fewer than '
+                f'{LEAST_EPISODES} episodes a condition'
+            )
+            continue
         write_success(read_bundle(folder, verify=False), backend, precision, conditions, said)
         fault = success_fault(read_bundle(folder, verify=False), backend, precision)
         # Whether `auto` takes it is also up to the device and to the receipt of the ONNX files.

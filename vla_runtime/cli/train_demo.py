@@ -70,28 +70,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='train on from its weights, with its vocabulary and statistics, on new data',
     )
     parser.add_argument(
-        '--seed', type=between(0, MOST_SEED), default=0, help='of data and training'
+        '--seed', type=between(0, MOST_SEED), default=0, help='seed of data and training'
     )
     parser.add_argument(
         '--episodes',
         type=at_least(1),
         default=3000,
-        help='of data (default: %(default)s)',
+        help='episodes of data (default: %(default)s)',
     )
     parser.add_argument(
-        '--processes', type=at_least(1), default=os.cpu_count() or 1, help='that generate data'
+        '--processes',
+        type=at_least(1),
+        default=os.cpu_count() or 1,
+        help='processes that generate data',
     )
     parser.add_argument(
         '--threads',
         type=between(1, MOST_THREADS),
-        help="of PyTorch (default: PyTorch's own)",
+        help="threads of PyTorch (default: PyTorch's own)",
     )
     parser.add_argument('--device', default='cpu', help='cpu or cuda (default: %(default)s)')
     for stage, onward in ONWARD_STEPS.items():
         parser.add_argument(
             f'--{stage}-steps',
             type=at_least(1 if stage == 'act' else 0),
-            help=f"of this stage (default: the family's; with --from {onward})",
+            help=f"steps of this stage (default: the family's; with --from {onward})",
         )
     parser.add_argument(
         '--check-episodes',

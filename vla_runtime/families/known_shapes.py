@@ -77,9 +77,9 @@ def _makes_new_tensors(func: Any) -> bool:
 
 
 def _key(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable | None:
-    """What the shapes of an operator's results depend on; None where it is not known."""
+    """Make a key of all that the shapes of an operator's results depend on; None if unknown."""
     parts = [_part(argument) for argument in (*args, *kwargs.values())]
-    return None if _UNKNOWN in parts else (func, *kwargs, *parts)
+    return None if _UNKNOWN in parts else (func, torch.get_default_dtype(), *kwargs, *parts)
 
 
 _UNKNOWN = object()

@@ -232,7 +232,7 @@ def test_without_instructions_for_int8_the_rest_of_8_bits_runs(
     monkeypatch.setattr(runner, 'bundle_of', lambda condition, bundle, work: bundle)
     monkeypatch.setattr(study_verb, '_write_page', lambda folder: folder / 'study.html')
     folders = ['--out', str(tmp_path / 'out'), '--work', str(tmp_path / 'work')]
-    words = ['study', 'eight_bits', '--episodes', '1', '--bundle', str(bundle)]
+    words = ['study', 'eight_bits', '--episodes', '200', '--bundle', str(bundle)]
     assert main([*words, *folders]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if 'Left out' in line]
     record = json.loads((tmp_path / 'out' / 'study_eight_bits.json').read_text())
@@ -249,6 +249,19 @@ def test_without_instructions_for_int8_the_rest_of_8_bits_runs(
     assert 'int8 and its float32, 4 of 8 conditions' in line and 'VNNI' in line
     assert record['question'].endswith('Left out: int8 and its float32, 4 of 8 conditions.')
     assert list(judged) == ['torch'] and list(judged['torch']) == ['fp8']
+
+
+def test_a_short_trial_leaves_the_receipt_alone(tmp_path, capsys, untrained):
+    bundle = copy_bundle(untrained, tmp_path / 'bundle')
+    before = (bundle / 'policy.yaml').read_bytes()
+    study = STUDIES['precision']
+    results = {one: [episode(seed, True) for seed in range(199)] for one in study.conditions}
+    provenance = Provenance('vla_runtime study precision', 'demo', '', (0, 199), 'code', 'source')
+    arguments = argparse.Namespace(bundle=[bundle], work=tmp_path)
+    _judge(study, results, bundle, arguments, provenance)
+    printed = capsys.readouterr().out
+    assert printed.count('no receipt is written: fewer than 200 episodes a condition') == 2
+    assert (bundle / 'policy.yaml').read_bytes() == before
 
 
 def test_a_policy_that_was_not_named_keeps_its_receipt(tmp_path, capsys):
