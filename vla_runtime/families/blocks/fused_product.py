@@ -144,7 +144,8 @@ class Product:
 
     def _usable(self, x: Tensor) -> Epilogue | None:
         """Return the epilogue if it is right for as many tokens as (..., inputs), else None."""
-        if self._epilogue is None:
+        # PyTorch's compiler joins the operators itself, and would put the trial into every run.
+        if self._epilogue is None or torch.compiler.is_compiling():
             return None
         matrix, tokens = self.weight, x.shape[:-1].numel()
         return usable(self._epilogue, matrix.device, matrix.dtype, (tokens, *matrix.shape))
