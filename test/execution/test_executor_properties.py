@@ -36,6 +36,8 @@ from vla_runtime.execution.config import ExecutorConfig, Mode
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.parameters import ExecutorParameters
 
+_FUTURE_NS = round(WATCHDOG.future_tolerance_s * 1e9)
+
 
 @dataclass
 class Observed:
@@ -76,6 +78,8 @@ class AnythingGoes(RuleBasedStateMachine):
         self.now_s, self.ros_ns = 10.0, ROS_START_NS
         self.measured, self.known = np.zeros(3), np.zeros(3)
         self.state_stamp_ns: int | None = None
+        # The newest stamp lay in the future, as the clock was set back: an older one replaces it.
+        self.distrusted = False
         self.state_arrives = True
         self.follows = 1.0
         self.setpoints = np.zeros(3)
@@ -107,8 +111,9 @@ class AnythingGoes(RuleBasedStateMachine):
         self.seen = [seen for seen in self.seen if seen.ros_ns < self.ros_ns]
         if self.state_arrives:
             self.executor.observe_state(list(NAMES), list(self.measured), self.ros_ns)
-            if self.state_stamp_ns is None or self.ros_ns >= self.state_stamp_ns:
-                self.state_stamp_ns = self.ros_ns
+            newest = self.state_stamp_ns
+            if newest is None or self.distrusted or self.ros_ns >= newest:
+                self.state_stamp_ns, self.distrusted = self.ros_ns, False
                 self.known = self.measured.copy()
         running = self.executor.mode is Mode.RUNNING
         command = self.executor.tick(self.now_s, self.ros_ns)
@@ -126,9 +131,12 @@ class AnythingGoes(RuleBasedStateMachine):
         if command.kind is not CommandKind.IDLE:
             gap = self.setpoints - self.measured
             self.measured[POSITIONS] += self.follows * gap[POSITIONS]
+        assert self.state_stamp_ns is not None
+        if gap_ns <= 50_000_000 and self.state_stamp_ns - self.ros_ns > _FUTURE_NS:
+            self.distrusted = True
         if jumped or command.reason is Reason.CLOCK_JUMP:
             # Nothing of before can be told from what comes.
-            self.state_stamp_ns = self.ros_ns
+            self.state_stamp_ns, self.distrusted = self.ros_ns, False
             self.seen = []
         self.seen.append(Observed(self.ros_ns, self.executor.status().step, self.executor.episode))
 
@@ -419,3 +427,16 @@ class AnythingGoes(RuleBasedStateMachine):
 
 AnythingGoes.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestAnythingGoes = AnythingGoes.TestCase
+
+
+def test_a_robot_pushed_while_the_clock_is_set_back_is_given_way_to() -> None:
+    """A case that the machine once found: states of before are newer than those that come."""
+    machine = AnythingGoes()
+    machine.begin(ExecutorParameters(), 'refuse', 0, PERIOD_NS * 1e-9)
+    machine.robot_is_pushed(column=0, by=-1.0)
+    for nudge_ms in (-37, -37, -8):
+        machine.clock_is_set_by_a_little(nudge_ms)
+    for _ in range(4):
+        machine.robot_is_pushed(column=0, by=-1.0)
+        machine.clock_is_set_by_a_little(0)
+    assert machine.setpoints[0] < 0.0
