@@ -126,7 +126,7 @@ def success_fault(bundle: Bundle, backend: str, precision: str) -> str:
     command = f'vla_runtime study {study} --bundle FOLDER'
     if record is None:
         return f'no closed-loop success was judged: {command}'
-    if not is_judged(bundle, backend, precision):
+    if not _is_of(record, bundle, backend):
         return f'closed-loop success was judged with other files; judge these: {command}'
     judged = [_condition(one) for one in record.mappings('conditions')]
     if len(judged) < LEAST_CONDITIONS:
@@ -166,7 +166,12 @@ def is_judged(bundle: Bundle, backend: str, precision: str) -> bool:
         JsonError: the receipt is damaged.
     """
     record = _record(bundle, backend, precision)
-    return record is not None and record.get('bundle_sha256', str) == _identity(bundle, backend)
+    return record is not None and _is_of(record, bundle, backend)
+
+
+def _is_of(record: JsonMapping, bundle: Bundle, backend: str) -> bool:
+    """Return whether a record is of these very files."""
+    return bool(record.get('bundle_sha256', str) == _identity(bundle, backend))
 
 
 def _record(bundle: Bundle, backend: str, precision: str) -> JsonMapping | None:
