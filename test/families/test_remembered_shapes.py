@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +10,9 @@ from pathlib import Path
 import pytest
 from tiny_policy import tiny_dims
 
-from vla_runtime.families import traced_shapes, weight_shapes
+from vla_runtime.families import remembered_shapes, traced_shapes, weight_shapes
 from vla_runtime.families.flow_network import FlowNetwork, empty_network
-from vla_runtime.families.remembered_shapes import shapes_file
+from vla_runtime.families.remembered_shapes import remember, remembered, shapes_file
 from vla_runtime.families.traced_shapes import TracedShapes, trace_shapes
 
 
@@ -130,3 +131,14 @@ def test_damaged_traced_shapes_are_written_anew(cache, damage, monkeypatch):
     damage(path)
     assert traced_anew(monkeypatch, network) == shapes
     assert path.read_bytes() == whole
+
+
+def test_the_oldest_files_are_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setattr(remembered_shapes, '_MOST_KEPT', 3)
+    for index in range(5):
+        path = tmp_path / f'{index}.json'
+        remember(path, {'index': index})
+        os.utime(path, ns=(index, index))
+    remember(tmp_path / 'new.json', {'index': 5})
+    assert {path.stem for path in tmp_path.iterdir()} == {'3', '4', 'new'}
+    assert remembered(tmp_path / 'new.json', lambda content: content['index']) == 5

@@ -8,6 +8,7 @@ itself, or with another where nobody judged this one.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vla_runtime.bundle.folder import Bundle
@@ -52,25 +53,16 @@ def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> lis
     """
     receipt = _receipt_precision(bundle)
     refused = reduced_precisions(bundle, device) if precision == AUTO else {}
-    found: list[Candidate] = []
     of_files = [
         candidate
         for candidate in _of_files(bundle, receipt, device)
         if not refused.get(candidate) and not refused.get(INT8)
     ]
-    found += [candidate for candidate in of_files if candidate.backend == 'tensorrt']
-    if precision != AUTO:
-        # Named outright: the user vouches for it.
-        if precision != 'int8':
-            found.append(Candidate('torch', precision))
-    else:
-        if refused.get(FP8) == '':
-            found.append(FP8)
-        half = Candidate('torch', str(receipt))
-        if refused.get(half) == '':
-            found.append(half)
-        found.append(Candidate('torch', 'float32'))
-    found += [candidate for candidate in of_files if candidate.backend == 'onnxruntime']
+    found = [
+        *(candidate for candidate in of_files if candidate.backend == 'tensorrt'),
+        *_of_torch(receipt, precision, refused),
+        *(candidate for candidate in of_files if candidate.backend == 'onnxruntime'),
+    ]
     if backend not in (AUTO, *(candidate.backend for candidate in found)):
         if refusal := refused.get(Candidate(backend, str(receipt))) or refused.get(INT8):
             raise ValueError(
@@ -159,6 +151,26 @@ def _lost_success(bundle: Bundle, candidate: Candidate) -> str:
 def is_vouched_by_onnx(candidate: Candidate) -> bool:
     """Return whether a candidate rests on the receipt of files that it does not run."""
     return candidate.backend == 'torch' and candidate.precision in _HALVES
+
+
+def _of_torch(
+    receipt: str | None, precision: str, refused: Mapping[Candidate, str]
+) -> list[Candidate]:
+    """Candidates that run the bundle's weights with PyTorch.
+
+    Args:
+        receipt: precision of the bundle's receipt.
+        precision: requested precision, or `auto`.
+        refused: the return value of `reduced_precisions`.
+    """
+    if precision == INT8.precision:
+        return []
+    if precision != AUTO:
+        # Named outright: the user vouches for it.
+        return [Candidate('torch', precision)]
+    reduced = (FP8, Candidate('torch', str(receipt)))
+    accepted = [candidate for candidate in reduced if refused.get(candidate) == '']
+    return [*accepted, Candidate('torch', 'float32')]
 
 
 def _of_files(bundle: Bundle, receipt: str | None, device: str) -> list[Candidate]:

@@ -21,6 +21,9 @@ from vla_runtime.files.whole_files import write_text
 
 Read = TypeVar('Read')
 
+# Files kept, a few kB each: every change of a network's code leaves one that nobody reads again.
+_MOST_KEPT = 64
+
 
 def remembered(path: Path | None, read: Callable[[Any], Read]) -> Read | None:
     """Read shapes back; None where there are none, or what is there cannot be read.
@@ -42,6 +45,7 @@ def remember(path: Path | None, content: Mapping[str, Any]) -> None:
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(content))
+        _forget_oldest(path.parent)
 
 
 def shapes_file(
@@ -67,3 +71,10 @@ def shapes_file(
         return cache_folder() / 'shapes' / f'{digest.hexdigest()}.json'
     except (OSError, ValueError):
         return None
+
+
+def _forget_oldest(folder: Path) -> None:
+    """Delete all but the newest `_MOST_KEPT` files."""
+    files = sorted(folder.glob('*.json'), key=lambda path: path.stat().st_mtime_ns)
+    for path in files[:-_MOST_KEPT]:
+        path.unlink(missing_ok=True)

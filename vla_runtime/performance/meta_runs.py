@@ -82,9 +82,9 @@ class MetaRuns:
     def widest(self) -> int:
         """Numbers that the widest operation of a prefix of one row reads and writes."""
         *_, run = self._prefix(1)
-        with _Counted() as counted, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        with _Widest() as widest, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             run()
-        return counted.widest
+        return widest.numbers
 
     def _prefix(
         self, rows: int
@@ -166,28 +166,33 @@ class _LookedUp:
 
 
 class _Counted(KnownShapes):
-    """Floating point operations, as PyTorch counts them, and the widest operation.
-
-    Attributes:
-        flops: floating point operations of all operators.
-        widest: the most numbers that one operator reads and writes, weights left out.
-    """
+    """Floating point operations of all operators, as PyTorch counts them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.flops = 0
-        self.widest = 0
 
     def ran(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Count an operator."""
         if formula := flop_registry.get(func.overloadpacket):
             self.flops += formula(*args, **kwargs, out_val=result)
+
+
+class _Widest(KnownShapes):
+    """The most numbers that one operator reads and writes, weights left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def ran(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Compare an operator with the widest before."""
         moved = 0
         for item in (*args, result):
             for one in item if isinstance(item, (list, tuple)) else (item,):
                 if isinstance(one, Tensor) and one.is_floating_point():
                     moved += 0 if isinstance(one, nn.Parameter) else one.numel()
-        self.widest = max(self.widest, moved)
+        self.numbers = max(self.numbers, moved)
 
 
 def _zeros(*shape: int) -> Tensor:
