@@ -208,7 +208,7 @@ def _train(
 def _prompting(
     recipe: Recipe, form: PromptFormat, vocabulary: Path, start: Start | None
 ) -> Prompting:
-    """Write the vocabulary into the work folder: that of the start, or a new one."""
+    """Copy the start's vocabulary into the work folder, or train one there."""
     from vla_runtime.tabletop.sim.world import JOINT_NAMES
     from vla_runtime.tabletop.training.samples import Prompting
     from vla_runtime.tabletop.training.vocabulary import train_vocabulary

@@ -57,12 +57,12 @@ def start_limits(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tolerance of a start and speed of an approach, per column.
 
-    One number of radians says nothing of a gripper of a few centimetres: of a column without
-    numbers of its own a quarter of its range is the largest tolerance, and half of it the largest
-    distance in a second. No approach is faster than the limit of the velocity.
+    One number of radians does not suit a gripper of a few centimetres. Without numbers of its own
+    a column's tolerance is at most a quarter of its range, and its speed at most half of its range
+    in a second. No approach is faster than the limit of the velocity.
 
     Args:
-        columns: the executor's.
+        columns: columns of the executor's commands.
         limits: `start_tolerance` and `approach_speed` of a column have precedence.
         start: tolerance and speed of columns without numbers of their own.
 

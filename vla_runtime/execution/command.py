@@ -143,7 +143,7 @@ class StartResult:
 
 @dataclass(frozen=True)
 class CommittedSetpoints:
-    """The plan as the executor will go on with it: what the policy may condition on.
+    """The plan as the executor will go on with it; the policy may condition on it.
 
     Attributes:
         rows: (steps, columns) float64; row i belongs to step `first_step + i`.

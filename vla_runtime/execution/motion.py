@@ -200,7 +200,7 @@ class Motion:
     def _between_clock_messages(self, elapsed_s: float) -> bool:
         """Return whether the robot moves in a simulated world whose time stands still just now.
 
-        To brake or to give way takes time: what a tick does without any would be a step.
+        Braking and giving way take time; without any they would be a step.
         """
         return self._on_ros_clock and elapsed_s <= 0.0 and self._commander.moving
 

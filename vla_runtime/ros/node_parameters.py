@@ -59,7 +59,7 @@ def owners(parameter: str) -> tuple[str, ...]:
 
 
 def nearest(name: str, known: Collection[str], in_file: bool = False) -> str:
-    """Return a question for the parameter that was meant: of this node, or of another one.
+    """Ask whether a parameter of this node, or of another one, was meant.
 
     Args:
         name: name that no parameter has.

@@ -97,7 +97,7 @@ class Metadata:
 
 
 def network_name(network: Network, rows: int = 1) -> str:
-    """Name of a network: of an engine, for this number of prompt rows."""
+    """Name of the engine that runs a network for this number of prompt rows."""
     return graph_name(network, rows).removesuffix('.onnx')
 
 

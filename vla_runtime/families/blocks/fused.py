@@ -218,7 +218,7 @@ class FusedVisionBlock:
     """A block of the vision encoder.
 
     Args:
-        plain: with its weights, which become shared.
+        plain: plain block with its weights, which become shared.
     """
 
     def __init__(self, plain: VisionBlock) -> None:

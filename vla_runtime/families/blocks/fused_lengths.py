@@ -69,9 +69,10 @@ class FirstKeys:
     """Attention to the first keys of each row, in buffers that keep their addresses.
 
     Args:
-        kernel: as `flash`.
-        rows: with as many queries and places for keys each; on `device`.
-        queries, keys: numbers of queries and keys of a row.
+        kernel: `flash`, or a function with its arguments.
+        rows: number of rows.
+        queries, keys: numbers of queries and of places for keys in each row.
+        device: device of all tensors.
 
     Attributes:
         lengths: (rows,) int32, keys of each row that are seen.
@@ -104,7 +105,7 @@ def valid_first(mask: Tensor) -> Tensor:
 
 
 class Shape(NamedTuple):
-    """Sizes of an attention: of a row, and heads of its queries and of its keys."""
+    """Sizes of an attention: queries and keys of a row, and heads of both."""
 
     queries: int
     keys: int

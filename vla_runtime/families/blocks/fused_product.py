@@ -41,8 +41,8 @@ class Product:
     """One matrix product for several linear layers with the same input.
 
     Args:
-        layers: whose outputs follow one another; all have a bias, or none has. Their weights
-            become views of the merged matrix.
+        layers: layers whose outputs follow one another; all have a bias, or none has. Their
+            weights become views of the merged matrix.
         packed: keep a second copy of the matrix as oneDNN lays it out.
         inputs_first: order of a float32 matrix in a CPU's memory. With few tokens MKL takes a fifth
             less time; with many oneDNN takes up to twice as long. None: as `packed`.
@@ -50,7 +50,7 @@ class Product:
             sum with a residual stream without one.
 
     Attributes:
-        dtype: of its results.
+        dtype: dtype of its results.
 
     Raises:
         ValueError: as `float8.require_equal`.
@@ -164,12 +164,12 @@ class GatedProduct:
     product, because every call costs.
 
     Args:
-        mlp: whose gate and up layers it computes; as the layers of a `Product`.
+        mlp: MLP that has the gate and up layers; they are merged as in a `Product`.
         packed: as for `Product`.
 
     Attributes:
         weight: (2 * hidden, inputs), the gate's before the others.
-        activation: of the gate.
+        activation: activation of the gate.
 
     Raises:
         ValueError: as `float8.require_equal`.
@@ -226,7 +226,7 @@ def one_pass(device: str, dtype: torch.dtype) -> Any:
 
     Args:
         device: type of the device.
-        dtype: of all its tensors.
+        dtype: dtype of all its tensors.
     """
     operator = getattr(torch.ops.mkldnn, '_linear_pointwise', None)
     if device != 'cpu' or operator is None:

@@ -98,7 +98,7 @@ def matrix_names(network: nn.Module) -> set[str]:
 
 
 def product_names(network: nn.Module) -> set[str]:
-    """Names of the parameters that may be in 8 bits: of `matrix_names`, those that multiply."""
+    """Names of the parameters that may be in 8 bits: the matrices of linear layers."""
     return {
         f'{prefix}.weight'
         for prefix, module in network.named_modules()

@@ -110,7 +110,7 @@ class Evo1Dims(ShuffledImages):
 
     @property
     def prefix_length(self) -> int:
-        """P: what the language model reads, and the state token."""
+        """P: all tokens of the language model, and the state token."""
         return self.language_length + 1
 
 

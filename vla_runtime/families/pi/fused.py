@@ -47,7 +47,7 @@ class FusedPi(FlowNetwork):
         kernel: attends by lengths instead of a mask: with static shapes, and where it is usable.
 
     Attributes:
-        kernel: as given; None: nothing attends by lengths.
+        kernel: the kernel in use; None where nothing attends by lengths.
     """
 
     expert_type = FusedExpert

@@ -41,7 +41,7 @@ class FusedSmolVla(FlowNetwork):
             is usable. Other layers hide more than padding.
 
     Attributes:
-        kernel: as given; None: nothing attends by lengths.
+        kernel: the kernel in use; None where nothing attends by lengths.
     """
 
     dims: SmolVlaDims

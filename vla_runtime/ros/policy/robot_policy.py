@@ -28,8 +28,8 @@ class RobotInference:
     Attributes:
         chunk: actions in robot units; `normalised` as the network returned it.
         report: report of the policy.
-        plan: what went into the chunk, in the robot's units: it is tied to it, or was chosen by
-            it among several samples; None where no plan had a say.
+        plan: plan in the robot's units that the chunk is tied to, or was chosen by among several
+            samples; None where no plan had a say.
         tied: the chunk continues the plan.
         step: plan step at which row 0 of a tied chunk stands; None where the plan does not say.
     """

@@ -15,10 +15,10 @@ _AWAITED = ('instruction', 'clock')
 
 
 def report(answer: Answer, parameters: Mapping[str, Any], overhead_ms: float) -> StatusItem:
-    """Return the report of one chunk: with the topics' messages, all that repeats its inference.
+    """Return the report of one chunk; with the topics' messages it can be inferred again.
 
     Args:
-        answer: it.
+        answer: the chunk with its request.
         parameters: live parameters that were in force.
         overhead_ms: see `Answer.overhead_ms`.
     """

@@ -44,9 +44,9 @@ class RobotJoint:
         max_tracking_error: distance of the measured position from the command that stops the robot
             until it is started again. Where left out: the executor's parameter of this name, or
             three quarters of the joint's range where that is smaller.
-        grips: a gripper that is commanded by position. An object stops it short of its command, and
-            what is left is the force of the grip: that is no fault, and a hold or a start does not
-            give it up.
+        grips: a gripper that is commanded by position. An object stops it short of its command; the
+            distance that is left is the force of the grip. It is no fault, and neither a hold nor
+            a start opens the gripper.
         start_tolerance: `tolerance` of `start` for this joint, in its unit. Where left out: that
             one, or a quarter of the joint's range where that is smaller.
         approach_speed: `approach_speed` of `start` for this joint, `unit` a second. Where left
@@ -225,5 +225,5 @@ _Named = TypeVar('_Named', bound='RobotJoint | RobotCamera | RobotPose')
 
 
 def by_name(items: Iterable[_Named]) -> dict[str, _Named]:
-    """Joints, cameras or poses under their names and aliases: as policies know them."""
+    """Joints, cameras or poses under the names that policies use: their own and their aliases."""
     return {name: item for item in items for name in (item.name, *item.aliases)}

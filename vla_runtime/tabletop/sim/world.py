@@ -175,7 +175,7 @@ class Tabletop:
         return renderer.render()
 
     def configuration(self) -> np.ndarray:
-        """A copy of where everything is, joints and blocks: what `show` takes."""
+        """A copy of all positions, joints and blocks, for `show`."""
         return self._data.qpos.copy()
 
     def show(self, configuration: np.ndarray) -> None:

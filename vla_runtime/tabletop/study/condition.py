@@ -43,18 +43,18 @@ class Condition:
         families: episode i is of family i modulo their number.
         colours: colours of the blocks that tasks are about; fewer than all where a policy knows no
             others.
-        policy_family: family of the bundle, of those that the study was given; empty: there is one.
+        policy_family: family of the bundle among those given to the study; empty if there is one.
         variant: variant of the scene.
         belt_speed: factor on the speed of moving blocks (1 is 3 to 5 cm/s).
         wording: wording of the instruction; `held_out` are sentences that training never saw.
-        instructed: what the robot is asked to do: its `task`; a task of the same family for the
-            `other_block`; or the same `fixed` sentence in every episode. Success is always that of
+        instructed: instruction of the robot: its `task`, a task of the same family for the
+            `other_block`, or the same `fixed` sentence in every episode. Success is always that of
             the task.
         absent_cameras: cameras whose image is None.
         wrist_every: steps from one frame of the wrist camera to the next, at least 1; in between
             the policy sees the last one. The front camera's frames are always of now.
         chunk_source: the bundle's `policy`, or the scripted `expert`, which knows where the blocks
-            are: what can be had in this loop.
+            are and so gives the best that this loop allows.
         backend: backend of the policy; for `onnxruntime` its files are exported once.
         precision: precision of the policy's large matrices.
         denoise_steps: None is what the bundle recommends.
