@@ -368,8 +368,11 @@ class PolicyNode(ManagedNode):
         several = several_publishers(self, self.resolve_topic_name(_REQUEST_TOPIC))
         self._status.set(policy_status.requests(several))
         yield from map(policy_status.camera, synchronizer.camera_statuses(now_ns))
-        problems = synchronizer.joint_problems(now_ns)
-        yield policy_status.joints(problems, synchronizer.clock_jumps)
+        yield policy_status.joints(
+            synchronizer.joint_problems(now_ns),
+            synchronizer.joint_warnings(),
+            synchronizer.clock_jumps,
+        )
 
     def _check_parameters(self, given: Mapping[str, Any]) -> str | None:
         """Return why this policy cannot be run with these values, or None; free of side effects."""

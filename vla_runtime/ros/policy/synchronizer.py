@@ -215,6 +215,11 @@ class Synchronizer:
             self._see(now_ns)
             return tuple(item.text for item in self._missing_joints(now_ns))
 
+    def joint_warnings(self) -> tuple[str, ...]:
+        """Describe joint states that are used although something is wrong with them."""
+        with self._lock:
+            return tuple(f'{t.name}: {t.ahead}' for t in self._topics.values() if t.ahead)
+
     def _see(self, now_ns: int) -> None:
         if now_ns < self._now_ns - _JUMP_NS:
             self.clock_jumps += 1
