@@ -15,7 +15,7 @@ from three_cameras import SENSOR, Graph
 
 from vla_runtime.ros.executor.steady_loop import SteadyLoop
 from vla_runtime.ros.messages.conversions import ns_to_stamp, stamp_to_ns
-from vla_runtime.ros.robot.file import Robot
+from vla_runtime.ros.robot.schema import Robot
 
 # Beside the helpers that three_cameras makes importable.
 from rclpy.qos import QoSProfile, ReliabilityPolicy  # isort: skip

@@ -31,8 +31,7 @@ from vla_runtime.recording.topics import (
 )
 from vla_runtime.ros.messages.conversions import TrajectoryError, message_to_chunk, message_to_plan
 from vla_runtime.ros.messages.diagnostics import values_of
-from vla_runtime.ros.robot.file import Robot
-from vla_runtime.ros.robot.schema import RobotOutput
+from vla_runtime.ros.robot.schema import Robot, RobotOutput
 
 _KINDS: Mapping[str, str] = {
     'joint_trajectory': 'trajectory_msgs/msg/JointTrajectory',

@@ -63,8 +63,9 @@ from vla_runtime.ros.policy.settings import settings_from
 from vla_runtime.ros.policy.synchronizer import Synchronizer
 from vla_runtime.ros.publisher_conflicts import several_publishers
 from vla_runtime.ros.qos import LATCHED, RELIABLE, REPEATED
-from vla_runtime.ros.robot.file import Robot, find_robot, load_robot
+from vla_runtime.ros.robot.file import find_robot, load_robot
 from vla_runtime.ros.robot.match import RobotMatch, match_robot
+from vla_runtime.ros.robot.schema import Robot
 from vla_runtime.ros.status_board import StatusBoard
 from vla_runtime.ros.worker import LatestJobWorker
 

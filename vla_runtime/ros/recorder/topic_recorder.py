@@ -35,8 +35,7 @@ from vla_runtime.ros.messages.images import to_rgb
 from vla_runtime.ros.node_runner import OnError, guarded
 from vla_runtime.ros.policy.description import read_description
 from vla_runtime.ros.qos import LATCHED
-from vla_runtime.ros.robot.file import Robot, RobotCamera
-from vla_runtime.ros.robot.schema import by_name
+from vla_runtime.ros.robot.schema import Robot, RobotCamera, by_name
 
 _IMAGE_PERIOD_NS = 1_000_000_000 // IMAGE_RATE_HZ
 _REPORT = 'vla_policy/report'

@@ -17,8 +17,7 @@ from vla_runtime.execution.columns import Column, ColumnKind
 from vla_runtime.execution.limits import Limits
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.ros.robot.column_limits import column_limits
-from vla_runtime.ros.robot.file import Robot, RobotCamera, RobotJoint, RobotOutput
-from vla_runtime.ros.robot.schema import by_name
+from vla_runtime.ros.robot.schema import Robot, RobotCamera, RobotJoint, RobotOutput, by_name
 
 # Unit to (dimension, size in the dimension's first unit).
 _SIZE = {

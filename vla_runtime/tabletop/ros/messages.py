@@ -14,7 +14,7 @@ from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.ros.messages.conversions import stamp_to_ns
-from vla_runtime.ros.robot.file import Robot, RobotCamera, RobotOutput
+from vla_runtime.ros.robot.schema import Robot, RobotCamera, RobotOutput
 from vla_runtime.tabletop.sim.controller import CommandError, JointFollower
 
 _JPEG_QUALITY = 90
