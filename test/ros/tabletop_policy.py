@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from tiny_policy import TOKENIZER, tiny_spec
+from written_bundle import write_bundle
 
 from vla_runtime.bundle.schema import ActionSpec, CameraSpec, StateSpec
-from vla_runtime.bundle.writer import write_bundle
 from vla_runtime.families import build_network
 from vla_runtime.tabletop.sim.scene import CAMERAS
 from vla_runtime.tabletop.sim.world import JOINT_NAMES
