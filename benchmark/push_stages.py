@@ -43,8 +43,8 @@ def stage_reached(states: Sequence[TabletopState], block: int, sign: float) -> s
 
     Args:
         states: one a chunk, in order.
-        block: that is to be pushed.
-        sign: of y where to.
+        block: block that is to be pushed.
+        sign: sign of y that the block is pushed to.
     """
     tip = np.array([state.tip_m for state in states])
     centre = np.array([state.block_m[block] for state in states])

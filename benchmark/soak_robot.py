@@ -58,10 +58,10 @@ class SimulatedRobot:
     """Publishes joint states at 100 Hz on a thread of its own.
 
     Attributes:
-        silent: whether it publishes nothing.
+        silent: True while nothing is published.
         sensor_error: (joints,) added to what it publishes.
         positions: (joints,) where its joints are.
-        problems: what its thread raised.
+        problems: exceptions of the robot's thread.
         late: when a joint state came late, and by how much, ns.
     """
 

@@ -43,7 +43,7 @@ def made_once(name: str, make: Callable[[Path], object]) -> Path:
     """A folder that is made by the first test that asks for it, in whichever worker.
 
     Args:
-        name: of the folder.
+        name: name of the folder.
         make: called with a path; leaves the folder there.
     """
     folder, partial = scratch_folder() / name, scratch_folder() / f'{name}.partial'
@@ -136,9 +136,9 @@ def onnx_of_network(family: str, network: FlowNetwork, **changes: Any) -> tuple[
     """A network as ONNX files: a folder with weights, no whole bundle.
 
     Args:
-        family: of the network.
+        family: family of the network.
         network: with weights.
-        changes: of the tiny policy's description.
+        changes: changes of the tiny policy's description.
     """
     folder = Path(tempfile.mkdtemp(dir=scratch_folder())) / 'network'
     spec = _spec_of(family, network, **changes)
@@ -196,11 +196,11 @@ def chunk_of_one_file(
     """The chunk (H, A) of a folder's monolithic.onnx.
 
     Args:
-        folder: of the bundle.
-        family: of the network.
-        dims: of the network.
+        folder: folder of the bundle.
+        family: family of the network.
+        dims: dimensions of the network.
         steps: Euler steps.
-        inputs: of the steps.
+        inputs: inputs of the steps.
         values: `pixels`, `image_mask` and the rows of the prompt.
     """
     times = flow_times(steps)

@@ -28,7 +28,7 @@ def write_bundle(
 
     Args:
         target: path of the new bundle.
-        spec: its `files` are filled in here; its `tokenizer` names the copied file.
+        spec: description; `files` are filled in here, `tokenizer` names the copied file.
         weights: our tensor names to arrays.
         statistics: arrays by name, as `Bundle.statistics`.
         tokenizer: the file to copy; None for a policy without language.

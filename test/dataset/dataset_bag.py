@@ -38,15 +38,15 @@ class Story:
     """Events of a bag; times in milliseconds from its start.
 
     Attributes:
-        length_ms: of the bag.
+        length_ms: length of the bag.
         said: time and instruction.
         episodes: time and number of the executor's episode.
         verdicts: time and whether it was a success.
         frame_ms: between two frames of a camera.
         no_frames: camera to a time from and until which it is silent.
         damaged: numbers of the hand camera's frames that are no image.
-        commands: whether outputs are in the bag.
-        step_ms: of the chunks; 0 for none.
+        commands: True where outputs are in the bag.
+        step_ms: step time of the chunks; 0 for no chunks.
         late_ms: stamp of one joint state more, at the end; 0 for none.
         clock_ms: by how much the recording's clock is ahead of the stamps.
         slow: seconds of the recording's clock in one of the stamps'.

@@ -29,12 +29,12 @@ class Arm:
     """Publishes joint states all the time; the joints are wherever they were last commanded.
 
     Attributes:
-        follows: whether it does.
-        silent: whether it publishes nothing.
+        follows: True while the joints go where they are commanded.
+        silent: True while nothing is published.
         names: in its messages.
         positions: (6,) of its joints.
-        commands: what the arm's controller got, in order.
-        plans: what the executor asked with.
+        commands: messages that the arm's controller got, in order.
+        plans: requests of the executor.
     """
 
     def __init__(self, graph: Graph, namespace: str = '') -> None:

@@ -36,7 +36,7 @@ class Fork:
 
     Args:
         module: run as `python -m` runs it.
-        arguments: of its command line.
+        arguments: arguments of the command line.
     """
 
     def __init__(self, module: str, arguments: Sequence[str]) -> None:

@@ -115,9 +115,9 @@ class Graph:
         """Wait until a condition holds; fails with the processes' output when it never does.
 
         Args:
-            condition: what it returns is returned once it is true.
+            condition: called until the result is true; that result is returned.
             what: is waited for, for the failure.
-            timeout_s: how long to wait at most.
+            timeout_s: longest time to wait.
             meanwhile: called between looks, such as to go on publishing.
         """
         end = time.monotonic() + timeout_s

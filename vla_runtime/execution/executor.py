@@ -258,10 +258,10 @@ class ChunkExecutor:
                 two ticks is precious.
             observation_ns: stamp of its observation, ROS clock.
             episode: the episode that it was made for.
-            number: its inference number.
+            number: inference number of the chunk.
             now_s: steady clock.
             now_ros_ns: ROS clock.
-            tied: it was made to continue the plan that the request carried.
+            tied: True for a chunk made to continue the plan that the request carried.
             request: number of the request that it answers; None where it is not given. A refused
                 answer closes its request, so that another one is asked for at once.
             step: step of the plan at which row 0 of a tied chunk stands; None: the step that was

@@ -72,11 +72,11 @@ class SeamReport:
 
     Attributes:
         step: plan step at which the new chunk took over.
-        chunk: its inference number.
-        join_index: its first executed row.
+        chunk: inference number of the new chunk.
+        join_index: first executed row of the new chunk.
         delay_steps: steps between its observation and its arrival.
         mode: mode of the hand-over: `blend` for an untied chunk under `rtc`.
-        late: it came after the previous one had executed its steps.
+        late: True for a chunk that came after the previous one had executed its steps.
         from_hold: the robot stood still.
         position_jump: (columns,) new row minus what the old plan had for the same step (its last
             setpoint, where it had no more): how far the two disagree.

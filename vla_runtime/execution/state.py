@@ -119,8 +119,8 @@ class MeasuredState:
 
         Args:
             names: joint names, in the message's order.
-            positions: as many positions, rad or m. Those beyond `FURTHEST` count as not-a-number,
-                which is kept: it is for the watchdog.
+            positions: one position for each name, rad or m. Those beyond `FURTHEST` count as
+                not-a-number, which is kept: it is for the watchdog.
             stamp_ns: the message's stamp, ROS clock.
         """
         key = tuple(names)

@@ -49,7 +49,7 @@ def seeded_cases(folder: Path, spec: BundleSpec) -> list[Case]:
 
     Args:
         folder: folder of the bundle, with its tokenizer.
-        spec: its policy.yaml.
+        spec: contents of the bundle's policy.yaml.
     """
     random = np.random.default_rng(SEED)
     first = _first_token(folder, spec)
@@ -65,7 +65,7 @@ def record_cases(folder: Path, spec: BundleSpec, cases: list[Case] | None = None
 
     Args:
         folder: folder of the bundle, not sealed yet, with `onnx/`.
-        spec: its policy.yaml.
+        spec: contents of the bundle's policy.yaml.
         cases: with PyTorch's outputs; None: compute them.
     """
     if cases is None:
@@ -189,7 +189,7 @@ class Reference:
 
     Args:
         spec: contents of policy.yaml.
-        weights: its weights.safetensors.
+        weights: the bundle's weights.safetensors.
     """
 
     def __init__(self, spec: BundleSpec, weights: BundleWeights) -> None:

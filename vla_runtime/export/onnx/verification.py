@@ -80,7 +80,7 @@ def verify_onnx(
 
     Args:
         folder: folder of the bundle.
-        spec: its policy.yaml.
+        spec: contents of the bundle's policy.yaml.
         device: `cpu`, `cuda`, `cuda:N`, `tensorrt` or `tensorrt:N`.
         advance: function called with 1 for each of the `verification_steps`.
         keep: function called with the cases and PyTorch's outputs, once all are compared.

@@ -36,7 +36,7 @@ class Frame:
     """One image message.
 
     Attributes:
-        stamp_ns: its header's stamp, ROS time.
+        stamp_ns: stamp of the header, ROS time.
         arrived_ns: steady time at which the node got it.
         message: received message, not yet converted.
     """

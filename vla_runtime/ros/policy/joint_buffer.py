@@ -27,7 +27,7 @@ class JointSource:
 
     Attributes:
         topic: topic of the joint states.
-        joint: its name in the messages.
+        joint: name of the joint in the messages.
         continuous: an angle in radians without end stops, which drivers may wrap around.
     """
 

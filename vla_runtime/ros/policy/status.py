@@ -111,7 +111,7 @@ def joints(problems: Iterable[str], warnings: Iterable[str], clock_jumps: int) -
 
     Args:
         problems: why joints cannot be used.
-        warnings: what is wrong with joints that are used nevertheless.
+        warnings: faults of joints that are used nevertheless.
         clock_jumps: count of the times that the ROS clock went back.
     """
     values = {'clock_jumps': clock_jumps}

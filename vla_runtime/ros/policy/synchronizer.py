@@ -103,7 +103,7 @@ class Synchronizer:
         cameras: camera name to topic.
         joints: one source for each number of the state, in order.
         limits: limits of what belongs together; may be replaced at any time.
-        earlier: those of `cameras` that are an earlier frame of another one.
+        earlier: cameras that show an earlier frame of another camera.
     """
 
     def __init__(

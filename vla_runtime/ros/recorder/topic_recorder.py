@@ -65,7 +65,7 @@ class TopicRecorder:
     """Subscribes with a node of the caller's.
 
     Args:
-        node: its namespace is that of policy and executor.
+        node: node in the namespace of policy and executor.
         robot: names the topics of joints, cameras and outputs.
         recording: recording to write to.
         images: frames that are written.
