@@ -152,8 +152,10 @@ def _ensemble_weights(
     covered = (steps >= first) & (steps < end)
     # Both orders are counted along the first axis, from the chunk that weighs most.
     ranked = covered if order == 'oldest_first' else covered[::-1]
-    rank = ranked.cumsum(axis=0) - 1
-    weights = np.where(ranked, np.exp(-decay * rank), 0.0)
+    # From 1 on; the weight of 0, of steps before a chunk's first, is not used.
+    rank = ranked.cumsum(axis=0, dtype=np.int32)
+    weights = np.exp(-decay * (np.arange(len(chunks) + 1) - 1))[rank]
+    weights *= ranked
     weights /= weights.sum(axis=0)
     return weights if order == 'oldest_first' else weights[::-1]
 
