@@ -143,6 +143,7 @@ def test_a_bundle_with_another_receipt_acts_the_same(tmp_path, untrained):
     assert runner.bundle_identity(copy) == runner.bundle_identity(untrained)
 
 
+@pytest.mark.usefixtures('short_tasks')
 def test_a_condition_on_onnx_runtime_runs_from_files_that_are_made_once(
     tmp_path, untrained, monkeypatch
 ):
