@@ -40,7 +40,7 @@ class Job:
         self.graph = made
         self._files = ('-p', f'bundle:={bundle}', '-p', f'robot:={ROBOT}')
         self.tabletop = made.start('vla_runtime.tabletop.ros.node')
-        self.policy = made.start(
+        self.policy = made.fork(
             'vla_runtime.ros.policy.node',
             '--ros-args',
             *('--params-file', str(ROOT / 'config' / 'policy.yaml')),
@@ -64,7 +64,7 @@ class Job:
         self.start_motion()
 
     def start_executor(self):
-        return self.graph.start(
+        return self.graph.fork(
             'vla_runtime.ros.executor.node',
             '--ros-args',
             *('--params-file', str(ROOT / 'config' / 'executor.yaml')),

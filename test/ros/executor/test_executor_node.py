@@ -41,7 +41,7 @@ def start(made: Graph, bundle, *arguments, name=None):
         **PATIENT,
     }
     pairs = [f'{key}:={value}' for key, value in parameters.items()]
-    return made.start(
+    return made.fork(
         MODULE,
         '--ros-args',
         *(word for pair in pairs for word in ('-p', pair)),
