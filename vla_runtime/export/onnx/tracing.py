@@ -85,12 +85,15 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is torch.ops.aten.lift_fresh.default:
+            # Of a tensor made from a list, which `forward` may write into: the constant stays.
+            func = torch.ops.aten.lift_fresh_copy.default
         given, named = pytree.tree_map_only(Tensor, self.node_of, (tuple(args), kwargs))
         node = self.graph.call_function(func, given, named)
         node.meta['module'] = self._modules[-1]
         result = func(*args, **kwargs)
         self.note(node, result)
-        if not isinstance(result, Tensor):
+        if isinstance(result, (tuple, list)):
             for index, tensor in enumerate(result):
                 self.note(self.graph.call_function(getitem, (node, index)), tensor)
         return result
