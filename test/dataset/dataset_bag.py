@@ -150,7 +150,9 @@ class _Teller:
         )
 
     def _commands(self, ms: int) -> None:
-        self._trajectory(ms, 'arm/joint_trajectory', '', ['joint_1'], [[command(ms)]], stamp=False)
+        # As the executor sends them: from the command before it to this one.
+        rows = [[command(ms) - 0.5], [command(ms)]]
+        self._trajectory(ms, 'arm/joint_trajectory', '', ['joint_1'], rows, stamp=False)
         layout = KINDS['std_msgs/msg/MultiArrayLayout'](dim=[], data_offset=0)
         kind = 'std_msgs/msg/Float64MultiArray'
         self._put(ms, 'gripper/rate', kind, layout=layout, data=np.array([0.25]))

@@ -147,7 +147,7 @@ class Graph:
         return process
 
     def fork(self, module: str, *arguments: str, name: str | None = None) -> Process:
-        """The same as a fork that saves PyTorch's imports: for a policy node (`forked`)."""
+        """The same as a fork that saves the node's imports (`forked`)."""
         process = Process(Fork(module, arguments), name or module)
         self._processes.append(process)
         _running.append(process)
