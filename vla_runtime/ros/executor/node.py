@@ -44,6 +44,7 @@ from vla_runtime.ros.executor.realtime import prefer_this_thread, share_interpre
 from vla_runtime.ros.executor.robot_link import RobotLink
 from vla_runtime.ros.executor.session import CHUNK_TOPIC, ExecutorSession, SessionHooks
 from vla_runtime.ros.executor.setup import check_fixed, make_core, read_files
+from vla_runtime.ros.graph_faults import other_publishers, without_listeners
 from vla_runtime.ros.managed_node import ManagedNode, place_of_bug
 from vla_runtime.ros.messages.conversions import TrajectoryError, message_to_chunk, plan_to_message
 from vla_runtime.ros.messages.diagnostics import REPEAT_LOG_S, StatusItem, Throttle, log, to_message
@@ -52,7 +53,6 @@ from vla_runtime.ros.node_parameters import refuse_unknown
 from vla_runtime.ros.node_runner import guarded, run_node
 from vla_runtime.ros.package_files import share_folder
 from vla_runtime.ros.parameters import ParameterError, declare, values
-from vla_runtime.ros.publisher_conflicts import other_publishers
 from vla_runtime.ros.qos import RELIABLE
 from vla_runtime.ros.restart import note, state_before
 
@@ -327,7 +327,10 @@ class ExecutorNode(ManagedNode):
 
     def _unheard(self) -> str:
         """Name the outputs that no node takes commands from; empty without any."""
-        topics = [] if self._link is None or self._live['dry_run'] else self._link.unheard
+        link = self._link
+        if link is None or self._live['dry_run']:
+            return ''
+        topics = without_listeners(self, link.topics)
         return f'no node takes commands from {", ".join(topics)}' if topics else ''
 
     def _now_ns(self) -> int:

@@ -77,15 +77,6 @@ class RobotLink:
         """Full name of the topic of every output."""
         return [publisher.topic_name for publisher in self._publishers]
 
-    @property
-    def unheard(self) -> list[str]:
-        """Topics of outputs that no node subscribes to; a recorder counts as one that does."""
-        return [
-            publisher.topic_name
-            for publisher in self._publishers
-            if not publisher.get_subscription_count()
-        ]
-
     def wait_until_heard(self) -> None:
         """Give the last command time to arrive."""
         for publisher in self._publishers:
