@@ -26,6 +26,11 @@ MotionClock = Literal['steady', 'ros']
 # A joint further from its command than this share of its range is blocked, or not driven at all.
 # Grippers have none (`grips: true`).
 _TRACKING_SHARE = 0.75
+# Advice after a stop that only a person may end.
+LOOK = (
+    'The robot holds near where it is: look what is in its way and whether its motors are on, then '
+    'call ~/start; a gripper that holds something needs grips: true in the robot file'
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class WatchdogParameters:
             computers are never quite equal).
         max_tracking_error: distance for columns whose limits name none (`tracking_error_limits`),
             rad or m.
+        blocked_after_s: see `BlockedJoints`.
         clock_jump_s: jump against the steady clock, or between ticks under `motion_clock` ros.
         clock_timeout_s: longest time for which the ROS clock may stand still, under `motion_clock`
             ros.
@@ -63,6 +69,13 @@ class WatchdogParameters:
         'their range',
         0.001,
         100.0,
+    )
+    blocked_after_s: float = setting(
+        1.0,
+        'a joint that does not move while its command leads it by 90% of max_step or more for this '
+        'long stops the robot until ~/start',
+        0.1,
+        60.0,
     )
     clock_jump_s: float = setting(0.2, 'a step of the ROS clock that drops the plan', 0.01, 10.0)
     clock_timeout_s: float = 0.5
@@ -290,6 +303,5 @@ class StateWatch:
         return (
             f"'{self._columns.names[worst]}' is at {measured[worst]:.4g} but commanded to "
             f'{commanded[worst]:.4g}; at most {self._allowed[worst]:g} apart allowed '
-            '(max_tracking_error). The robot holds near where it is: look what is in its way, then '
-            'call ~/start; a gripper that holds something needs grips: true in the robot file'
+            f'(max_tracking_error). {LOOK}'
         )
