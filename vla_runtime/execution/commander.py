@@ -121,8 +121,11 @@ class Commander:
             Why that cannot be done; empty when it was.
         """
         setpoints, guarded, limits = self.command.setpoints, self._guarded, self._limits
-        if self._columns.any_continuous:
+        if self.has_commanded:
             state.bring_near(setpoints)
+        else:
+            # Nothing that the setpoints say is of the robot: the driver's own number counts.
+            state.leave_as_they_came()
         measured = state.positions
         near = self._grips | (np.abs(setpoints - measured) <= self._tolerance)
         stays = self._grips | near[guarded].all()

@@ -72,7 +72,8 @@ class Guard:
         """(columns,) measured positions that may be acted on; None while there are none."""
         if self._state_watch.check(self.state, now_ros_ns) is not None:
             return None
-        if self._columns.any_continuous:
+        # Before the first command there is nothing that a measured angle could be near to.
+        if self._columns.any_continuous and command.kind is not CommandKind.IDLE:
             self.state.bring_near(command.setpoints)
         return self.state.positions
 
