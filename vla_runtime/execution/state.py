@@ -20,6 +20,22 @@ _SOURCES_KEPT = 32
 FURTHEST = 1e9
 # Fault of a message with a zero stamp, in the words of every node that reads it.
 UNSTAMPED = 'header.stamp is zero: the driver does not stamp its messages'
+# Clocks of two computers differ by less; a simulator's clock begins at zero.
+_OTHER_CLOCK_S = 3600.0
+OTHER_CLOCK = (
+    'a new message so far from now is stamped by another clock: set use_sim_time of every node to '
+    'true with a simulator, to false with real drivers'
+)
+
+
+def clock_hint(age_s: float, otherwise: str = '') -> str:
+    """Return the hint at another clock, to follow the age of a message in a text.
+
+    Args:
+        age_s: age by the message's stamp; negative for a stamp of the future.
+        otherwise: what follows an age below an hour, of either sign.
+    """
+    return f'; {OTHER_CLOCK}' if abs(age_s) > _OTHER_CLOCK_S else otherwise
 
 
 class _Mapping(NamedTuple):

@@ -18,7 +18,7 @@ import numpy as np
 from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import Reason
 from vla_runtime.execution.limits import Limits
-from vla_runtime.execution.state import UNSTAMPED, MeasuredState
+from vla_runtime.execution.state import UNSTAMPED, MeasuredState, clock_hint
 from vla_runtime.files.setting_fields import check_ranges, setting
 
 MotionClock = Literal['steady', 'ros']
@@ -276,10 +276,12 @@ class StateWatch:
             return f'the measured position of {names} is not a number that a joint can have'
         if reason is Reason.STATE_FROM_FUTURE:
             ahead_s = (state.newest_stamp_ns - now_ros_ns) * 1e-9
+            question = (
+                "; are the computers' clocks synchronised, is use_sim_time the same everywhere?"
+            )
             return (
                 f'the measured position of {state.newest_columns()} is stamped {ahead_s:.3f} s in '
-                "the future; are the computers' clocks synchronised, is use_sim_time the same "
-                'everywhere?'
+                f'the future{clock_hint(-ahead_s, question)}'
             )
         if state.oldest_stamp_ns == 0:
             return f'the measured position of {state.oldest_columns()}: {UNSTAMPED}{refused}'
@@ -287,7 +289,7 @@ class StateWatch:
         limit_s = self._parameters.max_state_age_s
         return (
             f'the measured position of {state.oldest_columns()} is {age_s:.3f} s old, at most '
-            f'{limit_s:g} s allowed (max_state_age_s){refused}'
+            f'{limit_s:g} s allowed (max_state_age_s){clock_hint(age_s)}{refused}'
         )
 
     def too_far(self, commanded: np.ndarray, measured: np.ndarray) -> bool:

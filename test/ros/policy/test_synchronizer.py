@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vla_runtime.execution.state import OTHER_CLOCK
 from vla_runtime.ros.policy.camera_buffer import Frame
 from vla_runtime.ros.policy.joint_buffer import JointSource
 from vla_runtime.ros.policy.synchronizer import MissingInput, Selection, Synchronizer, SyncLimits
@@ -224,6 +225,16 @@ def test_joint_message_that_cannot_be_used_is_named(message, words):
     made = a_synchronizer()
     made.add_joints(ARM, *message, NOW)
     assert words in refused(made)['joint elbow']
+
+
+@pytest.mark.parametrize(
+    ('away_s', 'other'), [(2000, False), (-3000, False), (4000, True), (-4000, True)]
+)
+def test_joint_states_of_another_clock_are_said_to_be(away_s, other):
+    made = a_synchronizer()
+    made.add_joints(ARM, ['elbow'], [1.0], NOW, NOW + away_s * S)
+    refusal = refused(made, away_s * 1000)['joint elbow']
+    assert refusal.endswith(f'; {OTHER_CLOCK}') is other
 
 
 def test_joint_that_the_policy_does_not_use_may_be_named_twice():
