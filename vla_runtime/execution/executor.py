@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
+from vla_runtime.execution.blocked_joints import BlockedJoints
 from vla_runtime.execution.chunk_check import CheckedChunk, check_chunk
 from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.columns import CommandColumns
@@ -82,12 +83,16 @@ class ChunkExecutor:
         tracking_error = tracking_error_limits(
             self.columns, self._limits, config.watchdog.max_tracking_error
         )
+        blocked_joints = BlockedJoints(
+            self.columns, self._limits, tracking_error, config.watchdog.blocked_after_s
+        )
         self._commander = Commander(
             self.columns,
             self._limits,
             config.start,
             self.counters,
             tracking_error,
+            blocked_joints.blocked,
             longest_s=config.longest_s,
             dry_run=dry_run,
         )
@@ -99,6 +104,7 @@ class ChunkExecutor:
             tick_timeout(config.watchdog, config.control_period_s),
             self.columns,
             tracking_error,
+            blocked_joints,
             self.latch,
             self.counters,
         )

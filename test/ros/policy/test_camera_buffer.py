@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 
+from vla_runtime.execution.state import OTHER_CLOCK
 from vla_runtime.ros.policy.camera_buffer import CameraBuffer, Frame
 
 S = 1_000_000_000
@@ -99,6 +100,18 @@ def test_frame_that_arrives_too_old_is_late():
     assert not buffer.add(a_frame(9 * S), 10 * S, MAX_AGE, TOLERANCE)
     assert buffer.counters.late == 1
     assert 'arrive 1.000 s after their stamp' in buffer.why_empty(10 * S, MAX_AGE)
+
+
+@pytest.mark.parametrize(
+    ('stamp', 'words'),
+    [(12 * S, 'frames arrive 1763999988.000 s after'), (4_000_000_000 * S, 's in the future')],
+)
+def test_frames_of_another_clock_are_said_to_be(stamp, words):
+    buffer = a_buffer()
+    now = 1_764_000_000 * S
+    assert not buffer.add(a_frame(stamp), now, MAX_AGE)
+    fault = buffer.why_empty(now, MAX_AGE)
+    assert words in fault and fault.endswith(f'; {OTHER_CLOCK}')
 
 
 def test_frames_expire():

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from vla_runtime.execution.columns import Column, CommandColumns
 from vla_runtime.execution.command import Reason
-from vla_runtime.execution.state import MeasuredState
+from vla_runtime.execution.state import OTHER_CLOCK, MeasuredState
 from vla_runtime.execution.watchdog import StateWatch, WatchdogParameters
 from vla_runtime.ros.policy.camera_buffer import Frame
-from vla_runtime.ros.policy.clock_ahead import AHEAD_NS, describe_ahead
+from vla_runtime.ros.policy.future_stamp import AHEAD_NS, describe_ahead
 from vla_runtime.ros.policy.joint_buffer import JointSource
 from vla_runtime.ros.policy.synchronizer import MissingInput, Selection, Synchronizer, SyncLimits
 
@@ -265,6 +265,16 @@ def test_a_fast_driver_is_kept_for_as_long_as_a_state_may_be_old():
         made.add_joints(ARM, ['elbow'], [float(time_ms)], stamp, stamp)
     made.add_frame('top', Frame(NOW + 500 * MS, 0, None), NOW + 10 * S)
     assert selected(made, 10_000).state.tolist() == [500.0]
+
+
+@pytest.mark.parametrize(
+    ('away_s', 'other'), [(2000, False), (-3000, False), (4000, True), (-4000, True)]
+)
+def test_joint_states_of_another_clock_are_said_to_be(away_s, other):
+    made = a_synchronizer()
+    made.add_joints(ARM, ['elbow'], [1.0], NOW, NOW + away_s * S)
+    refusal = refused(made, away_s * 1000)['joint elbow']
+    assert refusal.endswith(f'; {OTHER_CLOCK}') is other
 
 
 def test_joint_that_the_policy_does_not_use_may_be_named_twice():

@@ -31,8 +31,8 @@ _SILENT_AFTER_S = 1.0
 # p99 of the lateness above this share of the period is worth a warning.
 _LATE_SHARE = 0.5
 _GAVE_WAY = (
-    'the hold gave way to the robot, {}: the robot was pushed, or it sags under its load by more '
-    'than max_step of the robot file'
+    'the hold gave way to the robot, {}: the robot was pushed, something blocks it, or it sags '
+    'under its load by max_step of the robot file'
 )
 _UNTIED = (
     '; handover_mode is rtc but the chunk is not tied to the plan, so it was blended: set '

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from vla_runtime.ros.policy.clock_ahead import describe_ahead
+from vla_runtime.execution.state import clock_hint
+from vla_runtime.ros.policy.future_stamp import describe_ahead, describe_future
 
 # Frames kept whatever their distance: 28 MB of 480x640 pixels.
 _FULL = 30
@@ -131,10 +132,7 @@ class CameraBuffer:
         age_ns = now_ns - frame.stamp_ns
         # Not remembered as the last stamp: else no frame would follow it for a long time.
         if age_ns < -max_age_ns:
-            return self._refuse(
-                f'stamp is {-age_ns * 1e-9:.3f} s in the future: the clocks of driver and node '
-                'differ (synchronise them, or check use_sim_time)'
-            )
+            return self._refuse(describe_future(-age_ns * 1e-9))
         if self._last_ns is not None and frame.stamp_ns <= self._last_ns:
             self.counters.out_of_order += 1
             step = frame.stamp_ns - self._last_ns
@@ -148,7 +146,8 @@ class CameraBuffer:
         self._last_ns = frame.stamp_ns
         if age_ns > max_age_ns:
             self.counters.late += 1
-            self.fault = f'frames arrive {age_ns * 1e-9:.3f} s after their stamp'
+            age_s = age_ns * 1e-9
+            self.fault = f'frames arrive {age_s:.3f} s after their stamp{clock_hint(age_s)}'
             return False
         self.fault = describe_ahead(-age_ns, 'and the executor refuses chunks from such frames')
         if self.first_ns is None:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import pi
 
-from vla_runtime.execution.state import FURTHEST, UNSTAMPED
+from vla_runtime.execution.state import FURTHEST, UNSTAMPED, clock_hint
 from vla_runtime.files.quotes import one_line
-from vla_runtime.ros.policy.clock_ahead import describe_ahead
+from vla_runtime.ros.policy.future_stamp import describe_ahead, describe_future
 
 # Ten seconds (the longest `max_observation_age_s`) of a 1 kHz driver.
 _DEPTH = 10_240
@@ -155,10 +155,7 @@ class JointTopic:
         if stamp_ns == 0:
             self.fault = UNSTAMPED
         elif age_ns < -max_age_ns:
-            self.fault = (
-                f'stamp is {-age_ns * 1e-9:.3f} s in the future: the clocks of driver and node '
-                'differ (synchronise them, or check use_sim_time)'
-            )
+            self.fault = describe_future(-age_ns * 1e-9)
         elif len(positions) != len(names):
             self.fault = f'position has {len(positions)} numbers for {len(names)} names'
         elif twice := self._named_twice(names):
@@ -211,7 +208,9 @@ class JointTopic:
         limit = f'limit {max_age_ns * 1e-9:g} s'
         if (silent_ns := now_ns - self._latest_ns) > max_age_ns:
             # The same for all of the topic's joints: a status says it once.
-            return f'{self.name}: last joint states are {silent_ns * 1e-9:.2f} s old, {limit}'
+            silent_s = silent_ns * 1e-9
+            hint = clock_hint(silent_s)
+            return f'{self.name}: last joint states are {silent_s:.2f} s old, {limit}{hint}'
         text = (
             f"joint '{name}' ({self.name}): last position is {(now_ns - last_ns) * 1e-9:.2f} s "
             f'old, {limit}'
