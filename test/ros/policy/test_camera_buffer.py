@@ -109,7 +109,7 @@ def test_frame_that_arrives_too_old_is_late():
 def test_frames_of_another_clock_are_said_to_be(stamp, words):
     buffer = a_buffer()
     now = 1_764_000_000 * S
-    assert not buffer.add(a_frame(stamp), now, MAX_AGE)
+    assert not buffer.add(a_frame(stamp), now, MAX_AGE, TOLERANCE)
     fault = buffer.why_empty(now, MAX_AGE)
     assert words in fault and fault.endswith(f'; {OTHER_CLOCK}')
 

@@ -65,6 +65,10 @@ def trace(module: nn.Module, *arguments: Any) -> Trace:
     return Trace(graph, tuple(parameters), buffers, recorder.constants)
 
 
+# Attribute of a tensor.
+_NODE = '_node_of_trace'
+
+
 class _Recorder(TorchDispatchMode):
     """Context that writes every operator into `graph`."""
 
@@ -72,7 +76,8 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.graph = Graph()
         self.constants: dict[str, Tensor] = {}
-        # By the identity of a tensor, which its node keeps alive.
+        # Of parameters, buffers, arguments and constants, by the identity of the tensor, which its
+        # node keeps alive. A tensor that an operator made names its node itself (`_NODE`).
         self._nodes: dict[int, Node] = {}
         self._modules: list[tuple[str, str]] = []
 
@@ -92,19 +97,32 @@ class _Recorder(TorchDispatchMode):
         node = self.graph.call_function(func, given, named)
         node.meta['module'] = self._modules[-1]
         result = func(*args, **kwargs)
-        self.note(node, result)
         if isinstance(result, (tuple, list)):
+            node.meta['val'] = [_like(tensor) for tensor in result]
             for index, tensor in enumerate(result):
-                self.note(self.graph.call_function(getitem, (node, index)), tensor)
+                self._note_made(self.graph.call_function(getitem, (node, index)), tensor)
+        else:
+            self._note_made(node, result)
         return result
 
-    def note(self, node: Node, value: Any) -> None:
-        """Let a node stand for a tensor, or a list of them, from now on."""
-        node.meta['val'] = value
-        self._nodes[id(value)] = node
+    def note(self, node: Node, tensor: Tensor) -> None:
+        """Let a node stand for a tensor that is given, from now on."""
+        node.meta['val'] = tensor
+        self._nodes[id(tensor)] = node
+
+    def _note_made(self, node: Node, value: Any) -> None:
+        """Let a node stand for the result of an operator, from now on."""
+        node.meta['val'] = _like(value)
+        if id(value) in self._nodes:
+            self._nodes[id(value)] = node
+        elif isinstance(value, Tensor):
+            # Nothing else may hold it: PyTorch 2.4 would hand a copy of it to `forward`.
+            setattr(value, _NODE, node)
 
     def node_of(self, tensor: Tensor) -> Node:
         """Return the node that stands for a tensor; that of a constant if none does."""
+        if made := getattr(tensor, _NODE, None):
+            return made
         if id(tensor) not in self._nodes:
             name = f'_tensor_constant{len(self.constants)}'
             self.constants[name] = tensor
@@ -130,3 +148,10 @@ class _Recorder(TorchDispatchMode):
         finally:
             for hook in hooks:
                 hook.remove()
+
+
+def _like(value: Any) -> Any:
+    """Return a tensor of the same shape and dtype without its numbers; other values as they are."""
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device='meta')
