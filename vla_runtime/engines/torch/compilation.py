@@ -26,8 +26,9 @@ from torch import Tensor
 
 from vla_runtime.engines.bounds import error_of
 from vla_runtime.engines.preflight import AUTO
-from vla_runtime.engines.torch.compiler import Run, remedy
+from vla_runtime.engines.torch.compiler import SAYS_MORE, Run, remedy
 from vla_runtime.engines.torch.cuda_graph import Capture, Work
+from vla_runtime.files.quotes import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ Outputs = Mapping[str, Tensor]
 _MARGIN = 0.95
 # Runs of each network that are timed, and how long it is gone on beyond the least number.
 _LEAST_TRIALS, _MOST_TRIALS, _TRIALS_MS = 3, 50, 1000.0
+# Characters of an error's first line that stand in the reason.
+_ERROR_LENGTH = 200
 
 
 class Runs(Protocol):
@@ -92,7 +95,8 @@ class Verdict:
     def describe(self, word: str) -> str:
         """Return which one runs, and why."""
         if self.fault:
-            return f'{self.network} eager ({self.fault})'
+            error = one_line(self.failure.strip().partition('\n')[0], _ERROR_LENGTH)
+            return f'{self.network} eager ({": ".join(filter(None, (self.fault, error)))})'
         which = self.form if self.takes(word) else 'eager'
         times = f'eager {self.eager_ms:.2f} ms, {self.form} {self.compiled_ms:.2f} ms'
         return f'{self.network} {which} ({times})'
@@ -109,6 +113,7 @@ class Compilation:
         form: form of the network in words, as `Verdict.form`.
         inspect: looks closer at a part whose outputs are within the bound: returns what is wrong
             with it in the given form, else ''.
+        says_more: advice where no remedy of an error is known.
     """
 
     def __init__(
@@ -119,10 +124,11 @@ class Compilation:
         bound: float,
         form: str = 'compiled',
         inspect: Callable[[Part, Run], str] = lambda part, run: '',
+        says_more: str = SAYS_MORE,
     ) -> None:
         self._parts, self._runs = parts, runs
         self._compile_call, self._bound = compile_call, bound
-        self._inspect = inspect
+        self._inspect, self._says_more = inspect, says_more
         self._made: dict[Key, Run] = {}
         self._verdicts = {part.key[0]: Verdict(part.key[0], form) for part in parts}
 
@@ -161,8 +167,9 @@ class Compilation:
                 continue
             try:
                 eager, compiled = self._milliseconds(part, capture, synchronize)
-            except RuntimeError as error:
-                verdict.fault, verdict.failure = 'cannot be captured', str(error)
+            except Exception as error:
+                verdict.fault = 'cannot be captured'
+                verdict.failure = f'{type(error).__name__}: {error}'
                 continue
             verdict.eager_ms += eager
             verdict.compiled_ms += compiled
@@ -183,7 +190,7 @@ class Compilation:
                 'torch_compile: %s: %s, and runs eagerly; %s. %s',
                 ', '.join(verdict.network for verdict in failed),
                 failed[0].fault,
-                remedy(failed[0].failure),
+                remedy(failed[0].failure, self._says_more),
                 failed[0].failure.strip()[:500],
             )
         for key, run in self._made.items():

@@ -76,8 +76,9 @@ def compile_networks(engine: TorchEngine, word: str, precision: str) -> None:
             'ten seconds.'
         )
         layers = HeadLayers(engine)
-        inspect = layers.compare_layers
-        if choose([*trial.denoise_parts()], layers, triton_layers, bound, FORM, inspect):
+        says_more = 'please report it, with the GPU and the version of Triton'
+        of_form = FORM, layers.compare_layers, says_more
+        if choose([*trial.denoise_parts()], layers, triton_layers, bound, *of_form):
             taken.append(TRITON)
     wanted = networks_of(word)
     if wanted:
