@@ -3,11 +3,12 @@
 `torch.compile` makes networks of plain modules; Triton has its own layers for some heads.
 
 Invariants:
-- a network is compiled for the shapes that it is run with by name; whatever has other shapes runs
-  eagerly, and nothing is compiled after load;
+- a network is compiled for the shapes that are compared here, by name; whatever has other shapes
+  runs eagerly, and nothing is compiled after load;
 - a compiled network runs only if it gave what the eager one gives, within the bounds of `verify`,
   in all its shapes;
-- what cannot be compiled runs eagerly, and one warning says what is missing.
+- what cannot be compiled, or raises anything else, runs as it did before, and one warning says
+  what is missing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
-from typing import Protocol
 
 import numpy as np
 from torch import Tensor
@@ -41,14 +41,6 @@ _MARGIN = 0.95
 _LEAST_TRIALS, _MOST_TRIALS, _TRIALS_MS = 3, 50, 1000.0
 # Characters of an error's first line that stand in the reason.
 _ERROR_LENGTH = 200
-
-
-class Runs(Protocol):
-    """Where what runs instead of an eager network is put under the key of its part."""
-
-    def __setitem__(self, key: Key, run: Run, /) -> None: ...
-
-    def __delitem__(self, key: Key, /) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -107,7 +99,7 @@ class Compilation:
 
     Args:
         parts: every shape of every network that may be compiled.
-        runs: calls that run instead of the eager network, by key; empty until `choose`.
+        runs: calls that run instead of the eager network, by key; empty of these until `choose`.
         compile_call: returns the compiled form of a network's call, given its name.
         bound: largest error, in units of the eager output's largest number where that is above 1.
         form: form of the network in words, as `Verdict.form`.
@@ -119,9 +111,10 @@ class Compilation:
     def __init__(
         self,
         parts: Sequence[Part],
-        runs: Runs,
+        runs: dict[Key, Run],
         compile_call: Callable[[str, Run], Run],
         bound: float,
+        *,
         form: str = 'compiled',
         inspect: Callable[[Part, Run], str] = lambda part, run: '',
         says_more: str = SAYS_MORE,
@@ -187,7 +180,7 @@ class Compilation:
         failed = [verdict for verdict in verdicts if verdict.failure]
         if failed:
             logger.warning(
-                'torch_compile: %s: %s, and runs eagerly; %s. %s',
+                'torch_compile: %s: %s, and runs as before; %s. %s',
                 ', '.join(verdict.network for verdict in failed),
                 failed[0].fault,
                 remedy(failed[0].failure, self._says_more),
@@ -209,11 +202,11 @@ class Compilation:
 
     @contextmanager
     def _compiled(self, part: Part) -> Iterator[None]:
-        self._runs[part.key] = self._made[part.key]
         try:
+            self._runs[part.key] = self._made[part.key]
             yield
         finally:
-            del self._runs[part.key]
+            self._runs.pop(part.key, None)
 
     def _milliseconds(
         self, part: Part, capture: Capture | None, synchronize: Work
