@@ -187,6 +187,54 @@ def test_after_an_error_of_any_kind_the_operators_run(when, good, monkeypatch, c
     assert laid_out_in(engine) == {FusedExpert} and not calls
 
 
+def test_beside_a_compiled_step_nothing_runs_in_triton_kernels(monkeypatch):
+    """As a replay, which loads `all` by name."""
+    monkeypatch.setattr(compiled_parts, '_triton_obstacle', lambda engine, word: '')
+    monkeypatch.setattr(compiled_parts, 'triton_layers', lambda name, call: Slightly)
+    monkeypatch.setattr(
+        compiled_parts, 'Compiled', lambda name, call: lambda *a, **k: call(*a, **k)
+    )
+    # The second of two forms is always the faster.
+    clock = iter(np.cumsum(np.resize([1.0, 1.0, 1.0, 0.5], 4000)))
+    monkeypatch.setattr(compilation, 'perf_counter', lambda: float(next(clock)))
+    engines = []
+    for word in ('auto', 'all'):
+        engine = TorchEngine(seeded_network('pi05'), max_rows=1)
+        compiled_parts.compile_networks(engine, word, 'float32', action_times=True)
+        assert engine.torch_compile == 'all'
+        engines.append(engine)
+    why = engines[0].why_compiled
+    assert 'denoise in Triton kernels (eager 2000.00 ms, in Triton kernels 1000.00 ms)' in why
+    assert 'denoise compiled (in Triton kernels 1000.00 ms, compiled 500.00 ms)' in why
+    for changes in ({}, {'samples': 2}, {'clean_actions': 2}):
+        found, expected = (chunk_of(engine, **changes) for engine in engines)
+        assert np.array_equal(found, expected)
+
+
+class Slightly(FusedExpert):
+    """Right, but not to the last bit."""
+
+    def __call__(self, *arguments: Any) -> Tensor:
+        return super().__call__(*arguments).mul_(1 + 1e-6)
+
+
+def test_a_step_that_is_no_faster_compiled_stays_in_triton_kernels(monkeypatch):
+    monkeypatch.setattr(compiled_parts, '_triton_obstacle', lambda engine, word: '')
+    monkeypatch.setattr(compiled_parts, 'triton_layers', lambda name, call: Slightly)
+    monkeypatch.setattr(
+        compiled_parts, 'Compiled', lambda name, call: lambda *a, **k: call(*a, **k)
+    )
+    # Of two runs each: the kernels take half as long as the operators, all else as long.
+    clock = iter([1.0, 2.0, 3.0, 3.5, *range(10, 4000)])
+    monkeypatch.setattr(compilation, 'perf_counter', lambda: float(next(clock)))
+    engine = TorchEngine(seeded_network('pi05'), max_rows=1)
+    compiled_parts.compile_networks(engine, 'auto', 'float32')
+    assert engine.torch_compile == 'triton'
+    assert 'denoise in Triton kernels (in Triton kernels 1000.00 ms, comp' in engine.why_compiled
+    chunk_of(engine)
+    assert laid_out_in(engine) == {Slightly}
+
+
 def test_a_trial_captures_no_graph_that_stays_and_none_without_work(monkeypatch, recwarn):
     monkeypatch.setattr(torch_engine, 'captures_graphs', lambda device: True)
     monkeypatch.setattr(cuda_graph, 'CudaGraphCapture', RecordedGraphs)

@@ -41,6 +41,7 @@ _MARGIN = 0.95
 _LEAST_TRIALS, _MOST_TRIALS, _TRIALS_MS = 3, 50, 1000.0
 # Characters of an error's first line that stand in the reason.
 _ERROR_LENGTH = 200
+EAGER = 'eager'
 
 
 @dataclass(frozen=True)
@@ -67,30 +68,32 @@ class Verdict:
 
     Attributes:
         network: its name.
-        form: form of the network that may take the place of the eager one, in words.
-        eager_ms, compiled_ms: milliseconds of one run in each shape.
+        form: form of the network that may take the place of the one that runs now, in words.
+        present: form that runs now.
+        present_ms, compiled_ms: milliseconds of one run in each shape.
         fault: reason why it must not run compiled; empty where it may.
         failure: the compiler's error.
     """
 
     network: str
     form: str = 'compiled'
-    eager_ms: float = 0.0
+    present: str = EAGER
+    present_ms: float = 0.0
     compiled_ms: float = 0.0
     fault: str = ''
     failure: str = ''
 
     def takes(self, word: str) -> bool:
         """Return whether it runs compiled; with `auto` only where that is faster."""
-        return not self.fault and (word != AUTO or self.compiled_ms < _MARGIN * self.eager_ms)
+        return not self.fault and (word != AUTO or self.compiled_ms < _MARGIN * self.present_ms)
 
     def describe(self, word: str) -> str:
         """Return which one runs, and why."""
         if self.fault:
             error = one_line(self.failure.strip().partition('\n')[0], _ERROR_LENGTH)
-            return f'{self.network} eager ({": ".join(filter(None, (self.fault, error)))})'
-        which = self.form if self.takes(word) else 'eager'
-        times = f'eager {self.eager_ms:.2f} ms, {self.form} {self.compiled_ms:.2f} ms'
+            return f'{self.network} {self.present} ({": ".join(filter(None, (self.fault, error)))})'
+        which = self.form if self.takes(word) else self.present
+        times = f'{self.present} {self.present_ms:.2f} ms, {self.form} {self.compiled_ms:.2f} ms'
         return f'{self.network} {which} ({times})'
 
 
@@ -103,6 +106,7 @@ class Compilation:
         compile_call: returns the compiled form of a network's call, given its name.
         bound: largest error, in units of the eager output's largest number where that is above 1.
         form: form of the network in words, as `Verdict.form`.
+        present: forms that run now in place of eager ones, by network, as `Verdict.present`.
         inspect: looks closer at a part whose outputs are within the bound: returns what is wrong
             with it in the given form, else ''.
         says_more: advice where no remedy of an error is known.
@@ -116,6 +120,7 @@ class Compilation:
         bound: float,
         *,
         form: str = 'compiled',
+        present: Mapping[str, str] | None = None,
         inspect: Callable[[Part, Run], str] = lambda part, run: '',
         says_more: str = SAYS_MORE,
     ) -> None:
@@ -123,7 +128,11 @@ class Compilation:
         self._compile_call, self._bound = compile_call, bound
         self._inspect, self._says_more = inspect, says_more
         self._made: dict[Key, Run] = {}
-        self._verdicts = {part.key[0]: Verdict(part.key[0], form) for part in parts}
+        present = present or {}
+        self._verdicts = {
+            network: Verdict(network, form, present.get(network, EAGER))
+            for network in (part.key[0] for part in parts)
+        }
 
     def compare(self) -> None:
         """Compare all parts on the inputs that are in the buffers; the first time compiles them."""
@@ -159,12 +168,12 @@ class Compilation:
             if verdict.fault:
                 continue
             try:
-                eager, compiled = self._milliseconds(part, capture, synchronize)
+                present, compiled = self._milliseconds(part, capture, synchronize)
             except Exception as error:
                 verdict.fault = 'cannot be captured'
                 verdict.failure = f'{type(error).__name__}: {error}'
                 continue
-            verdict.eager_ms += eager
+            verdict.present_ms += present
             verdict.compiled_ms += compiled
 
     def choose(self, word: str) -> tuple[list[str], str]:
@@ -211,7 +220,7 @@ class Compilation:
     def _milliseconds(
         self, part: Part, capture: Capture | None, synchronize: Work
     ) -> tuple[float, float]:
-        """Median milliseconds of the eager and of the compiled network, run by turns."""
+        """Median milliseconds of the network as it runs now and compiled, by turns."""
 
         def compiled() -> None:
             with self._compiled(part):
@@ -228,8 +237,8 @@ class Compilation:
                 work()
                 synchronize()
                 found.append((perf_counter() - start) * 1e3)
-        eager, of_compiled = map(median, times)
-        return eager, of_compiled
+        present, of_compiled = map(median, times)
+        return present, of_compiled
 
 
 def largest_error(found: Outputs, expected: Outputs) -> float:

@@ -5,6 +5,7 @@ prompts are valid, then half of them, as in most prompts; on those the parts are
 
 Invariants:
 - no form of a network runs in a shape that was not compared here;
+- whatever is compared, the operators are what it is compared with;
 - after an error, of whatever kind, the engine runs as it did before, and nothing of the trial stays
   laid out or captured.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from torch import Tensor
 from vla_runtime.engines.bounds import BOUNDS
 from vla_runtime.engines.torch import cuda_graph
 from vla_runtime.engines.torch.buffers import Schedule, Variant
-from vla_runtime.engines.torch.compilation import Compilation, Outputs, Part
+from vla_runtime.engines.torch.compilation import Compilation, Key, Outputs, Part
 from vla_runtime.engines.torch.compiler import Compiled
 from vla_runtime.engines.torch.cuda_graph import Capturer, Work
 from vla_runtime.engines.torch.triton_layers import FORM, compare_layers, triton_layers
@@ -67,7 +68,11 @@ def compile_networks(
             taken = [TRITON]
         if networks_of(word):
             compiled = _compiled_networks(trial, word, precision)
-            taken = [*compiled, *(TRITON for _ in taken if 'denoise' not in compiled)]
+            if 'denoise' in compiled:
+                # Other steps run as in a load of these networks alone, which a replay is.
+                engine._layers.clear()
+                taken = []
+            taken += compiled
     engine.torch_compile, engine.why_compiled = word_of(taken), '; '.join(trial.reasons)
 
 
@@ -99,14 +104,16 @@ def _takes_triton(trial: _Trial, word: str, precision: str, action_times: bool) 
 
 
 def _compiled_networks(trial: _Trial, word: str, precision: str) -> list[str]:
-    """Choose between eager networks and compiled ones; return those that run compiled."""
+    """Choose between networks as they run now and compiled ones; return those that run compiled."""
     engine, wanted = trial.engine, networks_of(word)
     logger.warning(
         'torch_compile: compiling %s. The first time on a machine this takes minutes.',
         ', '.join(wanted),
     )
     parts = [part for part in trial.parts() if part.key[0] in wanted]
-    compilation = Compilation(parts, engine._compiled, Compiled, BOUNDS[precision].tensor)
+    present = {'denoise': FORM} if engine._layers else {}
+    bound = BOUNDS[precision].tensor
+    compilation = Compilation(parts, engine._compiled, Compiled, bound, present=present)
     return trial.choose(compilation, word)
 
 
@@ -177,9 +184,13 @@ class _Trial:
             compilation: compilation of parts of this trial.
             word: as of `compile_networks`.
         """
+        layers: Mapping[Key, Any] = dict(self.engine._layers)
+        # Compared with the operators, and timed beside what runs now.
+        self.engine._layers.clear()
         for whole in (True, False):
             self.fill(whole)
             compilation.compare()
+        self.engine._layers.update(layers)
         compilation.measure(*self._measured)
         found, reason = compilation.choose(word)
         self.reasons.append(reason)
