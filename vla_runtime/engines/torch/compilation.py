@@ -67,7 +67,7 @@ class Verdict:
     """Findings about a network, all its shapes together.
 
     Attributes:
-        network: its name.
+        network: name of the network.
         form: form of the network that may take the place of the one that runs now, in words.
         present: form that runs now.
         present_ms, compiled_ms: milliseconds of one run in each shape.

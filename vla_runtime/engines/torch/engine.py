@@ -155,9 +155,9 @@ class TorchEngine:
         """Build the network from a bundle's weights file, straight onto the device.
 
         Args:
-            family, dims, weights, device, precision: as for `load_network`.
-            max_rows, use_cuda_graphs: as for the constructor.
-            torch_compile: as for `Policy.load`.
+            family, dims, weights, device, precision: see `load_network`.
+            max_rows, use_cuda_graphs: see the constructor.
+            torch_compile: see `Policy.load`.
             action_times: the policy was trained for actions with flow times of their own.
 
         Raises:
