@@ -6,6 +6,7 @@ written: a choice that Python made at capture, and a buffer made anew since, are
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,9 @@ class RecordedGraphs:
             work()
         with _Recorder() as recorder:
             work()
+        if not recorder.operations:
+            # As PyTorch warns.
+            warnings.warn('The CUDA Graph is empty.', stacklevel=2)
         RecordedGraphs.captured += 1
         return recorder.replay
 
@@ -42,7 +46,7 @@ class RecordedGraphs:
 class _Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self._operations: list[tuple[Any, Any, Any, list[Any]]] = []
+        self.operations: list[tuple[Any, Any, Any, list[Any]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket.__name__ in _WAITING:
@@ -50,11 +54,11 @@ class _Recorder(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         # Detached: what autograd knows of a tensor is no part of a graph.
         tensors = [leaf.detach() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        self._operations.append((func, args, kwargs or {}, tensors))
+        self.operations.append((func, args, kwargs or {}, tensors))
         return result
 
     def replay(self) -> None:
-        for func, args, kwargs, tensors in self._operations:
+        for func, args, kwargs, tensors in self.operations:
             results = [x for x in tree_leaves(func(*args, **kwargs)) if isinstance(x, torch.Tensor)]
             for tensor, result in zip(tensors, results, strict=True):
                 # A view, or a tensor that was written in place, is there already.

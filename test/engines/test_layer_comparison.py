@@ -10,16 +10,20 @@ from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from test_torch_graphs import seeded_network
+from recorded_graphs import RecordedGraphs
+from test_torch_graphs import chunk, encode, seeded_network
 from torch import Tensor
 from torch.nn import functional as F
 
-from vla_runtime.engines.torch import compilation, compiled_parts
+from vla_runtime.engines.torch import compilation, compiled_parts, cuda_graph
+from vla_runtime.engines.torch import engine as torch_engine
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.families.blocks.fused_expert import FusedExpert, Past
 from vla_runtime.families.blocks.layers import gelu_tanh
+from vla_runtime.inference.denoise import flow_times
 
 FAMILIES = ['pi05', 'pi0', 'smolvla']
 HALF = [torch.bfloat16, torch.float16]
@@ -66,6 +70,20 @@ class NoGate(FusedExpert):
         super()._add(2 * product if modulation is None else product, None)
 
 
+class FirstTokensNorm(FusedExpert):
+    """Scale and shift of every token are the first one's."""
+
+    def _normalise(self, scale: Any, modulation: Any, epsilon: float) -> None:
+        super()._normalise(scale, modulation and [part[:, :1] for part in modulation], epsilon)
+
+
+class FirstTokensGate(FusedExpert):
+    """The gate of every token is the first one's."""
+
+    def _add(self, product: Tensor, modulation: Any) -> None:
+        super()._add(product, modulation and [part[:, :1] for part in modulation])
+
+
 FAULTS = [LastKeyHidden, NoValues, KeysReversed, OtherActivation, NoGate]
 
 
@@ -76,12 +94,24 @@ def _on_a_cpu(monkeypatch):
         monkeypatch.setattr(compilation, name, 1)
 
 
-def engine_of(family: str, form: Any, dtype: torch.dtype, monkeypatch: Any) -> TorchEngine:
+def engine_of(
+    family: str, form: Any, dtype: torch.dtype, monkeypatch: Any, action_times: bool = False
+) -> TorchEngine:
     monkeypatch.setattr(compiled_parts, 'triton_layers', lambda name, call: form)
     precision = str(dtype).removeprefix('torch.')
     engine = TorchEngine(seeded_network(family, dtype), max_rows=2)
-    compiled_parts.compile_networks(engine, 'triton', precision)
+    compiled_parts.compile_networks(engine, 'triton', precision, action_times=action_times)
     return engine
+
+
+def chunk_of(engine: TorchEngine, **changes: Any) -> np.ndarray:
+    engine.set_schedule(flow_times(3), -1 / 3)
+    encode(engine, 3, 1, slot=0)
+    return chunk(engine, 3, 1, 0, **changes)
+
+
+def laid_out_in(engine: TorchEngine) -> set[type]:
+    return {type(laid_out.value) for laid_out in engine._laid_out.values()}
 
 
 @pytest.mark.parametrize('dtype', [*HALF, torch.float32], ids=str)
@@ -89,7 +119,8 @@ def engine_of(family: str, form: Any, dtype: torch.dtype, monkeypatch: Any) -> T
 def test_a_right_form_is_used(family, dtype, monkeypatch):
     engine = engine_of(family, Right, dtype, monkeypatch)
     assert engine.torch_compile == 'triton', engine.why_compiled
-    assert {type(laid_out.value) for laid_out in engine._laid_out.values()} == {Right}
+    chunk_of(engine)
+    assert laid_out_in(engine) == {Right}
 
 
 @pytest.mark.parametrize('form', FAULTS)
@@ -99,7 +130,139 @@ def test_a_form_with_a_fault_is_not_used(family, dtype, form, monkeypatch):
     engine = engine_of(family, form, dtype, monkeypatch)
     assert engine.torch_compile == 'none'
     assert 'denoise eager (in Triton kernels ' in engine.why_compiled
-    assert {type(laid_out.value) for laid_out in engine._laid_out.values()} == {FusedExpert}
+    chunk_of(engine)
+    assert laid_out_in(engine) == {FusedExpert}
+
+
+@pytest.mark.parametrize('form', [FirstTokensNorm, FirstTokensGate])
+@pytest.mark.parametrize('dtype', HALF, ids=str)
+def test_a_fault_with_a_flow_time_for_each_action_is_found_where_such_steps_run(
+    form, dtype, monkeypatch
+):
+    plain = TorchEngine(seeded_network('pi05', dtype))
+    for compared in (True, False):
+        engine = engine_of('pi05', form, dtype, monkeypatch, compared)
+        assert engine.torch_compile == ('none' if compared else 'triton'), engine.why_compiled
+        # What was not compared runs in the operators.
+        for changes in ({'clean_actions': 2}, {'samples': 2}):
+            assert np.array_equal(chunk_of(engine, **changes), chunk_of(plain, **changes))
+            assert FusedExpert in laid_out_in(engine)
+
+
+# The first comparison has whole prompts: a form is built 10 times there and run 12 times, for the
+# head and each layer of it. The rest is the second one's.
+@pytest.mark.parametrize('good', [0, 1, 5, 12, 17])
+@pytest.mark.parametrize('when', ['built', 'loaded', 'run'])
+def test_after_an_error_of_any_kind_the_operators_run(when, good, monkeypatch, caplog):
+    calls = []
+
+    class OddError(Exception):
+        pass
+
+    class Failing(FusedExpert):
+        def _fail_at(self, point: str) -> None:
+            calls.extend([point] * (point == when))
+            if len(calls) > good:
+                raise OddError('out of memory\nfor good')
+
+        def __init__(self, *arguments: Any) -> None:
+            self._fail_at('built')
+            super().__init__(*arguments)
+
+        def load(self, *arguments: Any) -> None:
+            self._fail_at('loaded')
+            super().load(*arguments)
+
+        def __call__(self, *arguments: Any) -> Tensor:
+            self._fail_at('run')
+            return super().__call__(*arguments)
+
+    engine = engine_of('pi05', Failing, torch.float32, monkeypatch)
+    assert len(calls) > good, 'it has failed'
+    assert engine.torch_compile == 'none'
+    assert engine.why_compiled == 'denoise eager (cannot be compiled: OddError: out of memory)'
+    assert 'TORCH_LOGS' not in caplog.text
+    calls.clear()
+    assert np.array_equal(chunk_of(engine), chunk_of(TorchEngine(seeded_network('pi05'))))
+    assert laid_out_in(engine) == {FusedExpert} and not calls
+
+
+def test_beside_a_compiled_step_nothing_runs_in_triton_kernels(monkeypatch):
+    """As a replay, which loads `all` by name."""
+    monkeypatch.setattr(compiled_parts, '_triton_obstacle', lambda engine, word: '')
+    monkeypatch.setattr(compiled_parts, 'triton_layers', lambda name, call: Slightly)
+    monkeypatch.setattr(
+        compiled_parts, 'Compiled', lambda name, call: lambda *a, **k: call(*a, **k)
+    )
+    # The second of two forms is always the faster.
+    clock = iter(np.cumsum(np.resize([1.0, 1.0, 1.0, 0.5], 4000)))
+    monkeypatch.setattr(compilation, 'perf_counter', lambda: float(next(clock)))
+    engines = []
+    for word in ('auto', 'all'):
+        engine = TorchEngine(seeded_network('pi05'), max_rows=1)
+        compiled_parts.compile_networks(engine, word, 'float32', action_times=True)
+        assert engine.torch_compile == 'all'
+        engines.append(engine)
+    why = engines[0].why_compiled
+    assert 'denoise in Triton kernels (eager 2000.00 ms, in Triton kernels 1000.00 ms)' in why
+    assert 'denoise compiled (in Triton kernels 1000.00 ms, compiled 500.00 ms)' in why
+    for changes in ({}, {'samples': 2}, {'clean_actions': 2}):
+        found, expected = (chunk_of(engine, **changes) for engine in engines)
+        assert np.array_equal(found, expected)
+
+
+class Slightly(FusedExpert):
+    """Right, but not to the last bit."""
+
+    def __call__(self, *arguments: Any) -> Tensor:
+        return super().__call__(*arguments).mul_(1 + 1e-6)
+
+
+def test_a_step_that_is_no_faster_compiled_stays_in_triton_kernels(monkeypatch):
+    monkeypatch.setattr(compiled_parts, '_triton_obstacle', lambda engine, word: '')
+    monkeypatch.setattr(compiled_parts, 'triton_layers', lambda name, call: Slightly)
+    monkeypatch.setattr(
+        compiled_parts, 'Compiled', lambda name, call: lambda *a, **k: call(*a, **k)
+    )
+    # Of two runs each: the kernels take half as long as the operators, all else as long.
+    clock = iter([1.0, 2.0, 3.0, 3.5, *range(10, 4000)])
+    monkeypatch.setattr(compilation, 'perf_counter', lambda: float(next(clock)))
+    engine = TorchEngine(seeded_network('pi05'), max_rows=1)
+    compiled_parts.compile_networks(engine, 'auto', 'float32')
+    assert engine.torch_compile == 'triton'
+    assert 'denoise in Triton kernels (in Triton kernels 1000.00 ms, comp' in engine.why_compiled
+    chunk_of(engine)
+    assert laid_out_in(engine) == {Slightly}
+
+
+def test_a_trial_captures_no_graph_that_stays_and_none_without_work(monkeypatch, recwarn):
+    monkeypatch.setattr(torch_engine, 'captures_graphs', lambda device: True)
+    monkeypatch.setattr(cuda_graph, 'CudaGraphCapture', RecordedGraphs)
+    engine = engine_of('pi05', Right, torch.float32, monkeypatch, True)
+    assert engine.torch_compile == 'triton', engine.why_compiled
+    assert not engine._laid_out and not [w for w in recwarn if 'is empty' in str(w.message)]
+    found, expected = (
+        chunk_of(one, clean_actions=2) for one in (engine, TorchEngine(seeded_network('pi05')))
+    )
+    assert np.abs(found - expected).max() <= 1e-5
+    assert laid_out_in(engine) == {Right}
+    assert set(engine.cuda_graph.values()) == {'captured'}
+
+
+def test_a_capture_that_fails_in_a_trial_leaves_the_operators_their_graphs(monkeypatch):
+    monkeypatch.setattr(torch_engine, 'captures_graphs', lambda device: True)
+    monkeypatch.setattr(cuda_graph, 'CudaGraphCapture', RecordedGraphs)
+
+    class Waiting(FusedExpert):
+        def __call__(self, *arguments: Any) -> Tensor:
+            found = super().__call__(*arguments)
+            return found.mul_(1.0 + 0.0 * found.sum().item())
+
+    engine = engine_of('pi05', Waiting, torch.float32, monkeypatch)
+    assert 'denoise eager (cannot be captured: RuntimeError: operation not' in engine.why_compiled
+    chunk_of(engine)
+    assert laid_out_in(engine) == {FusedExpert}
+    assert set(engine.cuda_graph.values()) == {'captured'}
 
 
 def test_a_number_that_is_none_is_a_fault(monkeypatch):

@@ -19,7 +19,7 @@ from vla_runtime.engines.bounds import BOUNDS
 from vla_runtime.engines.protocol import DenoiseLoop
 from vla_runtime.engines.torch import compilation, compiled_parts, cuda_graph
 from vla_runtime.engines.torch import engine as torch_engine
-from vla_runtime.engines.torch.compilation import Compilation, Part, largest_error
+from vla_runtime.engines.torch.compilation import Compilation, Part, Verdict, largest_error
 from vla_runtime.engines.torch.compiler import Compiled, remedy
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.engines.torch_compile import NETWORKS, check_torch_compile, word_for, word_of
@@ -187,6 +187,9 @@ def test_what_cannot_be_compiled_runs_eagerly_with_one_warning(load, caplog):
     (said,) = [text for text in caplog.messages if 'cannot' in text]
     assert 'vision, denoise: cannot be compiled' in said
     assert "'apt install g++'" in said
+    reason = 'cannot be compiled: RuntimeError: InvalidCxxCompiler: No working C++ compiler found'
+    for network in ('vision', 'denoise'):
+        assert f'{network} eager ({reason})' in engine.why_compiled
     assert np.isfinite(chunks(engine)).all()
 
 
@@ -238,7 +241,7 @@ def test_a_compiled_network_that_cannot_be_captured_runs_eagerly(load):
 
     engine, _ = load('all', graphs=True, change=wait)
     assert engine.torch_compile == 'prefix+denoise'
-    assert 'vision eager (cannot be captured)' in engine.why_compiled
+    assert 'vision eager (cannot be captured: RuntimeError: operation' in engine.why_compiled
     chunks(engine)
     assert set(engine.cuda_graph.values()) == {'captured'}
 
@@ -262,6 +265,13 @@ def test_a_network_beyond_its_bound_is_not_looked_at_closer(error, looks):
     assert taken == looks * ['denoise'] and ('differs by' in why) == (not looks)
 
 
+def test_the_reason_has_the_first_line_of_an_error_and_no_more():
+    verdict = Verdict('vision', fault='cannot be compiled', failure=f'\nE: {"x" * 400}\nand more')
+    said = verdict.describe('all')
+    assert said.startswith('vision eager (cannot be compiled: E: xxx') and len(said) < 260
+    assert 'more' not in said
+
+
 def test_errors_are_in_units_of_the_largest_number():
     reference = {'a': torch.tensor([0.0, 10.0]), 'seen': torch.tensor([True])}
     assert largest_error({**reference, 'a': torch.tensor([1.0, 10.0])}, reference) == 0.1
@@ -281,6 +291,7 @@ def test_errors_are_in_units_of_the_largest_number():
 )
 def test_a_remedy_is_named(error, what):
     assert what in remedy(error)
+    assert remedy(error, 'report it') == ('report it' if what == 'TORCH_LOGS' else remedy(error))
 
 
 def test_words_are_checked_before_anything_is_loaded():

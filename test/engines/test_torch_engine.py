@@ -261,6 +261,8 @@ def test_work_is_captured_once_and_replayed_from_then_on():
         (RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED'), 'out of memory'),
         (RuntimeError('cudaErrorStreamCaptureInvalidated'), 'out of memory'),
         (RuntimeError('operation not permitted when stream is capturing'), 'failed'),
+        # As an error of Triton's, which is no RuntimeError.
+        (Exception('out of resource: shared memory'), 'failed'),
     ],
 )
 def test_a_capture_that_fails_falls_back_once_for_good_and_says_so(caplog, error, reason):

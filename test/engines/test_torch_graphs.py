@@ -173,7 +173,7 @@ def test_a_sweep_of_samples_holds_memory_for_the_last_few_numbers_only(engines, 
     for samples in (1, 2, 3, 4, 5, 6, 1, 5):
         found, expected = (chunk(e, 9, 1, 0, samples=samples) for e in (graphed, eager))
         assert_close(found, expected)
-    kept = {samples for _, samples in graphed._laid_out}
+    kept = {samples for _, samples, _ in graphed._laid_out}
     assert kept == {4, 5, 6, 1}
     variants = [v for schedule in graphed._schedules.kept for v in schedule.denoise]
     assert {variant.samples for variant in variants} == kept

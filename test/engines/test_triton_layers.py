@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from triton_package import interpreted, needs_triton  # noqa: F401
 from vla_runtime.engines.torch import compilation, compiled_parts
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.engines.torch.triton_layers import triton_layers
+from vla_runtime.families.blocks.fused_expert import FusedExpert
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.policy import Policy
 
@@ -56,9 +59,120 @@ def test_an_engine_gives_the_chunks_of_the_operators(family, rows):
     assert 'denoise in Triton kernels (eager ' in engine.why_compiled
     expected = chunks(plain, rows)
     assert np.abs(chunks(engine, rows) - expected).max() <= BOUND * max(1, np.abs(expected).max())
-    from vla_runtime.families.blocks.triton_expert import TritonExpert
+    assert laid_out_in(engine) == [triton_layers('', print)]
 
-    assert {type(laid_out.value) for laid_out in engine._laid_out.values()} == {TritonExpert}
+
+def test_a_prefix_of_known_actions_runs_in_the_kernels_where_the_policy_was_trained_for_it():
+    plain, engine = (TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=1) for _ in range(2))
+    compiled_parts.compile_networks(engine, 'triton', 'float32', action_times=True)
+    assert engine.torch_compile == 'triton', engine.why_compiled
+    found, expected = (chunks(e, clean_actions=2) for e in (engine, plain))
+    assert np.abs(found - expected).max() <= BOUND * max(1, np.abs(expected).max())
+    assert laid_out_in(engine) == [triton_layers('', print)]
+
+
+@pytest.mark.parametrize('changes', [{'samples': 2}, {'clean_actions': 2}])
+def test_steps_that_were_not_compared_run_in_the_operators(changes):
+    plain, engine = (TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=1) for _ in range(2))
+    compiled_parts.compile_networks(engine, 'triton', 'float32')
+    assert engine.torch_compile == 'triton'
+    assert np.array_equal(chunks(engine, **changes), chunks(plain, **changes))
+    assert laid_out_in(engine) == [FusedExpert]
+
+
+# Faults in what a modulation for each token runs alone, by the text of the kernels.
+BY_TOKEN_FAULTS = {
+    'queries': ('row * batch_stride + token * token_stride', 'row * batch_stride'),
+    'hidden': (
+        'modulation = (rows // tokens) * batch_stride + (rows % tokens) * token_stride',
+        'modulation = (rows // tokens) * batch_stride',
+    ),
+    'gate': ('(rows % tokens) * token_stride\n        product', '0 * rows\n        product'),
+    'scale': ('scale + of_norm', 'scale + columns[None, :]'),
+    'shift': ('shift + of_norm', 'shift + columns[None, :]'),
+}
+
+
+@pytest.mark.parametrize('fault', BY_TOKEN_FAULTS)
+def test_a_fault_in_modulations_by_token_is_found_at_load(fault, monkeypatch, tmp_path):
+    from vla_runtime.families.blocks import triton_expert
+
+    monkeypatch.setattr(triton_expert, 'kernels', spoiled(*BY_TOKEN_FAULTS[fault], tmp_path))
+    plain, engine = (TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=1) for _ in range(2))
+    compiled_parts.compile_networks(engine, 'triton', 'float32', action_times=True)
+    assert engine.torch_compile == 'none'
+    assert 'denoise eager (in Triton kernels ' in engine.why_compiled
+    for changes in ({}, {'clean_actions': 2}):
+        assert np.array_equal(chunks(engine, **changes), chunks(plain, **changes))
+
+
+def spoiled(text: str, instead: str, folder: Path) -> Any:
+    """The module of the kernels with another text in it."""
+    from vla_runtime.families.blocks import triton_kernels
+
+    source = Path(triton_kernels.__file__).read_text()
+    assert source.count(text) == 1
+    file = folder / 'spoiled_kernels.py'
+    file.write_text(source.replace(text, instead))
+    found = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def laid_out_in(engine: TorchEngine) -> list[type]:
+    return [type(laid_out.value) for laid_out in engine._laid_out.values()]
+
+
+def test_kernels_that_share_more_memory_than_the_gpu_has_are_not_used(monkeypatch):
+    from triton.runtime.errors import OutOfResources
+
+    from vla_runtime.families.blocks import triton_expert
+
+    real = triton_expert.kernels
+
+    class TooLarge:
+        def __getitem__(self, grid: Any) -> Any:
+            raise OutOfResources(237568, 232448, 'shared memory')
+
+    class Kernels:
+        def __getattr__(self, name: str) -> Any:
+            return TooLarge() if name == 'gated_kernel' else getattr(real, name)
+
+    monkeypatch.setattr(triton_expert, 'kernels', Kernels())
+    plain, engine = (TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=1) for _ in range(2))
+    compiled_parts.compile_networks(engine, 'triton', 'float32')
+    assert engine.torch_compile == 'none'
+    assert 'cannot be compiled: OutOfResources: out of resource: shared' in engine.why_compiled
+    assert np.array_equal(chunks(engine), chunks(plain))
+
+
+@pytest.mark.parametrize('word', ['triton', 'auto'])
+@pytest.mark.parametrize('named', ['fp8', 'bfloat16'])
+def test_matrices_in_8_bits_keep_their_own_products(word, named, monkeypatch, tmp_path):
+    """Also where their precision does not say so: then the kernels refuse them."""
+    real = compiled_parts.compile_networks
+    monkeypatch.setattr(
+        compiled_parts,
+        'compile_networks',
+        lambda engine, word, precision, **rest: real(engine, word, named, **rest),
+    )
+    monkeypatch.setattr(compiled_parts, '_triton_obstacle', lambda engine, word: '')
+    monkeypatch.setattr(compiled_parts, 'networks_of', lambda word: ())
+    spec = replace(tiny_spec(), denoise_steps=1, dims=replace(tiny_spec().dims, **ONE_LAYER))
+    bundle = write_tiny_policy(tmp_path / 'tiny', spec)
+    found = []
+    for of_load in (word, 'none'):
+        options = {'precision': 'fp8', 'threads': 1, 'verify': False, 'torch_compile': of_load}
+        with closing(Policy.load(bundle, 'torch', **options)) as policy:
+            assert policy.torch_compile == 'none'
+            found.append((policy.infer(observation())[0].actions, policy.why))
+    (actions, why), (expected, _) = found
+    assert np.array_equal(actions, expected)
+    if named == 'bfloat16':
+        assert 'ValueError: the Triton kernels take matrices of 16 or 32 bits' in why
+    else:
+        assert why == ('denoise eager (fp8 keeps its own products)' if word == 'triton' else '')
 
 
 def test_in_half_precision_the_kernels_are_as_right_as_the_operators():
@@ -132,15 +246,20 @@ def test_auto_takes_the_kernels_only_where_they_are_faster(ms, taken, monkeypatc
     compiled_parts.compile_networks(engine, 'auto', 'float32')
     assert engine.torch_compile == taken
     used = triton_layers('', print) if taken == 'triton' else type(engine._fused).expert_type
-    assert engine._fused.expert_type is used
+    chunks(engine)
+    assert laid_out_in(engine) == [used]
 
 
-def test_a_policy_takes_the_word(tmp_path):
-    spec = replace(tiny_spec(), denoise_steps=1, dims=replace(tiny_spec().dims, **ONE_LAYER))
+@pytest.mark.parametrize('delay', [0, 2])
+def test_a_policy_takes_the_word(delay, tmp_path):
+    dims = replace(tiny_spec().dims, **ONE_LAYER)
+    spec = replace(tiny_spec(), denoise_steps=1, trained_delay_steps=delay, dims=dims)
     bundle = write_tiny_policy(tmp_path / 'tiny', spec)
     options = {'precision': 'float32', 'threads': 1, 'verify': False}
     with closing(Policy.load(bundle, 'torch', torch_compile='triton', **options)) as policy:
         assert policy.torch_compile == 'triton'
+        forms = {variant.action_time for _, variant in policy._engine._layers}
+        assert forms == {False, delay > 0}
         found, _ = policy.infer(observation())
     with closing(Policy.load(bundle, 'torch', **options)) as policy:
         expected, _ = policy.infer(observation())

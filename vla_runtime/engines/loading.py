@@ -99,6 +99,7 @@ def load_engine(bundle: Bundle, candidate: Candidate, options: EngineOptions) ->
             max_rows=options.max_rows,
             use_cuda_graphs=options.use_cuda_graphs,
             torch_compile=options.torch_compile,
+            action_times=spec.trained_delay_steps > 0,
         )
     if candidate.backend == 'onnxruntime':
         from vla_runtime.engines.onnx.engine import OnnxEngine

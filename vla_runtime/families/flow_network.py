@@ -23,7 +23,8 @@ class FlowNetwork(nn.Module):
         family: set by `build_network`.
         dims: dimensions of the policy.
         expert_type: class of the head's layers over one prefix, where they are `FusedBlock`s:
-            `FusedExpert` or `TritonExpert`, set before a prefix is laid out. None: other heads.
+            `FusedExpert`; an engine may set another form before it lays a prefix out. None: other
+            heads.
         vision: module, pixels (n, 3, S, S) float32 in [-1, 1] to image tokens (n, N, W) float32;
             with `image_sizes` in the dimensions (n, 3, height, width) of any of those sizes, N
             following the size, in the scale of the bundle's `normalisation.images`.

@@ -1,10 +1,11 @@
 """Compile the kernels of an expert's layers for NVIDIA's GPUs, without having one.
 
-    compile_triton.py FAMILY CAPABILITY
+    compile_triton.py FAMILY CAPABILITY DTYPE
 
-FAMILY at its published size, in bfloat16, two prompt rows; CAPABILITY as 90 for an H100. Prints a
-JSON object a kernel: its name, the memory that its programs share (bytes), and what its threads
-spill from registers (bytes).
+FAMILY at its published size, two prompt rows; CAPABILITY as 90 for an H100; DTYPE as bfloat16. The
+steps are those with one flow time and those with one for each action (`rtc_mode: hard_prefix`).
+Prints a JSON object a kernel: its name, the memory that its programs share and may share (bytes),
+the columns of tensor memory, and what its threads spill from registers (bytes).
 """
 
 from __future__ import annotations
@@ -36,19 +37,29 @@ TYPES = {
     torch.uint8: '*u8',
     torch.int32: '*i32',
 }
+# Bytes that a program may share, as CUDA's programming guide has them by compute capability: A100,
+# Orin, H100, B200, Thor, RTX 50.
+SHARED = {
+    80: 163 * 1024,
+    87: 163 * 1024,
+    90: 227 * 1024,
+    100: 227 * 1024,
+    110: 227 * 1024,
+    120: 99 * 1024,
+}
 TOOLS = Path(triton.__file__).parent / 'backends' / 'nvidia' / 'bin'
 
 
 Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
-def launches_of(family: str) -> list[Launch]:
-    """The launches of one step over a prefix, on PyTorch's device without numbers."""
+def launches_of(family: str, dtype: torch.dtype) -> list[list[Launch]]:
+    """The launches of each form of a step over a prefix, on PyTorch's device without numbers."""
     dims = preset(family)[1]
-    network = empty_network(preset(family)[0], dims).to(torch.bfloat16)
+    network = empty_network(preset(family)[0], dims).to(dtype)
     fused = network.fused(static_shapes=True)
     fused.expert_type = triton_expert.TritonExpert
-    rows, like = 2, {'device': 'meta', 'dtype': torch.bfloat16}
+    rows, like = 2, {'device': 'meta', 'dtype': dtype}
     expert, length = dims.expert, dims.prefix_length
     shape = (rows, expert.num_kv_heads, length, expert.head_dim)
     kinds = {'past': expert.depth}
@@ -60,11 +71,13 @@ def launches_of(family: str) -> list[Launch]:
         for part in ('key', 'value')
     }
     past['prefix_mask'] = torch.ones(rows, length, dtype=torch.bool, device='meta')
-    made: list[Launch] = []
-    triton_expert.kernels = Launches(triton_expert.kernels, lambda *launch: made.append(launch))
-    conditioning = fused.split_conditioning(fused.time_conditioning(torch.empty(1, device='meta')))
+    made: list[list[Launch]] = []
+    triton_expert.kernels = Launches(triton_expert.kernels, lambda *launch: made[-1].append(launch))
     x = torch.empty(1, dims.horizon, dims.action_dim, device='meta')
-    fused.velocity(x, fused.lay_out(past, 1), conditioning)
+    one = fused.time_conditioning(torch.empty(1, device='meta'))
+    for conditioning in (one, one.expand(1, dims.horizon, -1)):
+        made.append([])
+        fused.velocity(x, fused.lay_out(past, 1), fused.split_conditioning(conditioning))
     return made
 
 
@@ -102,10 +115,10 @@ def spilled(cubin: bytes) -> int:
 
 
 def main() -> None:
-    family, capability = sys.argv[1], int(sys.argv[2])
-    launches = launches_of(family)
+    family, capability, dtype = sys.argv[1], int(sys.argv[2]), getattr(torch, sys.argv[3])
+    forms = launches_of(family, dtype)
     seen = set()
-    for kernel, args, options in launches:
+    for kernel, args, options in (launch for form in forms for launch in form):
         key = (
             kernel.fn.__name__,
             *options.items(),
@@ -115,9 +128,16 @@ def main() -> None:
             continue
         seen.add(key)
         binary = compiled(kernel, args, options, capability)
-        found = {'kernel': kernel.fn.__name__, 'shared': binary.metadata.shared}
-        print(json.dumps({**found, 'spilled': spilled(binary.asm['cubin'])}), flush=True)
-    print(json.dumps({'launches': len(launches)}))
+        found = {
+            'kernel': kernel.fn.__name__,
+            'by_token': options.get('BY_TOKEN', False),
+            'shared': binary.metadata.shared,
+            'may_share': SHARED[capability],
+            'tensor_columns': getattr(binary.metadata, 'tmem_size', None) or 0,
+            'spilled': spilled(binary.asm['cubin']),
+        }
+        print(json.dumps(found), flush=True)
+    print(json.dumps({'launches': [len(form) for form in forms]}))
 
 
 if __name__ == '__main__':

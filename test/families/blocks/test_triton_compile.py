@@ -1,4 +1,4 @@
-"""The kernels of the expert's layers, compiled for NVIDIA's GPUs at published sizes in bfloat16."""
+"""The kernels of the expert's layers, compiled for NVIDIA's GPUs at published sizes."""
 
 from __future__ import annotations
 
@@ -13,26 +13,32 @@ from triton_package import environment, needs_triton
 pytestmark = needs_triton
 
 SCRIPT = Path(__file__).with_name('compile_triton.py')
-# Bytes that the programs of one multiprocessor share, of an Orin, an H100 and an RTX 5090.
-SHARED = {87: 163 * 1024, 90: 227 * 1024, 120: 99 * 1024}
+# Compute capabilities of an A100, an Orin, an H100, a B200, a Thor and the RTX 50.
+CAPABILITIES = (80, 87, 90, 100, 110, 120)
 LAYERS = {'pi05': 18, 'smolvla': 16}
+# Tensor memory of a multiprocessor, which capability 100 and 110 have.
+TENSOR_COLUMNS = 512
 
 
 @pytest.mark.parametrize(
-    ('family', 'capability'),
+    ('family', 'capability', 'dtype'),
     [
-        ('pi05', 120),
+        ('pi05', 120, 'bfloat16'),
         *(
-            pytest.param(family, capability, marks=pytest.mark.slow)
+            pytest.param(family, capability, 'bfloat16', marks=pytest.mark.slow)
             for family in LAYERS
-            for capability in SHARED
+            for capability in CAPABILITIES
             if (family, capability) != ('pi05', 120)
+        ),
+        *(
+            pytest.param('pi05', capability, 'float32', marks=pytest.mark.slow)
+            for capability in (90, 120)
         ),
     ],
 )
-def test_a_layer_is_six_kernels_that_fit_and_spill_nothing(family, capability, tmp_path):
+def test_a_layer_is_six_kernels_that_fit_and_spill_nothing(family, capability, dtype, tmp_path):
     done = subprocess.run(
-        [sys.executable, SCRIPT, family, str(capability)],
+        [sys.executable, SCRIPT, family, str(capability), dtype],
         env={**environment(), 'TRITON_CACHE_DIR': str(tmp_path)},
         capture_output=True,
         text=True,
@@ -40,8 +46,11 @@ def test_a_layer_is_six_kernels_that_fit_and_spill_nothing(family, capability, t
     )
     assert done.returncode == 0, done.stderr
     *kernels, counted = map(json.loads, done.stdout.splitlines())
-    assert counted == {'launches': 6 * LAYERS[family]}
+    assert counted == {'launches': [6 * LAYERS[family]] * 2}
     assert len({kernel['kernel'] for kernel in kernels}) == 5
+    # SmolVLA's norms have no modulation.
+    assert {kernel['by_token'] for kernel in kernels} == {False, family == 'pi05'}
     for kernel in kernels:
-        assert kernel['shared'] <= SHARED[capability], kernel
+        assert kernel['shared'] <= kernel['may_share'], kernel
+        assert kernel['tensor_columns'] <= TENSOR_COLUMNS, kernel
         assert kernel['spilled'] == 0, kernel

@@ -197,3 +197,12 @@ def _observation(policy: Policy) -> Observation:
     images = dict.fromkeys(policy.spec.camera_names)
     images[policy.spec.camera_names[0]] = np.zeros((48, 64, 3), dtype=np.uint8)
     return look(policy.spec, images)
+
+
+def test_an_error_of_any_kind_at_the_start_says_which_settings_to_set_back():
+    class Failing:
+        def prepare(self, settings: PolicySettings) -> bool:
+            raise Exception('out of resource: shared memory')
+
+    with pytest.raises(ValueError, match=r'out of resource.* Set back .*denoise_steps'):
+        PreparedSettings(Failing(), dict(DEFAULTS))

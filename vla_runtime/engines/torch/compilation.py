@@ -3,11 +3,12 @@
 `torch.compile` makes networks of plain modules; Triton has its own layers for some heads.
 
 Invariants:
-- a network is compiled for the shapes that it is run with by name; whatever has other shapes runs
-  eagerly, and nothing is compiled after load;
+- a network is compiled for the shapes that are compared here, by name; whatever has other shapes
+  runs eagerly, and nothing is compiled after load;
 - a compiled network runs only if it gave what the eager one gives, within the bounds of `verify`,
   in all its shapes;
-- what cannot be compiled runs eagerly, and one warning says what is missing.
+- what cannot be compiled, or raises anything else, runs as it did before, and one warning says
+  what is missing.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
-from typing import Protocol
 
 import numpy as np
 from torch import Tensor
 
 from vla_runtime.engines.bounds import error_of
 from vla_runtime.engines.preflight import AUTO
-from vla_runtime.engines.torch.compiler import Run, remedy
+from vla_runtime.engines.torch.compiler import SAYS_MORE, Run, remedy
 from vla_runtime.engines.torch.cuda_graph import Capture, Work
+from vla_runtime.files.quotes import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -38,14 +39,9 @@ Outputs = Mapping[str, Tensor]
 _MARGIN = 0.95
 # Runs of each network that are timed, and how long it is gone on beyond the least number.
 _LEAST_TRIALS, _MOST_TRIALS, _TRIALS_MS = 3, 50, 1000.0
-
-
-class Runs(Protocol):
-    """Registry of compiled replacements, by part."""
-
-    def __setitem__(self, key: Key, run: Run, /) -> None: ...
-
-    def __delitem__(self, key: Key, /) -> None: ...
+# Characters of an error's first line that stand in the reason.
+_ERROR_LENGTH = 200
+EAGER = 'eager'
 
 
 @dataclass(frozen=True)
@@ -72,29 +68,32 @@ class Verdict:
 
     Attributes:
         network: name of the network.
-        form: form of the network that may take the place of the eager one, in words.
-        eager_ms, compiled_ms: milliseconds of one run in each shape.
+        form: form of the network that may take the place of the one that runs now, in words.
+        present: form that runs now.
+        present_ms, compiled_ms: milliseconds of one run in each shape.
         fault: reason why it must not run compiled; empty where it may.
         failure: the compiler's error.
     """
 
     network: str
     form: str = 'compiled'
-    eager_ms: float = 0.0
+    present: str = EAGER
+    present_ms: float = 0.0
     compiled_ms: float = 0.0
     fault: str = ''
     failure: str = ''
 
     def takes(self, word: str) -> bool:
         """Return whether it runs compiled; with `auto` only where that is faster."""
-        return not self.fault and (word != AUTO or self.compiled_ms < _MARGIN * self.eager_ms)
+        return not self.fault and (word != AUTO or self.compiled_ms < _MARGIN * self.present_ms)
 
     def describe(self, word: str) -> str:
         """Return which one runs, and why."""
         if self.fault:
-            return f'{self.network} eager ({self.fault})'
-        which = self.form if self.takes(word) else 'eager'
-        times = f'eager {self.eager_ms:.2f} ms, {self.form} {self.compiled_ms:.2f} ms'
+            error = one_line(self.failure.strip().partition('\n')[0], _ERROR_LENGTH)
+            return f'{self.network} {self.present} ({": ".join(filter(None, (self.fault, error)))})'
+        which = self.form if self.takes(word) else self.present
+        times = f'{self.present} {self.present_ms:.2f} ms, {self.form} {self.compiled_ms:.2f} ms'
         return f'{self.network} {which} ({times})'
 
 
@@ -103,28 +102,37 @@ class Compilation:
 
     Args:
         parts: every shape of every network that may be compiled.
-        runs: calls that run instead of the eager network, by key; empty until `choose`.
+        runs: calls that run instead of the eager network, by key; empty of these until `choose`.
         compile_call: returns the compiled form of a network's call, given its name.
         bound: largest error, in units of the eager output's largest number where that is above 1.
         form: form of the network in words, as `Verdict.form`.
+        present: forms that run now in place of eager ones, by network, as `Verdict.present`.
         inspect: looks closer at a part whose outputs are within the bound: returns what is wrong
             with it in the given form, else ''.
+        says_more: advice where no remedy of an error is known.
     """
 
     def __init__(
         self,
         parts: Sequence[Part],
-        runs: Runs,
+        runs: dict[Key, Run],
         compile_call: Callable[[str, Run], Run],
         bound: float,
+        *,
         form: str = 'compiled',
+        present: Mapping[str, str] | None = None,
         inspect: Callable[[Part, Run], str] = lambda part, run: '',
+        says_more: str = SAYS_MORE,
     ) -> None:
         self._parts, self._runs = parts, runs
         self._compile_call, self._bound = compile_call, bound
-        self._inspect = inspect
+        self._inspect, self._says_more = inspect, says_more
         self._made: dict[Key, Run] = {}
-        self._verdicts = {part.key[0]: Verdict(part.key[0], form) for part in parts}
+        present = present or {}
+        self._verdicts = {
+            network: Verdict(network, form, present.get(network, EAGER))
+            for network in (part.key[0] for part in parts)
+        }
 
     def compare(self) -> None:
         """Compare all parts on the inputs that are in the buffers; the first time compiles them."""
@@ -160,11 +168,12 @@ class Compilation:
             if verdict.fault:
                 continue
             try:
-                eager, compiled = self._milliseconds(part, capture, synchronize)
-            except RuntimeError as error:
-                verdict.fault, verdict.failure = 'cannot be captured', str(error)
+                present, compiled = self._milliseconds(part, capture, synchronize)
+            except Exception as error:
+                verdict.fault = 'cannot be captured'
+                verdict.failure = f'{type(error).__name__}: {error}'
                 continue
-            verdict.eager_ms += eager
+            verdict.present_ms += present
             verdict.compiled_ms += compiled
 
     def choose(self, word: str) -> tuple[list[str], str]:
@@ -180,10 +189,10 @@ class Compilation:
         failed = [verdict for verdict in verdicts if verdict.failure]
         if failed:
             logger.warning(
-                'torch_compile: %s: %s, and runs eagerly; %s. %s',
+                'torch_compile: %s: %s, and runs as before; %s. %s',
                 ', '.join(verdict.network for verdict in failed),
                 failed[0].fault,
-                remedy(failed[0].failure),
+                remedy(failed[0].failure, self._says_more),
                 failed[0].failure.strip()[:500],
             )
         for key, run in self._made.items():
@@ -202,16 +211,16 @@ class Compilation:
 
     @contextmanager
     def _compiled(self, part: Part) -> Iterator[None]:
-        self._runs[part.key] = self._made[part.key]
         try:
+            self._runs[part.key] = self._made[part.key]
             yield
         finally:
-            del self._runs[part.key]
+            self._runs.pop(part.key, None)
 
     def _milliseconds(
         self, part: Part, capture: Capture | None, synchronize: Work
     ) -> tuple[float, float]:
-        """Median milliseconds of the eager and of the compiled network, run by turns."""
+        """Median milliseconds of the network as it runs now and compiled, by turns."""
 
         def compiled() -> None:
             with self._compiled(part):
@@ -228,8 +237,8 @@ class Compilation:
                 work()
                 synchronize()
                 found.append((perf_counter() - start) * 1e3)
-        eager, of_compiled = map(median, times)
-        return eager, of_compiled
+        present, of_compiled = map(median, times)
+        return present, of_compiled
 
 
 def largest_error(found: Outputs, expected: Outputs) -> float:

@@ -2,13 +2,20 @@
 
 The inputs are random, of a seed, and stand in the engine's own buffers. First all tokens of the
 prompts are valid, then half of them, as in most prompts; on those the parts are timed.
+
+Invariants:
+- no form of a network runs in a shape that was not compared here;
+- whatever is compared, the operators are what it is compared with;
+- after an error, of whatever kind, the engine runs as it did before, and nothing of the trial stays
+  laid out or captured.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +26,10 @@ from torch import Tensor
 from vla_runtime.engines.bounds import BOUNDS
 from vla_runtime.engines.torch import cuda_graph
 from vla_runtime.engines.torch.buffers import Schedule, Variant
-from vla_runtime.engines.torch.compilation import Compilation, Outputs, Part
+from vla_runtime.engines.torch.compilation import Compilation, Key, Outputs, Part
 from vla_runtime.engines.torch.compiler import Compiled
-from vla_runtime.engines.torch.cuda_graph import Work
-from vla_runtime.engines.torch.triton_layers import FORM, HeadLayers, triton_layers
+from vla_runtime.engines.torch.cuda_graph import Capturer, Work
+from vla_runtime.engines.torch.triton_layers import FORM, compare_layers, triton_layers
 from vla_runtime.engines.torch_compile import (
     AUTO,
     TRITON,
@@ -43,53 +50,71 @@ _TOKENS = 256
 
 
 @torch.inference_mode()
-def compile_networks(engine: TorchEngine, word: str, precision: str) -> None:
+def compile_networks(
+    engine: TorchEngine, word: str, precision: str, *, action_times: bool = False
+) -> None:
     """Compile networks of an engine that has run nothing yet, and choose those that run compiled.
 
     Args:
         engine: engine whose `torch_compile` and `why_compiled` are set here.
         word: one of `torch_compile.WORDS`, not `none`.
         precision: precision of the engine's matrices, for the bound.
+        action_times: actions may have flow times of their own (`rtc_mode: hard_prefix`); without,
+            the layers of such steps run in PyTorch's operators.
     """
-    trial, bound = _Trial(engine), BOUNDS[precision].tensor
     taken: list[str] = []
-    reasons: list[str] = []
+    with _trial_of(engine) as trial:
+        if tries_triton(word) and _takes_triton(trial, word, precision, action_times):
+            taken = [TRITON]
+        if networks_of(word):
+            compiled = _compiled_networks(trial, word, precision)
+            if 'denoise' in compiled:
+                # Other steps run as in a load of these networks alone, which a replay is.
+                engine._layers.clear()
+                taken = []
+            taken += compiled
+    engine.torch_compile, engine.why_compiled = word_of(taken), '; '.join(trial.reasons)
 
-    def choose(parts: list[Part], *arguments: Any) -> list[str]:
-        """Compare, measure and choose; return the networks for which a compiled form is taken."""
-        compilation = Compilation(parts, *arguments)
-        for whole in (True, False):
-            trial.fill(whole)
-            compilation.compare()
-        compilation.measure(*_measured_as_it_runs(engine))
-        found, reason = compilation.choose(word)
-        reasons.append(reason)
-        return found
 
+def _takes_triton(trial: _Trial, word: str, precision: str, action_times: bool) -> bool:
+    """Choose between the head's operators and Triton kernels; arguments of `compile_networks`."""
+    engine = trial.engine
     obstacle = _triton_obstacle(engine, word)
-    if tries_triton(word) and obstacle and word != AUTO:
-        logger.warning("torch_compile 'triton': %s; PyTorch's operators run", obstacle)
-        reasons.append(f'denoise eager ({obstacle})')
-    elif tries_triton(word) and not obstacle:
-        logger.warning(
-            'torch_compile: compiling Triton kernels. The first time on a machine this takes some '
-            'ten seconds.'
-        )
-        layers = HeadLayers(engine)
-        inspect = layers.compare_layers
-        if choose([*trial.denoise_parts()], layers, triton_layers, bound, FORM, inspect):
-            taken.append(TRITON)
-    wanted = networks_of(word)
-    if wanted:
-        logger.warning(
-            'torch_compile: compiling %s. The first time on a machine this takes minutes.',
-            ', '.join(wanted),
-        )
-        parts = [part for part in trial.parts() if part.key[0] in wanted]
-        compiled = choose(parts, engine._compiled, Compiled, bound)
-        taken = [*compiled, *(TRITON for _ in taken if 'denoise' not in compiled)]
-    engine.torch_compile, engine.why_compiled = word_of(taken), '; '.join(reasons)
-    engine.use_prefix(1)
+    if precision == 'fp8':
+        obstacle = obstacle or 'fp8 keeps its own products'
+    if obstacle:
+        if word != AUTO:
+            logger.warning("torch_compile 'triton': %s; PyTorch's operators run", obstacle)
+            trial.reasons.append(f'denoise eager ({obstacle})')
+        return False
+    logger.warning(
+        'torch_compile: compiling Triton kernels. The first time on a machine this takes some ten '
+        'seconds.'
+    )
+    compilation = Compilation(
+        [*trial.denoise_parts(action_times)],
+        engine._layers,
+        triton_layers,
+        BOUNDS[precision].tensor,
+        form=FORM,
+        inspect=partial(compare_layers, engine),
+        says_more='please report it, with the GPU and the version of Triton',
+    )
+    return bool(trial.choose(compilation, word))
+
+
+def _compiled_networks(trial: _Trial, word: str, precision: str) -> list[str]:
+    """Choose between networks as they run now and compiled ones; return those that run compiled."""
+    engine, wanted = trial.engine, networks_of(word)
+    logger.warning(
+        'torch_compile: compiling %s. The first time on a machine this takes minutes.',
+        ', '.join(wanted),
+    )
+    parts = [part for part in trial.parts() if part.key[0] in wanted]
+    present = {'denoise': FORM} if engine._layers else {}
+    bound = BOUNDS[precision].tensor
+    compilation = Compilation(parts, engine._compiled, Compiled, bound, present=present)
+    return trial.choose(compilation, word)
 
 
 def _triton_obstacle(engine: TorchEngine, word: str) -> str:
@@ -112,18 +137,68 @@ def _measured_as_it_runs(engine: TorchEngine) -> tuple[cuda_graph.Capture | None
     return capture, lambda: None
 
 
-class _Trial:
-    """Reads and writes the buffers of an engine, past its protocol."""
+@contextmanager
+def _trial_of(engine: TorchEngine) -> Iterator[_Trial]:
+    """Let nothing of a trial stay laid out, and after an error no other form of a network."""
+    capture, synchronize = _measured_as_it_runs(engine)
+    capturer = engine._capturers['denoise']
+    # A capture that fails while forms are tried must not keep the engine from capturing later.
+    engine._capturers['denoise'] = Capturer('denoise', None)
+    try:
+        yield _Trial(engine, capture, synchronize)
+    except BaseException:
+        engine._compiled.clear()
+        engine._layers.clear()
+        raise
+    finally:
+        engine._capturers['denoise'] = capturer
+        engine._laid_out = {}
+        engine._fused.expert_type = type(engine._fused).expert_type
+        engine._variant = Variant()
 
-    def __init__(self, engine: TorchEngine) -> None:
-        self._engine = engine
+
+class _Trial:
+    """Reads and writes the buffers of an engine, past its protocol.
+
+    Args:
+        engine: engine that has run nothing yet.
+        capture, synchronize: as `_measured_as_it_runs` returns them.
+
+    Attributes:
+        reasons: why each form was taken or not, in words.
+    """
+
+    def __init__(
+        self, engine: TorchEngine, capture: cuda_graph.Capture | None, synchronize: Work
+    ) -> None:
+        self.engine, self._measured = engine, (capture, synchronize)
+        self.reasons: list[str] = []
         self._schedule = Schedule(np.array([1.0, 0.5]), -0.5, engine._fused, engine._device)
         self._schedule.plan_weight.fill_(0.5)
         self._whole = True
 
+    def choose(self, compilation: Compilation, word: str) -> list[str]:
+        """Compare, measure and choose; return the networks for which a compiled form is taken.
+
+        Args:
+            compilation: compilation of parts of this trial.
+            word: as of `compile_networks`.
+        """
+        layers: Mapping[Key, Any] = dict(self.engine._layers)
+        # Compared with the operators, and timed beside what runs now.
+        self.engine._layers.clear()
+        for whole in (True, False):
+            self.fill(whole)
+            compilation.compare()
+        self.engine._layers.update(layers)
+        compilation.measure(*self._measured)
+        found, reason = compilation.choose(word)
+        self.reasons.append(reason)
+        return found
+
     def parts(self) -> Iterator[Part]:
         """Return every network in every shape that it is run with by default."""
-        engine, network = self._engine, self._engine._network
+        engine, network = self.engine, self.engine._network
         for size in engine._pixels:
             work = partial(engine._run_vision, size)
             yield Part(('vision', size), network.vision, work, partial(self._tokens, size))
@@ -135,20 +210,26 @@ class _Trial:
                 yield Part(('prefix', (rows, length)), network.prefix, work, past)
         yield from self.denoise_parts()
 
-    def denoise_parts(self) -> Iterator[Part]:
-        """Return the denoise steps in every shape that they are run with by default."""
-        engine, network = self._engine, self._engine._network
-        for rows in engine._buffers:
-            variant = Variant(rows)
-            work = partial(engine._run_steps, self._schedule, variant)
-            step = DenoiseStep(network)
-            yield Part(('denoise', variant), step, work, partial(self._velocity, rows))
+    def denoise_parts(self, action_times: bool = False) -> Iterator[Part]:
+        """Return the denoise steps in every shape that they are run with by default.
+
+        Args:
+            action_times: also those in which actions have flow times of their own.
+        """
+        for rows in self.engine._buffers:
+            for own in (False, True)[: 1 + action_times]:
+                variant = Variant(rows, action_time=own)
+                work, step = partial(self._steps, variant), DenoiseStep(self.engine._network)
+                yield Part(('denoise', variant), step, work, partial(self._velocity, rows))
 
     def fill(self, whole: bool) -> None:
         """Write the same inputs each time; without `whole` half of each prompt is valid."""
         self._whole = whole
-        engine, generator = self._engine, torch.Generator().manual_seed(_SEED)
+        engine, generator = self.engine, torch.Generator().manual_seed(_SEED)
         engine._image_mask.fill_(True)
+        # No number of tokens lies between all known actions, so that none passes for another.
+        steps = torch.arange(engine.dims.horizon)
+        engine._clean.copy_(torch.isin(steps, steps.square())[:, None])
         inputs = [*engine._pixels.values(), engine._noise, engine._plan]
         for rows in engine._buffers.values():
             rows.row_weight.fill_(1 / len(rows.row_weight))
@@ -161,28 +242,30 @@ class _Trial:
             engine._image_tokens[camera, : len(encoded)].copy_(encoded)
         for count in engine._buffers:
             engine._run_prefix(count, 0, len(engine._prefix_inputs) - 1)
-            self._lay_out(count)
+            engine._encodings[count, 0] += 1
 
-    def _lay_out(self, rows: int) -> None:
-        self._engine._encodings[rows, 0] += 1
-        self._engine.use_prefix(rows)
-        self._engine._lay_out()
+    def _steps(self, variant: Variant) -> None:
+        """Denoise over a slot, laid out once more where the trial has written it."""
+        engine = self.engine
+        engine._variant = variant
+        engine._lay_out()
+        engine._run_steps(self._schedule, variant)
 
     def _tokens(self, size: tuple[int, int]) -> Outputs:
-        return {'image_tokens': self._engine._encoded[size].clone()}
+        return {'image_tokens': self.engine._encoded[size].clone()}
 
     def _past(self, rows: int) -> Outputs:
         """Return the encoded prefix, and the velocity over it.
 
         At hidden tokens, which there are none of in a whole prompt, networks may write anything.
         """
-        slot = self._engine._buffers[rows].slots[0] if self._whole else {}
-        self._lay_out(rows)
-        self._engine._run_steps(self._schedule, Variant(rows))
+        slot = self.engine._buffers[rows].slots[0] if self._whole else {}
+        self.engine._encodings[rows, 0] += 1
+        self._steps(Variant(rows))
         return {**{name: part.clone() for name, part in slot.items()}, **self._velocity(rows)}
 
     def _velocity(self, rows: int) -> Outputs:
-        engine = self._engine
+        engine = self.engine
         velocity = engine._buffers[rows].velocity[:rows]
         return {'x': engine._x[:1].clone(), 'velocity': velocity.clone()}
 

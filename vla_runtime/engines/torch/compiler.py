@@ -17,6 +17,8 @@ import torch
 logger = logging.getLogger(__name__)
 
 Run = Callable[..., Any]
+# Advice where no remedy is known.
+SAYS_MORE = 'TORCH_LOGS=+dynamo,+inductor says more'
 _TRITON = "install Triton for this PyTorch and GPU ('pip install triton')"
 # What the text of an error has, and what mends it.
 _REMEDIES = (
@@ -69,13 +71,13 @@ class Compiled:
         return graph.forward
 
 
-def remedy(error: str) -> str:
-    """Return what mends an error of the compiler."""
+def remedy(error: str, otherwise: str = SAYS_MORE) -> str:
+    """Return what mends an error of the compiler; `otherwise` where nothing is known to."""
     text = error.lower()
     for word, what in _REMEDIES:
         if word in text:
             return what
-    return 'TORCH_LOGS=+dynamo,+inductor says more'
+    return otherwise
 
 
 def _with_own_code(call: Run) -> Run:

@@ -101,7 +101,8 @@ class Capturer:
             return None
         try:
             return self._capture(work)
-        except RuntimeError as error:
+        except Exception as error:
+            # Of any kind: Triton's errors, which compiled networks raise, are no RuntimeError.
             self._capture = None
             reason = 'out of memory' if _is_out_of_memory(error) else 'failed'
             self.status = f'eager: {reason} while capturing'
@@ -161,7 +162,7 @@ class GraphedWork:
         (self._replay or self._work)()
 
 
-def _is_out_of_memory(error: RuntimeError) -> bool:
+def _is_out_of_memory(error: Exception) -> bool:
     # Inside a capture a failed allocation may surface as a CUDA error of another name.
     signs = ('out of memory', 'alloc_failed', 'streamcaptureinvalidated')
     text = str(error).lower().replace(' ', '')

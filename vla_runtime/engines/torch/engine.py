@@ -89,6 +89,8 @@ class TorchEngine:
         self._jacobian_step = JacobianDenoiseStep(network)
         # By network and shape: plain modules as `torch.compile` made them, instead of the fused.
         self._compiled: dict[Key, Run] = {}
+        # By shape of the step: class of the head's layers where it is not the fused network's own.
+        self._layers: dict[Key, Any] = {}
         self.torch_compile, self.why_compiled = NONE, ''
         self._capturers = capturers_of(device, use_cuda_graphs and static_shapes)
         width = self._shapes.image_tokens[1]
@@ -117,8 +119,9 @@ class TorchEngine:
         self._prefix_inputs = inputs_by_length(network.family, dims, static_shapes)
         # Number of times that each slot was written.
         self._encodings = {(r, slot): 0 for r in self._buffers for slot in range(self.slots)}
-        # By place and number of samples; only the denoising stream reads and writes them.
-        self._laid_out: dict[tuple[Place, int], LaidOutPrefix] = {}
+        # By place, number of samples and class of the layers; only the denoising stream reads and
+        # writes them.
+        self._laid_out: dict[tuple[Place, int, Any], LaidOutPrefix] = {}
         # Settings of the denoise loop, with the rows and slot that it denoises over.
         self._variant = Variant()
         self._schedules: Schedules[Schedule] = Schedules()
@@ -147,6 +150,7 @@ class TorchEngine:
         max_rows: int,
         use_cuda_graphs: bool,
         torch_compile: str = NONE,
+        action_times: bool = False,
     ) -> TorchEngine:
         """Build the network from a bundle's weights file, straight onto the device.
 
@@ -154,6 +158,7 @@ class TorchEngine:
             family, dims, weights, device, precision: see `load_network`.
             max_rows, use_cuda_graphs: see the constructor.
             torch_compile: see `Policy.load`.
+            action_times: the policy was trained for actions with flow times of their own.
 
         Raises:
             ValueError: unknown device or precision, no CUDA here, not enough memory, or weights
@@ -165,7 +170,7 @@ class TorchEngine:
             if torch_compile != NONE:
                 from vla_runtime.engines.torch.compiled_parts import compile_networks
 
-                compile_networks(engine, torch_compile, precision)
+                compile_networks(engine, torch_compile, precision, action_times=action_times)
             return engine
         except RuntimeError as error:
             if 'memory' not in str(error):
@@ -191,7 +196,7 @@ class TorchEngine:
         if not self._capturers['denoise'].active:
             return False
         if loop.alone:
-            laid_out = self._laid_out.get((place, loop.samples))
+            laid_out = self._laid_out.get(self._layout(variant))
             return self._plain_step(variant) is None and (laid_out is None or laid_out.captures)
         works = (
             schedule.denoise.get(variant)
@@ -295,7 +300,8 @@ class TorchEngine:
         self._schedules.clear()
         for name in ('_vision', '_prefix', '_capturers', '_buffers'):
             setattr(self, name, None)
-        self._pixels, self._encoded, self._laid_out, self._compiled = {}, {}, {}, {}
+        for name in ('_pixels', '_encoded', '_laid_out', '_compiled', '_layers'):
+            setattr(self, name, {})
         for name in ('_network', '_fused', '_denoise_step', '_jacobian_step'):
             setattr(self, name, None)
         for name, value in vars(self).items():
@@ -355,7 +361,7 @@ class TorchEngine:
         past: Any = rows.slots[variant.slot]
         denoise_step = self._plain_step(variant)
         if denoise_step is None:
-            laid_out = self._laid_out[(variant.rows, variant.slot), variant.samples]
+            laid_out = self._laid_out[self._layout(variant)]
             denoise_step, past = self._denoise_step, laid_out.value
         x_next, velocity = denoise_step(
             self._x[: variant.samples],
@@ -381,21 +387,29 @@ class TorchEngine:
         """Lay out the slot that is denoised over; the graph of the steps replays on that."""
         if self._plain_step(self._variant) is not None:
             return
-        place, samples = self._place, self._variant.samples
-        if (place, samples) not in self._laid_out:
+        layout = self._layout(self._variant)
+        place, samples, layers = layout
+        if layout not in self._laid_out:
             self._make_room(samples)
             past = self._buffers[place[0]].slots[place[1]]
-            self._laid_out[place, samples] = LaidOutPrefix(
+            self._fused.expert_type = layers
+            self._laid_out[layout] = LaidOutPrefix(
                 self._fused, past, samples, self._capturers['denoise']
             )
-        self._laid_out[place, samples].follow(self._encodings[place])
+        self._laid_out[layout].follow(self._encodings[place])
+
+    def _layout(self, variant: Variant) -> tuple[Place, int, Any]:
+        """Return the key of what a variant's steps are laid out in: slot, samples, layers."""
+        own = type(self._fused).expert_type
+        layers = self._layers.get(('denoise', variant._replace(slot=0)), own)
+        return (variant.rows, variant.slot), variant.samples, layers
 
     def _make_room(self, samples: int) -> None:
         """Before another number of samples is laid out, free the oldest of too many numbers.
 
         Keys and values are laid out for every sample: those of all numbers up to 16 take gigabytes.
         """
-        counts = dict.fromkeys(count for _, count in self._laid_out)
+        counts = dict.fromkeys(count for _, count, _ in self._laid_out)
         if samples in counts or len(counts) < _SAMPLE_COUNTS_KEPT:
             return
         oldest = next(iter(counts))

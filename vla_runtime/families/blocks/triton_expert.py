@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,9 @@ QUERIES, KEYS = 64, 32
 # Warps and stages of the kernels. With these no register spills at head size 256, and the tiles fit
 # the 99 KB that a consumer GPU's multiprocessor shares.
 NORMED = {'num_warps': 8, 'num_stages': 3}
+# With a modulation for each token, tiles of scale and shift are kept in stages too, in float32. In
+# the tiles and stages of the others these would take more memory than an H100 shares.
+MODULATED = {'num_warps': 8, 'num_stages': 2}
 ADDED = {'num_warps': 4, 'num_stages': 4}
 ATTENDED = {'num_warps': 8, 'num_stages': 2}
 # Keys that a program attends to; the parts of a row are added up afterwards.
@@ -83,7 +87,9 @@ class _Layers:
         count, head_dim = self.batch * self.tokens, self.head_dim
         dim = _power(head_dim)
         queries = self.tokens * self.heads // self.kv_heads
-        rows = min(QUERIES, _power(queries))
+        # Float32's tiles are twice as large, and its products take more registers.
+        exact = self.query.dtype == torch.float32
+        rows = min(_half(QUERIES) if exact else QUERIES, _power(queries))
         kernels.attend_kernel[(_tiles(queries, rows), self.batch * self.kv_heads, self.parts)](
             self.query,
             self.keys[layer],
@@ -103,7 +109,7 @@ class _Layers:
             HEAD=head_dim,
             DIM=dim,
             ROWS=rows,
-            KEYS=KEYS,
+            KEYS=_half(KEYS) if exact else KEYS,
             PRECISION=precision,
             **ATTENDED,
         )
@@ -174,6 +180,8 @@ class TritonExpert(FusedExpert):
         # Float32 without TensorFloat-32's 10 bits.
         exact = blocks[0].qkv.dtype == torch.float32
         self._precision = 'ieee' if exact else 'tf32'
+        # As many bytes in a tile of weights of either size.
+        self._inner = _half(INNER) if exact else INNER
 
     def _allocate(self, own: Past | None, cross: Past | None) -> None:
         block, sight = self._blocks[0], self._of_suffix
@@ -239,14 +247,12 @@ class TritonExpert(FusedExpert):
             layers.length,
             *norm.strides,
             SHIFTED=norm.shift is not None,
-            BY_TOKEN=norm.strides != (0, 0),
             HALF=half,
             TILES=_power(self._squares.shape[1], 1),
             ROWS=self._rows,
             COLUMNS=columns,
-            INNER=INNER,
             PRECISION=self._precision,
-            **NORMED,
+            **self._reading(norm),
         )
         attended: Tensor = layers.attend(place, self._precision)
         return attended
@@ -265,20 +271,24 @@ class TritonExpert(FusedExpert):
             hidden,
             *norm.strides,
             SHIFTED=norm.shift is not None,
-            BY_TOKEN=norm.strides != (0, 0),
             GELU=block.gated.activation is gelu_tanh,
             TILES=_power(self._squares.shape[1], 1),
             ROWS=self._rows,
             COLUMNS=COLUMNS,
-            INNER=INNER,
             PRECISION=self._precision,
-            **NORMED,
+            **self._reading(norm),
         )
 
     def _of_norm(self, norm: _Norm) -> tuple[Tensor, ...]:
         # Without a shift none is read.
         shift = norm.scale if norm.shift is None else norm.shift
         return self._x, self._squares, norm.scale, shift
+
+    def _reading(self, norm: _Norm) -> dict[str, Any]:
+        """Options of a kernel that reads normed rows: how a norm is addressed, tiles and stages."""
+        if norm.strides == (0, 0):
+            return {'BY_TOKEN': False, 'INNER': self._inner, **NORMED}
+        return {'BY_TOKEN': True, 'INNER': _half(INNER), **MODULATED}
 
     def _add_product(self, operand: Tensor, weight: Tensor, norm: _Norm) -> None:
         kernels.add_product_kernel[_tiles(self._count, self._rows), _tiles(self._width, COLUMNS)](
@@ -295,7 +305,7 @@ class TritonExpert(FusedExpert):
             GATED=norm.gate is not None,
             ROWS=self._rows,
             COLUMNS=COLUMNS,
-            INNER=INNER,
+            INNER=self._inner,
             PRECISION=self._precision,
             **ADDED,
         )
@@ -303,6 +313,11 @@ class TritonExpert(FusedExpert):
 
 def _tiles(size: int, tile: int) -> int:
     return -(-size // tile)
+
+
+def _half(side: int) -> int:
+    """Half of a tile's side, which stays 16 at least."""
+    return max(16, side // 2)
 
 
 def _power(size: int, least: int = 16) -> int:

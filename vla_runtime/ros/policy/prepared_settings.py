@@ -37,7 +37,10 @@ class PreparedSettings:
         try:
             while not policy.prepare(first):
                 pass
-        except RuntimeError as error:
+        except ValueError:
+            raise
+        except Exception as error:
+            # Of any kind: drivers, PyTorch and Triton raise what they like.
             raise ValueError(
                 f'the CUDA graphs of these settings cannot be captured: {error}. Set back what was '
                 'changed last, such as denoise_steps, samples or pipeline'
