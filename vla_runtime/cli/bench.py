@@ -94,9 +94,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--threads',
-        type=between(1, MOST_THREADS),
+        type=between(0, MOST_THREADS),
         metavar='N',
-        help='CPU threads of each network (default: OMP_NUM_THREADS, else all cores but one)',
+        help='CPU threads of each network; 0: all cores but one (default: OMP_NUM_THREADS, else 0)',
     )
     parser.add_argument(
         '--torch-compile',
