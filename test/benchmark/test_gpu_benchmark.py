@@ -436,6 +436,21 @@ def test_overlapped_chunks_that_are_not_the_sequential_ones_fail_the_check(monke
     assert not gpu_checks.overlap('cpu', 'tiny').passed
 
 
+def test_memory_that_is_allocated_and_freed_in_steady_state_fails_the_check(monkeypatch):
+    real, made = gpu_checks.infer, []
+
+    def allocating(subject, inputs):
+        made.append(1)
+        return real(subject, inputs)
+
+    monkeypatch.setattr(gpu_checks, 'infer', allocating)
+    monkeypatch.setattr(gpu_checks, 'allocations', lambda device: len(made))
+    found = gpu_checks.memory('cpu', 'tiny', chunks=2)
+    assert found.figures['growth bytes'] == 0
+    assert not found.passed and found.figures['allocations'] == 4
+    assert '4 allocations' in found.note
+
+
 def test_memory_that_grows_fails_the_check(monkeypatch):
     kept = []
     real = gpu_checks.infer
