@@ -200,14 +200,14 @@ def describe(figures: Mapping[str, Any]) -> str:
     if figures['why']:
         lines.append(f'chosen: {figures["why"]}')
     for kind, phases in figures['milliseconds'].items():
-        least_title = f'{"least":>9}' if figures['rates'] else ''
+        least_title = f'{"least":>9}  {"of least":>8}' if figures['rates'] else ''
         lines += ['', f'{kind + ", ms":20}{"median":>9}{"p95":>9}{"p99":>9}{least_title}']
         floors = figures['floors_ms'].get(kind, {})
         for phase, found in phases.items():
             least = _least(phase, floors)
             lines.append(
                 f'  {phase:18}{found["median"]:>9.2f}{found["p95"]:>9.2f}{found["p99"]:>9.2f}'
-                + (f'{least:>9.3g}  {found["median"] / least:.1f} times' if least else '')
+                + (f'{least:>9.3g}  {found["median"] / least:>8.1f}' if least else '')
             )
     rates, memory = figures['rates'], figures['memory']
     if rates:
