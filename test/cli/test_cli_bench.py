@@ -140,7 +140,7 @@ def test_what_cannot_be_measured_here_ends_in_2_with_the_reason(bundle, argument
 @pytest.mark.parametrize(
     ('arguments', 'text'),
     [
-        (['--threads', '0'], "--threads: '0' is not a whole number from 1 to 256"),
+        (['--threads', '-1'], "--threads: '-1' is not a whole number from 0 to 256"),
         (['--steps', 'x'], "--steps: 'x' is not a whole number from 1 to 100"),
         (['--views', '-1'], "--views: '-1' is not a whole number of at least 1"),
         (['--rows', '3'], '--rows: invalid choice: 3'),
@@ -224,7 +224,7 @@ def test_an_inference_that_fails_is_an_error_without_a_trace(bundle, monkeypatch
         (['BUNDLE', '--json', 'test'], "'test' is a folder"),
         (['BUNDLE', '--repeats', '0'], "--repeats: '0' is not a whole number from 1 to 1000000"),
         (['BUNDLE', '--repeats', '9' * 30], 'is not a whole number from 1 to 1000000'),
-        (['BUNDLE', '--threads', '5000'], "--threads: '5000' is not a whole number from 1 to 256"),
+        (['BUNDLE', '--threads', '5000'], "--threads: '5000' is not a whole number from 0 to 256"),
         (['BUNDLE', '--views', '9'], '--views 9: this policy has 2 cameras; expected 1 to that'),
         (['BUNDLE', '--steps', '1000'], "--steps: '1000' is not a whole number from 1 to 100"),
         (['BUNDLE', '--backend', 'jax'], "backend 'jax' is unknown"),

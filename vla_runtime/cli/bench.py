@@ -8,7 +8,7 @@ precision.
 
 --plot measures more: cost against views, denoise steps, prompt rows and samples, one at a time, and
 on paper against prompt tokens and actions; with it the least time of every published size on every
-device of the table.
+device of the table, and where its kernels were counted what PyTorch on CUDA is predicted to take.
 
 examples:
   vla_runtime bench engines/demo
@@ -167,7 +167,12 @@ def _plot(arguments: argparse.Namespace, options: BenchOptions, result: dict[str
     from tqdm import tqdm
 
     from vla_runtime.performance.cost_page import cost_page
-    from vla_runtime.performance.cost_sweep import Setup, published_floors, run_sweep
+    from vla_runtime.performance.cost_sweep import (
+        Setup,
+        published_floors,
+        published_predictions,
+        run_sweep,
+    )
     from vla_runtime.performance.roofline import Rates
 
     figures = result['figures']
@@ -186,6 +191,7 @@ def _plot(arguments: argparse.Namespace, options: BenchOptions, result: dict[str
     except ValueError as error:
         figures['published'] = {}
         figures['cost']['notes'].append(f'published sizes: {error}')
+    figures['predicted'] = published_predictions(figures['published'])
     write_text(arguments.plot, cost_page(result))
 
 
