@@ -44,9 +44,9 @@ def load_policies(
     """The same policy in every way that it can run here; files are exported to `folder`.
 
     Args:
-        bundle: of the policy.
-        observations: of it at its task, for int8.
-        folder: of the exported bundles.
+        bundle: folder of the policy.
+        observations: observations of the policy at its task, for int8.
+        folder: folder of the exported bundles.
         products: only PyTorch in float32, with this CPU's library of products and with the other.
     """
 

@@ -52,7 +52,7 @@ class Subject:
     """Both forms of one policy over the same inputs.
 
     Args:
-        folder: of the bundle, ONNX files included.
+        folder: folder of the bundle, ONNX files included.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -67,8 +67,8 @@ def time_phases(
     """Milliseconds per phase, `repeats` samples of each after so many for warming up.
 
     Args:
-        engine: that runs the policy.
-        inputs: of a chunk.
+        engine: engine that runs the policy.
+        inputs: inputs of a chunk.
         repeats, warm_up: samples that count, and those before them.
         most_s: sampling ends after so many seconds, with what there is.
 
@@ -135,9 +135,9 @@ def measure(
 
     Args:
         network: weights on the device, in the mode's precision; any number of cameras.
-        family: of the network.
+        family: family of the network.
         cameras, rows: views and prompt rows, the engine made for exactly these.
-        repeats, warm_up, most_s: as of `time_phases`.
+        repeats, warm_up, most_s: see `time_phases`.
         compiler: backend of `torch.compile`.
 
     Returns:

@@ -53,7 +53,7 @@ def targets(results: Sequence[Mapping[str, Any]]) -> list[Target]:
     """Return every target with what was found; None where it was not measured.
 
     Args:
-        results: of `gpu_latency.measure`.
+        results: results of `gpu_latency.measure`.
     """
     return [target for mode in MODES for target in _targets_of(mode, results)]
 

@@ -201,9 +201,9 @@ def packed_kernels(name: str, bundle: Path, expert_type: type = FusedExpert) -> 
     """Kernels of the fused modules with attention that takes lengths, and with epilogues.
 
     Args:
-        name: of the family.
+        name: name of the family.
         bundle: a policy of it.
-        expert_type: of the expert's layers.
+        expert_type: class of the expert's layers.
     """
     fused = NETWORKS[name][1]
     packed = partialmethod(fused.__init__, kernel=attend)

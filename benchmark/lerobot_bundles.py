@@ -65,7 +65,7 @@ def load_ours(names: Sequence[str], options: Options, sides: str) -> dict[str, P
 
     Args:
         names: columns of `OURS[sides]`.
-        options: of LeRobot's folder; device and threads are ours, too.
+        options: options of LeRobot's folder; device and threads are ours, too.
         sides: 'cpu' or 'cuda'.
     """
     chosen = {name: OURS[sides][name] for name in names}

@@ -68,8 +68,8 @@ def targets(goals: Sequence[Goal], figures: Mapping[str, Any]) -> list[Target]:
     """Return every target with what was found; None where it was not measured.
 
     Args:
-        goals: of the family.
-        figures: of `Record.figures`.
+        goals: goals of the family.
+        figures: figures as `Record.figures` gives them.
     """
     return [Target(goal.name, goal.most, _found(goal, figures)) for goal in goals]
 

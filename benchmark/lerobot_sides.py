@@ -90,8 +90,8 @@ class LeRobot:
 
     Attributes:
         facts: versions and parameters.
-        graphs: that PyTorch's compiler compiled in each inference so far.
-        peak_memory_gib: of PyTorch on the GPU so far; None on a CPU.
+        graphs: graphs that PyTorch's compiler compiled in each inference so far.
+        peak_memory_gib: peak memory of PyTorch on the GPU so far; None on a CPU.
     """
 
     def __init__(self, python: Path, options: Options) -> None:
@@ -190,7 +190,7 @@ def look(family: str, seed: int, spec: BundleSpec) -> dict[str, np.ndarray]:
 
 
 def observation(arrays: Mapping[str, np.ndarray], spec: BundleSpec) -> Observation:
-    """What our policy takes of `look`."""
+    """Return the observation that our policy takes of `look`."""
     return Observation(
         images={
             name.removeprefix('images.'): array

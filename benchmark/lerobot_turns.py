@@ -72,8 +72,8 @@ def start_lerobot(
     """Start LeRobot's sides; return them, and why those that it cannot compile are left out.
 
     Args:
-        python: that LeRobot is installed in.
-        options: of its folder.
+        python: interpreter that LeRobot is installed in.
+        options: options of LeRobot's folder.
         columns: precision and compile mode of each.
         arrays: an observation, which those that compile infer from.
     """
@@ -106,8 +106,8 @@ def measure(
     Args:
         theirs: the first is the reference.
         ours: by column.
-        family: of all.
-        rounds: that count.
+        family: family of all policies.
+        rounds: rounds that count.
         warm_up: rounds before them.
     """
     spec = next(iter(ours.values())).spec

@@ -48,7 +48,7 @@ class Server:
     """One policy of LeRobot, and its processors.
 
     Args:
-        options: of a folder that `make` wrote.
+        options: options of a folder that `make` wrote.
     """
 
     def __init__(self, options: Options) -> None:

@@ -5,6 +5,7 @@ what an inference costs, small enough for a CPU. Three cameras, guidance, state 
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,9 @@ from time import perf_counter
 import numpy as np
 from random_policy import random_network
 
+sys.path.insert(0, str(Path(__file__).parents[1] / 'test'))
+from written_bundle import write_bundle  # isort: skip
+
 from vla_runtime.bundle.schema import (
     ActionSpec,
     BundleSpec,
@@ -22,7 +26,6 @@ from vla_runtime.bundle.schema import (
     NormalisationSpec,
     StateSpec,
 )
-from vla_runtime.bundle.writer import write_bundle
 from vla_runtime.engines.protocol import PolicyEngine, StepInputs
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.pi.dimensions import PiDims

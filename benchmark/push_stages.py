@@ -21,10 +21,11 @@ from vla_runtime.bundle.schema import VERIFICATION_FILE
 from vla_runtime.tabletop.sim.closed_loop import policy_chunk
 from vla_runtime.tabletop.sim.expert import Expert, Style
 from vla_runtime.tabletop.sim.rollout import run_episode
+from vla_runtime.tabletop.sim.scene import FIRST_UNSEEN_SEED
 from vla_runtime.tabletop.sim.success_rate import SuccessRate
 from vla_runtime.tabletop.sim.tasks import SIDE_SIGN, Task, sample_task
 from vla_runtime.tabletop.sim.world import Tabletop, TabletopState
-from vla_runtime.tabletop.training.demo_bundle import EVALUATION_REPLAN_STEPS, FIRST_UNSEEN_SEED
+from vla_runtime.tabletop.training.demo_bundle import EVALUATION_REPLAN_STEPS
 
 STAGES = ('over', 'down', 'moved', 'edge')
 # Where the expert goes down: this far behind the block's centre, and beside it.
@@ -43,8 +44,8 @@ def stage_reached(states: Sequence[TabletopState], block: int, sign: float) -> s
 
     Args:
         states: one a chunk, in order.
-        block: that is to be pushed.
-        sign: of y where to.
+        block: block that is to be pushed.
+        sign: sign of y that the block is pushed to.
     """
     tip = np.array([state.tip_m for state in states])
     centre = np.array([state.block_m[block] for state in states])

@@ -59,9 +59,9 @@ def their_side(module: Any, inputs: Any, device: str) -> Side:
     """Return one inference of realtime-vla.
 
     Args:
-        module: as imported.
+        module: module of realtime-vla, imported.
         inputs: `random_policy.ChunkInputs`.
-        device: where it runs.
+        device: device that it runs on.
     """
     import torch
 
@@ -88,7 +88,7 @@ def their_side(module: Any, inputs: Any, device: str) -> Side:
 
 
 def _styles(buffers: Mapping[str, Any]) -> list[Any]:
-    """What it computed once from weights that were not there yet."""
+    """Return the buffers computed once from weights that were not there yet."""
     return [tensor for name, tensor in buffers.items() if name.startswith('decoder_style')]
 
 

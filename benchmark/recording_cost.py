@@ -133,7 +133,7 @@ def figures_of(bag: Path) -> tuple[dict[str, float], np.ndarray]:
             message = reader.read(raw)
             if message is not None:
                 came_ns.append(raw.time_ns)
-                commanded.append(np.array(message.points[0].positions))
+                commanded.append(np.array(message.points[-1].positions))
             continue
         for status in reader.read(raw).status:
             given = values_of(status)

@@ -91,7 +91,7 @@ class Player:
     """Plays one session's phases on its rig.
 
     Args:
-        rig: of the session.
+        rig: rig of the session.
         random: draws everything.
         kinds: faults to play.
         show: told how it goes.

@@ -71,18 +71,18 @@ class Fault:
     """One fault, as it was played.
 
     Attributes:
-        kind: of fault.
-        detail: what exactly.
+        kind: kind of fault.
+        detail: parameters of the fault, in words.
         begin_ns: just before it.
         over_ns: just after it; where a person was needed, when the robot was started again.
         stops: the robot may stand still meanwhile.
         operator: a person was needed; what the executor said.
         recovery_s: from its end to the first motion, or to the next fault without one.
-        allowed_s: what that may take.
+        allowed_s: largest allowed recovery.
         longest_s: the longest time without motion while it lasted.
         longest_tick_s: the longest time between two commands, from its begin to `_SHOWS_NS` after
             its end.
-        machine_s: of that, for how long the machine had no core for a thread.
+        machine_s: part of that time in which the machine had no core for a thread.
     """
 
     kind: str
@@ -123,9 +123,9 @@ class Stall:
 
     Attributes:
         begin_ns: the last tick with motion, or the end of a fault.
-        seconds: how long.
-        allowed_s: how long it may be: `allowed`.
-        parts: what that is made of, seconds.
+        seconds: duration.
+        allowed_s: longest duration allowed, see `allowed`.
+        parts: parts of the allowed duration, seconds.
         after: fault that it follows directly; empty for none.
     """
 
@@ -145,7 +145,7 @@ def cut_offs(policy_log: str, faults: Sequence[Fault]) -> list[Fault]:
 
     Args:
         policy_log: output of the policy's processes.
-        faults: that were played, in order; at least one.
+        faults: faults that were played, in order; at least one.
 
     Returns:
         a fault each, from the end of the SIGSTOP until a policy has loaded again
@@ -313,7 +313,7 @@ class LimitUse:
     Attributes:
         worst: largest share of the limit; 1 is the limit.
         violations: ticks beyond it.
-        at_even_ticks: of those, where both intervals were within a fifth of each other.
+        at_even_ticks: violations where both intervals were within a fifth of each other.
         examples: the worst of them.
     """
 
@@ -338,7 +338,7 @@ def check_limits(
     within the limits exceeds either, however uneven the ticks are.
 
     Args:
-        record: of the run.
+        record: record of the run.
         names: (joints,) names.
         lower: (joints,) smallest position.
         upper: (joints,) largest position.

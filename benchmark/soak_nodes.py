@@ -75,10 +75,10 @@ class Child:
     """A Python process in a process group of its own; what it writes goes to a file.
 
     Args:
-        words: of the command line, after the interpreter.
-        log: what it writes is appended here.
-        ends_with_stdin: its end is the end of its stdin, not SIGINT.
-        profile: of Fast DDS.
+        words: words of the command line, after the interpreter.
+        log: file that the process's output is appended to.
+        ends_with_stdin: True for a process that ends with its stdin, not with SIGINT.
+        profile: profile of Fast DDS.
     """
 
     def __init__(

@@ -7,6 +7,7 @@ tick, and one joint is at home where its range ends.
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 
@@ -14,6 +15,9 @@ import numpy as np
 import torch
 import yaml
 from random_policy import random_network
+
+sys.path.insert(0, str(Path(__file__).parents[1] / 'test'))
+from written_bundle import write_bundle  # isort: skip
 
 from vla_runtime.bundle.schema import (
     ActionSpec,
@@ -23,12 +27,12 @@ from vla_runtime.bundle.schema import (
     NormalisationSpec,
     StateSpec,
 )
-from vla_runtime.bundle.writer import write_bundle
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.policy import Policy
 from vla_runtime.processing.prompts import PromptFormat
-from vla_runtime.ros.robot.file import Robot, load_robot
+from vla_runtime.ros.robot.file import load_robot
+from vla_runtime.ros.robot.schema import Robot
 from vla_runtime.types import Observation
 
 _ROOT = Path(__file__).resolve().parents[1]

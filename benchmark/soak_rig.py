@@ -81,11 +81,11 @@ class Rig:
     """One session: a policy of one step time, from the start of its nodes to their end.
 
     Attributes:
-        faults: what was played.
+        faults: faults that were played.
         control: the executor's newest status.
-        newest_chunk: of the policy.
+        newest_chunk: newest chunk of the policy.
         strays: frame_id and stamp of chunks that a fault sent.
-        problems: what went wrong in the harness: settings refused, an end before time.
+        problems: faults of the harness: settings refused, an end before time.
         exit_codes: by process, once the session is over.
     """
 

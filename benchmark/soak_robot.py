@@ -15,7 +15,7 @@ from three_cameras import SENSOR, Graph
 
 from vla_runtime.ros.executor.steady_loop import SteadyLoop
 from vla_runtime.ros.messages.conversions import ns_to_stamp, stamp_to_ns
-from vla_runtime.ros.robot.file import Robot
+from vla_runtime.ros.robot.schema import Robot
 
 # Beside the helpers that three_cameras makes importable.
 from rclpy.qos import QoSProfile, ReliabilityPolicy  # isort: skip
@@ -58,10 +58,10 @@ class SimulatedRobot:
     """Publishes joint states at 100 Hz on a thread of its own.
 
     Attributes:
-        silent: whether it publishes nothing.
+        silent: True while nothing is published.
         sensor_error: (joints,) added to what it publishes.
         positions: (joints,) where its joints are.
-        problems: what its thread raised.
+        problems: exceptions of the robot's thread.
         late: when a joint state came late, and by how much, ns.
     """
 

@@ -22,7 +22,7 @@ class Target(NamedTuple):
 
     @property
     def line(self) -> str:
-        """What a person reads."""
+        """Line for a person."""
         if self.found is None:
             return f'{self.name}: not measured (at most {self.most:.3g})'
         met = 'met' if self.found <= self.most else 'NOT MET'

@@ -61,9 +61,9 @@ class Kit:
 
     Attributes:
         folder: laid out as a bundle: `onnx/` lies in it and `engines/` will.
-        dims: of the networks.
-        precision: of the ONNX files; the reference of bfloat16 is of float32 files, and that of
-            int8, with bfloat16 beside, of the same products in 8 bits with float32 beside.
+        dims: dimensions of the networks.
+        precision: precision of the ONNX files; the reference of bfloat16 is of float32 files, and
+            that of int8, with bfloat16 beside, of the same products in 8 bits with float32 beside.
         reference: inputs and ONNX Runtime's outputs, see `prepare`.
     """
 

@@ -56,14 +56,14 @@ class FakeCuda:
     """One device.
 
     Args:
-        name: of the GPU.
-        total_bytes: its memory; allocations and captured graphs count.
-        devices: how many there are; None for a machine without a driver.
+        name: name of the GPU.
+        total_bytes: memory of the GPU; allocations and captured graphs count.
+        devices: number of GPUs; None for a machine without a driver.
         processors: multiprocessors of each.
         graph_bytes: memory that one captured graph takes.
         stale_graphs: graphs replay what they saw at capture: a fault to be found.
         late: work on the stream runs only when the host waits for it.
-        integrated: it shares its memory with the host, as a Jetson's does.
+        integrated: memory is shared with the host, as a Jetson's is.
     """
 
     __version__ = '12.9.10'

@@ -57,7 +57,7 @@ def write_lerobot_folder(target: Path, case: Path, **changes: Any) -> Path:
     Args:
         target: the folder.
         case: description of the case.
-        **changes: of the settings in the preprocessor's steps.
+        **changes: changes of the settings in the preprocessor's steps.
     """
     d = json.loads(case.read_text())
     target.mkdir(parents=True)

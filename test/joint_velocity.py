@@ -25,9 +25,9 @@ def joint_velocity(
     """Return the velocity (B, H, A) of any network that has a cache.
 
     Args:
-        network: of the family.
-        embeddings, mask: as its `embed_prefix` returns them, (B, P, …) and (B, P).
-        x, conditioning: as for `velocity`, batch B.
+        network: network of the family.
+        embeddings, mask: results of the network's `embed_prefix`, (B, P, …) and (B, P).
+        x, conditioning: see `velocity`, batch B.
         rows: the head's inputs that come from an observation.
     """
     kinds = {PiNetwork: _pi, SmolVla: _smolvla, GrootN15: _groot_n15, GrootN17: _groot_n17}

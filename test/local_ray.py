@@ -38,8 +38,8 @@ def local_cluster(
 
     Args:
         folder: for its log; it starts there.
-        python_path: where its workers look for packages first.
-        token: that it asks for; None: it asks for none.
+        python_path: first place where the cluster's workers look for packages.
+        token: token that the cluster asks for; None: it asks for none.
     """
     port, client_port = _free_port(), _free_port()
     words = ['start', '--head', '--block', '--num-cpus=2', f'--port={port}']

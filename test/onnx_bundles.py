@@ -29,6 +29,7 @@ from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.text_table import TextTable
 from vla_runtime.export.graph_facts import read_graph_facts
 from vla_runtime.export.onnx.export import write_onnx
+from vla_runtime.export.onnx.precision import type_faults
 from vla_runtime.families import read_time_table
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.inference.denoise import flow_times
@@ -43,7 +44,7 @@ def made_once(name: str, make: Callable[[Path], object]) -> Path:
     """A folder that is made by the first test that asks for it, in whichever worker.
 
     Args:
-        name: of the folder.
+        name: name of the folder.
         make: called with a path; leaves the folder there.
     """
     folder, partial = scratch_folder() / name, scratch_folder() / f'{name}.partial'
@@ -88,10 +89,22 @@ def make_exports_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def sessions_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let verifications of one test file share ONNX Runtime's sessions of unchanged files."""
+    """Let verifications of one test file share what they make of unchanged graph files.
+
+    That is ONNX Runtime's sessions, and the faults of their types.
+    """
     monkeypatch.setattr('vla_runtime.export.onnx.verification.Session', _session_of)
+    monkeypatch.setattr('vla_runtime.export.onnx.verification.type_faults', _type_faults_of)
 
 
+def _type_faults_of(path: Path, precision: Precision, beside: Precision) -> list[str]:
+    key = (path.read_bytes(), precision, beside)
+    if key not in _TYPE_FAULTS:
+        _TYPE_FAULTS[key] = type_faults(path, precision, beside)
+    return _TYPE_FAULTS[key]
+
+
+_TYPE_FAULTS: dict[tuple[bytes, Precision, Precision], list[str]] = {}
 _SESSIONS: dict[tuple[Path, bytes, str], Session] = {}
 
 
@@ -136,9 +149,9 @@ def onnx_of_network(family: str, network: FlowNetwork, **changes: Any) -> tuple[
     """A network as ONNX files: a folder with weights, no whole bundle.
 
     Args:
-        family: of the network.
+        family: family of the network.
         network: with weights.
-        changes: of the tiny policy's description.
+        changes: changes of the tiny policy's description.
     """
     folder = Path(tempfile.mkdtemp(dir=scratch_folder())) / 'network'
     spec = _spec_of(family, network, **changes)
@@ -196,11 +209,11 @@ def chunk_of_one_file(
     """The chunk (H, A) of a folder's monolithic.onnx.
 
     Args:
-        folder: of the bundle.
-        family: of the network.
-        dims: of the network.
+        folder: folder of the bundle.
+        family: family of the network.
+        dims: dimensions of the network.
         steps: Euler steps.
-        inputs: of the steps.
+        inputs: inputs of the steps.
         values: `pixels`, `image_mask` and the rows of the prompt.
     """
     times = flow_times(steps)

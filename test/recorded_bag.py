@@ -66,7 +66,7 @@ class Turn:
 
     Attributes:
         settings: parameters of the node that are not as by default.
-        episode: of the request.
+        episode: episode of the request.
         rows: setpoints of the committed plan.
         still: the cameras show what they showed before.
         repeated: the request is sent again, with a newer plan, before it is answered.

@@ -39,7 +39,7 @@ class Machine:
     Args:
         monkeypatch: pytest's; makes whatever looks for a GPU find this machine.
         bundle: the bundle's folder.
-        release: of TensorRT.
+        release: release of TensorRT.
         cuda: see `FakeCuda`.
     """
 

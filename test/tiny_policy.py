@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from written_bundle import write_bundle
 
 from vla_runtime.bundle.schema import (
     ROTATION_LENGTH,
@@ -23,7 +24,6 @@ from vla_runtime.bundle.schema import (
     StateSpec,
 )
 from vla_runtime.bundle.statistics import image_group
-from vla_runtime.bundle.writer import write_bundle
 from vla_runtime.families import build_network, find_family
 from vla_runtime.families.act.dimensions import ActDims, ResNetDims, StackDims
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims

@@ -1,4 +1,4 @@
-"""Where tests find Triton: installed, or beside the environment, where `./run test` puts it.
+"""Path of Triton for tests: installed, or beside the environment, where `./run test` puts it.
 
 Beside, because PyTorch's CPU build would import it in every process that finds it.
 """

@@ -57,7 +57,7 @@ class Policy:
 
     Args:
         bundle: the checked bundle.
-        engine: its networks, loaded.
+        engine: networks of the bundle, loaded.
         settings: live settings to begin with.
 
     Attributes:

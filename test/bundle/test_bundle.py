@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from tiny_policy import JOINTS, TOKENIZER, tiny_spec
+from written_bundle import write_bundle
 
 from vla_runtime.bundle.folder import Bundle, BundleError, read_bundle
 from vla_runtime.bundle.rules import parse_spec
 from vla_runtime.bundle.schema import BundleSpec, CameraSpec
 from vla_runtime.bundle.summary import describe
-from vla_runtime.bundle.writer import new_bundle, seal, write_bundle
+from vla_runtime.bundle.writer import new_bundle, seal
 
 COUNT = len(JOINTS)
 

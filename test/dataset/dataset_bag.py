@@ -38,15 +38,15 @@ class Story:
     """Events of a bag; times in milliseconds from its start.
 
     Attributes:
-        length_ms: of the bag.
+        length_ms: length of the bag.
         said: time and instruction.
         episodes: time and number of the executor's episode.
         verdicts: time and whether it was a success.
         frame_ms: between two frames of a camera.
         no_frames: camera to a time from and until which it is silent.
         damaged: numbers of the hand camera's frames that are no image.
-        commands: whether outputs are in the bag.
-        step_ms: of the chunks; 0 for none.
+        commands: True where outputs are in the bag.
+        step_ms: step time of the chunks; 0 for no chunks.
         late_ms: stamp of one joint state more, at the end; 0 for none.
         clock_ms: by how much the recording's clock is ahead of the stamps.
         slow: seconds of the recording's clock in one of the stamps'.
@@ -150,7 +150,9 @@ class _Teller:
         )
 
     def _commands(self, ms: int) -> None:
-        self._trajectory(ms, 'arm/joint_trajectory', '', ['joint_1'], [[command(ms)]], stamp=False)
+        # As the executor sends them: from the command before it to this one.
+        rows = [[command(ms) - 0.5], [command(ms)]]
+        self._trajectory(ms, 'arm/joint_trajectory', '', ['joint_1'], rows, stamp=False)
         layout = KINDS['std_msgs/msg/MultiArrayLayout'](dim=[], data_offset=0)
         kind = 'std_msgs/msg/Float64MultiArray'
         self._put(ms, 'gripper/rate', kind, layout=layout, data=np.array([0.25]))

@@ -90,7 +90,7 @@ def test_packages_that_an_image_of_pytorch_pins_do_not_bind_ours(path: Path) -> 
 
 @pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)
 def test_on_ubuntu_2404_pip_does_not_uninstall_what_apt_installed(path: Path) -> None:
-    """It fails there: 'Cannot uninstall typing_extensions, RECORD file not found'."""
+    """pip fails there: 'Cannot uninstall typing_extensions, RECORD file not found'."""
     (ubuntu,) = re.findall(r'ros2/ubuntu (jammy|noble) main', path.read_text())
     (line,) = [line for line in shell_lines(path) if ' pip install' in line]
     assert ('--ignore-installed' in line.split()) is (ubuntu == 'noble')

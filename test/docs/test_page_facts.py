@@ -7,6 +7,7 @@ import functools
 import json
 import re
 import runpy
+import signal
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from vla_runtime.execution.command import ChunkRefusal, Reason
 from vla_runtime.execution.handover import HandoverMode
 from vla_runtime.families import family_names, find_family
 from vla_runtime.files.typed_yaml import key_of
+from vla_runtime.processes import supervisor
 from vla_runtime.ros.robot.file import load_robot
 from vla_runtime.ros.robot.schema import RobotSpec
 from vla_runtime.tabletop.study.catalogue import STUDIES
@@ -347,3 +349,11 @@ def test_a_launch_file_of_ones_own_gives_a_node_the_time_that_its_shutdown_may_t
     for name in ('vla.launch.py', 'demo.launch.py'):
         launched = (ROOT / 'launch' / name).read_text(encoding='utf-8')
         assert set(re.findall(r"sigterm_timeout='(\d+)'", launched)) == {given_s}
+    # The demo and live replays start nodes without a launch file.
+    assert dict(supervisor._PATIENCE_S)[signal.SIGINT] == int(given_s)
+
+
+def test_the_page_gives_the_time_after_which_a_node_ends_its_own_teardown() -> None:
+    node_runner = pytest.importorskip('vla_runtime.ros.node_runner')
+    (longest_s,) = re.findall(r'Shutdown takes (\d+) s at most', text_of('docs/running.md'))
+    assert int(longest_s) == node_runner._TEARDOWN_S + node_runner._LAST_WAY_OUT_S

@@ -1,4 +1,4 @@
-"""Which networks run compiled: with stand-ins for the compiler, and once with the compiler."""
+"""Networks that run compiled: with stand-ins for the compiler, and once with the compiler."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Compiler:
     Args:
         clock: put forward by every call of what it makes.
         ms: put forward by, may be negative.
-        change: of what a call of a network returns.
+        change: changes what a call of a network returns.
         broken: networks that it cannot compile.
     """
 

@@ -60,7 +60,7 @@ def with_kernel(init, kernel: Kernel):
 
 @pytest.fixture
 def engines(monkeypatch):
-    """Of a family: an engine with graphs, and an eager one of its plain modules.
+    """Return an engine of a family with graphs, and an eager one of its plain modules.
 
     With a `kernel`, the fused modules of the first attend by lengths.
     """

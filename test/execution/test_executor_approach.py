@@ -155,6 +155,8 @@ def blocked_rig(**start: object) -> Rig:
     rig = rig_of(
         limits=limits,
         start=StartParameters(tolerance=0.1, approach_speed=0.5, **start),  # type: ignore[arg-type]
+        # Longer than any time-out here; `test_blocked_joints` has the usual one.
+        watchdog=WatchdogParameters(blocked_after_s=60.0),
     ).started()
     rig.submit([0.5] * 30)
     rig.tick(10)

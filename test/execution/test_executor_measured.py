@@ -12,7 +12,7 @@ from stopping_rig import RAMP, TWO, assert_held, moving, rig_of
 from vla_runtime.execution.command import ChunkRefusal, CommandKind, Reason
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.limits import ColumnLimits, LimitActions, make_limits
-from vla_runtime.execution.state import UNSTAMPED
+from vla_runtime.execution.state import OTHER_CLOCK, UNSTAMPED
 from vla_runtime.execution.watchdog import WatchdogParameters
 
 
@@ -36,6 +36,18 @@ def test_when_joint_states_have_no_stamp_expect_that_said_and_no_age_of_decades(
     assert not result.started
     assert f"['a', 'b']: {UNSTAMPED}" in result.text
     assert ' s old' not in result.text
+
+
+@pytest.mark.parametrize('away_s', [-1e9, -4000.0, 4000.0, 1e9])
+def test_when_joint_states_are_of_another_clock_expect_that_said(away_s: float) -> None:
+    rig = rig_of()
+    rig.tick(2)
+    rig.executor.observe_state(['a', 'b'], [0.0, 0.0], rig.ros_ns)
+    now_ns = rig.ros_ns - round(away_s * 1e9)
+    text = rig.executor.start(rig.now_s, now_ns).text
+    assert text.endswith(f'; {OTHER_CLOCK}')
+    near = rig.executor.start(rig.now_s, rig.ros_ns + 3_000_000_000_000).text
+    assert '3000.000 s old' in near and OTHER_CLOCK not in near
 
 
 def test_when_joint_states_return_expect_a_new_chunk_asked_for_and_executed() -> None:

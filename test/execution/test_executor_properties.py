@@ -77,6 +77,9 @@ class AnythingGoes(RuleBasedStateMachine):
         self.staged = parameters
         self.now_s, self.ros_ns = 10.0, ROS_START_NS
         self.measured, self.known = np.zeros(3), np.zeros(3)
+        # What the joint without end stops has reported: its driver wraps angles that jump, unless
+        # they are of more than one turn.
+        self.lowest, self.highest, self.jumped = 0.0, 0.0, False
         self.state_stamp_ns: int | None = None
         # The newest stamp lay in the future, as the clock was set back: an older one replaces it.
         self.distrusted = False
@@ -114,7 +117,10 @@ class AnythingGoes(RuleBasedStateMachine):
             newest = self.state_stamp_ns
             if newest is None or self.distrusted or self.ros_ns >= newest:
                 self.state_stamp_ns, self.distrusted = self.ros_ns, False
+                self.jumped = self.jumped or abs(self.measured[1] - self.known[1]) > math.pi
                 self.known = self.measured.copy()
+                self.lowest = min(self.lowest, self.known[1])
+                self.highest = max(self.highest, self.known[1])
         running = self.executor.mode is Mode.RUNNING
         command = self.executor.tick(self.now_s, self.ros_ns)
         jumped = abs(jump_ns) > 200_000_000
@@ -156,7 +162,10 @@ class AnythingGoes(RuleBasedStateMachine):
 
     def is_far(self) -> bool:
         gap = (self.setpoints - self.known)[POSITIONS]
-        gap[1] = (gap[1] + math.pi) % (2 * math.pi) - math.pi
+        turn = 2 * math.pi
+        furthest = max(self.highest - self.lowest, self.highest, -self.lowest)
+        if self.jumped and furthest <= turn + 0.01:
+            gap[1] = (gap[1] + math.pi) % turn - math.pi
         return bool(np.abs(gap).max() > WATCHDOG.max_tracking_error + 1e-9)
 
     def check_motion(self, command: Command, dt_s: float) -> None:

@@ -8,6 +8,7 @@ from execution_rig import Rig, chunk_of, holding
 
 from vla_runtime.execution.command import ChunkRefusal, CommandKind
 from vla_runtime.execution.handover import HandoverParameters
+from vla_runtime.execution.state import OTHER_CLOCK
 
 SWITCH = HandoverParameters(mode='switch')
 FLAT = [0.0] * 20
@@ -58,6 +59,15 @@ def test_when_observation_is_too_old_expect_it_dropped() -> None:
     rig.tick(51)
     result = rig.submit(FLAT, observation_ns=observed_ns)
     assert result.refusal is ChunkRefusal.OBSERVATION_TOO_OLD and '0.510 s' in result.text
+
+
+@pytest.mark.parametrize(
+    ('away_s', 'other'), [(-3000, False), (3000, False), (-4000, True), (4000, True)]
+)
+def test_when_an_observation_is_of_another_clock_expect_that_said(away_s: int, other: bool) -> None:
+    rig = rig_of()
+    result = rig.submit(FLAT, observation_ns=rig.ros_ns + away_s * 1_000_000_000)
+    assert result.text.endswith(f'; {OTHER_CLOCK}') is other
 
 
 def test_when_observation_is_from_the_future_expect_it_dropped() -> None:

@@ -25,10 +25,10 @@ class TiedPolicy:
     """Continues the plan for its certain rows, then moves on by `pace` a row.
 
     Args:
-        rig: whose requests it answers, one at a time, `inference_s` later.
+        rig: rig whose requests are answered, one at a time, `inference_s` later.
         frame_s: period of the camera; the newest frame is the observation.
         inference_s: from request to chunk.
-        step_ns: of the policy.
+        step_ns: step time of the policy.
         pace: units a row.
     """
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from vla_runtime.execution.handover import (
     HandoverParameters,
@@ -73,6 +75,39 @@ def test_when_ensembling_expect_exponential_weights_over_the_chunks_of_a_step(or
         weight = w[: len(said)]
         expected.append(float(np.dot(weight, said) / weight.sum()))
     assert rows == pytest.approx(expected)
+
+
+def averaged(chunks: list[LiveChunk], join_step: int, decay: float, order: str) -> np.ndarray:
+    """The mean written out: step by step, chunk by chunk."""
+    newest, means = chunks[-1], []
+    for step in range(join_step, newest.end_step):
+        said = [
+            chunk.rows[step - chunk.first_step]
+            for chunk in (chunks if order == 'oldest_first' else chunks[::-1])
+            if chunk.first_step <= step < chunk.end_step
+        ]
+        weights = np.exp(-decay * np.arange(len(said)))
+        means.append(np.dot(weights, said) / weights.sum())
+    return np.array(means)
+
+
+@given(
+    # First step and length of each chunk; the newest begins by step 12 and ends behind it.
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30)), max_size=8),
+    st.tuples(st.integers(0, 12), st.integers(13, 30)),
+    st.floats(0.0, 100.0),
+    st.sampled_from(['oldest_first', 'newest_first']),
+)
+def test_whatever_chunks_are_live_the_ensemble_is_the_mean_written_out(
+    others: list[tuple[int, int]], newest: tuple[int, int], decay: float, order: str
+) -> None:
+    random = np.random.default_rng(len(others))
+    chunks = [
+        LiveChunk(number, first, random.normal(size=(length, 3)))
+        for number, (first, length) in enumerate([*others, newest])
+    ]
+    rows = ensemble_rows(chunks, 12, decay, order)  # type: ignore[arg-type]
+    np.testing.assert_allclose(rows, averaged(chunks, 12, decay, order), rtol=0, atol=1e-12)
 
 
 def test_when_decay_is_zero_expect_the_plain_mean() -> None:

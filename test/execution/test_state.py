@@ -93,9 +93,61 @@ def test_when_nobody_measures_anything_expect_complete_and_unguarded() -> None:
 
 def test_when_a_continuous_joint_is_a_turn_away_expect_it_brought_near() -> None:
     state = state_of(Column('a', continuous=True), Column('b'))
+    state.observe(['a', 'b'], [3.1, 3.1], 0)
     state.observe(['a', 'b'], [-3.0, -3.0], 1)
     state.bring_near(np.array([3.2, 3.2]))
     assert state.positions == pytest.approx([2 * math.pi - 3.0, -3.0])
+
+
+@pytest.mark.parametrize(
+    'numbers',
+    [
+        [7.0],
+        [0.7, 7.0],
+        [-6.4, 0.1],
+        [4.0, -2.4],
+        [-3.2, 3.2],
+        [0.1, math.nan, 6.5],
+        [-3.0, 0.0, 3.0],
+    ],
+    ids=str,
+)
+def test_when_the_numbers_are_of_more_than_one_turn_expect_them_left_alone(
+    numbers: list[float],
+) -> None:
+    state = state_of(Column('a', continuous=True))
+    for stamp, number in enumerate(numbers):
+        state.observe(['a'], [number], stamp)
+    state.bring_near(np.array([20.0]))
+    assert state.positions.tolist() == numbers[-1:]
+    # For good, and after the clock jumped.
+    state.clear()
+    state.observe(['a'], [0.5], 100)
+    state.bring_near(np.array([20.0]))
+    assert state.positions.tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    'numbers', [[math.pi, -math.pi], [0.0, 2 * math.pi], [6.28, 0.001], [-3.0, math.nan, 3.0]]
+)
+def test_when_a_driver_wraps_expect_its_numbers_brought_near(numbers: list[float]) -> None:
+    state = state_of(Column('a', continuous=True))
+    for stamp, number in enumerate(numbers):
+        state.observe(['a'], [number], stamp)
+    state.bring_near(np.array([20.0]))
+    assert abs(state.positions[0] - 20.0) <= math.pi
+    state.leave_as_they_came()
+    assert state.positions.tolist() == numbers[-1:]
+
+
+def test_when_a_clock_jumped_in_between_expect_no_angle_taken_for_wrapped() -> None:
+    """A simulated world that was reset has its joints back at zero."""
+    state = state_of(Column('a', continuous=True))
+    state.observe(['a'], [5.0], 10)
+    state.clear()
+    state.observe(['a'], [0.0], 1)
+    state.bring_near(np.array([5.0]))
+    assert state.positions.tolist() == [0.0]
 
 
 def test_when_sources_keep_changing_their_names_expect_bounded_memory() -> None:

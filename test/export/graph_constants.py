@@ -37,8 +37,8 @@ def constant_faults(path: Path, weights: BundleWeights) -> list[str]:
     """List the constants of a graph whose numbers do not fit their name or type.
 
     Args:
-        path: of the graph; its weights.data lies beside it.
-        weights: of the bundle.
+        path: path of the graph; its weights.data lies beside it.
+        weights: weights of the bundle.
 
     Returns:
         A sentence a fault, naming the constant; none if all is well.

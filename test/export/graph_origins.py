@@ -66,7 +66,7 @@ class Origin:
         roles: the words below; none for a constant.
         matrices: names of the bundle's matrices that stand side by side in a half weight, and in
             the product of one.
-        rounded: it was float32 before it was half.
+        rounded: True for a tensor that was float32 before it was half.
     """
 
     roles: frozenset[str] = frozenset()
@@ -109,7 +109,7 @@ def origin_faults(graph: onnx.GraphProto, types: Mapping[str, int]) -> list[str]
 
     Args:
         graph: with nodes in the order in which they run.
-        types: of every tensor, as ONNX numbers them.
+        types: type of every tensor, as ONNX numbers them.
 
     Returns:
         A sentence a fault, naming node and tensor.

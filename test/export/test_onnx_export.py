@@ -167,6 +167,17 @@ def test_a_constant_whose_numbers_are_not_known_is_refused_by_its_module(make, n
         Translator(graph, None, {}).write(traced, '', [x])  # type: ignore[arg-type]
 
 
+def test_a_constant_that_forward_writes_into_is_kept_as_it_was_made():
+    class Written(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            factors = torch.tensor([1.0, 2.0])
+            factors.add_(factors.sum().item())
+            return x, factors
+
+    (constant,) = trace(Written(), torch.zeros(2, device='meta')).constants.values()
+    assert constant.tolist() == [1.0, 2.0]
+
+
 def test_an_operator_is_lowered_as_pytorch_computes_it():
     # What the reference cases reach only together: here one network of odd sizes, all at once.
     import onnxruntime

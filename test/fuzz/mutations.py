@@ -78,7 +78,7 @@ def fuzz(
     """Run mutations and hold each to what the module promises.
 
     Args:
-        count: how many.
+        count: number of tries.
         seed: names the series; mutation i is made from `seed/i`.
         one: makes a mutation from its random numbers and hands it in.
         own: the errors that may come of it.

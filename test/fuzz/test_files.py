@@ -14,10 +14,10 @@ import pytest
 from mutations import COUNTS, fuzz, mutated
 from paths import ROOT
 from tiny_policy import TOKENIZER, tiny_spec
+from written_bundle import write_bundle
 
 from vla_runtime.bundle.folder import BundleError, read_bundle
 from vla_runtime.bundle.tensors import read_header
-from vla_runtime.bundle.writer import write_bundle
 from vla_runtime.export.checkpoint import CheckpointError, read_tensors
 from vla_runtime.files.safetensors_reader import SafetensorsReader
 from vla_runtime.ros.robot.file import RobotError, load_robot

@@ -1,4 +1,4 @@
-"""Which changes of settings wait for CUDA graphs of PyTorch: those that the engine lacks."""
+"""Changes of settings wait for CUDA graphs of PyTorch that the engine lacks."""
 
 from __future__ import annotations
 

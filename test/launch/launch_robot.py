@@ -125,7 +125,7 @@ class FollowingRobot:
         )
 
     def _on_arm(self, message: JointTrajectory) -> None:
-        self.arm.append(list(message.points[0].positions))
+        self.arm.append(list(message.points[-1].positions))
         self._positions[:2] = self.arm[-1]
 
     def _on_gripper(self, message: Float64MultiArray) -> None:

@@ -93,7 +93,7 @@ def drive(packages: Path | None, library: Path | None, **settings: str) -> tuple
     Args:
         packages: folder with the bindings; None for this environment's.
         library: folder of libcuda.so.1; None for a machine without one.
-        settings: of fake_libcuda.c, without `FAKE_CUDA_`.
+        settings: settings of fake_libcuda.c, without `FAKE_CUDA_`.
     """
     paths = [str(path) for path in (packages, ROOT) if path]
     environment = {**os.environ, 'PYTHONPATH': os.pathsep.join(paths)}

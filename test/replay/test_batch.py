@@ -87,7 +87,7 @@ def test_two_processes_give_the_results_of_one(folder, tmp_path):
 
 
 @contextmanager
-def here(initializer=None) -> Iterator[Submit]:
+def here() -> Iterator[Submit]:
     """Run what is submitted in this process, at once."""
 
     def submit(function, *arguments):
@@ -134,13 +134,15 @@ def test_a_fault_of_the_networks_costs_one_recording(folder, tmp_path, monkeypat
 
 
 def test_what_failed_is_tried_again(folder, tmp_path, bundle):
+    # As in no other test, so that the policy is not loaded yet.
+    threads = 4
     moved = bundle.rename(bundle.with_name('elsewhere'))
     try:
-        ((_, failed),) = run_batch(units(folder)[:1], tmp_path, partial(workers, 1))
+        ((_, failed),) = run_batch(units(folder, threads=threads)[:1], tmp_path, here)
     finally:
         moved.rename(bundle)
     assert 'error' in failed
-    ((_, result),) = run_batch(units(folder)[:1], tmp_path, partial(workers, 1))
+    ((_, result),) = run_batch(units(folder, threads=threads)[:1], tmp_path, here)
     assert 'error' not in result and result['replayed'] == 1
 
 

@@ -29,12 +29,12 @@ class Arm:
     """Publishes joint states all the time; the joints are wherever they were last commanded.
 
     Attributes:
-        follows: whether it does.
-        silent: whether it publishes nothing.
+        follows: True while the joints go where they are commanded.
+        silent: True while nothing is published.
         names: in its messages.
         positions: (6,) of its joints.
-        commands: what the arm's controller got, in order.
-        plans: what the executor asked with.
+        commands: messages that the arm's controller got, in order.
+        plans: requests of the executor.
     """
 
     def __init__(self, graph: Graph, namespace: str = '') -> None:
@@ -54,24 +54,30 @@ class Arm:
                 RELIABLE,
             ),
             node.create_subscription(
-                Float64MultiArray,
-                f'{namespace}/gripper_controller/commands',
-                self._on_gripper,
-                RELIABLE,
-            ),
-            node.create_subscription(
                 JointTrajectory, f'{namespace}/committed_plan', self.plans.append, RELIABLE
             ),
         ]
+        self._gripper_topic = f'{namespace}/gripper_controller/commands'
+        self.plug_gripper_in()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+
+    def plug_gripper_in(self) -> None:
+        """Take the gripper's commands."""
+        self._gripper = self._graph.node.create_subscription(
+            Float64MultiArray, self._gripper_topic, self._on_gripper, RELIABLE
+        )
+
+    def unplug_gripper(self) -> None:
+        """End the gripper's controller."""
+        self._graph.node.destroy_subscription(self._gripper)
 
     def close(self) -> None:
         """Stop publishing and leave the graph."""
         self._stop.set()
         self._thread.join()
-        for subscription in self._subscriptions:
+        for subscription in (*self._subscriptions, self._gripper):
             self._graph.node.destroy_subscription(subscription)
         for publisher in (self._states, self._chunks):
             self._graph.node.destroy_publisher(publisher)
@@ -90,7 +96,7 @@ class Arm:
 
     def commanded(self) -> np.ndarray:
         """(n, 5) positions that the arm was commanded, in order."""
-        return np.array([list(command.points[0].positions) for command in self.commands])
+        return np.array([list(command.points[-1].positions) for command in self.commands])
 
     def fastest(self) -> float:
         """Fastest joint between two commands by their stamps, rad/s.
@@ -139,7 +145,7 @@ class Arm:
     def _on_arm(self, message: JointTrajectory) -> None:
         self.commands.append(message)
         if self.follows:
-            self.positions[:5] = message.points[0].positions
+            self.positions[:5] = message.points[-1].positions
 
     def _on_gripper(self, message: Float64MultiArray) -> None:
         if self.follows:

@@ -1,8 +1,9 @@
 """A node's module as a fork of one process that has imported what it imports.
 
 Importing PyTorch, and what its first forward pass imports, takes a policy node seconds of processor
-time at every start. Here a server of `multiprocessing` does it once for a test process. What is its
-own of a node that starts from nothing, such as its first imports, is left to tests that start one.
+time at every start, and an executor or recorder half a second of ROS 2 and NumPy. Here a server of
+`multiprocessing` does it once for a test process. What is its own of a node that starts from
+nothing, such as its first imports, is left to tests that start one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from vla_runtime.processes.parent_death import die_with
 _IMPORTED = [
     'vla_runtime.policy',
     'vla_runtime.ros.managed_node',
+    'vla_runtime.ros.executor.session',
+    'vla_runtime.ros.policy.responder',
+    'vla_runtime.ros.recorder.topic_recorder',
     'torch',
     'sympy',
     'torch._dynamo',
@@ -36,7 +40,7 @@ class Fork:
 
     Args:
         module: run as `python -m` runs it.
-        arguments: of its command line.
+        arguments: arguments of the command line.
     """
 
     def __init__(self, module: str, arguments: Sequence[str]) -> None:

@@ -115,9 +115,9 @@ class Graph:
         """Wait until a condition holds; fails with the processes' output when it never does.
 
         Args:
-            condition: what it returns is returned once it is true.
+            condition: called until the result is true; that result is returned.
             what: is waited for, for the failure.
-            timeout_s: how long to wait at most.
+            timeout_s: longest time to wait.
             meanwhile: called between looks, such as to go on publishing.
         """
         end = time.monotonic() + timeout_s
@@ -147,7 +147,7 @@ class Graph:
         return process
 
     def fork(self, module: str, *arguments: str, name: str | None = None) -> Process:
-        """The same as a fork that saves PyTorch's imports: for a policy node (`forked`)."""
+        """The same as a fork that saves the node's imports (`forked`)."""
         process = Process(Fork(module, arguments), name or module)
         self._processes.append(process)
         _running.append(process)

@@ -109,5 +109,6 @@ def cable(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cable]:
             mac = Path(f'/sys/class/net/{outside}/address').read_text().strip()
             yield Cable(namespace, inside, here, mac)
     finally:
-        # The pair goes with the namespace.
+        # The pair goes with the namespace too, but some time after: the next cable has its name.
+        subprocess.run(['ip', 'link', 'del', outside], capture_output=True)
         _ip('netns', 'del', namespace)

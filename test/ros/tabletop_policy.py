@@ -6,12 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
-from tiny_policy import TOKENIZER, tiny_spec
+from written_bundle import write_bundle
 
 from vla_runtime.bundle.schema import ActionSpec, CameraSpec, StateSpec
-from vla_runtime.bundle.writer import write_bundle
-from vla_runtime.families import build_network
 from vla_runtime.tabletop.sim.scene import CAMERAS
 from vla_runtime.tabletop.sim.world import JOINT_NAMES
 
@@ -27,6 +24,12 @@ def write_tabletop_policy(
     It has advantage tags, so that guidance can be tried, and takes milliseconds. With `velocities`
     its actions are joint velocities, in rad/s.
     """
+    # Seconds of processor time, which a process that only wants the sizes above is spared.
+    import torch
+    from tiny_policy import TOKENIZER, tiny_spec
+
+    from vla_runtime.families import build_network
+
     spec = tiny_spec('pi05', advantage='before_action')
     spec = replace(
         spec,

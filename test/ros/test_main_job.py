@@ -40,7 +40,7 @@ class Job:
         self.graph = made
         self._files = ('-p', f'bundle:={bundle}', '-p', f'robot:={ROBOT}')
         self.tabletop = made.start('vla_runtime.tabletop.ros.node')
-        self.policy = made.start(
+        self.policy = made.fork(
             'vla_runtime.ros.policy.node',
             '--ros-args',
             *('--params-file', str(ROOT / 'config' / 'policy.yaml')),
@@ -64,7 +64,7 @@ class Job:
         self.start_motion()
 
     def start_executor(self):
-        return self.graph.start(
+        return self.graph.fork(
             'vla_runtime.ros.executor.node',
             '--ros-args',
             *('--params-file', str(ROOT / 'config' / 'executor.yaml')),
@@ -151,7 +151,7 @@ def test_commands_stay_within_the_robot_files_limits(job):
     job.wait_for_more(job.commands, 100, 'commands')
     joints = {joint.name: joint for joint in load_robot(ROBOT).joints}
     for message in list(job.commands):
-        for name, position in zip(message.joint_names, message.points[0].positions, strict=True):
+        for name, position in zip(message.joint_names, message.points[-1].positions, strict=True):
             assert joints[name].lower <= position <= joints[name].upper
     for message in list(job.gripper):
         assert joints['gripper'].lower <= message.data[0] <= joints['gripper'].upper
@@ -230,5 +230,5 @@ def test_a_killed_policy_makes_the_executor_hold_and_say_so(job):
     dropped = faults(status) > faults(before) and status['reason'] == 'waiting_for_chunk'
     assert dropped or status['reason'] == 'starved'
     job.wait_for_more(job.commands, 5, 'commands')
-    last = np.array([list(message.points[0].positions) for message in job.commands[-5:]])
+    last = np.array([list(message.points[-1].positions) for message in job.commands[-5:]])
     assert np.ptp(last, axis=0).max() == 0.0

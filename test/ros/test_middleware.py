@@ -90,7 +90,7 @@ def test_the_tests_own_node_has_no_shared_memory_to_be_cut_off_from() -> None:
 def test_a_test_finds_no_robot_on_another_computer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That robot is played by a node that uses this machine's network device alone."""
+    """A node that uses this machine's network device alone plays that robot."""
     listed = ''
     if shutil.which('ip'):
         words = ['ip', '-4', '-o', 'addr', 'show', 'scope', 'global']

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.graph
 @pytest.fixture(scope='module')
 def made() -> Iterator[Graph]:
     with graph() as running:
-        running.start('vla_runtime.ros.executor.node')
+        running.fork('vla_runtime.ros.executor.node')
         yield running
 
 

@@ -152,7 +152,7 @@ def start_motion(made: Graph) -> None:
 
 
 def positions(message: JointTrajectory) -> list[float]:
-    return list(message.points[0].positions)
+    return list(message.points[-1].positions)
 
 
 def moves(rows: list[list[float]]) -> bool:

@@ -46,7 +46,7 @@ class Drivers:
     Attributes:
         silent: sources that do not publish: `top`, `wrist`, `arm`, `gripper`.
         offset_ns: per source, added to its stamps; None makes them zero.
-        encoding: of the top camera's messages.
+        encoding: encoding of the top camera's messages.
         arm_joints: names in the arm's messages.
         gripper_position: value in the gripper's messages.
         clock_ns: makes the stamps; the node's clock unless replaced.

@@ -54,8 +54,8 @@ class VelocityRobot:
     """Joint states that stand still, and chunks that let every joint swing for ever.
 
     Attributes:
-        arm: what the arm's output got, newest last.
-        gripper: what the gripper's output got.
+        arm: messages of the arm's output, newest last.
+        gripper: messages of the gripper's output, newest last.
         tick_ns: when the executor made each command of the gripper, its own ROS clock.
     """
 

@@ -23,10 +23,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / 'test')]
 
 from safetensors.numpy import load_file  # noqa: E402
 from tiny_policy import tiny_spec, tokenizer_of, write_tiny_policy  # noqa: E402
+from written_bundle import write_bundle  # noqa: E402
 
 from vla_runtime.bundle.folder import read_bundle  # noqa: E402
 from vla_runtime.bundle.schema import STATISTICS_FILE, WEIGHTS_FILE, BundleSpec  # noqa: E402
-from vla_runtime.bundle.writer import seal, write_bundle  # noqa: E402
+from vla_runtime.bundle.writer import seal  # noqa: E402
 from vla_runtime.engines.onnx.files import ONNX_FOLDER  # noqa: E402
 from vla_runtime.export.onnx.export import write_onnx  # noqa: E402
 from vla_runtime.families import family_names, find_family  # noqa: E402

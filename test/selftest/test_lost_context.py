@@ -1,4 +1,4 @@
-"""Which errors cost a CUDA context, told by the code of a call or by the text of a library."""
+"""Errors that cost a CUDA context, told by the code of a call or by the text of a library."""
 
 from __future__ import annotations
 

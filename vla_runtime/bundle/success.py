@@ -160,7 +160,7 @@ def is_judged(bundle: Bundle, backend: str, precision: str) -> bool:
     """Return whether success with these very files was judged, whatever was found.
 
     Args:
-        bundle, backend, precision: as for `success_fault`.
+        bundle, backend, precision: see `success_fault`.
 
     Raises:
         JsonError: the receipt is damaged.

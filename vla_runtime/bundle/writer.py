@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +12,6 @@ import numpy as np
 from safetensors.numpy import save
 
 from vla_runtime.bundle.folder import (
-    Bundle,
     BundleError,
     check_regular,
     check_weights,
@@ -142,43 +140,6 @@ def seal(folder: str | Path, spec: BundleSpec) -> BundleSpec:
 
 def write_statistics(folder: str | Path, statistics: Mapping[str, np.ndarray]) -> None:
     """Write statistics.safetensors; keys and shapes are checked when the folder is sealed."""
-    _write_arrays(Path(folder) / STATISTICS_FILE, statistics)
-
-
-def write_bundle(
-    target: str | Path,
-    spec: BundleSpec,
-    *,
-    weights: Mapping[str, np.ndarray],
-    statistics: Mapping[str, np.ndarray],
-    tokenizer: str | Path | None = None,
-    force: bool = False,
-) -> Bundle:
-    """Write a whole bundle from arrays in memory.
-
-    Weights in bfloat16 are unknown to numpy: write those with safetensors.torch inside a
-    `new_bundle` block, as the export does.
-
-    Args:
-        target: path of the new bundle.
-        spec: its `files` are filled in here; its `tokenizer` names the copied file.
-        weights: our tensor names to arrays.
-        statistics: arrays by name, as `Bundle.statistics`.
-        tokenizer: the file to copy; None for a policy without language.
-        force: replace an existing bundle.
-
-    Raises:
-        BundleError: the target exists, or the arguments do not make a valid bundle.
-    """
-    with new_bundle(target, force=force) as folder:
-        _write_arrays(folder / WEIGHTS_FILE, weights)
-        write_statistics(folder, statistics)
-        if tokenizer is not None and spec.tokenizer is not None:
-            shutil.copyfile(tokenizer, folder / spec.tokenizer)
-        seal(folder, replace(spec, files={}))
-    return read_bundle(target, verify=False)
-
-
-def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    contiguous = {key: np.ascontiguousarray(value) for key, value in statistics.items()}
     # Not `save_file`: its files are readable by their owner only, whatever the umask.
-    path.write_bytes(save({key: np.ascontiguousarray(value) for key, value in arrays.items()}))
+    (Path(folder) / STATISTICS_FILE).write_bytes(save(contiguous))

@@ -40,7 +40,7 @@ def ray_pool(
     Args:
         address: address given with `--ray`.
         option: option of the verb that limits processes.
-        processes: its value; None: not given.
+        processes: value of that option; None: not given.
         inputs: files and folders that every machine must have.
         packages: Python packages that every machine must have.
         cpus: CPUs of one piece of work.

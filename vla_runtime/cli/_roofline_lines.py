@@ -1,4 +1,4 @@
-"""What `vla_runtime roofline` found for a device, as lines for people."""
+"""Results of `vla_runtime roofline` for a device, as lines for people."""
 
 from __future__ import annotations
 

@@ -31,8 +31,7 @@ from vla_runtime.recording.topics import (
 )
 from vla_runtime.ros.messages.conversions import TrajectoryError, message_to_chunk, message_to_plan
 from vla_runtime.ros.messages.diagnostics import values_of
-from vla_runtime.ros.robot.file import Robot
-from vla_runtime.ros.robot.schema import RobotOutput
+from vla_runtime.ros.robot.schema import Robot, RobotOutput
 
 _KINDS: Mapping[str, str] = {
     'joint_trajectory': 'trajectory_msgs/msg/JointTrajectory',
@@ -311,11 +310,17 @@ def _by_name(
     return [float(given[name]) for name in wanted] if given.keys() >= set(wanted) else None
 
 
+def _is_ahead(time_from_start: Any) -> bool:
+    return bool(time_from_start.sec or time_from_start.nanosec)
+
+
 def _trajectory(output: RobotOutput, robot: Robot) -> _Read:
     def read(message: Any) -> list[float] | None:
         if not message.points:
             return None
-        point = message.points[0]
+        # A first point at time zero is where the motion begins, unless it is alone.
+        ahead = (point for point in message.points if _is_ahead(point.time_from_start))
+        point = next(ahead, message.points[-1])
         values = point.velocities if output.interface == 'velocity' else point.positions
         return _by_name(output, robot, message.joint_names, values)
 

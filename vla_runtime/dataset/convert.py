@@ -18,7 +18,7 @@ from vla_runtime.dataset.layout import MOST_FPS, Layout
 from vla_runtime.dataset.writer import DatasetWriter, dataset_folder
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.ros.policy.description import find_description, is_description
-from vla_runtime.ros.robot.file import Robot
+from vla_runtime.ros.robot.schema import Robot
 
 # Shows progress over frames, of which there are so many; gives them on.
 Progress = Callable[[Iterable[DatasetFrame], int], Iterable[DatasetFrame]]

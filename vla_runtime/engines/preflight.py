@@ -148,7 +148,7 @@ def check_graph_files(bundle: Path, names: Iterable[str]) -> None:
     """Refuse a bundle that lacks ONNX files.
 
     Args:
-        bundle: its folder.
+        bundle: folder of the bundle.
         names: names of the files, see `onnx.files.graph_names` and `engine_graphs`.
 
     Raises:

@@ -140,7 +140,7 @@ def write_cases(bundle: Path, cases: Iterable[Case], facts: Mapping[str, Any]) -
     """Record cases in a bundle that is not sealed yet.
 
     Args:
-        bundle: its folder, with `onnx/`.
+        bundle: folder of the bundle, with `onnx/`.
         cases: cases with PyTorch's outputs.
         facts: versions and settings of the recording, for receipts.
     """

@@ -5,9 +5,10 @@ commanded there is nothing to hold: the command is `IDLE` and must not be publis
 
 A hold gives way: where the robot is found further from the command than a command may lead it, the
 command moves to where the robot is, inside all limits and without a jump. So a joint that was
-pushed away does not swing back when it is let go. A gripper is left out of this: an object keeps it
-from its command, and the distance is the force of the grip. It follows fingers that are opened by
-hand no nearer than `max_step` demands.
+pushed away does not swing back when it is let go. It gives way to a blocked joint too, which would
+be pressed on otherwise. A gripper is left out of this: an object keeps it from its command, and the
+distance is the force of the grip. It follows fingers that are opened by hand no nearer than
+`max_step` demands.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Commander:
         start: StartParameters,
         counters: Counters,
         tracking_error: np.ndarray,
+        blocked: np.ndarray,
         *,
         longest_s: float,
         dry_run: bool,
@@ -60,6 +62,7 @@ class Commander:
         # A grip stays at its reach, where rounding must not put it beyond.
         self._reach[self._grips] *= 1.0 + 1e-9
         self._near = np.where(self._grips, self._reach, _NEAR_SHARE * self._reach)
+        self._blocked = blocked
         self._far = np.zeros(columns.count, dtype=bool)
         self._gives_way = np.zeros(columns.count, dtype=bool)
         # How far this hold has given way so far, to and fro, and where it was a tick ago; a grip
@@ -118,8 +121,11 @@ class Commander:
             Why that cannot be done; empty when it was.
         """
         setpoints, guarded, limits = self.command.setpoints, self._guarded, self._limits
-        if self._columns.any_continuous:
+        if self.has_commanded:
             state.bring_near(setpoints)
+        else:
+            # Nothing that the setpoints say is of the robot: the driver's own number counts.
+            state.leave_as_they_came()
         measured = state.positions
         near = self._grips | (np.abs(setpoints - measured) <= self._tolerance)
         stays = self._grips | near[guarded].all()
@@ -199,11 +205,12 @@ class Commander:
         return f"'{self._columns.names[worst]}' by {self._given[worst]:.3g}"
 
     def _gives_way_to(self, positions: np.ndarray) -> bool:
-        """Return whether a hold must give way: from out of reach until near again."""
+        """Return whether a hold must give way: from out of reach, or blocked, until near again."""
         np.subtract(self.command.setpoints, positions, out=self.target)
         np.abs(self.target, out=self.target)
         np.greater(self.target, self._reach, out=self._far)
         np.logical_or(self._gives_way, self._far, out=self._gives_way)
+        np.logical_or(self._gives_way, self._blocked, out=self._gives_way)
         np.greater(self.target, self._near, out=self._far)
         np.logical_and(self._gives_way, self._far, out=self._gives_way)
         return bool(np.count_nonzero(self._gives_way))

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
+from vla_runtime.execution.blocked_joints import BlockedJoints
 from vla_runtime.execution.chunk_check import CheckedChunk, check_chunk
 from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.columns import CommandColumns
@@ -82,12 +83,16 @@ class ChunkExecutor:
         tracking_error = tracking_error_limits(
             self.columns, self._limits, config.watchdog.max_tracking_error
         )
+        blocked_joints = BlockedJoints(
+            self.columns, self._limits, tracking_error, config.watchdog.blocked_after_s
+        )
         self._commander = Commander(
             self.columns,
             self._limits,
             config.start,
             self.counters,
             tracking_error,
+            blocked_joints.blocked,
             longest_s=config.longest_s,
             dry_run=dry_run,
         )
@@ -99,6 +104,7 @@ class ChunkExecutor:
             tick_timeout(config.watchdog, config.control_period_s),
             self.columns,
             tracking_error,
+            blocked_joints,
             self.latch,
             self.counters,
         )
@@ -258,10 +264,10 @@ class ChunkExecutor:
                 two ticks is precious.
             observation_ns: stamp of its observation, ROS clock.
             episode: the episode that it was made for.
-            number: its inference number.
+            number: inference number of the chunk.
             now_s: steady clock.
             now_ros_ns: ROS clock.
-            tied: it was made to continue the plan that the request carried.
+            tied: True for a chunk made to continue the plan that the request carried.
             request: number of the request that it answers; None where it is not given. A refused
                 answer closes its request, so that another one is asked for at once.
             step: step of the plan at which row 0 of a tied chunk stands; None: the step that was

@@ -1,7 +1,7 @@
 """Faults that stop the motion at a tick.
 
 In the order in which it is looked at: the clocks, the measured state, its distance from the
-command, the latch.
+command, blocked joints, the latch.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vla_runtime.execution.blocked_joints import BlockedJoints
 from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.columns import CommandColumns
-from vla_runtime.execution.command import Command, Counters, Reason
+from vla_runtime.execution.command import Command, CommandKind, Counters, Reason
 from vla_runtime.execution.state import MeasuredState
-from vla_runtime.execution.watchdog import ClockWatch, StateWatch, WatchdogParameters
+from vla_runtime.execution.watchdog import LOOK, ClockWatch, StateWatch, WatchdogParameters
 
 
 class Guard:
@@ -25,6 +26,7 @@ class Guard:
         tick_timeout_s: longest time between two ticks.
         columns: the executor's.
         tracking_error: (columns,) as `tracking_error_limits` gives them.
+        blocked_joints: watched while the command is published.
         latch: closed by too many clamped chunks in a row.
         counters: the executor's.
 
@@ -40,6 +42,7 @@ class Guard:
         tick_timeout_s: float,
         columns: CommandColumns,
         tracking_error: np.ndarray,
+        blocked_joints: BlockedJoints,
         latch: ClampLatch,
         counters: Counters,
     ) -> None:
@@ -47,6 +50,7 @@ class Guard:
         self._latch = latch
         self._counters = counters
         self._clock = ClockWatch(parameters, tick_timeout_s)
+        self._blocked_joints = blocked_joints
         self._state_watch = StateWatch(parameters, columns, tracking_error)
         self._tick_timeout_s = tick_timeout_s
         self.state = MeasuredState(columns)
@@ -68,7 +72,8 @@ class Guard:
         """(columns,) measured positions that may be acted on; None while there are none."""
         if self._state_watch.check(self.state, now_ros_ns) is not None:
             return None
-        if self._columns.any_continuous:
+        # Before the first command there is nothing that a measured angle could be near to.
+        if self._columns.any_continuous and command.kind is not CommandKind.IDLE:
             self.state.bring_near(command.setpoints)
         return self.state.positions
 
@@ -94,6 +99,7 @@ class Guard:
                 first; it has to come in time like any other.
         """
         self._started_s = now_s
+        self._blocked_joints.restart()
         self.fault = None
         self.detail = ''
         if not ticks_come:
@@ -132,6 +138,12 @@ class Guard:
             refused = ''.join(f'; {text}' for text in state.refused)
             self.detail = watch.describe_distance(command.setpoints, state.positions) + refused
             return Reason.TRACKING_ERROR
+        if self.blocked(command, state.positions):
+            words = self._blocked_joints.describe(command.setpoints, state.positions)
+            self.detail = (
+                f'{words}. {LOOK}, an arm that sags so far under its load a larger max_step'
+            )
+            return Reason.TRACKING_ERROR
         if self._latch.closed:
             self.detail = self._latch.text
             return Reason.CLAMP_LATCH
@@ -144,6 +156,16 @@ class Guard:
             and not command.dry_run
             and self._state_watch.too_far(command.setpoints, positions)
         )
+
+    def blocked(self, command: Command, positions: np.ndarray | None) -> bool:
+        """Count the time since the last tick; return whether a joint is blocked.
+
+        For every tick. Positions that are not trusted neither count nor reset the time.
+        """
+        if positions is None or command.dry_run or command.kind is CommandKind.IDLE:
+            return False
+        dt_s = self.dt_ns * 1e-9
+        return self._blocked_joints.advance(command.setpoints, positions, dt_s)
 
     def silent_s(self, now_s: float) -> float | None:
         """Seconds since the last tick if that is longer than allowed, else `None`.

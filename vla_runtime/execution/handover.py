@@ -72,11 +72,11 @@ class SeamReport:
 
     Attributes:
         step: plan step at which the new chunk took over.
-        chunk: its inference number.
-        join_index: its first executed row.
+        chunk: inference number of the new chunk.
+        join_index: first executed row of the new chunk.
         delay_steps: steps between its observation and its arrival.
         mode: mode of the hand-over: `blend` for an untied chunk under `rtc`.
-        late: it came after the previous one had executed its steps.
+        late: True for a chunk that came after the previous one had executed its steps.
         from_hold: the robot stood still.
         position_jump: (columns,) new row minus what the old plan had for the same step (its last
             setpoint, where it had no more): how far the two disagree.
@@ -123,23 +123,41 @@ def ensemble_rows(
     """Return the weighted mean of all live chunks, for every step of the newest from the seam on.
 
     Args:
-        chunks: oldest first; the last one is the newest.
+        chunks: oldest first; the last one is the newest, and has a row at `join_step`.
         join_step: step of row 0 of the result.
         decay: m of `exp(-m·i)`; i counts the chunks that have a row for the step.
         order: order of i: from the oldest or from the newest chunk.
     """
     newest = chunks[-1]
-    steps = np.arange(join_step, newest.end_step)
-    total = np.zeros((len(steps), newest.rows.shape[1]))
-    weights = np.zeros(len(steps))
-    rank = np.zeros(len(steps))
-    for chunk in chunks if order == 'oldest_first' else reversed(chunks):
-        covered = (steps >= chunk.first_step) & (steps < chunk.end_step)
-        weight = np.exp(-decay * rank[covered])
-        total[covered] += weight[:, None] * chunk.rows[steps[covered] - chunk.first_step]
-        weights[covered] += weight
-        rank[covered] += 1.0
-    return total / weights[:, None]
+    weights = _ensemble_weights(chunks, np.arange(join_step, newest.end_step), decay, order)
+    total = np.zeros((newest.end_step - join_step, newest.rows.shape[1]))
+    weighted = np.empty_like(total)
+    for chunk, weight in zip(chunks, weights, strict=True):
+        first = max(chunk.first_step, join_step)
+        end = min(chunk.end_step, newest.end_step)
+        if first >= end:
+            continue
+        rows = chunk.rows[first - chunk.first_step : end - chunk.first_step]
+        part = slice(first - join_step, end - join_step)
+        total[part] += np.multiply(weight[part, None], rows, out=weighted[part])
+    return total
+
+
+def _ensemble_weights(
+    chunks: Sequence[LiveChunk], steps: np.ndarray, decay: float, order: EnsembleOrder
+) -> np.ndarray:
+    """Return (chunks, steps) weights that sum to 1 at each step; 0 where a chunk has no row."""
+    first = np.array([chunk.first_step for chunk in chunks])[:, None]
+    end = np.array([chunk.end_step for chunk in chunks])[:, None]
+    covered = (steps >= first) & (steps < end)
+    # Both orders are counted along the first axis, from the chunk that weighs most.
+    ranked = covered if order == 'oldest_first' else covered[::-1]
+    # From 1 on; the weight of 0, of steps before a chunk's first, is not used.
+    rank = ranked.cumsum(axis=0, dtype=np.int32)
+    weights = np.exp(-decay * (np.arange(len(chunks) + 1) - 1))[rank]
+    weights *= ranked
+    weights /= weights.sum(axis=0)
+    return weights if order == 'oldest_first' else weights[::-1]
 
 
 def mode_for(parameters: HandoverParameters, newest: LiveChunk) -> HandoverMode:

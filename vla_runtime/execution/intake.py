@@ -13,6 +13,7 @@ from vla_runtime.execution.columns import CommandColumns, write_alike
 from vla_runtime.execution.command import ChunkRefusal
 from vla_runtime.execution.handover import LiveChunk
 from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.execution.state import clock_hint
 from vla_runtime.execution.timeline import Timeline
 
 # Step times of one episode may differ by the rounding of a message's nanoseconds, no more.
@@ -136,14 +137,14 @@ def require_age(
     if age_s < -future_tolerance_s:
         raise Refused(
             ChunkRefusal.OBSERVATION_FROM_FUTURE,
-            f'chunk {stamped.number} has an observation {-age_s:.3f} s in the future; do policy '
-            'and executor use the same clock (use_sim_time)?',
+            f'chunk {stamped.number} has an observation {-age_s:.3f} s in the future'
+            + clock_hint(age_s, '; do policy and executor use the same clock (use_sim_time)?'),
         )
     if age_s > max_age_s:
         raise Refused(
             ChunkRefusal.OBSERVATION_TOO_OLD,
             f'chunk {stamped.number} has an observation {age_s:.3f} s old, at most {max_age_s:g} s '
-            'allowed (max_observation_age_s)',
+            f'allowed (max_observation_age_s){clock_hint(age_s)}',
         )
 
 

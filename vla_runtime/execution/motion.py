@@ -136,9 +136,13 @@ class Motion:
             if clock_fault is None:
                 return self._commander.command
             return self._commander.pause(reason, now_s)
+        positions = self._trusted_positions(now_ros_ns)
+        blocked = self._guard.blocked(self._commander.command, positions)
         if self.braking:
+            # What is in the way is not pushed any further.
+            reason = Reason.TRACKING_ERROR if blocked else reason
             return self.halt(reason, dt_s, now_s, now_ros_ns)
-        return self._commander.stay(reason, self._trusted_positions(now_ros_ns), dt_s, now_s)
+        return self._commander.stay(reason, positions, dt_s, now_s)
 
     def halt(self, reason: Reason, dt_s: float, now_s: float, now_ros_ns: int | None) -> Command:
         """One tick of a stop, or of the hold that it ends in.

@@ -181,7 +181,8 @@ class Replanner:
             # The policy counted rows in time; steps stand still while the robot holds.
             first_step = stamped.step
         live = place(stamped, first_step, checked.rows, timeline, self.staged, self._columns)
-        lives = [other for other in self._live if other.end_step > timeline.joins_at()] + [live]
+        join_step = timeline.joins_at()
+        lives = [other for other in self._live if other.end_step > join_step] + [live]
         rows = None
         if timeline.in_force is not None or not standstill.cold:
             rows = timeline.handed_over(lives, self.staged)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,12 +12,30 @@ import numpy as np
 from vla_runtime.execution.columns import CommandColumns
 
 _NEVER = np.iinfo(np.int64).min
-_FULL_TURN = 2.0 * np.pi
+_FULL_TURN = 2.0 * math.pi
+# A driver that wraps stays within one turn; so much beyond is rounding.
+_ONE_TURN = _FULL_TURN + 0.01
 _SOURCES_KEPT = 32
 # No joint of any robot measures more, in any unit; far from where single precision overflows.
 FURTHEST = 1e9
 # Fault of a message with a zero stamp, in the words of every node that reads it.
 UNSTAMPED = 'header.stamp is zero: the driver does not stamp its messages'
+# Clocks of two computers differ by less; a simulator's clock begins at zero.
+_OTHER_CLOCK_S = 3600.0
+OTHER_CLOCK = (
+    'a new message so far from now is stamped by another clock: set use_sim_time of every node to '
+    'true with a simulator, to false with real drivers'
+)
+
+
+def clock_hint(age_s: float, otherwise: str = '') -> str:
+    """Return the hint at another clock, to follow the age of a message in a text.
+
+    Args:
+        age_s: age by the message's stamp; negative for a stamp of the future.
+        otherwise: what follows an age below an hour, of either sign.
+    """
+    return f'; {OTHER_CLOCK}' if abs(age_s) > _OTHER_CLOCK_S else otherwise
 
 
 class _Mapping(NamedTuple):
@@ -25,16 +44,24 @@ class _Mapping(NamedTuple):
     Attributes:
         source: places in the message.
         target: columns.
+        angles: those of them that are continuous.
         twice: the first column that the message names twice; empty when there is none.
     """
 
     source: np.ndarray
     target: np.ndarray
+    angles: tuple[int, ...]
     twice: str
 
 
 class MeasuredState:
-    """Latest measured position of every column with feedback, and the stamp it came with."""
+    """Latest measured position of every column with feedback, and the stamp it came with.
+
+    The driver of a continuous joint either wraps its angle or counts turns. To one that wraps, a
+    command a whole turn away is the same; to one that counts, it is a whole turn of motion. Numbers
+    that jump by more than half a turn from one message to the next are wrapped. Numbers further
+    than a turn from zero, or more than a turn apart, are counted, whatever they did before.
+    """
 
     def __init__(self, columns: CommandColumns) -> None:
         self._columns = columns
@@ -47,6 +74,14 @@ class MeasuredState:
         # Why the newest message of these names was refused.
         self._refused: dict[tuple[str, ...], str] = {}
         self.positions = np.zeros(columns.count)
+        # As they came; the last that was a number, and the furthest on either side.
+        self._came = np.zeros(columns.count)
+        self._before = [math.nan] * columns.count
+        self._lowest = [math.inf] * columns.count
+        self._highest = [-math.inf] * columns.count
+        # Columns that jumped by more than half a turn, and those whose angles are wrapped.
+        self._jumped = [False] * columns.count
+        self._wraps = np.zeros(columns.count, dtype=bool)
         self._stamps = np.full(columns.count, _NEVER, dtype=np.int64)
         self._oldest = _NEVER if self._index else None
         self._newest = _NEVER
@@ -102,6 +137,8 @@ class MeasuredState:
         self._oldest = _NEVER if self._index else None
         self._newest = _NEVER
         self._distrusted[:] = False
+        # A simulated world that begins anew puts joints elsewhere: no driver wrapped an angle.
+        self._before = [math.nan] * len(self._before)
 
     def distrust_beyond(self, stamp_ns: int) -> None:
         """Take the next message of columns with a later stamp than this, even if it is older.
@@ -119,15 +156,15 @@ class MeasuredState:
 
         Args:
             names: joint names, in the message's order.
-            positions: as many positions, rad or m. Those beyond `FURTHEST` count as not-a-number,
-                which is kept: it is for the watchdog.
+            positions: one position for each name, rad or m. Those beyond `FURTHEST` count as
+                not-a-number, which is kept: it is for the watchdog.
             stamp_ns: the message's stamp, ROS clock.
         """
         key = tuple(names)
         found = self._maps.get(key)
         if found is None:
             found = self._map(key)
-        source, target, twice = found
+        source, target, angles, twice = found
         if len(positions) != len(key) or twice:
             fault = f'the message has {len(positions)} positions for {len(key)} names'
             if twice:
@@ -144,7 +181,10 @@ class MeasuredState:
             self.out_of_order += 1
             return
         values = np.asarray(positions, dtype=np.float64)[source]
-        self.positions[target] = np.where(np.abs(values) <= FURTHEST, values, np.nan)
+        self._came[target] = np.where(np.abs(values) <= FURTHEST, values, np.nan)
+        self.positions[target] = self._came[target]
+        if angles:
+            self._note_turns(angles)
         self._stamps[target] = stamp_ns
         self._distrusted[target] = False
         measured = self._stamps[self._columns.has_feedback]
@@ -157,9 +197,11 @@ class MeasuredState:
         if len(self._maps) >= _SOURCES_KEPT:
             self._maps.clear()
             self._refused.clear()
+        target = np.array([column for _, column in pairs], dtype=np.int64)
         found = _Mapping(
             source=np.array([at for at, _ in pairs], dtype=np.int64),
-            target=np.array([column for _, column in pairs], dtype=np.int64),
+            target=target,
+            angles=tuple(int(at) for at in target if self._columns.is_continuous[at]),
             twice=twice,
         )
         self._maps[names] = found
@@ -173,8 +215,29 @@ class MeasuredState:
             if not np.isin(self._maps[key].target, target).any()
         }
 
+    def _note_turns(self, angles: tuple[int, ...]) -> None:
+        """Note which of these columns show by their numbers that the driver wraps angles."""
+        for at in angles:
+            came = self._came.item(at)
+            if math.isnan(came):
+                continue
+            # Not after the first, whose predecessor is not a number.
+            self._jumped[at] |= abs(came - self._before[at]) > 0.5 * _FULL_TURN
+            self._before[at] = came
+            lowest, highest = min(self._lowest[at], came), max(self._highest[at], came)
+            self._lowest[at], self._highest[at] = lowest, highest
+            counts = max(highest - lowest, highest, -lowest) > _ONE_TURN
+            self._wraps[at] = self._jumped[at] and not counts
+
     def bring_near(self, reference: np.ndarray) -> None:
-        """Count whole turns of continuous columns so that they lie nearest to the reference."""
-        where = self._columns.is_continuous
-        turns = np.round((reference[where] - self.positions[where]) / _FULL_TURN)
-        self.positions[where] += np.nan_to_num(turns) * _FULL_TURN
+        """Count whole turns of angles that are wrapped so that they lie nearest to the reference.
+
+        All others stay as they came.
+        """
+        where = self._wraps
+        turns = np.round((reference[where] - self._came[where]) / _FULL_TURN)
+        self.positions[where] = self._came[where] + np.nan_to_num(turns) * _FULL_TURN
+
+    def leave_as_they_came(self) -> None:
+        """Take the positions as the driver counts them."""
+        np.copyto(self.positions, self._came)

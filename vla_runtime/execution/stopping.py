@@ -23,8 +23,8 @@ class StopActions:
 
     Attributes:
         stopped: `~/stop`, a change of `dry_run`, deactivation and shutdown.
-        tracking_error: a joint is further from its command than `max_tracking_error`. What is in
-            its way shall not be pushed any further.
+        tracking_error: a joint is further from its command than `max_tracking_error`, or blocked.
+            What is in its way shall not be pushed any further.
         others: named like the reasons in `/diagnostics`.
     """
 

@@ -36,7 +36,7 @@ class Segment:
 
     Attributes:
         chunk: the chunk that it executes.
-        join_step: its first executed step.
+        join_step: first executed step of the chunk.
         boundary: the step at which its successor should take over (`join_step + S`).
         end_step: the step at which the robot holds when no successor came.
         rows: (rows left, columns) setpoints from `join_step` on, after hand-over; they go on past

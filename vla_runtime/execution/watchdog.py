@@ -18,7 +18,7 @@ import numpy as np
 from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import Reason
 from vla_runtime.execution.limits import Limits
-from vla_runtime.execution.state import UNSTAMPED, MeasuredState
+from vla_runtime.execution.state import UNSTAMPED, MeasuredState, clock_hint
 from vla_runtime.files.setting_fields import check_ranges, setting
 
 MotionClock = Literal['steady', 'ros']
@@ -26,6 +26,11 @@ MotionClock = Literal['steady', 'ros']
 # A joint further from its command than this share of its range is blocked, or not driven at all.
 # Grippers have none (`grips: true`).
 _TRACKING_SHARE = 0.75
+# Advice after a stop that only a person may end.
+LOOK = (
+    'The robot holds near where it is: look what is in its way and whether its motors are on, then '
+    'call ~/start; a gripper that holds something needs grips: true in the robot file'
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class WatchdogParameters:
             computers are never quite equal).
         max_tracking_error: distance for columns whose limits name none (`tracking_error_limits`),
             rad or m.
+        blocked_after_s: see `BlockedJoints`.
         clock_jump_s: jump against the steady clock, or between ticks under `motion_clock` ros.
         clock_timeout_s: longest time for which the ROS clock may stand still, under `motion_clock`
             ros.
@@ -63,6 +69,13 @@ class WatchdogParameters:
         'their range',
         0.001,
         100.0,
+    )
+    blocked_after_s: float = setting(
+        1.0,
+        'a joint that does not move while its command leads it by 90% of max_step or more for this '
+        'long stops the robot until ~/start',
+        0.1,
+        60.0,
     )
     clock_jump_s: float = setting(0.2, 'a step of the ROS clock that drops the plan', 0.01, 10.0)
     clock_timeout_s: float = 0.5
@@ -263,10 +276,12 @@ class StateWatch:
             return f'the measured position of {names} is not a number that a joint can have'
         if reason is Reason.STATE_FROM_FUTURE:
             ahead_s = (state.newest_stamp_ns - now_ros_ns) * 1e-9
+            question = (
+                "; are the computers' clocks synchronised, is use_sim_time the same everywhere?"
+            )
             return (
                 f'the measured position of {state.newest_columns()} is stamped {ahead_s:.3f} s in '
-                "the future; are the computers' clocks synchronised, is use_sim_time the same "
-                'everywhere?'
+                f'the future{clock_hint(-ahead_s, question)}'
             )
         if state.oldest_stamp_ns == 0:
             return f'the measured position of {state.oldest_columns()}: {UNSTAMPED}{refused}'
@@ -274,7 +289,7 @@ class StateWatch:
         limit_s = self._parameters.max_state_age_s
         return (
             f'the measured position of {state.oldest_columns()} is {age_s:.3f} s old, at most '
-            f'{limit_s:g} s allowed (max_state_age_s){refused}'
+            f'{limit_s:g} s allowed (max_state_age_s){clock_hint(age_s)}{refused}'
         )
 
     def too_far(self, commanded: np.ndarray, measured: np.ndarray) -> bool:
@@ -290,6 +305,5 @@ class StateWatch:
         return (
             f"'{self._columns.names[worst]}' is at {measured[worst]:.4g} but commanded to "
             f'{commanded[worst]:.4g}; at most {self._allowed[worst]:g} apart allowed '
-            '(max_tracking_error). The robot holds near where it is: look what is in its way, then '
-            'call ~/start; a gripper that holds something needs grips: true in the robot file'
+            f'(max_tracking_error). {LOOK}'
         )

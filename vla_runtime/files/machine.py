@@ -39,7 +39,7 @@ def cpu_flags() -> set[str]:
 
 
 def cpu_instructions() -> str:
-    """Of the CPU's instructions those that matter to products; a cloud's CPUs share a name."""
+    """Return the CPU instructions that products use; a cloud's CPUs share a name."""
     flags = cpu_flags()
     return ' '.join(name for name in _INSTRUCTIONS if name in flags)
 

@@ -52,7 +52,7 @@ class ChunkPipeline(Generic[Result]):
     """Run requests through a runner: one is encoded while the one before is denoised.
 
     Args:
-        runner: its engine must have the feature `overlap`.
+        runner: runner of an engine with the feature `overlap`.
     """
 
     def __init__(self, runner: ChunkRunner) -> None:

@@ -165,7 +165,7 @@ class PrefixCache:
     """Run the vision and prefix networks where the engine's buffers lack the result.
 
     Args:
-        engine: its buffers are the cache.
+        engine: engine whose buffers are the cache.
         cameras: names, in the engine's order, for the report.
 
     Attributes:

@@ -28,7 +28,7 @@ class MetaRuns:
 
     Args:
         family: name of the family.
-        dims: its dimensions.
+        dims: dimensions of the policy.
     """
 
     def __init__(self, family: str, dims: PolicyDims) -> None:

@@ -189,7 +189,7 @@ def count_operations(family: str, dims: PolicyDims) -> PolicyCounts:
 
     Args:
         family: name of the family.
-        dims: its dimensions.
+        dims: dimensions of the policy.
 
     Raises:
         ValueError: PyTorch is not installed.

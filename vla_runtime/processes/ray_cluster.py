@@ -88,9 +88,7 @@ class ClusterUse:
 
 
 @contextmanager
-def cluster_workers(
-    use: ClusterUse, initializer: Callable[[], None] | None = None
-) -> Iterator[Submit]:
+def cluster_workers(use: ClusterUse) -> Iterator[Submit]:
     """Yield a function that runs another on the cluster, like `Executor.submit`.
 
     Work runs in the folder that this process is in, so relative paths mean the same there. The end
@@ -98,7 +96,6 @@ def cluster_workers(
 
     Args:
         use: use of the cluster.
-        initializer: called in each process before its work.
 
     Raises:
         ClusterError: Ray is missing, no cluster answers, or a machine of it lacks something.
@@ -115,7 +112,7 @@ def cluster_workers(
 
         def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
             future: Future[Any] = Future()
-            reference = remote.remote(os.getcwd(), initializer, function, arguments)
+            reference = remote.remote(os.getcwd(), function, arguments)
             reference.future().add_done_callback(lambda done: _pass_on(ray, done, future))
             submitted.append(future)
             return future
@@ -130,14 +127,11 @@ def cluster_workers(
 
 def _call(
     folder: str,
-    initializer: Callable[[], None] | None,
     function: Callable[..., Any],
     arguments: Sequence[Any],
 ) -> Any:
     """Run a function on a machine of the cluster."""
     os.chdir(folder)
-    if initializer is not None:
-        initializer()
     return function(*arguments)
 
 

@@ -18,15 +18,15 @@ from typing import Any
 from vla_runtime.processes.parent_death import die_with
 
 Submit = Callable[..., 'Future[Any]']
-# Opens workers; takes the function that each process calls first, or nothing.
-Pool = Callable[..., AbstractContextManager[Submit]]
+# Opens workers.
+Pool = Callable[[], AbstractContextManager[Submit]]
 
 # In which an executor ends by itself when its workers have ended.
 _CLOSING_S = 2.0
 
 
 @contextmanager
-def workers(count: int, initializer: Callable[[], None] | None = None) -> Iterator[Submit]:
+def workers(count: int) -> Iterator[Submit]:
     """Yield a function that runs another in one of several processes, like `Executor.submit`.
 
     The end of the block waits for what was submitted. An exception in it, Ctrl-C too, ends the
@@ -35,7 +35,6 @@ def workers(count: int, initializer: Callable[[], None] | None = None) -> Iterat
     Args:
         count: number of processes. Spawned, not forked: neither a rendering context nor PyTorch's
             threads survive a fork.
-        initializer: called in each process first.
 
     Raises:
         ChildProcessError: one of them was killed from outside.
@@ -43,7 +42,7 @@ def workers(count: int, initializer: Callable[[], None] | None = None) -> Iterat
     context = multiprocessing.get_context('spawn')
     others = set(multiprocessing.active_children())
     executor = ProcessPoolExecutor(
-        count, mp_context=context, initializer=_begin, initargs=(os.getpid(), initializer)
+        count, mp_context=context, initializer=die_with, initargs=(os.getpid(),)
     )
 
     def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
@@ -105,10 +104,3 @@ def _ctrl_c_waits() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if held_back:
             signal.raise_signal(signal.SIGINT)
-
-
-def _begin(parent: int, initializer: Callable[[], None] | None) -> None:
-    """Set up a worker process."""
-    die_with(parent)
-    if initializer is not None:
-        initializer()

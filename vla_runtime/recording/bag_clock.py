@@ -87,7 +87,7 @@ class BagClock:
             self._compare(topic, stamped[0] if stamped else None)
 
     def times(self, topic: str) -> np.ndarray:
-        """Return the times (n,) int64 of a topic's noted messages, in their order."""
+        """Return a topic's message times, (n,) int64, in order."""
         return self._of(topic, *self._noted[topic])
 
     def time_ns(self, raw: RawMessage) -> int:

@@ -57,7 +57,7 @@ class Recording:
 
     Args:
         folder: folder of the recording; must not exist yet.
-        limits: its budget.
+        limits: budget of the recording.
         on_failure: called once with the reason when a failure ends the recording, in the thread
             that writes or closes.
         clock: steady seconds.

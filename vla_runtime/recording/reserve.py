@@ -1,4 +1,4 @@
-"""Room on a disk that is kept for what must still be written when the disk is full."""
+"""Reserve disk space to close files on a full disk."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from vla_runtime.recording.topics import (
 from vla_runtime.replay.recorded import ReplayError
 from vla_runtime.ros.policy.joint_buffer import JointSource
 from vla_runtime.ros.policy.robot_policy import RobotPolicy
-from vla_runtime.ros.robot.file import Robot
+from vla_runtime.ros.robot.schema import Robot
 
 
 @dataclass(frozen=True)

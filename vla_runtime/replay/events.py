@@ -18,7 +18,7 @@ class SeamEvent:
         time_ns: ROS time of the step.
         chunk: inference number of the new chunk.
         text: text in the executor's words.
-        late: it came after its time.
+        late: True for a chunk that came after its time.
         position_jump: largest disagreement of a joint before blending, in its own unit.
     """
 

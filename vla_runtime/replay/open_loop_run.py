@@ -21,8 +21,8 @@ from vla_runtime.replay.setup import Changes
 from vla_runtime.ros.policy.description import find_description, is_description
 from vla_runtime.ros.policy.robot_policy import RobotPolicy
 from vla_runtime.ros.policy.settings import live_settings, settings_from
-from vla_runtime.ros.robot.file import Robot
 from vla_runtime.ros.robot.match import match_robot
+from vla_runtime.ros.robot.schema import Robot
 
 _STEPS_SHOWN = 10
 # Shows progress over predictions; gives them on.

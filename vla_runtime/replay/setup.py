@@ -50,7 +50,7 @@ class LoadedPolicy:
 
     Attributes:
         policy: policy in the robot's names and units.
-        cameras: its camera's name to that of the recording's policy.
+        cameras: camera name of this policy to that of the recording's policy.
         state: turns a recorded state into this policy's.
         differences: differences from the recording, in words; none: a replay must be bit-identical.
     """

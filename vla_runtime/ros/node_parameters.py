@@ -84,7 +84,7 @@ def refuse_unknown(node: Node, table: ParameterTable) -> None:
 
     Args:
         node: the node.
-        table: its parameters, declared already.
+        table: parameters of the node, declared already.
 
     Raises:
         ParameterError: such a parameter, with the nearest name.

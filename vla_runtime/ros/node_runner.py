@@ -58,6 +58,8 @@ _CALLBACK_S = 2.0
 # Longer than all that the executor waits for in vain when an output hangs; less than the 20 s that
 # the demo and the launch files wait.
 _TEARDOWN_S = 15.0
+# So much later the process ends even where a thread keeps the interpreter lock.
+_LAST_WAY_OUT_S = 1.0
 _SUCCESS = TransitionCallbackReturn.SUCCESS
 # What leads a step nearer to finalized, by the state that the node is in.
 _NEXT_TRANSITION = {
@@ -223,7 +225,7 @@ def _bounded(name: str) -> Iterator[None]:
         os._exit(1)
 
     # Whoever hangs with the interpreter lock leaves no thread of Python anything to do.
-    faulthandler.dump_traceback_later(_TEARDOWN_S + 1.0, exit=True, file=2)
+    faulthandler.dump_traceback_later(_TEARDOWN_S + _LAST_WAY_OUT_S, exit=True, file=2)
     timer = threading.Timer(_TEARDOWN_S, give_up)
     timer.daemon = True
     timer.start()

@@ -174,7 +174,7 @@ def declare(node: Node, table: ParameterTable, check: JointCheck | None = None) 
 
     Args:
         node: the node.
-        table: its parameters.
+        table: parameters to declare.
         check: sees all values as they would be after the change; returns why not, or None. Must
             be free of side effects.
 

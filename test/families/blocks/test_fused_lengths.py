@@ -139,7 +139,7 @@ def test_where_the_operator_refuses_or_is_missing_the_log_says_why(caplog):
 
 
 def test_the_operator_takes_what_it_is_given():
-    """Its arguments alone: without a GPU there are no numbers."""
+    """Arguments alone: without a GPU there are no numbers."""
     queries, keys, heads, kv_heads, head_dim = PI05
     meta = {'device': 'meta', 'dtype': torch.bfloat16}
     query = torch.empty(2 * queries, heads, head_dim, **meta)

@@ -152,7 +152,7 @@ def test_a_prefix_of_fewer_valid_tokens_is_laid_out_over_a_longer_one(family):
 
 
 def test_a_kernel_is_for_static_shapes_alone():
-    """Where tokens in use are cut, there is little to pack, and shapes change."""
+    """Little is to be packed, and shapes change, where tokens in use are cut."""
     network = tiny('pi05')
     assert FusedPi(network, False, attend_by_lengths).kernel is None
     assert FusedPi(network, True, attend_by_lengths).kernel is attend_by_lengths

@@ -37,7 +37,7 @@ class Prompt:
     """One prompt.
 
     Attributes:
-        tokens: of its text.
+        tokens: tokens of the prompt's text.
         images: (3, height, width) of each camera; None for a hidden one.
     """
 

@@ -82,14 +82,16 @@ class Output:
     topic = 'arm'
 
     def __init__(self) -> None:
+        self.before: list[list[float]] = []
         self.sent: list[list[float]] = []
         self.stamps: list[object] = []
         self.broken = False
 
-    def send(self, setpoints: np.ndarray, stamp: object) -> None:
+    def send(self, before: np.ndarray, setpoints: np.ndarray, stamp: object) -> None:
         if self.broken:
             raise OSError('the cable is out')
         self.stamps.append(stamp)
+        self.before.append([float(number) for number in before])
         self.sent.append([float(number) for number in setpoints])
 
 
@@ -116,10 +118,10 @@ class Bench:
             self.tick()
         assert self.second.sent[-1][1] > 0.1
 
-    def tick(self) -> None:
+    def tick(self, measured: float = 0.0) -> None:
         self.now_ns += 10_000_000
         self.now_s += 0.01
-        self.loop.observe_state(['a'], [0.0], self.now_ns)
+        self.loop.observe_state(['a'], [measured], self.now_ns)
         self.loop.tick(self.now_s)
 
 
@@ -144,6 +146,23 @@ def test_a_command_bears_the_time_that_its_motion_was_computed_for() -> None:
     assert stamps == [20_000_000, 30_000_000, 40_000_000, 50_000_000, 200_000_000]
 
 
+def test_a_command_goes_on_from_the_one_before_it_and_never_from_one_before_a_dry_run() -> None:
+    bench = Bench()
+    sent, before = bench.second.sent, bench.second.before
+    assert before[0] == sent[0] and before[1:] == sent[:-1]
+    bench.loop.set_dry_run(True)
+    for _ in range(100):
+        bench.tick()
+    count = len(sent)
+    bench.loop.set_dry_run(False)
+    # Moved by hand meanwhile.
+    for _ in range(3):
+        bench.tick(measured=0.3)
+    assert bench.loop.start(bench.now_s).started
+    bench.tick(measured=0.3)
+    assert sent[count] == before[count] == [0.3, 0.0]
+
+
 def test_when_the_dead_man_was_faster_expect_the_overtaken_tick_not_to_be_sent() -> None:
     bench = Bench()
     bench.loop.check_alive(bench.now_s + 0.2)
@@ -161,11 +180,11 @@ def test_when_a_tick_is_kept_from_its_output_expect_no_older_command_after_a_new
     waiting, go_on = threading.Event(), threading.Event()
 
     class Slow(Output):
-        def send(self, setpoints: np.ndarray, stamp: object) -> None:
+        def send(self, before: np.ndarray, setpoints: np.ndarray, stamp: object) -> None:
             if threading.current_thread() is ticking:
                 waiting.set()
                 assert go_on.wait(TIMEOUT_S)
-            super().send(setpoints, stamp)
+            super().send(before, setpoints, stamp)
 
     slow = Slow()
     bench.loop = ControlLoop(bench.core, [slow], lambda: bench.now_ns, lambda _: None)  # type: ignore[list-item]
@@ -240,11 +259,11 @@ def test_when_the_control_thread_hangs_in_an_output_expect_the_hold_last() -> No
     hung, release = threading.Event(), threading.Event()
     send = bench.second.send
 
-    def hang(setpoints: np.ndarray, stamp: object) -> None:
+    def hang(before: np.ndarray, setpoints: np.ndarray, stamp: object) -> None:
         if threading.current_thread() is ticking:
             hung.set()
             assert release.wait(TIMEOUT_S)
-        send(setpoints, stamp)
+        send(before, setpoints, stamp)
 
     bench.second.send = hang  # type: ignore[method-assign]
     ticking = threading.Thread(target=bench.tick)
@@ -302,7 +321,7 @@ def test_a_slow_base_comes_to_rest_before_the_end_and_less_time_than_it_takes_is
     sent: list[float] = []
 
     class Base(Output):
-        def send(self, setpoints: np.ndarray, stamp: object) -> None:
+        def send(self, before: np.ndarray, setpoints: np.ndarray, stamp: object) -> None:
             sent.append(float(setpoints[0]))
 
     loop = ControlLoop(core, [Base()], time.time_ns, lambda _: None, system_time_ns)

@@ -41,7 +41,7 @@ def start(made: Graph, bundle, *arguments, name=None):
         **PATIENT,
     }
     pairs = [f'{key}:={value}' for key, value in parameters.items()]
-    return made.start(
+    return made.fork(
         MODULE,
         '--ros-args',
         *(word for pair in pairs for word in ('-p', pair)),
@@ -476,3 +476,17 @@ def test_nothing_moves_while_the_simulated_clock_is_paused(bundle):
             'motion again', lambda s: s.get('kind') == 'track', meanwhile=run_clock
         )
         bench.arm.close()
+
+
+def test_nothing_starts_while_an_output_has_no_controller(bench):
+    bench.begin()
+    bench.start()
+    bench.arm.unplug_gripper()
+    where = 'no node takes commands from /gripper_controller/commands'
+    status = bench.wait_for_status('a warning', lambda status: where in status['text'])
+    assert status['level'] == 1
+    assert bench.call('stop').success
+    refused = bench.call('start')
+    assert not refused.success and where in refused.message and 'dry_run' in refused.message
+    bench.arm.plug_gripper_in()
+    bench.start()

@@ -18,8 +18,8 @@ from test_executor_node import Bench, start
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.ros.executor.parameters import EXECUTOR_PARAMETERS
+from vla_runtime.ros.graph_faults import other_publishers, several_publishers
 from vla_runtime.ros.messages.diagnostics import values_of
-from vla_runtime.ros.publisher_conflicts import other_publishers, several_publishers
 
 pytestmark = pytest.mark.graph
 

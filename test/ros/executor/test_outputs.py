@@ -27,8 +27,11 @@ class Wire:
 def written(matched, *commands):
     wire = Wire(matched.output.kind)
     writer = OutputWriter(matched, wire, period_s=0.01)
+    before = np.array(commands[0], dtype=np.float64)
     for command in commands:
-        writer.send(np.array(command, dtype=np.float64), STAMP)
+        setpoints = np.array(command, dtype=np.float64)
+        writer.send(before, setpoints, STAMP)
+        before = setpoints
     return wire.messages
 
 
@@ -49,19 +52,19 @@ def pose(form, count, kind='absolute'):
     )
 
 
-def test_joint_trajectory_has_one_point_due_one_period_from_arrival():
+def test_joint_trajectory_goes_from_the_last_command_to_this_one_in_a_period():
     first, second = written(joint_output('joint_trajectory'), [1.0, 2.0, 3.0], [4.0, 5.0, 6.0])
     assert list(first.joint_names) == ['joint_b', 'joint_a']
-    assert [list(point.positions) for point in first.points] == [[3.0, 1.0]]
-    assert [list(point.positions) for point in second.points] == [[6.0, 4.0]]
-    due = first.points[0].time_from_start
-    assert (due.sec, due.nanosec) == (0, 10_000_000)
+    assert [list(point.positions) for point in first.points] == [[3.0, 1.0], [3.0, 1.0]]
+    assert [list(point.positions) for point in second.points] == [[3.0, 1.0], [6.0, 4.0]]
+    due = [(point.time_from_start.sec, point.time_from_start.nanosec) for point in second.points]
+    assert due == [(0, 0), (0, 10_000_000)]
     assert (first.header.stamp.sec, first.header.stamp.nanosec) == (0, 0)
 
 
 def test_joint_trajectory_has_no_velocities_because_a_moving_end_is_refused():
     (message,) = written(joint_output('joint_trajectory'), [1.0, 2.0, 3.0])
-    assert not message.points[0].velocities
+    assert not any(point.velocities for point in message.points)
 
 
 def test_float64_multi_array_is_in_the_outputs_order():

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
-from paths import ROOT
+from forked import Fork
+from graph import Process
 from recorded_bag import ROBOT, Turn, first_turns, record
 from tiny_policy import tiny_spec, write_tiny_policy
 
@@ -35,19 +34,16 @@ def robot_file(tmp_path_factory):
 
 
 def replay(folder, tmp_path, *words: str) -> tuple[int, dict, str]:
-    """Run the command in a process of its own, as it takes a ROS domain of its own."""
+    """Run the command in a process of its own, as it takes a ROS domain of its own.
+
+    It is a fork that saves the imports; the policy node that it starts is none.
+    """
     result = tmp_path / 'result.json'
     command = ['replay', str(folder), '--live', '--json', str(result), *words]
-    done = subprocess.run(
-        [sys.executable, '-m', 'vla_runtime', *command],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
+    process = Process(Fork('vla_runtime', command), 'replay')
+    code = process.wait()
     (found,) = json.loads(result.read_text())['recordings'] if result.exists() else ({},)
-    return done.returncode, found, done.stdout
+    return code, found, process.text()
 
 
 def test_live_offline_and_recorded_chunks_are_the_same(tmp_path, bundle, robot_file):

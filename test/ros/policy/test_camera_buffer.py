@@ -1,12 +1,16 @@
 """Fate of each frame of a camera, and counts of those that never came."""
 
+from itertools import pairwise
+
 import pytest
 
+from vla_runtime.execution.state import OTHER_CLOCK
 from vla_runtime.ros.policy.camera_buffer import CameraBuffer, Frame
 
 S = 1_000_000_000
 MS = 1_000_000
 MAX_AGE = S // 2
+TOLERANCE = 50 * MS
 
 
 def a_frame(stamp_ns):
@@ -16,7 +20,7 @@ def a_frame(stamp_ns):
 def a_buffer(*stamps, now=None):
     buffer = CameraBuffer('top', '/top/image')
     for stamp in stamps:
-        buffer.add(a_frame(stamp), stamp if now is None else now, MAX_AGE)
+        buffer.add(a_frame(stamp), stamp if now is None else now, MAX_AGE, TOLERANCE)
     return buffer
 
 
@@ -31,10 +35,33 @@ def test_fresh_frames_are_kept_in_order():
     assert buffer.fault is None
 
 
-def test_memory_is_bounded():
-    buffer = a_buffer(*range(S, S + 1000 * MS, MS))
-    assert len(buffer.frames) == 30
-    assert buffer.frames[-1].stamp_ns == S + 999 * MS
+@pytest.mark.parametrize(
+    ('tolerance_ms', 'kept_ms', 'most', 'widest_ms'),
+    [(50, 0, 30, 50), (2, 0, 120, 20), (50, 1000, 120, 50)],
+)
+def test_a_fast_camera_is_thinned_and_keeps_its_newest_and_its_oldest_frame(
+    tolerance_ms, kept_ms, most, widest_ms
+):
+    buffer = CameraBuffer('top', '/top/image', kept_ns=kept_ms * MS)
+    times = range(S, 3 * S, MS)
+    for time in times:
+        buffer.add(a_frame(time), time, MAX_AGE, tolerance_ms * MS)
+        buffer.expire(time, MAX_AGE)
+        assert len(buffer._kept) <= most
+    kept = [frame.stamp_ns for frame in buffer._kept]
+    assert kept[-1] == times[-1]
+    assert kept[0] - (times[-1] - MAX_AGE - kept_ms * MS) <= widest_ms * MS
+    assert max(after - before for before, after in pairwise(kept)) <= widest_ms * MS
+
+
+def test_frames_of_the_last_selection_are_not_thinned():
+    buffer = a_buffer(*range(S, S + 40 * MS, 2 * MS))
+    selected = S + 20 * MS
+    buffer.mark_selected([selected])
+    for time in range(S + 40 * MS, S + 400 * MS, MS):
+        buffer.add(a_frame(time), time, MAX_AGE, TOLERANCE)
+    assert len(buffer.frames) == 30 and selected in stamps(buffer)
+    assert stamps(buffer)[1] - S > 10 * MS
 
 
 @pytest.mark.parametrize(
@@ -48,7 +75,7 @@ def test_memory_is_bounded():
 )
 def test_stamp_that_cannot_be_is_dropped_counted_and_named(stamp, counter, words):
     buffer = a_buffer(10 * S)
-    assert not buffer.add(a_frame(stamp), 10 * S, MAX_AGE)
+    assert not buffer.add(a_frame(stamp), 10 * S, MAX_AGE, TOLERANCE)
     assert getattr(buffer.counters, counter) == 1
     assert words in buffer.fault
     assert stamps(buffer) == [10 * S]
@@ -56,23 +83,35 @@ def test_stamp_that_cannot_be_is_dropped_counted_and_named(stamp, counter, words
 
 def test_frame_from_the_future_does_not_block_those_that_follow():
     buffer = a_buffer(10 * S)
-    buffer.add(a_frame(10_000 * S), 10 * S, MAX_AGE)
-    assert buffer.add(a_frame(10 * S + MS), 10 * S + MS, MAX_AGE)
+    buffer.add(a_frame(10_000 * S), 10 * S, MAX_AGE, TOLERANCE)
+    assert buffer.add(a_frame(10 * S + MS), 10 * S + MS, MAX_AGE, TOLERANCE)
 
 
 def test_frames_ahead_of_the_clock_are_kept_and_said():
     buffer = a_buffer()
-    assert buffer.add(a_frame(10 * S + 40 * MS), 10 * S, MAX_AGE)
+    assert buffer.add(a_frame(10 * S + 40 * MS), 10 * S, MAX_AGE, TOLERANCE)
     assert buffer.fault is None
-    assert buffer.add(a_frame(10 * S + 200 * MS), 10 * S, MAX_AGE)
+    assert buffer.add(a_frame(10 * S + 200 * MS), 10 * S, MAX_AGE, TOLERANCE)
     assert '0.200 s in the future, and the executor refuses chunks' in buffer.fault
 
 
 def test_frame_that_arrives_too_old_is_late():
     buffer = a_buffer()
-    assert not buffer.add(a_frame(9 * S), 10 * S, MAX_AGE)
+    assert not buffer.add(a_frame(9 * S), 10 * S, MAX_AGE, TOLERANCE)
     assert buffer.counters.late == 1
     assert 'arrive 1.000 s after their stamp' in buffer.why_empty(10 * S, MAX_AGE)
+
+
+@pytest.mark.parametrize(
+    ('stamp', 'words'),
+    [(12 * S, 'frames arrive 1763999988.000 s after'), (4_000_000_000 * S, 's in the future')],
+)
+def test_frames_of_another_clock_are_said_to_be(stamp, words):
+    buffer = a_buffer()
+    now = 1_764_000_000 * S
+    assert not buffer.add(a_frame(stamp), now, MAX_AGE)
+    fault = buffer.why_empty(now, MAX_AGE)
+    assert words in fault and fault.endswith(f'; {OTHER_CLOCK}')
 
 
 def test_frames_expire():
@@ -122,5 +161,5 @@ def test_frame_that_cannot_be_decoded_is_dropped_once_it_is_known():
 def test_clearing_forgets_stamps_but_not_counts():
     buffer = a_buffer(10 * S)
     buffer.clear()
-    assert buffer.add(a_frame(S), S, MAX_AGE)
+    assert buffer.add(a_frame(S), S, MAX_AGE, TOLERANCE)
     assert buffer.counters.received == 2

@@ -95,4 +95,4 @@ def test_memory_is_bounded():
     for time in range(0, 60_000, 20):
         feed(made, 'top', time)
     buffer = made._cameras['top']
-    assert len(buffer.frames) + len(buffer._before) <= (600 + 200) // 20 + 2
+    assert len(buffer._kept) <= (600 + 200) // 20 + 2

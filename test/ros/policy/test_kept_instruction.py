@@ -1,4 +1,4 @@
-"""What a policy node keeps for the one that is respawned after it."""
+"""Instruction that a policy node keeps for the one that is respawned after it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
 
 
 class Disk:
-    """What instructions are written to; full while told so."""
+    """Disk that instructions are written to; full while told so."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.full = False

@@ -82,7 +82,7 @@ class Pair:
 
         Args:
             means: the settings that the parameters are, where not those of the same names.
-            parameters: of the node, set in this order.
+            parameters: parameters of the node, set in this order.
         """
         for name, value in parameters.items():
             result = self.executor.graph.set_parameter(self.executor.node, name, value)

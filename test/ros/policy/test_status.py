@@ -14,12 +14,19 @@ def test_what_all_joints_of_a_topic_share_is_said_once():
     status = observation(missing)
     assert status.text == f'no inference: {TWICE}'
     assert len(status.values) == 3
-    assert joints([TWICE] * 3, 0).text == TWICE
+    assert joints([TWICE] * 3, [], 0).text == TWICE
 
 
 def test_different_problems_are_all_said():
-    assert joints(['elbow is old', 'wrist is old'], 0).text == 'elbow is old; wrist is old'
+    assert joints(['elbow is old', 'wrist is old'], [], 0).text == 'elbow is old; wrist is old'
 
 
 def test_no_problem_is_ok():
-    assert joints([], 0).level == observation([]).level == Level.OK
+    assert joints([], [], 0).level == observation([]).level == Level.OK
+
+
+def test_a_warning_is_said_where_there_is_no_problem():
+    status = joints([], ['/joint_states: stamp is 0.200 s in the future'], 3)
+    assert (status.level, status.values) == (Level.WARN, {'clock_jumps': 3})
+    assert 'in the future' in status.text
+    assert joints([TWICE], ['ahead'], 0).text == TWICE

@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vla_runtime.execution.columns import Column, CommandColumns
+from vla_runtime.execution.command import Reason
+from vla_runtime.execution.state import OTHER_CLOCK, MeasuredState
+from vla_runtime.execution.watchdog import StateWatch, WatchdogParameters
 from vla_runtime.ros.policy.camera_buffer import Frame
+from vla_runtime.ros.policy.future_stamp import AHEAD_NS, describe_ahead
 from vla_runtime.ros.policy.joint_buffer import JointSource
 from vla_runtime.ros.policy.synchronizer import MissingInput, Selection, Synchronizer, SyncLimits
 
@@ -224,6 +229,52 @@ def test_joint_message_that_cannot_be_used_is_named(message, words):
     made = a_synchronizer()
     made.add_joints(ARM, *message, NOW)
     assert words in refused(made)['joint elbow']
+
+
+def test_joint_states_ahead_of_the_clock_are_used_and_said():
+    made = a_synchronizer()
+    made.add_joints(ARM, ['elbow', 'base'], [1.0, 2.0], NOW + 40 * MS, NOW)
+    made.add_joints(HAND, ['finger'], [3.0], NOW + 40 * MS, NOW)
+    assert made.joint_problems(NOW) == made.joint_warnings() == ()
+    made.add_joints(ARM, ['elbow', 'base'], [1.0, 2.0], NOW + 200 * MS, NOW)
+    assert made.joint_problems(NOW) == ()
+    assert made.joint_warnings() == (
+        f'{ARM}: stamp is 0.200 s in the future, and frames are paired with older positions: '
+        "synchronise the driver's clock, or check use_sim_time",
+    )
+    made.add_joints(ARM, ['elbow', 'base'], [1.0, 2.0], NOW + 210 * MS, NOW + 200 * MS)
+    assert made.joint_warnings() == ()
+
+
+def test_states_and_frames_are_named_from_where_the_executor_refuses_them():
+    parameters = WatchdogParameters()
+    columns = CommandColumns([Column('elbow')])
+    watch, state = StateWatch(parameters, columns, np.ones(1)), MeasuredState(columns)
+    for ahead_ns in (AHEAD_NS, AHEAD_NS + MS):
+        state.observe(['elbow'], [0.0], NOW + ahead_ns)
+        refused = watch.check(state, NOW) is Reason.STATE_FROM_FUTURE
+        assert refused == (describe_ahead(ahead_ns, 'and so') is not None)
+
+
+def test_a_fast_driver_is_kept_for_as_long_as_a_state_may_be_old():
+    made = Synchronizer(
+        {'top': '/top'}, [JointSource(ARM, 'elbow')], replace(LIMITS, max_age_ns=10 * S)
+    )
+    for time_ms in range(10_000):
+        stamp = NOW + time_ms * MS
+        made.add_joints(ARM, ['elbow'], [float(time_ms)], stamp, stamp)
+    made.add_frame('top', Frame(NOW + 500 * MS, 0, None), NOW + 10 * S)
+    assert selected(made, 10_000).state.tolist() == [500.0]
+
+
+@pytest.mark.parametrize(
+    ('away_s', 'other'), [(2000, False), (-3000, False), (4000, True), (-4000, True)]
+)
+def test_joint_states_of_another_clock_are_said_to_be(away_s, other):
+    made = a_synchronizer()
+    made.add_joints(ARM, ['elbow'], [1.0], NOW, NOW + away_s * S)
+    refusal = refused(made, away_s * 1000)['joint elbow']
+    assert refusal.endswith(f'; {OTHER_CLOCK}') is other
 
 
 def test_joint_that_the_policy_does_not_use_may_be_named_twice():

@@ -48,7 +48,7 @@ class Bench:
     def __init__(self, made: Graph, bundle, robot, folder, *recorder) -> None:
         self.made = made
         self.folder = folder
-        self.recorder = made.start(
+        self.recorder = made.fork(
             'vla_runtime.ros.recorder.node',
             *('--ros-args', '-p', f'robot:={robot}', '-p', f'folder:={folder}', *recorder),
         )

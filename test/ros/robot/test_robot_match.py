@@ -22,8 +22,9 @@ from vla_runtime.bundle.schema import (
 )
 from vla_runtime.families.pi.dimensions import PI05
 from vla_runtime.processing.prompts import PromptFormat
-from vla_runtime.ros.robot.file import Robot, load_robot
+from vla_runtime.ros.robot.file import load_robot
 from vla_runtime.ros.robot.match import MatchError, match_robot
+from vla_runtime.ros.robot.schema import Robot
 
 ROBOTS = ROOT / 'config' / 'robots'
 SO101 = ('shoulder_pan', 'shoulder_lift', 'elbow_flex', 'wrist_flex', 'wrist_roll', 'gripper')

@@ -10,7 +10,7 @@ import pytest
 from vla_runtime.cli._numbers import MOST_SEED
 from vla_runtime.execution.command import ChunkRefusal
 from vla_runtime.tabletop.demo import plots
-from vla_runtime.tabletop.demo.instructions import FIRST_UNSEEN_SEED, assignments
+from vla_runtime.tabletop.demo.instructions import assignments
 from vla_runtime.tabletop.demo.refusals import MEANINGS
 from vla_runtime.tabletop.demo.report import write_report
 from vla_runtime.tabletop.demo.status_line import StatusLine
@@ -24,6 +24,7 @@ from vla_runtime.tabletop.demo.telemetry import (
     Thumbnail,
 )
 from vla_runtime.tabletop.ros.parameters import TABLETOP_PARAMETERS
+from vla_runtime.tabletop.sim.scene import FIRST_UNSEEN_SEED
 
 SECOND_NS = 1_000_000_000
 START_NS = 1_700_000_000 * SECOND_NS

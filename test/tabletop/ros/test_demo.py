@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import yaml
@@ -90,23 +92,6 @@ def test_it_runs_to_its_end_and_leaves_bag_parameters_and_report(bundle, finishe
     assert 'at most 4 a second' in page
 
 
-def test_it_drives_with_onnx_runtime(bundle, tmp_path, monkeypatch):
-    # What the demo would do itself at its first run, without its time limit.
-    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-    made = bundle_with_onnx(bundle, tmp_path / 'cache' / 'vla_runtime')
-    demo = Demo(bundle, tmp_path / 'out', 3.0, '--backend', 'onnxruntime')
-    code, text = demo.end()
-    assert code == 0, text
-    assert 'exporting' not in text
-    require_report(demo.out)
-    parameters = yaml.safe_load((demo.out / 'parameters.yaml').read_text())
-    policy = parameters['/demo/vla_policy']['ros__parameters']
-    assert (policy['backend'], policy['bundle']) == ('onnxruntime', str(made))
-    with Reader(demo.out / 'bag') as reader:
-        counts = {connection.topic: connection.msgcount for connection in reader.connections}
-    assert counts['/demo/action_chunk'] > 0
-
-
 def test_the_bag_has_the_quality_of_service_of_the_publishers(finished):
     demo, _ = finished
     offered = profiles(demo.out / 'bag')
@@ -135,23 +120,60 @@ def test_ctrl_c_again_and_again_ends_it_cleanly_with_the_report_written(bundle, 
     assert nothing_is_left(pids)
 
 
-def test_a_closed_terminal_ends_it_like_ctrl_c(bundle, tmp_path):
+@dataclass
+class Closed:
+    """A demo on ONNX Runtime whose terminal was closed.
+
+    Attributes:
+        out: its folder.
+        bundle: bundle with the files of ONNX Runtime.
+        said: output up to the first chunk.
+        code: exit code.
+    """
+
+    out: Path
+    bundle: Path
+    said: str
+    code: int
+
+
+@pytest.fixture(scope='module')
+def closed(bundle, tmp_path_factory) -> Closed:
+    folder = tmp_path_factory.mktemp('closed')
+    out, cache = folder / 'out', folder / 'cache'
+    # What the demo would do itself at its first run, without its time limit.
+    made = bundle_with_onnx(bundle, cache / 'vla_runtime')
     terminal, its_side = pty.openpty()
-    arguments = ['--seconds', '60', '--out', str(tmp_path / 'out'), '--bundle', str(bundle)]
+    arguments = ['--seconds', '60', '--out', out, '--bundle', bundle, '--backend', 'onnxruntime']
     process = subprocess.Popen(
         ['setsid', '--ctty', sys.executable, '-m', 'vla_runtime', 'demo', *arguments],
         cwd=ROOT,
         stdin=its_side,
         stdout=its_side,
         stderr=its_side,
+        env={**os.environ, 'XDG_CACHE_HOME': str(cache)},
     )
     os.close(its_side)
     seen = b''
     while not re.search(rb'chunk [1-9]', seen):
         seen += os.read(terminal, 4096)
     os.close(terminal)
-    assert process.wait(TIMEOUT_S) == 0
-    assert 'its terminal was closed' in require_report(tmp_path / 'out')
+    return Closed(out, made, seen.decode(), process.wait(TIMEOUT_S))
+
+
+def test_a_closed_terminal_ends_it_like_ctrl_c(closed):
+    assert closed.code == 0
+    assert 'its terminal was closed' in require_report(closed.out)
+
+
+def test_it_drives_with_onnx_runtime(closed):
+    assert 'exporting' not in closed.said
+    parameters = yaml.safe_load((closed.out / 'parameters.yaml').read_text())
+    policy = parameters['/vla_policy']['ros__parameters']
+    assert (policy['backend'], policy['bundle']) == ('onnxruntime', str(closed.bundle))
+    with Reader(closed.out / 'bag') as reader:
+        counts = {connection.topic: connection.msgcount for connection in reader.connections}
+    assert counts['/action_chunk'] > 0
 
 
 def test_its_nodes_die_with_it_even_when_it_is_killed(bundle, tmp_path):

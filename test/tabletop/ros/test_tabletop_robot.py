@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from paths import ROOT
 
-from vla_runtime.ros.robot.file import Robot, load_robot
+from vla_runtime.ros.robot.file import load_robot
+from vla_runtime.ros.robot.schema import Robot
 from vla_runtime.tabletop.ros.robot import require_tabletop
 from vla_runtime.tabletop.sim.arm import JOINT_NAMES, joint_ranges_rad
 

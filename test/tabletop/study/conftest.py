@@ -1,5 +1,6 @@
 """Shared by the study tests: a world, the expert, and a policy that was never trained."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from vla_runtime.families import build_network
+from vla_runtime.tabletop.sim.tasks import TIME_LIMIT_S
 from vla_runtime.tabletop.sim.world import JOINT_NAMES, Tabletop
 from vla_runtime.tabletop.study.chunk_sources import ExpertSource
 from vla_runtime.tabletop.study.episode import CONTROL_RATE_HZ
@@ -34,6 +36,15 @@ def world():
 @pytest.fixture(scope='session')
 def expert() -> ExpertSource:
     return ExpertSource()
+
+
+@pytest.fixture(scope='module')
+def short_tasks() -> Iterator[None]:
+    """End tasks after two seconds: one who knows nothing goes on to the time limit."""
+    with pytest.MonkeyPatch.context() as patch:
+        for family in TIME_LIMIT_S:
+            patch.setitem(TIME_LIMIT_S, family, 2.0)
+        yield
 
 
 @pytest.fixture(scope='session')

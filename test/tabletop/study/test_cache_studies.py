@@ -15,6 +15,8 @@ from vla_runtime.tabletop.study.page import study_page
 from vla_runtime.tabletop.study.results import Provenance, study_record
 from vla_runtime.tabletop.study.runner import episode_seeds, run_conditions
 
+pytestmark = pytest.mark.usefixtures('short_tasks')
+
 OFF, BLIND = (replace(BASE, cache=cache) for cache in ('off', 'image_blind'))
 BOUNDED = replace(BASE, cache='bounded', cache_max_reuses=2)
 SMALL = Study(
@@ -35,7 +37,7 @@ def source(untrained) -> PolicySource:
 
 
 @pytest.fixture(scope='module')
-def results(untrained, tmp_path_factory):
+def results(short_tasks, untrained, tmp_path_factory):
     work = tmp_path_factory.mktemp('work')
     seeds = episode_seeds(0, 2)
     return run_conditions(SMALL.conditions, untrained, seeds, work, progress=False)
@@ -74,7 +76,7 @@ def test_bounded_reuses_so_often_in_a_row(world, source):
 
     policy.infer = infer
     try:
-        run_episode(world, source, BOUNDED, 5)
+        run_episode(world, source, replace(BOUNDED, replan_interval=4), 5)
     finally:
         policy.infer = real
     assert told[:9] == [2, 0, 0] * 3

@@ -16,6 +16,8 @@ from vla_runtime.tabletop.study.results import Provenance, study_record, write_s
 from vla_runtime.tabletop.study.runner import episode_seeds, run_conditions
 from vla_runtime.types import CacheOutcome, CacheReport, Reuse
 
+pytestmark = pytest.mark.usefixtures('short_tasks')
+
 # A chunk a step, a wrist image every third step.
 RATES = replace(BASE, wrist_every=3, replan_interval=1, denoise_steps=1)
 SMALL = Study(
@@ -35,7 +37,7 @@ def source(untrained) -> PolicySource:
 
 
 @pytest.fixture(scope='module')
-def results(untrained, tmp_path_factory):
+def results(short_tasks, untrained, tmp_path_factory):
     work = tmp_path_factory.mktemp('work')
     seeds = episode_seeds(0, 2)
     first = run_conditions(SMALL.conditions, untrained, seeds, work, progress=False)

@@ -23,6 +23,7 @@ from vla_runtime.tabletop.study.runner import episode_seeds, run_conditions
 
 RESULTS = ROOT / 'benchmark' / 'results'
 DRAWING = re.compile('<svg.*?</svg>', re.DOTALL)
+NOTHING_DRAWN = '<svg></svg>\n'
 EXPERT = Condition(chunk_source='expert')
 STUDY = Study(
     'small',
@@ -54,6 +55,12 @@ def record(results):
     return study_record(STUDY, ORIGIN, results)
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Leave the drawings, a second of each study, out of a page whose words are looked at."""
+    monkeypatch.setattr(page, '_panel', lambda *of_study: NOTHING_DRAWN)
+
+
 def test_json_holds_every_episode_and_how_to_get_it_again(record, tmp_path):
     json_path, _ = write_study(tmp_path, record)
     # However many there are.
@@ -79,6 +86,7 @@ def test_json_holds_every_episode_and_how_to_get_it_again(record, tmp_path):
     assert versus == {'won': 0, 'lost': 0, 'p': 1.0, 'low': low, 'high': high}
 
 
+@pytest.mark.usefixtures('undrawn')
 def test_conditions_may_each_have_a_reference_of_their_own(results):
     study = replace(STUDY, reference={'handover': 'switch'})
     found = study_record(study, ORIGIN, results)['conditions']
@@ -93,6 +101,7 @@ def test_conditions_may_each_have_a_reference_of_their_own(results):
     assert drawn.count('+0 -0, p 1, ') == 2
 
 
+@pytest.mark.usefixtures('undrawn')
 def test_a_page_of_studies_from_before_intervals_were_noted_has_none(record):
     text = json.dumps(record)
     older = json.loads(re.sub(r', "low": -0[.0-9]+, "high": 0[.0-9]+}', '}', text))
@@ -152,6 +161,7 @@ def test_the_page_needs_nothing_but_itself(record):
     assert 'success, %' in page
 
 
+@pytest.mark.usefixtures('undrawn')
 def test_the_page_says_which_code_ran_a_study_and_where_nobody_noted_it(record):
     assert 'code not noted' not in study_page([record])
     assert f'code {escape(record["code"])}; ' in study_page([record])
@@ -185,11 +195,10 @@ def test_the_results_that_come_with_the_project_are_read():
 
 
 COMMITTED = RESULTS / 'study.html'
-NOTHING_DRAWN = '<svg></svg>\n'
 
 
-def test_the_committed_page_says_what_the_committed_results_say(monkeypatch):
-    monkeypatch.setattr(page, '_panel', lambda *of_study: NOTHING_DRAWN)
+@pytest.mark.usefixtures('undrawn')
+def test_the_committed_page_says_what_the_committed_results_say():
     texts = (COMMITTED.read_text(encoding='utf-8'), study_page(read_studies(RESULTS)))
     committed, made = (DRAWING.split(text) for text in texts)
     how = 'vla_runtime study --page --out benchmark/results'

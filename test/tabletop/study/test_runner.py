@@ -12,10 +12,10 @@ from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.writer import seal
 from vla_runtime.files.json_file import LARGEST_JSON
 from vla_runtime.processes.workers import workers
+from vla_runtime.tabletop.sim.scene import FIRST_UNSEEN_SEED
 from vla_runtime.tabletop.study import runner
 from vla_runtime.tabletop.study.condition import Condition, grid
 from vla_runtime.tabletop.study.runner import episode_seeds, run_conditions
-from vla_runtime.tabletop.training.demo_bundle import FIRST_UNSEEN_SEED
 
 EXPERT = Condition(chunk_source='expert')
 NO_BUNDLE = None  # the expert needs none
@@ -143,6 +143,7 @@ def test_a_bundle_with_another_receipt_acts_the_same(tmp_path, untrained):
     assert runner.bundle_identity(copy) == runner.bundle_identity(untrained)
 
 
+@pytest.mark.usefixtures('short_tasks')
 def test_a_condition_on_onnx_runtime_runs_from_files_that_are_made_once(
     tmp_path, untrained, monkeypatch
 ):

@@ -192,15 +192,17 @@ def source(untrained):
     return PolicySource(untrained)
 
 
+def test_an_untrained_policy_runs_to_the_time_limit(world, source):
+    result = run_episode(world, source, Condition(), 3)
+    assert result.outcome == 'timeout' and not result.obeyed
+    assert result.steps == pytest.approx(120.0, abs=0.3)  # ticks are 0.2 of a step
+    assert result.inferences >= 15
+    assert math.isfinite(result.jerk.seams)
+
+
+@pytest.mark.usefixtures('short_tasks')
 class TestUntrainedPolicy:
     """A real policy in the loop, though one that knows nothing."""
-
-    def test_it_runs_to_the_time_limit(self, world, source):
-        result = run_episode(world, source, Condition(), 3)
-        assert result.outcome == 'timeout' and not result.obeyed
-        assert result.steps == pytest.approx(120.0, abs=0.3)  # ticks are 0.2 of a step
-        assert result.inferences >= 15
-        assert math.isfinite(result.jerk.seams)
 
     @pytest.mark.parametrize(
         'changes',

@@ -15,7 +15,7 @@ from vla_runtime.cli.main import main
 from vla_runtime.files.code_version import code_version
 
 TINY = [
-    *('--episodes', '16', '--processes', '1', '--threads', '1', '--check-episodes', '0'),
+    *('--episodes', '9', '--processes', '1', '--threads', '1', '--check-episodes', '0'),
     *('--see-steps', '1', '--ground-steps', '1', '--act-steps', '1'),
 ]
 
@@ -26,8 +26,8 @@ def _train(folder: Path, *more: str) -> int:
 
 
 COMMAND = ['vla_runtime', 'train-demo', '--work', 'a folder']
-# ACT learns from some of the episodes only, so the other tests need fewer.
-FEW_EPISODES = ('--episodes', '8')
+# ACT learns from some of the episodes only, so the other families need fewer for a batch.
+FEW_EPISODES = ('--episodes', '6')
 
 
 @pytest.fixture(scope='module')
@@ -106,7 +106,7 @@ def test_other_arguments_in_the_same_folder_are_refused(
 ) -> None:
     assert _train(trained, '--force', '--act-steps', '2') == 2
     assert 'checkpoint.pt: is a run of' in capsys.readouterr().err
-    assert _train(trained, '--force', '--episodes', '9') == 2
+    assert _train(trained, '--force', '--episodes', '10') == 2
     assert 'dataset.json: holds a data set of' in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""What TensorRT calls back: its log, and the progress of a build."""
+"""Callbacks of TensorRT: the log, and the progress of a build."""
 
 from __future__ import annotations
 

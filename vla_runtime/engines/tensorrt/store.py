@@ -51,7 +51,7 @@ class EngineFile:
     """One built engine.
 
     Attributes:
-        file: its name in the folder.
+        file: name in the folder.
         size: size in bytes; another size is a file cut short.
         onnx_sha256: SHA-256 of the files it was built from, by name in the bundle: the ONNX graph
             and the weights that the graph names.

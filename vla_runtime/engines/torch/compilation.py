@@ -41,7 +41,7 @@ _LEAST_TRIALS, _MOST_TRIALS, _TRIALS_MS = 3, 50, 1000.0
 
 
 class Runs(Protocol):
-    """Where what runs instead of an eager network is put under the key of its part."""
+    """Registry of compiled replacements, by part."""
 
     def __setitem__(self, key: Key, run: Run, /) -> None: ...
 
@@ -71,7 +71,7 @@ class Verdict:
     """Findings about a network, all its shapes together.
 
     Attributes:
-        network: its name.
+        network: name of the network.
         form: form of the network that may take the place of the eager one, in words.
         eager_ms, compiled_ms: milliseconds of one run in each shape.
         fault: reason why it must not run compiled; empty where it may.

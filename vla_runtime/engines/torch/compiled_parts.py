@@ -47,7 +47,7 @@ def compile_networks(engine: TorchEngine, word: str, precision: str) -> None:
     """Compile networks of an engine that has run nothing yet, and choose those that run compiled.
 
     Args:
-        engine: its `torch_compile` and `why_compiled` are set.
+        engine: engine whose `torch_compile` and `why_compiled` are set here.
         word: one of `torch_compile.WORDS`, not `none`.
         precision: precision of the engine's matrices, for the bound.
     """
@@ -172,7 +172,7 @@ class _Trial:
         return {'image_tokens': self._engine._encoded[size].clone()}
 
     def _past(self, rows: int) -> Outputs:
-        """What was encoded, and the velocity over it.
+        """Return the encoded prefix, and the velocity over it.
 
         At hidden tokens, which there are none of in a whole prompt, networks may write anything.
         """

@@ -151,9 +151,9 @@ class TorchEngine:
         """Build the network from a bundle's weights file, straight onto the device.
 
         Args:
-            family, dims, weights, device, precision: as for `load_network`.
-            max_rows, use_cuda_graphs: as for the constructor.
-            torch_compile: as for `Policy.load`.
+            family, dims, weights, device, precision: see `load_network`.
+            max_rows, use_cuda_graphs: see the constructor.
+            torch_compile: see `Policy.load`.
 
         Raises:
             ValueError: unknown device or precision, no CUDA here, not enough memory, or weights

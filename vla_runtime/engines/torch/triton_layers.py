@@ -16,7 +16,7 @@ FORM = 'in Triton kernels'
 
 
 class HeadLayers:
-    """What an engine lays out over a prefix: `FusedExpert` by default, and what is put here.
+    """Layout of an engine's tensors over a prefix: `FusedExpert` or the layers that are put here.
 
     Keeps both while they are compared, each with what was laid out for it, so that going from one
     to the other lays nothing out. As `compilation.Runs`; the keys do not matter.

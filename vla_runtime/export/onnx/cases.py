@@ -8,7 +8,7 @@ weights of vision, prefix and head are never in memory together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.export.receipt import SEED
 from vla_runtime.families import find_family
 from vla_runtime.families.family import PolicyDims, RowInput, image_sizes, language_dims
-from vla_runtime.families.flow_network import empty_network
 from vla_runtime.families.flow_step import DenoiseStep
 from vla_runtime.families.traced_shapes import Part, parameters_of, trace_shapes
 from vla_runtime.inference.denoise import flow_times
@@ -49,7 +48,7 @@ def seeded_cases(folder: Path, spec: BundleSpec) -> list[Case]:
 
     Args:
         folder: folder of the bundle, with its tokenizer.
-        spec: its policy.yaml.
+        spec: contents of the bundle's policy.yaml.
     """
     random = np.random.default_rng(SEED)
     first = _first_token(folder, spec)
@@ -65,7 +64,7 @@ def record_cases(folder: Path, spec: BundleSpec, cases: list[Case] | None = None
 
     Args:
         folder: folder of the bundle, not sealed yet, with `onnx/`.
-        spec: its policy.yaml.
+        spec: contents of the bundle's policy.yaml.
         cases: with PyTorch's outputs; None: compute them.
     """
     if cases is None:
@@ -189,7 +188,7 @@ class Reference:
 
     Args:
         spec: contents of policy.yaml.
-        weights: its weights.safetensors.
+        weights: the bundle's weights.safetensors.
     """
 
     def __init__(self, spec: BundleSpec, weights: BundleWeights) -> None:
@@ -198,7 +197,8 @@ class Reference:
         self._network = meta_network(spec, torch.float32)
         shapes = trace_shapes(self._network)
         self._image_tokens = shapes.image_tokens
-        self._parts = parameters_of(empty_network(spec.family, spec.dims), shapes)
+        self._parts = parameters_of(self._network, shapes)
+        self._network.requires_grad_(False)
         self._row_axes = {name: tensor.row_axis for name, tensor in shapes.past.items()}
 
     def image_tokens(self, cases: list[Case]) -> None:
@@ -240,11 +240,16 @@ class Reference:
                 case.reference['gain'] = moved.numpy() / np.abs(nudge).max()
         return table.numpy()
 
-    def time_rows(self, times: np.ndarray) -> np.ndarray:
-        """Rows of the time table (N, C) for flow times (N,)."""
-        with self._loaded('time'):
+    @contextmanager
+    def time_table(self) -> Iterator[Callable[[np.ndarray], np.ndarray]]:
+        """Give a function from flow times (N,) to rows of the time table (N, C)."""
+
+        def rows(times: np.ndarray) -> np.ndarray:
             rounded = torch.from_numpy(times.astype(np.float32))
             return self._network.time_conditioning(rounded).numpy()
+
+        with self._loaded('time'):
+            yield rows
 
     def _denoise(
         self, case: Case, times: Tensor, table: Tensor, x: Tensor

@@ -58,7 +58,7 @@ class EightBits:
         Args:
             graph: graph to write into.
             x: the input.
-            matrix: its name, one of the ranges'.
+            matrix: name of the matrix, one of the ranges'.
             shape: shape of the matrix, (in, out).
             make: reads the matrix as float32.
         """

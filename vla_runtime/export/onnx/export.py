@@ -71,7 +71,7 @@ def write_onnx(
 
     Args:
         folder: folder of the bundle; its weights.safetensors is read, `onnx/` must not be there.
-        spec: its policy.yaml.
+        spec: contents of the bundle's policy.yaml.
         precision: precision of the large matrices; everything else stays float32, indices stay
             integers. In int8 the baseline is left out.
         eight_bits: products that are in 8 bits, for int8.

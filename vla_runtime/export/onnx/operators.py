@@ -309,7 +309,9 @@ def _reshape(graph: GraphWriter, traced: Tensor, x: Value, *unused: Any) -> Valu
     return graph.reshape(x, traced.shape)
 
 
-@_writes('contiguous.default', 'clone.default', 'alias.default', 'detach_.default')
+@_writes(
+    'contiguous.default', 'clone.default', 'alias.default', 'detach.default', 'detach_.default'
+)
 def _same(graph: GraphWriter, traced: Tensor, x: Value, *unused: Any, **named: Any) -> Value:
     return x
 

@@ -1,4 +1,4 @@
-"""Which products are put into 8 bits, and the ranges of their inputs on recorded observations.
+"""Products that go into 8 bits, and the ranges of their inputs on recorded observations.
 
 Invariants:
 - products with the matrices that may be in half are in 8 bits (`eight_bits`), and nothing else is:
@@ -60,7 +60,7 @@ def quantise_onnx(
     Args:
         folder: folder of the bundle, not sealed yet, with the files that `write_onnx` made in
             float32.
-        spec: its policy.yaml.
+        spec: contents of the bundle's policy.yaml.
         cases: cases to take the ranges from, for one row and for two; PyTorch's outputs are added.
         beside: precision of the large matrices that are not in 8 bits.
         advance: called with 1 for each of the `quantised_steps`.

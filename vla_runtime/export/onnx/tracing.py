@@ -1,24 +1,27 @@
 """Record the operators of a network, without numbers.
 
-`torch.export` records the same operators with the same tracer. It then prepares the program for
-being run again, which takes as long as the trace itself; an ONNX export has no use for that.
+In PyTorch's inference mode a dispatch mode is called with the operators that Python calls, before
+PyTorch writes any of them in others. Its own tracers record the same ones and note much more, such
+as each node's line of Python; they take four times as long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import getitem
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import functional_call
-from torch.fx import Graph, config
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx import Graph, Node
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vla_runtime.families.known_shapes import KnownShapes
 
@@ -28,9 +31,10 @@ class Trace:
     """The operators of one module, in the order that they ran in.
 
     Attributes:
-        graph: ATen operators as PyTorch's functions call them (a linear layer is one node); every
-            node has the shape and dtype of its output. Its placeholders are the parameters, the
-            buffers and the arguments; those of a mapping one by one.
+        graph: ATen operators as PyTorch's functions call them (a linear layer is one node). Every
+            node has in its `meta` the output's shape and dtype (`val`) and the submodule that it
+            ran in (`module`: path and class). Its placeholders are the parameters, the buffers and
+            the arguments; those of a mapping one by one.
         parameters: their names, in the order of the placeholders.
         buffers: buffers by name, in the order of the placeholders.
         constants: tensors that `forward` makes from a list, by the target of their node.
@@ -50,50 +54,79 @@ def trace(module: nn.Module, *arguments: Any) -> Trace:
         arguments: arguments of its `forward`: tensors on the meta device, and mappings of them.
     """
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
-    state: dict[str, Tensor] = {**parameters, **buffers}
-    inputs, structure = pytree.tree_flatten(arguments)
-
-    def run(*values: Tensor) -> list[Tensor]:
-        given = pytree.tree_unflatten(list(values[len(state) :]), structure)
-        called = functional_call(module, dict(zip(state, values, strict=False)), given)
-        return pytree.tree_leaves(called)
-
-    # For the name of the submodule in every node.
-    run._orig_mod = module  # type: ignore[attr-defined]
-    record = make_fx(run, pre_dispatch=True, record_module_stack=True)
-    context = TracingContext(_NoFakes())
-    with _without_stack_traces(), tracing(context), KnownShapes():
-        traced = record(*(torch.empty_like(value) for value in (*state.values(), *inputs)))
-    graph = traced.graph
+    recorder = _Recorder()
+    for tensor in (*parameters.values(), *buffers.values(), *pytree.tree_leaves(arguments)):
+        recorder.note(recorder.graph.placeholder('given'), tensor)
+    with recorder.named_modules(module), torch.inference_mode(), KnownShapes(), recorder:
+        outputs = module(*arguments)
+    graph = recorder.graph
+    graph.output([recorder.node_of(tensor) for tensor in pytree.tree_leaves(outputs)])
     graph.eliminate_dead_code()
-    targets = {str(node.target) for node in graph.nodes if node.op == 'get_attr'}
-    constants = {target: getattr(traced, target) for target in targets}
-    return Trace(graph, tuple(parameters), buffers, constants)
+    return Trace(graph, tuple(parameters), buffers, recorder.constants)
 
 
-@contextmanager
-def _without_stack_traces() -> Iterator[None]:
-    """Keep PyTorch from writing down for every node which line of Python made it.
+class _Recorder(TorchDispatchMode):
+    """Context that writes every operator into `graph`."""
 
-    Nothing here reads it, and it takes a third of a trace. A PyTorch without the setting ignores
-    it.
-    """
-    before = getattr(config, 'do_not_emit_stack_traces', False)
-    config.do_not_emit_stack_traces = True  # type: ignore[attr-defined, unused-ignore]
-    try:
-        yield
-    finally:
-        config.do_not_emit_stack_traces = before  # type: ignore[attr-defined, unused-ignore]
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph = Graph()
+        self.constants: dict[str, Tensor] = {}
+        # By the identity of a tensor, which its node keeps alive.
+        self._nodes: dict[int, Node] = {}
+        self._modules: list[tuple[str, str]] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Or PyTorch imports its compiler for the first operator, for two seconds.
+        return False
 
-class _NoFakes(FakeTensorMode):
-    """Stands for the mode that the tracer notes shapes in: tensors on `meta` are noted as well.
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten.lift_fresh.default:
+            # Of a tensor made from a list, which `forward` may write into: the constant stays.
+            func = torch.ops.aten.lift_fresh_copy.default
+        given, named = pytree.tree_map_only(Tensor, self.node_of, (tuple(args), kwargs))
+        node = self.graph.call_function(func, given, named)
+        node.meta['module'] = self._modules[-1]
+        result = func(*args, **kwargs)
+        self.note(node, result)
+        if isinstance(result, (tuple, list)):
+            for index, tensor in enumerate(result):
+                self.note(self.graph.call_function(getitem, (node, index)), tensor)
+        return result
 
-    Fake ones take a fifth of a trace. A PyTorch that asks for no such mode makes its own.
-    """
+    def note(self, node: Node, value: Any) -> None:
+        """Let a node stand for a tensor, or a list of them, from now on."""
+        node.meta['val'] = value
+        self._nodes[id(value)] = node
 
-    def __enter__(self) -> _NoFakes:
-        return self
+    def node_of(self, tensor: Tensor) -> Node:
+        """Return the node that stands for a tensor; that of a constant if none does."""
+        if id(tensor) not in self._nodes:
+            name = f'_tensor_constant{len(self.constants)}'
+            self.constants[name] = tensor
+            self.note(self.graph.create_node('get_attr', name), tensor)
+        return self._nodes[id(tensor)]
 
-    def __exit__(self, *_: object) -> None:
-        """Leave nothing, as nothing was entered."""
+    @contextmanager
+    def named_modules(self, module: nn.Module) -> Iterator[None]:
+        """Know in which submodule an operator runs."""
+        names = {part: name for name, part in module.named_modules()}
+
+        def enter(part: nn.Module, _: Any) -> None:
+            if part in names:
+                self._modules.append((names[part], type(part).__qualname__))
+
+        def leave(part: nn.Module, *_: Any) -> None:
+            if part in names:
+                self._modules.pop()
+
+        hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()

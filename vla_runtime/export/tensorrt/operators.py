@@ -21,7 +21,7 @@ def unsupported(graph: GraphFacts, precision: Precision, version: str) -> list[s
     """List the parts of a graph that a TensorRT release cannot read.
 
     Args:
-        graph: its facts.
+        graph: facts of the graph.
         precision: precision of its large matrices.
         version: version of TensorRT, such as `10.3.0`.
 

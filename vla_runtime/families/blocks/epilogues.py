@@ -106,7 +106,7 @@ def fault_of(
     """Compare with the plain operators on random numbers; return what is wrong, or an empty text.
 
     Args:
-        epilogue, device, dtype, shape: as for `usable`.
+        epilogue, device, dtype, shape: see `usable`.
     """
     plain, (tokens, outputs, inputs) = _PLAIN[epilogue], shape
     generator = torch.Generator(device).manual_seed(0)

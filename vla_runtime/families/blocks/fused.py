@@ -121,7 +121,7 @@ class FusedBlock:
 
     Args:
         block: plain.
-        cross: its keys and values are computed from another stack's: `qkv` gives queries alone.
+        cross: True where another stack gives keys and values: `qkv` gives queries alone.
         packed: form of the weights, as for its products.
         epilogues: the products of `combine` take the residual stream along, as for `Product`.
 
@@ -129,7 +129,7 @@ class FusedBlock:
         cross: True for a block that attends to the prefix alone.
         width: W.
         query_heads, kv_heads, head_dim: sizes of the attention.
-        qkv, out, gated, down: its products.
+        qkv, out, gated, down: products of the block.
         input_scale, post_scale: scales of its norms; None for adaptive ones.
         epsilon: epsilon of its norms.
     """

@@ -166,7 +166,7 @@ class _Keys:
     """Keys and values of every layer, those of the prefix behind the own ones.
 
     Args:
-        keys, values, sight: as `_attention`.
+        keys, values, sight: see `_attention`.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, sight: Tensor) -> None:
@@ -182,7 +182,7 @@ class _Keys:
         self._see(mask)
 
     def _see(self, mask: Tensor) -> None:
-        """Take which keys of the prefix are valid, (B, P) bool."""
+        """Set the mask of valid prefix keys, (B, P) bool."""
         own = self._sight.expand(len(mask), -1, -1)
         self._hide(torch.cat([own, mask[:, None].expand(-1, own.shape[1], -1)], dim=2))
 

@@ -125,7 +125,7 @@ def usable(kernel: Kernel, device: torch.device, dtype: torch.dtype, shape: Shap
     """Return the kernel if it gives masked attention's numbers here, else None; the log says why.
 
     Args:
-        kernel: as `flash`.
+        kernel: see `flash`.
         device, dtype: device and dtype of the policy's tensors.
         shape: shape of its attention.
     """

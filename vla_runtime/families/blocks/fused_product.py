@@ -165,7 +165,7 @@ class GatedProduct:
 
     Args:
         mlp: MLP that has the gate and up layers; they are merged as in a `Product`.
-        packed: as for `Product`.
+        packed: see `Product`.
 
     Attributes:
         weight: (2 * hidden, inputs), the gate's before the others.

@@ -29,9 +29,9 @@ class LayerError:
     """Distance of a layer's result from float32's, in units of the layer's largest contribution.
 
     Attributes:
-        layer: its index.
+        layer: index of the layer.
         mean: root of the mean square of the other form's error.
-        worst: its largest error; NaN where a number is NaN.
+        worst: largest error of the other form; NaN where a number is NaN.
         operators_mean, operators_worst: the same of the operators.
     """
 
@@ -63,7 +63,7 @@ class ComparedExpert(FusedExpert):
     Args:
         form: class of the other form, as `FusedExpert`.
         errors: takes the error of each layer of each call.
-        blocks, of_suffix, kernel, static_shapes: as of `FusedExpert`.
+        blocks, of_suffix, kernel, static_shapes: see `FusedExpert`.
     """
 
     def __init__(

@@ -145,7 +145,7 @@ class TritonExpert(FusedExpert):
 
     Args:
         blocks: blocks of the expert; their products have no bias, and none is in 8 bits.
-        of_suffix: as of `FusedExpert`.
+        of_suffix: see `FusedExpert`.
         kernel, static_shapes: not used: padding is never read, and no shape depends on numbers.
 
     Raises:

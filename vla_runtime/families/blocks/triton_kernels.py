@@ -397,7 +397,7 @@ def gated_kernel(
     """Hidden numbers of a gated MLP of the normed residual stream.
 
     Args:
-        x, squares, scale, shift, batch_stride, token_stride: as of `project_kernel`.
+        x, squares, scale, shift, batch_stride, token_stride: see `project_kernel`.
         weight: (2 * hidden_width, W), gate before up; hidden: (N, hidden_width).
         GELU: the activation is GELU in its tanh form, else SiLU.
     """

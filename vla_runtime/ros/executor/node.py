@@ -44,6 +44,7 @@ from vla_runtime.ros.executor.realtime import prefer_this_thread, share_interpre
 from vla_runtime.ros.executor.robot_link import RobotLink
 from vla_runtime.ros.executor.session import CHUNK_TOPIC, ExecutorSession, SessionHooks
 from vla_runtime.ros.executor.setup import check_fixed, make_core, read_files
+from vla_runtime.ros.graph_faults import other_publishers, without_listeners
 from vla_runtime.ros.managed_node import ManagedNode, place_of_bug
 from vla_runtime.ros.messages.conversions import TrajectoryError, message_to_chunk, plan_to_message
 from vla_runtime.ros.messages.diagnostics import REPEAT_LOG_S, StatusItem, Throttle, log, to_message
@@ -52,7 +53,6 @@ from vla_runtime.ros.node_parameters import refuse_unknown
 from vla_runtime.ros.node_runner import guarded, run_node
 from vla_runtime.ros.package_files import share_folder
 from vla_runtime.ros.parameters import ParameterError, declare, values
-from vla_runtime.ros.publisher_conflicts import other_publishers
 from vla_runtime.ros.qos import RELIABLE
 from vla_runtime.ros.restart import note, state_before
 
@@ -61,6 +61,10 @@ _LATCH_CLOSED = 'clamp_latch_closed'
 _ONE_EXECUTOR = (
     'one robot takes commands from one node: end the other one, or run it in a namespace of its '
     'own (a node that was killed leaves the graph after some 20 s)'
+)
+_LISTENERS = (
+    "start the robot's controller, or mend the topic of the output in the robot file; with dry_run "
+    'nobody needs to listen'
 )
 _STATUS_PERIOD_S = 0.2
 
@@ -197,17 +201,21 @@ class ExecutorNode(ManagedNode):
             response.message = 'the executor is not active: configure and activate it first'
             return response
         self._follow_parameters()
-        conflict = self._conflict()
-        if conflict:
-            result = StartResult(False, f'{conflict}; {_ONE_EXECUTOR}')
-        else:
-            result = self._loop.start(time.monotonic())
+        refused = self._why_not_start()
+        result = StartResult(False, refused) if refused else self._loop.start(time.monotonic())
         response.success, response.message = result.started, result.text or 'started'
         if result.started:
             self.get_logger().info('started')
         else:
             self.get_logger().error(f'not started: {result.text}')
         return response
+
+    def _why_not_start(self) -> str:
+        """Describe what the graph has against a start; empty when nothing."""
+        if conflict := self._conflict():
+            return f'{conflict}; {_ONE_EXECUTOR}'
+        unheard = self._unheard()
+        return f'{unheard}; {_LISTENERS}' if unheard else ''
 
     def _on_stop(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         if self._loop is None:
@@ -271,7 +279,7 @@ class ExecutorNode(ManagedNode):
             unreadable=self._unreadable,
             last_refusal=self._last_refusal,
         )
-        control = executor_status.control(status, answers, self._conflict())
+        control = executor_status.control(status, answers, self._conflict(), self._unheard())
         if control.level > 0 and self._throttle.passes(control.text, time.monotonic()):
             log(self, control)
         rate_hz = self._fixed['control_rate_hz']
@@ -316,6 +324,14 @@ class ExecutorNode(ManagedNode):
         if link is None or plans is None:
             return ''
         return other_publishers(self, [*link.topics, plans.topic_name])
+
+    def _unheard(self) -> str:
+        """Name the outputs that no node takes commands from; empty without any."""
+        link = self._link
+        if link is None or self._live['dry_run']:
+            return ''
+        topics = without_listeners(self, link.topics)
+        return f'no node takes commands from {", ".join(topics)}' if topics else ''
 
     def _now_ns(self) -> int:
         return self.get_clock().now().nanoseconds

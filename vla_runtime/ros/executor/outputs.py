@@ -3,16 +3,19 @@
 Invariants:
 - the message is made once; a tick only overwrites its numbers and sends it;
 - `IDLE` and dry-run commands never come here: the caller leaves them out;
-- a trajectory has one point, due one control period from now, and a zero stamp, which tells
-  `joint_trajectory_controller` to begin on arrival: clocks of two computers do not matter then.
-  It holds positions only: a last point with a velocity is refused by that controller.
+- a trajectory goes in a straight line from the last command, on arrival, to this one, one control
+  period later. Its zero stamp tells `joint_trajectory_controller` to begin on arrival: clocks of
+  two computers do not matter then. To a first point that lies ahead that controller goes from the
+  measured position, anew with every message: an arm that gets messages as often as the controller
+  updates would be told to stay where it is, and sink. It holds positions only: a last point with a
+  velocity is refused by that controller.
 """
 
 from __future__ import annotations
 
 import array
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from builtin_interfaces.msg import Duration, Time
@@ -56,66 +59,77 @@ class OutputWriter:
         self.topic = matched.output.topic
         self._publisher = publisher
         self._columns = np.array(matched.columns, dtype=np.int64)
-        self._numbers = np.zeros(len(matched.columns))
+        self._numbers = _Numbers(np.zeros(len(matched.columns)), np.zeros(len(matched.columns)))
         self._message, self._fill = _FILLERS[matched.output.kind](matched, self._numbers, period_s)
 
-    def send(self, setpoints: np.ndarray, stamp: Time) -> None:
+    def send(self, before: np.ndarray, setpoints: np.ndarray, stamp: Time) -> None:
         """Publish this output's columns.
 
         Args:
-            setpoints: (columns,) of the whole command, robot units.
+            before: (columns,) of the last command, robot units; of this one where none was sent
+                just before.
+            setpoints: (columns,) of the whole command.
             stamp: ROS time of the tick.
         """
-        np.take(setpoints, self._columns, out=self._numbers)
+        np.take(before, self._columns, out=self._numbers.before)
+        np.take(setpoints, self._columns, out=self._numbers.now)
         self._fill(stamp)
         self._publisher.publish(self._message)
+
+
+class _Numbers(NamedTuple):
+    """An output's numbers of the last command, and of this one."""
+
+    before: np.ndarray
+    now: np.ndarray
 
 
 _Fill = Callable[[Time], None]
 
 
 def _joint_trajectory(
-    matched: MatchedOutput, numbers: np.ndarray, period_s: float
+    matched: MatchedOutput, numbers: _Numbers, period_s: float
 ) -> tuple[JointTrajectory, _Fill]:
-    point = JointTrajectoryPoint()
-    view = _view(point, 'positions', len(numbers))
+    begin, end = JointTrajectoryPoint(), JointTrajectoryPoint()
+    views = [_view(point, 'positions', len(numbers.now)) for point in (begin, end)]
     seconds, nanoseconds = divmod(round(period_s * 1e9), 1_000_000_000)
-    point.time_from_start = Duration(sec=seconds, nanosec=nanoseconds)
-    message = JointTrajectory(joint_names=list(matched.message_names), points=[point])
+    end.time_from_start = Duration(sec=seconds, nanosec=nanoseconds)
+    message = JointTrajectory(joint_names=list(matched.message_names), points=[begin, end])
 
     def fill(_: Time) -> None:
-        np.copyto(view, numbers)
+        np.copyto(views[0], numbers.before)
+        np.copyto(views[1], numbers.now)
 
     return message, fill
 
 
 def _float64_multi_array(
-    matched: MatchedOutput, numbers: np.ndarray, period_s: float
+    matched: MatchedOutput, numbers: _Numbers, period_s: float
 ) -> tuple[Float64MultiArray, _Fill]:
     message = Float64MultiArray()
-    view = _view(message, 'data', len(numbers))
+    view = _view(message, 'data', len(numbers.now))
 
     def fill(_: Time) -> None:
-        np.copyto(view, numbers)
+        np.copyto(view, numbers.now)
 
     return message, fill
 
 
 def _joint_state(
-    matched: MatchedOutput, numbers: np.ndarray, period_s: float
+    matched: MatchedOutput, numbers: _Numbers, period_s: float
 ) -> tuple[JointState, _Fill]:
     message = JointState(name=list(matched.message_names))
-    view = _view(message, matched.output.interface, len(numbers))
+    view = _view(message, matched.output.interface, len(numbers.now))
 
     def fill(stamp: Time) -> None:
         message.header.stamp = stamp
-        np.copyto(view, numbers)
+        np.copyto(view, numbers.now)
 
     return message, fill
 
 
 def _pose_stamped(
-    matched: MatchedOutput, numbers: np.ndarray, period_s: float
+    matched: MatchedOutput, numbers: _Numbers, period_s: float
 ) -> tuple[PoseStamped, _Fill]:
     pose = _require_pose(matched)
     message = PoseStamped()
@@ -125,10 +139,10 @@ def _pose_stamped(
 
     def fill(stamp: Time) -> None:
         message.header.stamp = stamp
-        position.x, position.y, position.z = (float(number) for number in numbers[:3])
+        position.x, position.y, position.z = (float(number) for number in numbers.now[:3])
         # Numbers between two rows of a chunk need not be a rotation; through a matrix they are.
         try:
-            matrix = to_matrix(numbers[3:], pose.form, pose.euler_axes or 'sxyz')
+            matrix = to_matrix(numbers.now[3:], pose.form, pose.euler_axes or 'sxyz')
         except ValueError:
             # Half-way between opposite rotations there is none: the last one stays for a moment.
             if not oriented[0]:
@@ -142,7 +156,7 @@ def _pose_stamped(
 
 
 def _twist_stamped(
-    matched: MatchedOutput, numbers: np.ndarray, period_s: float
+    matched: MatchedOutput, numbers: _Numbers, period_s: float
 ) -> tuple[TwistStamped, _Fill]:
     message = TwistStamped()
     message.header.frame_id = matched.frame_id
@@ -150,13 +164,13 @@ def _twist_stamped(
 
     def fill(stamp: Time) -> None:
         message.header.stamp = stamp
-        linear.x, linear.y, linear.z = (float(number) for number in numbers[:3])
-        angular.x, angular.y, angular.z = (float(number) for number in numbers[3:])
+        linear.x, linear.y, linear.z = (float(number) for number in numbers.now[:3])
+        angular.x, angular.y, angular.z = (float(number) for number in numbers.now[3:])
 
     return message, fill
 
 
-_FILLERS: dict[str, Callable[[MatchedOutput, np.ndarray, float], tuple[Any, _Fill]]] = {
+_FILLERS: dict[str, Callable[[MatchedOutput, _Numbers, float], tuple[Any, _Fill]]] = {
     'joint_trajectory': _joint_trajectory,
     'float64_multi_array': _float64_multi_array,
     'joint_state': _joint_state,

@@ -46,6 +46,7 @@ EXECUTOR_PARAMETERS: tuple[ParameterSpec, ...] = (
     ),
     _FIXED['max_state_age_s'],
     _FIXED['max_tracking_error'],
+    _FIXED['blocked_after_s'],
     _FIXED['tick_timeout_s'],
     _FIXED['clock_jump_s'],
     _FIXED['clamp_latch'],

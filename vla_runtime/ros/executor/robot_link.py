@@ -14,8 +14,8 @@ from vla_runtime.ros.executor.outputs import MESSAGE_TYPES, OutputWriter
 from vla_runtime.ros.messages.conversions import stamp_to_ns
 from vla_runtime.ros.node_runner import OnError, guarded
 from vla_runtime.ros.qos import NEWEST
-from vla_runtime.ros.robot.file import Robot
 from vla_runtime.ros.robot.match import RobotMatch
+from vla_runtime.ros.robot.schema import Robot
 
 # Names, positions and stamp (ns, ROS clock) of one message.
 TakeState = Callable[[Sequence[str], Sequence[float], int], None]

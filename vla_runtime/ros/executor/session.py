@@ -65,7 +65,7 @@ class ExecutorSession:
 
     Args:
         node: the executor node.
-        link: its topics on the robot's side; outlives the session.
+        link: topics on the robot's side; outlives the session.
         rate_hz: control rate.
         hooks: functions to call.
     """

@@ -18,8 +18,9 @@ from vla_runtime.ros.executor.parameters import (
 from vla_runtime.ros.executor.realtime import parse_cpus
 from vla_runtime.ros.package_files import share_folder
 from vla_runtime.ros.parameters import ParameterError
-from vla_runtime.ros.robot.file import Robot, find_robot, load_robot
+from vla_runtime.ros.robot.file import find_robot, load_robot
 from vla_runtime.ros.robot.match import RobotMatch, match_robot
+from vla_runtime.ros.robot.schema import Robot
 
 
 def check_fixed(given: Mapping[str, Any]) -> tuple[int, ...]:

@@ -31,8 +31,8 @@ _SILENT_AFTER_S = 1.0
 # p99 of the lateness above this share of the period is worth a warning.
 _LATE_SHARE = 0.5
 _GAVE_WAY = (
-    'the hold gave way to the robot, {}: the robot was pushed, or it sags under its load by more '
-    'than max_step of the robot file'
+    'the hold gave way to the robot, {}: the robot was pushed, something blocks it, or it sags '
+    'under its load by max_step of the robot file'
 )
 _UNTIED = (
     '; handover_mode is rtc but the chunk is not tied to the plan, so it was blended: set '
@@ -65,13 +65,16 @@ def inactive() -> StatusItem:
     return StatusItem('control', Level.OK, 'inactive: nothing is commanded', {'mode': 'inactive'})
 
 
-def control(status: LoopStatus, answers: Answers, conflict: str) -> StatusItem:
+def control(
+    status: LoopStatus, answers: Answers, conflict: str = '', unheard: str = ''
+) -> StatusItem:
     """Return the status of the present command: its kind and its reason.
 
     Args:
         status: status of the loop.
         answers: answers that came.
         conflict: other node that commands this robot; empty without one.
+        unheard: outputs that no node takes commands from; empty without any.
     """
     executor = status.executor
     reason = executor.reason
@@ -96,6 +99,9 @@ def control(status: LoopStatus, answers: Answers, conflict: str) -> StatusItem:
     if executor.untied:
         level = max(level, Level.WARN)
         text += _UNTIED
+    if unheard and executor.mode is Mode.RUNNING:
+        level = max(level, Level.WARN)
+        text = f'{unheard}: is the controller running? {text}'
     if conflict and executor.mode is Mode.RUNNING:
         level = Level.ERROR
         text = f'two nodes command one robot: {conflict}; stop one of them; {text}'

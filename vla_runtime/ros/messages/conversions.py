@@ -62,7 +62,7 @@ class ReceivedChunk:
         stamp_ns: ROS time of the observation.
         episode: episode of the request that it answers.
         number: inference number.
-        tied: it was made to continue the request's plan.
+        tied: True for a chunk made to continue the request's plan.
         request: number of the request that it answers; None where it does not say.
         step: plan step at which row 0 of a tied chunk stands; None where it does not say.
     """
@@ -88,7 +88,7 @@ class ReceivedPlan:
         stamp_ns: ROS time at which the step of row 0 begins.
         episode: the executor's episode.
         certain: rows, from row 0 on, that will be executed whatever the answer is.
-        request: its number, for the answer; None where it does not say.
+        request: number of the request, for the answer; None where it is not given.
         step: number of the step of row 0, for the answer; None where it does not say.
     """
 

@@ -4,21 +4,32 @@ Pure: stamps and the current time come in as integer nanoseconds. ROS 2 headers 
 number, so lost frames are estimated: a gap between two stamps of k median periods (over the last
 `_PERIODS`) counts as k - 1 lost frames; a gap longer than `_OUTAGE_NS` counts as one outage. It is
 too low where half of the frames or more are lost, because the median is then no longer the period.
+
+Frames are kept by time, as long as a slower camera's may pair with them. A fast camera's are
+thinned, never cut off at the old end: beyond `_FULL` a frame goes whose neighbours lie within the
+synchroniser's tolerance of each other, so that every span of that length that held a usable frame
+holds one still. Where the tolerance is too small for that, the closest frames go beyond `_MOST`.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-_DEPTH = 30
+from vla_runtime.execution.state import clock_hint
+from vla_runtime.ros.policy.future_stamp import describe_ahead, describe_future
+
+# Frames kept whatever their distance: 28 MB of 480x640 pixels.
+_FULL = 30
+# Half a second (`max_observation_age_s`) at 240 Hz: 111 MB of 480x640 pixels.
+_MOST = 120
 _PERIODS = 31
 _ENOUGH_PERIODS = 5
 _OUTAGE_NS = 1_000_000_000
-# A chunk from a frame further ahead of the clock is refused (`WatchdogParameters`).
-_AHEAD_NS = 50_000_000
 
 
 @dataclass(frozen=True)
@@ -26,7 +37,7 @@ class Frame:
     """One image message.
 
     Attributes:
-        stamp_ns: its header's stamp, ROS time.
+        stamp_ns: stamp of the header, ROS time.
         arrived_ns: steady time at which the node got it.
         message: received message, not yet converted.
     """
@@ -62,7 +73,6 @@ class CameraBuffer:
         kept_ns: time for which frames too old to be used are kept as earlier ones.
 
     Attributes:
-        frames: frames that can be used, oldest first.
         first_ns: stamp of the first frame since the last `clear`.
     """
 
@@ -70,11 +80,13 @@ class CameraBuffer:
         self.name = name
         self.topic = topic
         self.counters = CameraCounters()
-        self.frames: deque[Frame] = deque(maxlen=_DEPTH)
         self.first_ns: int | None = None
         self._kept_ns = kept_ns
-        # Older than `frames`; of these the earlier frames are chosen.
-        self._before: deque[Frame] = deque()
+        self._kept: list[Frame] = []
+        # Frames from before are kept as earlier ones only.
+        self._usable_from_ns = 0
+        # Stamps of the last selection: while they stay, no later one is of an earlier time.
+        self._selected_ns: frozenset[int] = frozenset()
         # Why the latest message could not be used; None when it could.
         self.fault: str | None = None
         self._last_ns: int | None = None
@@ -82,12 +94,18 @@ class CameraBuffer:
 
     def clear(self) -> None:
         """Forget all frames and stamps; counters stay."""
-        self.frames.clear()
-        self._before.clear()
+        self._kept.clear()
+        self._usable_from_ns = 0
+        self._selected_ns = frozenset()
         self.first_ns = None
         self.fault = None
         self._last_ns = None
         self._periods.clear()
+
+    @property
+    def frames(self) -> list[Frame]:
+        """Frames that can be used, oldest first."""
+        return self._kept[bisect_left(self._kept, self._usable_from_ns, key=_stamp) :]
 
     @property
     def rate_hz(self) -> float:
@@ -96,8 +114,14 @@ class CameraBuffer:
             return 0.0
         return 1e9 / median(self._periods)
 
-    def add(self, frame: Frame, now_ns: int, max_age_ns: int) -> bool:
+    def add(self, frame: Frame, now_ns: int, max_age_ns: int, tolerance_ns: int) -> bool:
         """Keep a frame, unless its stamp forbids it.
+
+        Args:
+            frame: newest message.
+            now_ns: ROS time.
+            max_age_ns: largest age of a frame that can be used.
+            tolerance_ns: largest difference between the stamps of frames that belong together.
 
         Returns:
             True when it was kept
@@ -108,10 +132,7 @@ class CameraBuffer:
         age_ns = now_ns - frame.stamp_ns
         # Not remembered as the last stamp: else no frame would follow it for a long time.
         if age_ns < -max_age_ns:
-            return self._refuse(
-                f'stamp is {-age_ns * 1e-9:.3f} s in the future: the clocks of driver and node '
-                'differ (synchronise them, or check use_sim_time)'
-            )
+            return self._refuse(describe_future(-age_ns * 1e-9))
         if self._last_ns is not None and frame.stamp_ns <= self._last_ns:
             self.counters.out_of_order += 1
             step = frame.stamp_ns - self._last_ns
@@ -125,19 +146,14 @@ class CameraBuffer:
         self._last_ns = frame.stamp_ns
         if age_ns > max_age_ns:
             self.counters.late += 1
-            self.fault = f'frames arrive {age_ns * 1e-9:.3f} s after their stamp'
+            age_s = age_ns * 1e-9
+            self.fault = f'frames arrive {age_s:.3f} s after their stamp{clock_hint(age_s)}'
             return False
-        self.fault = None
-        if age_ns < -_AHEAD_NS:
-            self.fault = (
-                f'stamp is {-age_ns * 1e-9:.3f} s in the future, and the executor refuses chunks '
-                "from such frames: synchronise the driver's clock, or check use_sim_time"
-            )
+        self.fault = describe_ahead(-age_ns, 'and the executor refuses chunks from such frames')
         if self.first_ns is None:
             self.first_ns = frame.stamp_ns
-        if len(self.frames) == _DEPTH:
-            self._set_aside()
-        self.frames.append(frame)
+        self._kept.append(frame)
+        self._thin(tolerance_ns)
         return True
 
     def refuse(self, reason: str) -> None:
@@ -147,24 +163,26 @@ class CameraBuffer:
 
     def discard(self, frame: Frame, reason: str) -> None:
         """Drop a frame that was kept and turned out to be unusable."""
-        for frames in (self.frames, self._before):
-            if frame in frames:
-                frames.remove(frame)
+        if frame in self._kept:
+            self._kept.remove(frame)
         self._refuse(reason)
 
     def expire(self, now_ns: int, max_age_ns: int) -> None:
         """Drop frames that are too old to be used."""
-        while self.frames and now_ns - self.frames[0].stamp_ns > max_age_ns:
-            self._set_aside()
-        while self._before and now_ns - self._before[0].stamp_ns > max_age_ns + self._kept_ns:
-            self._before.popleft()
+        self._usable_from_ns = now_ns - max_age_ns
+        oldest_ns = self._usable_from_ns - self._kept_ns
+        del self._kept[: bisect_left(self._kept, oldest_ns, key=_stamp)]
+
+    def mark_selected(self, stamps_ns: Iterable[int]) -> None:
+        """Keep the frames of a selection, by stamp, from being thinned until the next one."""
+        self._selected_ns = frozenset(stamps_ns)
 
     def nearest(self, stamp_ns: int) -> Frame:
         """Frame whose stamp is nearest, those that are too old to be used included.
 
         There must be one that can be used.
         """
-        return min((*self._before, *self.frames), key=lambda frame: abs(frame.stamp_ns - stamp_ns))
+        return min(self._kept, key=lambda frame: abs(frame.stamp_ns - stamp_ns))
 
     def why_empty(self, now_ns: int, max_age_ns: int) -> str:
         """Describe why no frame can be used."""
@@ -178,11 +196,21 @@ class CameraBuffer:
             f'{max_age_ns * 1e-9:g} s'
         )
 
-    def _set_aside(self) -> None:
-        """Take the oldest frame out of those that can be used."""
-        frame = self.frames.popleft()
-        if self._kept_ns:
-            self._before.append(frame)
+    def _thin(self, tolerance_ns: int) -> None:
+        """Drop frames between neighbours that stand in for them; see the module's docstring."""
+        # An earlier frame is looked for by its exact age: all of them are kept as long as possible.
+        enough = _MOST if self._kept_ns else _FULL
+        while len(self._kept) > enough:
+            stamps = [frame.stamp_ns for frame in self._kept]
+            gaps = [
+                (after - before, place)
+                for place, (before, after) in enumerate(zip(stamps, stamps[2:], strict=False), 1)
+                if stamps[place] not in self._selected_ns
+            ]
+            gap_ns, place = min(gaps)
+            if gap_ns > tolerance_ns and len(self._kept) <= _MOST:
+                return
+            del self._kept[place]
 
     def _refuse(self, reason: str) -> bool:
         self.counters.refused += 1
@@ -199,3 +227,7 @@ class CameraBuffer:
         if len(self._periods) >= _ENOUGH_PERIODS:
             self.counters.lost += max(0, round(gap / median(self._periods)) - 1)
         self._periods.append(gap)
+
+
+def _stamp(frame: Frame) -> int:
+    return frame.stamp_ns

@@ -20,8 +20,9 @@ from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.engines.torch_compile import NONE
 from vla_runtime.files.machine import machine, versions
 from vla_runtime.files.quotes import quoted
-from vla_runtime.ros.robot.file import Robot, read_robot
+from vla_runtime.ros.robot.file import read_robot
 from vla_runtime.ros.robot.match import RobotMatch, Scaling
+from vla_runtime.ros.robot.schema import Robot
 
 FORMAT = 2
 # Whatever computes a part of a chunk.

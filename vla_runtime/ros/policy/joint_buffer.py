@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import pi
 
-from vla_runtime.execution.state import FURTHEST, UNSTAMPED
+from vla_runtime.execution.state import FURTHEST, UNSTAMPED, clock_hint
 from vla_runtime.files.quotes import one_line
+from vla_runtime.ros.policy.future_stamp import describe_ahead, describe_future
 
-# One second of a 1 kHz driver; what is older than the age limit is dropped before that.
-_DEPTH = 1024
+# Ten seconds (the longest `max_observation_age_s`) of a 1 kHz driver.
+_DEPTH = 10_240
 _SEEN_NAMES = 32
 
 
@@ -26,7 +27,7 @@ class JointSource:
 
     Attributes:
         topic: topic of the joint states.
-        joint: its name in the messages.
+        joint: name of the joint in the messages.
         continuous: an angle in radians without end stops, which drivers may wrap around.
     """
 
@@ -105,7 +106,14 @@ class JointBuffer:
 
 
 class JointTopic:
-    """One joint-state topic: its joints, and the names that were seen on it."""
+    """One joint-state topic: its joints, and the names that were seen on it.
+
+    Attributes:
+        received: count of messages.
+        refused: count of those that could not be used.
+        fault: why the latest message was refused; None when it was not.
+        ahead: description of a latest stamp that lies ahead of the clock; None when it does not.
+    """
 
     def __init__(self, name: str, joints: Sequence[JointBuffer]) -> None:
         self.name = name
@@ -113,6 +121,7 @@ class JointTopic:
         self.received = 0
         self.refused = 0
         self.fault: str | None = None
+        self.ahead: str | None = None
         self._by_name: dict[str, list[JointBuffer]] = {}
         for joint in joints:
             self._by_name.setdefault(joint.source.joint, []).append(joint)
@@ -121,7 +130,7 @@ class JointTopic:
         self._latest_ns = 0
 
     def clear(self) -> None:
-        self.fault = None
+        self.fault = self.ahead = None
         self._seen.clear()
         self._latest, self._latest_ns = (), 0
         for joint in self.joints:
@@ -142,14 +151,11 @@ class JointTopic:
         """
         self.received += 1
         age_ns = now_ns - stamp_ns
-        self.fault = None
+        self.fault = self.ahead = None
         if stamp_ns == 0:
             self.fault = UNSTAMPED
         elif age_ns < -max_age_ns:
-            self.fault = (
-                f'stamp is {-age_ns * 1e-9:.3f} s in the future: the clocks of driver and node '
-                'differ (synchronise them, or check use_sim_time)'
-            )
+            self.fault = describe_future(-age_ns * 1e-9)
         elif len(positions) != len(names):
             self.fault = f'position has {len(positions)} numbers for {len(names)} names'
         elif twice := self._named_twice(names):
@@ -157,6 +163,7 @@ class JointTopic:
         if self.fault is not None:
             self.refused += 1
             return False
+        self.ahead = describe_ahead(-age_ns, 'and frames are paired with older positions')
         self._latest, self._latest_ns = names, stamp_ns
         for name, position in zip(names, positions, strict=True):
             if len(self._seen) < _SEEN_NAMES:
@@ -201,7 +208,9 @@ class JointTopic:
         limit = f'limit {max_age_ns * 1e-9:g} s'
         if (silent_ns := now_ns - self._latest_ns) > max_age_ns:
             # The same for all of the topic's joints: a status says it once.
-            return f'{self.name}: last joint states are {silent_ns * 1e-9:.2f} s old, {limit}'
+            silent_s = silent_ns * 1e-9
+            hint = clock_hint(silent_s)
+            return f'{self.name}: last joint states are {silent_s:.2f} s old, {limit}{hint}'
         text = (
             f"joint '{name}' ({self.name}): last position is {(now_ns - last_ns) * 1e-9:.2f} s "
             f'old, {limit}'

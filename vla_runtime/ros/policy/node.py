@@ -44,6 +44,7 @@ from trajectory_msgs.msg import JointTrajectory
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.engines.preflight import unused_gpu
 from vla_runtime.policy import Policy
+from vla_runtime.ros.graph_faults import several_publishers
 from vla_runtime.ros.managed_node import ManagedNode, place_of_bug
 from vla_runtime.ros.messages.conversions import chunk_to_message, message_to_plan
 from vla_runtime.ros.messages.diagnostics import Level, StatusItem
@@ -61,10 +62,10 @@ from vla_runtime.ros.policy.responder import Answer, Circumstances, Responder
 from vla_runtime.ros.policy.sensors import Sensors, make_synchronizer
 from vla_runtime.ros.policy.settings import settings_from
 from vla_runtime.ros.policy.synchronizer import Synchronizer
-from vla_runtime.ros.publisher_conflicts import several_publishers
 from vla_runtime.ros.qos import LATCHED, RELIABLE, REPEATED
-from vla_runtime.ros.robot.file import Robot, find_robot, load_robot
+from vla_runtime.ros.robot.file import find_robot, load_robot
 from vla_runtime.ros.robot.match import RobotMatch, match_robot
+from vla_runtime.ros.robot.schema import Robot
 from vla_runtime.ros.status_board import StatusBoard
 from vla_runtime.ros.worker import LatestJobWorker
 
@@ -368,8 +369,11 @@ class PolicyNode(ManagedNode):
         several = several_publishers(self, self.resolve_topic_name(_REQUEST_TOPIC))
         self._status.set(policy_status.requests(several))
         yield from map(policy_status.camera, synchronizer.camera_statuses(now_ns))
-        problems = synchronizer.joint_problems(now_ns)
-        yield policy_status.joints(problems, synchronizer.clock_jumps)
+        yield policy_status.joints(
+            synchronizer.joint_problems(now_ns),
+            synchronizer.joint_warnings(),
+            synchronizer.clock_jumps,
+        )
 
     def _check_parameters(self, given: Mapping[str, Any]) -> str | None:
         """Return why this policy cannot be run with these values, or None; free of side effects."""

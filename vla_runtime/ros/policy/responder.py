@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vla_runtime.execution.watchdog import WatchdogParameters
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 from vla_runtime.ros.messages.conversions import ReceivedPlan
@@ -27,8 +28,8 @@ from vla_runtime.ros.policy.synchronizer import MissingInput, Selection, Synchro
 from vla_runtime.ros.robot.match import RobotMatch
 from vla_runtime.types import InferenceReport, Observation
 
-# A /clock of 2 Hz is still running.
-_PAUSED_NS = 600_000_000
+# A clock that stands still for longer holds the executor too.
+_PAUSED_NS = round(WatchdogParameters.clock_timeout_s * 1e9)
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from vla_runtime.ros.node_runner import OnError, guarded
 from vla_runtime.ros.policy.camera_buffer import Frame
 from vla_runtime.ros.policy.joint_buffer import JointSource
 from vla_runtime.ros.policy.synchronizer import Synchronizer, SyncLimits
-from vla_runtime.ros.robot.file import JointStateTopic, Robot, RobotCamera
 from vla_runtime.ros.robot.match import RobotMatch
+from vla_runtime.ros.robot.schema import JointStateTopic, Robot, RobotCamera
 
 _IMAGE_TYPES = {'raw': Image, 'compressed': CompressedImage}
 

@@ -106,13 +106,20 @@ def camera(status: CameraStatus) -> StatusItem:
     return StatusItem(f'camera {status.name}', Level.OK, text, values)
 
 
-def joints(problems: Iterable[str], clock_jumps: int) -> StatusItem:
-    """The measured state."""
-    text = _together(problems)
-    level = Level.ERROR if text else Level.OK
-    return StatusItem(
-        'joint states', level, text or 'all joints are measured', {'clock_jumps': clock_jumps}
-    )
+def joints(problems: Iterable[str], warnings: Iterable[str], clock_jumps: int) -> StatusItem:
+    """The measured state.
+
+    Args:
+        problems: why joints cannot be used.
+        warnings: faults of joints that are used nevertheless.
+        clock_jumps: count of the times that the ROS clock went back.
+    """
+    values = {'clock_jumps': clock_jumps}
+    if text := _together(problems):
+        return StatusItem('joint states', Level.ERROR, text, values)
+    if text := _together(warnings):
+        return StatusItem('joint states', Level.WARN, text, values)
+    return StatusItem('joint states', Level.OK, 'all joints are measured', values)
 
 
 def _together(problems: Iterable[str]) -> str:

@@ -2,7 +2,11 @@
 
 Pure: no ROS, no clock of its own. Invariants:
 - the frames of a selection lie within `tolerance_ns` of each other, none older than `max_age_ns`,
-  and no camera has a newer frame with which that would hold;
+  and no camera has a newer frame in its buffer with which that would hold;
+- frames that came and belong together are found, whatever the rates of the cameras, unless more of
+  a camera's came within the age limit than are kept and the tolerance forbids to thin them
+  (`camera_buffer`); none is more than the tolerance older than without thinning;
+- while stamps and limits stay in order, a selection is never of an earlier time than the last one;
 - an earlier frame of a camera is the one nearest to its age before the camera's selected frame,
   within the tolerance, or the camera's very first one;
 - the state is that of the selection's stamp, which is the newest frame's: interpolated between two
@@ -99,7 +103,7 @@ class Synchronizer:
         cameras: camera name to topic.
         joints: one source for each number of the state, in order.
         limits: limits of what belongs together; may be replaced at any time.
-        earlier: those of `cameras` that are an earlier frame of another one.
+        earlier: cameras that show an earlier frame of another camera.
     """
 
     def __init__(
@@ -130,8 +134,9 @@ class Synchronizer:
         with self._lock:
             self._see(now_ns)
             buffer = self._cameras[camera]
-            kept = buffer.add(frame, now_ns, self.limits.max_age_ns)
-            buffer.expire(now_ns, self.limits.max_age_ns)
+            limits = self.limits
+            kept = buffer.add(frame, now_ns, limits.max_age_ns, limits.tolerance_ns)
+            buffer.expire(now_ns, limits.max_age_ns)
             return kept
 
     def refuse_frame(self, camera: str, reason: str) -> None:
@@ -184,6 +189,7 @@ class Synchronizer:
             state = self._state(stamp_ns)
             if not isinstance(state, _State):
                 return state
+            self._mark_selected(frames | before)
             return Selection(stamp_ns, frames | before, state.values, state.newest_ns)
 
     def camera_statuses(self, now_ns: int) -> tuple[CameraStatus, ...]:
@@ -208,6 +214,11 @@ class Synchronizer:
         with self._lock:
             self._see(now_ns)
             return tuple(item.text for item in self._missing_joints(now_ns))
+
+    def joint_warnings(self) -> tuple[str, ...]:
+        """Describe joint states that are used although something is wrong with them."""
+        with self._lock:
+            return tuple(f'{t.name}: {t.ahead}' for t in self._topics.values() if t.ahead)
 
     def _see(self, now_ns: int) -> None:
         if now_ns < self._now_ns - _JUMP_NS:
@@ -246,9 +257,10 @@ class Synchronizer:
         A frame more than the tolerance newer than another camera's candidate fits none of that
         camera's older frames either, so what is skipped can never be part of a selection.
         """
-        places = {name: len(buffer.frames) - 1 for name, buffer in self._cameras.items()}
+        frames = {name: buffer.frames for name, buffer in self._cameras.items()}
+        places = {name: len(usable) - 1 for name, usable in frames.items()}
         while True:
-            chosen = {name: buffer.frames[places[name]] for name, buffer in self._cameras.items()}
+            chosen = {name: usable[places[name]] for name, usable in frames.items()}
             newest = max(chosen, key=lambda name: chosen[name].stamp_ns)
             oldest_ns = min(frame.stamp_ns for frame in chosen.values())
             if chosen[newest].stamp_ns - oldest_ns <= tolerance_ns:
@@ -278,6 +290,11 @@ class Synchronizer:
                 )
             found[name] = frame
         return found
+
+    def _mark_selected(self, frames: Mapping[str, Frame]) -> None:
+        for name, buffer in self._cameras.items():
+            earlier = (other for other, item in self._earlier.items() if item.camera == name)
+            buffer.mark_selected(frames[camera].stamp_ns for camera in (name, *earlier))
 
     def _apart(self) -> MissingInput:
         newest = {name: buffer.frames[-1].stamp_ns for name, buffer in self._cameras.items()}

@@ -35,8 +35,7 @@ from vla_runtime.ros.messages.images import to_rgb
 from vla_runtime.ros.node_runner import OnError, guarded
 from vla_runtime.ros.policy.description import read_description
 from vla_runtime.ros.qos import LATCHED
-from vla_runtime.ros.robot.file import Robot, RobotCamera
-from vla_runtime.ros.robot.schema import by_name
+from vla_runtime.ros.robot.schema import Robot, RobotCamera, by_name
 
 _IMAGE_PERIOD_NS = 1_000_000_000 // IMAGE_RATE_HZ
 _REPORT = 'vla_policy/report'
@@ -66,7 +65,7 @@ class TopicRecorder:
     """Subscribes with a node of the caller's.
 
     Args:
-        node: its namespace is that of policy and executor.
+        node: node in the namespace of policy and executor.
         robot: names the topics of joints, cameras and outputs.
         recording: recording to write to.
         images: frames that are written.

@@ -11,9 +11,8 @@ from vla_runtime.bundle.schema import PoseSpec
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.limits import ColumnLimits, Limits, make_limits
 from vla_runtime.execution.urdf import tighten_with_urdf
-from vla_runtime.ros.robot.file import Robot, RobotJoint, RobotPose
 from vla_runtime.ros.robot.rules import needed_limits
-from vla_runtime.ros.robot.schema import by_name
+from vla_runtime.ros.robot.schema import Robot, RobotJoint, RobotPose, by_name
 
 
 def column_limits(

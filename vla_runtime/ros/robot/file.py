@@ -17,31 +17,9 @@ from vla_runtime.files.input_files import read_text, regular_file
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import LARGEST_FILE, FieldError, did_you_mean, loads, parse
 from vla_runtime.ros.robot.rules import check_robot, check_zero_and_one
-from vla_runtime.ros.robot.schema import (
-    JointStateTopic,
-    Robot,
-    RobotCamera,
-    RobotJoint,
-    RobotOutput,
-    RobotPose,
-    RobotSpec,
-)
+from vla_runtime.ros.robot.schema import Robot, RobotSpec
 
 _LARGEST_URDF = 1 << 24
-
-__all__ = [
-    'JointStateTopic',
-    'Robot',
-    'RobotCamera',
-    'RobotError',
-    'RobotJoint',
-    'RobotOutput',
-    'RobotPose',
-    'RobotSpec',
-    'find_robot',
-    'load_robot',
-    'read_robot',
-]
 
 
 class RobotError(ValueError):

@@ -17,8 +17,7 @@ from vla_runtime.execution.columns import Column, ColumnKind
 from vla_runtime.execution.limits import Limits
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.ros.robot.column_limits import column_limits
-from vla_runtime.ros.robot.file import Robot, RobotCamera, RobotJoint, RobotOutput
-from vla_runtime.ros.robot.schema import by_name
+from vla_runtime.ros.robot.schema import Robot, RobotCamera, RobotJoint, RobotOutput, by_name
 
 # Unit to (dimension, size in the dimension's first unit).
 _SIZE = {
@@ -28,17 +27,6 @@ _SIZE = {
     'mm': ('length', 1e-3),
     '1': ('none', 1.0),
     'percent': ('none', 1e-2),
-}
-_FULL = {'1': 1.0, 'percent': 100.0}
-# Tolerances and the approach speed are in rad (or m); so much is the same in the joint's own unit.
-# Of a unitless joint the whole way from 0 to 1 counts as one radian.
-_TOLERANCE_SCALE = {
-    'rad': 1.0,
-    'deg': 180.0 / np.pi,
-    'm': 1.0,
-    'mm': 1e3,
-    '1': 1.0,
-    'percent': 100.0,
 }
 
 
@@ -251,7 +239,9 @@ class _Matcher:
                 joint.name,
                 kind,
                 continuous=joint.continuous,
-                scale=_TOLERANCE_SCALE[joint.unit],
+                # Tolerances and the approach speed are in rad or m; of a unitless joint the whole
+                # way from 0 to 1 counts as one.
+                scale=1.0 / _SIZE[joint.unit][1],
             )
         pose = self._pose_of.get(action.name)
         rotation = pose if pose is not None and action.name in pose.rotation else None
@@ -284,14 +274,14 @@ class _Matcher:
         unit = unit.removesuffix('/s')
         dimension, size = _SIZE[unit]
         joint_dimension, joint_size = _SIZE[joint.unit]
+        full = 1.0 / size
         # First: `zero` and `one` hold for a joint without a dimension too (an inverted gripper).
         if dimension == 'none' and joint.zero is not None and joint.one is not None:
-            return (joint.one - joint.zero) / _FULL[unit], joint.zero
+            return (joint.one - joint.zero) / full, joint.zero
         if dimension == joint_dimension:
             return size / joint_size, 0.0
         mend = (
-            "give the joint 'zero' and 'one': its positions where the policy says 0 and "
-            f'{_FULL[unit]:g}'
+            f"give the joint 'zero' and 'one': its positions where the policy says 0 and {full:g}"
             if dimension == 'none'
             else "correct the bundle's or the joint's unit"
         )

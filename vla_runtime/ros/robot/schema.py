@@ -52,12 +52,12 @@ class RobotJoint:
         approach_speed: `approach_speed` of `start` for this joint, `unit` a second. Where left
             out: that one, or half the joint's range a second where that is smaller.
         continuous: an angle without end stops.
-        message_name: its name in messages and in the URDF, when not `name`; two arms under two
+        message_name: name in messages and in the URDF, when not `name`; two arms under two
             namespaces may both have a `waist`.
         aliases: further names under which policies know it.
-        zero: its position where a policy without units (`'1'` or percent) says 0, whatever the
+        zero: position where a policy without units (`'1'` or percent) says 0, whatever the
             joint's unit; not used where the policy's numbers are in rad, deg, m or mm.
-        one: its position where such a policy says 1 (100 percent).
+        one: position where such a policy says 1 (100 percent).
     """
 
     name: str

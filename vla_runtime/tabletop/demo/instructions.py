@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vla_runtime.tabletop.sim.scene import sample_scene
+from vla_runtime.tabletop.sim.scene import FIRST_UNSEEN_SEED, sample_scene
 from vla_runtime.tabletop.sim.tasks import Family, Task, sample_task
 
-# Scenes that the demo policy was trained on come from seeds below this.
-FIRST_UNSEEN_SEED = 2**31
 _FAMILIES: tuple[Family, ...] = ('colour', 'position')
 
 

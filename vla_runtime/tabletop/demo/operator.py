@@ -31,7 +31,7 @@ class TransitionError(OperatorError):
     """A lifecycle node refused a transition.
 
     Attributes:
-        node: its name.
+        node: name of the node.
     """
 
     def __init__(self, node: str, verb: str) -> None:

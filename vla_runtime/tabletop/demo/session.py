@@ -32,7 +32,7 @@ from vla_runtime.ros.node_main import MODULES
 from vla_runtime.ros.node_runner import make_executor
 from vla_runtime.ros.package_files import share_folder
 from vla_runtime.ros.recorder.topic_recorder import TopicRecorder
-from vla_runtime.ros.robot.file import Robot
+from vla_runtime.ros.robot.schema import Robot
 from vla_runtime.tabletop.demo.instructions import Assignment, assignments
 from vla_runtime.tabletop.demo.operator import (
     ANSWER_TIMEOUT_S,

@@ -11,7 +11,7 @@ from sensor_msgs.msg import JointState
 from vla_runtime.ros.messages.conversions import stamp_to_ns
 from vla_runtime.ros.messages.diagnostics import values_of
 from vla_runtime.ros.recorder.topic_recorder import Listener
-from vla_runtime.ros.robot.file import Robot, RobotOutput
+from vla_runtime.ros.robot.schema import Robot, RobotOutput
 from vla_runtime.tabletop.demo.telemetry import Inference, Seam, Series, Telemetry, Thumbnail
 
 _COUNTERS = frozenset(

@@ -14,7 +14,7 @@ from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.ros.messages.conversions import stamp_to_ns
-from vla_runtime.ros.robot.file import Robot, RobotCamera, RobotOutput
+from vla_runtime.ros.robot.schema import Robot, RobotCamera, RobotOutput
 from vla_runtime.tabletop.sim.controller import CommandError, JointFollower
 
 _JPEG_QUALITY = 90
@@ -73,8 +73,8 @@ def _joint_trajectory(
     ros_now_ns: Callable[[], int],
 ) -> None:
     stamp_ns = stamp_to_ns(message.header.stamp)
-    # A zero stamp means: begin on arrival.
-    start_s = now_s + (stamp_ns - ros_now_ns()) * 1e-9 if stamp_ns else now_s
+    # A zero stamp means: begin with the next update.
+    start_s = now_s + (stamp_ns - ros_now_ns()) * 1e-9 if stamp_ns else None
     times = [stamp_to_ns(point.time_from_start) * 1e-9 for point in message.points]
     positions = [list(point.positions) for point in message.points]
     if any(len(row) != len(message.joint_names) for row in positions):
@@ -90,7 +90,7 @@ def _float64_multi_array(
     follower: JointFollower,
     ros_now_ns: Callable[[], int],
 ) -> None:
-    follower.follow(list(own.values()), [0.0], np.array([message.data], dtype=np.float64), now_s)
+    follower.follow(list(own.values()), [0.0], np.array([message.data], dtype=np.float64))
 
 
 def _joint_state(
@@ -101,7 +101,7 @@ def _joint_state(
     ros_now_ns: Callable[[], int],
 ) -> None:
     names = _own_names(message.name, own)
-    follower.follow(names, [0.0], np.array([message.position], dtype=np.float64), now_s)
+    follower.follow(names, [0.0], np.array([message.position], dtype=np.float64))
 
 
 _TAKERS: dict[str, Callable[[Any, float, Mapping[str, str], JointFollower, Any], None]] = {

@@ -171,7 +171,7 @@ class TabletopNode(Node):
             wanted, self._wanted = self._wanted, None
             if wanted is not None:
                 self._begin_scene(wanted)
-            setpoints = self._follower.setpoints_at(now_s).copy()
+            setpoints = self._follower.update(now_s, self._world.joint_positions).copy()
         for _ in range(self._steps_due(now_s)):
             self._world.step(setpoints)
         state = self._world.state()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vla_runtime.files.typed_yaml import did_you_mean
-from vla_runtime.ros.robot.file import Robot, RobotJoint
+from vla_runtime.ros.robot.schema import Robot, RobotJoint
 from vla_runtime.tabletop.sim.arm import joint_ranges_rad
 from vla_runtime.tabletop.sim.scene import CAMERAS
 

@@ -1,7 +1,8 @@
-"""The controllers of the simulated robot: what `ros2_control` is on a real one.
+"""The controllers of the simulated robot, in the place of `ros2_control` on a real one.
 
-Each joint follows its newest command: a plain setpoint at once, a trajectory along straight lines
-from where its setpoint is, as `joint_trajectory_controller` does with positions-only points. A new
+Each joint follows its newest command: a plain setpoint at once, a trajectory by the rules of
+`joint_trajectory_controller` as it comes: it begins with the controller's next update, goes along
+straight lines, and to a first point that lies ahead it goes from the measured position. A new
 trajectory drops the old one. Without a command a joint keeps its setpoint, for ever: stopping is
 the business of whoever commands.
 """
@@ -36,7 +37,11 @@ class JointFollower:
         np.copyto(self._setpoints, setpoints)
 
     def follow(
-        self, names: Sequence[str], times_s: Sequence[float], positions: np.ndarray, start_s: float
+        self,
+        names: Sequence[str],
+        times_s: Sequence[float],
+        positions: np.ndarray,
+        start_s: float | None = None,
     ) -> None:
         """Command a trajectory for some of the joints; one point at time 0 is a setpoint.
 
@@ -44,7 +49,7 @@ class JointFollower:
             names: the joints.
             times_s: (points,) from the start, ascending.
             positions: (points, joints) radians.
-            start_s: time when it starts, on the clock that `setpoints_at` is asked with.
+            start_s: time of the start, on the clock of `update`; None: the next update's.
 
         Raises:
             CommandError: an unknown joint, or numbers that cannot be positions.
@@ -62,15 +67,21 @@ class JointFollower:
             raise CommandError('time_from_start must ascend')
         for key in [key for key in self._trajectories if set(key) & set(names)]:
             del self._trajectories[key]
-        self._trajectories[tuple(names)] = _Trajectory(
-            columns, start_s + times, positions, self._setpoints[columns].copy(), start_s
-        )
+        self._trajectories[tuple(names)] = _Trajectory(columns, times, positions, start_s)
 
-    def setpoints_at(self, now_s: float) -> np.ndarray:
-        """(joints,) setpoints now; the array is the follower's own. Time must not go back."""
+    def update(self, now_s: float, measured: np.ndarray) -> np.ndarray:
+        """Run one update of the controllers.
+
+        Args:
+            now_s: time, which must not go back.
+            measured: (joints,) measured positions in radians.
+
+        Returns:
+            (joints,) setpoints now; the array is the follower's own.
+        """
         for key, trajectory in list(self._trajectories.items()):
-            self._setpoints[trajectory.columns] = trajectory.at(now_s)
-            if now_s >= trajectory.times_s[-1]:
+            self._setpoints[trajectory.columns] = trajectory.at(now_s, measured)
+            if trajectory.is_over(now_s):
                 del self._trajectories[key]
         return self._setpoints
 
@@ -84,30 +95,39 @@ class JointFollower:
 
 
 class _Trajectory:
-    """Straight lines from where the joints were, through the points, to the last one."""
+    """Straight lines through the points, from the measured position where the first lies ahead."""
 
     def __init__(
         self,
         columns: np.ndarray,
         times_s: np.ndarray,
         positions: np.ndarray,
-        origin: np.ndarray,
-        start_s: float,
+        start_s: float | None,
     ) -> None:
         self.columns = columns
-        if times_s[0] > start_s:
-            times_s = np.concatenate([[start_s], times_s])
-            positions = np.concatenate([origin[None, :], positions])
-        self.times_s = times_s
+        self._times_s = times_s
         self._positions = positions
-        self._origin = origin
+        self._start_s = start_s
+        self._begun = False
 
-    def at(self, now_s: float) -> np.ndarray:
-        if now_s < self.times_s[0]:
-            return self._origin
-        after = int(np.searchsorted(self.times_s, now_s, side='right'))
-        if after == len(self.times_s):
+    def at(self, now_s: float, measured: np.ndarray) -> np.ndarray:
+        """(joints,) setpoints of its joints now."""
+        if not self._begun:
+            self._begin(now_s, measured[self.columns])
+        after = int(np.searchsorted(self._times_s, now_s, side='right'))
+        if after == len(self._times_s):
             return self._positions[-1]
-        begin, end = self.times_s[after - 1], self.times_s[after]
+        begin, end = self._times_s[after - 1], self._times_s[after]
         fraction = (now_s - begin) / (end - begin)
         return (1.0 - fraction) * self._positions[after - 1] + fraction * self._positions[after]
+
+    def is_over(self, now_s: float) -> bool:
+        """Return whether the last point has been reached."""
+        return self._begun and now_s >= self._times_s[-1]
+
+    def _begin(self, now_s: float, measured: np.ndarray) -> None:
+        self._begun = True
+        self._times_s = self._times_s + (now_s if self._start_s is None else self._start_s)
+        if self._times_s[0] > now_s:
+            self._times_s = np.concatenate([[now_s], self._times_s])
+            self._positions = np.concatenate([measured[None, :], self._positions])

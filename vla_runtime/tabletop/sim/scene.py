@@ -18,6 +18,9 @@ Colour = Literal['red', 'green', 'blue']
 COLOURS: tuple[Colour, ...] = get_args(Colour)
 CAMERAS = ('front', 'wrist')
 
+# Scenes of training come from generators seeded below this; evaluation and demo never meet them.
+FIRST_UNSEEN_SEED = 2**31
+
 BLOCK_HALF_SIZE_M = 0.0175
 # Centres of blocks at reset, inside what the arm reaches with its tool upright.
 WORKSPACE_LOW_M = np.array([0.20, -0.14])

@@ -24,7 +24,7 @@ class Study:
     Attributes:
         name: on the command line and in file names.
         title: a line for the page.
-        question: what one wants to know, in a sentence or two.
+        question: question of the study, in a sentence or two.
         conditions: all run on the same seeds, so that they can be compared pair by pair.
         x: the field along the plots' axis; conditions that differ in others are separate curves.
         episodes: a condition, unless the command line says otherwise.

@@ -61,7 +61,7 @@ class Condition:
         beta: guidance scale; None is guidance off.
         cfg_mode: way in which the prompt rows of guidance are run.
         advantage: tag of the (conditioned) prompt.
-        cache: what of the last inference may be reused; `bounded` what has changed, within the
+        cache: rule of reuse from the last inference; `bounded` also for changed inputs, within the
             limits below (of age there is none); `image_blind` is a fault, planted to see that it
             shows: image tokens are found by everything but the pixels, so those of an episode's
             first images are used throughout it.

@@ -28,6 +28,7 @@ from vla_runtime.files.code_version import source_digest
 from vla_runtime.files.json_file import LARGEST_RESULT, JsonError, JsonMapping, read_json
 from vla_runtime.files.whole_files import write_text
 from vla_runtime.processes.workers import Pool
+from vla_runtime.tabletop.sim.scene import FIRST_UNSEEN_SEED
 from vla_runtime.tabletop.sim.world import Tabletop
 from vla_runtime.tabletop.study.cache_use import CacheUse
 from vla_runtime.tabletop.study.calibration import demo_observations
@@ -35,7 +36,6 @@ from vla_runtime.tabletop.study.chunk_sources import ChunkSource, ExpertSource, 
 from vla_runtime.tabletop.study.condition import Condition
 from vla_runtime.tabletop.study.episode import CONTROL_RATE_HZ, EpisodeResult, run_episode
 from vla_runtime.tabletop.study.smoothness import Jerk
-from vla_runtime.tabletop.training.demo_bundle import FIRST_UNSEEN_SEED
 
 # Beyond the scenes on which a demo policy is checked while it is made.
 _FIRST_SEED = FIRST_UNSEEN_SEED + 1_000_000
@@ -151,17 +151,11 @@ def _batches(
     if pool is None or not tasks:
         yield from map(_run_batch, tasks)
         return
+    # Two one-thread processes finish before one two-thread process does.
     os.environ.setdefault('OMP_NUM_THREADS', '1')
-    with pool(_use_one_thread) as submit:
+    with pool() as submit:
         for future in as_completed([submit(_run_batch, task) for task in tasks]):
             yield future.result()
-
-
-def _use_one_thread() -> None:
-    """Two one-thread processes finish before one two-thread process does."""
-    import torch
-
-    torch.set_num_threads(1)
 
 
 _worlds: list[Tabletop] = []

@@ -143,8 +143,8 @@ class PairedComparison:
     Attributes:
         won: episodes that succeed here and fail there.
         lost: the other way round.
-        p: of McNemar's exact test (two-sided): how likely so uneven a split is by chance. Not
-            corrected for the number of comparisons.
+        p: p value of McNemar's exact test (two-sided): how likely so uneven a split is by chance.
+            Not corrected for the number of comparisons.
         low, high: 95% interval of the difference of success, as a share.
     """
 

@@ -29,7 +29,7 @@ from vla_runtime.policy import Policy
 from vla_runtime.tabletop.sim.closed_loop import run_seeds
 from vla_runtime.tabletop.sim.expert import STEP_TIME_S
 from vla_runtime.tabletop.sim.gl import mujoco
-from vla_runtime.tabletop.sim.scene import CAMERAS, Variant
+from vla_runtime.tabletop.sim.scene import CAMERAS, FIRST_UNSEEN_SEED, Variant
 from vla_runtime.tabletop.sim.success_rate import SuccessRate
 from vla_runtime.tabletop.sim.tasks import Family, Wording
 from vla_runtime.tabletop.sim.world import JOINT_NAMES, Tabletop
@@ -38,8 +38,6 @@ from vla_runtime.tabletop.training.recipes.recipe import Recipe
 from vla_runtime.tabletop.training.samples import DELTA
 
 TOKENIZER_FILE = 'tokenizer.model'
-# Scenes of training come from generators seeded below this; evaluation never meets them.
-FIRST_UNSEEN_SEED = 2**31
 EVALUATION_REPLAN_STEPS = 8
 _EVALUATIONS: tuple[tuple[Family, Variant, Wording], ...] = (
     ('colour', 'still', 'plain'),

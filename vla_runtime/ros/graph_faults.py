@@ -1,7 +1,8 @@
-"""Other publishers on a topic that only one node may publish.
+"""Faults of a robot's topics that only the graph shows: two publishers, or no subscriber.
 
 Two executors on one arm alternate commands on one controller: each controller obeys, neither
-node sees a fault, and the robot shakes between two plans. Only the graph shows it.
+node sees a fault, and the robot shakes between two plans. Where nobody takes the commands, the
+executor moves a robot that stands still.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Sequence
 
 from rclpy.node import Node
 
+# Whether these listen makes no difference to the robot.
+_RECORDERS = ('vla_recorder', 'rosbag2_recorder')
 # rmw's word for a node whose publisher was discovered before its name.
 _UNKNOWN_NAME = '_NODE_NAME_UNKNOWN_'
 
@@ -33,6 +36,18 @@ def several_publishers(node: Node, topic: str) -> str:
     """Name the publishers of a topic when they are more than one; empty otherwise."""
     count = node.count_publishers(topic)
     return f'{count} publishers on {topic}: {_names(node, topic, 0)}' if count > 1 else ''
+
+
+def without_listeners(node: Node, topics: Sequence[str]) -> list[str]:
+    """Return the topics that no node subscribes to, recorders left out."""
+    return [
+        topic
+        for topic in dict.fromkeys(topics)
+        if all(
+            info.node_name.startswith(_RECORDERS)
+            for info in node.get_subscriptions_info_by_topic(topic)
+        )
+    ]
 
 
 def _names(node: Node, topic: str, own: int) -> str:

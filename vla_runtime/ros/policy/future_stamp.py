@@ -1,0 +1,34 @@
+"""Words about stamps that lie ahead of the node's clock, the same for cameras and joints."""
+
+from __future__ import annotations
+
+from vla_runtime.execution.state import clock_hint
+from vla_runtime.execution.watchdog import WatchdogParameters
+
+# The executor takes neither a chunk nor a state from further ahead of its clock.
+AHEAD_NS = round(WatchdogParameters.future_tolerance_s * 1e9)
+
+
+def describe_future(ahead_s: float) -> str:
+    """Describe why a stamp that lies so many seconds ahead of the node's clock is not used."""
+    if hint := clock_hint(-ahead_s):
+        return f'stamp is {ahead_s:.3f} s in the future{hint}'
+    return (
+        f'stamp is {ahead_s:.3f} s in the future: the clocks of driver and node differ '
+        '(synchronise them, or check use_sim_time)'
+    )
+
+
+def describe_ahead(ahead_ns: int, consequence: str) -> str | None:
+    """Describe a stamp that is used though it lies ahead of the clock; None within the tolerance.
+
+    Args:
+        ahead_ns: stamp minus the node's clock.
+        consequence: effect of such stamps, beginning with `and`.
+    """
+    if ahead_ns <= AHEAD_NS:
+        return None
+    return (
+        f'stamp is {ahead_ns * 1e-9:.3f} s in the future, {consequence}: synchronise the '
+        "driver's clock, or check use_sim_time"
+    )
