@@ -4,14 +4,21 @@ Needs torch, numpy, pyyaml and safetensors and nothing else, and runs from the s
 
     python benchmark/gpu.py [--quick] [--json OUT]
 
-First what must be true (against the CPU in float32 and in fp8, graphs fresh, guidance, attention by
-lengths, overlap, memory), at a reduced size; then milliseconds in bfloat16 for 1 to 3 views, one
-and two prompt rows, 10 denoise steps, cache hit and miss: captured graphs, also with the expert in
-Triton kernels, eager, and torch.compile, beside the roofline; and captured graphs in fp8 where the
-GPU has it (from compute capability 8.9 on). Captured graphs with 3 views are sampled 2,000
-times with one row and 200 times with two, after 50 for warming up. Stops measuring after 7 minutes
-and says what it left out. Last it prints a table, and each target with whether it was met. Exit
-code: 0, 1 where a check failed, 2 without a GPU.
+First what must be true (against the CPU in float32, in Triton kernels and in fp8, every family,
+graphs fresh, guidance, attention by lengths, overlap, memory), at a reduced size; then milliseconds
+in bfloat16 for 1 to 3 views, one and two prompt rows, 10 denoise steps, cache hit and miss:
+captured graphs, also with the expert in Triton kernels, eager, and torch.compile, beside the
+roofline; and captured graphs in fp8 where the GPU has it (from compute capability 8.9 on). Captured
+graphs with 3 views are sampled 2,000 times with one row and 200 times with two, after 50 for
+warming up. Last it prints a table, and each target with whether it was met.
+
+OUT is written before the first check and again after each check and each configuration, so that a
+run that is killed leaves all that it had measured; `complete` in it says whether it came to its
+end. Nothing begins after the budget, what runs then is cut off 2 minutes later, and half a minute
+after that the process ends.
+
+Exit code: 0, 1 where a check failed, a chunk was wrong or the process was ended, 2 without a GPU or
+where OUT cannot be written.
 """
 
 from __future__ import annotations
@@ -20,63 +27,101 @@ import argparse
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / 'benchmark')]
 
+from time_limits import Clock, OverTimeError, ended_after, limited  # noqa: E402
+
+if TYPE_CHECKING:
+    from gpu_latency import Mode
+
 BUDGET_S = 420.0
+# Beyond the budget: what runs then is cut off, and at last the process ends.
+GRACE_S, LAST_S = 120.0, 150.0
 # Compiling the three full-size networks has been seen to take minutes.
 COMPILE_S = 150.0
-# Of the time that is left, what one configuration may sample for.
-SHARE = 0.25
+# Of one check, and the part of the budget that all of them may take.
+CHECK_S, CHECKS_SHARE = 60.0, 0.3
 PACKAGES = ['torch', 'triton', 'numpy', 'pyyaml', 'safetensors']
-
-
-class Clock:
-    """Progress lines with the time since the start, and what is left of the budget."""
-
-    def __init__(self, budget_s: float) -> None:
-        self._start = perf_counter()
-        self._budget_s = budget_s
-
-    @property
-    def left_s(self) -> float:
-        return self._budget_s - (perf_counter() - self._start)
-
-    def say(self, text: str) -> None:
-        print(f'[{perf_counter() - self._start:5.0f} s] {text}', flush=True)
+Figures = dict[str, Any]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; see the module's docstring for the exit code."""
     arguments = _arguments(argv)
+    # Importing PyTorch is part of the budget.
+    clock = Clock(arguments.budget_s)
+    with ended_after(arguments.budget_s + LAST_S):
+        return _run(arguments, clock)
+
+
+def _run(arguments: argparse.Namespace, clock: Clock) -> int:
     if reason := device_fault(arguments.device):
         print(f'error: {reason}', file=sys.stderr)
         return 2
-    clock = Clock(arguments.budget_s)
-    small = arguments.size == 'tiny'
-    checks = run_checks(arguments.device, 'tiny' if small else 'reduced', clock)
-    results, left_out = run_latency(arguments, clock)
-    from gpu_targets import targets
-
-    figures = {
+    figures: Figures = {
         'device': device_facts(arguments.device),
         'size': arguments.size,
-        'checks': checks,
-        'latency': results,
-        'left_out': left_out,
-        'targets': [target._asdict() for target in targets(results)],
+        'complete': False,
+        'checks': {},
+        'latency': [],
+        'left_out': {},
     }
+    try:
+        # Before anything is measured: a folder that is not there is told now.
+        save(figures, arguments.json)
+    except OSError as error:
+        print(f'error: {error}', file=sys.stderr)
+        return 2
+    size = 'tiny' if arguments.size == 'tiny' else 'reduced'
+    for name, check in run_checks(arguments.device, size, clock):
+        figures['checks'][name] = check
+        _save_or_say(figures, arguments.json, clock)
+    for part, found in run_latency(arguments, clock):
+        if part == 'latency':
+            figures['latency'].append(found)
+        else:
+            figures['left_out'].update(found)
+        _save_or_say(figures, arguments.json, clock)
+    figures['complete'] = True
+    wrote = _save_or_say(figures, arguments.json, clock)
     show(figures)
-    if arguments.json:
-        from measurement import write_result
+    if wrote:
+        print('wrote', wrote)
+    passed = all(check['passed'] for check in figures['checks'].values())
+    return 0 if passed and not any(result['fault'] for result in figures['latency']) else 1
 
-        print('wrote', write_result('gpu', figures, PACKAGES, arguments.json))
-    return 0 if all(check['passed'] for check in checks.values()) else 1
+
+def save(figures: Figures, out: Path | None) -> Path | None:
+    """Bring the targets up to date and write the figures, where a file was named.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    from gpu_targets import targets
+    from measurement import write_result
+
+    figures['targets'] = [target._asdict() for target in targets(figures['latency'])]
+    return write_result('gpu', figures, PACKAGES, out) if out else None
+
+
+def _save_or_say(figures: Figures, out: Path | None, clock: Clock) -> Path | None:
+    try:
+        return save(figures, out)
+    except OSError as error:
+        # The table at the end is worth having without the file.
+        clock.say(f'not written: {error}')
+        return None
+
+
+def described(error: BaseException) -> str:
+    """Return an error's kind and its first line; some have no text."""
+    lines = str(error).splitlines() or ['']
+    return f'{type(error).__name__}: {lines[0][:200]}'.removesuffix(': ')
 
 
 def device_fault(device: str) -> str:
@@ -104,76 +149,105 @@ def pytorch_without_gpu() -> str:
     )
 
 
-def run_checks(device: str, size: str, clock: Clock) -> dict[str, dict[str, Any]]:
-    """Every check's finding; one that raises has failed, and the others still run."""
-    from gpu_checks import CHECKS, Finding
+def run_checks(device: str, size: str, clock: Clock) -> Iterator[tuple[str, Figures]]:
+    """Yield every check's name and finding; one that raises has failed, and the others still run.
 
-    found = {}
+    A check for which no time is left has not passed.
+    """
+    from gpu_checks import CHECKS
+    from gpu_findings import Finding
+
+    least_left_s = (1 - CHECKS_SHARE) * clock.budget_s
     for name, check in CHECKS.items():
+        left_s = clock.left_s - least_left_s
         clock.say(f'check: {name} ...')
         try:
-            finding = check(device, size)
+            if left_s <= 0:
+                raise OverTimeError('not run: the other checks took the time of all')
+            with limited(min(CHECK_S, left_s)):
+                finding = check(device, size)
+        except OverTimeError as error:
+            finding = Finding(False, str(error))
         except Exception as error:
-            finding = Finding(False, f'{type(error).__name__}: {error}')
+            finding = Finding(False, described(error))
         clock.say(f'  {"passed" if finding.passed else "FAILED"}: {finding.note}')
-        found[name] = vars(finding)
-    return found
+        yield name, vars(finding)
 
 
-def run_latency(
-    arguments: argparse.Namespace, clock: Clock
-) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Results of all configurations that fit into the budget, and why the others are missing."""
-    from gpu_latency import configurations, measure
-    from gpu_targets import samples_of
-    from random_policy import random_network, sized_dims
+def run_latency(arguments: argparse.Namespace, clock: Clock) -> Iterator[tuple[str, Figures]]:
+    """Yield `latency` with the result of a configuration, or `left_out` with why one is missing."""
+    from gpu_latency import configurations, summary
 
     from vla_runtime.engines.preflight import fp8_refusal
 
-    dims = sized_dims('pi05', arguments.size, cameras=1)
-    network, precision = None, ''
-    results: list[dict[str, Any]] = []
     refusal = '' if arguments.device == 'cpu' else fp8_refusal(arguments.device)
-    left_out: dict[str, str] = {'fp8': refusal} if refusal else {}
+    if refusal:
+        yield 'left_out', {'fp8': refusal}
     wanted = configurations(
         arguments.quick,
         not arguments.no_compile,
         fp8=not refusal,
         triton=arguments.device != 'cpu',
     )
+    measure_one = _measurement(arguments, clock)
     for views, rows, mode in wanted:
         label = f'{views} view(s), {rows} row(s), {mode.name}'
-        if clock.left_s < (COMPILE_S if mode.compiled else 10.0):
-            left_out[label] = f'{clock.left_s:.0f} s of the time budget were left'
-            clock.say(f'left out: {label}: {left_out[label]}')
-            continue
-        if mode.precision != precision:
-            # One at a time: the memory of a mode is that of its own weights.
-            network, precision = None, mode.precision
-            clock.say(f'random weights: pi05, {arguments.size}, {precision} ...')
-            network = random_network('pi05', dims, arguments.device, precision)
-        clock.say(f'{label} ...')
-        repeats, warm_up = (5, 3) if arguments.quick else samples_of(views, rows, mode.name)
         try:
-            result = measure(
-                network,
-                'pi05',
-                views,
-                rows,
-                mode,
-                repeats=repeats,
-                # A slow GPU leaves time for the other configurations.
-                most_s=max(5.0, SHARE * clock.left_s),
-                warm_up=warm_up,
-                compiler=arguments.compiler,
-            )
+            if clock.left_s < (COMPILE_S if mode.compiled else 10.0):
+                raise OverTimeError(f'{clock.left_s:.0f} s of the time budget were left')
+            with limited(clock.left_s + GRACE_S):
+                clock.say(f'{label} ...')
+                result = measure_one(views, rows, mode)
+        except OverTimeError as error:
+            reason = str(error)
         except Exception as error:
             # torch.compile needs a compiler, two rows more memory: the rest is worth having.
-            left_out[label] = f'{type(error).__name__}: {str(error).splitlines()[0][:200]}'
-            clock.say(f'left out: {label}: {left_out[label]}')
+            reason = described(error)
+        else:
+            clock.say(f'  {summary(result)}')
+            yield 'latency', result
             continue
-        results.append(result)
-    return results, left_out
+        clock.say(f'left out: {label}: {reason}')
+        yield 'left_out', {label: reason}
+
+
+def _measurement(
+    arguments: argparse.Namespace, clock: Clock
+) -> Callable[[int, int, Mode], Figures]:
+    """Return what measures a configuration (views, rows, mode).
+
+    It keeps the weights of one precision at a time: the memory of a mode is that of its own.
+    """
+    from gpu_latency import measure
+    from gpu_targets import samples_of
+    from random_policy import random_network, sized_dims
+
+    networks: Figures = {}
+
+    def measure_one(views: int, rows: int, mode: Mode) -> Figures:
+        if mode.precision not in networks:
+            networks.clear()
+            clock.say(f'random weights: pi05, {arguments.size}, {mode.precision} ...')
+            dims = sized_dims('pi05', arguments.size, cameras=1)
+            networks[mode.precision] = random_network(
+                'pi05', dims, arguments.device, mode.precision
+            )
+        samples = samples_of(views, rows, mode.name)
+        repeats, warm_up = (5, 3) if arguments.quick else (samples.count, samples.warm_up)
+        return measure(
+            networks[mode.precision],
+            'pi05',
+            views,
+            rows,
+            mode,
+            repeats=repeats,
+            # A slow GPU leaves time for the other configurations.
+            most_s=max(5.0, samples.share * clock.left_s),
+            warm_up=warm_up,
+            compiler=arguments.compiler,
+        )
+
+    return measure_one
 
 
 def device_facts(device: str) -> dict[str, Any]:
@@ -213,6 +287,9 @@ def show(figures: dict[str, Any]) -> None:
 
     print(f'\n{figures["device"]["name"]}, pi05 {figures["size"]}, 10 steps, median ms; bfloat16')
     print('\n'.join(table(figures['latency'])))
+    for result in figures['latency']:
+        if result['fault']:
+            print(f'WRONG: {result["views"]} view(s), {result["rows"]} row(s), {result["fault"]}')
     for label, reason in figures['left_out'].items():
         print(f'left out: {label}: {reason}')
     for name, check in figures['checks'].items():
@@ -238,10 +315,16 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument('--json', type=Path, metavar='OUT', help='write all figures to this file')
     parser.add_argument('--no-compile', action='store_true', help='leave torch.compile out')
+    parser.add_argument(
+        '--budget-s',
+        type=float,
+        default=BUDGET_S,
+        metavar='S',
+        help=f'begin nothing later, end {LAST_S:.0f} s later at most (default: {BUDGET_S:.0f})',
+    )
     # For the tests of this script, which have no GPU.
     parser.add_argument('--device', choices=['cuda', 'cpu'], default='cuda', help=argparse.SUPPRESS)
     parser.add_argument('--size', choices=['full', 'tiny'], default='full', help=argparse.SUPPRESS)
-    parser.add_argument('--budget-s', type=float, default=BUDGET_S, help=argparse.SUPPRESS)
     parser.add_argument('--compiler', default='inductor', help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     arguments.no_compile = arguments.no_compile or arguments.quick

@@ -4,14 +4,16 @@
     python benchmark/gpu_all.py OUT --lerobot-python LEROBOT_ENV/bin/python --realtime-vla CHECKOUT
 
 `gpu.py`, then TensorRT's engines (`gpu_tensorrt.py`), LeRobot (`lerobot_turns.py`) and the public
-Triton implementation (`realtime_vla.py`), as far as what each needs is given. About an hour. What
-fails or is left out is named at the end, and does not stop the others. Exit code: 0, 1 where a
-measurement failed, 2 without a GPU.
+Triton implementation (`realtime_vla.py`): those whose requirements are given. About an hour. Each
+command has a limit of time. What fails, is cut off or is left out is named at the end, and does not
+stop the others. Exit code: 0, 1 where a measurement failed or was cut off, 2 without a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,7 +24,17 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 from gpu import described_parser, device_fault  # noqa: E402
 
+from vla_runtime.processes.parent_death import dies_with_this_process  # noqa: E402
+
 Command = list[str]
+# Seconds that a command may take. `gpu.py` ends by itself before; LeRobot's side compiles for many
+# minutes, and an engine is built.
+LIMITS_S = {
+    'gpu.py': 600.0,
+    'gpu_tensorrt.py': 1200.0,
+    'lerobot_turns.py': 2400.0,
+    'realtime_vla.py': 900.0,
+}
 
 
 def commands(arguments: argparse.Namespace) -> tuple[dict[str, list[Command]], dict[str, str]]:
@@ -57,14 +69,36 @@ def commands(arguments: argparse.Namespace) -> tuple[dict[str, list[Command]], d
     return found, left_out
 
 
-def run(steps: Sequence[Command]) -> str:
-    """Run the commands of one measurement; return the one that failed, or ''."""
+def run(steps: Sequence[Command], most_s: float) -> str:
+    """Run the commands of one measurement; return the one that failed, or ''.
+
+    Args:
+        steps: commands, one after the other.
+        most_s: limit of each, where its own is not lower.
+    """
     for step in steps:
         print(f'\n$ python benchmark/{" ".join(step)}', flush=True)
-        code = subprocess.run([sys.executable, str(HERE / step[0]), *step[1:]]).returncode
+        limit_s = min(most_s, LIMITS_S.get(step[0], most_s))
+        code = _run_one([sys.executable, str(HERE / step[0]), *step[1:]], limit_s)
+        if code is None:
+            return f'{step[0]} was cut off after {limit_s:.0f} s'
         if code != 0:
             return f'{step[0]} ended with {code}'
     return ''
+
+
+def _run_one(command: Sequence[str], limit_s: float) -> int | None:
+    """Return a command's exit code; None where it was cut off, with all that it had started."""
+    process = subprocess.Popen(command, start_new_session=True, preexec_fn=dies_with_this_process())
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        # Also at Ctrl-C, which its own session does not see.
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,7 +109,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     arguments.out.mkdir(parents=True, exist_ok=True)
     found, left_out = commands(arguments)
-    failures = {name: failure for name, steps in found.items() if (failure := run(steps))}
+    failures = {
+        name: failure for name, steps in found.items() if (failure := run(steps, arguments.most_s))
+    }
     print()
     for name in found:
         print(f'{name:18} {failures.get(name, "done")}')
@@ -89,6 +125,13 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument('out', type=Path, metavar='OUT', help='folder for the results')
     parser.add_argument('--lerobot-python', type=Path, help='Python of an environment with LeRobot')
     parser.add_argument('--realtime-vla', type=Path, help='checkout of Dexmal/realtime-vla')
+    parser.add_argument(
+        '--most-s',
+        type=float,
+        default=max(LIMITS_S.values()),
+        metavar='S',
+        help='no command may take longer (default: each its own limit)',
+    )
     return parser.parse_args(argv)
 
 

@@ -70,24 +70,42 @@ def load_ours(names: Sequence[str], options: Options, sides: str) -> dict[str, P
     """
     chosen = {name: OURS[sides][name] for name in names}
     checkpoint = Path(options.folder)
-    onnx = any('onnxruntime' in one or one == ('auto', 'auto') for one in chosen.values())
+    onnx = any(one.backend in ('onnxruntime', 'auto') for one in chosen.values())
     bundle = checkpoint.with_name(f'{checkpoint.name}_bundle')
     export(options, bundle, 'float32' if onnx else None)
     folders = dict.fromkeys(('float32', 'bfloat16'), bundle)
     reduced: tuple[tuple[str, Precision], ...] = (('int8', 'int8'), ('auto', 'bfloat16'))
     for asked, precision in reduced:
-        if any(one[1] == asked for one in chosen.values()):
+        if any(one.precision == asked for one in chosen.values()):
             target = checkpoint.with_name(f'{checkpoint.name}_{precision}')
             folders[asked] = export_reduced(bundle, target, precision)
     gc.collect()
     return {
         name: Policy.load(
-            folders[precision],
-            backend,
+            folders[one.precision],
+            one.backend,
             options.device,
-            precision=precision,
+            precision=one.precision,
             threads=options.threads,
+            torch_compile=one.torch_compile,
             verify=False,
         )
-        for name, (backend, precision) in chosen.items()
+        for name, one in chosen.items()
     }
+
+
+def without_refused(
+    ours: dict[str, Policy], sides: str
+) -> tuple[dict[str, Policy], dict[str, str]]:
+    """Close policies whose compiled form was refused at load; return the others, and why.
+
+    They would run what another column runs.
+    """
+    left_out = {
+        name: policy.why
+        for name, policy in ours.items()
+        if policy.torch_compile != OURS[sides][name].torch_compile
+    }
+    for name in left_out:
+        ours[name].close()
+    return {name: policy for name, policy in ours.items() if name not in left_out}, left_out

@@ -37,6 +37,7 @@ _SMALL = (
 _BFLOAT16 = 'lerobot bfloat16'
 # Not `auto`, which may take float32.
 _REDUCED = ('torch bfloat16', 'onnxruntime int8')
+_ON_CUDA = ('torch bfloat16', 'torch bfloat16 triton')
 GOALS: dict[str, dict[str, tuple[Goal, ...]]] = {
     'cpu': {
         'act': _SMALL,
@@ -51,11 +52,11 @@ GOALS: dict[str, dict[str, tuple[Goal, ...]]] = {
         'act': (),
         'smolvla': (),
         'pi05': (
-            Goal('bfloat16, of LeRobot eager', 1 / 6, ('torch bfloat16',), (_BFLOAT16,)),
+            Goal('bfloat16, of LeRobot eager', 1 / 6, _ON_CUDA, (_BFLOAT16,)),
             Goal(
                 "bfloat16, of LeRobot's best torch.compile",
                 1 / 2,
-                ('torch bfloat16',),
+                _ON_CUDA,
                 (f'{_BFLOAT16} default', f'{_BFLOAT16} max-autotune'),
             ),
         ),

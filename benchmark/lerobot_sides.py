@@ -24,21 +24,31 @@ from vla_runtime.policy import Policy
 from vla_runtime.types import Observation
 
 _WORKER = Path(__file__).with_name('lerobot_worker.py')
-# Backend and precision of ours; each name is a column of the result.
+
+
+class Ours(NamedTuple):
+    """What runs one of our policies: the arguments of these names of `Policy.load`."""
+
+    backend: str
+    precision: str
+    torch_compile: str = 'none'
+
+
+# Each name is a column of the result.
 OURS = {
     'cpu': {
-        'torch float32': ('torch', 'float32'),
-        'onnxruntime float32': ('onnxruntime', 'float32'),
-        'torch bfloat16': ('torch', 'bfloat16'),
-        'onnxruntime int8': ('onnxruntime', 'int8'),
+        'torch float32': Ours('torch', 'float32'),
+        'onnxruntime float32': Ours('onnxruntime', 'float32'),
+        'torch bfloat16': Ours('torch', 'bfloat16'),
+        'onnxruntime int8': Ours('onnxruntime', 'int8'),
         # Of a bundle whose receipt vouches for bfloat16.
-        'auto': ('auto', 'auto'),
+        'auto': Ours('auto', 'auto'),
     },
+    # Without `auto`: of a bundle without ONNX files it is PyTorch, which has columns of its own.
     'cuda': {
-        'torch float32': ('torch', 'float32'),
-        'torch bfloat16': ('torch', 'bfloat16'),
-        # Of a bundle without ONNX files, whose user vouches for bfloat16.
-        'auto': ('auto', 'bfloat16'),
+        'torch float32': Ours('torch', 'float32'),
+        'torch bfloat16': Ours('torch', 'bfloat16'),
+        'torch bfloat16 triton': Ours('torch', 'bfloat16', 'triton'),
     },
 }
 # Precision and compile mode of LeRobot's; the first is what all others are compared with.

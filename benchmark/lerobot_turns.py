@@ -13,7 +13,8 @@ too, and ours in int8, calibrated on observations of other rounds.
 has its published size, and LeRobot also runs compiled by its own `compile_model`, in PyTorch's
 default mode and in LeRobot's, max-autotune; that compiles for many minutes. LeRobot computes what
 it keeps in float32 as its `lerobot_eval.py` does (TF32), but in the column `lerobot`, which the
-chunks are compared with. Ours replay captured graphs.
+chunks are compared with. Ours replay captured graphs, with PyTorch's operators and with
+the expert's layers in Triton kernels; ACT has none.
 
 LeRobot lives in a Python of its own, and imports nothing of this package:
 
@@ -42,7 +43,7 @@ from typing import Any
 import numpy as np
 import torch
 from gpu import device_facts, device_fault
-from lerobot_bundles import load_ours
+from lerobot_bundles import load_ours, without_refused
 from lerobot_checkpoint import CAMERAS, Options
 from lerobot_record import GOALS, Record, show, targets
 from lerobot_sides import OURS, THEIRS, LeRobot, Turn, infer, lerobot_fault, look, make_folder
@@ -153,7 +154,8 @@ def default_ours(family: str, sides: str) -> list[str]:
     large = sides == 'cuda'
     if family == 'pi05':
         return [name for name in OURS[sides] if not (large and 'float32' in name)]
-    return [name for name in OURS[sides] if 'int8' not in name]
+    without = ('int8', 'triton') if family == 'act' else ('int8',)
+    return [name for name in OURS[sides] if not any(word in name for word in without)]
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -206,7 +208,7 @@ def take_turns(arguments: argparse.Namespace, work: Path) -> None:
     family, sides, python = arguments.family, arguments.sides, arguments.lerobot_python
     options = folder_options(arguments, work)
     make_folder(python, options)
-    ours = load_ours(arguments.ours, options, sides)
+    ours, refused = without_refused(load_ours(arguments.ours, options, sides), sides)
     columns = {
         name: one
         for name, one in THEIRS[sides][family].items()
@@ -224,7 +226,7 @@ def take_turns(arguments: argparse.Namespace, work: Path) -> None:
         'theirs': theirs['lerobot'].facts,
     }
     if sides == 'cuda':
-        figures |= {'size': options.size, 'left_out': left_out}
+        figures |= {'size': options.size, 'left_out': left_out | refused}
     name = f'lerobot_{family}' if sides == 'cpu' else f'lerobot_{family}_{sides}'
     packages = PACKAGES if sides == 'cpu' else (*PACKAGES, 'triton')
     try:
@@ -232,8 +234,9 @@ def take_turns(arguments: argparse.Namespace, work: Path) -> None:
         for found in measure(theirs, ours, family, arguments.rounds, WARM_UP[sides]):
             figures |= found
             figures['targets'] = [one._asdict() for one in targets(GOALS[sides][family], found)]
-            if 'auto' in ours:
-                figures['auto']['chose'] = ours['auto'].why
+            for column, policy in ours.items():
+                # What `auto` took, or how the compiled form was tried.
+                figures[column] |= {'chose': policy.why} if policy.why else {}
             if sides == 'cuda':
                 figures['graphs_compiled'] = compiled_graphs(theirs, found['rounds'])
             if arguments.device == 'cuda':
@@ -242,7 +245,7 @@ def take_turns(arguments: argparse.Namespace, work: Path) -> None:
     finally:
         for one in (*theirs.values(), *ours.values()):
             one.close()
-    show(figures, arguments.ours)
+    show(figures, list(ours))
     print(path.name)
 
 

@@ -10,7 +10,10 @@ be installed beside ours.
     python benchmark/realtime_vla.py REPOSITORY
     python benchmark/realtime_vla.py REPOSITORY --views 2 --rounds 500 --json beside.json
 
-Exit code: 0, also where the target was missed; 2 where it cannot run.
+Ours are measured alone first and written, so that a failure of theirs leaves them.
+
+Exit code: 0, also where the target was missed; 1 where theirs could not be measured; 2 where
+nothing was.
 """
 
 from __future__ import annotations
@@ -29,11 +32,14 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / 'benchmark')]
 
-from gpu import described_parser, device_facts, device_fault  # noqa: E402
+from gpu import described, described_parser, device_facts, device_fault  # noqa: E402
+from measurement import median_ratio, percentiles, write_result  # noqa: E402
+from target import Target  # noqa: E402
 
 # The shortest of the lengths for which our prefix has a graph: nothing is padded on either side.
 PROMPT_TOKENS = 48
 WARM_UP = 20
+_MODULE = 'pi05_infer.py'
 THEIRS, OPERATORS, TRITON = 'realtime-vla', 'ours, operators', 'ours, Triton'
 PACKAGES = ('torch', 'triton', 'numpy', 'transformers')
 Side = Callable[[], np.ndarray]
@@ -43,10 +49,8 @@ def import_theirs(repository: Path) -> Any:
     """Import realtime-vla's module for pi0.5 from its checkout.
 
     Raises:
-        ImportError: it, or a package that it needs, is missing.
+        ImportError: a package that it needs is missing.
     """
-    if not (repository / 'pi05_infer.py').is_file():
-        raise ImportError('no pi05_infer.py; give a checkout of realtime-vla')
     sys.path.insert(0, str(repository))
     return importlib.import_module('pi05_infer')
 
@@ -131,13 +135,15 @@ def take_turns(sides: Mapping[str, Side], rounds: int) -> dict[str, np.ndarray]:
 
 
 def figures_of(times: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Percentiles of each side, and ours beside theirs by turns."""
-    from measurement import median_ratio, percentiles
-
+    """Percentiles of each side, and ours beside theirs by turns where theirs were measured."""
     return {
         name: {
             'ms': percentiles(list(values)),
-            **({} if name == THEIRS else {'of_theirs': median_ratio(values, times[THEIRS])}),
+            **(
+                {'of_theirs': median_ratio(values, times[THEIRS])}
+                if name != THEIRS and THEIRS in times
+                else {}
+            ),
         }
         for name, values in times.items()
     }
@@ -149,29 +155,53 @@ def main(argv: Sequence[str] | None = None) -> int:
     if reason := device_fault(arguments.device):
         print(f'error: {reason}', file=sys.stderr)
         return 2
+    if not (arguments.repository / _MODULE).is_file():
+        fault = f'no {_MODULE}; give a checkout of realtime-vla'
+        print(f'error: {arguments.repository}: {fault}', file=sys.stderr)
+        return 2
+    sides, inputs, why_no_triton = our_sides(arguments.size, arguments.views, arguments.device)
+    result = {
+        'views': arguments.views,
+        'rounds': arguments.rounds,
+        'prompt_tokens': PROMPT_TOKENS,
+        'device': device_facts(arguments.device),
+        'why_no_triton': why_no_triton,
+        'why_not_theirs': 'cut off before they were measured',
+        'sides': figures_of(take_turns(sides, arguments.rounds)),
+    }
+    _write(result, arguments.json)
     try:
         module = import_theirs(arguments.repository)
-    except ImportError as error:
-        print(f'error: {arguments.repository}: {error}', file=sys.stderr)
-        return 2
-    from measurement import write_result
-    from target import Target
+        sides[THEIRS] = their_side(module, inputs, arguments.device)
+        result['sides'] = figures_of(take_turns(sides, arguments.rounds))
+        result['why_not_theirs'] = ''
+    except Exception as error:
+        # Its code is not ours: whatever it ends with, ours are measured.
+        result['why_not_theirs'] = described(error)
+    path = _write(result, arguments.json)
+    _show(result)
+    print(path)
+    return 1 if result['why_not_theirs'] else 0
 
-    sides, inputs, why_no_triton = our_sides(arguments.size, arguments.views, arguments.device)
-    sides[THEIRS] = their_side(module, inputs, arguments.device)
-    figures = figures_of(take_turns(sides, arguments.rounds))
-    for name, found in figures.items():
+
+def _target(sides: Mapping[str, Any]) -> Target:
+    ratios = [one['of_theirs']['median'] for one in sides.values() if 'of_theirs' in one]
+    return Target('the faster of ours, of realtime-vla', 1.0, min(ratios, default=None))
+
+
+def _write(result: dict[str, Any], out: Path | None) -> Path:
+    result['target'] = _target(result['sides'])._asdict()
+    return write_result('realtime_vla', result, PACKAGES, out)
+
+
+def _show(result: Mapping[str, Any]) -> None:
+    for name, found in result['sides'].items():
         print(f'{name:16} {found["ms"]["median"]:8.2f} ms')
-    if why_no_triton:
-        print(f'{TRITON}: {why_no_triton}')
-    best = min(found['of_theirs']['median'] for name, found in figures.items() if name != THEIRS)
-    target = Target('the faster of ours, of realtime-vla', 1.0, best)
-    print(f'target: {target.line}')
-    facts = {'views': arguments.views, 'rounds': arguments.rounds, 'prompt_tokens': PROMPT_TOKENS}
-    facts |= {'device': device_facts(arguments.device), 'why_no_triton': why_no_triton}
-    result = {**facts, 'sides': figures, 'target': target._asdict()}
-    print(write_result('realtime_vla', result, PACKAGES, arguments.json))
-    return 0
+    if result['why_no_triton']:
+        print(f'{TRITON}: {result["why_no_triton"]}')
+    if result['why_not_theirs']:
+        print(f'{THEIRS}: {result["why_not_theirs"]}')
+    print(f'target: {_target(result["sides"]).line}')
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

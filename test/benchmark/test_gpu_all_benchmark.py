@@ -10,6 +10,7 @@ from paths import ROOT
 
 sys.path.insert(0, str(ROOT / 'benchmark'))
 
+import gpu
 import gpu_all
 import gpu_tensorrt
 import lerobot_turns
@@ -63,6 +64,33 @@ def test_a_failure_does_not_stop_the_others(codes, code, tmp_path, monkeypatch, 
     assert 'b                  done' in said
     assert 'c                  left out: needs more' in said
     assert ('end.py ended with 1' in said) == bool(code)
+
+
+def test_what_hangs_is_cut_off_with_all_that_it_started_and_the_others_run(
+    tmp_path, monkeypatch, capsys
+):
+    (tmp_path / 'hang.py').write_text(
+        'import subprocess, sys, time\n'
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
+        'time.sleep(600)\n'
+    )
+    (tmp_path / 'end.py').write_text('')
+    steps = {name: [[str(tmp_path / f'{name}.py')]] for name in ('hang', 'end')}
+    monkeypatch.setattr(gpu_all, 'device_fault', lambda device: '')
+    monkeypatch.setattr(gpu_all, 'commands', lambda arguments: (steps, {}))
+    assert gpu_all.main([str(tmp_path / 'out'), '--most-s', '3']) == 1
+    said = capsys.readouterr().out
+    assert 'hang.py was cut off after 3 s' in said
+    assert 'end                done' in said
+    stat = Path('/proc') / (tmp_path / 'pid').read_text() / 'stat'
+    assert not stat.exists() or stat.read_text().rpartition(') ')[2][0] in 'ZX'
+
+
+def test_every_command_has_a_limit(monkeypatch):
+    found, _ = planned(monkeypatch, *GIVEN)
+    assert {step[0] for steps in found.values() for step in steps} == set(gpu_all.LIMITS_S)
+    assert gpu_all.LIMITS_S['gpu.py'] > gpu.BUDGET_S + gpu.LAST_S
 
 
 def test_without_a_gpu_it_says_so(tmp_path, capsys, monkeypatch):

@@ -14,6 +14,7 @@ from paths import ROOT
 
 sys.path.insert(0, str(ROOT / 'benchmark'))
 
+import lerobot_bundles
 import lerobot_checkpoint
 import lerobot_record
 import lerobot_sides
@@ -60,6 +61,36 @@ def test_the_gpu_targets_compare_with_eager_and_with_the_faster_compiled():
     assert eager.line == 'bfloat16, of LeRobot eager: 0.15 (at most 0.167): met'
     assert compiled.found == pytest.approx(0.6)
     assert compiled.line.endswith('0.6 (at most 0.5): NOT MET')
+
+
+def test_the_gpu_targets_are_judged_on_the_faster_of_ours():
+    milliseconds = {'lerobot': 400.0, EAGER: 100.0, DEFAULT: 30.0, TUNED: 25.0}
+    ours = {'torch bfloat16': 30.0, 'torch bfloat16 triton': 10.0}
+    found = targets('cuda', 'pi05', figures({**milliseconds, **ours}, ours=tuple(ours)))
+    assert [one.found for one in found] == pytest.approx([0.1, 0.4])
+
+
+class Loaded:
+    """A policy of which only what it runs, and why, is asked."""
+
+    def __init__(self, torch_compile: str, why: str = '') -> None:
+        self.torch_compile, self.why, self.closed = torch_compile, why, False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_every_column_on_a_gpu_runs_another_engine_and_a_refused_one_is_left_out(monkeypatch):
+    assert len(set(lerobot_sides.OURS['cuda'].values())) == 3
+    assert lerobot_sides.OURS['cuda']['torch bfloat16 triton'].torch_compile == 'triton'
+    plain, taken = Loaded('none'), Loaded('triton')
+    names = ('torch bfloat16', 'torch bfloat16 triton')
+    both = dict(zip(names, (plain, taken), strict=True))
+    assert lerobot_bundles.without_refused(both, 'cuda') == (both, {})
+    refused = Loaded('none', 'a layer differs by 1')
+    kept, why = lerobot_bundles.without_refused({**both, names[1]: refused}, 'cuda')
+    assert kept == {names[0]: plain} and refused.closed and not plain.closed
+    assert why == {names[1]: 'a layer differs by 1'}
 
 
 def test_a_compiled_side_that_is_missing_leaves_the_other_and_without_both_nothing():
@@ -111,8 +142,9 @@ def test_show_says_each_target_and_what_was_left_out(capsys):
     [
         (['act'], ['torch float32', 'onnxruntime float32', 'torch bfloat16', 'auto']),
         (['pi05'], list(lerobot_sides.OURS['cpu'])),
-        (['act', '--device', 'cuda'], ['torch float32', 'torch bfloat16', 'auto']),
-        (['pi05', '--device', 'cuda'], ['torch bfloat16', 'auto']),
+        (['act', '--device', 'cuda'], ['torch float32', 'torch bfloat16']),
+        (['smolvla', '--device', 'cuda'], list(lerobot_sides.OURS['cuda'])),
+        (['pi05', '--device', 'cuda'], ['torch bfloat16', 'torch bfloat16 triton']),
     ],
 )
 def test_columns_of_a_family_on_a_device(arguments, columns):

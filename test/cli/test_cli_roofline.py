@@ -56,7 +56,7 @@ def test_it_says_what_fits_and_how_long_each_phase_takes_at_least(capsys):
 def test_pytorch_on_a_gpu_is_predicted_by_its_kernels_in_every_phase(tmp_path, capsys):
     devices = ('h200', 'agx-orin', 'orin-nx', 'orin-nano', 'thor')
     found = figures(tmp_path, 'pi05', '--device', *devices, '--steps', 5)
-    header = 'predicted in Triton  1 row; least time + 4 µs a kernel'
+    header = 'PyTorch predicted, ms    operators    Triton  1 row; least time + 4 µs a kernel'
     assert capsys.readouterr().out.count(header) == 5
     for device in devices:
         least = found['devices'][device]['floors_ms']['1_rows']
@@ -280,11 +280,11 @@ def test_what_tensorrt_took_before_stands_beside_what_it_takes_now(model, page_n
 def test_the_text_says_what_did_not_fit_before(capsys):
     assert main(['roofline', 'pi05', '--device', 'orin-nx']) == 0
     lines = [' '.join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    first = lines.index('tensorrt before now')
+    first = lines.index('tensorrt, as it is built one engine a row (not built any more)')
     assert lines[first + 1 : first + 5] == [
-        '1 row 5.95 GiB 4.97 GiB',
-        '1 to 2 rows 11.17 GiB 5.13 GiB',
-        'build 16.41 GiB 13.47 GiB before: DID NOT FIT',
+        '1 row 4.97 GiB 5.95 GiB',
+        '1 to 2 rows 5.13 GiB 11.17 GiB',
+        'build 13.47 GiB 16.41 GiB DID NOT FIT',
         '',
     ]
 

@@ -123,6 +123,47 @@ def test_a_later_candidate_must_be_faster_by_a_margin(
     assert f'torch in float32 {torch_ms:.1f} ms' in found.why
 
 
+BFLOAT16 = Candidate('torch', 'bfloat16')
+TENSORRT = Candidate('tensorrt', 'bfloat16')
+
+
+@pytest.mark.parametrize(
+    ('times', 'expected'),
+    [
+        # Slower, or as fast, or within the margin.
+        ({FP8: 10.9, TORCH: 10.0}, TORCH),
+        ({BFLOAT16: 10.9, TORCH: 10.0}, TORCH),
+        ({BFLOAT16: 9.5, TORCH: 10.0}, TORCH),
+        ({TENSORRT: 9.5, TORCH: 10.0}, TORCH),
+        ({BFLOAT16: 8.9, TORCH: 10.0}, BFLOAT16),
+        # Over every one of more bits: also one further down, of another backend.
+        ({BFLOAT16: 8.9, TORCH: 10.0, ONNX: 8.95}, ONNX),
+        ({FP8: 8.9, BFLOAT16: 9.5, TORCH: 20.0}, BFLOAT16),
+        ({FP8: 8.9, BFLOAT16: 12.0, TORCH: 10.0}, FP8),
+        ({FP8: 9.5, BFLOAT16: 12.0, TORCH: 10.0}, TORCH),
+        ({TORCH: 10.0, INT8: 9.5}, TORCH),
+        ({TORCH: 10.0, INT8: 8.9}, INT8),
+        # Of as many bits the order and the margin decide.
+        ({TENSORRT: 10.0, BFLOAT16: 9.5, TORCH: 20.0}, TENSORRT),
+        ({TENSORRT: 10.0, BFLOAT16: 8.9, TORCH: 20.0}, BFLOAT16),
+    ],
+    ids=lambda one: ', '.join(map(str, one.items())) if isinstance(one, dict) else None,
+)
+def test_fewer_bits_must_be_faster_by_the_margin_than_all_of_more(
+    bundle: Bundle, times: dict[Candidate, float], expected: Candidate
+):
+    found = choose(bundle, list(times), 'cpu', 1, {}, timed(times))
+    assert Candidate(found.backend, found.precision) == expected
+
+
+def test_a_choice_by_an_older_rule_is_made_again(bundle: Bundle, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(remembered_choices, '_RULE', 1)
+        choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, timed({TORCH: 9.0, ONNX: 1.0}))
+    now = timed({TORCH: 1.0, ONNX: 9.0})
+    assert choose(bundle, [TORCH, ONNX], 'cpu', 1, {}, now).backend == 'torch'
+
+
 def test_a_choice_is_remembered_until_the_file_is_removed_or_its_facts_change(
     bundle: Bundle, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):

@@ -16,14 +16,18 @@ from onnx_bundles import tiny_onnx_bundle
 
 from vla_runtime.engines.cpu import cpu_threads
 from vla_runtime.engines.onnx.session import session_options
+from vla_runtime.files import machine
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
+from vla_runtime.replay import batch
 
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = torch.get_num_threads()
     monkeypatch.setenv('OMP_NUM_THREADS', '1')
+    # The machine of the tests may be a container with a quota.
+    monkeypatch.setattr(machine, '_quotas', lambda: iter(()))
     yield
     torch.set_num_threads(before)
 
@@ -49,7 +53,11 @@ def test_the_networks_of_a_pipeline_leave_a_core(
     assert cpu_threads(given, settings.networks_at_once) == expected
 
 
-@pytest.mark.parametrize(('said', 'expected'), [('3', 3), ('', 7), ('0', 7), ('many', 7)])
+@pytest.mark.parametrize(
+    ('said', 'expected'),
+    # A list is OpenMP's: one number for each depth of nesting.
+    [('3', 3), ('', 7), ('0', 7), ('many', 7), ('2,1', 2), (' 2 , 1', 2), ('0,2', 7)],
+)
 def test_without_a_number_the_environments_counts(
     monkeypatch: pytest.MonkeyPatch, said: str, expected: int
 ) -> None:
@@ -57,6 +65,13 @@ def test_without_a_number_the_environments_counts(
     monkeypatch.setenv('OMP_NUM_THREADS', said)
     assert cpu_threads(None) == expected
     assert cpu_threads(0) == 7
+
+
+def test_a_quota_counts_as_cores_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda _: set(range(64)))
+    monkeypatch.setattr(machine, '_quotas', lambda: iter((8.0, 4.5)))
+    assert cpu_threads(0) == 3
+    assert batch.cores(2) == 2
 
 
 @pytest.mark.parametrize('said', ['257', '5000', '9' * 5000])

@@ -17,7 +17,7 @@ from tiny_policy import CAMERAS, JOINTS, pose_spec, tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import BundleError
 from vla_runtime.bundle.schema import CropSpec, ImageSpec
-from vla_runtime.engines import cuda_runtime
+from vla_runtime.engines import cpu, cuda_runtime
 from vla_runtime.families.family import image_sizes
 from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.prefix_cache import PrefixCache
@@ -132,8 +132,8 @@ def test_one_view_has_no_kind_between_a_miss_and_a_hit():
         ({'views': 0}, '--views 0'),
         ({'rows': 3}, '--rows 3: expected 1, or 2'),
         ({'repeats': 0}, '--repeats 0'),
-        ({'threads': 0}, '--threads 0: expected 1 to 256'),
-        ({'threads': 5000}, '--threads 5000: expected 1 to 256'),
+        ({'threads': -1}, '--threads -1: expected 0 to 256'),
+        ({'threads': 5000}, '--threads 5000: expected 0 to 256'),
         ({'backend': 'jax'}, "backend 'jax' is unknown"),
         ({'device': 'cuda:x'}, "device 'cuda:x' is unknown"),
         ({'steps': 1000}, 'denoise_steps is 1000'),
@@ -238,6 +238,17 @@ def test_a_cpu_s_rates_are_those_of_the_run_s_threads(monkeypatch):
     monkeypatch.setattr(device_rates, '_torch_rates', noted)
     run_bench(tiny_onnx_bundle(), replace(QUICK, backend='onnxruntime', repeats=1, threads=2))
     assert used == [2] and torch.get_num_threads() == before
+
+
+def test_no_threads_are_all_cores_but_one_as_in_the_node(bundle, monkeypatch):
+    monkeypatch.setenv('OMP_NUM_THREADS', '1')
+    monkeypatch.setattr(cpu, 'available_cores', lambda: 3)
+    before = torch.get_num_threads()
+    try:
+        figures = run_bench(bundle, replace(QUICK, repeats=1, threads=0))
+        assert figures['threads'] == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_threads_are_pytorchs(bundle):

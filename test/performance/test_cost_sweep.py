@@ -9,18 +9,22 @@ from onnx_bundles import tiny_onnx_bundle
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.families import preset
+from vla_runtime.families import performance_figures, preset
 from vla_runtime.performance import bench, cost_sweep
 from vla_runtime.performance.bench import BenchOptions
+from vla_runtime.performance.cost_page import _published_table
 from vla_runtime.performance.cost_sweep import (
+    KINDS,
     Setup,
     least_times,
     published_floors,
+    published_predictions,
     run_sweep,
     setups_of,
     sizes_of,
 )
 from vla_runtime.performance.devices import DEVICES
+from vla_runtime.performance.kernel_times import predicted_ms
 from vla_runtime.performance.operation_counts import count_operations, counts_of
 from vla_runtime.performance.roofline import Rates, phase_floors, published_rates
 
@@ -133,6 +137,28 @@ def test_published_sizes_have_the_roofline_of_every_device(monkeypatch):
         views=dims.cameras,
     )
     assert found['act']['thor']['miss'] == pytest.approx(floors['miss'].milliseconds)
+
+
+def test_sizes_whose_kernels_were_counted_have_predictions_which_the_page_shows(monkeypatch):
+    monkeypatch.setattr(cost_sweep, 'preset_names', lambda: ('act', 'pi05'))
+    published = published_floors()
+    found = published_predictions(published)
+    assert list(found) == ['pi05, torch', 'pi05, triton']
+    family, dims = preset('pi05')
+    floors = phase_floors(
+        count_operations(family, dims),
+        published_rates(DEVICES['thor'], 'bfloat16'),
+        precision='bfloat16',
+        rows=1,
+        steps=10,
+        views=dims.cameras,
+    )
+    kernels = performance_figures('pi05').kernels['triton']
+    wanted = predicted_ms(floors, kernels, views=dims.cameras, steps=10)
+    for kind in KINDS:
+        assert found['pi05, triton']['thor'][kind] == pytest.approx(wanted[kind])
+    page = _published_table({'published': published, 'predicted': found})
+    assert '<th>pi05, triton</th>' in page and 'predicted</h2>' in page
 
 
 def test_a_policy_is_closed_when_an_inference_fails(bundle, monkeypatch):

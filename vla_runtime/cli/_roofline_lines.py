@@ -54,11 +54,15 @@ def _predicted_lines(device: Mapping[str, Any], labels: Mapping[str, str]) -> Se
     if not predicted:
         return ['  no prediction for PyTorch: its kernels were not counted for this', '']
     how = f'1 row; least time + {1e6 * SECONDS_A_KERNEL:g} µs a kernel, not measured'
-    lines = [f'  {"torch, ms":24}{"predicted":>10}{"in Triton":>10}  {how}']
-    lines += [
-        f'  {label:24}' + ''.join(f'{_digits(one[phase]):>10}' for one in predicted.values())
-        for phase, label in labels.items()
-    ]
+    lines = [f'  {"PyTorch predicted, ms":24}{"operators":>10}{"Triton":>10}  {how}']
+    for phase, label in labels.items():
+        first, *others = (one[phase] for one in predicted.values())
+        # A kernel or two in a phase that Triton's do not change say nothing.
+        cells = [first, *(one if abs(one - first) > 0.01 * first else None for one in others)]
+        lines.append(
+            f'  {label:24}'
+            + ''.join(f'{"same" if one is None else _digits(one):>10}' for one in cells)
+        )
     return [*lines, '']
 
 
@@ -109,16 +113,16 @@ def _memory_lines(
 
 
 def _before_lines(answer: Mapping[str, Any], device: Mapping[str, Any]) -> Sequence[str]:
-    """Lines that compare TensorRT's memory before and now, and an empty line."""
-    lines = [f'  {"tensorrt":24}{"before":>13}{"now":>13}']
+    """Lines that compare TensorRT's memory with that of an engine a row, and an empty line."""
+    lines = [f'  {"tensorrt, as it is built":24}{"":13}  one engine a row (not built any more)']
     now = answer['memory_bytes']['tensorrt']
     for built, need in answer['tensorrt_before_bytes'].items():
-        sizes = (need['total'], now[built]['total'])
-        verdict = '' if device['before']['fits'][built] else '  before: DID NOT FIT'
+        sizes = (now[built]['total'], need['total'])
+        verdict = '' if device['before']['fits'][built] else '  DID NOT FIT'
         label = built.replace('_', ' ')
         lines.append(f'  {label:24}' + ''.join(f'{_size(size):>13}' for size in sizes) + verdict)
-    builds = (device['before']['build'], device['build'])
-    verdict = '' if builds[0]['fits'] else '  before: DID NOT FIT'
+    builds = (device['build'], device['before']['build'])
+    verdict = '' if builds[1]['fits'] else '  DID NOT FIT'
     sizes = tuple(build['memory_bytes'] for build in builds)
     lines.append(f'  {"build":24}' + ''.join(f'{_size(size):>13}' for size in sizes) + verdict)
     return [*lines, '']

@@ -8,7 +8,7 @@ precision.
 
 --plot measures more: cost against views, denoise steps, prompt rows and samples, one at a time, and
 on paper against prompt tokens and actions; with it the least time of every published size on every
-device of the table.
+device of the table, and where its kernels were counted what PyTorch on CUDA is predicted to take.
 
 examples:
   vla_runtime bench engines/demo
@@ -94,9 +94,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--threads',
-        type=between(1, MOST_THREADS),
+        type=between(0, MOST_THREADS),
         metavar='N',
-        help='CPU threads of each network (default: OMP_NUM_THREADS, else all cores but one)',
+        help='CPU threads of each network; 0: all cores but one (default: OMP_NUM_THREADS, else 0)',
     )
     parser.add_argument(
         '--torch-compile',
@@ -167,7 +167,12 @@ def _plot(arguments: argparse.Namespace, options: BenchOptions, result: dict[str
     from tqdm import tqdm
 
     from vla_runtime.performance.cost_page import cost_page
-    from vla_runtime.performance.cost_sweep import Setup, published_floors, run_sweep
+    from vla_runtime.performance.cost_sweep import (
+        Setup,
+        published_floors,
+        published_predictions,
+        run_sweep,
+    )
     from vla_runtime.performance.roofline import Rates
 
     figures = result['figures']
@@ -186,6 +191,7 @@ def _plot(arguments: argparse.Namespace, options: BenchOptions, result: dict[str
     except ValueError as error:
         figures['published'] = {}
         figures['cost']['notes'].append(f'published sizes: {error}')
+    figures['predicted'] = published_predictions(figures['published'])
     write_text(arguments.plot, cost_page(result))
 
 
@@ -200,14 +206,14 @@ def describe(figures: Mapping[str, Any]) -> str:
     if figures['why']:
         lines.append(f'chosen: {figures["why"]}')
     for kind, phases in figures['milliseconds'].items():
-        least_title = f'{"least":>9}' if figures['rates'] else ''
+        least_title = f'{"least":>9}  {"of least":>8}' if figures['rates'] else ''
         lines += ['', f'{kind + ", ms":20}{"median":>9}{"p95":>9}{"p99":>9}{least_title}']
         floors = figures['floors_ms'].get(kind, {})
         for phase, found in phases.items():
             least = _least(phase, floors)
             lines.append(
                 f'  {phase:18}{found["median"]:>9.2f}{found["p95"]:>9.2f}{found["p99"]:>9.2f}'
-                + (f'{least:>9.3g}  {found["median"] / least:.1f} times' if least else '')
+                + (f'{least:>9.3g}  {found["median"] / least:>8.1f}' if least else '')
             )
     rates, memory = figures['rates'], figures['memory']
     if rates:

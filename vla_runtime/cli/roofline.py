@@ -12,14 +12,14 @@ rows. PyTorch holds the text table too; the others leave it to the host, which m
 TensorRT are built on the device that runs them, and building takes more than running: 'tensorrt,
 build' is what 'vla_runtime build' asks for first. They fit where they can be built, with swap if
 need be, and where loading them, which asks for 0.25 GiB more than they need, is not refused.
-The column 'before' is the memory of a layout that is no longer built: an engine for each number of
-rows, each with its weights and the text table. Shares of a miss stand beside those that others
+'One engine a row' is the memory of a layout that is not built any more: an engine for each number
+of rows, each with its weights and the text table. Shares of a miss stand beside those that others
 measured and published for that policy and device, where there are any; their views and precision
 may differ.
 
-The column 'predicted' is what PyTorch on CUDA is expected to take with one row: the least time plus
-4 microseconds for each kernel that it launches; 'in Triton' is the same with the expert's layers in
-Triton kernels (torch_compile: triton). It is a prediction, not a measurement: the kernels
+'PyTorch predicted' is what PyTorch on CUDA is expected to take with one row: the least time plus
+4 microseconds for each kernel that it launches, with its own operators, and with the expert's
+layers in Triton kernels (torch_compile: triton). It is a prediction, not a measurement: the kernels
 were counted on a CPU, and the cost of one is an estimate. It stands for the published sizes whose
 kernels were counted (see MODEL), in bfloat16 or float16.
 

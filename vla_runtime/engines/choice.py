@@ -6,6 +6,8 @@ Invariants:
   recorded cases here, because it may round elsewhere (ACT's convolutions do);
 - candidates stand in a fixed order, and a later one is chosen only where it is faster by a margin,
   so that noise in a measurement does not choose;
+- fewer bits have to win: a candidate is faster by the margin than every one of more bits, or not
+  chosen;
 - a choice that was measured is remembered on this machine (`engines.remembered_choices`).
 """
 
@@ -37,8 +39,10 @@ logger = logging.getLogger(__name__)
 
 Loaded = TypeVar('Loaded')
 
-# A candidate further down the order must need less than this share of the time of the one above.
+# A candidate further down the order must need less than this share of the time of the one above,
+# and one of fewer bits less than this share of the time of each of more.
 _MARGIN = 0.9
+_BITS = {'float32': 32, 'float16': 16, 'bfloat16': 16, 'fp8': 8, 'int8': 8}
 # Bundles with larger weights are not loaded once per candidate, and neither are those that would
 # need more of the free memory, for a copy in float32 and what loading takes: the order decides.
 MOST_MEASURED_BYTES = 4_000_000_000
@@ -148,10 +152,7 @@ def choose(
     times, errors = _measured(found, measure)
     if not times:
         raise errors[first]
-    best = next(iter(times))
-    for candidate, milliseconds in times.items():
-        if milliseconds < _MARGIN * times[best]:
-            best = candidate
+    best = _fastest(times)
     why = ', '.join(
         [f'{candidate} {milliseconds:.1f} ms' for candidate, milliseconds in times.items()]
         + [f'{candidate} cannot: {error}' for candidate, error in errors.items()]
@@ -161,6 +162,28 @@ def choose(
     if all(isinstance(error, ValueError) for error in errors.values()):
         remember_choices({**remembered, key: choice})
     return choice
+
+
+def _fastest(times: Mapping[Candidate, float]) -> Candidate:
+    """Return the fastest candidate, whose margin noise does not explain.
+
+    Args:
+        times: milliseconds, the likely fastest first.
+    """
+    worth = {
+        candidate: milliseconds
+        for candidate, milliseconds in times.items()
+        if all(
+            milliseconds < _MARGIN * other
+            for one, other in times.items()
+            if _BITS[one.precision] > _BITS[candidate.precision]
+        )
+    }
+    best = next(iter(worth))
+    for candidate, milliseconds in worth.items():
+        if milliseconds < _MARGIN * worth[best]:
+            best = candidate
+    return best
 
 
 def _measured(

@@ -6,7 +6,7 @@ import ctypes
 import os
 
 from vla_runtime.engines.preflight import MOST_THREADS
-from vla_runtime.files.machine import cpu_flags, cpu_name
+from vla_runtime.files.machine import available_cores, cpu_flags, cpu_name
 from vla_runtime.files.quotes import quoted
 
 # Flags of CPUs that multiply bfloat16 matrices themselves: x86 (vectors, tiles) and Arm.
@@ -39,21 +39,24 @@ def cpu_threads(given: int | None, networks: int = 1) -> int:
     """CPU threads of each network: the one rule, for every backend.
 
     Args:
-        given: number of threads; 0: all cores but one, because networks on all of them starve a
-            node's callbacks; None: as many as OMP_NUM_THREADS says, and as 0 where it is not set.
+        given: number of threads; 0: all cores but one that this process may keep busy, because
+            networks on all of them starve a node's callbacks; None: as many as OMP_NUM_THREADS
+            says, the first number of a list (OpenMP's, for nested regions), and as 0 where it is
+            not set.
         networks: number of networks that run at once (two in the pipeline `throughput`) and share
             the cores of 0; each has at least one.
 
     Raises:
         ValueError: more than `MOST_THREADS`.
     """
-    said = os.environ.get('OMP_NUM_THREADS', '') if given is None else str(given)
+    variable = os.environ.get('OMP_NUM_THREADS', '').partition(',')[0].strip()
+    said = variable if given is None else str(given)
     if said.isdecimal() and said.strip('0'):
         if len(said) > 9 or int(said) > MOST_THREADS:
             name = 'OMP_NUM_THREADS' if given is None else 'threads'
             raise ValueError(f'{name}={quoted(said)}: expected 1 to {MOST_THREADS}')
         return int(said)
-    return max(1, (len(os.sched_getaffinity(0)) - 1) // networks)
+    return max(1, (available_cores() - 1) // networks)
 
 
 def keep_freed_memory() -> None:

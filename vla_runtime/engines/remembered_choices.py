@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 _PACKAGES = ('torch', 'onnxruntime', 'onnxruntime-gpu', 'tensorrt')
 _MOST_KEPT = 200
+# Another where `choice` chooses otherwise from the same times: what was chosen before is forgotten.
+_RULE = 2
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ def choice_key(
 ) -> str:
     """Return a digest of everything that the choice depends on."""
     facts: dict[str, Any] = {
+        'rule': _RULE,
         'bundle': spec_identity(bundle.spec),
         'candidates': [asdict(candidate) for candidate in found],
         'device': device,

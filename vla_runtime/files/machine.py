@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 _CPU = Path('/proc/cpuinfo')
+# Control groups of this process, and where they are mounted (cgroups(7)).
+_GROUPS, _MOUNT = Path('/proc/self/cgroup'), Path('/sys/fs/cgroup')
 # Instructions that decide which products a CPU computes fast, and with which last bits: x86, Arm.
 _INSTRUCTIONS = (
     *('avx2', 'avx512f', 'avx512_bf16', 'avx512_vnni', 'avx_vnni', 'amx_bf16', 'amx_int8'),
@@ -40,6 +42,49 @@ def cpu_instructions() -> str:
     """Return the CPU instructions that products use; a cloud's CPUs share a name."""
     flags = cpu_flags()
     return ' '.join(name for name in _INSTRUCTIONS if name in flags)
+
+
+def available_cores() -> int:
+    """Return the cores that this process may keep busy, at least one.
+
+    Those that it may run on, and not more than its control groups' time allows, as a container's
+    `--cpus` sets it; a part of a core does not count.
+    """
+    allowed = len(os.sched_getaffinity(0))
+    return max(1, min([allowed, *(int(cores) for cores in _quotas())]))
+
+
+def _quotas() -> Iterator[float]:
+    """Yield the quotas of all control groups that this process is in, in cores."""
+    try:
+        lines = _GROUPS.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(':', 2)
+        files: tuple[str, ...] = ('cpu.cfs_quota_us', 'cpu.cfs_period_us')
+        mount = _MOUNT / 'cpu'
+        if not controllers:
+            mount, files = _MOUNT, ('cpu.max',)
+        elif 'cpu' not in controllers.split(','):
+            continue
+        group = mount / path.lstrip('/')
+        # A parent's quota holds for its children. In a container the path may be the host's, and
+        # the container's own group the mount itself.
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(mount) and (quota := _quota(folder, files)):
+                yield quota
+
+
+def _quota(folder: Path, files: Sequence[str]) -> float | None:
+    """Return the quota of a control group in cores; None without one."""
+    try:
+        words = ' '.join((folder / name).read_text() for name in files).split()
+        quota, period = (int(word) for word in words)
+    except (OSError, ValueError):
+        # No such file, or `max`.
+        return None
+    return quota / period if quota > 0 and period > 0 else None
 
 
 def machine() -> dict[str, Any]:

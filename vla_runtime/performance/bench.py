@@ -265,8 +265,8 @@ def _check(spec: BundleSpec, options: BenchOptions) -> int:
         )
     if options.repeats < 1:
         raise ValueError(f'--repeats {options.repeats}: expected at least 1')
-    if options.threads is not None and not 1 <= options.threads <= MOST_THREADS:
-        raise ValueError(f'--threads {options.threads}: expected 1 to {MOST_THREADS}')
+    if options.threads is not None and not 0 <= options.threads <= MOST_THREADS:
+        raise ValueError(f'--threads {options.threads}: expected 0 to {MOST_THREADS}')
     return views
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from vla_runtime.files.html_page import html_page, inline_svg
 from vla_runtime.performance.cost_sweep import KINDS
 from vla_runtime.performance.devices import DEVICES
+from vla_runtime.performance.kernel_times import SECONDS_A_KERNEL
 
 _TITLES = {
     'views': 'views with a new image',
@@ -134,26 +135,37 @@ def _cells(point: Mapping[str, Any], kind: str) -> list[str]:
 
 
 def _published_table(figures: Mapping[str, Any]) -> str:
-    """Write the roofline of every published size on every device, miss and hit."""
+    """Write the roofline of every published size on every device, and PyTorch's prediction."""
     if not figures['published']:
         return ''
-    published = figures['published']
+    predicted = (
+        '<h2>PyTorch on every GPU, predicted</h2>\n<p class="note">The same, and '
+        f'{1e6 * SECONDS_A_KERNEL:g} µs for each kernel: with its own operators (torch), and with '
+        'the layers of the expert in Triton kernels (triton). The kernels were counted on a '
+        'CPU. Nothing in this table was measured.</p>\n'
+        f'{_devices_table(figures["predicted"])}'
+    )
+    return (
+        '<h2>Every family on every device, on paper</h2>\n<p class="note">Least times in bfloat16 '
+        'from published rates (vla_runtime roofline --list), all views new at a miss, 10 denoise '
+        'steps where the head has steps. Nothing in this table was measured.</p>\n'
+        f'{_devices_table(figures["published"])}{predicted}'
+    )
+
+
+def _devices_table(columns: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """Write miss and hit of each column on every device."""
     rows = [
         _row(
             [
                 device.name,
-                *(f'{_ms(of[key]["miss"])} / {_ms(of[key]["hit"])}' for of in published.values()),
+                *(f'{_ms(of[key]["miss"])} / {_ms(of[key]["hit"])}' for of in columns.values()),
             ],
             False,
         )
         for key, device in DEVICES.items()
     ]
-    return (
-        '<h2>Every family on every device, on paper</h2>\n<p class="note">Least times in bfloat16 '
-        'from published rates (vla_runtime roofline --list), all views new at a miss, 10 denoise '
-        'steps where the head has steps. Nothing in this table was measured.</p>\n'
-        f'{_table(["miss / hit, ms", *published], rows)}'
-    )
+    return _table(['miss / hit, ms', *columns], rows)
 
 
 def _table(heads: Sequence[str], rows: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from vla_runtime.bundle.folder import Bundle, read_bundle
-from vla_runtime.families import find_family, preset, preset_names
+from vla_runtime.families import find_family, performance_figures, preset, preset_names
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.performance.bench import (
     WARM_UP,
@@ -24,6 +24,7 @@ from vla_runtime.performance.bench import (
     measure_kinds,
 )
 from vla_runtime.performance.devices import DEVICES, MATRIX_BYTES
+from vla_runtime.performance.kernel_times import SECONDS_A_KERNEL
 from vla_runtime.performance.measurement import percentiles
 from vla_runtime.performance.operation_counts import (
     PolicyCounts,
@@ -252,6 +253,31 @@ def published_floors(
             key: least_times(counts, published_rates(device, _PRECISION), _PRECISION, setup)
             for key, device in DEVICES.items()
         }
+    return found
+
+
+def published_predictions(
+    published: Mapping[str, Mapping[str, Mapping[str, float]]],
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the predicted times of PyTorch on CUDA, ms, for sizes whose kernels were counted.
+
+    Args:
+        published: return value of `published_floors`.
+
+    Returns:
+        by size and what runs the expert's layers (`SIZE, torch`), device and kind
+    """
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for name, of_device in published.items():
+        size = preset(name)
+        assert size is not None
+        views = size[1].cameras
+        for run_by, kernels in performance_figures(name).kernels.items():
+            counts = kernels.phases(views=views, steps=_PUBLISHED_STEPS)
+            found[f'{name}, {run_by}'] = {
+                key: {kind: least[kind] + 1e3 * SECONDS_A_KERNEL * counts[kind] for kind in KINDS}
+                for key, least in of_device.items()
+            }
     return found
 
 

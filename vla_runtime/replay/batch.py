@@ -7,13 +7,13 @@ goes on where an interrupted one was, and what has changed or failed is replayed
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import as_completed
 from pathlib import Path
 from typing import Any
 
 from vla_runtime.files.json_file import LARGEST_RESULT, JsonError, read_json
+from vla_runtime.files.machine import available_cores
 from vla_runtime.files.whole_files import write_text
 from vla_runtime.processes.workers import Pool
 from vla_runtime.replay.units import Json, Unit, run_unit
@@ -56,7 +56,7 @@ def run_batch(units: Sequence[Unit], folder: Path, pool: Pool) -> Iterator[tuple
 
 def cores(threads: int) -> int:
     """Number of processes that run at once on this machine, each with so many threads."""
-    return max(1, len(os.sched_getaffinity(0)) // max(1, threads))
+    return max(1, available_cores() // max(1, threads))
 
 
 def totals(results: Sequence[Json]) -> Json:
