@@ -115,7 +115,7 @@ def triton(device: str, size: str) -> Finding:
         dims = sized_dims(family, size, CAMERAS)
         for precision in worst:
             engine = torch_engine(random_network(family, dims, device, precision), graphs=True)
-            compile_networks(engine, TRITON, precision)
+            compile_networks(engine, TRITON, precision, action_times=True)
             if engine.torch_compile != TRITON:
                 refused.setdefault(engine.why_compiled, []).append(f'{family} in {precision}')
                 engine.close()
