@@ -395,6 +395,17 @@ def test_accelerations_of_a_pose_are_those_of_its_columns(tmp_path):
     assert limits.velocity == pytest.approx([0.5] * 3 + [1.0] * 3)
 
 
+@pytest.mark.parametrize('form', ['quaternion_wxyz', 'quaternion_xyzw', 'rotation_6d'])
+def test_a_twist_that_is_no_three_numbers_is_a_misfit_that_says_what_mends_it(tmp_path, form):
+    path = tmp_path / 'arm.yaml'
+    path.write_text(ARM.replace('pose_stamped', 'twist_stamped'))
+    pose = replace(TOOL, rotation=FORMS[form], form=form, euler_axes=None, kind='velocity')
+    with pytest.raises(
+        MatchError, match=rf"poses\[0\]\.form: 'tool' is velocity .*{form}.*axis_angle"
+    ):
+        match_robot(load_robot(path), pose_policy(pose, 'm/s', '1'), 'bundle')
+
+
 def test_a_camera_of_another_size_is_a_misfit_where_nothing_resizes_its_images(tmp_path):
     bundle = tiny_spec('act')
     text = """

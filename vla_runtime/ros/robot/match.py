@@ -362,6 +362,13 @@ class _Matcher:
         rotation = pose.rotation
         if pose.kind != 'velocity':
             rotation = quaternion_names(pose.name)
+        elif len(rotation) != 3:
+            self._misfit(
+                f'poses[{self._spec.poses.index(pose)}].form',
+                f"'{pose.name}' is velocity and written as {pose.form}, but a twist has three "
+                'angular velocities: write them as axis_angle in the bundle, rad/s about x, y and '
+                'z, or command absolute poses',
+            )
         where = tuple(place[name] for name in (*pose.position, *rotation))
         return MatchedOutput(output, where, pose=pose, frame_id=robot_pose.frame_id)
 
