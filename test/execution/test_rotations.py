@@ -199,6 +199,17 @@ def test_when_braking_expect_the_shortest_way_the_angular_acceleration_allows() 
     assert rates[-1] == 0.0
 
 
+def test_when_stopped_at_once_expect_the_next_motion_from_standstill() -> None:
+    limiter, command = limiter_of(1.0, 10.0), UNTURNED.copy()
+    for _ in range(30):
+        limiter.apply(command, turned_by(2.0), np.zeros(4), None, DT_S)
+    limiter.stop(DT_S)
+    assert not limiter.moving
+    before = command.copy()
+    limiter.apply(command, turned_by(2.0), np.zeros(4), None, DT_S)
+    assert np.linalg.norm(rate(before, command, DT_S)) == pytest.approx(0.1)
+
+
 # ------------------------------------------------------------ the executor
 
 

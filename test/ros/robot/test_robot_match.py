@@ -379,6 +379,18 @@ def test_a_rotation_is_a_quaternion_in_commands_whatever_the_policy_writes(arm, 
     assert by_topic == {'target_pose': (4, 6, 7, 0, 1, 2, 3), 'hand/commands': (5,)}
 
 
+def test_actions_of_a_pose_may_be_called_as_joints_are(tmp_path):
+    path = tmp_path / 'arm.yaml'
+    text = ARM.replace('name: lift, unit: rad', 'name: lift, aliases: [x], unit: m')
+    path.write_text(text[: text.index('  - {kind: float64')])
+    pose = replace(TOOL, rotation=('turn', 'pitch', 'yaw'))
+    spec = replace(pose_policy(pose), state=measured(('turn', 'rad')))
+    match = match_robot(load_robot(path), spec, 'bundle')
+    assert match.column_names == ('lift', 'y', 'z', 'tool.qw', 'tool.qx', 'tool.qy', 'tool.qz')
+    assert [column.feedback for column in match.columns] == [True] + [False] * 6
+    assert match.outputs[0].columns == tuple(range(7))
+
+
 def test_accelerations_of_a_pose_are_those_of_its_columns(tmp_path):
     path = tmp_path / 'arm.yaml'
     given = 'angular_velocity: 1.0, acceleration: 2.0, angular_acceleration: 5.0}'

@@ -252,8 +252,10 @@ class _Matcher:
 
     def _column(self, action: ActionSpec) -> Column:
         kind: ColumnKind = 'velocity' if action.kind == 'velocity' else 'position'
-        joint = self._joints.get(action.name)
-        if joint is not None:
+        joint, pose = self._joints.get(action.name), self._pose_of.get(action.name)
+        # A number of a rotation is no joint, whatever it is called: it is converted.
+        turns = pose is not None and action.name in pose.rotation and kind == 'position'
+        if joint is not None and not turns:
             return Column(
                 joint.name,
                 kind,
@@ -306,7 +308,7 @@ class _Matcher:
             one = (
                 self._joint_output(index, output, place, columns)
                 if output.pose is None
-                else self._pose_output(output, place)
+                else self._pose_output(output, place, written)
             )
             if one is not None:
                 matched.append(one)
@@ -348,10 +350,12 @@ class _Matcher:
         names = tuple(self._robot.joint(name).in_messages for name in output.joints)
         return MatchedOutput(output, where, message_names=names)
 
-    def _pose_output(self, output: RobotOutput, place: Mapping[str, int]) -> MatchedOutput | None:
+    def _pose_output(
+        self, output: RobotOutput, place: Mapping[str, int], written: WrittenColumns
+    ) -> MatchedOutput | None:
         robot_pose = next(pose for pose in self._robot.poses if pose.name == output.pose)
-        names = (robot_pose.name, *robot_pose.aliases)
-        pose = next((pose for pose in self._spec.poses if pose.name in names), None)
+        known = (robot_pose.name, *robot_pose.aliases)
+        pose = next((pose for pose in self._spec.poses if pose.name in known), None)
         if pose is None:
             return None
         wanted = 'twist_stamped' if pose.kind == 'velocity' else 'pose_stamped'
@@ -369,7 +373,10 @@ class _Matcher:
                 'angular velocities: write them as axis_angle in the bundle, rad/s about x, y and '
                 'z, or command absolute poses',
             )
-        where = tuple(place[name] for name in (*pose.position, *rotation))
+        # Actions may be called as measured joints are, by an alias too.
+        actions = [action.name for action in self._spec.actions]
+        names = dict(zip(actions, written.names, strict=True))
+        where = tuple(place[names.get(name, name)] for name in (*pose.position, *rotation))
         return MatchedOutput(output, where, pose=pose, frame_id=robot_pose.frame_id)
 
 
