@@ -203,7 +203,7 @@ class _Maker:
     def _ask(self, turn: Turn) -> Any:
         """Send the request, twice with plans of their own where it is repeated."""
         self._request += 1
-        columns = self._match.column_names
+        columns = self._match.action_names
         for again in range(2 if turn.repeated else 1):
             rows = self._random.uniform(-1, 1, (turn.rows, len(columns)))
             message = plan_to_message(

@@ -15,9 +15,12 @@ from vla_runtime.processing.poses import (
     check_euler_axes,
     continue_from,
     from_matrix,
+    from_quaternions,
     rotation_width,
     to_matrix,
+    to_quaternions,
     unit_quaternions,
+    write_near,
 )
 
 FORMS = ('quaternion_wxyz', 'quaternion_xyzw', 'euler', 'axis_angle', 'rotation_6d')
@@ -107,7 +110,7 @@ def test_batches_equal_single_rotations(form):
     assert from_matrix(np.zeros((0, 3, 3)), form).shape == (0, rotation_width(form))
 
 
-@given(values=hnp.arrays(np.float64, 4, elements=st.floats(-1, 1)), length=st.floats(0.01, 100))
+@given(values=hnp.arrays(np.float64, 4, elements=st.floats(-1, 1)), length=st.floats(0.2, 100))
 def test_quaternions_of_any_length_and_sign_mean_the_same(values, length):
     if np.linalg.norm(values) < 0.01:
         return
@@ -169,10 +172,11 @@ def test_angle_running_past_a_half_turn_goes_on(form, unit):
     ('form', 'values', 'words'),
     [
         ('quaternion_wxyz', [0, 0, 0, 0], 'no length'),
-        ('quaternion_xyzw', [1e-9, 0, 0, 0], 'no length'),
+        ('quaternion_xyzw', [5e-4, 0, 0, 0], 'no length'),
         ('rotation_6d', [0, 0, 0, 0, 1, 0], 'no length'),
         ('rotation_6d', [0, 1, 0, 0, 0, 0], 'no length'),
         ('rotation_6d', [1, 2, 3, -2, -4, -6], 'parallel'),
+        ('rotation_6d', [1, 1e-5, 0, 1, 0, 0], 'parallel'),
         ('euler', [0, math.nan, 0], 'not finite'),
         ('axis_angle', [0, math.inf, 0], 'not finite'),
     ],
@@ -201,3 +205,30 @@ def test_unknown_axis_code_is_an_error(axes):
 def test_unknown_form_is_an_error():
     with pytest.raises(ValueError, match="rotation_6d; got 'rpy'"):
         rotation_width('rpy')
+
+
+@pytest.mark.parametrize('form', FORMS)
+@given(vector=vectors, turns=st.integers(-3, 3))
+def test_quaternions_and_back_are_the_same_rotation_in_the_writing_that_is_near(
+    form, vector, turns
+):
+    matrices = np.array([_exponential(vector), np.eye(3)])
+    written = from_matrix(matrices, form)
+    if form == 'euler':
+        written += 2 * np.pi * turns
+    elif form.startswith('quaternion') and turns % 2:
+        written = -written
+    quaternions = to_quaternions(written, form)
+    np.testing.assert_allclose(np.linalg.norm(quaternions, axis=1), 1.0, atol=1e-12)
+    np.testing.assert_allclose(to_matrix(quaternions, 'quaternion_wxyz'), matrices, atol=1e-7)
+    back = write_near(from_quaternions(-quaternions, form), written, form)
+    np.testing.assert_allclose(to_matrix(back, form), matrices, atol=1e-7)
+    if form != 'euler':
+        np.testing.assert_allclose(back, written, atol=1e-6)
+
+
+def test_a_rotation_vector_beyond_half_a_turn_is_written_near_one_and_none_near_a_whole_turn():
+    near = np.array([[3.2, 0.0, 0.0], [0.0, 6.2, 0.0], [0.1, 0.0, 0.0]])
+    rows = np.array([[3.1 - 2 * np.pi, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    wanted = [[3.1, 0.0, 0.0], [0.0, 2 * np.pi, 0.0], [0.0, 0.0, 0.0]]
+    np.testing.assert_allclose(write_near(rows, near, 'axis_angle'), wanted, atol=1e-12)

@@ -9,6 +9,14 @@ import numpy as np
 
 from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.limits import Limits
+from vla_runtime.execution.rotations import (
+    Quaternion,
+    Vector,
+    derivative_of,
+    turn_between,
+    turned,
+    unit,
+)
 
 # Fraction of the start's tolerance that is too small to see.
 NEGLIGIBLE = 0.01
@@ -67,8 +75,8 @@ def start_limits(
         start: tolerance and speed of columns without numbers of their own.
 
     Returns:
-        tolerance: (columns,) float64, rad or m.
-        speed: (columns,) float64, rad/s or m/s.
+        tolerance: (columns,) float64, rad or m; of a rotation rad.
+        speed: (columns,) float64, rad/s or m/s; of a rotation rad/s.
     """
     span = limits.upper - limits.lower
     tolerance = np.minimum(start.tolerance * columns.scale, _TOLERANCE_SHARE * span)
@@ -80,6 +88,8 @@ def start_limits(
 
 class Approach:
     """A straight line in joint space at a set speed; all columns arrive together.
+
+    A rotation goes the short way, about one axis.
 
     Args:
         columns: the executor's.
@@ -97,6 +107,8 @@ class Approach:
         self._start = np.zeros(columns.count)
         self._goal = np.zeros(columns.count)
         self._distance = np.zeros(columns.count)
+        # Columns of each rotation, where it sets out, and the turn to its goal.
+        self._turns: list[tuple[np.ndarray, Quaternion, Vector]] = []
         self._duration_s = 1.0
         self.elapsed_s = 0.0
         self.active = False
@@ -110,9 +122,21 @@ class Approach:
         np.copyto(self._goal, goal)
         self._goal[self._columns.is_velocity] = 0.0
         np.subtract(self._goal, self._start, out=self._distance)
-        self._duration_s = max(float((np.abs(self._distance) / self.speed).max()), 1e-3)
+        way = self._columns.distance(self._start, self._goal)
+        self._duration_s = max(float((way / self.speed).max()), 1e-3)
+        self._begin_turns()
         self.elapsed_s = 0.0
         self.active = True
+
+    def _begin_turns(self) -> None:
+        """Find the turn of every rotation, and write its goal as the nearer of q and -q."""
+        self._turns.clear()
+        for group in self._columns.quaternions:
+            start, goal = unit(self._start[group].tolist()), unit(self._goal[group].tolist())
+            if start is not None and goal is not None:
+                turn = turn_between(start, goal)
+                self._goal[group] = turned(start, turn)
+                self._turns.append((group, start, turn))
 
     def stop(self) -> None:
         """Drop the approach."""
@@ -129,13 +153,19 @@ class Approach:
         np.divide(self._distance, self._duration_s, out=velocity)
         np.multiply(self._distance, progress, out=self.target)
         self.target += self._start
+        for group, start, turn in self._turns:
+            x, y, z = turn
+            rotation = turned(start, (progress * x, progress * y, progress * z))
+            share = 1.0 / self._duration_s
+            self.target[group] = rotation
+            velocity[group] = derivative_of(rotation, (share * x, share * y, share * z))
         return self.target
 
     def arrived(self, commanded: np.ndarray) -> bool:
         """Return whether the approach is at its goal and the command has kept up."""
         if self.elapsed_s < self._duration_s:
             return False
-        return bool((np.abs(commanded - self.target) <= self._negligible).all())
+        return bool((self._columns.distance(self.target, commanded) <= self._negligible).all())
 
     @property
     def overdue(self) -> bool:
@@ -146,20 +176,26 @@ class Approach:
         """Name the column furthest from its goal, and its distance; empty without an approach."""
         if not self.active:
             return ''
-        distance = np.where(self._columns.is_velocity, 0.0, np.abs(self._goal - commanded))
+        distance = self._columns.distance(self._goal, commanded)
+        distance[self._columns.is_velocity] = 0.0
         left_s = distance / self.speed
         worst = int(np.argmax(left_s))
+        # One number of a quaternion says nothing about where it goes.
+        goal = '' if self._columns.in_rotation[worst] else f', to {self._goal[worst]:.3g}'
         return (
-            f"'{self._columns.names[worst]}' has {distance[worst]:.3g} to go, "
-            f'to {self._goal[worst]:.3g}, for {left_s[worst]:.1f} s'
+            f"'{self._columns.labels[worst]}' has {distance[worst]:.3g} to go{goal}, "
+            f'for {left_s[worst]:.1f} s'
         )
 
     def describe(self, commanded: np.ndarray) -> str:
         """Describe how far the approach came."""
-        distance = np.abs(commanded - self.target) / self._negligible
-        worst = int(np.argmax(distance))
+        distance = self._columns.distance(self.target, commanded)
+        worst = int(np.argmax(distance / self._negligible))
+        where = f'has come to {commanded[worst]:.4g} and should have been at '
+        where += f'{self.target[worst]:.4g}'
+        if self._columns.in_rotation[worst]:
+            where = f'is {distance[worst]:.3g} rad from where it should have been'
         return (
-            f"'{self._columns.names[worst]}' has come to {commanded[worst]:.4g} and should have "
-            f'been at {self.target[worst]:.4g} after {self._duration_s:.2g} s; given up after '
-            f'{self.elapsed_s:.2g} s (approach_timeout_s): something may be in its way'
+            f"'{self._columns.labels[worst]}' {where} after {self._duration_s:.2g} s; given up "
+            f'after {self.elapsed_s:.2g} s (approach_timeout_s): something may be in its way'
         )

@@ -27,6 +27,7 @@ class CheckedChunk:
     Attributes:
         rows: (horizon, columns) float64, finite, within the position limits; angles without end
             and quaternions are written alike from row to row.
+        written: (horizon, chunk names) the same rows as the chunk writes them.
         step_time_s: seconds from row to row.
         clamped: values outside the limits, in words; empty when there were none.
         refusal: reason why it cannot be used; None when it can. The rows are empty then.
@@ -34,6 +35,7 @@ class CheckedChunk:
     """
 
     rows: np.ndarray
+    written: np.ndarray
     step_time_s: float = 0.0
     clamped: str = ''
     refusal: ChunkRefusal | None = None
@@ -48,32 +50,43 @@ def check_chunk(chunk: ActionChunk, columns: CommandColumns, limits: Limits) -> 
         refusal, text = refused.refusal, str(refused)
     except Exception as error:  # a chunk comes from outside: it must not end anything here
         refusal, text = ChunkRefusal.INTERNAL_ERROR, f'{type(error).__name__}: {error}'
-    return CheckedChunk(np.zeros((0, columns.count)), refusal=refusal, text=text)
+    empty = np.zeros((0, columns.count))
+    return CheckedChunk(empty, np.zeros((0, len(columns.chunk_names))), refusal=refusal, text=text)
 
 
 def _check(chunk: ActionChunk, columns: CommandColumns, limits: Limits) -> CheckedChunk:
-    rows = ordered_rows(chunk, columns)
+    written = ordered_rows(chunk, columns)
     step_time_s = float(chunk.step_time_s)
     if not 1e-3 <= step_time_s <= 10.0:
         raise Refused(
             ChunkRefusal.WRONG_STEP_TIME,
             f'step time is {step_time_s} s, expected 0.001 to 10 seconds',
         )
-    no_rotation = describe_no_rotation(rows, columns)
-    if no_rotation:
-        raise Refused(ChunkRefusal.NO_ROTATION, no_rotation)
+    rows = _as_commanded(written, columns)
     rows = write_alike(rows, columns, rows[0], 0)
     check = check_rows(rows, step_time_s, limits, columns)
     if check.rejected:
         raise Refused(ChunkRefusal.LIMIT, check.rejected)
-    return CheckedChunk(check.rows, step_time_s, check.clamped)
+    return CheckedChunk(check.rows, written, step_time_s, check.clamped)
+
+
+def _as_commanded(written: np.ndarray, columns: CommandColumns) -> np.ndarray:
+    """Convert the rows of a chunk to (steps, columns); raise `Refused` where one is no rotation."""
+    try:
+        rows = written if columns.form is None else columns.form.to_columns(written)
+    except ValueError as error:
+        raise Refused(ChunkRefusal.NO_ROTATION, str(error)) from error
+    no_rotation = describe_no_rotation(rows, columns)
+    if no_rotation:
+        raise Refused(ChunkRefusal.NO_ROTATION, no_rotation)
+    return rows
 
 
 def ordered_rows(chunk: ActionChunk, columns: CommandColumns) -> np.ndarray:
-    """The chunk's actions in the executor's order.
+    """The chunk's actions in the executor's order, as the chunk writes them.
 
     Returns:
-        (horizon, columns) float64, finite, a copy.
+        (horizon, chunk names) float64, finite, a copy.
 
     Raises:
         Refused: wrong shape, wrong joints, wrong kinds, or a value that is not a number.
@@ -97,7 +110,7 @@ def ordered_rows(chunk: ActionChunk, columns: CommandColumns) -> np.ndarray:
         order = columns.order_of(names)
     except ValueError as error:
         raise Refused(ChunkRefusal.WRONG_JOINTS, str(error)) from error
-    for name, expected, at in zip(columns.names, columns.kinds, order, strict=True):
+    for name, expected, at in zip(columns.chunk_names, columns.chunk_kinds, order, strict=True):
         if kinds[at] != expected:
             raise Refused(
                 ChunkRefusal.WRONG_JOINTS,
@@ -108,9 +121,10 @@ def ordered_rows(chunk: ActionChunk, columns: CommandColumns) -> np.ndarray:
     usable = np.abs(rows) <= _LARGEST
     if not usable.all():
         row, column = np.argwhere(~usable)[0]
+        name = columns.chunk_names[column]
         raise Refused(
             ChunkRefusal.NOT_FINITE,
-            f"'{columns.names[column]}' in row {row} is {rows[row, column]}, expected a finite "
-            f'number of at most {_LARGEST:g}',
+            f"'{name}' in row {row} is {rows[row, column]}, expected a finite number of at most "
+            f'{_LARGEST:g}',
         )
     return rows

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 
+from vla_runtime.execution.rotations import angles_between
+
 ColumnKind = Literal['position', 'velocity']
 
-# Below this length, or sine of an angle, the direction is noise: no policy means such a rotation.
+# Below this length the direction is noise: no policy means such a rotation.
 _SHORTEST = 1e-3
 
 
@@ -29,11 +31,9 @@ class Column:
         continuous: an angle without end stops: values that differ by whole turns are the same.
         scale: tolerances and the approach speed are given in radians; in this column they are
             multiplied by this (a gripper that goes from 0 to 100: 30 or so).
-        quaternion: a label that the four columns of one quaternion share, in either order of
-            components; q and -q are the same rotation, and chunks may write either.
-        rotation_6d: a label that the six columns of one 6D rotation share.
-        component: index among the six: 0 to 2 are the first column of the matrix, 3 to 5 the
-            second.
+        quaternion: a label that the four columns of one rotation share; they are its quaternion's
+            w, x, y, z, in this order. q and -q are the same rotation, and chunks may write either.
+            Limits and tolerances of these columns are those of the rotation, in radians.
     """
 
     name: str
@@ -42,14 +42,53 @@ class Column:
     continuous: bool = False
     scale: float = 1.0
     quaternion: str = ''
-    rotation_6d: str = ''
-    component: int = 0
+
+
+class ChunkForm(Protocol):
+    """How chunks and plans write the columns, where they do not write them as they are commanded.
+
+    A policy writes a rotation in one of several forms; commands have quaternions, because no other
+    form can be interpolated without a jump somewhere.
+
+    Attributes:
+        names: names of the numbers in a row of a chunk.
+        kinds: their kinds.
+    """
+
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+
+    def to_columns(self, rows: np.ndarray) -> np.ndarray:
+        """Convert rows of a chunk, (steps, names), to (steps, columns).
+
+        Raises:
+            ValueError: numbers that are no rotation; names the row.
+        """
+
+    def to_chunk(self, rows: np.ndarray, like: np.ndarray | None) -> np.ndarray:
+        """Convert (steps, columns) to rows of a chunk, (steps, names).
+
+        Args:
+            rows: (steps, columns).
+            like: (steps, names) rows whose writing to follow where one rotation has several; None:
+                the canonical one.
+        """
 
 
 class CommandColumns:
-    """All columns of one executor, as arrays of flags beside their names."""
+    """All columns of one executor, as arrays of flags beside their names.
 
-    def __init__(self, columns: Sequence[Column]) -> None:
+    Args:
+        columns: columns of a command.
+        form: how chunks and plans write them; None: as they are.
+
+    Attributes:
+        labels: names for messages; the columns of a rotation share one.
+        quaternions: columns of each rotation, each (4,) int.
+        in_rotation: (columns,) bool, columns that belong to a rotation.
+    """
+
+    def __init__(self, columns: Sequence[Column], form: ChunkForm | None = None) -> None:
         if not columns:
             raise ValueError('columns: none given; the executor needs at least one joint')
         self.names = tuple(column.name for column in columns)
@@ -73,24 +112,32 @@ class CommandColumns:
         self.has_feedback = np.array([column.feedback for column in columns])
         self.is_continuous = np.array([column.continuous for column in columns])
         self.quaternions = _quaternions(columns)
-        self.rotations_6d = _rotations_6d(columns)
+        self.in_rotation = np.array([bool(column.quaternion) for column in columns])
+        self.labels = tuple(
+            f'{column.quaternion}.rotation' if column.quaternion else column.name
+            for column in columns
+        )
+        self.form = form
+        self.chunk_names = form.names if form else self.names
+        self.chunk_kinds = form.kinds if form else self.kinds
         self.scale = np.array([column.scale for column in columns])
         self.any_velocity = bool(self.is_velocity.any())
         self.any_continuous = bool(self.is_continuous.any())
 
     def order_of(self, names: Sequence[str]) -> np.ndarray:
-        """Return the place of each of the executor's columns in `names`.
+        """Return the place of each number of a chunk in `names`.
 
         Returns:
-            (columns,) int: `values[:, order]` is in the executor's order.
+            (chunk names,) int: `values[:, order]` is in the executor's order.
 
         Raises:
             ValueError: the two do not name the same columns, each once.
         """
-        if tuple(names) == self.names:
-            return np.arange(self.count)
-        missing = [name for name in self.names if name not in names]
-        unknown = [name for name in names if name not in self.names]
+        expected = self.chunk_names
+        if tuple(names) == expected:
+            return np.arange(len(expected))
+        missing = [name for name in expected if name not in names]
+        unknown = [name for name in names if name not in expected]
         repeated = sorted({name for name in names if list(names).count(name) > 1})
         problems = [
             f'{word} {found}'
@@ -99,11 +146,25 @@ class CommandColumns:
         ]
         if problems:
             raise ValueError(
-                f'the chunk names {list(names)}, the executor commands {list(self.names)}: '
+                f'the chunk names {list(names)}, the executor commands {list(expected)}: '
                 f"{', '.join(problems)}; make the bundle's action names and the robot file's "
                 'joints agree'
             )
-        return np.array([list(names).index(name) for name in self.names])
+        return np.array([list(names).index(name) for name in expected])
+
+    def distance(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Return the distance between two commands, per column; of a rotation its angle, rad.
+
+        Args:
+            start, end: (..., columns).
+
+        Returns:
+            (..., columns) float64; the columns of a rotation have the same number.
+        """
+        result = np.abs(end - start)
+        for group in self.quaternions:
+            result[..., group] = angles_between(start[..., group], end[..., group])[..., None]
+        return result
 
 
 def _quaternions(columns: Sequence[Column]) -> tuple[np.ndarray, ...]:
@@ -119,23 +180,8 @@ def _quaternions(columns: Sequence[Column]) -> tuple[np.ndarray, ...]:
     return tuple(groups)
 
 
-def _rotations_6d(columns: Sequence[Column]) -> tuple[np.ndarray, ...]:
-    """Return the columns of each 6D rotation in the order of its components, each (6,) int."""
-    groups = []
-    for label in dict.fromkeys(column.rotation_6d for column in columns if column.rotation_6d):
-        places = {
-            column.component: at for at, column in enumerate(columns) if column.rotation_6d == label
-        }
-        if sorted(places) != list(range(6)):
-            raise ValueError(
-                f"columns: 6D rotation '{label}' has components {sorted(places)}, expected 0 to 5"
-            )
-        groups.append(np.array([places[component] for component in range(6)]))
-    return tuple(groups)
-
-
 def describe_no_rotation(rows: np.ndarray, columns: CommandColumns) -> str:
-    """Name a quaternion or 6D rotation without a direction, or with parallel ones; empty without.
+    """Name a quaternion without a direction; empty without one.
 
     Args:
         rows: (steps, columns) finite.
@@ -148,19 +194,6 @@ def describe_no_rotation(rows: np.ndarray, columns: CommandColumns) -> str:
             return (
                 f'the quaternion {[columns.names[at] for at in group]} in row {row} has a length '
                 f'of {lengths[row]:.2g}, expected about 1'
-            )
-    for group in columns.rotations_6d:
-        first, second = rows[:, group[:3]], rows[:, group[3:]]
-        lengths = np.minimum(np.linalg.norm(first, axis=1), np.linalg.norm(second, axis=1))
-        area = np.linalg.norm(np.cross(first, second), axis=1)
-        product = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
-        wrong = (lengths < _SHORTEST) | (area < _SHORTEST * product)
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            return (
-                f'the 6D rotation {[columns.names[at] for at in group]} in row {row} is '
-                f'{rows[row, group].round(4).tolist()}: its two vectors must have a length, and '
-                'must not be parallel'
             )
     return ''
 

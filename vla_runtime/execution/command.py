@@ -86,7 +86,8 @@ class Command:
         kind: kind of the command; publish everything but `IDLE`, and nothing while `dry_run`.
         reason: reason of the command.
         setpoints: (columns,) float64, the value to command in each column's own kind: position
-            columns a position (rad or m), velocity columns a velocity (rad/s or m/s).
+            columns a position (rad or m), velocity columns a velocity (rad/s or m/s), the columns
+            of a rotation a quaternion of length 1.
         velocities: (columns,) float64, feed-forward velocity of position columns, within the
             velocity limit; equal to `setpoints` in velocity columns; all zero
             in a hold that does not move.
@@ -146,8 +147,8 @@ class CommittedSetpoints:
     """The plan as the executor will go on with it; the policy may condition on it.
 
     Attributes:
-        rows: (steps, columns) float64; row i belongs to step `first_step + i`.
-        names: column names.
+        rows: (steps, names) float64, as chunks write them; row i belongs to step `first_step + i`.
+        names: names of a chunk's numbers.
         step_time_s: seconds from row to row.
         first_step: step of row 0.
         stamp_ns: ROS time at which the step of row 0 began (or begins).

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from vla_runtime.execution.approach import StartParameters
-from vla_runtime.execution.columns import Column
+from vla_runtime.execution.columns import ChunkForm, Column
 from vla_runtime.execution.command import CommandKind, Reason
 from vla_runtime.execution.limits import Limits
 from vla_runtime.execution.parameters import ExecutorParameters
@@ -39,6 +39,7 @@ class ExecutorConfig:
             executes each command in about one; the limit of acceleration has precedence. Not
             limited when not given, nor under `motion_clock` ros, where the simulated robot waits
             for the clock as well.
+        form: how chunks and plans write the columns; as they are when not given.
     """
 
     columns: tuple[Column, ...]
@@ -53,6 +54,7 @@ class ExecutorConfig:
         10_000,
     )
     control_period_s: float = math.inf
+    form: ChunkForm | None = None
 
     def __post_init__(self) -> None:
         names = tuple(column.name for column in self.columns)

@@ -75,7 +75,7 @@ class ChunkExecutor:
         latch: ClampLatch | None = None,
     ) -> None:
         self.config = config
-        self.columns = CommandColumns(config.columns)
+        self.columns = CommandColumns(config.columns, config.form)
         self.counters = Counters()
         # One that outlives this executor keeps it closed until the operator's `reset`.
         self.latch = latch or ClampLatch(config.clamp_latch)

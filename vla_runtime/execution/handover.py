@@ -53,17 +53,28 @@ class LiveChunk:
         first_step: step of row 0: the one that was current at its observation.
         rows: (horizon, columns) in the executor's order.
         tied: the policy made it to continue the plan.
+        written: (horizon, chunk names) the same rows as the policy wrote them; None: as `rows`.
     """
 
     number: int
     first_step: int
     rows: np.ndarray
     tied: bool = True
+    written: np.ndarray | None = None
 
     @property
     def end_step(self) -> int:
         """The step after the last row's."""
         return self.first_step + len(self.rows)
+
+    def written_at(self, steps: np.ndarray) -> np.ndarray | None:
+        """Rows as the policy wrote them for these steps, (steps, chunk names); None: as `rows`.
+
+        The first and the last row stand for the steps outside of the chunk.
+        """
+        if self.written is None:
+            return None
+        return self.written[np.clip(steps - self.first_step, 0, len(self.written) - 1)]
 
 
 @dataclass(frozen=True)

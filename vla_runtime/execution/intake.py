@@ -215,13 +215,19 @@ def require_near(
     """
     reached = np.clip(row, standstill.lowest, standstill.highest)
     from_command, from_robot = (
-        np.abs(reached - place) for place in (standstill.setpoints, standstill.measured)
+        columns.distance(place, reached) for place in (standstill.setpoints, standstill.measured)
     )
     # A position that is not a number is near to nothing.
     distance = np.fmin(from_command, from_robot) / tolerance
     distance[columns.is_velocity | standstill.unknown] = 0.0
     worst = int(np.argmax(distance))
     if distance[worst] > 1.0:
+        if columns.in_rotation[worst]:
+            raise StartTooFar(
+                f"'{columns.labels[worst]}' would start {from_command[worst]:.3g} rad from its "
+                f'command; at most {tolerance[worst]:g} allowed (start tolerance)',
+                row,
+            )
         raise StartTooFar(
             f"'{columns.names[worst]}' would start at {row[worst]:.4g}, the robot is at "
             f'{standstill.measured[worst]:.4g} and commanded to '

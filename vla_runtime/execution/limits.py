@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from vla_runtime.execution.columns import CommandColumns
+from vla_runtime.execution.rotations import turns_between
 
 OnViolation = Literal['clamp', 'reject']
 _Describe = Callable[[int, int], str]
@@ -25,6 +26,9 @@ _DERIVED = ('tracking_error', 'start_tolerance', 'approach_speed')
 @dataclass(frozen=True)
 class ColumnLimits:
     """Limits of one column; infinite where there is none.
+
+    In the columns of a rotation, `velocity`, `acceleration`, `start_tolerance` and `approach_speed`
+    are the rotation's: rad/s, rad/s² and rad.
 
     Attributes:
         lower: smallest position, rad or m. For a velocity column, of the measured position.
@@ -221,7 +225,7 @@ def check_rows(
         if kind == 'position' and action == 'clamp' and not (excess > _scatter(limits)).any():
             continue
         row, column = divmod(int(np.argmax(excess)), excess.shape[1])
-        text = f"{kind} of '{limits.names[column]}' in row {row}: {describe(row, column)}"
+        text = f"{kind} of '{columns.labels[column]}' in row {row}: {describe(row, column)}"
         (rejected if action == 'reject' else clamped).append(text)
     inside = rows
     if beyond and not rejected:
@@ -264,7 +268,7 @@ def check_handed_over(
     row, column = divmod(int(np.argmax(excess)), excess.shape[1])
     if not excess[row, column] > 0.0:
         return ''
-    return f"velocity of '{limits.names[column]}' at the seam: {describe(row, column)}"
+    return f"velocity of '{columns.labels[column]}' at the seam: {describe(row, column)}"
 
 
 def _outside(
@@ -286,7 +290,7 @@ def _too_fast(
 ) -> tuple[np.ndarray, _Describe]:
     """Return the excess of speeds as a fraction of the limit: (steps, columns)."""
     speed = np.zeros_like(rows)
-    speed[1:] = np.abs(np.diff(rows, axis=0)) / step_time_s
+    speed[1:] = columns.distance(rows[:-1], rows[1:]) / step_time_s
     speed[:, columns.is_velocity] = np.abs(rows[:, columns.is_velocity])
     excess = speed / limits.velocity - 1.0 - 1e-6
 
@@ -302,6 +306,9 @@ def _too_sudden(
     """Return the excess of accelerations as a fraction of the limit: (steps, columns)."""
     change = np.zeros_like(rows)
     change[2:] = np.abs(np.diff(rows, n=2, axis=0)) / step_time_s**2
+    for group in columns.quaternions:
+        turns = turns_between(rows[:-1, group], rows[1:, group])
+        change[2:, group] = np.linalg.norm(np.diff(turns, axis=0), axis=1)[:, None] / step_time_s**2
     where = columns.is_velocity
     change[:, where] = 0.0
     change[1:, where] = np.abs(np.diff(rows[:, where], axis=0)) / step_time_s

@@ -11,6 +11,7 @@ import numpy as np
 
 from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.limits import Limits
+from vla_runtime.execution.turn_limiter import Turns
 
 # Stands for 'no limit' where an infinity would turn into not-a-number.
 _FAR = 1e9
@@ -40,6 +41,9 @@ class MotionLimiter:
     behind its target, it closes the distance within the acceleration and does not overshoot
     (`_find_fastest`).
 
+    The columns of a rotation are not limited one by one: `Turns` limits its angle. It comes out at
+    length 1.
+
     Args:
         limits: limits of the columns.
         columns: columns of the executor: kinds, and which are measured.
@@ -55,11 +59,13 @@ class MotionLimiter:
         self._longest_s = longest_s
         self._lower = np.maximum(limits.hard_lower, -_FAR)
         self._upper = np.minimum(limits.hard_upper, _FAR)
-        self._speed = np.minimum(limits.velocity, _FAR)
-        self._acceleration = np.minimum(limits.acceleration, _FAR)
+        self._turns = Turns(limits, columns, longest_s)
+        acceleration = np.where(columns.in_rotation, np.inf, limits.acceleration)
+        self._speed = np.minimum(np.where(columns.in_rotation, np.inf, limits.velocity), _FAR)
+        self._acceleration = np.minimum(acceleration, _FAR)
         self._slowest = -self._speed
-        self._inverse = 4.0 / limits.acceleration
-        self._accelerates = bool(np.isfinite(limits.acceleration).any())
+        self._inverse = 4.0 / acceleration
+        self._accelerates = bool(np.isfinite(acceleration).any())
         self._step = np.where(
             columns.has_feedback & columns.is_position, limits.step_from_measured, np.inf
         )
@@ -95,6 +101,7 @@ class MotionLimiter:
             dt_s: seconds since the last command, 0 where that is unknown.
         """
         self.velocities[:] = 0.0
+        self._turns.stop()
         self._last_dt_s = dt_s
 
     def slowing(self, dt_s: float) -> float:
@@ -102,7 +109,8 @@ class MotionLimiter:
         np.abs(self.velocities, out=self._scratch)
         np.maximum(self._scratch, 1e-12, out=self._scratch)
         np.divide(self._acceleration, self._scratch, out=self._scratch)
-        return min(1.0, float(self._scratch.min()) * self._span(dt_s))
+        span_s = self._span(dt_s)
+        return min(1.0, float(self._scratch.min()) * span_s, self._turns.slowing(span_s))
 
     def _span(self, dt_s: float) -> float:
         """Seconds for which the velocity may change at full acceleration in a tick of `dt_s`."""
@@ -148,7 +156,8 @@ class MotionLimiter:
                 then nobody knows how far a velocity column is from its position limits, and it
                 keeps those of speed and acceleration alone.
             dt_s: seconds since the last command, larger than 0.
-            speed: (columns,) a lower speed that is wanted; reached within the acceleration.
+            speed: (columns,) a lower speed that is wanted; reached within the acceleration. In the
+                columns of a rotation rad/s.
             stay_near: keep to the largest distance from the measured position.
             at_most: share of its present velocity that no column may exceed, nor turn round.
 
@@ -174,6 +183,32 @@ class MotionLimiter:
         self._find_result(command, near, dt_s)
         if not math.isfinite(np.dot(goal, self._ones)):
             raise FloatingPointError(f'a target is not a number: {target}')
+        turn_left = 0.0
+        if self._turns:
+            span_s = self._span(dt_s)
+            turn_left = self._turns.apply(
+                goal, command, target, velocity, dt_s, span_s, speed, at_most
+            )
+        return self._give(command, target, velocity, dt_s, turn_left)
+
+    def _give(
+        self,
+        command: np.ndarray,
+        target: np.ndarray,
+        velocity: np.ndarray,
+        dt_s: float,
+        turn_left: float,
+    ) -> bool:
+        """Make the result the command, and say whether it is not the target.
+
+        Args:
+            command: (columns,) overwritten.
+            target: (columns,) what was wanted.
+            velocity: (columns,) velocity of the target; overwritten with the command's.
+            dt_s: seconds since the last command.
+            turn_left: largest distance of a rotation from its target, rad.
+        """
+        columns, goal = self._columns, self._result
         np.not_equal(goal, target, out=self._changed)
         self._take(command, dt_s)
         np.copyto(velocity, self.velocities, where=self._changed)
@@ -185,6 +220,8 @@ class MotionLimiter:
             return False
         np.subtract(goal, target, out=self._scratch)
         np.abs(self._scratch, out=self._scratch)
+        if self._turns:
+            self._scratch[self._columns.in_rotation] = turn_left
         return float(self._scratch.max()) > _ROUNDING
 
     def brake(
@@ -213,6 +250,8 @@ class MotionLimiter:
         np.multiply(self._acceleration, self._span(dt_s), out=self._fastest[0])
         self._clip_next(self.velocities, self._fastest[0])
         self._find_result(command, near, dt_s)
+        if self._turns:
+            self._turns.brake(self._result, command, dt_s, self._span(dt_s))
         self._take(command, dt_s)
         np.copyto(velocity, self.velocities)
 

@@ -11,6 +11,7 @@ Parameters are staged: they come into force with the next chunk that takes over.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 
@@ -180,7 +181,10 @@ class Replanner:
         if stamped.tied and stamped.step is not None and stamped.step <= timeline.joins_at():
             # The policy counted rows in time; steps stand still while the robot holds.
             first_step = stamped.step
-        live = place(stamped, first_step, checked.rows, timeline, self.staged, self._columns)
+        live = replace(
+            place(stamped, first_step, checked.rows, timeline, self.staged, self._columns),
+            written=checked.written,
+        )
         join_step = timeline.joins_at()
         lives = [other for other in self._live if other.end_step > join_step] + [live]
         rows = None
@@ -345,8 +349,8 @@ class Replanner:
             timeline.next_step + self.delays.estimate(self.parameters.delay),
         )
         return CommittedSetpoints(
-            rows=rows,
-            names=self._columns.names,
+            rows=self._as_written(first, rows),
+            names=self._columns.chunk_names,
             step_time_s=timeline.step_time_s,
             first_step=first,
             stamp_ns=now_ros_ns - (timeline.consumed_ns - first * timeline.step_ns),
@@ -355,6 +359,18 @@ class Replanner:
             episode=self.episode,
             request=self.requests.number,
         )
+
+    def _as_written(self, first: int, rows: np.ndarray) -> np.ndarray:
+        """Convert the plan's rows, from a step on, to the form of the chunks.
+
+        A policy that continues the plan compares it with its own numbers, so each row is written
+        like the newest chunk's row for the same step.
+        """
+        form, segment = self._columns.form, self.timeline.pending or self.timeline.in_force
+        if form is None:
+            return rows
+        steps = np.arange(first, first + len(rows))
+        return form.to_chunk(rows, segment.chunk.written_at(steps) if segment else None)
 
     # ------------------------------------------------------------ plan time
 

@@ -28,8 +28,11 @@ _WIDTHS: dict[str, int] = {
     'axis_angle': 3,
     'rotation_6d': 6,
 }
-# Below this length a quaternion's or a 6D vector's direction is noise, not an orientation.
-_DEGENERATE = 1e-6
+# Below this length, or sine of an angle, a quaternion's or a 6D vector's direction is noise: no
+# policy means such a rotation.
+_DEGENERATE = 1e-3
+# Below this angle, rad, a rotation vector has no axis.
+_NO_AXIS = 1e-6
 
 
 def rotation_width(form: RotationForm) -> int:
@@ -64,20 +67,14 @@ def to_matrix(values: np.ndarray, form: RotationForm, euler_axes: str = 'sxyz') 
         ValueError: a wrong width, a value that is not finite, a quaternion of no length, or 6D
             vectors that are zero or parallel; names the row.
     """
-    width = rotation_width(form)
     values = np.asarray(values, dtype=np.float64)
-    if values.ndim == 0 or values.shape[-1] != width:
-        raise ValueError(
-            f'a rotation as {form} has {width} numbers, got an array of shape {values.shape}'
-        )
-    rows = values.reshape(-1, width)
-    _refuse_rows(~np.isfinite(rows).all(axis=-1), rows, form, 'is not finite')
+    rows = _rows(values, form)
     if form == 'rotation_6d':
         matrices = _from_6d(rows)
     elif form == 'euler':
         matrices = _stack(t3d_euler.euler2mat(*row, axes=euler_axes) for row in rows)
     elif form == 'axis_angle':
-        matrices = _stack(t3d_quaternions.quat2mat(_vector_to_quaternion(row)) for row in rows)
+        matrices = _stack(t3d_quaternions.quat2mat(row) for row in _vectors_to_quaternions(rows))
     else:
         quaternions = unit_quaternions(_reorder(rows, form, to_wxyz=True))
         matrices = _stack(t3d_quaternions.quat2mat(row) for row in quaternions)
@@ -122,7 +119,7 @@ def unit_quaternions(quaternions: np.ndarray) -> np.ndarray:
         (n, 4) float64; the first component that is not zero is positive.
 
     Raises:
-        ValueError: a quaternion shorter than 1e-6 has no direction; names the row.
+        ValueError: a quaternion shorter than 1e-3 has no direction; names the row.
     """
     quaternions = np.asarray(quaternions, dtype=np.float64)
     lengths = np.linalg.norm(quaternions, axis=-1, keepdims=True)
@@ -135,12 +132,52 @@ def unit_quaternions(quaternions: np.ndarray) -> np.ndarray:
     return np.where(leading < 0.0, -unit, unit)
 
 
+def to_quaternions(values: np.ndarray, form: RotationForm, euler_axes: str = 'sxyz') -> np.ndarray:
+    """Rotations to unit quaternions.
+
+    Args:
+        values: (n, k) with k = `rotation_width(form)`.
+        form: representation that the k numbers are in.
+        euler_axes: transforms3d's axis code, for `euler` only.
+
+    Returns:
+        (n, 4) float64 as w, x, y, z, of canonical sign.
+
+    Raises:
+        ValueError: as `to_matrix`.
+    """
+    if form in ('quaternion_wxyz', 'quaternion_xyzw'):
+        return unit_quaternions(_reorder(_rows(values, form), form, to_wxyz=True))
+    if form == 'axis_angle':
+        return unit_quaternions(_vectors_to_quaternions(_rows(values, form)))
+    return from_matrix(to_matrix(values, form, euler_axes), 'quaternion_wxyz')
+
+
+def from_quaternions(
+    quaternions: np.ndarray, form: RotationForm, euler_axes: str = 'sxyz'
+) -> np.ndarray:
+    """Unit quaternions, (n, 4) as w, x, y, z, to rotations, (n, k), in their canonical writing.
+
+    Args:
+        quaternions: of any length but zero, and of either sign.
+        form: representation to write them in.
+        euler_axes: transforms3d's axis code, for `euler` only.
+
+    Raises:
+        ValueError: a quaternion that has no length; names the row.
+    """
+    if form == 'axis_angle':
+        return _quaternions_to_vectors(unit_quaternions(quaternions))
+    if form in ('quaternion_wxyz', 'quaternion_xyzw'):
+        return _reorder(unit_quaternions(quaternions), form, to_wxyz=False)
+    return from_matrix(to_matrix(quaternions, 'quaternion_wxyz'), form, euler_axes)
+
+
 def continue_from(start: np.ndarray, rows: np.ndarray, form: RotationForm) -> np.ndarray:
     """Write each rotation so that it lies closest to the one before it.
 
-    One orientation has several writings: two quaternions, angles 2 pi apart. Whatever interpolates
-    a plan number by number (a trajectory controller, a hand-over) would otherwise turn the wrist
-    the long way round where the writing flips.
+    For readers of a chunk: a plot, or a controller that interpolates number by number, sees no
+    jump where the rotation has none. The executor needs none of it, because it goes by quaternions.
 
     Args:
         start: (k,) the rotation that comes before the first row, such as the robot's state.
@@ -152,20 +189,37 @@ def continue_from(start: np.ndarray, rows: np.ndarray, form: RotationForm) -> np
     """
     result = np.array(rows, dtype=np.float64)
     before = np.asarray(start, dtype=np.float64)
-    for row in result:
-        if form in ('quaternion_wxyz', 'quaternion_xyzw'):
-            if before @ row < 0.0:
-                row *= -1.0
-        elif form == 'euler':
-            row += _whole_turns(before - row)
-        elif form == 'axis_angle':
-            angle = np.linalg.norm(row)
-            # Without an angle there is no axis to add turns about.
-            if angle > _DEGENERATE:
-                axis = row / angle
-                row += _whole_turns(before @ axis - angle) * axis
-        before = row
+    for index in range(len(result)):
+        result[index] = before = write_near(result[index], before, form)
     return result
+
+
+def write_near(rows: np.ndarray, near: np.ndarray, form: RotationForm) -> np.ndarray:
+    """Write each rotation so that its numbers lie closest to given ones.
+
+    One orientation has several writings: two quaternions, angles 2 pi apart.
+
+    Args:
+        rows: (..., k) rotations.
+        near: (..., k) numbers of rotations in the same form.
+        form: representation of all of them.
+
+    Returns:
+        (..., k) float64, the same orientations; angles may leave [-pi, pi].
+    """
+    rows, near = np.asarray(rows, dtype=np.float64), np.asarray(near, dtype=np.float64)
+    if form in ('quaternion_wxyz', 'quaternion_xyzw'):
+        return np.where((rows * near).sum(axis=-1, keepdims=True) < 0.0, -rows, rows)
+    if form == 'euler':
+        return rows + _whole_turns(near - rows)
+    if form == 'axis_angle':
+        angle = np.linalg.norm(rows, axis=-1, keepdims=True)
+        # Without an angle there is no axis of its own, and whole turns about any are the same.
+        turning = np.where(angle > _NO_AXIS, rows, near)
+        length = np.linalg.norm(turning, axis=-1, keepdims=True)
+        axis = np.divide(turning, length, out=np.zeros_like(turning), where=length > _NO_AXIS)
+        return rows + _whole_turns((near * axis).sum(axis=-1, keepdims=True) - angle) * axis
+    return rows.copy()
 
 
 def _whole_turns(angle: np.ndarray) -> np.ndarray:
@@ -188,11 +242,25 @@ def _from_6d(rows: np.ndarray) -> np.ndarray:
     return np.stack([x, y, np.cross(x, y)], axis=-1)
 
 
-def _vector_to_quaternion(vector: np.ndarray) -> np.ndarray:
-    angle = float(np.linalg.norm(vector))
+def _rows(values: np.ndarray, form: RotationForm) -> np.ndarray:
+    """Return rotations as (n, k) float64; ValueError for a wrong width, or what is not finite."""
+    width = rotation_width(form)
+    values = np.asarray(values, dtype=np.float64)
+    if values.ndim == 0 or values.shape[-1] != width:
+        raise ValueError(
+            f'a rotation as {form} has {width} numbers, got an array of shape {values.shape}'
+        )
+    rows = values.reshape(-1, width)
+    _refuse_rows(~np.isfinite(rows).all(axis=-1), rows, form, 'is not finite')
+    return rows
+
+
+def _vectors_to_quaternions(vectors: np.ndarray) -> np.ndarray:
+    """(n, 3) rotation vectors to (n, 4) unit quaternions."""
+    angle = np.linalg.norm(vectors, axis=-1, keepdims=True)
     # sinc keeps the limit at no rotation: sin(angle / 2) / angle -> 1 / 2.
     half_sine_over_angle = 0.5 * np.sinc(angle / (2.0 * np.pi))
-    return np.array([np.cos(angle / 2.0), *(half_sine_over_angle * vector)])
+    return np.hstack([np.cos(angle / 2.0), half_sine_over_angle * vectors])
 
 
 def _quaternions_to_vectors(quaternions: np.ndarray) -> np.ndarray:

@@ -166,7 +166,6 @@ class OpenLoop:
         yield Prediction(selection.stamp_ns, done.chunk, messages, milliseconds)
 
     def _no_plan(self, stamp_ns: int) -> ReceivedPlan:
-        names = self._policy.match.column_names
-        rows = np.zeros((0, len(names)))
-        kinds = tuple(column.kind for column in self._policy.match.columns)
-        return ReceivedPlan(rows, names, kinds, None, stamp_ns, 0, 0)
+        match = self._policy.match
+        rows = np.zeros((0, len(match.action_names)))
+        return ReceivedPlan(rows, match.action_names, match.action_kinds, None, stamp_ns, 0, 0)

@@ -40,15 +40,14 @@ def joint_output(kind, interface='position'):
     return MatchedOutput(output, columns=(2, 0), message_names=('joint_b', 'joint_a'))
 
 
-def pose(form, count, kind='absolute'):
+def pose(kind='absolute'):
     return PoseSpec(
         name='hand',
         position=('x', 'y', 'z'),
-        rotation=tuple('rstuvw'[:count]),
-        form=form,
+        rotation=('r', 's', 't'),
+        form='axis_angle',
         kind=kind,
         frame='base',
-        euler_axes='sxyz' if form == 'euler' else None,
     )
 
 
@@ -83,38 +82,31 @@ def test_joint_state_fills_the_field_of_its_interface(interface):
     assert message.header.stamp == STAMP
 
 
-def test_pose_has_a_unit_quaternion_whatever_was_interpolated():
+def test_pose_carries_position_and_quaternion_of_the_command():
     matched = MatchedOutput(
         RobotOutput(kind='pose_stamped', topic='t', pose='hand'),
-        columns=(0, 1, 2, 3, 4, 5, 6),
-        pose=pose('quaternion_wxyz', 4),
+        columns=(1, 2, 3, 4, 5, 6, 7),
+        pose=pose(),
         frame_id='base_link',
     )
-    (message,) = written(matched, [0.1, 0.2, 0.3, 0.9, 0.0, 0.0, 0.3])
-    q = message.pose.orientation
-    length = np.hypot(0.9, 0.3)
-    assert message.header.frame_id == 'base_link'
-    assert (message.pose.position.x, message.pose.position.z) == (0.1, 0.3)
-    assert np.allclose([q.x, q.y, q.z, q.w], [0.0, 0.0, 0.3 / length, 0.9 / length])
-
-
-def test_pose_turns_euler_angles_into_a_quaternion():
-    matched = MatchedOutput(
-        RobotOutput(kind='pose_stamped', topic='t', pose='hand'),
-        columns=(0, 1, 2, 3, 4, 5),
-        pose=pose('euler', 3),
-        frame_id='base_link',
+    first, second = written(
+        matched,
+        [9.0, 0.1, 0.2, 0.3, 0.8, 0.0, 0.0, 0.6],
+        [9.0, 0.4, 0.5, 0.6, 0.0, -0.6, 0.8, 0.0],
     )
-    (message,) = written(matched, [0.0, 0.0, 0.0, 0.0, 0.0, np.pi / 2])
-    q = message.pose.orientation
-    assert np.allclose([q.x, q.y, q.z, q.w], [0.0, 0.0, np.sqrt(0.5), np.sqrt(0.5)])
+    assert first.header.frame_id == 'base_link' and first.header.stamp == STAMP
+    position, q = first.pose.position, first.pose.orientation
+    assert (position.x, position.y, position.z) == (0.1, 0.2, 0.3)
+    assert (q.w, q.x, q.y, q.z) == (0.8, 0.0, 0.0, 0.6)
+    q = second.pose.orientation
+    assert (second.pose.position.x, q.w, q.x, q.y, q.z) == (0.4, 0.0, -0.6, 0.8, 0.0)
 
 
 def test_twist_carries_linear_and_angular_velocity():
     matched = MatchedOutput(
         RobotOutput(kind='twist_stamped', topic='t', pose='hand'),
         columns=(5, 4, 3, 2, 1, 0),
-        pose=pose('axis_angle', 3, kind='velocity'),
+        pose=pose('velocity'),
         frame_id='tool',
     )
     (message,) = written(matched, [6.0, 5.0, 4.0, 3.0, 2.0, 1.0])
@@ -122,26 +114,3 @@ def test_twist_carries_linear_and_angular_velocity():
     assert (twist.linear.x, twist.linear.y, twist.linear.z) == (1.0, 2.0, 3.0)
     assert (twist.angular.x, twist.angular.y, twist.angular.z) == (4.0, 5.0, 6.0)
     assert message.header.frame_id == 'tool'
-
-
-@pytest.mark.parametrize(
-    ('form', 'rotation', 'between'),
-    [
-        ('quaternion_xyzw', [0.0, 0.0, 0.6, 0.8], [0.0] * 4),
-        ('rotation_6d', [1.0, 0.0, 0.0, 0.0, 1.0, 0.0], [0.0] * 6),
-        ('rotation_6d', [1.0, 0.0, 0.0, 0.0, 1.0, 0.0], [1.0, 0.0, 0.0, -1.0, 0.0, 0.0]),
-    ],
-)
-def test_pose_keeps_its_last_orientation_where_a_blend_passes_no_rotation(form, rotation, between):
-    count = len(rotation)
-    matched = MatchedOutput(
-        RobotOutput(kind='pose_stamped', topic='t', pose='hand'),
-        columns=tuple(range(3 + count)),
-        pose=pose(form, count),
-        frame_id='base_link',
-    )
-    before, now = written(matched, [0.1, 0.2, 0.3, *rotation], [0.4, 0.5, 0.6, *between])
-    assert now.pose.orientation == before.pose.orientation
-    assert (now.pose.position.x, now.pose.position.z) == (0.4, 0.6)
-    with pytest.raises(ValueError, match='rotation as'):
-        written(matched, [0.1, 0.2, 0.3, *between])

@@ -73,7 +73,7 @@ class Scene:
 
     def ask(self, now_ns=NOW, *, rows=NO_PLAN, episode=0, certain=0, **given):
         plan = ReceivedPlan(
-            rows, self.match.column_names, ('position',) * 3, 0.05, NOW, episode, certain
+            rows, self.match.action_names, ('position',) * 3, 0.05, NOW, episode, certain
         )
         circumstances = Circumstances(now_ns, TASK, PolicySettings())
         circumstances = replace(circumstances, **given)

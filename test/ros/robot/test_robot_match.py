@@ -225,10 +225,11 @@ def pose_policy(pose: PoseSpec = TOOL, unit: str = 'm', angle: str = 'rad') -> B
 def test_pose_actions_have_the_workspace_and_no_feedback(arm: Robot) -> None:
     match = match_robot(arm, pose_policy(unit='mm', angle='deg'), 'bundle')
     assert match.limits.workspace_lower[:3] == pytest.approx([0.1, -0.3, 0.0])
-    assert match.limits.velocity == pytest.approx([0.5] * 3 + [1.0] * 3)
+    assert match.limits.velocity == pytest.approx([0.5] * 3 + [1.0] * 4)
+    assert np.isinf(match.limits.acceleration).all()
     assert not any(column.feedback for column in match.columns)
     (output,) = match.outputs
-    assert (output.columns, output.frame_id, output.pose) == (tuple(range(6)), 'base', TOOL)
+    assert (output.columns, output.frame_id, output.pose) == (tuple(range(7)), 'base', TOOL)
     command = match.actions.to_robot(np.array([100.0, 0.0, 0.0, 180.0, 0.0, 0.0]))
     assert command == pytest.approx([0.1, 0.0, 0.0, np.pi, 0.0, 0.0])
 
@@ -350,19 +351,71 @@ def test_a_joints_tolerances_scale_with_its_unit(tmp_path):
     }
 
 
-def test_the_columns_of_a_quaternion_belong_together(tmp_path):
-    path = tmp_path / 'arm.yaml'
-    path.write_text(ARM)
-    turn = ('qw', 'qx', 'qy', 'qz')
-    spec = policy(
-        (StateSpec('lift', 'rad'),),
-        tuple(ActionSpec(name, 'm', 'absolute') for name in 'xyz')
-        + tuple(ActionSpec(name, '1', 'absolute') for name in turn),
-        poses=(replace(TOOL, rotation=turn, form='quaternion_wxyz', euler_axes=None),),
+FORMS = {
+    'quaternion_wxyz': ('qw', 'qx', 'qy', 'qz'),
+    'quaternion_xyzw': ('qx', 'qy', 'qz', 'qw'),
+    'euler': ('roll', 'pitch', 'yaw'),
+    'axis_angle': ('rx', 'ry', 'rz'),
+    'rotation_6d': tuple('abcdef'),
+}
+
+
+@pytest.mark.parametrize('form', FORMS)
+def test_a_rotation_is_a_quaternion_in_commands_whatever_the_policy_writes(arm, form):
+    pose = replace(
+        TOOL, rotation=FORMS[form], form=form, euler_axes='sxyz' if form == 'euler' else None
     )
-    columns = match_robot(load_robot(path), spec, tmp_path).columns
-    labels = {column.name: column.quaternion for column in columns}
-    assert labels == {**dict.fromkeys('xyz', ''), **dict.fromkeys(turn, 'tool')}
+    # Not in the order of the pose, and with a joint between.
+    names = (FORMS[form][0], 'x', 'hand', 'y', 'z', *reversed(FORMS[form][1:]))
+    units = {'hand': 'm', 'x': 'm', 'y': 'm', 'z': 'm'}
+    actions = absolute(*((name, units.get(name, '1')) for name in names))
+    match = match_robot(arm, policy(measured(*JOINTS), actions, poses=(pose,)), 'bundle')
+    assert match.action_names == names
+    quaternion = ('tool.qw', 'tool.qx', 'tool.qy', 'tool.qz')
+    assert match.column_names == (*quaternion, 'x', 'hand', 'y', 'z')
+    labels = [column.quaternion for column in match.columns]
+    assert labels == ['tool'] * 4 + [''] * 4
+    by_topic = {output.output.topic: output.columns for output in match.outputs}
+    assert by_topic == {'target_pose': (4, 6, 7, 0, 1, 2, 3), 'hand/commands': (5,)}
+
+
+def test_actions_of_a_pose_may_be_called_as_joints_are(tmp_path):
+    path = tmp_path / 'arm.yaml'
+    text = ARM.replace('name: lift, unit: rad', 'name: lift, aliases: [x], unit: m')
+    path.write_text(text[: text.index('  - {kind: float64')])
+    pose = replace(TOOL, rotation=('turn', 'pitch', 'yaw'))
+    spec = replace(pose_policy(pose), state=measured(('turn', 'rad')))
+    match = match_robot(load_robot(path), spec, 'bundle')
+    assert match.column_names == ('lift', 'y', 'z', 'tool.qw', 'tool.qx', 'tool.qy', 'tool.qz')
+    assert [column.feedback for column in match.columns] == [True] + [False] * 6
+    assert match.outputs[0].columns == tuple(range(7))
+
+
+def test_accelerations_of_a_pose_are_those_of_its_columns(tmp_path):
+    path = tmp_path / 'arm.yaml'
+    given = 'angular_velocity: 1.0, acceleration: 2.0, angular_acceleration: 5.0}'
+    path.write_text(ARM.replace('angular_velocity: 1.0}', given))
+    limits = match_robot(load_robot(path), pose_policy(), 'bundle').limits
+    assert limits.acceleration == pytest.approx([2.0] * 3 + [5.0] * 4)
+    assert limits.braking_s == pytest.approx(0.25)
+    path.write_text(
+        ARM.replace('pose_stamped', 'twist_stamped').replace('angular_velocity: 1.0}', given)
+    )
+    twist = pose_policy(replace(TOOL, kind='velocity'), 'm/s', 'rad/s')
+    limits = match_robot(load_robot(path), twist, 'bundle').limits
+    assert limits.acceleration == pytest.approx([2.0] * 3 + [5.0] * 3)
+    assert limits.velocity == pytest.approx([0.5] * 3 + [1.0] * 3)
+
+
+@pytest.mark.parametrize('form', ['quaternion_wxyz', 'quaternion_xyzw', 'rotation_6d'])
+def test_a_twist_that_is_no_three_numbers_is_a_misfit_that_says_what_mends_it(tmp_path, form):
+    path = tmp_path / 'arm.yaml'
+    path.write_text(ARM.replace('pose_stamped', 'twist_stamped'))
+    pose = replace(TOOL, rotation=FORMS[form], form=form, euler_axes=None, kind='velocity')
+    with pytest.raises(
+        MatchError, match=rf"poses\[0\]\.form: 'tool' is velocity .*{form}.*axis_angle"
+    ):
+        match_robot(load_robot(path), pose_policy(pose, 'm/s', '1'), 'bundle')
 
 
 def test_a_camera_of_another_size_is_a_misfit_where_nothing_resizes_its_images(tmp_path):

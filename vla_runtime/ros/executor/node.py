@@ -124,7 +124,7 @@ class ExecutorNode(ManagedNode):
             JointTrajectory, PLAN_TOPIC, RELIABLE
         )
         self.get_logger().info(
-            f"'{spec.name}' drives '{robot.name}': {', '.join(match.column_names)} at "
+            f"'{spec.name}' drives '{robot.name}': {', '.join(match.action_names)} at "
             f'{self._fixed["control_rate_hz"]:g} Hz'
         )
 
@@ -246,14 +246,13 @@ class ExecutorNode(ManagedNode):
         publisher = self._plan_publisher
         if publisher is None:
             return True
-        kinds = [column.kind for column in self._match.columns]
         if self._asked_s is None and not plan.repeated:
             self._asked_s = time.monotonic()
         publisher.publish(
             plan_to_message(
                 plan.rows,
                 plan.names,
-                kinds,
+                self._match.action_kinds,
                 plan.step_time_s,
                 stamp_ns=plan.stamp_ns,
                 episode=plan.episode,

@@ -24,8 +24,6 @@ from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
-from vla_runtime.bundle.schema import PoseSpec
-from vla_runtime.processing.poses import from_matrix, to_matrix
 from vla_runtime.ros.robot.match import MatchedOutput
 
 MESSAGE_TYPES: dict[str, type] = {
@@ -131,26 +129,14 @@ def _joint_state(
 def _pose_stamped(
     matched: MatchedOutput, numbers: _Numbers, period_s: float
 ) -> tuple[PoseStamped, _Fill]:
-    pose = _require_pose(matched)
     message = PoseStamped()
     message.header.frame_id = matched.frame_id
     position, orientation = message.pose.position, message.pose.orientation
-    oriented = [False]
 
     def fill(stamp: Time) -> None:
         message.header.stamp = stamp
-        position.x, position.y, position.z = (float(number) for number in numbers.now[:3])
-        # Numbers between two rows of a chunk need not be a rotation; through a matrix they are.
-        try:
-            matrix = to_matrix(numbers.now[3:], pose.form, pose.euler_axes or 'sxyz')
-        except ValueError:
-            # Half-way between opposite rotations there is none: the last one stays for a moment.
-            if not oriented[0]:
-                raise
-            return
-        oriented[0] = True
-        x, y, z, w = (float(number) for number in from_matrix(matrix, 'quaternion_xyzw'))
-        orientation.x, orientation.y, orientation.z, orientation.w = x, y, z, w
+        position.x, position.y, position.z, w, x, y, z = numbers.now.tolist()
+        orientation.w, orientation.x, orientation.y, orientation.z = w, x, y, z
 
     return message, fill
 
@@ -186,9 +172,3 @@ def _view(message: Any, field: str, count: int) -> np.ndarray:
     """
     setattr(message, field, array.array('d', bytes(8 * count)))
     return np.frombuffer(getattr(message, field), dtype=np.float64)
-
-
-def _require_pose(matched: MatchedOutput) -> PoseSpec:
-    if matched.pose is None:
-        raise ValueError(f'output {matched.output.topic} carries a pose, but none was matched')
-    return matched.pose

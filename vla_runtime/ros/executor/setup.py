@@ -92,6 +92,7 @@ def make_core(
     config = ExecutorConfig(
         columns=match.columns,
         limits=match.limits,
+        form=match.written,
         start=robot.start,
         watchdog=watchdog_parameters(given, use_sim_time=use_sim_time),
         on_stop=robot.on_stop,

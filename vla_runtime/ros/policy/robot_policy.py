@@ -92,8 +92,8 @@ class RobotPolicy:
         aligned = align_plan(
             plan,
             stamp_ns=stamp_ns,
-            names=self.match.column_names,
-            kinds=tuple(column.kind for column in self.match.columns),
+            names=self.match.action_names,
+            kinds=self.match.action_kinds,
             step_time_s=spec.step_time_s,
             horizon=spec.horizon,
         )
@@ -125,7 +125,7 @@ class RobotPolicy:
         return replace(
             chunk,
             actions=self.match.actions.to_robot(chunk.actions),
-            names=self.match.column_names,
+            names=self.match.action_names,
         )
 
 

@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from vla_runtime.bundle.schema import PoseSpec
-from vla_runtime.execution.columns import Column
 from vla_runtime.execution.limits import ColumnLimits, Limits, make_limits
 from vla_runtime.execution.urdf import tighten_with_urdf
 from vla_runtime.ros.robot.rules import needed_limits
 from vla_runtime.ros.robot.schema import Robot, RobotJoint, RobotPose, by_name
+from vla_runtime.ros.robot.written_columns import WrittenColumns
 
 
-def column_limits(
-    robot: Robot, columns: Sequence[Column], pose_of: Mapping[str, PoseSpec]
-) -> Limits:
-    """Return the limits of the columns, in robot units.
+def column_limits(robot: Robot, written: WrittenColumns) -> Limits:
+    """Return the limits of the columns of a command, in robot units.
 
     Args:
         robot: the robot file.
-        columns: commanded columns, under the robot's names.
-        pose_of: the policy's pose, by the names of its columns.
+        written: columns of a command, and the poses that they belong to.
 
     Raises:
         ValueError: limits that make no sense together, or a joint without one that it needs.
     """
     joints, poses = {joint.name: joint for joint in robot.joints}, by_name(robot.poses)
     limits, workspace = {}, {}
+    columns = written.columns
     for column in columns:
-        joint, pose = joints.get(column.name), pose_of.get(column.name)
+        joint, pose = joints.get(column.name), written.pose_of.get(column.name)
         if joint is not None:
             limits[column.name] = _joint_limits(joint)
         elif pose is not None:
@@ -76,11 +73,15 @@ def _pose_limits(
     pose: PoseSpec, robot_pose: RobotPose, name: str
 ) -> tuple[ColumnLimits, tuple[float, float] | None]:
     """Limits of one pose coordinate, and its side of the workspace box for absolute positions."""
-    is_velocity = pose.kind == 'velocity'
     if name in pose.position:
         axis = pose.position.index(name)
-        box = None if is_velocity else (robot_pose.lower[axis], robot_pose.upper[axis])
-        return ColumnLimits(velocity=robot_pose.velocity), box
-    # The numbers of a rotation are angles, and so have an angular velocity, only in these forms.
-    angles = is_velocity or pose.form == 'euler'
-    return ColumnLimits(velocity=robot_pose.angular_velocity if angles else np.inf), None
+        box = (robot_pose.lower[axis], robot_pose.upper[axis])
+        limits = _limits(robot_pose.velocity, robot_pose.acceleration)
+        return limits, None if pose.kind == 'velocity' else box
+    return _limits(robot_pose.angular_velocity, robot_pose.angular_acceleration), None
+
+
+def _limits(velocity: float, acceleration: float | None) -> ColumnLimits:
+    return ColumnLimits(
+        velocity=velocity, acceleration=np.inf if acceleration is None else acceleration
+    )

@@ -18,6 +18,7 @@ from vla_runtime.execution.limits import Limits
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.ros.robot.column_limits import column_limits
 from vla_runtime.ros.robot.schema import Robot, RobotCamera, RobotJoint, RobotOutput, by_name
+from vla_runtime.ros.robot.written_columns import WrittenColumns, quaternion_names
 
 # Unit to (dimension, size in the dimension's first unit).
 _SIZE = {
@@ -61,10 +62,10 @@ class MatchedOutput:
 
     Attributes:
         output: output of the robot file.
-        columns: places of its numbers in a command, in the output's own order; for a pose x, y, z
-            and then the rotation's numbers.
+        columns: places of its numbers in a command, in the output's own order: of a pose x, y, z
+            and its quaternion's w, x, y, z; of a twist its linear and its angular velocity.
         message_names: the joints' names in the message; empty for poses.
-        pose: form in which the policy writes the pose; None for joint outputs.
+        pose: the policy's pose; None for joint outputs.
         frame_id: frame of the pose; '' for joint outputs.
     """
 
@@ -95,8 +96,9 @@ class RobotMatch:
     Attributes:
         state_joints: the robot's joint of each of the policy's state dimensions, in order.
         state: scaling between measured positions and the policy's state.
-        columns: commanded columns, in the order of the policy's actions, under the robot's names.
-        actions: scaling between commands and the policy's actions.
+        written: the policy's actions under the robot's names, as chunks and plans have them, and
+            the columns of commands that they become.
+        actions: scaling between the numbers of chunks and the policy's actions.
         limits: limits of the columns, in robot units; with the URDF's.
         cameras: policy's camera name to the robot's camera; cameras that the policy was trained
             without (`present: false`) are left out.
@@ -106,7 +108,7 @@ class RobotMatch:
 
     state_joints: tuple[str, ...]
     state: Scaling
-    columns: tuple[Column, ...]
+    written: WrittenColumns
     actions: Scaling
     limits: Limits
     cameras: Mapping[str, RobotCamera]
@@ -114,8 +116,24 @@ class RobotMatch:
     outputs: tuple[MatchedOutput, ...]
 
     @property
+    def columns(self) -> tuple[Column, ...]:
+        """Columns of a command."""
+        return self.written.columns
+
+    @property
     def column_names(self) -> tuple[str, ...]:
+        """Names of the columns of a command."""
         return tuple(column.name for column in self.columns)
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        """Names of the actions in chunks and plans."""
+        return self.written.names
+
+    @property
+    def action_kinds(self) -> tuple[str, ...]:
+        """Kinds of the actions in chunks and plans."""
+        return self.written.kinds
 
 
 def _earlier_frames(spec: BundleSpec) -> dict[str, EarlierFrame]:
@@ -157,20 +175,21 @@ class _Matcher:
         cameras = self._match_cameras()
         state = [self._state_scaling(index) for index in range(len(self._spec.state))]
         columns = [self._column(action) for action in self._spec.actions]
+        written = WrittenColumns(columns, self._spec.poses)
         actions = [self._action_scaling(index) for index in range(len(self._spec.actions))]
         self._check_repeated('state', [joint for joint, _, _ in state if joint])
         self._check_repeated('actions', [column.name for column in columns])
-        outputs = self._match_outputs(columns) if not self._misfits else ()
+        outputs = self._match_outputs(written) if not self._misfits else ()
         if self._misfits:
             raise MatchError('\n'.join(self._misfits))
         try:
-            limits = column_limits(self._robot, columns, self._pose_of)
+            limits = column_limits(self._robot, written)
         except ValueError as error:
             raise MatchError(f'{self._robot.file}: {error}') from None
         return RobotMatch(
             state_joints=tuple(joint for joint, _, _ in state),
             state=_scaling([(scale, offset) for _, scale, offset in state]),
-            columns=tuple(columns),
+            written=written,
             actions=_scaling(actions),
             limits=limits,
             cameras=cameras,
@@ -233,8 +252,10 @@ class _Matcher:
 
     def _column(self, action: ActionSpec) -> Column:
         kind: ColumnKind = 'velocity' if action.kind == 'velocity' else 'position'
-        joint = self._joints.get(action.name)
-        if joint is not None:
+        joint, pose = self._joints.get(action.name), self._pose_of.get(action.name)
+        # A number of a rotation is no joint, whatever it is called: it is converted.
+        turns = pose is not None and action.name in pose.rotation and kind == 'position'
+        if joint is not None and not turns:
             return Column(
                 joint.name,
                 kind,
@@ -243,19 +264,7 @@ class _Matcher:
                 # way from 0 to 1 counts as one.
                 scale=1.0 / _SIZE[joint.unit][1],
             )
-        pose = self._pose_of.get(action.name)
-        rotation = pose if pose is not None and action.name in pose.rotation else None
-        form = rotation.form if rotation is not None else ''
-        return Column(
-            action.name,
-            kind,
-            feedback=False,
-            continuous=form == 'euler',
-            # The four columns of one quaternion belong together: q and -q are one rotation.
-            quaternion=rotation.name if rotation and form.startswith('quaternion') else '',
-            rotation_6d=rotation.name if rotation and form == 'rotation_6d' else '',
-            component=rotation.rotation.index(action.name) if rotation else 0,
-        )
+        return Column(action.name, kind, feedback=False)
 
     def _action_scaling(self, index: int) -> tuple[float, float]:
         action = self._spec.actions[index]
@@ -290,7 +299,8 @@ class _Matcher:
         )
         return 1.0, 0.0
 
-    def _match_outputs(self, columns: Sequence[Column]) -> tuple[MatchedOutput, ...]:
+    def _match_outputs(self, written: WrittenColumns) -> tuple[MatchedOutput, ...]:
+        columns = written.columns
         place = {column.name: index for index, column in enumerate(columns)}
         matched: list[MatchedOutput] = []
         carried: set[int] = set()
@@ -298,14 +308,16 @@ class _Matcher:
             one = (
                 self._joint_output(index, output, place, columns)
                 if output.pose is None
-                else self._pose_output(output, place)
+                else self._pose_output(output, place, written)
             )
             if one is not None:
                 matched.append(one)
                 carried.update(one.columns)
+        carried_poses = [one.pose for one in matched if one.pose is not None]
         for index, action in enumerate(self._spec.actions):
-            if index not in carried:
-                pose = self._pose_of.get(action.name)
+            pose = self._pose_of.get(action.name)
+            in_outputs = pose in carried_poses or place.get(written.names[index]) in carried
+            if not in_outputs:
                 what = f"pose '{pose.name}' with '{action.name}'" if pose else f"'{action.name}'"
                 self._misfit(f'actions[{index}].name', f'{what} is carried by none of the outputs')
         return tuple(matched)
@@ -338,10 +350,12 @@ class _Matcher:
         names = tuple(self._robot.joint(name).in_messages for name in output.joints)
         return MatchedOutput(output, where, message_names=names)
 
-    def _pose_output(self, output: RobotOutput, place: Mapping[str, int]) -> MatchedOutput | None:
+    def _pose_output(
+        self, output: RobotOutput, place: Mapping[str, int], written: WrittenColumns
+    ) -> MatchedOutput | None:
         robot_pose = next(pose for pose in self._robot.poses if pose.name == output.pose)
-        names = (robot_pose.name, *robot_pose.aliases)
-        pose = next((pose for pose in self._spec.poses if pose.name in names), None)
+        known = (robot_pose.name, *robot_pose.aliases)
+        pose = next((pose for pose in self._spec.poses if pose.name in known), None)
         if pose is None:
             return None
         wanted = 'twist_stamped' if pose.kind == 'velocity' else 'pose_stamped'
@@ -349,7 +363,20 @@ class _Matcher:
             self._misfit(
                 'poses', f"'{pose.name}' is {pose.kind} and needs {wanted}, not {output.kind}"
             )
-        where = tuple(place[name] for name in pose.actions)
+        rotation = pose.rotation
+        if pose.kind != 'velocity':
+            rotation = quaternion_names(pose.name)
+        elif len(rotation) != 3:
+            self._misfit(
+                f'poses[{self._spec.poses.index(pose)}].form',
+                f"'{pose.name}' is velocity and written as {pose.form}, but a twist has three "
+                'angular velocities: write them as axis_angle in the bundle, rad/s about x, y and '
+                'z, or command absolute poses',
+            )
+        # Actions may be called as measured joints are, by an alias too.
+        actions = [action.name for action in self._spec.actions]
+        names = dict(zip(actions, written.names, strict=True))
+        where = tuple(place[names.get(name, name)] for name in (*pose.position, *rotation))
         return MatchedOutput(output, where, pose=pose, frame_id=robot_pose.frame_id)
 
 

@@ -138,7 +138,8 @@ def needed_limits(joint: RobotJoint) -> tuple[str, ...]:
 
 
 def _check_pose(where: str, pose: RobotPose) -> None:
-    _require_positive(where, pose, ('velocity', 'angular_velocity'))
+    limits = ('velocity', 'angular_velocity', 'acceleration', 'angular_acceleration')
+    _require_positive(where, pose, limits)
     for axis, (lower, upper) in enumerate(zip(pose.lower, pose.upper, strict=True)):
         if lower >= upper:
             raise FieldError(f'{where}.lower[{axis}]', f'{lower:g} is not smaller than {upper:g}')

@@ -131,7 +131,11 @@ class RobotPose:
         lower: (3,) smallest x, y, z that may be commanded, m: one corner of the workspace box.
         upper: (3,) the opposite corner.
         velocity: largest speed along each axis, m/s.
-        angular_velocity: largest speed about each axis, rad/s.
+        angular_velocity: largest angular velocity of a pose, whatever its axis, rad/s; of a twist
+            about each axis.
+        acceleration: largest along each axis, m/s²; unlimited where left out.
+        angular_acceleration: largest change of the angular velocity of a pose, rad/s²; of a twist
+            about each axis; unlimited where left out.
         aliases: further names under which policies know it.
     """
 
@@ -141,6 +145,8 @@ class RobotPose:
     upper: tuple[float, float, float]
     velocity: float
     angular_velocity: float
+    acceleration: float | None = None
+    angular_acceleration: float | None = None
     aliases: tuple[str, ...] = ()
 
 
