@@ -469,7 +469,7 @@ def test_memory_that_grows_fails_the_check(monkeypatch):
 def test_wrong_chunks_of_the_triton_kernels_fail_the_check(monkeypatch):
     """The operators stand in for the kernels: what is tested is who is compared with whom."""
 
-    def take(engine, word, precision):
+    def take(engine, word, precision, action_times):
         engine.torch_compile = word
 
     monkeypatch.setattr(gpu_checks, 'compile_networks', take)
@@ -493,7 +493,7 @@ def test_triton_kernels_must_be_taken_on_a_gpu(monkeypatch):
     found = gpu_checks.triton('cpu', 'tiny')
     assert found.passed and 'its kernels run on device cuda' in found.note
 
-    def refuse(engine, word, precision):
+    def refuse(engine, word, precision, action_times):
         engine.why_compiled = 'a layer differs by 1'
 
     monkeypatch.setattr(gpu_checks, 'compile_networks', refuse)
