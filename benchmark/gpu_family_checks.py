@@ -10,12 +10,11 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from gpu_findings import Finding, keeps_bounds, relative_error, worst_in_words
-from random_policy import infer
+from random_policy import ChunkInputs, infer
 
 from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.schema import SPEC_FILE
@@ -38,25 +37,7 @@ FAMILY_BOUNDS = {'float32': 2e-4, 'bfloat16': BOUNDS['bfloat16'].ceiling}
 POLICIES = Path(__file__).parents[1] / 'vla_runtime' / 'selftest' / 'policies.tar.xz'
 
 
-@dataclass(frozen=True)
-class FamilyInputs:
-    """Everything that a chunk of any family is made of; as `random_policy.ChunkInputs`.
-
-    Attributes:
-        pixels: of each camera, (3, height, width); the sizes may differ.
-    """
-
-    pixels: list[np.ndarray]
-    image_mask: np.ndarray
-    prefix_inputs: dict[str, np.ndarray]
-    step_inputs: StepInputs
-
-    @property
-    def rows(self) -> int:
-        return len(self.step_inputs.row_weight)
-
-
-def family_inputs(bundle: Bundle, rows: int, seed: int) -> FamilyInputs:
+def family_inputs(bundle: Bundle, rows: int, seed: int) -> ChunkInputs:
     """Draw inputs for a bundle's networks; of two rows the prompts differ in length."""
     spec, random = bundle.spec, np.random.default_rng(seed)
     family, dims = find_family(spec.family), bundle.spec.dims
@@ -65,7 +46,7 @@ def family_inputs(bundle: Bundle, rows: int, seed: int) -> FamilyInputs:
     plan_weight = np.zeros((spec.denoise_steps, dims.horizon), dtype=np.float32)
     if not single:
         plan_weight[:, : dims.horizon // 4] = 0.5
-    return FamilyInputs(
+    return ChunkInputs(
         pixels=[random.uniform(-1, 1, (3, *size)).astype(np.float32) for size in image_sizes(dims)],
         image_mask=np.ones(dims.cameras, dtype=bool),
         prefix_inputs=_draw(family.prefix_inputs(dims), dims, rows, random),

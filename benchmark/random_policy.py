@@ -5,7 +5,7 @@ Imports torch, numpy and the networks alone, so that it runs where nothing else 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,9 +26,13 @@ SIZES = ('tiny', 'reduced', 'full')
 
 @dataclass(frozen=True)
 class ChunkInputs:
-    """Everything that one chunk is made of; see `engines.engine` for the shapes."""
+    """Everything that one chunk is made of; see `engines.engine` for the shapes.
 
-    pixels: np.ndarray
+    Attributes:
+        pixels: of each camera, (3, height, width); the sizes of some families' cameras differ.
+    """
+
+    pixels: Sequence[np.ndarray] | np.ndarray
     image_mask: np.ndarray
     prefix_inputs: dict[str, np.ndarray]
     step_inputs: StepInputs
