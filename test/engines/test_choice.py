@@ -370,7 +370,7 @@ def test_fp8_is_taken_by_auto_only_with_judged_success(
         {},
         load=lambda one: one,
         check=lambda one: None,
-        measure=lambda one: 1.0,
+        measure=lambda one: {'fp8': 1.0, 'bfloat16': 1.5, 'float32': 3.0}[one.precision],
     )
     assert loaded == (Candidate('torch', 'bfloat16') if said else FP8)
     assert (f'fp8 is left out: {refusal}' in why) == bool(said)
