@@ -82,16 +82,16 @@ class Output:
     topic = 'arm'
 
     def __init__(self) -> None:
-        self.before: list[list[float]] = []
+        self.follows: list[bool] = []
         self.sent: list[list[float]] = []
         self.stamps: list[object] = []
         self.broken = False
 
-    def send(self, before: np.ndarray, setpoints: np.ndarray, stamp: object) -> None:
+    def send(self, setpoints: np.ndarray, stamp: object, follows: bool) -> None:
         if self.broken:
             raise OSError('the cable is out')
         self.stamps.append(stamp)
-        self.before.append([float(number) for number in before])
+        self.follows.append(follows)
         self.sent.append([float(number) for number in setpoints])
 
 
@@ -148,8 +148,8 @@ def test_a_command_bears_the_time_that_its_motion_was_computed_for() -> None:
 
 def test_a_command_goes_on_from_the_one_before_it_and_never_from_one_before_a_dry_run() -> None:
     bench = Bench()
-    sent, before = bench.second.sent, bench.second.before
-    assert before[0] == sent[0] and before[1:] == sent[:-1]
+    sent, follows = bench.second.sent, bench.second.follows
+    assert not follows[0] and all(follows[1:])
     bench.loop.set_dry_run(True)
     for _ in range(100):
         bench.tick()
@@ -159,8 +159,35 @@ def test_a_command_goes_on_from_the_one_before_it_and_never_from_one_before_a_dr
     for _ in range(3):
         bench.tick(measured=0.3)
     assert bench.loop.start(bench.now_s).started
-    bench.tick(measured=0.3)
-    assert sent[count] == before[count] == [0.3, 0.0]
+    for _ in range(2):
+        bench.tick(measured=0.3)
+    assert sent[count] == [0.3, 0.0]
+    assert follows[count:] == [False, True]
+
+
+def test_what_a_hanging_thread_sends_after_a_dry_run_began_is_what_it_had() -> None:
+    core = ChunkExecutor(ExecutorConfig((Column('a'),)), ExecutorParameters())
+    waiting, go_on = threading.Event(), threading.Event()
+
+    class Slow(Output):
+        def send(self, setpoints: np.ndarray, stamp: object, follows: bool) -> None:
+            waiting.set()
+            assert go_on.wait(TIMEOUT_S)
+            super().send(setpoints, stamp, follows)
+
+    outputs: list = [Slow(), Output()]
+    loop = ControlLoop(core, outputs, lambda: 10**18, lambda _: None)
+    loop.observe_state(['a'], [0.7], 10**18)
+    loop.tick(1.0)
+    assert loop.start(1.0).started
+    ticking = threading.Thread(target=loop.tick, args=(1.01,), daemon=True)
+    ticking.start()
+    assert waiting.wait(TIMEOUT_S)
+    loop.set_dry_run(True)
+    loop.close()
+    go_on.set()
+    ticking.join(TIMEOUT_S)
+    assert outputs[1].sent == [[0.7]]
 
 
 def test_when_the_dead_man_was_faster_expect_the_overtaken_tick_not_to_be_sent() -> None:
@@ -180,11 +207,11 @@ def test_when_a_tick_is_kept_from_its_output_expect_no_older_command_after_a_new
     waiting, go_on = threading.Event(), threading.Event()
 
     class Slow(Output):
-        def send(self, before: np.ndarray, setpoints: np.ndarray, stamp: object) -> None:
+        def send(self, setpoints: np.ndarray, stamp: object, follows: bool) -> None:
             if threading.current_thread() is ticking:
                 waiting.set()
                 assert go_on.wait(TIMEOUT_S)
-            super().send(before, setpoints, stamp)
+            super().send(setpoints, stamp, follows)
 
     slow = Slow()
     bench.loop = ControlLoop(bench.core, [slow], lambda: bench.now_ns, lambda _: None)  # type: ignore[list-item]
@@ -259,11 +286,11 @@ def test_when_the_control_thread_hangs_in_an_output_expect_the_hold_last() -> No
     hung, release = threading.Event(), threading.Event()
     send = bench.second.send
 
-    def hang(before: np.ndarray, setpoints: np.ndarray, stamp: object) -> None:
+    def hang(setpoints: np.ndarray, stamp: object, follows: bool) -> None:
         if threading.current_thread() is ticking:
             hung.set()
             assert release.wait(TIMEOUT_S)
-        send(before, setpoints, stamp)
+        send(setpoints, stamp, follows)
 
     bench.second.send = hang  # type: ignore[method-assign]
     ticking = threading.Thread(target=bench.tick)
@@ -321,7 +348,7 @@ def test_a_slow_base_comes_to_rest_before_the_end_and_less_time_than_it_takes_is
     sent: list[float] = []
 
     class Base(Output):
-        def send(self, before: np.ndarray, setpoints: np.ndarray, stamp: object) -> None:
+        def send(self, setpoints: np.ndarray, stamp: object, follows: bool) -> None:
             sent.append(float(setpoints[0]))
 
     loop = ControlLoop(core, [Base()], time.time_ns, lambda _: None, system_time_ns)

@@ -27,11 +27,8 @@ class Wire:
 def written(matched, *commands):
     wire = Wire(matched.output.kind)
     writer = OutputWriter(matched, wire, period_s=0.01)
-    before = np.array(commands[0], dtype=np.float64)
     for command in commands:
-        setpoints = np.array(command, dtype=np.float64)
-        writer.send(before, setpoints, STAMP)
-        before = setpoints
+        writer.send(np.array(command, dtype=np.float64), STAMP, follows=True)
     return wire.messages
 
 
@@ -59,6 +56,21 @@ def test_joint_trajectory_goes_from_the_last_command_to_this_one_in_a_period():
     due = [(point.time_from_start.sec, point.time_from_start.nanosec) for point in second.points]
     assert due == [(0, 0), (0, 10_000_000)]
     assert (first.header.stamp.sec, first.header.stamp.nanosec) == (0, 0)
+
+
+def test_joint_trajectory_goes_on_from_what_was_sent_unless_the_command_is_a_new_beginning():
+    wire = Wire('joint_trajectory')
+    writer = OutputWriter(joint_output('joint_trajectory'), wire, period_s=0.01)
+    first, lost, third, anew = (np.full(3, number) for number in (1.0, 2.0, 3.0, 9.0))
+    writer.send(first, STAMP, follows=True)
+    publish, wire.publish = wire.publish, None
+    with pytest.raises(TypeError):
+        writer.send(lost, STAMP, follows=True)
+    wire.publish = publish
+    writer.send(third, STAMP, follows=True)
+    writer.send(anew, STAMP, follows=False)
+    positions = [[point.positions[0] for point in message.points] for message in wire.messages]
+    assert positions == [[1.0, 1.0], [1.0, 3.0], [9.0, 9.0]]
 
 
 def test_joint_trajectory_has_no_velocities_because_a_moving_end_is_refused():

@@ -125,6 +125,23 @@ def test_plan_is_tied_in_the_policys_units(scene, bundle):
     assert answer.inference.tied
 
 
+def test_a_plan_s_angle_without_end_stops_is_written_by_the_turn_that_the_state_is_on(
+    bundle, tmp_path
+):
+    text = DEGREES.replace(
+        '{name: shoulder, unit: deg, lower: -3.0, upper: 3.0,',
+        '{name: shoulder, unit: rad, continuous: true,',
+    )
+    scene = Scene(bundle, write_robot(tmp_path / 'endless.yaml', text))
+    scene.look()
+    # Measured at 17.2 rad; the executor counts from where another driver's numbers began.
+    rows = np.array([17.0 - 4 * np.pi, 20.0, 30.0]) + np.array([[0.0], [0.1], [0.2]])
+    answer = scene.ask(rows=rows, certain=2, settings=TIED)
+    assert answer.inference.tied
+    expected = rows + np.array([4 * np.pi, 0.0, 0.0])
+    np.testing.assert_allclose(answer.inference.plan.actions, expected)
+
+
 def test_a_plan_that_chose_the_sample_is_told_though_the_chunk_is_not_tied_to_it(scene):
     scene.look()
     rows = np.tile([10.0, 20.0, 30.0], (4, 1))

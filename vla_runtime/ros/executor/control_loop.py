@@ -79,15 +79,15 @@ class _Outgoing:
     its way sends what it took, or nothing where a newer command has been sent meanwhile.
 
     Attributes:
-        before: (columns,) float64, the command before it; itself where that was not for sending.
         setpoints: (columns,) float64.
+        follows: the command before it was for sending too, so that it goes on from there.
         number: counts commands in the order in which they were computed.
         stamp_ns: header stamp.
     """
 
     def __init__(self, columns: int) -> None:
-        self.before = np.zeros(columns)
         self.setpoints = np.zeros(columns)
+        self.follows = False
         self.number = 0
         self.stamp_ns = 0
 
@@ -134,8 +134,7 @@ class ControlLoop:
         self._sending = Lock()
         self._of_tick = _Outgoing(executor.columns.count)
         self._of_others = _Outgoing(executor.columns.count)
-        # The last command that was for sending, while nothing else has been commanded since.
-        self._last = np.zeros(executor.columns.count)
+        # Whether the last command was for sending.
         self._follows = False
         self._computed = 0
         self._computed_s = -math.inf
@@ -196,10 +195,8 @@ class ControlLoop:
         if command.kind is CommandKind.IDLE or command.dry_run:
             self._follows = False
             return False
-        np.copyto(outgoing.before, self._last if self._follows else command.setpoints)
         np.copyto(outgoing.setpoints, command.setpoints)
-        np.copyto(self._last, command.setpoints)
-        self._follows = True
+        outgoing.follows, self._follows = self._follows, True
         self._computed += 1
         outgoing.number, outgoing.stamp_ns = self._computed, stamp_ns
         return True
@@ -229,7 +226,7 @@ class ControlLoop:
         errors: tuple[Exception, ...] = ()
         for writer in self._writers:
             try:
-                writer.send(outgoing.before, outgoing.setpoints, stamp)
+                writer.send(outgoing.setpoints, stamp, outgoing.follows)
             except Exception as error:
                 errors += (error,)
         self._sent += not errors
@@ -242,7 +239,7 @@ class ControlLoop:
 
         def send(writer: OutputWriter) -> None:
             try:
-                writer.send(outgoing.before, outgoing.setpoints, stamp)
+                writer.send(outgoing.setpoints, stamp, outgoing.follows)
             except Exception as error:
                 errors.append(error)
 
@@ -390,13 +387,13 @@ class ControlLoop:
             # Nobody knows what the core is doing: hold where the last command was.
             last = max(self._of_tick, self._of_others, key=lambda outgoing: outgoing.number)
             last.setpoints[self._executor.columns.is_velocity] = 0.0
-            np.copyto(last.before, last.setpoints)
             last.stamp_ns = self._ros_now_ns()
             sends = self._sent > 0
         # What a thread that hangs in an output is about to send becomes a hold as well.
         for outgoing in (self._of_tick, self._of_others):
-            np.copyto(outgoing.before, last.before)
-            np.copyto(outgoing.setpoints, last.setpoints)
+            if sends:
+                np.copyto(outgoing.setpoints, last.setpoints)
+            outgoing.setpoints[self._executor.columns.is_velocity] = 0.0
         had_its_turn = self._sending.acquire(timeout=_HANGS_AFTER_S)
         try:
             self._closed = True

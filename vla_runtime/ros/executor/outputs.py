@@ -57,26 +57,32 @@ class OutputWriter:
         self.topic = matched.output.topic
         self._publisher = publisher
         self._columns = np.array(matched.columns, dtype=np.int64)
-        self._numbers = _Numbers(np.zeros(len(matched.columns)), np.zeros(len(matched.columns)))
+        count = len(matched.columns)
+        self._numbers = _Numbers(np.zeros(count), np.zeros(count))
+        self._sent: np.ndarray | None = None
         self._message, self._fill = _FILLERS[matched.output.kind](matched, self._numbers, period_s)
 
-    def send(self, before: np.ndarray, setpoints: np.ndarray, stamp: Time) -> None:
+    def send(self, setpoints: np.ndarray, stamp: Time, follows: bool) -> None:
         """Publish this output's columns.
 
         Args:
-            before: (columns,) of the last command, robot units; of this one where none was sent
-                just before.
-            setpoints: (columns,) of the whole command.
+            setpoints: (columns,) of the whole command, robot units.
             stamp: ROS time of the tick.
+            follows: the command goes on from the last one. It does not where the robot was not
+                commanded in between, and may be anywhere.
         """
-        np.take(before, self._columns, out=self._numbers.before)
-        np.take(setpoints, self._columns, out=self._numbers.now)
+        before, now = self._numbers
+        np.take(setpoints, self._columns, out=now)
+        np.copyto(before, self._sent if follows and self._sent is not None else now)
         self._fill(stamp)
         self._publisher.publish(self._message)
+        if self._sent is None:
+            self._sent = np.zeros_like(now)
+        np.copyto(self._sent, now)
 
 
 class _Numbers(NamedTuple):
-    """An output's numbers of the last command, and of this one."""
+    """An output's numbers of the last command that was sent, and of this one."""
 
     before: np.ndarray
     now: np.ndarray

@@ -20,6 +20,8 @@ from vla_runtime.ros.policy.plan_alignment import align_plan, step_of_row_0
 from vla_runtime.ros.robot.match import RobotMatch
 from vla_runtime.types import ActionChunk, CommittedPlan, InferenceReport, Observation
 
+_FULL_TURN = 2.0 * np.pi
+
 
 @dataclass(frozen=True)
 class RobotInference:
@@ -52,6 +54,13 @@ class RobotPolicy:
     def __init__(self, policy: Policy, match: RobotMatch) -> None:
         self.policy = policy
         self.match = match
+        endless = {column.name for column in match.columns if column.continuous}
+        # Places among actions and state of the joints whose angle may be written in several ways.
+        self._endless = [
+            (action, match.state_joints.index(name))
+            for action, name in enumerate(match.action_names)
+            if name in endless and name in match.state_joints
+        ]
 
     def pixels(self, camera: str, message: Any) -> np.ndarray:
         """Convert a camera's message, (height, width, 3) uint8 RGB.
@@ -97,6 +106,7 @@ class RobotPolicy:
             step_time_s=spec.step_time_s,
             horizon=spec.horizon,
         )
+        aligned = self._written_like(observation.state, aligned)
         step = step_of_row_0(plan, stamp_ns=stamp_ns, step_time_s=spec.step_time_s)
         self.policy.settings = settings
         inferred = self.policy.submit(
@@ -115,6 +125,24 @@ class RobotPolicy:
             )
 
         return then(inferred, convert)
+
+    def _written_like(self, state: np.ndarray, plan: CommittedPlan | None) -> CommittedPlan | None:
+        """Write the plan's angles without end stops by the turn that the observed state is on.
+
+        The executor counts on where a driver wraps. The chunk will be written like the state, and a
+        plan that is a whole turn off would pull it there.
+
+        Args:
+            state: (dimensions,) in policy units.
+            plan: plan in robot units.
+        """
+        if plan is None or not self._endless:
+            return plan
+        measured, actions = self.match.state.to_robot(state), plan.actions.copy()
+        for action, joint in self._endless:
+            turns = np.round((measured[joint] - actions[0, action]) / _FULL_TURN)
+            actions[:, action] += _FULL_TURN * turns
+        return replace(plan, actions=actions)
 
     def _in_policy_units(self, plan: CommittedPlan | None) -> CommittedPlan | None:
         if plan is None:
