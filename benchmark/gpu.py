@@ -63,6 +63,10 @@ def _run(arguments: argparse.Namespace, clock: Clock) -> int:
     if reason := device_fault(arguments.device):
         print(f'error: {reason}', file=sys.stderr)
         return 2
+    from vla_runtime.engines.torch.weights import compute_in_full_precision
+
+    # The facts are those under which everything runs.
+    compute_in_full_precision()
     figures: Figures = {
         'device': device_facts(arguments.device),
         'size': arguments.size,

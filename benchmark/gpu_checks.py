@@ -343,14 +343,19 @@ def overlap(device: str, size: str, requests: int = 12) -> Finding:
 
     engine = torch_engine(network, graphs=True)
     pipeline: ChunkPipeline[tuple[np.ndarray, float]] = ChunkPipeline(ChunkRunner(engine, _NAMES))
-    futures = [
-        pipeline.submit(request, PhaseClock(), lambda _, denoised, ms: (denoised.chunk.copy(), ms))
-        for request in wanted
-    ]
-    results = [future.result() for future in futures]
-    pipeline.close()
-    status = dict(engine.cuda_graph)
-    engine.close()
+    try:
+        futures = [
+            pipeline.submit(
+                request, PhaseClock(), lambda _, denoised, ms: (denoised.chunk.copy(), ms)
+            )
+            for request in wanted
+        ]
+        results = [future.result() for future in futures]
+        status = dict(engine.cuda_graph)
+    finally:
+        # Cut off for its time, it must not run on beside what is measured next.
+        pipeline.close()
+        engine.close()
     pairs = zip(results, expected, strict=True)
     worst = max(relative_error(chunk, wanted) for (chunk, _), wanted in pairs)
     figures = {
@@ -523,7 +528,6 @@ def products(device: str, size: str) -> Finding:
 # What is worth most comes first: it has the time of all.
 CHECKS: dict[str, Callable[[str, str], Finding]] = {
     'correctness': correctness,
-    'triton': triton,
     'families': families,
     'graph freshness': graph_freshness,
     'fp8': fp8,
@@ -532,4 +536,6 @@ CHECKS: dict[str, Callable[[str, str], Finding]] = {
     'products': products,
     'overlap': overlap,
     'memory': memory,
+    # Last: a kernel that writes where it may not ends all that comes after it in this process.
+    'triton': triton,
 }

@@ -234,6 +234,8 @@ def configurations(
 ) -> list[tuple[int, int, Mode]]:
     """(views, rows, mode) in the order of their worth: what does not fit in the time is last.
 
+    Our own kernels follow PyTorch's modes: one that writes where it may not ends the process.
+
     Args:
         quick: for two views alone.
         compiled: with `torch.compile`, too.
@@ -241,9 +243,9 @@ def configurations(
         triton: the device runs Triton's kernels.
     """
     views = (2,) if quick else (3, 2, 1)
-    graphs = (GRAPH, TRITON_GRAPH) if triton else (GRAPH,)
-    first = [(views[0], rows, mode) for rows in (1, 2) for mode in (*graphs, EAGER)]
-    others = [(v, rows, mode) for v in views[1:] for rows in (1, 2) for mode in (*graphs, EAGER)]
+    modes = (GRAPH, EAGER, *((TRITON_GRAPH,) if triton else ()))
+    first = [(views[0], rows, mode) for mode in modes for rows in (1, 2)]
+    others = [(v, rows, mode) for v in views[1:] for mode in modes for rows in (1, 2)]
     eight = [(v, rows, FP8_GRAPH) for v in views for rows in (1, 2)] if fp8 else []
     slow = [(views[0], rows, mode) for rows in (1, 2) for mode in (COMPILED, COMPILED_GRAPH)]
     return first + others + eight + (slow if compiled else [])

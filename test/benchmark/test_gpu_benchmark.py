@@ -107,8 +107,8 @@ def test_it_runs_from_the_source_tree_without_what_a_gpu_machine_lacks(tmp_path)
     assert all(check['passed'] for check in figures['checks'].values())
     assert [(r['rows'], r['mode']) for r in figures['latency']] == [
         (1, 'graph'),
-        (1, 'eager'),
         (2, 'graph'),
+        (1, 'eager'),
         (2, 'eager'),
         (1, 'fp8, graph'),
         (2, 'fp8, graph'),
@@ -682,7 +682,9 @@ def test_the_headlines_samples_fit_into_its_share_of_the_time_as_predicted_for_a
 
 def test_the_headline_is_measured_first():
     wanted = [(v, r, mode.name) for v, r, mode in gpu_latency.configurations(False, True)]
-    assert wanted[:3] == [(3, 1, 'graph'), (3, 1, 'triton, graph'), (3, 1, 'eager')]
+    plain = [(3, rows, mode) for mode in ('graph', 'eager') for rows in (1, 2)]
+    # What may end the process comes after what PyTorch runs by itself.
+    assert wanted[:6] == [*plain, (3, 1, 'triton, graph'), (3, 2, 'triton, graph')]
     assert len(wanted) == len(set(wanted)) == 28
 
 

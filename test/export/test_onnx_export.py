@@ -167,6 +167,20 @@ def test_a_constant_whose_numbers_are_not_known_is_refused_by_its_module(make, n
         Translator(graph, None, {}).write(traced, '', [x])  # type: ignore[arg-type]
 
 
+def test_a_tensor_that_a_module_keeps_from_an_earlier_trace_is_a_constant_of_the_next():
+    class Keeping(nn.Module):
+        kept: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.kept is None:
+                self.kept = torch.arange(2, device=x.device).float()
+            return x * self.kept
+
+    module, x = Keeping(), torch.zeros(2, device='meta')
+    assert not trace(module, x).constants
+    assert list(trace(module, x).constants) == ['_tensor_constant0']
+
+
 def test_a_constant_that_forward_writes_into_is_kept_as_it_was_made():
     class Written(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -80,6 +80,7 @@ V1 = {'cpu.cfs_quota_us': '300000\n', 'cpu.cfs_period_us': '100000\n'}
         ('1:cpu:/\n', {'cpu/cpu.cfs_quota_us': '-1', 'cpu/cpu.cfs_period_us': '100000'}, 16),
         ('1:cpuacct:/\n', {f'cpu/{n}': t for n, t in V1.items()}, 16),
         ('', {}, 16),
+        ('\nno group\n0::/\n', {'cpu.max': '250000 100000\n'}, 2),
     ],
 )
 def test_cores_are_those_that_a_containers_quota_allows(

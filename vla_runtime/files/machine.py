@@ -57,10 +57,12 @@ def available_cores() -> int:
 def _quotas() -> Iterator[float]:
     """Yield the quotas of all control groups that this process is in, in cores."""
     try:
-        lines = _GROUPS.read_text().splitlines()
+        lines = _GROUPS.read_text(errors='replace').splitlines()
     except OSError:
         return
     for line in lines:
+        if line.count(':') < 2:
+            continue
         _, controllers, path = line.split(':', 2)
         files: tuple[str, ...] = ('cpu.cfs_quota_us', 'cpu.cfs_period_us')
         mount = _MOUNT / 'cpu'

@@ -155,6 +155,8 @@ def _trial_of(engine: TorchEngine) -> Iterator[_Trial]:
         engine._laid_out = {}
         engine._fused.expert_type = type(engine._fused).expert_type
         engine._variant = Variant()
+        # The engine's own streams do not wait for the one that trials run on.
+        synchronize()
 
 
 class _Trial:

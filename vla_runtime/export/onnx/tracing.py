@@ -121,7 +121,9 @@ class _Recorder(TorchDispatchMode):
 
     def node_of(self, tensor: Tensor) -> Node:
         """Return the node that stands for a tensor; that of a constant if none does."""
-        if made := getattr(tensor, _NODE, None):
+        made = getattr(tensor, _NODE, None)
+        # A module may keep a tensor from one trace to the next.
+        if made is not None and made.graph is self.graph:
             return made
         if id(tensor) not in self._nodes:
             name = f'_tensor_constant{len(self.constants)}'

@@ -274,10 +274,10 @@ def _numbers(tensor: Tensor, node: Node, name: str) -> Tensor:
         ExportError: it was made on PyTorch's meta device, so its numbers were never there.
     """
     if tensor.is_meta and node.users:
-        modules = {user.meta['module'] for user in node.users}
+        modules = {user.meta['module'] for user in node.users if 'module' in user.meta}
         where = ', '.join(sorted(f"'{path}' ({kind})" if path else kind for path, kind in modules))
         raise ExportError(
-            f'the network module {where} uses a constant of shape {list(tensor.shape)} '
+            f'the network module {where or name} uses a constant of shape {list(tensor.shape)} '
             f"('{name}') whose numbers an export cannot know, since networks are traced without "
             'numbers: make it with torch.arange, torch.full or torch.linspace in forward instead '
             'of from a list or in a buffer, or make it a parameter of the checkpoint'
