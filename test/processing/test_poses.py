@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -25,6 +26,11 @@ from vla_runtime.processing.poses import (
 
 FORMS = ('quaternion_wxyz', 'quaternion_xyzw', 'euler', 'axis_angle', 'rotation_6d')
 AXES = ('sxyz', 'rzyx', 'szxz', 'rxyz')
+ALL_AXES = tuple(
+    f'{frame}{first}{second}{third}'
+    for frame, first, second, third in itertools.product('sr', 'xyz', 'xyz', 'xyz')
+    if second not in (first, third)
+)
 Z_QUARTER = np.array([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
 
 vectors = hnp.arrays(np.float64, 3, elements=st.floats(-1.8, 1.8))
@@ -88,9 +94,7 @@ def test_every_form_holds_every_rotation(form, axes, vector):
     matrix = _exponential(vector)
     values = from_matrix(matrix, form, axes)
     assert values.shape == (rotation_width(form),)
-    # A gimbal-locked matrix gives Euler angles to the square root of the machine's precision.
-    atol = 1e-7 if form == 'euler' else 1e-13
-    np.testing.assert_allclose(to_matrix(values, form, axes), matrix, atol=atol)
+    np.testing.assert_allclose(to_matrix(values, form, axes), matrix, atol=1e-13)
 
 
 @pytest.mark.parametrize('form', FORMS)
@@ -223,8 +227,76 @@ def test_quaternions_and_back_are_the_same_rotation_in_the_writing_that_is_near(
     np.testing.assert_allclose(to_matrix(quaternions, 'quaternion_wxyz'), matrices, atol=1e-7)
     back = write_near(from_quaternions(-quaternions, form), written, form)
     np.testing.assert_allclose(to_matrix(back, form), matrices, atol=1e-7)
-    if form != 'euler':
-        np.testing.assert_allclose(back, written, atol=1e-6)
+    np.testing.assert_array_equal(back, written)
+
+
+angles = st.tuples(*[st.floats(-7.0, 7.0)] * 3)
+
+
+@pytest.mark.parametrize('axes', ALL_AXES)
+@settings(max_examples=30)
+@given(written=angles)
+@example(written=(0.1, 1.7, 0.2))
+@example(written=(0.3, math.pi / 2, 0.5))
+@example(written=(0.3, 0.0, 0.5))
+@example(written=(0.3, math.pi, -2.5))
+def test_euler_angles_come_back_in_the_branch_that_they_were_written_in(axes, written):
+    rows = np.array([written])
+    quaternions = to_quaternions(rows, 'euler', axes)
+    back = write_near(from_quaternions(quaternions, 'euler', axes), rows, 'euler', axes)
+    np.testing.assert_array_equal(back, rows)
+
+
+@pytest.mark.parametrize('axes', ALL_AXES)
+@settings(max_examples=30)
+@given(written=angles, near=angles)
+def test_no_writing_of_euler_angles_lies_nearer(axes, written, near):
+    rows, near = np.array(written), np.array(near)
+    matrix = to_matrix(rows, 'euler', axes)
+    found = write_near(from_matrix(matrix, 'euler', axes), near, 'euler', axes)
+    np.testing.assert_allclose(to_matrix(found, 'euler', axes), matrix, atol=2e-9)
+    middle = -found[1] if axes[1] == axes[3] else math.pi - found[1]
+    twin = np.array([found[0] + math.pi, middle, found[2] + math.pi])
+    np.testing.assert_allclose(to_matrix(twin, 'euler', axes), matrix, atol=2e-9)
+    turns = 2 * math.pi * np.array(list(itertools.product(range(-2, 3), repeat=3)))
+    others = np.vstack([found + turns, twin + turns])
+    nearest = np.linalg.norm(others - near, axis=1).min()
+    assert np.linalg.norm(found - near) <= nearest + 1e-9
+
+
+@pytest.mark.parametrize('axes', ALL_AXES)
+def test_continued_euler_angles_go_on_through_gimbal_lock(axes):
+    lock = 0.0 if axes[1] == axes[3] else math.pi / 2
+    path = np.array([[0.3, lock + 0.02 * step - 0.31, 0.5] for step in range(32)])
+    rows = from_matrix(to_matrix(path, 'euler', axes), 'euler', axes)
+    continued = continue_from(path[0], rows, 'euler', axes)
+    np.testing.assert_allclose(continued, path, atol=1e-12)
+    still = np.tile([0.3, lock, 0.5], (3, 1))
+    rows = from_matrix(to_matrix(still, 'euler', axes), 'euler', axes)
+    np.testing.assert_array_equal(continue_from(still[0], rows, 'euler', axes), still)
+
+
+@pytest.mark.parametrize('axes', ALL_AXES)
+@pytest.mark.parametrize('beside', [0.0, 1e-16, 1e-15, 1e-14, 1e-12, 1e-10, 1e-8, 1e-4])
+def test_euler_angles_hold_a_rotation_beside_gimbal_lock(axes, beside):
+    lock = 0.0 if axes[1] == axes[3] else math.pi / 2
+    outer = np.random.default_rng(0).uniform(-3.0, 3.0, (20, 2))
+    rows = np.stack([outer[:, 0], np.full(20, lock - beside), outer[:, 1]], axis=1)
+    quaternions = to_quaternions(rows, 'euler', axes)
+    back = from_quaternions(quaternions, 'euler', axes)
+    wanted = to_matrix(quaternions, 'quaternion_wxyz')
+    np.testing.assert_allclose(to_matrix(back, 'euler', axes), wanted, atol=1e-13)
+
+
+@given(vector=vectors, length=st.floats(0.1, 9.0), lean=st.floats(-2.0, 2.0))
+def test_6d_and_quaternions_of_any_length_come_back_as_they_were_written(vector, length, lean):
+    first, second = _exponential(vector)[:, :2].T
+    skewed = np.concatenate([length * first, second + lean * first])[None]
+    back = from_quaternions(to_quaternions(skewed, 'rotation_6d'), 'rotation_6d')
+    np.testing.assert_array_equal(write_near(back, skewed, 'rotation_6d'), skewed)
+    long = -length * from_matrix(_exponential(vector), 'quaternion_xyzw')[None]
+    unit = from_quaternions(to_quaternions(long, 'quaternion_xyzw'), 'quaternion_xyzw')
+    np.testing.assert_array_equal(write_near(unit, long, 'quaternion_xyzw'), long)
 
 
 def test_a_rotation_vector_beyond_half_a_turn_is_written_near_one_and_none_near_a_whole_turn():

@@ -149,7 +149,7 @@ class ActionSpace:
                 turned = rotation @ turn
             rows = poses.from_matrix(turned, pose.form, pose.euler_axes)
             start = state[list(pose.state_rotation)]
-            result[:, pose.rotation] = poses.continue_from(start, rows, pose.form)
+            result[:, pose.rotation] = poses.continue_from(start, rows, pose.form, pose.euler_axes)
         return result
 
     def from_robot(self, actions: np.ndarray, state: np.ndarray) -> np.ndarray:

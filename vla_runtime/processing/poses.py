@@ -12,6 +12,7 @@ Forms, all in radians where there are angles:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -33,6 +34,8 @@ _WIDTHS: dict[str, int] = {
 _DEGENERATE = 1e-3
 # Below this angle, rad, a rotation vector has no axis.
 _NO_AXIS = 1e-6
+# Rotations that are closer than this, rad, are one: far above rounding errors.
+_SAME = 1e-9
 
 
 def rotation_width(form: RotationForm) -> int:
@@ -72,7 +75,7 @@ def to_matrix(values: np.ndarray, form: RotationForm, euler_axes: str = 'sxyz') 
     if form == 'rotation_6d':
         matrices = _from_6d(rows)
     elif form == 'euler':
-        matrices = _stack(t3d_euler.euler2mat(*row, axes=euler_axes) for row in rows)
+        matrices = _from_euler(rows, euler_axes)
     elif form == 'axis_angle':
         matrices = _stack(t3d_quaternions.quat2mat(row) for row in _vectors_to_quaternions(rows))
     else:
@@ -98,7 +101,7 @@ def from_matrix(matrices: np.ndarray, form: RotationForm, euler_axes: str = 'sxy
     if form == 'rotation_6d':
         rows = flat[:, :, :2].transpose(0, 2, 1).reshape(-1, 6)
     elif form == 'euler':
-        rows = _stack((t3d_euler.mat2euler(matrix, axes=euler_axes) for matrix in flat), (3,))
+        rows = _to_euler(flat, euler_axes)
     else:
         quaternions = _stack((t3d_quaternions.mat2quat(matrix) for matrix in flat), (4,))
         quaternions = unit_quaternions(quaternions)
@@ -173,7 +176,9 @@ def from_quaternions(
     return from_matrix(to_matrix(quaternions, 'quaternion_wxyz'), form, euler_axes)
 
 
-def continue_from(start: np.ndarray, rows: np.ndarray, form: RotationForm) -> np.ndarray:
+def continue_from(
+    start: np.ndarray, rows: np.ndarray, form: RotationForm, euler_axes: str = 'sxyz'
+) -> np.ndarray:
     """Write each rotation so that it lies closest to the one before it.
 
     For readers of a chunk: a plot, or a controller that interpolates number by number, sees no
@@ -183,35 +188,75 @@ def continue_from(start: np.ndarray, rows: np.ndarray, form: RotationForm) -> np
         start: (k,) the rotation that comes before the first row, such as the robot's state.
         rows: (n, k) rotations in the same form.
         form: representation of all of them.
+        euler_axes: transforms3d's axis code, for `euler` only.
 
     Returns:
         (n, k) float64, the same orientations; angles may leave [-pi, pi].
+
+    Raises:
+        ValueError: as `to_matrix`.
     """
     result = np.array(rows, dtype=np.float64)
     before = np.asarray(start, dtype=np.float64)
+    same = _same(result, np.vstack([before, result])[:-1], form, euler_axes)
     for index in range(len(result)):
-        result[index] = before = write_near(result[index], before, form)
+        if not same[index]:
+            before = _nearest(result[index], before, form, euler_axes)
+        result[index] = before
     return result
 
 
-def write_near(rows: np.ndarray, near: np.ndarray, form: RotationForm) -> np.ndarray:
+def write_near(
+    rows: np.ndarray, near: np.ndarray, form: RotationForm, euler_axes: str = 'sxyz'
+) -> np.ndarray:
     """Write each rotation so that its numbers lie closest to given ones.
 
-    One orientation has several writings: two quaternions, angles 2 pi apart.
+    One orientation has several writings: two quaternions, angles 2 pi apart, two triples of Euler
+    angles. Where the given numbers are the same rotation they are its writing: in gimbal lock, or
+    in 6D, a rotation has any number of them.
 
     Args:
         rows: (..., k) rotations.
         near: (..., k) numbers of rotations in the same form.
         form: representation of all of them.
+        euler_axes: transforms3d's axis code, for `euler` only.
 
     Returns:
         (..., k) float64, the same orientations; angles may leave [-pi, pi].
+
+    Raises:
+        ValueError: as `to_matrix`.
     """
     rows, near = np.asarray(rows, dtype=np.float64), np.asarray(near, dtype=np.float64)
+    same = _same(rows, near, form, euler_axes)[..., None]
+    return np.where(same, near, _nearest(rows, near, form, euler_axes))
+
+
+def _same(rows: np.ndarray, near: np.ndarray, form: RotationForm, euler_axes: str) -> np.ndarray:
+    """Return where two rotations are one: (..., k) and (..., k) to (...) bool."""
+    if form in ('euler', 'rotation_6d'):
+        apart = to_matrix(rows, form, euler_axes) - to_matrix(near, form, euler_axes)
+        # This norm is sqrt(8) sin(angle / 2).
+        return np.linalg.norm(apart, axis=(-2, -1)) < math.sqrt(2.0) * _SAME
+    first, second = to_quaternions(rows, form), to_quaternions(near, form)
+    # A canonical sign may differ between neighbours: w is 0 at half a turn.
+    apart = np.minimum(
+        np.linalg.norm(first - second, axis=-1), np.linalg.norm(first + second, axis=-1)
+    )
+    return (2.0 * apart < _SAME).reshape(rows.shape[:-1])
+
+
+def _nearest(rows: np.ndarray, near: np.ndarray, form: RotationForm, euler_axes: str) -> np.ndarray:
     if form in ('quaternion_wxyz', 'quaternion_xyzw'):
         return np.where((rows * near).sum(axis=-1, keepdims=True) < 0.0, -rows, rows)
     if form == 'euler':
-        return rows + _whole_turns(near - rows)
+        first, middle, last = np.moveaxis(rows, -1, 0)
+        # With two turns about one axis the middle angle is mirrored at 0, else at a quarter turn.
+        mirrored = -middle if euler_axes[1] == euler_axes[3] else math.pi - middle
+        twins = np.stack([first + math.pi, mirrored, last + math.pi], axis=-1)
+        rows, twins = (one + _whole_turns(near - one) for one in (rows, twins))
+        nearer = np.linalg.norm(twins - near, axis=-1) < np.linalg.norm(rows - near, axis=-1)
+        return np.where(nearer[..., None], twins, rows)
     if form == 'axis_angle':
         angle = np.linalg.norm(rows, axis=-1, keepdims=True)
         # Without an angle there is no axis of its own, and whole turns about any are the same.
@@ -224,6 +269,43 @@ def write_near(rows: np.ndarray, near: np.ndarray, form: RotationForm) -> np.nda
 
 def _whole_turns(angle: np.ndarray) -> np.ndarray:
     return 2.0 * np.pi * np.round(angle / (2.0 * np.pi))
+
+
+def _from_euler(rows: np.ndarray, axes: str) -> np.ndarray:
+    """(n, 3) Euler angles to (n, 3, 3)."""
+    first, middle, last = (_about(rows[:, turn], axes[1 + turn]) for turn in range(3))
+    return last @ middle @ first if axes[0] == 's' else first @ middle @ last
+
+
+def _about(angles: np.ndarray, axis: str) -> np.ndarray:
+    """Turns about one axis: (n,) to (n, 3, 3)."""
+    along, u, v = _axes_from(axis)
+    result = np.zeros((len(angles), 3, 3))
+    result[:, along, along] = 1.0
+    result[:, u, u] = result[:, v, v] = np.cos(angles)
+    result[:, v, u] = np.sin(angles)
+    result[:, u, v] = -result[:, v, u]
+    return result
+
+
+def _to_euler(matrices: np.ndarray, axes: str) -> np.ndarray:
+    """(n, 3, 3) to (n, 3): transforms3d's angles; the last one is what the others leave over.
+
+    Near gimbal lock transforms3d takes the first and the last angle from noise, each its own: the
+    rotation was up to 0.4 rad off.
+    """
+    rows = _stack((t3d_euler.mat2euler(matrix, axes=axes) for matrix in matrices), (3,))
+    back = _from_euler(rows * [1.0, 1.0, 0.0], axes).transpose(0, 2, 1)
+    rest = matrices @ back if axes[0] == 's' else back @ matrices
+    _, u, v = _axes_from(axes[3])
+    rows[:, 2] = np.arctan2(rest[:, v, u] - rest[:, u, v], rest[:, u, u] + rest[:, v, v])
+    return rows
+
+
+def _axes_from(axis: str) -> tuple[int, int, int]:
+    """Return an axis and the two that follow it, right-handed."""
+    along = 'xyz'.index(axis)
+    return along, (along + 1) % 3, (along + 2) % 3
 
 
 def _from_6d(rows: np.ndarray) -> np.ndarray:

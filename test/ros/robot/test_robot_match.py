@@ -20,11 +20,16 @@ from vla_runtime.bundle.schema import (
     PoseSpec,
     StateSpec,
 )
+from vla_runtime.execution.clamp_latch import ClampLatch
+from vla_runtime.execution.command import CommandKind
 from vla_runtime.families.pi.dimensions import PI05
 from vla_runtime.processing.prompts import PromptFormat
+from vla_runtime.ros.executor.parameters import EXECUTOR_PARAMETERS
+from vla_runtime.ros.executor.setup import make_core
 from vla_runtime.ros.robot.file import load_robot
 from vla_runtime.ros.robot.match import MatchError, match_robot
 from vla_runtime.ros.robot.schema import Robot
+from vla_runtime.types import ActionChunk
 
 ROBOTS = ROOT / 'config' / 'robots'
 SO101 = ('shoulder_pan', 'shoulder_lift', 'elbow_flex', 'wrist_flex', 'wrist_roll', 'gripper')
@@ -386,9 +391,113 @@ def test_actions_of_a_pose_may_be_called_as_joints_are(tmp_path):
     pose = replace(TOOL, rotation=('turn', 'pitch', 'yaw'))
     spec = replace(pose_policy(pose), state=measured(('turn', 'rad')))
     match = match_robot(load_robot(path), spec, 'bundle')
-    assert match.column_names == ('lift', 'y', 'z', 'tool.qw', 'tool.qx', 'tool.qy', 'tool.qz')
-    assert [column.feedback for column in match.columns] == [True] + [False] * 6
+    assert match.column_names == ('x', 'y', 'z', 'tool.qw', 'tool.qx', 'tool.qy', 'tool.qz')
+    assert not any(column.feedback for column in match.columns)
     assert match.outputs[0].columns == tuple(range(7))
+
+
+RAIL = 'name: x, unit: UNIT, lower: -9000.0, upper: 9000.0, velocity: 7000.0, max_step: 0.5'
+
+
+@pytest.mark.parametrize('unit', ['m', 'mm'])
+@pytest.mark.parametrize('called', ['name: x', 'name: rail, aliases: [x]'])
+@pytest.mark.parametrize('kind', ['absolute', 'delta', 'velocity'])
+def test_an_action_of_a_pose_has_the_poses_limits_and_unit_where_a_joint_is_called_so(
+    tmp_path, unit, called, kind
+):
+    rail = RAIL.replace('name: x', called).replace('UNIT', unit)
+    turn = '  - {name: roll, unit: deg, lower: -360.0, upper: 360.0, velocity: 90.0}\n'
+    text = ARM.replace('cameras:', f'  - {{{rail}}}\n{turn}cameras:')
+    text = text[: text.index('  - {kind: float64')]
+    if kind == 'velocity':
+        text = text.replace('pose_stamped', 'twist_stamped')
+    path = tmp_path / 'arm.yaml'
+    path.write_text(text)
+    rate = '/s' if kind == 'velocity' else ''
+    spec = pose_policy(replace(TOOL, kind=kind), 'm' + rate, 'rad' + rate)
+    # The URDF knows the joints and nothing of the pose.
+    robot = replace(load_robot(path), urdf_text=URDF)
+    match = match_robot(robot, replace(spec, state=measured(('x', 'm'))), 'bundle')
+    assert match.column_names[:3] == ('x', 'y', 'z')
+    assert not any(column.feedback for column in match.columns)
+    assert {column.scale for column in match.columns} == {1.0}
+    limits = match.limits
+    assert limits.velocity == pytest.approx([0.5] * 3 + [1.0] * (len(limits.names) - 3))
+    assert np.isinf(limits.lower).all() and np.isinf(limits.upper).all()
+    if kind != 'velocity':
+        assert limits.workspace_lower[:3] == pytest.approx([0.1, -0.3, 0.0])
+        assert limits.workspace_upper[:3] == pytest.approx([0.5, 0.3, 0.4])
+    numbers = np.array([[0.2, 0.1, 0.1, 0.3, 0.2, 0.1]])
+    assert match.actions.to_robot(numbers) == pytest.approx(numbers)
+    # The state is the joint's.
+    assert match.state.to_robot(np.array([0.2])) == pytest.approx(200.0 if unit == 'mm' else 0.2)
+
+
+def test_a_twist_that_no_output_carries_is_the_velocities_of_its_joints(tmp_path):
+    names = (*TOOL.position, *TOOL.rotation)
+    joints = ''.join(
+        f'  - {{name: {name}, unit: {"mm" if name in "xyz" else "rad"}, lower: -9.0, upper: 9.0, '
+        'velocity: 7.0}\n'
+        for name in names
+    )
+    text = ARM[: ARM.index('outputs:')].replace('cameras:', f'{joints}cameras:')
+    output = f'{{kind: joint_state, topic: t, interface: velocity, joints: [{", ".join(names)}]}}'
+    path = tmp_path / 'arm.yaml'
+    path.write_text(f'{text}outputs: [{output}]\n')
+    spec = pose_policy(replace(TOOL, kind='velocity'), 'm/s', 'rad/s')
+    match = match_robot(load_robot(path), spec, 'bundle')
+    assert match.limits.velocity == pytest.approx([7.0] * 6)
+    assert match.actions.to_robot(np.ones(6)) == pytest.approx([1e3] * 3 + [1.0] * 3)
+
+
+def test_an_output_of_joints_does_not_carry_a_number_of_a_pose(tmp_path):
+    rail = RAIL.replace('UNIT', 'm')
+    text = ARM.replace('cameras:', f'  - {{{rail}}}\ncameras:').replace('[hand]', '[x]')
+    path = tmp_path / 'arm.yaml'
+    path.write_text(text)
+    match = match_robot(load_robot(path), pose_policy(), 'bundle')
+    assert [output.output.topic for output in match.outputs] == ['target_pose']
+    path.write_text(text.replace('  - {kind: pose_stamped, topic: target_pose, pose: tool}\n', ''))
+    with pytest.raises(MatchError, match="pose 'tool' with 'x' is carried by none"):
+        match_robot(load_robot(path), pose_policy(), 'bundle')
+
+
+def test_a_pose_stays_in_its_box_at_its_speed_where_a_joint_is_called_as_its_action(tmp_path):
+    rail = RAIL.replace('UNIT', 'm')
+    text = ARM.replace('cameras:', f'  - {{{rail}}}\ncameras:')
+    path = tmp_path / 'arm.yaml'
+    path.write_text(text[: text.index('  - {kind: float64')])
+    robot = load_robot(path)
+    spec = replace(pose_policy(replace(TOOL, kind='delta')), state=measured(('x', 'm')))
+    match = match_robot(robot, spec, 'bundle')
+    given = {parameter.name: parameter.default for parameter in EXECUTOR_PARAMETERS}
+    core = make_core(given, robot, match, ClampLatch(0), use_sim_time=False)
+    start_ns, here, number, sent, results = 10**18, 0.3, 0, [], []
+    core.tick(0.0, start_ns)
+    assert core.start(0.0, start_ns).started
+    for tick in range(1, 250):
+        now_s, now_ns = 0.01 * tick, start_ns + 10_000_000 * tick
+        core.observe_state(('x',), (here,), now_ns)
+        command = core.tick(now_s, now_ns)
+        if command.kind is not CommandKind.IDLE:
+            here = command.setpoints[0]
+            sent.append(here)
+        asked = core.poll_request(now_s, now_ns)
+        if asked is None:
+            continue
+        number += 1
+        rows = np.zeros((16, 6))
+        # At twice the pose's speed to the box, and later through it.
+        goal = 0.5 if tick < 150 else 5.0
+        rows[:, 0] = np.minimum(here + 0.05 * np.arange(16), goal)
+        rows[:, 2] = 0.2
+        chunk = ActionChunk(rows, match.action_names, match.action_kinds, 0.05, rows)
+        results.append(
+            core.submit_chunk(chunk, now_ns, 0, number, now_s, now_ns, request=asked.request)
+        )
+    assert len(sent) > 50 and max(sent) == pytest.approx(0.5)
+    assert np.diff(sent).max() == pytest.approx(0.5 * 0.01)
+    assert results[0].accepted and "workspace of 'x' in row" in results[-1].text
 
 
 def test_accelerations_of_a_pose_are_those_of_its_columns(tmp_path):

@@ -223,6 +223,16 @@ def test_the_committed_plan_is_written_as_the_policy_wrote_it(form):
     np.testing.assert_allclose(plan.rows[:8], rows[:8], atol=1e-9)
 
 
+def test_a_plan_keeps_the_policys_own_branch_of_euler_angles_and_its_lengths_in_6d():
+    written = written_as('euler')
+    rows = np.zeros((3, 7))
+    rows[:, 4:] = [[0.1, 1.7, 0.2], [0.3, math.pi / 2, 0.5], [0.3, math.pi / 2 + 1e-12, 7.5]]
+    np.testing.assert_array_equal(written.to_chunk(written.to_columns(rows), rows), rows)
+    written = written_as('rotation_6d')
+    rows = np.array([[0.0] * 4 + [2.0, 0.0, 0.0, 1.0, 3.0, 0.0]])
+    np.testing.assert_array_equal(written.to_chunk(written.to_columns(rows), rows), rows)
+
+
 def test_numbers_that_are_no_rotation_are_refused_with_pose_names_and_row():
     robot = Robot('rotation_6d')
     rows = rows_of(rotations(*([(0.0, 0.0, 0.0)] * 4)), 'rotation_6d')

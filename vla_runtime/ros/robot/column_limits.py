@@ -24,18 +24,20 @@ def column_limits(robot: Robot, written: WrittenColumns) -> Limits:
     Raises:
         ValueError: limits that make no sense together, or a joint without one that it needs.
     """
-    joints, poses = {joint.name: joint for joint in robot.joints}, by_name(robot.poses)
+    # A number of a pose is no joint, whatever it is called.
+    joints = {joint.name: joint for joint in robot.joints if joint.name not in written.pose_of}
+    poses = by_name(robot.poses)
     limits, workspace = {}, {}
     columns = written.columns
     for column in columns:
-        joint, pose = joints.get(column.name), written.pose_of.get(column.name)
-        if joint is not None:
-            limits[column.name] = _joint_limits(joint)
-        elif pose is not None:
+        pose = written.pose_of.get(column.name)
+        if pose is not None:
             limit, box = _pose_limits(pose, poses[pose.name], column.name)
             limits[column.name] = limit
             if box is not None:
                 workspace[column.name] = box
+        elif column.name in joints:
+            limits[column.name] = _joint_limits(joints[column.name])
     names = tuple(column.name for column in columns)
     result = make_limits(names, limits, workspace, robot.on_violation)
     if robot.urdf_text is None:

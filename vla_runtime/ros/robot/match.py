@@ -169,13 +169,14 @@ class _Matcher:
         self._bundle_file = bundle_file
         self._misfits: list[str] = []
         self._joints = by_name(robot.joints)
-        self._pose_of = {name: pose for pose in spec.poses for name in pose.actions}
+        self._poses = tuple(pose for pose in spec.poses if not self._moves_joints(pose))
+        self._pose_of = {name: pose for pose in self._poses for name in pose.actions}
 
     def match(self) -> RobotMatch:
         cameras = self._match_cameras()
         state = [self._state_scaling(index) for index in range(len(self._spec.state))]
         columns = [self._column(action) for action in self._spec.actions]
-        written = WrittenColumns(columns, self._spec.poses)
+        written = WrittenColumns(columns, self._poses)
         actions = [self._action_scaling(index) for index in range(len(self._spec.actions))]
         self._check_repeated('state', [joint for joint, _, _ in state if joint])
         self._check_repeated('actions', [column.name for column in columns])
@@ -195,6 +196,16 @@ class _Matcher:
             cameras=cameras,
             earlier=_earlier_frames(self._spec),
             outputs=outputs,
+        )
+
+    def _moves_joints(self, pose: PoseSpec) -> bool:
+        """Return whether a twist is the velocities of joints: no output of the robot carries it."""
+        carried = {output.pose for output in self._robot.outputs}
+        of_outputs = by_name(one for one in self._robot.poses if one.name in carried)
+        return (
+            pose.kind == 'velocity'
+            and pose.name not in of_outputs
+            and all(name in self._joints for name in pose.actions)
         )
 
     def _misfit(self, bundle_field: str, message: str) -> None:
@@ -252,19 +263,18 @@ class _Matcher:
 
     def _column(self, action: ActionSpec) -> Column:
         kind: ColumnKind = 'velocity' if action.kind == 'velocity' else 'position'
-        joint, pose = self._joints.get(action.name), self._pose_of.get(action.name)
-        # A number of a rotation is no joint, whatever it is called: it is converted.
-        turns = pose is not None and action.name in pose.rotation and kind == 'position'
-        if joint is not None and not turns:
-            return Column(
-                joint.name,
-                kind,
-                continuous=joint.continuous,
-                # Tolerances and the approach speed are in rad or m; of a unitless joint the whole
-                # way from 0 to 1 counts as one.
-                scale=1.0 / _SIZE[joint.unit][1],
-            )
-        return Column(action.name, kind, feedback=False)
+        joint = self._joints.get(action.name)
+        # A number of a pose is no joint, whatever it is called: it has the pose's limits and unit.
+        if joint is None or action.name in self._pose_of:
+            return Column(action.name, kind, feedback=False)
+        return Column(
+            joint.name,
+            kind,
+            continuous=joint.continuous,
+            # Tolerances and the approach speed are in rad or m; of a unitless joint the whole way
+            # from 0 to 1 counts as one.
+            scale=1.0 / _SIZE[joint.unit][1],
+        )
 
     def _action_scaling(self, index: int) -> tuple[float, float]:
         action = self._spec.actions[index]
@@ -302,13 +312,14 @@ class _Matcher:
     def _match_outputs(self, written: WrittenColumns) -> tuple[MatchedOutput, ...]:
         columns = written.columns
         place = {column.name: index for index, column in enumerate(columns)}
+        of_joints = {name: at for name, at in place.items() if name not in written.pose_of}
         matched: list[MatchedOutput] = []
         carried: set[int] = set()
         for index, output in enumerate(self._robot.outputs):
             one = (
-                self._joint_output(index, output, place, columns)
+                self._joint_output(index, output, of_joints, columns)
                 if output.pose is None
-                else self._pose_output(output, place, written)
+                else self._pose_output(output, place)
             )
             if one is not None:
                 matched.append(one)
@@ -350,9 +361,7 @@ class _Matcher:
         names = tuple(self._robot.joint(name).in_messages for name in output.joints)
         return MatchedOutput(output, where, message_names=names)
 
-    def _pose_output(
-        self, output: RobotOutput, place: Mapping[str, int], written: WrittenColumns
-    ) -> MatchedOutput | None:
+    def _pose_output(self, output: RobotOutput, place: Mapping[str, int]) -> MatchedOutput | None:
         robot_pose = next(pose for pose in self._robot.poses if pose.name == output.pose)
         known = (robot_pose.name, *robot_pose.aliases)
         pose = next((pose for pose in self._spec.poses if pose.name in known), None)
@@ -373,10 +382,7 @@ class _Matcher:
                 'angular velocities: write them as axis_angle in the bundle, rad/s about x, y and '
                 'z, or command absolute poses',
             )
-        # Actions may be called as measured joints are, by an alias too.
-        actions = [action.name for action in self._spec.actions]
-        names = dict(zip(actions, written.names, strict=True))
-        where = tuple(place[names.get(name, name)] for name in (*pose.position, *rotation))
+        where = tuple(place[name] for name in (*pose.position, *rotation))
         return MatchedOutput(output, where, pose=pose, frame_id=robot_pose.frame_id)
 
 

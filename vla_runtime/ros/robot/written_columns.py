@@ -85,10 +85,10 @@ class WrittenColumns:
         result = np.empty((len(rows), len(self.names)))
         result[:, self._in_chunk] = rows[:, self._in_command]
         for pose, places, group in self._rotations:
-            quaternions = _with_direction(rows[:, group])
-            written = from_quaternions(quaternions, pose.form, pose.euler_axes or 'sxyz')
+            quaternions, axes = _with_direction(rows[:, group]), pose.euler_axes or 'sxyz'
+            written = from_quaternions(quaternions, pose.form, axes)
             if like is not None:
-                written = write_near(written, like[:, places], pose.form)
+                written = write_near(written, like[:, places], pose.form, axes)
             result[:, places] = written
         return result
 
