@@ -241,8 +241,9 @@ def test_when_started_outside_a_limit_and_approaching_is_not_allowed_expect_refu
     assert rig.tick().kind is CommandKind.IDLE
 
 
-def test_when_started_outside_by_a_hair_expect_no_refusal() -> None:
-    rig = outside_rig(StartParameters(on_too_far='refuse'), at=1.0 + 1e-4)
+@pytest.mark.parametrize('on_too_far', ['refuse', 'approach'])
+def test_when_started_outside_by_a_hair_expect_a_command_inside_at_once(on_too_far: str) -> None:
+    rig = outside_rig(StartParameters(on_too_far=on_too_far), at=1.0 + 1e-4)
     assert rig.executor.start(rig.now_s, rig.ros_ns).started
     assert rig.tick().setpoints.tolist() == [1.0, 0.0]
 

@@ -138,7 +138,9 @@ class Commander:
         if excess[worst] > tolerated:
             return self._describe_outside(worst, measured[worst])
         if not self.has_commanded:
-            np.copyto(setpoints, measured if goes_back else inside, where=guarded)
+            # A robot that is outside by a rounding is commanded inside at once.
+            outside = goes_back & (excess > NEGLIGIBLE)
+            np.copyto(setpoints, np.where(outside, measured, inside), where=guarded)
         self._first_goal = None if (setpoints == inside).all() else inside
         if not self._unguarded.any():
             self.has_commanded = True
