@@ -48,4 +48,12 @@ def children(name: str) -> list[int]:
     """Processes that launch started from this one with a name in their command line."""
     own = os.getpid()
     found = Path(f'/proc/{own}/task/{own}/children').read_text().split()
-    return [int(n) for n in found if name in Path(f'/proc/{n}/cmdline').read_text()]
+    return [int(n) for n in found if name in _command_line(n)]
+
+
+def _command_line(pid: str) -> str:
+    try:
+        return Path(f'/proc/{pid}/cmdline').read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        # Launch has waited for its end since it was listed.
+        return ''
