@@ -170,6 +170,8 @@ def test_the_tests_of_the_source_distribution_are_collected(
     done = subprocess.run(
         [sys.executable, '-m', 'pytest', '--collect-only', '-q', '-p', 'no:cacheprovider', part],
         cwd=unpacked_sdist,
+        # `colcon test` gives its arguments for pytest by this variable.
+        env={**os.environ, 'PYTEST_ADDOPTS': ''},
         capture_output=True,
         text=True,
         timeout=600,

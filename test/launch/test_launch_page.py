@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,8 @@ def test_the_example_of_the_page_passes(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, '-m', 'pytest', '-p', 'no:cacheprovider', str(file)],
         cwd=tmp_path,
+        # `colcon test` gives its arguments for pytest by this variable.
+        env={**os.environ, 'PYTEST_ADDOPTS': ''},
         capture_output=True,
         text=True,
         timeout=400,
