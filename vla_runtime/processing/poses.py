@@ -35,7 +35,7 @@ _DEGENERATE = 1e-3
 # Below this angle, rad, a rotation vector has no axis.
 _NO_AXIS = 1e-6
 # Rotations that are closer than this, rad, are one: far above rounding errors.
-_SAME = 1e-9
+_SAME = 1e-12
 
 
 def rotation_width(form: RotationForm) -> int:
