@@ -304,3 +304,12 @@ def test_a_rotation_vector_beyond_half_a_turn_is_written_near_one_and_none_near_
     rows = np.array([[3.1 - 2 * np.pi, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     wanted = [[3.1, 0.0, 0.0], [0.0, 2 * np.pi, 0.0], [0.0, 0.0, 0.0]]
     np.testing.assert_allclose(write_near(rows, near, 'axis_angle'), wanted, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ('form', 'rotation'),
+    [('quaternion_wxyz', [1.0, 0.0, 0.0, 0.0]), ('rotation_6d', [1.0, 0.0, 0.0, 0.0, 1.0, 0.0])],
+)
+def test_rows_that_continue_a_state_of_another_length_keep_their_own(form, rotation):
+    rows = np.array([rotation, rotation])
+    np.testing.assert_array_equal(continue_from(0.5 * rows[0], rows, form), rows)

@@ -198,7 +198,10 @@ def continue_from(
     """
     result = np.array(rows, dtype=np.float64)
     before = np.asarray(start, dtype=np.float64)
-    same = _same(result, np.vstack([before, result])[:-1], form, euler_axes)
+    same = np.zeros(len(result), dtype=bool)
+    if form == 'euler':
+        # In gimbal lock. In other forms the state's numbers may be of any length, and the rows not.
+        same = _same(result, np.vstack([before, result])[:-1], form, euler_axes)
     for index in range(len(result)):
         if not same[index]:
             before = _nearest(result[index], before, form, euler_axes)
