@@ -72,14 +72,14 @@ def _check(chunk: ActionChunk, columns: CommandColumns, limits: Limits) -> Check
 
 def _as_commanded(written: np.ndarray, columns: CommandColumns) -> np.ndarray:
     """Convert the rows of a chunk to (steps, columns); raise `Refused` where one is no rotation."""
+    if columns.form is None:
+        if no_rotation := describe_no_rotation(written, columns):
+            raise Refused(ChunkRefusal.NO_ROTATION, no_rotation)
+        return written
     try:
-        rows = written if columns.form is None else columns.form.to_columns(written)
+        return columns.form.to_columns(written)
     except ValueError as error:
         raise Refused(ChunkRefusal.NO_ROTATION, str(error)) from error
-    no_rotation = describe_no_rotation(rows, columns)
-    if no_rotation:
-        raise Refused(ChunkRefusal.NO_ROTATION, no_rotation)
-    return rows
 
 
 def ordered_rows(chunk: ActionChunk, columns: CommandColumns) -> np.ndarray:

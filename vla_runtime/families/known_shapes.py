@@ -20,16 +20,20 @@ _Form = tuple[torch.Size, tuple[int, ...], torch.dtype]
 _FOUND: dict[Hashable, _Form | list[_Form]] = {}
 
 
-class KnownShapes(TorchDispatchMode):
+class DispatchMode(TorchDispatchMode):
+    """A dispatch mode for which PyTorch does not import its compiler."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Or the compiler is imported for the first operator, for two seconds.
+        return False
+
+
+class KnownShapes(DispatchMode):
     """Context in which operators without numbers take their results' shapes from earlier runs.
 
     Views and what writes in place run as ever, and so does everything with numbers.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Or PyTorch imports its compiler for the first operator, for two seconds.
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None

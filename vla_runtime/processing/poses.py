@@ -31,7 +31,7 @@ _WIDTHS: dict[str, int] = {
 }
 # Below this length, or sine of an angle, a quaternion's or a 6D vector's direction is noise: no
 # policy means such a rotation.
-_DEGENERATE = 1e-3
+DEGENERATE = 1e-3
 # Below this angle, rad, a rotation vector has no axis.
 _NO_AXIS = 1e-6
 # Rotations that are closer than this, rad, are one: far above rounding errors.
@@ -127,7 +127,7 @@ def unit_quaternions(quaternions: np.ndarray) -> np.ndarray:
     quaternions = np.asarray(quaternions, dtype=np.float64)
     lengths = np.linalg.norm(quaternions, axis=-1, keepdims=True)
     _refuse_rows(
-        lengths[:, 0] < _DEGENERATE, quaternions, 'quaternion (w, x, y, z)', 'has no length'
+        lengths[:, 0] < DEGENERATE, quaternions, 'quaternion (w, x, y, z)', 'has no length'
     )
     unit = quaternions / lengths
     first = np.argmax(unit != 0.0, axis=-1)
@@ -257,7 +257,7 @@ def _nearest(rows: np.ndarray, near: np.ndarray, form: RotationForm, euler_axes:
         # With two turns about one axis the middle angle is mirrored at 0, else at a quarter turn.
         mirrored = -middle if euler_axes[1] == euler_axes[3] else math.pi - middle
         twins = np.stack([first + math.pi, mirrored, last + math.pi], axis=-1)
-        rows, twins = (one + _whole_turns(near - one) for one in (rows, twins))
+        rows, twins = (one + whole_turns(near - one) for one in (rows, twins))
         nearer = np.linalg.norm(twins - near, axis=-1) < np.linalg.norm(rows - near, axis=-1)
         return np.where(nearer[..., None], twins, rows)
     if form == 'axis_angle':
@@ -266,11 +266,12 @@ def _nearest(rows: np.ndarray, near: np.ndarray, form: RotationForm, euler_axes:
         turning = np.where(angle > _NO_AXIS, rows, near)
         length = np.linalg.norm(turning, axis=-1, keepdims=True)
         axis = np.divide(turning, length, out=np.zeros_like(turning), where=length > _NO_AXIS)
-        return rows + _whole_turns((near * axis).sum(axis=-1, keepdims=True) - angle) * axis
+        return rows + whole_turns((near * axis).sum(axis=-1, keepdims=True) - angle) * axis
     return rows.copy()
 
 
-def _whole_turns(angle: np.ndarray) -> np.ndarray:
+def whole_turns(angle: np.ndarray) -> np.ndarray:
+    """Return the whole turns that are nearest to angles; all in rad."""
     return 2.0 * np.pi * np.round(angle / (2.0 * np.pi))
 
 
@@ -316,12 +317,12 @@ def _from_6d(rows: np.ndarray) -> np.ndarray:
     first, second = rows[:, :3], rows[:, 3:]
     first_length = np.linalg.norm(first, axis=-1, keepdims=True)
     second_length = np.linalg.norm(second, axis=-1, keepdims=True)
-    zero = np.minimum(first_length, second_length)[:, 0] < _DEGENERATE
+    zero = np.minimum(first_length, second_length)[:, 0] < DEGENERATE
     _refuse_rows(zero, rows, 'rotation_6d', 'has a column of no length')
     x = first / first_length
     rest = second - np.sum(x * second, axis=-1, keepdims=True) * x
     rest_length = np.linalg.norm(rest, axis=-1, keepdims=True)
-    parallel = (rest_length < _DEGENERATE * second_length)[:, 0]
+    parallel = (rest_length < DEGENERATE * second_length)[:, 0]
     _refuse_rows(parallel, rows, 'rotation_6d', 'has parallel columns')
     y = rest / rest_length
     return np.stack([x, y, np.cross(x, y)], axis=-1)

@@ -21,9 +21,8 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from vla_runtime.families.known_shapes import KnownShapes
+from vla_runtime.families.known_shapes import DispatchMode, KnownShapes
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def trace(module: nn.Module, *arguments: Any) -> Trace:
 _NODE = '_node_of_trace'
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(DispatchMode):
     """Context that writes every operator into `graph`."""
 
     def __init__(self) -> None:
@@ -80,11 +79,6 @@ class _Recorder(TorchDispatchMode):
         # node keeps alive. A tensor that an operator made names its node itself (`_NODE`).
         self._nodes: dict[int, Node] = {}
         self._modules: list[tuple[str, str]] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Or PyTorch imports its compiler for the first operator, for two seconds.
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None

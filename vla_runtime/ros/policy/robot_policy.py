@@ -14,13 +14,12 @@ import numpy as np
 
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Inference, Policy
+from vla_runtime.processing.poses import whole_turns
 from vla_runtime.ros.messages.conversions import ReceivedPlan
 from vla_runtime.ros.messages.images import to_rgb
 from vla_runtime.ros.policy.plan_alignment import align_plan, step_of_row_0
 from vla_runtime.ros.robot.match import RobotMatch
 from vla_runtime.types import ActionChunk, CommittedPlan, InferenceReport, Observation
-
-_FULL_TURN = 2.0 * np.pi
 
 
 @dataclass(frozen=True)
@@ -140,8 +139,7 @@ class RobotPolicy:
             return plan
         measured, actions = self.match.state.to_robot(state), plan.actions.copy()
         for action, joint in self._endless:
-            turns = np.round((measured[joint] - actions[0, action]) / _FULL_TURN)
-            actions[:, action] += _FULL_TURN * turns
+            actions[:, action] += whole_turns(measured[joint] - actions[0, action])
         return replace(plan, actions=actions)
 
     def _in_policy_units(self, plan: CommittedPlan | None) -> CommittedPlan | None:

@@ -8,8 +8,12 @@ import numpy as np
 
 from vla_runtime.bundle.schema import PoseSpec
 from vla_runtime.execution.columns import Column
-from vla_runtime.execution.rotations import SHORTEST
-from vla_runtime.processing.poses import from_quaternions, to_quaternions, write_near
+from vla_runtime.processing.poses import (
+    DEGENERATE,
+    from_quaternions,
+    to_quaternions,
+    write_near,
+)
 
 
 class WrittenColumns:
@@ -107,6 +111,6 @@ def _with_direction(quaternions: np.ndarray) -> np.ndarray:
     """Return quaternions, (steps, 4), where those between opposite rotations repeat the last."""
     result = quaternions.copy()
     before = np.array([1.0, 0.0, 0.0, 0.0])
-    for index in np.flatnonzero(np.linalg.norm(quaternions, axis=1) < 1e3 * SHORTEST):
+    for index in np.flatnonzero(np.linalg.norm(quaternions, axis=1) < DEGENERATE):
         result[index] = result[index - 1] if index else before
     return result
