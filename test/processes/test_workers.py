@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from multiprocessing import popen_spawn_posix
 
 import psutil
 import pytest
@@ -69,6 +70,28 @@ def test_an_error_ends_them_in_the_middle_of_their_work():
         for _ in range(8):
             submit(time.sleep, 10 * _PATIENCE_S)
         raise ZeroDivisionError
+    assert not multiprocessing.active_children()
+
+
+def test_one_that_is_killed_while_another_is_started_is_the_same_error(monkeypatch):
+    real = popen_spawn_posix.util.spawnv_passfds
+    started = []
+
+    def start(path, words, descriptors):
+        if any('spawn_main' in str(word) for word in words):
+            if started:
+                os.kill(started[0], signal.SIGKILL)
+                first.exception(_PATIENCE_S)
+                # The end of the queue that was closed is a new pipe's.
+                return real(path, words, [*descriptors, descriptors[0]])
+            started.append(real(path, words, descriptors))
+            return started[0]
+        return real(path, words, descriptors)
+
+    monkeypatch.setattr(popen_spawn_posix.util, 'spawnv_passfds', start)
+    with pytest.raises(ChildProcessError, match='killed from outside'), workers(2) as submit:
+        first = submit(time.sleep, 10 * _PATIENCE_S)
+        submit(time.sleep, 10 * _PATIENCE_S)
     assert not multiprocessing.active_children()
 
 

@@ -47,7 +47,14 @@ def workers(count: int) -> Iterator[Submit]:
 
     def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         with _ctrl_c_waits():
-            return executor.submit(function, *arguments)
+            try:
+                return executor.submit(function, *arguments)
+            except (OSError, ValueError):
+                # A worker that dies has its queue closed, perhaps while another one is started
+                # that inherits it.
+                if getattr(executor, '_broken', False):
+                    raise BrokenProcessPool from None
+                raise
 
     try:
         yield submit
