@@ -1,4 +1,4 @@
-"""The order of work on two streams, on a device that runs them in every order it may."""
+"""The order of work on several streams, on a device that runs them in every order it may."""
 
 from __future__ import annotations
 
@@ -87,21 +87,33 @@ class FakeCuda:
                     break
                 stuck.append(stream)
                 waiting.remove(stream)
-            assert waiting, 'both streams wait for each other'
+            assert waiting, 'streams wait for each other'
+
+
+CAMERAS = 2
 
 
 class Slots:
-    """Work of an engine on its slots: numbers are encoded, and read."""
+    """Work of an engine: numbers are seen by cameras, encoded with what they see, and read."""
 
     def __init__(self, cuda: FakeCuda, streams: CudaStreams, steps: int = 3) -> None:
         self._cuda, self._streams, self._steps = cuda, streams, steps
-        self.held: dict[tuple[int, int], int] = {}
-        self.read: list[list[int | None]] = []
+        self.views: list[int] = [0] * CAMERAS
+        self.held: dict[tuple[int, int], tuple] = {}
+        self.read: list[list[tuple | None]] = []
+
+    def look(self, camera: int, number: int) -> None:
+        with self._streams.look(camera):
+            self._cuda.do(lambda: self.views.__setitem__(camera, -1))
+            self._cuda.do(lambda: self.views.__setitem__(camera, number))
 
     def encode(self, place: tuple[int, int], number: int) -> None:
         with self._streams.encode(place):
-            self._cuda.do(lambda: self.held.update({place: -1}))
-            self._cuda.do(lambda: self.held.update({place: number}))
+            seen: list[int] = []
+            for camera in range(CAMERAS):
+                self._cuda.do(lambda camera=camera: seen.append(self.views[camera]))
+            self._cuda.do(lambda: self.held.update({place: (-1,)}))
+            self._cuda.do(lambda: self.held.update({place: (number, *seen)}))
 
     def denoise(self, place: tuple[int, int]) -> None:
         self.read.append([])
@@ -114,20 +126,24 @@ class Slots:
 class Unordered(CudaStreams):
     """Without the events: the fault that they are there for."""
 
-    def _queue(self, stream, place, after, marks):
-        return super()._queue(stream, None, after, marks)
+    def _queue(self, name, after, marks):
+        return super()._queue(name, (), ())
 
 
 def play(kind: type[CudaStreams], asked: list[tuple[str, int]], seed: int) -> tuple[list, list]:
     """Numbers read, and those of the same calls one after the other."""
     cuda = FakeCuda()
-    slots = Slots(cuda, kind(DEVICE, cuda))
-    numbers, latest, expected = count(), {}, []
-    for what, slot in [('encode', 0), ('encode', 1), *asked]:
-        place = (1, slot)
-        if what == 'encode':
-            latest[place] = next(numbers)
-            slots.encode(place, latest[place])
+    slots = Slots(cuda, kind(DEVICE, CAMERAS, cuda))
+    numbers, latest, expected, views = count(1), {}, [], [0] * CAMERAS
+    for what, which in [('encode', 0), ('encode', 1), *asked]:
+        place = (1, which)
+        if what == 'look':
+            views[which] = next(numbers)
+            slots.look(which, views[which])
+        elif what == 'encode':
+            number = next(numbers)
+            latest[place] = (number, *views)
+            slots.encode(place, number)
         else:
             expected.append([latest[place]] * 3)
             slots.denoise(place)
@@ -135,60 +151,84 @@ def play(kind: type[CudaStreams], asked: list[tuple[str, int]], seed: int) -> tu
     return slots.read, expected
 
 
-asked = st.lists(st.tuples(st.sampled_from(['encode', 'denoise']), st.integers(0, 1)), max_size=20)
+kinds = st.sampled_from(['look', 'encode', 'denoise'])
+asked = st.lists(st.tuples(kinds, st.integers(0, 1)), max_size=20)
 
 
 @given(asked=asked, seed=st.integers(0, 1000))
-def test_every_slot_is_read_as_it_was_when_that_was_asked_for(asked, seed):
+def test_every_view_and_slot_is_read_as_it_was_when_that_was_asked_for(asked, seed):
     read, expected = play(CudaStreams, asked, seed)
     assert read == expected
 
 
-def test_without_events_a_slot_is_overwritten_while_it_is_read():
-    asked = [('denoise', 0), ('encode', 0)] * 5
+@pytest.mark.parametrize(
+    'asked',
+    [
+        [('denoise', 0), ('encode', 0)] * 5,
+        [('look', 0), ('encode', 0), ('denoise', 0)],
+    ],
+    ids=['a slot', 'a view'],
+)
+def test_without_events_what_is_read_is_overwritten(asked):
     results = [play(Unordered, asked, seed) for seed in range(20)]
     assert any(read != expected for read, expected in results)
 
 
+def run_alone(stream: FakeStream) -> None:
+    """All work of a stream that can be done while the others stand still."""
+    while stream.queue and stream.queue[0]():
+        stream.queue.popleft()
+
+
 def test_a_slot_is_encoded_while_the_other_is_denoised_over():
     cuda = FakeCuda()
-    slots = Slots(cuda, CudaStreams(DEVICE, cuda))
+    slots = Slots(cuda, CudaStreams(DEVICE, CAMERAS, cuda))
     slots.encode((1, 0), 10)
     slots.denoise((1, 0))
     slots.encode((1, 1), 11)
-    encoding, _ = cuda.streams
-    # The encoding stream alone, while not a step of the denoising has run.
-    while encoding.queue and encoding.queue[0]():
-        encoding.queue.popleft()
-    assert slots.held == {(1, 0): 10, (1, 1): 11}
+    run_alone(cuda.streams[-2])
+    assert slots.held == {(1, 0): (10, 0, 0), (1, 1): (11, 0, 0)}
     assert slots.read == [[]]
+
+
+def test_views_wait_for_no_other_view():
+    cuda = FakeCuda()
+    slots = Slots(cuda, CudaStreams(DEVICE, CAMERAS, cuda))
+    slots.look(0, 1)
+    slots.look(1, 2)
+    run_alone(cuda.streams[1])
+    assert slots.views == [0, 2]
 
 
 def test_a_thread_waits_for_its_own_work_alone():
     cuda = FakeCuda()
-    streams = CudaStreams(DEVICE, cuda)
-    encoding, denoising = cuda.streams
+    streams = CudaStreams(DEVICE, CAMERAS, cuda)
     assert cuda.synchronized == [DEVICE], 'the weights are there when the streams begin'
 
+    def waits() -> list[int]:
+        return [stream.synchronized for stream in cuda.streams]
+
     def encode() -> None:
-        with streams.encode():
+        with streams.look(1):
+            pass
+        with streams.encode((1, 0)):
             pass
         streams.synchronize()
 
     thread = threading.Thread(target=encode)
     thread.start()
     thread.join()
-    assert (encoding.synchronized, denoising.synchronized) == (1, 0)
-    with streams.encode(), streams.denoise():
+    assert waits() == [0, 1, 1, 0]
+    with streams.encode((1, 0)), streams.denoise():
         pass
     streams.synchronize()
-    assert (encoding.synchronized, denoising.synchronized) == (2, 1)
+    assert waits() == [0, 1, 2, 1]
 
 
 def test_work_that_fails_marks_nothing():
     """The slot is no entry of the cache then, and the next that is put there waits as it should."""
     cuda = FakeCuda()
-    streams = CudaStreams(DEVICE, cuda)
+    streams = CudaStreams(DEVICE, CAMERAS, cuda)
     slots = Slots(cuda, streams)
     slots.encode((1, 0), 1)
     slots.denoise((1, 0))
@@ -197,4 +237,4 @@ def test_work_that_fails_marks_nothing():
     slots.encode((1, 0), 2)
     slots.denoise((1, 0))
     cuda.run(seed=3)
-    assert slots.read == [[1, 1, 1], [2, 2, 2]]
+    assert slots.read == [[(1, 0, 0)] * 3, [(2, 0, 0)] * 3]

@@ -82,14 +82,15 @@ def test_steps_that_were_not_compared_run_in_the_operators(changes):
 
 # Faults in what a modulation for each token runs alone, by the text of the kernels.
 BY_TOKEN_FAULTS = {
-    'queries': ('row * batch_stride + token * token_stride', 'row * batch_stride'),
-    'hidden': (
-        'modulation = (rows // tokens) * batch_stride + (rows % tokens) * token_stride',
-        'modulation = (rows // tokens) * batch_stride',
+    'gate': ('at = batch * gate_batch + token * gate_token', 'at = batch * gate_batch'),
+    'scale': (
+        'tl.load(scale + at, mask=inside',
+        'tl.load(scale + batch * batch_stride + column, mask=inside',
     ),
-    'gate': ('(rows % tokens) * token_stride\n        product', '0 * rows\n        product'),
-    'scale': ('scale + of_norm', 'scale + columns[None, :]'),
-    'shift': ('shift + of_norm', 'shift + columns[None, :]'),
+    'shift': (
+        'tl.load(shift + at, mask=inside',
+        'tl.load(shift + batch * batch_stride + column, mask=inside',
+    ),
 }
 
 

@@ -92,10 +92,13 @@ def test_every_number_of_tokens_that_runs_is_asked_for(family, asked):
     dims = fused.dims
     vision, language = dims.vision, dims.language
     heads = language.num_heads * language.head_dim
-    of_vision, of_language = set(), set()
+    of_vision, of_language, gates = set(), set(), set()
     for rows in (1, 2):
         prefix_of(fused, rows)
         of_vision.add((dims.cameras * vision.tokens, vision.mlp_dim, vision.width))
         for inputs in (heads, language.mlp_dim):
             of_language.add((rows * dims.prefix_length, language.width, inputs))
-    assert asked == {epilogues.gelu: of_vision, epilogues.add: of_language}
+        # SmolVLA's gates have another activation.
+        if family != 'smolvla':
+            gates.add((rows * dims.prefix_length, language.mlp_dim, language.width))
+    assert asked == {epilogues.gelu: of_vision | gates, epilogues.add: of_language}

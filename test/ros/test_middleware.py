@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from discovery import far_profile
-from graph import graph
+from graph import Graph, graph
 from paths import ROOT
 
 from vla_runtime.ros.middleware import PROFILE_VARIABLES, keep_to_udp
@@ -86,6 +86,11 @@ def test_the_tests_own_node_has_no_shared_memory_to_be_cut_off_from() -> None:
         assert locked() <= before
 
 
+def namespaces(made: Graph) -> set[str]:
+    """Namespaces of the nodes that a test's own node knows."""
+    return {space for _, space in made.node.get_node_names_and_namespaces()}
+
+
 @pytest.mark.graph
 def test_a_test_finds_no_robot_on_another_computer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -112,6 +117,6 @@ def test_a_test_finds_no_robot_on_another_computer(
         # Found, though it starts later.
         made.start('vla_runtime.tabletop.ros.node', '--ros-args', '-r', '__ns:=/near')
         assert made.set_parameter('/near/tabletop', 'seed', 1).successful
-        spaces = {space for _, space in made.node.get_node_names_and_namespaces()}
-    assert '/near' in spaces
-    assert '/far' not in spaces
+        # Its services may be known before its name is.
+        made.wait_for(lambda: '/near' in namespaces(made), 'the name of the robot here')
+        assert '/far' not in namespaces(made)

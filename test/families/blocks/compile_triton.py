@@ -130,7 +130,6 @@ def main() -> None:
         binary = compiled(kernel, args, options, capability)
         found = {
             'kernel': kernel.fn.__name__,
-            'by_token': options.get('BY_TOKEN', False),
             'shared': binary.metadata.shared,
             'may_share': SHARED[capability],
             'tensor_columns': getattr(binary.metadata, 'tmem_size', None) or 0,

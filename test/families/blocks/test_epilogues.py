@@ -226,8 +226,9 @@ def test_a_vision_block_takes_its_gelu_along(dtype, asked, monkeypatch):
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
-def test_a_language_block_adds_to_its_residual_stream(dtype, asked):
+def test_a_language_block_takes_its_gelu_and_residual_stream_along(dtype, asked):
     torch.manual_seed(0)
+    exact = dtype == torch.float32
     dims = DecoderDims(width=24, mlp_dim=40, depth=1, num_heads=2, num_kv_heads=1, head_dim=8)
     block = GemmaBlock(dims, adaptive=False)
     block.attention.to(dtype), block.mlp.to(dtype)
@@ -235,8 +236,11 @@ def test_a_language_block_adds_to_its_residual_stream(dtype, asked):
     with torch.inference_mode():
         expected = FusedBlock(block).combine(x.clone(), attended)
         found = FusedBlock(block, epilogues=True).combine(x, attended)
-        assert torch.equal(found, expected) and found is x
-    assert asked == {gelu: [], add: [(10, 24, 16), (10, 24, 40)]}
+        assert found is x
+        # A product of two layers may add in another order than theirs one by one.
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 if exact else 2e-2)
+    # The gate's product, not that of `up`.
+    assert asked == {gelu: [(10, 40, 24)], add: [(10, 24, 16), (10, 24, 40)]}
 
 
 def test_no_epilogue_in_8_bits_or_in_a_wide_copy(asked):

@@ -35,7 +35,8 @@ def layers(monkeypatch):
     """The module under test, in small tiles, so that tiny networks have several of each."""
     from vla_runtime.families.blocks import triton_expert
 
-    for name, size in {'ROWS': 16, 'INNER': 16, 'QUERIES': 16, 'KEYS': 16, 'PART': 16}.items():
+    tiles = dict.fromkeys(('ROWS', 'INNER', 'ADDED', 'PART_INPUTS', 'QUERIES', 'KEYS', 'PART'), 16)
+    for name, size in tiles.items():
         monkeypatch.setattr(triton_expert, name, size)
     return triton_expert
 

@@ -201,9 +201,10 @@ class _Trial:
     def parts(self) -> Iterator[Part]:
         """Return every network in every shape that it is run with by default."""
         engine, network = self.engine, self.engine._network
-        for size in engine._pixels:
-            work = partial(engine._run_vision, size)
-            yield Part(('vision', size), network.vision, work, partial(self._tokens, size))
+        for size in dict.fromkeys(engine._sizes):
+            camera = engine._sizes.index(size)
+            work = partial(engine._run_vision, camera)
+            yield Part(('vision', size), network.vision, work, partial(self._tokens, camera))
         # On a CPU the rows of a prefix run one by one.
         for rows in engine._buffers if engine._device.type == 'cuda' else (1,):
             for length in range(len(engine._prefix_inputs)):
@@ -232,16 +233,15 @@ class _Trial:
         # No number of tokens lies between all known actions, so that none passes for another.
         steps = torch.arange(engine.dims.horizon)
         engine._clean.copy_(torch.isin(steps, steps.square())[:, None])
-        inputs = [*engine._pixels.values(), engine._noise, engine._plan]
+        inputs = [*engine._pixels, engine._noise, engine._plan]
         for rows in engine._buffers.values():
             rows.row_weight.fill_(1 / len(rows.row_weight))
             inputs += [*rows.prefix_inputs.values(), *rows.head_inputs.values()]
         for tensor in inputs:
             tensor.copy_(_random(tensor, generator, whole))
-        for camera, size in enumerate(engine._sizes):
-            engine._run_vision(size)
-            (encoded,) = engine._encoded[size]
-            engine._image_tokens[camera, : len(encoded)].copy_(encoded)
+        for camera in range(len(engine._sizes)):
+            engine._run_vision(camera)
+        self._views = engine._image_tokens.clone()
         for count in engine._buffers:
             engine._run_prefix(count, 0, len(engine._prefix_inputs) - 1)
             engine._encodings[count, 0] += 1
@@ -253,8 +253,12 @@ class _Trial:
         engine._lay_out()
         engine._run_steps(self._schedule, variant)
 
-    def _tokens(self, size: tuple[int, int]) -> Outputs:
-        return {'image_tokens': self.engine._encoded[size].clone()}
+    def _tokens(self, camera: int) -> Outputs:
+        tokens = self.engine._image_tokens[camera]
+        found = {'image_tokens': tokens.clone()}
+        # The prefix is tried on those of the operators.
+        tokens.copy_(self._views[camera])
+        return found
 
     def _past(self, rows: int) -> Outputs:
         """Return the encoded prefix, and the velocity over it.

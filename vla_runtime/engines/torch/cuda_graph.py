@@ -35,8 +35,8 @@ def captures_graphs(device: torch.device) -> bool:
 class CudaGraphCapture:
     """Records work on one device.
 
-    All graphs share one memory pool, which is safe because they replay one after the other and
-    leave their results in buffers outside it.
+    All its graphs share one memory pool and cuBLAS's scratch memory, which is safe because they
+    replay one after the other and leave their results in buffers outside.
 
     Args:
         device: a CUDA device.
@@ -117,15 +117,22 @@ class Capturer:
             return None
 
 
-def capturers_of(device: torch.device, graphs: bool) -> dict[str, Capturer]:
-    """Return those of vision, prefix and denoise loop; without `graphs` they never capture."""
-    # Encoding and denoising graphs may replay at the same time, so they share no pool.
-    encode, denoise = (CudaGraphCapture(device) if graphs else None for _ in range(2))
+def capturers_of(device: torch.device, graphs: bool, cameras: int) -> dict[str, Capturer]:
+    """Return those of `vision 0` and so on, `prefix` and `denoise`; without `graphs` none captures.
+
+    Those of all cameras, of the prefix and of the denoise loop may replay at the same time, so they
+    share no memory.
+    """
+    names = (*map(vision_of, range(cameras)), 'prefix', 'denoise')
     return {
-        'vision': Capturer('vision', encode),
-        'prefix': Capturer('prefix', encode),
-        'denoise': Capturer('denoise', denoise),
+        name: Capturer(name.split()[0], CudaGraphCapture(device) if graphs else None)
+        for name in names
     }
+
+
+def vision_of(camera: int) -> str:
+    """Name of a camera's vision work."""
+    return f'vision {camera}'
 
 
 class GraphedWork:

@@ -1,15 +1,18 @@
-"""The two CUDA streams of a torch engine: one for encoding, one for denoising.
+"""CUDA streams of a torch engine: one for each camera, one for the prefix, one for denoising.
 
-With them two threads can encode one prefix while denoising over another. Invariants:
+Two threads can encode one prefix while denoising over another, and the views of an observation are
+encoded side by side: one view leaves most of a large GPU idle. Invariants:
+- the prefix reads views after all earlier queued writes to them; a view is written after all
+  earlier queued reads of it;
 - a slot is read after all earlier queued writes to it, and written after all earlier queued reads
   of it, whichever stream is ahead;
-- `synchronize` waits for the work of its own thread, not for the other stream's;
+- `synchronize` waits for the work of its own thread, not for the other thread's;
 - allocations and copies from before the streams existed are complete when they begin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import local
 from typing import Any
@@ -21,33 +24,45 @@ Place = tuple[int, int]
 
 
 class CudaStreams:
-    """Queues work of one device on two streams, ordered by events where they share a slot.
+    """Queues work of one device on streams, ordered by events where they share a view or a slot.
 
     Args:
         device: a CUDA device.
+        cameras: number of cameras.
         cuda: `torch.cuda`, or a test's stand-in for it.
     """
 
-    def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
-        self._cuda = cuda
-        self._encoding = cuda.Stream(device)
-        self._denoising = cuda.Stream(device)
-        self._encoded: dict[Place, Any] = {}
-        self._read: dict[Place, Any] = {}
+    def __init__(self, device: torch.device, cameras: int, cuda: Any = torch.cuda) -> None:
+        self._cuda, self._cameras = cuda, range(cameras)
+        self._streams = {
+            name: cuda.Stream(device)
+            for name in (*map(_view, self._cameras), 'encoding', 'denoising')
+        }
+        # Of the newest work of a kind on a view or a slot.
+        self._events: dict[tuple[str, Place | int | None], Any] = {}
         self._used = local()
         # Torch's own streams do not wait for the default stream, where the weights were loaded.
         cuda.synchronize(device)
 
     @contextmanager
-    def encode(self, place: Place | None = None) -> Iterator[None]:
-        """Queue vision or prefix work; `place` is the slot that it writes."""
-        with self._queue(self._encoding, place, after=self._read, marks=self._encoded):
+    def look(self, camera: int) -> Iterator[None]:
+        """Queue vision work of a camera, which writes its view."""
+        with self._queue(_view(camera), [('views read', None)], [('seen', camera)]):
+            yield
+
+    @contextmanager
+    def encode(self, place: Place) -> Iterator[None]:
+        """Queue prefix work, which reads every view and writes a slot."""
+        after = [('seen', camera) for camera in self._cameras]
+        marks = [('encoded', place), ('views read', None)]
+        with self._queue('encoding', [('read', place), *after], marks):
             yield
 
     @contextmanager
     def denoise(self, place: Place | None = None) -> Iterator[None]:
         """Queue the expert's work; `place` is the slot that it reads."""
-        with self._queue(self._denoising, place, after=self._encoded, marks=self._read):
+        after, marks = ([(what, place)] if place else [] for what in ('encoded', 'read'))
+        with self._queue('denoising', after, marks):
             yield
 
     def synchronize(self) -> None:
@@ -57,16 +72,23 @@ class CudaStreams:
 
     @contextmanager
     def _queue(
-        self, stream: Any, place: Place | None, after: dict[Place, Any], marks: dict[Place, Any]
+        self,
+        name: str,
+        after: Sequence[tuple[str, Place | int | None]],
+        marks: Sequence[tuple[str, Place | int | None]],
     ) -> Iterator[None]:
-        setattr(self._used, 'encoding' if stream is self._encoding else 'denoising', stream)
+        stream = self._streams[name]
+        setattr(self._used, name, stream)
         with self._cuda.stream(stream):
-            if place is None:
-                yield
-                return
-            if place in after:
-                stream.wait_event(after[place])
+            for one in after:
+                if one in self._events:
+                    stream.wait_event(self._events[one])
             yield
-            if place not in marks:
-                marks[place] = self._cuda.Event()
-            marks[place].record(stream)
+            for one in marks:
+                if one not in self._events:
+                    self._events[one] = self._cuda.Event()
+                self._events[one].record(stream)
+
+
+def _view(camera: int) -> str:
+    return f'view {camera}'

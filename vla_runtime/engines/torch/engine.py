@@ -4,8 +4,9 @@ Inputs, outputs, keys and values live in buffers allocated at load; what the ste
 is allocated when the slot is first denoised over, a schedule's buffers when it is first set, and
 the last few schedules are kept. On CUDA the whole denoise loop is one captured graph over them, as
 are vision, prefix and what is laid out for the steps; a schedule's graphs, one for each `Variant`,
-are captured when first run. Encoding and denoising have a CUDA stream each, so that two
-threads overlap them. On a CPU PyTorch takes scratch memory inside each operator and gives it back.
+are captured when first run. Every camera, the prefix and the denoise loop have a CUDA stream each,
+so that views overlap, and two threads overlap encoding and denoising. On a CPU PyTorch takes
+scratch memory inside each operator and gives it back.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from vla_runtime.engines.torch.cuda_graph import (
     Work,
     capturers_of,
     captures_graphs,
+    vision_of,
 )
 from vla_runtime.engines.torch.cuda_streams import CudaStreams, Place
 from vla_runtime.engines.torch.prompt_lengths import (
@@ -92,17 +94,10 @@ class TorchEngine:
         # By shape of the step: class of the head's layers where it is not the fused network's own.
         self._layers: dict[Key, Any] = {}
         self.torch_compile, self.why_compiled = NONE, ''
-        self._capturers = capturers_of(device, use_cuda_graphs and static_shapes)
-        width = self._shapes.image_tokens[1]
-        # Of each image size: pixels, and image tokens as the vision network returns them.
-        self._pixels = {
-            size: torch.zeros(1, 3, *size, device=device) for size in self._shapes.token_counts
-        }
-        self._encoded = {
-            size: torch.zeros(1, count, width, device=device)
-            for size, count in self._shapes.token_counts.items()
-        }
+        self._capturers = capturers_of(device, use_cuda_graphs and static_shapes, dims.cameras)
         self._sizes = image_sizes(dims)
+        # Of each camera.
+        self._pixels = [torch.zeros(1, 3, *size, device=device) for size in self._sizes]
         self._image_tokens = torch.zeros(dims.cameras, *self._shapes.image_tokens, device=device)
         self._image_mask = torch.zeros(dims.cameras, dtype=torch.bool, device=device)
         chunk = (dims.horizon, dims.action_dim)
@@ -125,9 +120,10 @@ class TorchEngine:
         # Settings of the denoise loop, with the rows and slot that it denoises over.
         self._variant = Variant()
         self._schedules: Schedules[Schedule] = Schedules()
-        self._vision = {
-            size: self._graphed('vision', partial(self._run_vision, size)) for size in self._pixels
-        }
+        self._vision = [
+            self._graphed(vision_of(camera), partial(self._run_vision, camera))
+            for camera in range(dims.cameras)
+        ]
         self._prefix = {
             place: [
                 self._graphed('prefix', partial(self._run_prefix, *place, length))
@@ -136,7 +132,7 @@ class TorchEngine:
             for place in self._encodings
         }
         # Last: they begin when everything above is complete.
-        self._streams = CudaStreams(device) if device.type == 'cuda' else None
+        self._streams = CudaStreams(device, dims.cameras) if device.type == 'cuda' else None
 
     @classmethod
     def load(
@@ -183,7 +179,7 @@ class TorchEngine:
     @property
     def cuda_graph(self) -> Mapping[str, str]:
         return {
-            'vision': self._vision[self._sizes[0]].status,
+            'vision': self._vision[0].status,
             'prefix': self._prefix[self._place][-1].status,
             'denoise': self._denoise.status if self._schedules.current else 'eager',
         }
@@ -214,13 +210,9 @@ class TorchEngine:
 
     @torch.inference_mode()
     def encode_image(self, camera: int, pixels: np.ndarray) -> None:
-        with self._encoding():
-            size = self._sizes[camera]
-            self._pixels[size].copy_(torch.from_numpy(pixels)[None])
-            self._vision[size]()
-            (encoded,) = self._encoded[size]
-            # A smaller image's tokens come first; the zeros behind them stay.
-            self._image_tokens[camera, : len(encoded)].copy_(encoded)
+        with self._looking(camera):
+            self._pixels[camera].copy_(torch.from_numpy(pixels)[None])
+            self._vision[camera]()
 
     @torch.inference_mode()
     def encode_prefix(
@@ -298,9 +290,9 @@ class TorchEngine:
             torch.cuda.synchronize(self._device)
         # Graphs first: they replay on the addresses of everything below.
         self._schedules.clear()
-        for name in ('_vision', '_prefix', '_capturers', '_buffers'):
+        for name in ('_vision', '_pixels', '_prefix', '_capturers', '_buffers'):
             setattr(self, name, None)
-        for name in ('_pixels', '_encoded', '_laid_out', '_compiled', '_layers'):
+        for name in ('_laid_out', '_compiled', '_layers'):
             setattr(self, name, {})
         for name in ('_network', '_fused', '_denoise_step', '_jacobian_step'):
             setattr(self, name, None)
@@ -310,7 +302,10 @@ class TorchEngine:
         if self._device.type == 'cuda':
             torch.cuda.empty_cache()
 
-    def _encoding(self, place: Place | None = None) -> AbstractContextManager[None]:
+    def _looking(self, camera: int) -> AbstractContextManager[None]:
+        return nullcontext() if self._streams is None else self._streams.look(camera)
+
+    def _encoding(self, place: Place) -> AbstractContextManager[None]:
         return nullcontext() if self._streams is None else self._streams.encode(place)
 
     def _denoising(self, place: Place | None = None) -> AbstractContextManager[None]:
@@ -331,9 +326,11 @@ class TorchEngine:
             schedule.denoise[variant] = self._graphed('denoise', work)
         return schedule.denoise[variant]
 
-    def _run_vision(self, size: tuple[int, int]) -> None:
-        vision = self._compiled.get(('vision', size), self._fused.vision)
-        self._encoded[size].copy_(vision(self._pixels[size]))
+    def _run_vision(self, camera: int) -> None:
+        vision = self._compiled.get(('vision', self._sizes[camera]), self._fused.vision)
+        (encoded,) = vision(self._pixels[camera])
+        # A smaller image's tokens come first; the zeros behind them stay.
+        self._image_tokens[camera, : len(encoded)].copy_(encoded)
 
     def _run_prefix(self, count: int, slot: int, length: int) -> None:
         rows, inputs = self._buffers[count], self._prefix_inputs[length]

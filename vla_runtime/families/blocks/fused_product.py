@@ -143,12 +143,7 @@ class Product:
         return wide
 
     def _usable(self, x: Tensor) -> Epilogue | None:
-        """Return the epilogue if it is right for as many tokens as (..., inputs), else None."""
-        # PyTorch's compiler joins the operators itself, and would put the trial into every run.
-        if self._epilogue is None or torch.compiler.is_compiling():
-            return None
-        matrix, tokens = self.weight, x.shape[:-1].numel()
-        return usable(self._epilogue, matrix.device, matrix.dtype, (tokens, *matrix.shape))
+        return _usable(self._epilogue, self.weight, x)
 
     def _is_large(self, x: Tensor) -> bool:
         if self._one_pass is None:
@@ -160,12 +155,13 @@ class Product:
 class GatedProduct:
     """Hidden numbers of a gated MLP: the gate's outputs through its activation, times the others.
 
-    Large products take two passes of oneDNN, which activate and gate. Small ones are a single
-    product, because every call costs.
+    Large products take two passes of oneDNN, which activate and gate, or on CUDA two products, of
+    which the gate's takes its GELU along. Others are a single product, because every call costs.
 
     Args:
         mlp: MLP that has the gate and up layers; they are merged as in a `Product`.
         packed: see `Product`.
+        epilogue: let the gate's product take its GELU along on CUDA, where that is right.
 
     Attributes:
         weight: (2 * hidden, inputs), the gate's before the others.
@@ -175,26 +171,35 @@ class GatedProduct:
         ValueError: as `float8.require_equal`.
     """
 
-    def __init__(self, mlp: GatedMlp, packed: bool = False) -> None:
+    def __init__(self, mlp: GatedMlp, packed: bool = False, epilogue: bool = False) -> None:
         self._merged = Product([mlp.gate, mlp.up], inputs_first=packed)
         self.activation = mlp.activation
         self.weight = self._merged.weight
         self._one_pass = self._merged._one_pass
         self._least = PACKED_FROM if packed else ONE_PASS_FROM
         self._gate, self._up = self.weight.chunk(2)
+        self._epilogue: Epilogue | None = None
+        if epilogue and self.activation is gelu_tanh and self._merged._scale is None:
+            self._epilogue = gelu
+            self._no_bias = self.weight.new_zeros(len(self._gate))
         if packed and self._one_pass is not None:
             self._gate, self._up = map(_pack, (self._gate, self._up))
 
     def in_float32(self) -> GatedProduct:
         """As `Product.in_float32`."""
         wide = copy(self)
-        wide._merged, wide._one_pass = self._merged.in_float32(), None
+        wide._merged, wide._one_pass, wide._epilogue = self._merged.in_float32(), None, None
         wide.weight = wide._merged.weight
         wide._gate, wide._up = wide.weight.chunk(2)
         return wide
 
     def __call__(self, x: Tensor) -> Tensor:
         """(..., inputs) to (..., hidden), a new tensor."""
+        if (epilogue := _usable(self._epilogue, self._gate, x)) is not None:
+            # The two halves of a single product are read with gaps, in a kernel each.
+            operand = x.to(self._merged.dtype).flatten(0, -2)
+            gate = epilogue(operand, self._gate, self._no_bias)
+            return gate.mul_(F.linear(operand, self._up)).unflatten(0, x.shape[:-1])
         if self._one_pass is None or x.numel() * self.weight.shape[0] < self._least:
             gate, up = self._merged(x).chunk(2, dim=-1)
             return self.activation(gate).mul_(up)
@@ -202,6 +207,15 @@ class GatedProduct:
         name, variant = _ACTIVATIONS[self.activation]
         gate = self._one_pass(x, self._gate, None, name, [], variant)
         return self._one_pass.binary(x, gate, self._up, None, 'mul')
+
+
+def _usable(wanted: Epilogue | None, matrix: Tensor, x: Tensor) -> Epilogue | None:
+    """Return an epilogue that is wanted if it is right for as many tokens as (..., inputs)."""
+    # PyTorch's compiler joins the operators itself, and would put the trial into every run.
+    if wanted is None or torch.compiler.is_compiling():
+        return None
+    shape = x.shape[:-1].numel(), *matrix.shape
+    return usable(wanted, matrix.device, matrix.dtype, shape)
 
 
 def is_faster(dtype: torch.dtype) -> bool:

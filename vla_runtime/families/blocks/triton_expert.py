@@ -1,4 +1,4 @@
-"""The expert over one prefix in six Triton kernels a layer: `FusedExpert` for CUDA.
+"""The expert over one prefix in eight Triton kernels a layer: `FusedExpert` for CUDA.
 
 Needs Triton, which PyTorch's CUDA build brings. Whether it gives the numbers of the other modules
 on a device, and takes less time, is found out at load (`engines.torch.triton_layers`).
@@ -22,21 +22,26 @@ from vla_runtime.families.blocks.fused_expert import FusedExpert, Past
 from vla_runtime.families.blocks.fused_lengths import Kernel, valid_first
 from vla_runtime.families.blocks.layers import gelu_tanh
 
-# Tiles of the products: tokens, outputs and inputs. Few outputs make many programs, which read the
-# weights side by side: at a chunk's 50 tokens these, not the arithmetic, take the time.
-ROWS, COLUMNS, INNER = 64, 16, 128
+# Tiles of the products: tokens and inputs. Every set of tiles and stages fits the 99 KB that a
+# consumer GPU's multiprocessor shares.
+ROWS, INNER = 64, 64
+# Outputs of a program, by the kernel: pairs of a head, pairs of gate and up, outputs. Few outputs
+# make many programs, which read the weights side by side: at a chunk's 50 tokens these, not the
+# arithmetic, take the time.
+PROJECTED, GATED, ADDED = 16, 32, 32
+# Inputs that a program of the last multiplies; the parts are added up by the next norm.
+PART_INPUTS = 512
 # Tiles of the attention: queries and keys.
 QUERIES, KEYS = 64, 32
-# Warps and stages of the kernels. With these no register spills at head size 256, and the tiles fit
-# the 99 KB that a consumer GPU's multiprocessor shares.
-NORMED = {'num_warps': 8, 'num_stages': 3}
-# With a modulation for each token, tiles of scale and shift are kept in stages too, in float32. In
-# the tiles and stages of the others these would take more memory than an H100 shares.
-MODULATED = {'num_warps': 8, 'num_stages': 2}
-ADDED = {'num_warps': 4, 'num_stages': 4}
+# Warps and stages of the kernels, with which no register spills at head size 256.
+MULTIPLIED = {'num_warps': 4, 'num_stages': 6}
+# Inputs, warps and stages in float32, whose products take more registers.
+EXACT_INNER = 16
+EXACT = {'num_warps': 8, 'num_stages': 4}
 ATTENDED = {'num_warps': 8, 'num_stages': 2}
-# Keys that a program attends to; the parts of a row are added up afterwards.
-PART = 128
+# Keys that a program attends to in a row, and most where several rows make enough programs; the
+# parts of a row are added up afterwards.
+PART, LONGEST_PART = 64, 256
 
 
 class _Layers:
@@ -61,7 +66,8 @@ class _Layers:
         count, empty = batch * tokens, partial(torch.empty, device=like.device)
         self.cosine, self.sine = (empty(count, head_dim // 2) for _ in range(2))
         self.query = like.new_empty(count, heads, head_dim)
-        self.parts = _tiles(self.length, PART)
+        self.part = min(PART * batch, LONGEST_PART)
+        self.parts = _tiles(self.length, self.part)
         self.of_parts = empty(self.parts, count, heads, head_dim)
         self.weights = empty(self.parts, count, heads)
         self.attended = like.new_empty(count, heads * head_dim)
@@ -104,7 +110,7 @@ class _Layers:
             self.heads,
             self.kv_heads,
             self.length,
-            PART,
+            self.part,
             head_dim**-0.5,
             HEAD=head_dim,
             DIM=dim,
@@ -130,7 +136,7 @@ class _Layers:
 class _Norm:
     """Scale and shift of a norm, and the gate behind it, as the kernels address them."""
 
-    scale: Tensor
+    scale: Tensor | None
     shift: Tensor | None
     gate: Tensor | None
     strides: tuple[int, int]
@@ -139,11 +145,18 @@ class _Norm:
     def of(cls, scale: Tensor | None, modulation: Modulation | None) -> _Norm:
         """Return that of a modulation (B or 1, T or 1, W), else of a plain scale (W,)."""
         if modulation is None:
-            assert scale is not None
             return cls(scale, None, None, (0, 0))
         batch, tokens, width = modulation[0].shape
         strides = (tokens * width if batch > 1 else 0, width if tokens > 1 else 0)
         return cls(*modulation, strides)
+
+    @property
+    def scales(self) -> tuple[Tensor | None, Tensor | None]:
+        return self.scale, self.shift
+
+
+# Before the first layer, and behind the last.
+_NONE = _Norm(None, None, None, (0, 0))
 
 
 class TritonExpert(FusedExpert):
@@ -180,8 +193,8 @@ class TritonExpert(FusedExpert):
         # Float32 without TensorFloat-32's 10 bits.
         exact = blocks[0].qkv.dtype == torch.float32
         self._precision = 'ieee' if exact else 'tf32'
-        # As many bytes in a tile of weights of either size.
-        self._inner = _half(INNER) if exact else INNER
+        self._inner = EXACT_INNER if exact else INNER
+        self._multiplied = EXACT if exact else MULTIPLIED
 
     def _allocate(self, own: Past | None, cross: Past | None) -> None:
         block, sight = self._blocks[0], self._of_suffix
@@ -198,9 +211,10 @@ class TritonExpert(FusedExpert):
         self._count, self._width = count, block.width
         self._rows = min(ROWS, _power(count))
         self._x = torch.empty(like.shape[1], self._tokens, block.width, device=like.device)
-        # Sums of squares of x over each tile of columns.
-        self._squares = torch.zeros(count, _tiles(block.width, COLUMNS), device=like.device)
+        self._normed = like.new_empty(count, block.width)
         self._hidden = like.new_empty(count, block.down.weight.shape[1])
+        most = max(_tiles(matrix.shape[1], PART_INPUTS) for matrix in self._matrices[0])
+        self._parts = torch.empty(most, count, block.width, device=like.device)
 
     def __call__(self, h: Tensor, modulations: Sequence[Modulation]) -> Tensor:
         """See `FusedExpert`."""
@@ -210,27 +224,59 @@ class TritonExpert(FusedExpert):
 
     def _run_layers(self, h: Tensor, modulations: Sequence[Modulation]) -> Tensor:
         self._x.copy_(h)
-        self._squares.zero_()
-        self._squares[:, 0] = self._x.square().sum(dim=-1).flatten()
+        parts, before = 0, _NONE
         for layer, block in enumerate(self._blocks):
             qkv, out, gated, down = self._matrices[layer]
             first, second = modulations[2 * layer : 2 * layer + 2] or (None, None)
             norm = _Norm.of(block.input_scale, first)
-            self._add_product(self._attend(layer, qkv, norm), out, norm)
+            self._add_and_normalise(norm, block.epsilon, parts, before)
+            parts, before = self._multiply(self._attend(layer, qkv), out), norm
             norm = _Norm.of(block.post_scale, second)
-            self._gate(block, gated, norm)
-            self._add_product(self._hidden, down, norm)
+            self._add_and_normalise(norm, block.epsilon, parts, before)
+            self._gate(block, gated)
+            parts, before = self._multiply(self._hidden, down), norm
+        self._add_and_normalise(_NONE, 0.0, parts, before)
         return self._x
 
-    def _attend(self, layer: int, weight: Tensor, norm: _Norm) -> Tensor:
+    def _add_and_normalise(self, norm: _Norm, epsilon: float, parts: int, before: _Norm) -> None:
+        """Add the last product to the residual stream, and normalise it.
+
+        Args:
+            norm: norm, or `_NONE`.
+            epsilon: epsilon of the norm.
+            parts: parts of the product; 0 adds nothing.
+            before: norm before the product, which has its gate.
+        """
+        # What an option leaves out is not read.
+        unread = self._x
+        kernels.norm_kernel[(self._count,)](
+            self._x,
+            self._parts,
+            *(unread if tensor is None else tensor for tensor in (before.gate, *norm.scales)),
+            self._normed,
+            self._count,
+            self._tokens,
+            self._width,
+            epsilon,
+            *before.strides,
+            *norm.strides,
+            PARTS=parts,
+            GATED=before.gate is not None,
+            NORMED=norm.scale is not None,
+            SHIFTED=norm.shift is not None,
+            WIDTH=_power(self._width),
+            num_warps=4,
+        )
+
+    def _attend(self, layer: int, weight: Tensor) -> Tensor:
         block = self._blocks[layer]
         layers, place = self._attentions[layer], self._places[layer]
         half = block.head_dim // 2
-        columns = min(COLUMNS, _power(half))
+        columns = min(PROJECTED, _power(half))
         projected = len(weight) // block.head_dim
         grid = _tiles(self._count, self._rows), projected * _tiles(half, columns)
         kernels.project_kernel[grid](
-            *self._of_norm(norm),
+            self._normed,
             weight,
             layers.cosine,
             layers.sine,
@@ -240,75 +286,54 @@ class TritonExpert(FusedExpert):
             self._count,
             self._tokens,
             self._width,
-            self._squares.shape[1],
-            block.epsilon,
             block.query_heads,
             block.kv_heads,
             layers.length,
-            *norm.strides,
-            SHIFTED=norm.shift is not None,
             HALF=half,
-            TILES=_power(self._squares.shape[1], 1),
-            ROWS=self._rows,
-            COLUMNS=columns,
-            PRECISION=self._precision,
-            **self._reading(norm),
+            **self._tile(columns),
         )
         attended: Tensor = layers.attend(place, self._precision)
         return attended
 
-    def _gate(self, block: FusedBlock, weight: Tensor, norm: _Norm) -> None:
+    def _gate(self, block: FusedBlock, weight: Tensor) -> None:
         hidden = self._hidden.shape[1]
-        kernels.gated_kernel[_tiles(self._count, self._rows), _tiles(hidden, COLUMNS)](
-            *self._of_norm(norm),
+        kernels.gated_kernel[_tiles(self._count, self._rows), _tiles(hidden, GATED)](
+            self._normed,
             weight,
             self._hidden,
             self._count,
-            self._tokens,
             self._width,
-            self._squares.shape[1],
-            block.epsilon,
             hidden,
-            *norm.strides,
-            SHIFTED=norm.shift is not None,
             GELU=block.gated.activation is gelu_tanh,
-            TILES=_power(self._squares.shape[1], 1),
-            ROWS=self._rows,
-            COLUMNS=COLUMNS,
-            PRECISION=self._precision,
-            **self._reading(norm),
+            **self._tile(GATED),
         )
 
-    def _of_norm(self, norm: _Norm) -> tuple[Tensor, ...]:
-        # Without a shift none is read.
-        shift = norm.scale if norm.shift is None else norm.shift
-        return self._x, self._squares, norm.scale, shift
-
-    def _reading(self, norm: _Norm) -> dict[str, Any]:
-        """Options of a kernel that reads normed rows: how a norm is addressed, tiles and stages."""
-        if norm.strides == (0, 0):
-            return {'BY_TOKEN': False, 'INNER': self._inner, **NORMED}
-        return {'BY_TOKEN': True, 'INNER': _half(INNER), **MODULATED}
-
-    def _add_product(self, operand: Tensor, weight: Tensor, norm: _Norm) -> None:
-        kernels.add_product_kernel[_tiles(self._count, self._rows), _tiles(self._width, COLUMNS)](
-            self._x,
-            self._squares,
+    def _multiply(self, operand: Tensor, weight: Tensor) -> int:
+        """Multiply (N, inputs) with a matrix; return the number of parts of the result."""
+        inputs = operand.shape[1]
+        parts = _tiles(inputs, PART_INPUTS)
+        grid = _tiles(self._count, self._rows), _tiles(self._width, ADDED), parts
+        kernels.product_kernel[grid](
             operand,
             weight,
-            norm.scale if norm.gate is None else norm.gate,
+            self._parts,
             self._count,
-            self._tokens,
             self._width,
-            operand.shape[1],
-            *norm.strides,
-            GATED=norm.gate is not None,
-            ROWS=self._rows,
-            COLUMNS=COLUMNS,
-            INNER=self._inner,
-            PRECISION=self._precision,
-            **ADDED,
+            inputs,
+            PART_INPUTS,
+            **self._tile(ADDED),
         )
+        return parts
+
+    def _tile(self, columns: int) -> dict[str, Any]:
+        """Options of a product of so many outputs a program."""
+        return {
+            'ROWS': self._rows,
+            'COLUMNS': columns,
+            'INNER': self._inner,
+            'PRECISION': self._precision,
+            **self._multiplied,
+        }
 
 
 def _tiles(size: int, tile: int) -> int:

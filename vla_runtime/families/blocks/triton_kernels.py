@@ -1,11 +1,12 @@
 """Kernels of an expert's layer in Triton; `triton_expert.TritonExpert` launches them.
 
-A layer is six kernels: norm, projection and rotary positions; attention to a part of the keys; the
-sum over the parts; output projection, gate and residual; norm, gate and up; down, gate and
-residual. All numbers between a load and a store are float32, and so are all sums.
+A layer is eight kernels: norm; projection and rotary positions; attention to a part of the keys;
+the sum over these parts; output projection; residual, gate and norm; gate and up; down. The next
+layer's norm adds what `down` gives. All numbers between a load and a store are float32, and so are
+all sums.
 
-Rows of matrices are tokens. Sums of squares for the next norm leave a residual kernel per tile of
-columns and are added up in order, so that equal inputs give equal bits.
+Rows of matrices are tokens. A product whose outputs are few is cut into parts of its inputs, which
+the next norm adds up in order, so that equal inputs give equal bits.
 
 Imports Triton: only code that has found it imports this module. Triton reads annotations as code,
 so arguments have none; constants of a compilation are written in capitals.
@@ -21,42 +22,66 @@ import triton.language as tl
 
 
 @triton.jit
-def _inverse_rms(squares, rows, is_row, width, epsilon, tiles, TILES: tl.constexpr):
-    """1 / RMS of rows, of their sums of squares (N, tiles)."""
-    tile = tl.arange(0, TILES)
-    of_rows = is_row[:, None] & (tile[None, :] < tiles)
-    parts = tl.load(squares + rows[:, None] * tiles + tile[None, :], mask=of_rows, other=0.0)
-    return tl.rsqrt(tl.sum(parts, axis=1) / width + epsilon)
+def norm_kernel(
+    x,
+    parts,
+    gate,
+    scale,
+    shift,
+    normed,
+    count,
+    tokens,
+    width,
+    epsilon,
+    gate_batch,
+    gate_token,
+    batch_stride,
+    token_stride,
+    PARTS: tl.constexpr,
+    GATED: tl.constexpr,
+    NORMED: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Add a product to the residual stream, and normalise the sum; one program a token.
+
+    Args:
+        x: (N, W) float32, added to.
+        parts: (PARTS, N, W) float32, of the product; without PARTS nothing is added.
+        gate: float32, times the product if GATED, of token t in row b at
+            b * gate_batch + t * gate_token.
+        scale, shift: float32, addressed likewise with the other strides.
+        normed: (N, W), x / RMS times its scale, plus its shift if SHIFTED; written if NORMED.
+        WIDTH: a power of 2 from W on.
+    """
+    row, column = tl.program_id(0), tl.arange(0, WIDTH)
+    inside = column < width
+    batch, token = row // tokens, row % tokens
+    values = tl.load(x + row * width + column, mask=inside, other=0.0)
+    if PARTS > 0:
+        product = tl.zeros((WIDTH,), dtype=tl.float32)
+        for part in tl.static_range(PARTS):
+            at = (part * count + row) * width + column
+            product += tl.load(parts + at, mask=inside, other=0.0)
+        if GATED:
+            at = batch * gate_batch + token * gate_token + column
+            product *= tl.load(gate + at, mask=inside, other=0.0)
+        values += product
+        tl.store(x + row * width + column, values, mask=inside)
+    if NORMED:
+        inverse = tl.rsqrt(tl.sum(values * values, axis=0) / width + epsilon)
+        at = batch * batch_stride + token * token_stride + column
+        values *= inverse * tl.load(scale + at, mask=inside, other=0.0)
+        if SHIFTED:
+            values += tl.load(shift + at, mask=inside, other=0.0)
+        tl.store(normed + row * width + column, values.to(normed.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _normed(
-    x,
-    scale,
-    shift,
-    rows,
-    columns,
-    inside,
-    inverse,
-    modulation,
-    width,
-    SHIFTED: tl.constexpr,
-    BY_TOKEN: tl.constexpr,
-):
-    """A tile of the norm's result: x / RMS, times its scale, plus its shift if it has one."""
-    at = rows[:, None] * width + columns[None, :]
-    values = tl.load(x + at, mask=inside, other=0.0) * inverse[:, None]
-    if BY_TOKEN:
-        of_norm = modulation[:, None] + columns[None, :]
-        values *= tl.load(scale + of_norm, mask=inside, other=0.0)
-        if SHIFTED:
-            values += tl.load(shift + of_norm, mask=inside, other=0.0)
-    else:
-        is_column = columns < width
-        values *= tl.load(scale + columns, mask=is_column, other=0.0)[None, :]
-        if SHIFTED:
-            values += tl.load(shift + columns, mask=is_column, other=0.0)[None, :]
-    return values
+def _operand(operand, rows, is_row, inputs, is_input, width):
+    """A tile (rows, inputs) of a matrix."""
+    at = rows[:, None] * width + inputs[None, :]
+    return tl.load(operand + at, mask=is_row[:, None] & is_input[None, :], other=0.0)
 
 
 @triton.jit
@@ -68,53 +93,36 @@ def _weights(weight, outputs, is_output, inputs, is_input, width):
 
 @triton.jit
 def _two_products(
-    x,
-    squares,
-    scale,
-    shift,
+    operand,
     weight,
     rows,
     is_row,
     outputs,
     is_output,
     offset,
-    modulation,
     width,
-    epsilon,
-    tiles,
-    SHIFTED: tl.constexpr,
-    BY_TOKEN: tl.constexpr,
-    TILES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Products of normed rows with some outputs of a matrix, and with those `offset` behind."""
-    inverse = _inverse_rms(squares, rows, is_row, width, epsilon, tiles, TILES)
+    """Products of rows with some outputs of a matrix, and with those `offset` behind."""
     first = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     second = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     for start in range(0, width, INNER):
         inner = start + tl.arange(0, INNER)
         is_inner = inner < width
-        inside = is_row[:, None] & is_inner[None, :]
-        normed = _normed(
-            x, scale, shift, rows, inner, inside, inverse, modulation, width, SHIFTED, BY_TOKEN
-        )
-        normed = normed.to(weight.dtype.element_ty)
+        values = _operand(operand, rows, is_row, inner, is_inner, width)
         of_first = _weights(weight, outputs, is_output, inner, is_inner, width)
         of_second = _weights(weight, outputs + offset, is_output, inner, is_inner, width)
-        first = tl.dot(normed, of_first, first, input_precision=PRECISION)
-        second = tl.dot(normed, of_second, second, input_precision=PRECISION)
+        first = tl.dot(values, of_first, first, input_precision=PRECISION)
+        second = tl.dot(values, of_second, second, input_precision=PRECISION)
     return first, second
 
 
 @triton.jit
 def project_kernel(
-    x,
-    squares,
-    scale,
-    shift,
+    operand,
     weight,
     cosine,
     sine,
@@ -124,17 +132,10 @@ def project_kernel(
     count,
     tokens,
     width,
-    tiles,
-    epsilon,
     heads,
     kv_heads,
     length,
-    batch_stride,
-    token_stride,
-    SHIFTED: tl.constexpr,
-    BY_TOKEN: tl.constexpr,
     HALF: tl.constexpr,
-    TILES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
@@ -145,8 +146,7 @@ def project_kernel(
     A program computes ROWS tokens of COLUMNS pairs of one head: number i and number i + HALF.
 
     Args:
-        x: (N, W) float32; squares: (N, tiles) float32, sums of its squares.
-        scale, shift: float32, of token t in row b at b * batch_stride + t * token_stride.
+        operand: (N, W).
         weight: ((heads + 2 kv_heads) * D, W), or of the heads alone without kv_heads.
         cosine, sine: (N, HALF) float32.
         query: (N, heads, D).
@@ -158,27 +158,17 @@ def project_kernel(
     pair = (tl.program_id(1) % per_head) * COLUMNS + tl.arange(0, COLUMNS)
     is_row, is_pair = rows < count, pair < HALF
     row, token = rows // tokens, rows % tokens
-    modulation = row * batch_stride + token * token_stride
     outputs = head * 2 * HALF + pair
 
     first, second = _two_products(
-        x,
-        squares,
-        scale,
-        shift,
+        operand,
         weight,
         rows,
         is_row,
         outputs,
         is_pair,
         HALF,
-        modulation,
         width,
-        epsilon,
-        tiles,
-        SHIFTED,
-        BY_TOKEN,
-        TILES,
         ROWS,
         COLUMNS,
         INNER,
@@ -320,75 +310,51 @@ def combine_kernel(
 
 
 @triton.jit
-def add_product_kernel(
-    x,
-    squares,
+def product_kernel(
     operand,
     weight,
-    gate,
+    parts,
     count,
-    tokens,
     width,
     inputs,
-    batch_stride,
-    token_stride,
-    GATED: tl.constexpr,
+    part_inputs,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Add a product to the residual stream, through a gate if there is one; sum its squares.
+    """Product of rows with a matrix, of one part of the inputs.
 
     Args:
-        x: (N, W) float32, added to; squares: (N, tiles of columns) float32.
         operand: (N, inputs); weight: (W, inputs).
-        gate: float32, addressed as scale and shift of `project_kernel`.
+        parts: (parts, N, W) float32.
+        part_inputs: inputs of a part.
     """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    part = tl.program_id(2)
     is_row, is_column = rows < count, columns < width
+    end = tl.minimum((part + 1) * part_inputs, inputs)
     product = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    for start in range(0, inputs, INNER):
+    for start in range(part * part_inputs, end, INNER):
         inner = start + tl.arange(0, INNER)
-        is_inner = inner < inputs
-        inside = is_row[:, None] & is_inner[None, :]
-        values = tl.load(operand + rows[:, None] * inputs + inner[None, :], mask=inside, other=0.0)
+        is_inner = inner < end
+        values = _operand(operand, rows, is_row, inner, is_inner, inputs)
         matrix = _weights(weight, columns, is_column, inner, is_inner, inputs)
         product = tl.dot(values, matrix, product, input_precision=PRECISION)
-
-    inside = is_row[:, None] & is_column[None, :]
-    if GATED:
-        of_row = (rows // tokens) * batch_stride + (rows % tokens) * token_stride
-        product *= tl.load(gate + of_row[:, None] + columns[None, :], mask=inside, other=0.0)
-    place = x + rows[:, None] * width + columns[None, :]
-    summed = tl.load(place, mask=inside, other=0.0) + product
-    tl.store(place, summed, mask=inside)
-    summed = tl.where(inside, summed, 0.0)
-    of_rows = squares + rows * tl.num_programs(1) + tl.program_id(1)
-    tl.store(of_rows, tl.sum(summed * summed, axis=1), mask=is_row)
+    place = parts + (part * count + rows)[:, None] * width + columns[None, :]
+    tl.store(place, product, mask=is_row[:, None] & is_column[None, :])
 
 
 @triton.jit
 def gated_kernel(
-    x,
-    squares,
-    scale,
-    shift,
+    operand,
     weight,
     hidden,
     count,
-    tokens,
     width,
-    tiles,
-    epsilon,
     hidden_width,
-    batch_stride,
-    token_stride,
-    SHIFTED: tl.constexpr,
-    BY_TOKEN: tl.constexpr,
     GELU: tl.constexpr,
-    TILES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
@@ -397,32 +363,22 @@ def gated_kernel(
     """Hidden numbers of a gated MLP of the normed residual stream.
 
     Args:
-        x, squares, scale, shift, batch_stride, token_stride: see `project_kernel`.
+        operand: (N, W).
         weight: (2 * hidden_width, W), gate before up; hidden: (N, hidden_width).
         GELU: the activation is GELU in its tanh form, else SiLU.
     """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_row, is_column = rows < count, columns < hidden_width
-    modulation = (rows // tokens) * batch_stride + (rows % tokens) * token_stride
     gate, up = _two_products(
-        x,
-        squares,
-        scale,
-        shift,
+        operand,
         weight,
         rows,
         is_row,
         columns,
         is_column,
         hidden_width,
-        modulation,
         width,
-        epsilon,
-        tiles,
-        SHIFTED,
-        BY_TOKEN,
-        TILES,
         ROWS,
         COLUMNS,
         INNER,
