@@ -245,10 +245,11 @@ def configurations(
     views = (2,) if quick else (3, 2, 1)
     modes = (GRAPH, EAGER, *((TRITON_GRAPH,) if triton else ()))
     first = [(views[0], rows, mode) for mode in modes for rows in (1, 2)]
-    others = [(v, rows, mode) for v in views[1:] for mode in modes for rows in (1, 2)]
-    eight = [(v, rows, FP8_GRAPH) for v in views for rows in (1, 2)] if fp8 else []
+    eight = [(views[0], rows, FP8_GRAPH) for rows in (1, 2)] if fp8 else []
+    captured = [mode for mode in modes if mode.graphs]
+    others = [(v, rows, mode) for v in views[1:] for mode in captured for rows in (1, 2)]
     slow = [(views[0], rows, mode) for rows in (1, 2) for mode in (COMPILED, COMPILED_GRAPH)]
-    return first + others + eight + (slow if compiled else [])
+    return first + eight + others + (slow if compiled else [])
 
 
 def summary(result: Mapping[str, Any]) -> str:

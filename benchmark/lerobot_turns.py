@@ -172,6 +172,12 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         '--no-compile', action='store_true', help="leave LeRobot's torch.compile out"
     )
+    parser.add_argument(
+        '--theirs',
+        nargs='+',
+        metavar='COLUMN',
+        help='beside `lerobot` (default: all of the family)',
+    )
     parser.add_argument('--json', type=Path, help='instead of benchmark/results')
     # For a rehearsal of the GPU's sides without a GPU, with a tiny pi0.5.
     parser.add_argument('--sides', choices=tuple(OURS), help=argparse.SUPPRESS)
@@ -182,6 +188,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         arguments.ours = default_ours(arguments.family, arguments.sides)
     elif unknown := [name for name in arguments.ours if name not in known]:
         parser.error(f"--ours '{unknown[0]}' is none of {', '.join(known)} (--device)")
+    theirs = THEIRS[arguments.sides][arguments.family]
+    if unknown := [name for name in arguments.theirs or () if name not in theirs]:
+        parser.error(f"--theirs '{unknown[0]}' is none of {', '.join(theirs)} (--device)")
     return arguments
 
 
@@ -212,7 +221,8 @@ def take_turns(arguments: argparse.Namespace, work: Path) -> None:
     columns = {
         name: one
         for name, one in THEIRS[sides][family].items()
-        if not (arguments.no_compile and one[1])
+        if name in ('lerobot', *(arguments.theirs or (name,)))
+        and not (arguments.no_compile and one[1])
     }
     spec = next(iter(ours.values())).spec
     theirs, left_out = start_lerobot(python, options, columns, look(family, 0, spec))

@@ -164,6 +164,9 @@ def test_a_column_of_the_other_device_is_refused(capsys):
             ['act', '--device', 'cuda', '--ours', 'onnxruntime int8', *PYTHON]
         )
     assert "--ours 'onnxruntime int8' is none of torch float32" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        lerobot_turns.parse_arguments(['act', '--theirs', 'lerobot tf32', *PYTHON])
+    assert "--theirs 'lerobot tf32' is none of lerobot" in capsys.readouterr().err
 
 
 def test_without_a_gpu_it_says_so_in_one_line(monkeypatch, capsys):
