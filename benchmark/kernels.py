@@ -2,9 +2,9 @@
 
 The fused modules are those that run on CUDA, in shapes that depend on no numbers; the plain ones
 are what they stand in for. Packed are the fused ones where the kernel is usable that takes lengths
-instead of a mask (`fused_lengths`), and products take GELU or the residual stream along
-(`epilogues`): those run on a GPU of today in bfloat16. In Triton are the packed ones with the
-expert's layers in Triton kernels, which are counted instead of launched.
+instead of a mask (`fused_lengths`), products take GELU or the residual stream along (`epilogues`),
+and a norm is one kernel: those run on a GPU of today in bfloat16. In Triton are the packed ones
+with the expert's layers in Triton kernels, which are counted instead of launched.
 
 Counted are the operations that PyTorch dispatches and that are no views, casts among them, in
 bfloat16 policies with the depths of the published pi0.5 and SmolVLA and narrow layers: the number
@@ -13,7 +13,7 @@ the processor. A shorter prompt launches as many, and each computes less.
 
 The predicted time, of pi0.5, is the roofline of the published size plus 4 µs a kernel, about what
 one takes that is too small to fill a GPU. That attention with a mask fills few multiprocessors, and
-takes longer than that, is no part of it. It is a prediction: nothing here was run on a GPU.
+takes longer than that, is no part of it. It is a prediction; `gpu.py` measures.
 
     python benchmark/kernels.py
 
@@ -37,6 +37,7 @@ import numpy as np
 import torch
 from measurement import write_result
 from torch import Tensor
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -48,7 +49,7 @@ from triton_package import Launches, make_importable  # isort: skip
 from vla_runtime.engines.torch import engine
 from vla_runtime.engines.torch.prompt_lengths import LENGTHS
 from vla_runtime.families import performance_figures, preset
-from vla_runtime.families.blocks import epilogues, fused_product
+from vla_runtime.families.blocks import epilogues, fused, fused_product
 from vla_runtime.families.blocks.fused_expert import FusedExpert
 from vla_runtime.families.family import with_cameras
 from vla_runtime.families.flow_network import FlowNetwork
@@ -91,6 +92,12 @@ def gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def add(x: Tensor, weight: Tensor, stream: Tensor) -> None:
     """Stands for a product that is added to a residual stream."""
     stream.copy_(epilogues.plain_add(x, weight, stream))
+
+
+@torch.library.custom_op('kernels::rms_norm', mutates_args=())
+def rms_norm(x: Tensor, scale: Tensor, epsilon: float) -> Tensor:
+    """Stands for a GPU's own norm, which is one kernel."""
+    return functional.rms_norm(x, x.shape[-1:], scale, epsilon)
 
 
 EPILOGUES: dict[Any, Any] = {epilogues.gelu: gelu, epilogues.add: add}
@@ -205,13 +212,15 @@ def packed_kernels(name: str, bundle: Path, expert_type: type = FusedExpert) -> 
         bundle: a policy of it.
         expert_type: class of the expert's layers.
     """
-    fused = NETWORKS[name][1]
-    packed = partialmethod(fused.__init__, kernel=attend)
+    network = NETWORKS[name][1]
+    packed = partialmethod(network.__init__, kernel=attend)
     with (
         mock.patch.object(engine, 'captures_graphs', lambda device: True),
-        mock.patch.object(fused, '__init__', packed),
+        mock.patch.object(network, '__init__', packed),
         mock.patch.object(fused_product, 'usable', lambda wanted, *of: EPILOGUES[wanted]),
-        mock.patch.object(fused, 'expert_type', expert_type),
+        mock.patch.object(fused, 'norms_at_once', lambda x: True),
+        mock.patch.object(fused, 'rms_norm', rms_norm),
+        mock.patch.object(network, 'expert_type', expert_type),
     ):
         return phases_of(Policy.load(bundle, 'torch', **AS_ON_CUDA))
 

@@ -487,8 +487,8 @@ def test_wrong_chunks_of_the_triton_kernels_fail_the_check(monkeypatch):
     monkeypatch.setattr(gpu_checks, 'compile_networks', take)
     found = gpu_checks.triton('cpu', 'tiny')
     assert found.passed, found.note
-    assert len(found.figures) == 2 * 2 * 2 * 5
-    assert {'pi05 float32 rows=1 short prompt', 'pi0 bfloat16 rows=2 samples'} <= set(found.figures)
+    assert len(found.figures) == 2 * 2 * (3 + 1)
+    assert {'pi05 float32 rows=1 short prompt', 'pi0 bfloat16 rows=2 plain'} <= set(found.figures)
     run = gpu_checks.infer
 
     def wrong(subject, inputs):

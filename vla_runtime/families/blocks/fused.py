@@ -259,15 +259,25 @@ def normalise(
     x: Tensor, scale: Tensor | None, modulation: Modulation | None, epsilon: float = EPSILON
 ) -> Tensor:
     """RMSNorm of (B, T, W) in float32, with its scale or its modulation."""
-    if modulation is None and x.is_cuda:
-        # One kernel in place of seven.
-        return F.rms_norm(x, x.shape[-1:], scale, epsilon)
-    # On a CPU that is slower, and `vector_norm` rounds twice more, for a whole row alike.
+    if modulation is None and norms_at_once(x):
+        assert scale is not None
+        return rms_norm(x, scale, epsilon)
+    # `vector_norm` rounds twice more, for a whole row alike.
     inverse = x.square().mean(dim=-1, keepdim=True).add_(epsilon).rsqrt_()
     if modulation is None:
         assert scale is not None
         return (x * inverse).mul_(scale)
     return torch.addcmul(modulation[1], x * inverse, modulation[0])
+
+
+def norms_at_once(x: Tensor) -> bool:
+    """Return whether `rms_norm` is faster than its operators one by one, as on a GPU."""
+    return x.is_cuda
+
+
+def rms_norm(x: Tensor, scale: Tensor, epsilon: float) -> Tensor:
+    """RMSNorm of (B, T, W) with its scale (W,), in one kernel on a GPU."""
+    return F.rms_norm(x, x.shape[-1:], scale, epsilon)
 
 
 def encode_stack(
