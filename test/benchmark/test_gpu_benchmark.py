@@ -399,7 +399,7 @@ def test_guidance_that_is_none_breaks_the_identity():
 
 def test_products_on_a_gpu_must_take_the_next_operation_along(monkeypatch):
     found = gpu_checks.products('cpu', 'tiny')
-    assert found.passed and found.note.startswith('0 of 6 products')
+    assert found.passed and found.note.startswith('0 of 7 products')
     assert 'pi05 gelu (256, 4304, 1152)' in found.figures
     usable = {'cpu': True, 'cuda': False}
     for device, taken in usable.items():
@@ -487,8 +487,10 @@ def test_wrong_chunks_of_the_triton_kernels_fail_the_check(monkeypatch):
     monkeypatch.setattr(gpu_checks, 'compile_networks', take)
     found = gpu_checks.triton('cpu', 'tiny')
     assert found.passed, found.note
-    assert len(found.figures) == 2 * 2 * (3 + 1)
-    assert {'pi05 float32 rows=1 short prompt', 'pi0 bfloat16 rows=2 plain'} <= set(found.figures)
+    assert len(found.figures) == 2 * 2 * 2 * 3
+    assert {'pi05 float32 rows=1 short prompt', 'pi0 bfloat16 rows=2 action_time'} <= set(
+        found.figures
+    )
     run = gpu_checks.infer
 
     def wrong(subject, inputs):

@@ -15,7 +15,7 @@ from tiny_policy import tiny_dims
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.torch import cuda_graph
 from vla_runtime.engines.torch import engine as torch_engine
-from vla_runtime.engines.torch.cuda_graph import Capturer
+from vla_runtime.engines.torch.cuda_graph import Capturer, vision_of
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.families import build_network
 from vla_runtime.families.blocks.fused_attention import OwnLayers, _PackedKeys
@@ -154,6 +154,37 @@ def test_chunks_of_changing_observations_are_those_of_eager_plain_runs(engines, 
             found, expected = (chunk(e, seed, rows, 0, **variant) for e in (graphed, eager))
             assert_close(found, expected)
     assert set(graphed.cuda_graph.values()) == {'captured'}
+
+
+def test_graphs_that_may_replay_at_once_share_no_capture_and_so_no_memory(engines):
+    """Those of the cameras, of the prefix and of the denoise loop."""
+    graphed, _ = engines('pi05')
+    captures = {id(capturer._capture) for capturer in graphed._capturers.values()}
+    assert len(captures) == graphed.dims.cameras + 2
+
+
+def test_a_camera_whose_capture_fails_is_reported_and_named(engines, caplog):
+    graphed, eager = engines('pi05')
+    last = graphed.dims.cameras - 1
+    assert last > 0
+
+    def fail(work):
+        raise RuntimeError('not today')
+
+    graphed._capturers[vision_of(last)]._capture = fail
+    for engine in (graphed, eager):
+        encode(engine, 0, rows=1, slot=0)
+    assert_close(*(chunk(engine, 0, 1, 0) for engine in (graphed, eager)))
+    assert graphed.cuda_graph['vision'] == 'eager: failed while capturing'
+    assert f'vision of camera {last} could not be captured' in caplog.text
+
+
+def test_a_camera_that_was_not_seen_yet_says_nothing_of_the_others(engines):
+    graphed, _ = engines('pi05')
+    assert graphed.cuda_graph['vision'] == 'eager'
+    size = image_sizes(graphed.dims)[0]
+    graphed.encode_image(0, np.zeros((3, *size), dtype=np.float32))
+    assert graphed.cuda_graph['vision'] == 'captured'
 
 
 def test_a_head_of_one_pass_replays_as_it_runs(engines):

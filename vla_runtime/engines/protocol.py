@@ -121,7 +121,8 @@ class PolicyEngine(Protocol):
     def captures(self, loop: DenoiseLoop) -> bool:
         """Return whether an inference with this denoise loop would capture a CUDA graph first.
 
-        A graph of its prefix counts, too. A network whose capture has failed captures nothing.
+        A graph of its prefix counts, too; that of a camera, which its first image captures, does
+        not. A network whose capture has failed captures nothing.
         """
 
     def set_schedule(self, times: np.ndarray, dt: float) -> None:

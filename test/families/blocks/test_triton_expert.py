@@ -35,7 +35,9 @@ def layers(monkeypatch):
     """The module under test, in small tiles, so that tiny networks have several of each."""
     from vla_runtime.families.blocks import triton_expert
 
-    tiles = dict.fromkeys(('ROWS', 'INNER', 'ADDED', 'PART_INPUTS', 'QUERIES', 'KEYS', 'PART'), 16)
+    tiles = dict.fromkeys(
+        ('ROWS', 'INNER', 'OUTPUTS', 'PART_INPUTS', 'QUERIES', 'KEYS', 'PART'), 16
+    )
     for name, size in tiles.items():
         monkeypatch.setattr(triton_expert, name, size)
     return triton_expert

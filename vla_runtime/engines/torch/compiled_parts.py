@@ -178,6 +178,8 @@ class _Trial:
         self._schedule = Schedule(np.array([1.0, 0.5]), -0.5, engine._fused, engine._device)
         self._schedule.plan_weight.fill_(0.5)
         self._whole = True
+        # Image tokens of the operators, which the prefix is tried on.
+        self._views = engine._image_tokens.clone()
 
     def choose(self, compilation: Compilation, word: str) -> list[str]:
         """Compare, measure and choose; return the networks for which a compiled form is taken.
@@ -241,7 +243,7 @@ class _Trial:
             tensor.copy_(_random(tensor, generator, whole))
         for camera in range(len(engine._sizes)):
             engine._run_vision(camera)
-        self._views = engine._image_tokens.clone()
+        self._views.copy_(engine._image_tokens)
         for count in engine._buffers:
             engine._run_prefix(count, 0, len(engine._prefix_inputs) - 1)
             engine._encodings[count, 0] += 1
@@ -256,7 +258,6 @@ class _Trial:
     def _tokens(self, camera: int) -> Outputs:
         tokens = self.engine._image_tokens[camera]
         found = {'image_tokens': tokens.clone()}
-        # The prefix is tried on those of the operators.
         tokens.copy_(self._views[camera])
         return found
 

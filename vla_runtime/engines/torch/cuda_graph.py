@@ -82,7 +82,7 @@ class Capturer:
     """Captures the work of one network; after one failure it never tries again.
 
     Args:
-        name: name of the network in the log (`vision`, `prefix`, `denoise`).
+        name: name of the network in the log (as `vision_of`, or `prefix`, `denoise`).
         capture: turns work into a replay; None (a CPU, or graphs not wanted) never captures.
     """
 
@@ -107,7 +107,7 @@ class Capturer:
             reason = 'out of memory' if _is_out_of_memory(error) else 'failed'
             self.status = f'eager: {reason} while capturing'
             logger.warning(
-                'The %s network could not be captured as a CUDA graph (%s) and runs without one '
+                'The network of %s could not be captured as a CUDA graph (%s) and runs without one '
                 'from now on: same results, slower. Free GPU memory, or load the policy without '
                 'guidance. %s',
                 self.name,
@@ -118,21 +118,18 @@ class Capturer:
 
 
 def capturers_of(device: torch.device, graphs: bool, cameras: int) -> dict[str, Capturer]:
-    """Return those of `vision 0` and so on, `prefix` and `denoise`; without `graphs` none captures.
+    """Return those of each camera, `prefix` and `denoise`; without `graphs` none captures.
 
     Those of all cameras, of the prefix and of the denoise loop may replay at the same time, so they
     share no memory.
     """
     names = (*map(vision_of, range(cameras)), 'prefix', 'denoise')
-    return {
-        name: Capturer(name.split()[0], CudaGraphCapture(device) if graphs else None)
-        for name in names
-    }
+    return {name: Capturer(name, CudaGraphCapture(device) if graphs else None) for name in names}
 
 
 def vision_of(camera: int) -> str:
     """Name of a camera's vision work."""
-    return f'vision {camera}'
+    return f'vision of camera {camera}'
 
 
 class GraphedWork:

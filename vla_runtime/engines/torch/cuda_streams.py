@@ -6,7 +6,7 @@ encoded side by side: one view leaves most of a large GPU idle. Invariants:
   earlier queued reads of it;
 - a slot is read after all earlier queued writes to it, and written after all earlier queued reads
   of it, whichever stream is ahead;
-- `synchronize` waits for the work of its own thread, not for the other thread's;
+- `synchronize` waits for the streams that its thread has used, not for the others;
 - allocations and copies from before the streams existed are complete when they begin.
 """
 

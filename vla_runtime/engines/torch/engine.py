@@ -179,10 +179,17 @@ class TorchEngine:
     @property
     def cuda_graph(self) -> Mapping[str, str]:
         return {
-            'vision': self._vision[0].status,
+            'vision': self._vision_status,
             'prefix': self._prefix[self._place][-1].status,
             'denoise': self._denoise.status if self._schedules.current else 'eager',
         }
+
+    @property
+    def _vision_status(self) -> str:
+        """Status of all cameras that were seen: of one whose capture failed, if there is one."""
+        found = [vision.status for vision in self._vision]
+        given_up = [status for status in found if status not in ('captured', 'eager')]
+        return (given_up or [status for status in found if status == 'captured'] or ['eager'])[0]
 
     def captures(self, loop: DenoiseLoop) -> bool:
         place = loop.rows, loop.slot

@@ -25,10 +25,10 @@ from vla_runtime.families.blocks.layers import gelu_tanh
 # Tiles of the products: tokens and inputs. Every set of tiles and stages fits the 99 KB that a
 # consumer GPU's multiprocessor shares.
 ROWS, INNER = 64, 64
-# Outputs of a program, by the kernel: pairs of a head, pairs of gate and up, outputs. Few outputs
-# make many programs, which read the weights side by side: at a chunk's 50 tokens these, not the
-# arithmetic, take the time.
-PROJECTED, GATED, ADDED = 16, 32, 32
+# Outputs of a program: pairs of a head, pairs of gate and up, outputs of the other products. Few
+# outputs make many programs, which read the weights side by side: at a chunk's 50 tokens these, not
+# the arithmetic, take the time.
+HEAD_PAIRS, GATE_PAIRS, OUTPUTS = 16, 32, 32
 # Inputs that a program of the last multiplies; the parts are added up by the next norm.
 PART_INPUTS = 512
 # Tiles of the attention: queries and keys.
@@ -39,9 +39,10 @@ MULTIPLIED = {'num_warps': 4, 'num_stages': 6}
 EXACT_INNER = 16
 EXACT = {'num_warps': 8, 'num_stages': 4}
 ATTENDED = {'num_warps': 8, 'num_stages': 2}
-# Keys that a program attends to in a row, and most where several rows make enough programs; the
-# parts of a row are added up afterwards.
-PART, LONGEST_PART = 64, 256
+NORMED = {'num_warps': 4}
+# Keys that a program attends to, where there is one row: two make as many programs of twice as
+# many. The parts of a row are added up afterwards.
+PART = 64
 
 
 class _Layers:
@@ -66,7 +67,7 @@ class _Layers:
         count, empty = batch * tokens, partial(torch.empty, device=like.device)
         self.cosine, self.sine = (empty(count, head_dim // 2) for _ in range(2))
         self.query = like.new_empty(count, heads, head_dim)
-        self.part = min(PART * batch, LONGEST_PART)
+        self.part = PART * batch
         self.parts = _tiles(self.length, self.part)
         self.of_parts = empty(self.parts, count, heads, head_dim)
         self.weights = empty(self.parts, count, heads)
@@ -213,7 +214,7 @@ class TritonExpert(FusedExpert):
         self._x = torch.empty(like.shape[1], self._tokens, block.width, device=like.device)
         self._normed = like.new_empty(count, block.width)
         self._hidden = like.new_empty(count, block.down.weight.shape[1])
-        most = max(_tiles(matrix.shape[1], PART_INPUTS) for matrix in self._matrices[0])
+        most = max(_tiles(p.weight.shape[1], PART_INPUTS) for p in (block.out, block.down))
         self._parts = torch.empty(most, count, block.width, device=like.device)
 
     def __call__(self, h: Tensor, modulations: Sequence[Modulation]) -> Tensor:
@@ -230,7 +231,9 @@ class TritonExpert(FusedExpert):
             first, second = modulations[2 * layer : 2 * layer + 2] or (None, None)
             norm = _Norm.of(block.input_scale, first)
             self._add_and_normalise(norm, block.epsilon, parts, before)
-            parts, before = self._multiply(self._attend(layer, qkv), out), norm
+            self._project(layer, qkv)
+            attended = self._attentions[layer].attend(self._places[layer], self._precision)
+            parts, before = self._multiply(attended, out), norm
             norm = _Norm.of(block.post_scale, second)
             self._add_and_normalise(norm, block.epsilon, parts, before)
             self._gate(block, gated)
@@ -265,14 +268,15 @@ class TritonExpert(FusedExpert):
             NORMED=norm.scale is not None,
             SHIFTED=norm.shift is not None,
             WIDTH=_power(self._width),
-            num_warps=4,
+            **NORMED,
         )
 
-    def _attend(self, layer: int, weight: Tensor) -> Tensor:
+    def _project(self, layer: int, weight: Tensor) -> None:
+        """Write queries, keys and values of a layer."""
         block = self._blocks[layer]
         layers, place = self._attentions[layer], self._places[layer]
         half = block.head_dim // 2
-        columns = min(PROJECTED, _power(half))
+        columns = min(HEAD_PAIRS, _power(half))
         projected = len(weight) // block.head_dim
         grid = _tiles(self._count, self._rows), projected * _tiles(half, columns)
         kernels.project_kernel[grid](
@@ -292,12 +296,10 @@ class TritonExpert(FusedExpert):
             HALF=half,
             **self._tile(columns),
         )
-        attended: Tensor = layers.attend(place, self._precision)
-        return attended
 
     def _gate(self, block: FusedBlock, weight: Tensor) -> None:
         hidden = self._hidden.shape[1]
-        kernels.gated_kernel[_tiles(self._count, self._rows), _tiles(hidden, GATED)](
+        kernels.gated_kernel[_tiles(self._count, self._rows), _tiles(hidden, GATE_PAIRS)](
             self._normed,
             weight,
             self._hidden,
@@ -305,14 +307,14 @@ class TritonExpert(FusedExpert):
             self._width,
             hidden,
             GELU=block.gated.activation is gelu_tanh,
-            **self._tile(GATED),
+            **self._tile(GATE_PAIRS),
         )
 
     def _multiply(self, operand: Tensor, weight: Tensor) -> int:
         """Multiply (N, inputs) with a matrix; return the number of parts of the result."""
         inputs = operand.shape[1]
         parts = _tiles(inputs, PART_INPUTS)
-        grid = _tiles(self._count, self._rows), _tiles(self._width, ADDED), parts
+        grid = _tiles(self._count, self._rows), _tiles(self._width, OUTPUTS), parts
         kernels.product_kernel[grid](
             operand,
             weight,
@@ -321,7 +323,7 @@ class TritonExpert(FusedExpert):
             self._width,
             inputs,
             PART_INPUTS,
-            **self._tile(ADDED),
+            **self._tile(OUTPUTS),
         )
         return parts
 
