@@ -70,6 +70,7 @@ def _run(arguments: argparse.Namespace, clock: Clock) -> int:
     figures: Figures = {
         'device': device_facts(arguments.device),
         'size': arguments.size,
+        'only': arguments.only,
         'complete': False,
         'checks': {},
         'latency': [],

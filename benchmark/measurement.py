@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
@@ -32,12 +33,23 @@ def median_ratio(times: Sequence[float], reference: Sequence[float]) -> dict[str
     return {'median': float(np.median(ratios)), 'interval': median_interval(ratios)}
 
 
+def commit() -> str | None:
+    """Return the checkout's commit, with `+` if files were changed since; None without git."""
+    words = ['git', '-C', str(RESULTS), 'describe', '--always', '--dirty=+', '--exclude=*']
+    try:
+        found = subprocess.run(words, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()
+
+
 def write_result(
     name: str, figures: Mapping[str, Any], packages: Sequence[str], out: Path | None = None
 ) -> Path:
     """Write `benchmark/results/NAME.json`, or to `out`.
 
-    The command is recorded as a user would type it from the project's root.
+    The command is recorded as a user would type it from the project's root, and the commit of the
+    code, if it runs from a checkout.
     """
     path = out or RESULTS / f'{name}.json'
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,6 +60,7 @@ def write_result(
         'date': datetime.now(timezone.utc).strftime('%Y-%m-%d'),
         'machine': machine(),
         'versions': versions(packages),
+        'commit': commit(),
         'figures': figures,
     }
     write_text(path, json.dumps(result, indent=1) + '\n')

@@ -43,15 +43,15 @@ class ChunkInputs:
 
 
 def sized_dims(family: str, size: str, cameras: int) -> PiDims:
-    """The family's dimensions: full, reduced (about 80 M parameters) or tiny (for tests)."""
+    """The family's dimensions: full, reduced (about 40 M parameters) or tiny (for tests)."""
     full = replace(find_family(family).presets[family], cameras=cameras)
     if size == 'full':
         return full
     if size == 'reduced':
         language = DecoderDims(
-            768, depth=4, mlp_dim=3072, num_heads=8, num_kv_heads=1, head_dim=256
+            768, depth=2, mlp_dim=3072, num_heads=8, num_kv_heads=1, head_dim=256
         )
-        vision = replace(full.vision, width=576, depth=4, num_heads=8, mlp_dim=2152)
+        vision = replace(full.vision, width=576, depth=2, num_heads=8, mlp_dim=2152)
         vocabulary = 4096
     else:
         language = DecoderDims(32, depth=2, mlp_dim=48, num_heads=4, num_kv_heads=1, head_dim=8)
