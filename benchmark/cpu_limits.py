@@ -112,7 +112,8 @@ def measure(policy: Policy, rounds: int) -> dict[str, Any]:
             found[case] = {'operators': operators, 'shapes': shapes}
     for case, of_case in found.items():
         wall = float(np.median(walls[case]))
-        times = {kind: float(np.median([one[kind] for one in parts[case]])) for kind in times}
+        kinds = ('products', 'attention')
+        times = {kind: float(np.median([one[kind] for one in parts[case]])) for kind in kinds}
         rest = wall - sum(times.values())
         found[case] = {
             'ms': wall,

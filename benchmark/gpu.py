@@ -84,12 +84,12 @@ def _run(arguments: argparse.Namespace, clock: Clock) -> int:
         return 2
     size = 'tiny' if arguments.size == 'tiny' else 'reduced'
     share = 1.0 if arguments.only == 'checks' else CHECKS_SHARE
-    for name, check in (
-        () if arguments.only == 'latency' else run_checks(arguments.device, size, clock, share)
-    ):
+    checks = run_checks(arguments.device, size, clock, share)
+    latency = run_latency(arguments, clock)
+    for name, check in checks if arguments.only != 'latency' else ():
         figures['checks'][name] = check
         _save_or_say(figures, arguments.json, clock)
-    for part, found in () if arguments.only == 'checks' else run_latency(arguments, clock):
+    for part, found in latency if arguments.only != 'checks' else ():
         if part == 'latency':
             figures['latency'].append(found)
         else:

@@ -256,6 +256,7 @@ class _Trial:
         engine._run_steps(self._schedule, variant)
 
     def _tokens(self, camera: int) -> Outputs:
+        """Return what vision wrote; puts that of the operators back, which the prefix reads."""
         tokens = self.engine._image_tokens[camera]
         found = {'image_tokens': tokens.clone()}
         tokens.copy_(self._views[camera])

@@ -21,6 +21,8 @@ import torch
 
 # Number of prompt rows, and slot.
 Place = tuple[int, int]
+# A kind of work, and the slot or the camera that it was on.
+Mark = tuple[str, Place | int | None]
 
 
 class CudaStreams:
@@ -38,8 +40,8 @@ class CudaStreams:
             name: cuda.Stream(device)
             for name in (*map(_view, self._cameras), 'encoding', 'denoising')
         }
-        # Of the newest work of a kind on a view or a slot.
-        self._events: dict[tuple[str, Place | int | None], Any] = {}
+        # Of the newest work.
+        self._events: dict[Mark, Any] = {}
         self._used = local()
         # Torch's own streams do not wait for the default stream, where the weights were loaded.
         cuda.synchronize(device)
@@ -71,12 +73,7 @@ class CudaStreams:
             stream.synchronize()
 
     @contextmanager
-    def _queue(
-        self,
-        name: str,
-        after: Sequence[tuple[str, Place | int | None]],
-        marks: Sequence[tuple[str, Place | int | None]],
-    ) -> Iterator[None]:
+    def _queue(self, name: str, after: Sequence[Mark], marks: Sequence[Mark]) -> Iterator[None]:
         stream = self._streams[name]
         setattr(self._used, name, stream)
         with self._cuda.stream(stream):

@@ -188,8 +188,8 @@ class TorchEngine:
     def _vision_status(self) -> str:
         """Status of all cameras that were seen: of one whose capture failed, if there is one."""
         found = [vision.status for vision in self._vision]
-        given_up = [status for status in found if status not in ('captured', 'eager')]
-        return (given_up or [status for status in found if status == 'captured'] or ['eager'])[0]
+        good = 'captured' if 'captured' in found else 'eager'
+        return next((status for status in found if status not in ('captured', 'eager')), good)
 
     def captures(self, loop: DenoiseLoop) -> bool:
         place = loop.rows, loop.slot

@@ -40,8 +40,8 @@ EXACT_INNER = 16
 EXACT = {'num_warps': 8, 'num_stages': 4}
 ATTENDED = {'num_warps': 8, 'num_stages': 2}
 NORMED = {'num_warps': 4}
-# Keys that a program attends to, where there is one row: two make as many programs of twice as
-# many. The parts of a row are added up afterwards.
+# Keys that a program attends to in one row. With two rows it attends to twice as many, so that
+# there are as many programs. The parts of a row are added up afterwards.
 PART = 64
 
 
@@ -151,10 +151,6 @@ class _Norm:
         strides = (tokens * width if batch > 1 else 0, width if tokens > 1 else 0)
         return cls(*modulation, strides)
 
-    @property
-    def scales(self) -> tuple[Tensor | None, Tensor | None]:
-        return self.scale, self.shift
-
 
 # Before the first layer, and behind the last.
 _NONE = _Norm(None, None, None, (0, 0))
@@ -251,11 +247,11 @@ class TritonExpert(FusedExpert):
             before: norm before the product, which has its gate.
         """
         # What an option leaves out is not read.
-        unread = self._x
+        unread, given = self._x, (before.gate, norm.scale, norm.shift)
         kernels.norm_kernel[(self._count,)](
             self._x,
             self._parts,
-            *(unread if tensor is None else tensor for tensor in (before.gate, *norm.scales)),
+            *(unread if tensor is None else tensor for tensor in given),
             self._normed,
             self._count,
             self._tokens,
