@@ -34,6 +34,7 @@ def interpreted() -> Iterator[None]:
         if not INSTALLED:
             patch.syspath_prepend(str(_BESIDE))
         _patch_language_once(patch)
+        _leave_out_overflow_checks(patch)
         yield
 
 
@@ -56,6 +57,21 @@ def _patch_language_once(patch: pytest.MonkeyPatch) -> None:
             return interpreter._LangPatchScope()
 
         patch.setattr(interpreter, '_patch_lang', patch_language)
+
+
+def _leave_out_overflow_checks(patch: pytest.MonkeyPatch) -> None:
+    """Compute each sum and product of addresses once; the check for overflow does so twice more.
+
+    Tensors of tests have a few thousand numbers.
+    """
+    if not INSTALLED:
+        from triton.runtime import interpreter
+
+        patch.setattr(
+            interpreter.interpreter_builder,
+            'options',
+            interpreter.InterpreterOptions(sanitize_overflow=False),
+        )
 
 
 def _is_interpreted(triton: Any) -> bool:

@@ -26,10 +26,12 @@ from vla_runtime.policy import Policy
 pytestmark = [needs_triton, pytest.mark.usefixtures('interpreted')]
 
 BOUND = 1e-5
-# Enough for a test of what is chosen, not of every layer's numbers.
-ONE_LAYER = {
-    part: replace(getattr(tiny_dims('pi05'), part), depth=1) for part in ('language', 'expert')
+# The fewest that tell one head from another; `test_triton_expert` has other numbers of them.
+TWO_HEADS = {
+    part: replace(getattr(tiny_dims('pi05'), part), num_heads=2) for part in ('language', 'expert')
 }
+# Enough for a test of what is chosen, not of every layer's numbers.
+ONE_LAYER = {part: replace(dims, depth=1) for part, dims in TWO_HEADS.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -46,14 +48,16 @@ def chunks(engine: TorchEngine, rows: int = 1, **changes: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ('family', 'rows'),
+    ('family', 'rows', 'changes'),
     [
-        ('pi05', 2),
-        *(pytest.param(family, 1, marks=pytest.mark.slow) for family in ('pi0', 'smolvla')),
+        ('pi05', 2, TWO_HEADS),
+        *(pytest.param(family, 1, {}, marks=pytest.mark.slow) for family in ('pi0', 'smolvla')),
     ],
 )
-def test_an_engine_gives_the_chunks_of_the_operators(family, rows):
-    plain, engine = (TorchEngine(seeded_network(family), max_rows=rows) for _ in range(2))
+def test_an_engine_gives_the_chunks_of_the_operators(family, rows, changes):
+    plain, engine = (
+        TorchEngine(seeded_network(family, **changes), max_rows=rows) for _ in range(2)
+    )
     compiled_parts.compile_networks(engine, 'triton', 'float32')
     assert engine.torch_compile == 'triton'
     assert 'denoise in Triton kernels (eager ' in engine.why_compiled

@@ -280,10 +280,12 @@ class PolicyNode(ManagedNode):
         def read() -> Circumstances:
             given.update(prepared.of(values(self, POLICY_PARAMETERS)))
             synchronizer.limits = limits_from(given)
+            settings = settings_from(given)
             return Circumstances(
+                # Last, so that few messages come in between this and the selection of frames.
                 now_ns=self._ros_time_ns(),
                 instruction=given[INSTRUCTION],
-                settings=settings_from(given),
+                settings=settings,
             )
 
         self._incoming.begin(request)
