@@ -292,15 +292,15 @@ def figures(name: str) -> Any:
     return json.loads(text_of(f'benchmark/results/{name}.json'))
 
 
-def row_of(name: str) -> str:
-    (row,) = re.findall(rf'^\|.*results/{name}\.json.*$', text_of('README.md'), re.MULTILINE)
+def row_of(text: str, page: str = 'README.md') -> str:
+    (row,) = re.findall(rf'^\|.*{re.escape(text)}.*$', text_of(page), re.MULTILINE)
     return row
 
 
 def test_the_nodes_overhead_is_as_measured() -> None:
     measured = figures('node_overhead')['figures']['in_node_ms']
     assert f'{measured["median"]:.2f} ms median, {measured["p95"]:.2f} ms p95' in row_of(
-        'node_overhead'
+        'results/node_overhead.json'
     )
 
 
@@ -308,14 +308,31 @@ def test_the_image_loss_is_as_measured() -> None:
     measured = figures('image_loss')['figures']
     shipped = measured['shipped']
     published, received = (sum(shipped[what].values()) for what in ('published', 'received'))
-    assert f'{published - received} of {published} with the shipped' in row_of('image_loss')
-    assert f'{measured["default"]["lost_percent"]:.0f}% with' in row_of('image_loss')
+    assert f'{published - received} of {published} with the shipped' in row_of(
+        'results/image_loss.json'
+    )
+    assert f'{measured["default"]["lost_percent"]:.0f}% with' in row_of('results/image_loss.json')
 
 
 def test_the_executors_tick_is_as_measured() -> None:
     rows = [row for row in figures('executor_core')['figures']['rows'] if row['joints'] == 14]
     median, p99 = (max(row['tick_us'][what] for row in rows) for what in ('median', 'p99'))
-    assert f'{median:.0f} µs median, {p99:.0f} µs p99' in row_of('executor_core')
+    assert f'{median:.0f} µs median, p99 {p99:.0f} µs' in row_of(
+        '`executor_core.py', 'benchmark/README.md'
+    )
+
+
+def test_the_chunk_on_a_gpu_is_as_measured() -> None:
+    row = row_of('results/gpu.json')
+    (measured,) = (
+        one['milliseconds']
+        for one in figures('gpu')['figures']['latency']
+        if (one['views'], one['rows'], one['mode']) == (3, 1, 'triton, graph')
+    )
+    miss, hit = (measured[what]['median'] for what in ('miss', 'hit'))
+    assert f'{miss:.1f} ms from new images, {hit:.1f} ms from cached ones' in row
+    beside = figures('realtime_vla')['figures']['sides']['ours, Triton']['of_theirs']['median']
+    assert f"[{beside:.2f} of realtime-vla's time]" in row
 
 
 def test_the_success_is_as_measured() -> None:
@@ -325,7 +342,7 @@ def test_the_success_is_as_measured() -> None:
     low, high = (100 * success[end] for end in ('low', 'high'))
     assert (
         f'{success["count"]} of {plain["groups"]["all"]["episodes"]} '
-        f'(95%: {low:.1f} to {high:.0f}%)' in row_of('study_success')
+        f'(95%: {low:.1f} to {high:.0f}%)' in row_of('results/study_success.json')
     )
 
 
