@@ -1,18 +1,26 @@
 """Workers end with the block that started them, whatever ends it, and are silent about it."""
 
+import errno
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from multiprocessing import popen_spawn_posix
+from pathlib import Path
 
 import psutil
 import pytest
 
+from vla_runtime.engines.cuda_driver import CudaError
+from vla_runtime.files.typed_yaml import FieldError
+from vla_runtime.files.whole_files import WriteError, whole_file
 from vla_runtime.processes.workers import workers
+from vla_runtime.recording.topics import missing_topic
+from vla_runtime.ros.robot.file import RobotError
 
 _PATIENCE_S = 120.0
 _BUSY = """
@@ -54,6 +62,34 @@ if __name__ == '__main__':
     except KeyboardInterrupt:
         sys.exit('interrupted')
 """
+
+
+def _write_where_there_is_no_room() -> None:
+    with whole_file('/tmp/no_room') as file:
+        raise OSError(errno.ENOSPC, f'No space left on device {file.name}')
+
+
+def test_a_full_disk_in_a_worker_is_the_error_of_the_file():
+    full = '/tmp/no_room: cannot be written: No space left'
+    with pytest.raises(WriteError, match=full), workers(1) as submit:
+        submit(_write_where_there_is_no_room).result()
+
+
+@pytest.mark.parametrize(
+    'error',
+    [
+        CudaError('cuMemAlloc', 'OUT_OF_MEMORY', 'out of memory'),
+        FieldError('cameras[1].name', 'expected a name'),
+        RobotError(Path('arm.yaml'), 'joints[0].upper', 'expected more than lower'),
+        WriteError(Path('full/results.json'), OSError(errno.ENOSPC, 'No space left on device')),
+        missing_topic(Path('bag'), Path('arm.yaml'), 'front/image_raw', 'camera front', []),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_with_fields_of_its_own_comes_back_whole(error):
+    found = pickle.loads(pickle.dumps(error))
+    assert type(found) is type(error)
+    assert (str(found), vars(found)) == (str(error), vars(error))
 
 
 def test_what_is_submitted_is_run_elsewhere():

@@ -22,11 +22,11 @@ from vla_runtime.recording.topics import (
     INSTRUCTIONS,
     JOINT_STATE,
     STRING,
-    MissingTopicError,
     Namespace,
     Source,
     camera_topics,
     is_topic,
+    missing_topic,
     robot_namespace,
 )
 from vla_runtime.ros.messages.conversions import TrajectoryError, message_to_chunk, message_to_plan
@@ -196,7 +196,7 @@ class _EpisodeCollector:
         found = self._find(names, types)
         if found is None:
             there = [topic for topic, kind in self._seen.items() if kind in types]
-            raise MissingTopicError(self._reader.path, self._robot.file, names[0], source, there)
+            raise missing_topic(self._reader.path, self._robot.file, names[0], source, there)
         return found
 
     def _joint_topic(self, joint: str) -> str:

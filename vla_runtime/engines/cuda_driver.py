@@ -69,6 +69,10 @@ class CudaError(RuntimeError):
     def __init__(self, call: str, code: str, text: str) -> None:
         super().__init__(f'{call}: {code} ({text})')
         self.code = code
+        self._call, self._text = call, text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CudaError, (self._call, self.code, self._text)
 
     @property
     def out_of_memory(self) -> bool:

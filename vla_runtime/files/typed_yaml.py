@@ -62,6 +62,9 @@ class FieldError(ValueError):
         self.field = field
         self.message = message
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FieldError, (self.field, self.message)
+
 
 class _StrictLoader(yaml.SafeLoader):
     """Safe loading of plain data, within bounds.

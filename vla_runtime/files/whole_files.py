@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 # A full disk, a used up quota, and a file as large as its file system or limit allows.
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -27,6 +27,9 @@ class WriteError(OSError):
     def __init__(self, path: Path, cause: OSError) -> None:
         super().__init__(cause.errno, cause.strerror or str(cause), str(path))
         self._kept = '; what was there is kept' if path.is_file() else ''
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WriteError, (Path(self.filename), OSError(self.errno, self.strerror))
 
     def __str__(self) -> str:
         return f'{self.filename}: cannot be written: {self.strerror}{self._kept}'

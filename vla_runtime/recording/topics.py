@@ -16,12 +16,16 @@ INSTRUCTIONS = ('current_instruction', 'instruction')
 class MissingTopicError(ValueError):
     """A source of the robot file is not in a bag; the message names the topics that are."""
 
-    def __init__(self, bag: Path, robot: Path, name: str, source: str, there: Iterable[str]):
-        super().__init__(
-            f"{bag}: no topic {name} for '{source}' of the robot file {robot.name}; there are: "
-            f'{", ".join(sorted(there)) or "none of that kind"}. Give the robot file its name '
-            'there, and the file with --robot'
-        )
+
+def missing_topic(
+    bag: Path, robot: Path, name: str, source: str, there: Iterable[str]
+) -> MissingTopicError:
+    """Return the error that topic `name`, for a source of the robot file, is not in a bag."""
+    return MissingTopicError(
+        f"{bag}: no topic {name} for '{source}' of the robot file {robot.name}; there are: "
+        f'{", ".join(sorted(there)) or "none of that kind"}. Give the robot file its name '
+        'there, and the file with --robot'
+    )
 
 
 class NamespaceError(ValueError):

@@ -15,11 +15,11 @@ from vla_runtime.recording.topics import (
     INSTRUCTIONS,
     JOINT_STATE,
     STRING,
-    MissingTopicError,
     Namespace,
     Source,
     camera_topics,
     is_topic,
+    missing_topic,
     robot_namespace,
 )
 from vla_runtime.replay.recorded import ReplayError
@@ -88,7 +88,7 @@ def find_topics(
         found = place.find_topic(kinds, names, types)
         if found is None:
             there = [one for one, kind in kinds.items() if kind in types]
-            raise MissingTopicError(reader.path, robot.file, names[0], source, there)
+            raise missing_topic(reader.path, robot.file, names[0], source, there)
         return found
 
     found = {name: topic(name, names, IMAGE_TYPES) for name, names in cameras.items()}

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from vla_runtime.execution.urdf import read_urdf_limits
 from vla_runtime.files.input_files import read_text, regular_file
@@ -34,6 +35,10 @@ class RobotError(ValueError):
         super().__init__(f'{file}: {FieldError(field, message)}')
         self.file = file
         self.field = field
+        self._message = message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RobotError, (self.file, self.field, self._message)
 
 
 def load_robot(path: str | Path) -> Robot:
