@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from tiny_policy import tiny_spec
 
 from vla_runtime.bundle.rules import LIMITS, check_spec, dump_spec, parse_spec
-from vla_runtime.bundle.schema import ActionSpec, BundleSpec, CameraSpec, PoseSpec, StateSpec
+from vla_runtime.bundle.schema import (
+    STEP_TIMES_S,
+    ActionSpec,
+    BundleSpec,
+    CameraSpec,
+    PoseSpec,
+    StateSpec,
+)
 from vla_runtime.families import find_family
 from vla_runtime.families.pi.dimensions import PI0, PiDims
 from vla_runtime.files import typed_yaml
@@ -82,7 +89,7 @@ DEFECTS: dict[str, tuple[str, str, str]] = {
     'negative time': (
         'step_time_s: 0.05',
         'step_time_s: -0.05',
-        r'step_time_s: -0\.05 where seconds',
+        r'step_time_s: -0\.05 where 0\.001 to 60 seconds',
     ),
     'list for mapping': (
         'images: {padding: centre, resample: bilinear}',
@@ -333,7 +340,7 @@ def specs(draw: Callable) -> BundleSpec:
         cameras=(CameraSpec(first), CameraSpec(second, draw(st.booleans()))),
         state=tuple(StateSpec(*pair) for pair in zip(joints, units, strict=True)),
         actions=tuple(actions),
-        step_time_s=draw(st.floats(1e-6, 1e3)),
+        step_time_s=draw(st.floats(*STEP_TIMES_S)),
         denoise_steps=draw(st.integers(1, 100)),
         prompt=replace(spec.prompt, advantage=draw(st.sampled_from([None, 'before_action']))),
         files={'weights.safetensors': draw(digests), 'a b/ü.json': draw(digests)},

@@ -369,7 +369,7 @@ class TestContradictions:
             (['--units', 'rad,griper=1'], "which is no dimension; did you mean 'gripper'?"),
             (['--units', 'radian'], "'radian', which is no unit; did you mean"),
             (['--state-names', 'a,b'], '--state-names says 2 names for the measured state but'),
-            (['--rate-hz', '-3'], '--rate-hz says -3.0; expected a number above 0'),
+            (['--rate-hz', '-3'], '--rate-hz says -3; expected 0.017 to 1000, actions a second'),
             (['--rate-hz', 'nan'], '--rate-hz says nan; expected'),
             (['--asset-id', 'x'], '--asset-id says x but a LeRobot folder has its own'),
             (['--tokenizer', '/nowhere.model'], '--tokenizer says /nowhere.model, but there is no'),

@@ -65,6 +65,26 @@ def test_help_needs_neither_torch_nor_rclpy():
     assert done.returncode == 0
 
 
+@pytest.mark.skipif(not os.path.exists('/dev/full'), reason='this system has no /dev/full')
+def test_a_full_standard_output_is_said():
+    with open('/dev/full', 'w') as full:
+        done = subprocess.run(
+            [sys.executable, '-m', 'vla_runtime', 'roofline', '--list'],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+    said = 'error: standard output cannot be written: No space left on device\n'
+    assert (done.returncode, done.stderr) == (2, said)
+
+
+def test_a_closed_standard_output_is_no_error():
+    command = f'exec {sys.executable} -m vla_runtime roofline --list >&-'
+    done = subprocess.run(['sh', '-c', command], stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, '')
+
+
 def test_a_reader_that_wants_no_more_ends_a_verb_quietly():
     read, write = os.pipe()
     os.close(read)

@@ -103,6 +103,17 @@ REFUSALS = (
     Refusal('train-demo --out {tiny}', '{tiny}: exists already; choose another name or use'),
     Refusal('train-demo --out {new} --work {a_file}', '--work {a_file}: is no folder that can'),
     Refusal('train-demo --out {empty} --force', 'is not a policy bundle (it has no policy.yaml'),
+    # What is read is not written over, nor into.
+    Refusal(
+        'demo --out {tiny}', "argument --out: '{tiny}' lies in the policy bundle {tiny}, which"
+    ),
+    Refusal('demo --record {tiny}/bag', "argument --record: '{tiny}/bag' lies in the policy"),
+    Refusal('bench {tiny} --json {tiny}/policy.yaml', 'lies in the policy bundle {tiny}, which'),
+    Refusal('study success --work {tiny}/onnx/w', "argument --work: '{tiny}/onnx/w' lies in the"),
+    Refusal('export {tiny} --out {tiny}/copy', '{tiny}/copy: lies in the policy bundle {tiny}'),
+    Refusal('replay {bag} --json {bag}/result.json', "'{bag}/result.json' is part of a recording"),
+    Refusal('replay {bag} --page {new}.mcap', "argument --page: '{new}.mcap' is part of a record"),
+    Refusal('study success --processes 100000', "'100000' is not a whole number from 1 to 256"),
 )
 
 
@@ -140,6 +151,8 @@ def places(tmp_path_factory) -> dict[str, Path]:
     seal(receipt, replace(spec, files={}))
     (folder / 'checkpoint').mkdir()
     (folder / 'checkpoint' / 'config.json').write_text('{"type": "pi05"}')
+    (folder / 'bag').mkdir()
+    (folder / 'bag' / 'metadata.yaml').touch()
     trained = folder / 'run' / 'checkpoints' / 'last' / 'pretrained_model'
     trained.mkdir(parents=True)
     (trained / 'model.safetensors').touch()
@@ -147,7 +160,7 @@ def places(tmp_path_factory) -> dict[str, Path]:
         'tiny': write_tiny_policy(folder / 'tiny', tiny_spec()),
         'cut': cut,
         **{name: folder / name for name in ('nowhere', 'new', 'a_file', 'empty', 'checkpoint')},
-        **{name: folder / name for name in ('fifo', 'piped', 'studies', 'receipt', 'run')},
+        **{name: folder / name for name in ('fifo', 'piped', 'studies', 'receipt', 'run', 'bag')},
     }
 
 

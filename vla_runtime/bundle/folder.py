@@ -80,6 +80,18 @@ class Bundle:
         return self.folder / ENGINES_FOLDER
 
 
+def bundle_around(folder: Path) -> Path | None:
+    """Return the policy bundle that a folder is or lies in; None where there is none.
+
+    The folder need not exist. A `policy.yaml` without statistics is a file of ROS parameters.
+    """
+    whole = Path(os.path.realpath(folder))
+    for place in (whole, *whole.parents):
+        if (place / SPEC_FILE).is_file() and (place / STATISTICS_FILE).is_file():
+            return place
+    return None
+
+
 def read_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
     """Read and check a bundle.
 

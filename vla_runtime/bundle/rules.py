@@ -21,6 +21,7 @@ from vla_runtime.bundle.schema import (
     MOST_DENOISE_STEPS,
     RATE_UNITS,
     SPEC_FILE,
+    STEP_TIMES_S,
     TOKENIZER_SUFFIXES,
     BundleSpec,
 )
@@ -122,8 +123,12 @@ def _checked(document: Mapping[str, Any]) -> BundleSpec:
     check_poses(spec)
     _check_actions(spec)
     check_joint_space(spec)
-    if spec.step_time_s <= 0:
-        raise FieldError('step_time_s', f'{spec.step_time_s} where seconds above 0 are expected')
+    shortest_s, longest_s = STEP_TIMES_S
+    if not shortest_s <= spec.step_time_s <= longest_s:
+        raise FieldError(
+            'step_time_s',
+            f'{spec.step_time_s:g} where {shortest_s:g} to {longest_s:g} seconds are expected',
+        )
     _check_images(spec)
     _check_language(spec, family)
     for key, text in spec.source.items():

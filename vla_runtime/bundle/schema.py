@@ -27,6 +27,8 @@ SPEC_FILE = 'policy.yaml'
 WEIGHTS_FILE = 'weights.safetensors'
 STATISTICS_FILE = 'statistics.safetensors'
 VERIFICATION_FILE = 'verification.json'
+# Shortest and longest time between two actions. Beyond them a rate was given in another unit.
+STEP_TIMES_S = (0.001, 60.0)
 # safetensors' names of the dtypes that networks load, and the bytes of one number.
 WEIGHT_BYTES: Mapping[str, int] = {'F32': 4, 'BF16': 2, 'F16': 2}
 TOKENIZER_SUFFIXES = ('.json', '.model')

@@ -13,6 +13,7 @@ from safetensors.numpy import save
 
 from vla_runtime.bundle.folder import (
     BundleError,
+    bundle_around,
     check_regular,
     check_weights,
     files_in,
@@ -47,6 +48,11 @@ def check_target(target: str | Path, force: bool) -> None:
         parent = parent.parent
     if not parent.is_dir():
         raise BundleError(f'{target}: cannot be made, because {parent} is a file')
+    if bundle := bundle_around(target.parent):
+        raise BundleError(
+            f'{target}: lies in the policy bundle {bundle}, which may hold nothing that its '
+            f'{SPEC_FILE} does not list; name another place'
+        )
     if not os.access(parent, os.W_OK | os.X_OK):
         raise BundleError(f'{target}: cannot be made, because {parent} may not be written to')
     if not target.exists() and not target.is_symlink():

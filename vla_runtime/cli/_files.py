@@ -6,9 +6,13 @@ import argparse
 import os
 from pathlib import Path
 
+from vla_runtime.bundle.folder import bundle_around
 from vla_runtime.bundle.schema import SPEC_FILE
 from vla_runtime.files.whole_files import STANDARD_OUTPUT, is_stream
 from vla_runtime.ros.package_files import share_folder
+
+# Files of recordings, which no result replaces.
+_RECORDED = ('.mcap', '.db3')
 
 
 def output_file(text: str) -> Path:
@@ -27,6 +31,9 @@ def output_file(text: str) -> Path:
         return path
     # The link stays, and the file that it leads to is written: aside, in its folder.
     path = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if path.suffix in _RECORDED or (path.parent / 'metadata.yaml').is_file():
+        raise argparse.ArgumentTypeError(f"'{path}' is part of a recording; name another file")
+    _refuse_in_bundle(path.parent, path)
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(
             f"'{path}' cannot be written: there is no folder '{path.parent}'"
@@ -36,6 +43,23 @@ def output_file(text: str) -> Path:
             f"'{path}' cannot be written: permission denied for '{path.parent}'"
         )
     return path
+
+
+def output_folder(text: str) -> Path:
+    """Argparse `type`: a folder for results, outside of every policy bundle. Nothing is made."""
+    path = Path(text)
+    if not text:
+        raise argparse.ArgumentTypeError('expected the name of a folder')
+    _refuse_in_bundle(path, path)
+    return path
+
+
+def _refuse_in_bundle(folder: Path, named: Path) -> None:
+    if bundle := bundle_around(folder):
+        raise argparse.ArgumentTypeError(
+            f"'{named}' lies in the policy bundle {bundle}, which may hold nothing that its "
+            f'{SPEC_FILE} does not list; name another place'
+        )
 
 
 def make_folder(path: Path, option: str) -> None:

@@ -9,6 +9,8 @@ from vla_runtime.files.quotes import quoted
 
 # Of data, training and episodes: what is derived from it stays within int64.
 MOST_SEED = 10**12
+# More than the cores of any one machine; a process takes tens of megabytes before it has work.
+MOST_PROCESSES = 256
 
 
 def at_least(smallest: int) -> Callable[[str], int]:

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vla_runtime.cli._files import bundle_folder, make_folder
+from vla_runtime.cli._files import bundle_folder, make_folder, output_folder
 from vla_runtime.cli._numbers import MOST_SEED, at_least, between
 from vla_runtime.cli._packages import import_problem
 from vla_runtime.files.whole_files import WriteError
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     parser.add_argument('--seconds', type=float, default=30.0, help='closed loop (default: 30)')
     parser.add_argument(
-        '--out', type=Path, metavar='DIR', help='new folder (default: demo_runs/DATE_TIME)'
+        '--out', type=output_folder, metavar='DIR', help='new folder (default: demo_runs/DATE_TIME)'
     )
     parser.add_argument(
         '--bundle', type=Path, metavar='DIR', help="policy bundle (default: the demo's)"
@@ -64,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--record',
         nargs='?',
+        type=output_folder,
         const=True,
         metavar='DIR',
         help='keep every frame that an inference used, so that the bag can be replayed '
@@ -140,7 +141,7 @@ def _options(arguments: argparse.Namespace) -> DemoOptions:
         seed=arguments.seed,
         namespace=arguments.namespace.strip('/'),
         record=arguments.record is not None,
-        record_to=Path(arguments.record) if isinstance(arguments.record, str) else None,
+        record_to=arguments.record if isinstance(arguments.record, Path) else None,
     )
 
 

@@ -20,7 +20,7 @@ from types import ModuleType
 
 from vla_runtime import __version__, cli
 from vla_runtime.cli._packages import import_problem
-from vla_runtime.files.whole_files import STANDARD_OUTPUT
+from vla_runtime.files.whole_files import NO_ROOM, STANDARD_OUTPUT
 
 _OWN_MODULE = 'main'
 
@@ -86,7 +86,9 @@ def _run(argv: list[str]) -> int:
         has_file = STANDARD_OUTPUT in vars(arguments).values()
         with redirect_stdout(sys.stderr) if has_file else nullcontext():
             code = int(arguments.run(arguments))
-        sys.stdout.flush()
+        # None where the process was started with its output closed; `print` does nothing then.
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except ImportError as error:
         if (error.name or '').startswith('vla_runtime'):
@@ -95,12 +97,23 @@ def _run(argv: list[str]) -> int:
         print(f'error: {import_problem(error, argv[0], how)}', file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # Whoever read the output wants no more of it; the interpreter's own flush must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read the output wants no more of it.
+        _drop_output()
         return 141
+    except OSError as error:
+        if error.errno not in NO_ROOM or error.filename:
+            raise
+        _drop_output()
+        print(f'error: standard output cannot be written: {error.strerror}', file=sys.stderr)
+        return 2
     except KeyboardInterrupt as stop:
         print(str(stop) or 'interrupted', file=sys.stderr)
         return getattr(stop, 'exit_code', 130)
+
+
+def _drop_output() -> None:
+    """Let the interpreter's own flush, at its end, succeed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:

@@ -32,8 +32,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from vla_runtime.cli._files import make_folder, output_file
-from vla_runtime.cli._numbers import at_least
+from vla_runtime.cli._files import make_folder, output_file, output_folder
+from vla_runtime.cli._numbers import MOST_PROCESSES, at_least, between
 from vla_runtime.cli._packages import import_problem
 from vla_runtime.cli._ray import add_ray_argument, ray_pool
 from vla_runtime.engines.preflight import BACKENDS, PRECISIONS, require_packages
@@ -89,14 +89,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--out',
-        type=Path,
+        type=output_folder,
         metavar='DIR',
         help='several recordings: folder of their results, where the same command goes on after an '
         'interruption (default: replay_results)',
     )
     parser.add_argument(
         '--workers',
-        type=at_least(1),
+        type=between(1, MOST_PROCESSES),
         metavar='N',
         help='several recordings: processes (default: one a core)',
     )

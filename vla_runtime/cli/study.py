@@ -27,8 +27,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vla_runtime.cli._files import bundle_folder, make_folder
-from vla_runtime.cli._numbers import MOST_SEED, at_least, between
+from vla_runtime.cli._files import bundle_folder, make_folder, output_folder
+from vla_runtime.cli._numbers import MOST_PROCESSES, MOST_SEED, at_least, between
 from vla_runtime.cli._packages import import_problem
 from vla_runtime.cli._ray import add_ray_argument, ray_pool
 
@@ -66,19 +66,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--seed', type=between(0, MOST_SEED), default=0, help='of scenes, tasks and noise'
     )
     parser.add_argument(
-        '--processes', type=at_least(1), metavar='N', help='one thread each (default: 2)'
+        '--processes',
+        type=between(1, MOST_PROCESSES),
+        metavar='N',
+        help='one thread each (default: 2)',
     )
     add_ray_argument(parser, 'episodes')
     parser.add_argument(
         '--out',
-        type=Path,
+        type=output_folder,
         default=Path('demo_runs/study'),
         metavar='DIR',
         help='where results go (default: %(default)s)',
     )
     parser.add_argument(
         '--work',
-        type=Path,
+        type=output_folder,
         default=Path('demo_runs/study/conditions'),
         metavar='DIR',
         help='where finished conditions are kept; a change of the code or of the bundle runs them '

@@ -22,6 +22,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vla_runtime.cli._files import output_folder
 from vla_runtime.cli._numbers import between
 from vla_runtime.cli._packages import import_problem
 from vla_runtime.dataset.layout import MOST_FPS
@@ -43,7 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='recording: a folder, or its file; or a folder of recordings',
     )
     parser.add_argument(
-        '--out', type=Path, required=True, metavar='DIR', help='folder of the data set'
+        '--out',
+        type=output_folder,
+        required=True,
+        metavar='DIR',
+        help='folder of the data set',
     )
     parser.add_argument(
         '--robot', metavar='FILE', help='robot file, or its name (default: the recorded one)'

@@ -25,8 +25,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vla_runtime.cli._files import make_folder
-from vla_runtime.cli._numbers import MOST_SEED, at_least, between
+from vla_runtime.cli._files import make_folder, output_folder
+from vla_runtime.cli._numbers import MOST_PROCESSES, MOST_SEED, at_least, between
 from vla_runtime.cli._packages import import_problem
 from vla_runtime.engines.preflight import MOST_THREADS
 from vla_runtime.tabletop.training.recipes import DEMO_FAMILY, RECIPE_NAMES
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--force', action='store_true', help='replace a bundle that lies there')
     parser.add_argument(
         '--work',
-        type=Path,
+        type=output_folder,
         default=Path('demo_runs/train_demo'),
         metavar='DIR',
         help='data, and for each family checkpoint and loss plot (default: %(default)s)',
@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--processes',
-        type=at_least(1),
+        type=between(1, MOST_PROCESSES),
         default=os.cpu_count() or 1,
         help='processes that generate data',
     )

@@ -6,7 +6,6 @@ Everything is known and checked before the first byte is written.
 from __future__ import annotations
 
 import filecmp
-import math
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +16,13 @@ import numpy as np
 from vla_runtime import __version__
 from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.rules import check_spec
-from vla_runtime.bundle.schema import TOKENIZER_SUFFIXES, WEIGHTS_FILE, BundleSpec, CameraSpec
+from vla_runtime.bundle.schema import (
+    STEP_TIMES_S,
+    TOKENIZER_SUFFIXES,
+    WEIGHTS_FILE,
+    BundleSpec,
+    CameraSpec,
+)
 from vla_runtime.bundle.statistics import check_statistics
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
@@ -346,8 +351,12 @@ def _dataset(options: ExportOptions) -> DatasetInfo | None:
 def _rate(
     options: ExportOptions, dataset: DatasetInfo | None, missing: MissingFacts
 ) -> float | None:
-    if options.rate_hz is not None and not (0 < options.rate_hz < math.inf):
-        missing.conflict(f'--rate-hz says {options.rate_hz}; expected a number above 0')
+    slowest_hz, fastest_hz = (1.0 / step_time_s for step_time_s in reversed(STEP_TIMES_S))
+    if options.rate_hz is not None and not slowest_hz <= options.rate_hz <= fastest_hz:
+        missing.conflict(
+            f'--rate-hz says {options.rate_hz:g}; expected {slowest_hz:.2g} to {fastest_hz:g}, '
+            'actions a second'
+        )
     stated = dataset.rate_hz if dataset else None
     if options.rate_hz is not None and stated is not None and options.rate_hz != stated:
         missing.conflict(f'--rate-hz says {options.rate_hz} but --dataset says fps {stated}')
