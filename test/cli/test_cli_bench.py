@@ -228,7 +228,7 @@ def test_an_inference_that_fails_is_an_error_without_a_trace(bundle, monkeypatch
         (['BUNDLE', '--views', '9'], '--views 9: this policy has 2 cameras; expected 1 to that'),
         (['BUNDLE', '--steps', '1000'], "--steps: '1000' is not a whole number from 1 to 100"),
         (['BUNDLE', '--backend', 'jax'], "backend 'jax' is unknown"),
-        (['BUNDLE', '--device', 'cuda:x'], "device 'cuda:x' is unknown to backend 'torch'"),
+        (['BUNDLE', '--device', 'cuda:x'], "device 'cuda:x' is unknown; use cpu, cuda"),
         (['BUNDLE', '--device', 'cuda:99', '--threads', '1'], "device 'cuda:99': "),
         (
             ['BUNDLE', '--backend', 'tensorrt', '--device', 'cpu'],

@@ -369,6 +369,7 @@ class TestContradictions:
             (['--units', 'rad,griper=1'], "which is no dimension; did you mean 'gripper'?"),
             (['--units', 'radian'], "'radian', which is no unit; did you mean"),
             (['--state-names', 'a,b'], '--state-names says 2 names for the measured state but'),
+            (['--state-names', 'a'], '--state-names says 1 name for the measured state but'),
             (['--rate-hz', '-3'], '--rate-hz says -3; expected 0.017 to 1000, actions a second'),
             (['--rate-hz', 'nan'], '--rate-hz says nan; expected'),
             (['--asset-id', 'x'], '--asset-id says x but a LeRobot folder has its own'),
@@ -381,11 +382,12 @@ class TestContradictions:
         text = fails(capsys, lerobot_folder(), tmp_path / 'b', *lerobot_arguments(), *arguments)
         assert pattern in text
 
-    def test_a_unit_that_is_none_is_said_once(self, tmp_path, capsys):
-        arguments = [*lerobot_arguments(), '--units', 'furlong']
-        text = fails(capsys, lerobot_folder(), tmp_path / 'b', *arguments)
-        assert text.count('--units') == 1
-        assert "'furlong', which is no unit" in text
+    @pytest.mark.parametrize('others', [lerobot_arguments(), []], ids=['all else', 'nothing else'])
+    @pytest.mark.parametrize('units', ['furlong', 'rad,gripper=furlong', 'state:gripper=furlong'])
+    def test_a_unit_that_is_none_is_said_at_once(self, tmp_path, capsys, others, units):
+        text = fails(capsys, lerobot_folder(), tmp_path / 'b', *others, '--units', units)
+        assert text.startswith("error: --units says 'furlong', which is no unit; expected one of")
+        assert text.count('\n') == 1
 
     def test_heads_that_fit_are_listed_and_the_option_is_blamed(self, tmp_path, capsys):
         folder = write_openpi_folder(tmp_path / 'p', tiny_tensors(), openpi_statistics())

@@ -33,6 +33,23 @@ def test_wrong_arguments_end_in_2(argv, capsys):
     assert 'usage:' in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ('argv', 'told'),
+    [
+        (['info', '--quik', 'X'], "unrecognized arguments: --quik; did you mean '--quick'?"),
+        (['demo', '--robt', 'x'], "unrecognized arguments: --robt x; did you mean '--robot'?"),
+        (['demo', '--robt=x'], "unrecognized arguments: --robt=x; did you mean '--robot'?"),
+        (['info', 'X', 'Y'], 'unrecognized arguments: Y'),
+        (['info', 'X', 'Y', '--quik'], "unrecognized arguments: Y --quik; did you mean '--quick'?"),
+    ],
+)
+def test_an_unknown_argument_shows_the_verbs_usage_and_the_nearest_option(argv, told, capsys):
+    assert program.main(argv) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f'usage: vla_runtime {argv[0]} ')
+    assert error.endswith(f'vla_runtime {argv[0]}: error: {told}\n')
+
+
 def test_a_list_with_a_hole_is_refused(capsys):
     assert program.main(['export', 'x', '--out', 'y', '--state-names', 'a,,b']) == 2
     assert "'a,,b' has an empty entry" in capsys.readouterr().err

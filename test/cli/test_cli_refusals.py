@@ -46,7 +46,9 @@ class Refusal(NamedTuple):
 
 
 REFUSALS = (
-    Refusal('demo --backend jax', "error: backend 'jax' is unknown; known are: torch, onnx"),
+    Refusal('demo --backend jax', "error: backend 'jax' is unknown; known are: auto, torch, onnx"),
+    Refusal('bench {tiny} --device cpuu', "error: device 'cpuu' is unknown; use cpu, cuda, cuda:N"),
+    Refusal('train-demo --out {new} --family smolvl', "no recipe for it; did you mean 'smolvla'?"),
     Refusal('demo --backend tensorrt', "the Python package 'tensorrt' is not installed"),
     Refusal('demo --seconds 0', '--seconds 0: expected more than 0'),
     Refusal('demo --seconds nan', '--seconds nan: expected more than 0'),

@@ -162,15 +162,18 @@ def test_a_bundle_brings_its_own_sizes_and_steps(bundle, tmp_path, capsys):
     [
         (
             ['pi06', '--device', 'thor'],
-            f"MODEL 'pi06' is neither a published size ({', '.join(preset_names())}) nor",
+            "MODEL 'pi06' is neither the folder of a bundle nor a published size; did you mean",
         ),
+        (['pi5', '--device', 'thor'], "a published size; did you mean 'pi05'?"),
+        (['none', '--device', 'thor'], f'; expected one of {", ".join(preset_names())}'),
         (['pi05'], '--device is missing, such as in: vla_runtime roofline act'),
         ([], 'MODEL is missing'),
         (['pi05', '--device', 'thor', '--views', '0'], "--views: '0' is not a whole number from"),
         (['pi05', '--device', 'thor', '--steps', '-1'], "--steps: '-1' is not a whole number fr"),
         (['pi05', '--device', 'thor', '--steps', '2.5'], "--steps: '2.5' is not a whole number"),
         (['pi05', '--device', 'thor', '--json', 'no/o.json'], "there is no folder 'no'"),
-        (['pi05', '--device', 'orin'], "invalid choice: 'orin' (choose from"),
+        (['pi05', '--device', 'orin'], "--device: 'orin' is unknown; "),
+        (['pi05', '--device', 'agx-orin', 'thr'], "'thr' is unknown; did you mean 'thor'?"),
         (['.', '--device', 'thor'], 'policy.yaml: is missing; is this folder a policy bundle?'),
     ],
 )
@@ -317,7 +320,7 @@ def test_a_policy_without_a_tag_has_one_row_alone(tmp_path, capsys):
 @pytest.mark.parametrize(
     ('arguments', 'text'),
     [
-        (['nowhere', '--device', 'thor'], "MODEL 'nowhere' is neither a published size"),
+        (['nowhere', '--device', 'thor'], "MODEL 'nowhere' is neither the folder of a"),
         (['test', '--device', 'thor'], 'policy.yaml: is missing; is this folder a policy bundle?'),
         (['pi05', '--device', 'thor', '--json', 'no/o.json'], "there is no folder 'no'"),
         (['pi05', '--device', 'thor', '--views', '0'], 'not a whole number from 1 to 16'),

@@ -28,3 +28,14 @@ def test_a_device_that_is_not_to_be_had_is_refused_before_any_work(tmp_path, cap
     assert main([*command, '--device', 'gpu']) == 2
     assert "device 'gpu' is unknown to backend 'torch'; use cpu" in capsys.readouterr().err
     assert not work.exists()
+
+
+def test_help_says_what_each_stage_is(capsys):
+    assert main(['train-demo', '--help']) == 0
+    text = ' '.join(capsys.readouterr().out.split())
+    for words in (
+        '--see-steps N steps of the first stage: vision alone finds',
+        '--ground-steps N steps of the second stage: the prefix points at',
+        '--act-steps N steps of the third stage: everything learns',
+    ):
+        assert words in text

@@ -11,7 +11,7 @@ import pytest
 from fake_cuda import FakeCuda
 
 from vla_runtime.engines import preflight
-from vla_runtime.engines.device_names import parse_device
+from vla_runtime.engines.device_names import check_device, parse_device
 from vla_runtime.engines.onnx.files import engine_graphs
 from vla_runtime.engines.preflight import (
     check_backend,
@@ -111,6 +111,20 @@ def test_a_device_that_is_none_names_those_that_are(device, backend, message):
     with pytest.raises(ValueError) as error:
         parse_device(device, backend)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize('device', ['cpuu', 'cpu:1', 'gpu', ''])
+def test_a_device_of_no_backend_names_those_that_are(device):
+    with pytest.raises(ValueError) as error:
+        check_device(device)
+    assert str(error.value) == (
+        f"device '{device}' is unknown; use cpu, cuda, cuda:N, tensorrt or tensorrt:N"
+    )
+
+
+@pytest.mark.parametrize('device', ['cpu', 'cuda', 'cuda:3', 'tensorrt:1'])
+def test_a_device_of_some_backend_passes(device):
+    check_device(device)
 
 
 def test_an_unknown_backend_names_those_that_are():

@@ -59,6 +59,8 @@ def test_what_has_a_default_may_be_left_out():
         ('0.25', '1e999', 'wheels[1].radius_m', 'inf where a finite number is expected'),
         ('0.25', '-.inf', 'wheels[1].radius_m', '-inf where a finite number'),
         ('0.25', '1' + '0' * 400, 'wheels[1].radius_m', 'where at most'),
+        ('0.25', '-1e308', 'wheels[1].radius_m', '-1e+308 where at least -2147483647 is expected'),
+        ('0.25', '1e308', 'wheels[1].radius_m', '1e+308 where at most 2147483647 is expected'),
         ('0.25', 'yes', 'wheels[1].radius_m', 'true where a number'),
         ('[1.0, 2.0]', '[1.0]', 'size_m', '1 entries where 2 are expected'),
         ('[1.0, 2.0]', '{a: 1}', 'size_m', 'a mapping where a list'),

@@ -43,4 +43,4 @@ def _target(link: Path) -> str:
 
 
 if __name__ == '__main__':
-    sys.exit(run_node(CutOff))
+    sys.exit(run_node(CutOff, 'cut_off'))

@@ -27,4 +27,4 @@ class Idle(LifecycleNode if _KIND == 'lifecycle' else Node):
 
 
 if __name__ == '__main__':
-    sys.exit(run_node(Idle))
+    sys.exit(run_node(Idle, 'idle'))

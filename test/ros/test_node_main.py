@@ -1,9 +1,10 @@
-"""A node that cannot be imported says what is missing and what mends it."""
+"""What a node says before it is imported: help, arguments without effect, what is missing."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from vla_runtime.ros import node_main
 NODES = ('policy_node', 'executor_node', 'tabletop_node')
 
 
-def start(node, tmp_path, **environment):
+def start(node, tmp_path, *arguments, **environment):
     """Run an executable with a Python that has NumPy and nothing else."""
     venv = tmp_path / 'bare'
     subprocess.run([sys.executable, '-m', 'venv', '--without-pip', str(venv)], check=True)
@@ -24,7 +25,7 @@ def start(node, tmp_path, **environment):
     code = f'import sys; from vla_runtime.ros.node_main import {node}; sys.exit({node}())'
     kept = {name: os.environ[name] for name in ('PATH', 'HOME') if name in os.environ}
     return subprocess.run(
-        [venv / 'bin' / 'python', '-c', code],
+        [venv / 'bin' / 'python', '-c', code, *arguments],
         env={**kept, 'PYTHONPATH': str(ROOT), **environment},
         capture_output=True,
         text=True,
@@ -65,5 +66,44 @@ def test_what_else_cannot_be_imported_is_said_as_it_is(monkeypatch, capsys, erro
 
     monkeypatch.setenv('ROS_DISTRO', 'jazzy')
     monkeypatch.setattr(node_main.importlib, 'import_module', fail)
+    monkeypatch.setattr(node_main.sys, 'argv', ['tabletop_node'])
     assert node_main.tabletop_node() == 2
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('word', ['--help', '-h'])
+@pytest.mark.parametrize('node', node_main.MODULES)
+def test_help_needs_no_ros(tmp_path, node, word):
+    done = start(node, tmp_path, word)
+    assert (done.returncode, done.stderr) == (0, '')
+    assert done.stdout.startswith(f'usage: {node} [--ros-args ')
+    assert 'docs/parameters.md' in done.stdout
+    assert done.stdout.count(f'\n  {node} --ros-args ') == 2
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'unread'),
+    [
+        (('foo',), 'foo'),
+        (('--params-file', 'my file.yaml'), "--params-file 'my file.yaml'"),
+        (('--ros-arg', '-p', 'seed:=3'), '--ros-arg -p seed:=3'),
+        (('one', '--ros-args', '-p', 'seed:=3', '--', 'two'), 'one two'),
+    ],
+)
+def test_arguments_that_nothing_reads_are_refused_with_the_right_form(
+    monkeypatch, capsys, arguments, unread
+):
+    monkeypatch.setattr(node_main.importlib, 'import_module', lambda _: pytest.fail('imported'))
+    monkeypatch.setattr(node_main.sys, 'argv', ['policy_node', *arguments])
+    assert node_main.policy_node() == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f'error: policy_node: nothing reads {unread!r} where it stands')
+    assert 'policy_node --ros-args --params-file my.yaml -p NAME:=VALUE' in said
+
+
+@pytest.mark.parametrize('arguments', [(), ('--ros-args', '-p', 'seed:=3'), ('--ros-args', '--')])
+def test_arguments_of_ros_are_left_to_it(monkeypatch, arguments):
+    monkeypatch.setattr(node_main.sys, 'argv', ['policy_node', *arguments])
+    node = SimpleNamespace(main=lambda: 7)
+    monkeypatch.setattr(node_main.importlib, 'import_module', lambda _: node)
+    assert node_main.policy_node() == 7

@@ -57,6 +57,19 @@ def test_a_node_does_not_start_with_a_parameter_that_no_node_has(
     assert 'Traceback' not in process.text()
 
 
+def test_a_file_with_nothing_for_the_node_is_said_and_the_node_runs(
+    made: Graph, tmp_path: Path
+) -> None:
+    file = tmp_path / 'mine.yaml'
+    file.write_text('/**/vla_policy: {ros__parameters: {seed: 3}}\n', encoding='utf-8')
+    arguments = ('--ros-args', '-r', '__ns:=/alone', '--params-file', str(file))
+    process = made.start(MODULES['executor_node'], *arguments)
+    assert made.state('/alone/vla_executor') == 'unconfigured'
+    said = f'warning: {file}: no section is for this node, /alone/vla_executor'
+    made.wait_for(lambda: said in process.text(), 'the warning')
+    assert process.stop() == 0
+
+
 def test_a_node_starts_with_parameters_of_the_others_and_says_that_it_ignores_them(
     made: Graph, tmp_path: Path
 ) -> None:
@@ -118,6 +131,7 @@ def test_several_parameters_at_once_are_refused_with_the_unknown_ones(made: Grap
         (('--params-file', 'fifo.yaml'), 'fifo.yaml: is a FIFO'),
         (('--params-file', '/dev/zero'), '/dev/zero: is a device'),
         (('--params-file', 'flat.yaml'), 'flat.yaml'),
+        (('--params-file', 'missed.yaml'), 'missed.yaml: field /**/tabletop_node: matches no node'),
         (('-p', 'seed'), '-p seed'),
     ],
 )
@@ -126,6 +140,8 @@ def test_a_command_line_that_cannot_be_read_is_an_error_in_words(
 ) -> None:
     os.mkfifo(tmp_path / 'fifo.yaml')
     (tmp_path / 'flat.yaml').write_text('seed: 3\n', encoding='utf-8')
+    missed = '/**/tabletop_node: {ros__parameters: {seed: 3}}\n'
+    (tmp_path / 'missed.yaml').write_text(missed, encoding='utf-8')
     done = subprocess.run(
         [sys.executable, '-m', 'vla_runtime.tabletop.ros.node', '--ros-args', *arguments],
         cwd=tmp_path,

@@ -26,6 +26,10 @@ def section(key: str, *parameters: str) -> str:
     return f'{key}:\n  ros__parameters:\n{below}'
 
 
+def of_ros(*arguments: str) -> list[str]:
+    return ['node', '--ros-args', *arguments]
+
+
 @pytest.mark.parametrize(
     ('key', 'parameter', 'words'),
     [
@@ -203,7 +207,7 @@ def test_what_is_no_regular_file_or_too_large_is_not_read(tmp_path: Path) -> Non
         with pytest.raises(ParameterError, match=f'{file}: .*{words}'):
             check_parameter_file(file, '')
         with pytest.raises(ParameterError, match=f'{file}: .*{words}'):
-            check_files_on_command_line(['node', '--ros-args', '--params-file', str(file)])
+            check_files_on_command_line(of_ros('--params-file', str(file)), 'vla_policy')
 
 
 def test_an_alias_which_rcl_does_not_read_is_refused(tmp_path: Path) -> None:
@@ -213,16 +217,72 @@ def test_an_alias_which_rcl_does_not_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_on_a_command_line_only_the_files_of_ros_are_looked_at(tmp_path: Path) -> None:
-    good = str(write(tmp_path, section('/**/camera', 'fps: 30')))
-    check_files_on_command_line(['node', '--params-file', 'none.yaml'])
-    check_files_on_command_line(
-        ['node', '--ros-args', '--params-file', good, '--', '--params-file', 'none.yaml']
-    )
-    check_files_on_command_line([])
+    good = ('--params-file', str(write(tmp_path, section('/**', 'seed: 3'))))
+    none = ('--params-file', 'none.yaml')
+    for arguments in (['node', *none], of_ros(*good, '--', *none), []):
+        assert check_files_on_command_line(arguments, 'vla_policy') == []
     with pytest.raises(ParameterError, match=r'none\.yaml: No such file'):
-        check_files_on_command_line(
-            ['node', '--ros-args', '--params-file', good, '--params-file', 'none.yaml']
-        )
+        check_files_on_command_line(of_ros(*good, *none), 'vla_policy')
+
+
+@pytest.mark.parametrize(
+    ('keys', 'arguments', 'wrong', 'full_name'),
+    [
+        (['/**/vla_executer'], [], '/**/vla_executer', '/vla_executor'),
+        (['/**/executor_node'], [], '/**/executor_node', '/vla_executor'),
+        (['/**/vla_runtime'], [], '/**/vla_runtime', '/vla_executor'),
+        (['/**/vla_policy', '/**/executor'], [], '/**/executor', '/vla_executor'),
+        # What is for every node does not stand for a section of its own.
+        (['/**', '/**/vla_executer'], [], '/**/vla_executer', '/vla_executor'),
+        (['vla_executor'], ['-r', '__ns:=/left'], 'vla_executor', '/left/vla_executor'),
+        (['/**/my_ar'], ['--remap', '__node:=my_arm'], '/**/my_ar', '/my_arm'),
+        (['/**/my_ar'], ['-r', 'vla_executor:__name:=my_arm'], '/**/my_ar', '/my_arm'),
+    ],
+)
+def test_a_section_that_misses_a_node_started_by_hand_is_an_error(
+    tmp_path: Path, keys: list[str], arguments: list[str], wrong: str, full_name: str
+) -> None:
+    file = write(tmp_path, ''.join(section(key, 'seed: 3') for key in keys))
+    with pytest.raises(ParameterError) as error:
+        given = of_ros(*arguments, '--params-file', str(file))
+        check_files_on_command_line(given, 'vla_executor')
+    name = full_name.rpartition('/')[2]
+    assert str(error.value) == (
+        f"{file}: field {wrong}: matches no node: {name} is {full_name} here; write '/**/{name}' "
+        'for it'
+    )
+
+
+@pytest.mark.parametrize(
+    ('keys', 'arguments'),
+    [
+        (['/**'], []),
+        (['/**', '/**/vla_policy', '/**/camera'], []),
+        (['/**/vla_executor', '/**/vla_policy'], []),
+        # Robots of one name in several namespaces, and of several names.
+        (['/**', '/right/vla_executor'], ['-r', '__ns:=/left']),
+        (['/left/vla_executor', '/right/vla_executor'], ['-r', '__ns:=/left']),
+        (['/**/left_executor', '/**/right_executor'], ['-r', '__node:=left_executor']),
+        # ROS 2 takes the first rule, and none of another node.
+        (['/**/one'], ['-r', 'other:__node:=two', '-r', '__node:=one', '-r', '__node:=two']),
+    ],
+)
+def test_a_file_with_something_for_a_node_started_by_hand_may_be_for_others_too(
+    tmp_path: Path, keys: list[str], arguments: list[str]
+) -> None:
+    file = write(tmp_path, ''.join(section(key, 'seed: 3') for key in keys))
+    given = of_ros('--params-file', str(file), *arguments)
+    assert check_files_on_command_line(given, 'vla_executor') == []
+
+
+@pytest.mark.parametrize('key', ['/**/vla_policy', '/**/camera', '/right/vla_executor'])
+def test_a_file_with_nothing_for_a_node_is_said(tmp_path: Path, key: str) -> None:
+    file = write(tmp_path, section(key, 'seed: 3'))
+    given = of_ros('-r', '__ns:=/left', '--params-file', str(file))
+    assert check_files_on_command_line(given, 'vla_executor') == [
+        f"{file}: no section is for this node, /left/vla_executor, but for '{key}'; "
+        "'/**/vla_executor' would be"
+    ]
 
 
 def test_qos_overrides_are_every_nodes(tmp_path: Path) -> None:
@@ -234,6 +294,7 @@ def test_qos_overrides_are_every_nodes(tmp_path: Path) -> None:
     ('text', 'words'),
     [
         ('', "expected sections like '/**/vla_policy'"),
+        ('/**/vla_policy: {}\n', "no 'ros__parameters' in it"),
         ('seed: 3\n', "field seed: parameters stand below 'ros__parameters'"),
         ('/**/vla_policy:\n  seed: 3\n', "parameters stand below 'ros__parameters'"),
         ('/**/vla_policy:\n  ros__parameters: 3\n', 'no parameters below it'),

@@ -47,7 +47,7 @@ class Node(LifecycleNode):
 @contextmanager
 def node(methods: str, make: str = 'Node') -> Iterator[subprocess.Popen[str]]:
     """A node with these methods, spinning in a process of its own."""
-    script = f'{BEGIN}{methods}\nsys.exit(node_runner.run_node({make}))\n'
+    script = f'{BEGIN}{methods}\nsys.exit(node_runner.run_node({make}, "hanging"))\n'
     process = subprocess.Popen(
         [sys.executable, '-c', script],
         cwd=ROOT,

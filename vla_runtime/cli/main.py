@@ -78,7 +78,7 @@ def _tidy_end() -> Iterator[None]:
 def _run(argv: list[str]) -> int:
     try:
         try:
-            arguments = _parser(argv).parse_args(argv)
+            arguments = _parsed(argv)
         except SystemExit as stop:
             # argparse leaves this way after help (0) and after a wrong argument (2).
             return int(stop.code or 0)
@@ -114,6 +114,20 @@ def _run(argv: list[str]) -> int:
 def _drop_output() -> None:
     """Let the interpreter's own flush, at its end, succeed."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _parsed(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the command line; a wrong argument ends it with the usage of its verb."""
+    arguments, unknown = _parser(argv).parse_known_args(argv)
+    if unknown:
+        # Needs a package that a verb may say is missing.
+        from vla_runtime.files.typed_yaml import did_you_mean
+
+        parser: argparse.ArgumentParser = arguments.parser
+        options = [word.partition('=')[0] for word in unknown if word.startswith('-')]
+        mend = did_you_mean(options[0], parser._option_string_actions) if options else ''
+        parser.error(f'unrecognized arguments: {" ".join(unknown)}{mend}')
+    return arguments
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
@@ -152,4 +166,4 @@ def _add_verb(verbs: argparse._SubParsersAction, verb: str, module: ModuleType) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
-    parser.set_defaults(run=module.main)
+    parser.set_defaults(run=module.main, parser=parser)

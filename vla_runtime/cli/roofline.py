@@ -48,6 +48,8 @@ from vla_runtime.cli._roofline_lines import describe
 from vla_runtime.engines.preflight import BACKENDS
 from vla_runtime.families import find_family, performance_figures, preset, preset_names
 from vla_runtime.families.family import with_cameras
+from vla_runtime.files.quotes import quoted
+from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.files.whole_files import write_text
 from vla_runtime.performance.devices import DEVICES, GIB, MATRIX_BYTES
 
@@ -72,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--list', action='store_true', help='show the known devices, and stop')
     parser.add_argument(
-        '--device', nargs='+', choices=list(DEVICES), metavar='NAME', help='one or more of --list'
+        '--device', nargs='+', type=_device, metavar='NAME', help='one or more of --list'
     )
     parser.add_argument(
         '--precision',
@@ -98,6 +100,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar='OUT',
         help='write all figures to this file (-: standard output)',
     )
+
+
+def _device(text: str) -> str:
+    if text not in DEVICES:
+        raise argparse.ArgumentTypeError(f'{quoted(text)} is unknown{did_you_mean(text, DEVICES)}')
+    return text
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -327,8 +335,8 @@ def _workload(arguments: argparse.Namespace) -> tuple[_Workload, PolicyDims]:
             raise ValueError(f'--views {views}: this policy has {dims.cameras} cameras')
     else:
         raise ValueError(
-            f"MODEL '{arguments.model}' is neither a published size ({', '.join(preset_names())}) "
-            'nor the folder of a bundle'
+            f"MODEL '{arguments.model}' is neither the folder of a bundle nor a published size"
+            f'{did_you_mean(arguments.model, preset_names())}'
         )
     if family.head == 'single' and arguments.steps not in (None, 1):
         raise ValueError(f'--steps {arguments.steps}: the head of {family.name} (single) runs once')

@@ -31,6 +31,8 @@ from vla_runtime.cli._files import bundle_folder, make_folder, output_folder
 from vla_runtime.cli._numbers import MOST_PROCESSES, MOST_SEED, at_least, between
 from vla_runtime.cli._packages import import_problem
 from vla_runtime.cli._ray import add_ray_argument, ray_pool
+from vla_runtime.files.quotes import quoted
+from vla_runtime.files.typed_yaml import did_you_mean
 
 if TYPE_CHECKING:
     from vla_runtime.processes.workers import Pool
@@ -113,6 +115,11 @@ def _main(arguments: argparse.Namespace) -> int:
 
     from vla_runtime.tabletop.study.catalogue import STUDIES
 
+    names = arguments.names
+    known = (*STUDIES, 'all')
+    for name in names:
+        if name not in known:
+            raise ValueError(f'there is no study {quoted(name)}{did_you_mean(name, known)}')
     if arguments.list:
         for study in STUDIES.values():
             print(f'{study.name:12} {study.title}')
@@ -121,13 +128,10 @@ def _main(arguments: argparse.Namespace) -> int:
     if arguments.page:
         print(f'wrote {_write_page(arguments.out)}')
         return 0
-    names = arguments.names
+    if not names:
+        raise ValueError(f'no study named; expected one of {", ".join(known)}')
     if 'all' in names:
         names = [study.name for study in STUDIES.values() if not study.compares_families]
-    unknown = [name for name in names if name not in STUDIES]
-    if unknown or not names:
-        problem = f'there is no study {", ".join(unknown)}' if unknown else 'no study named'
-        raise ValueError(f'{problem}; choose from {", ".join(STUDIES)}, or all')
     studies = [_runnable(STUDIES[name]) for name in names]
     bundles = [bundle_folder(named) for named in arguments.bundle or ()]
     chosen = [_bundles_of(study, bundles) for study in studies]

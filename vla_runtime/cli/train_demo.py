@@ -41,6 +41,11 @@ if TYPE_CHECKING:
 
 # Steps of each stage from a bundle, whose network sees and grounds already.
 ONWARD_STEPS = {'see': 0, 'ground': 200, 'act': 2000}
+_STAGES = (
+    'first stage: vision alone finds the patch of each block',
+    'second stage: the prefix points at the named block and says where it is',
+    "third stage: everything learns the expert's chunks, by flow matching or L1",
+)
 # From a bundle: enough to learn, too little to forget.
 ONWARD_LEARNING_RATE = 5e-4
 
@@ -90,11 +95,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="threads of PyTorch (default: PyTorch's own)",
     )
     parser.add_argument('--device', default='cpu', help='cpu or cuda (default: %(default)s)')
-    for stage, onward in ONWARD_STEPS.items():
+    for (stage, onward), what in zip(ONWARD_STEPS.items(), _STAGES, strict=True):
         parser.add_argument(
             f'--{stage}-steps',
             type=at_least(1 if stage == 'act' else 0),
-            help=f"steps of this stage (default: the family's; with --from {onward})",
+            metavar='N',
+            help=f"steps of the {what} (default: the family's; with --from {onward})",
         )
     parser.add_argument(
         '--check-episodes',

@@ -30,6 +30,12 @@ def accepts_device(device: str, backend: str) -> bool:
     return device.partition(':')[0] in _KINDS[backend]
 
 
+def check_device(device: str) -> None:
+    """Refuse a name that is no device's with any backend (ValueError)."""
+    if not _DEVICE.fullmatch(device):
+        raise ValueError(f"device '{device}' is unknown; use {_USE['onnxruntime']}")
+
+
 def parse_device(device: str, backend: str) -> tuple[str, int]:
     """Split a device's name into its kind and its index.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from vla_runtime.bundle.folder import Bundle, read_bundle, verify_files
 from vla_runtime.engines.candidates import Candidate
 from vla_runtime.engines.cpu import keep_freed_memory
+from vla_runtime.engines.device_names import check_device
 from vla_runtime.engines.onnx.files import engine_graphs
 from vla_runtime.engines.preflight import AUTO, check_backend, check_graph_files
 from vla_runtime.engines.protocol import PolicyEngine
@@ -45,7 +46,8 @@ def read_for(
     """Read a bundle after checking that the backend can run here.
 
     Args:
-        backend: one of `preflight.BACKENDS`, or `auto`, of which nothing is checked yet.
+        backend: one of `preflight.BACKENDS`, or `auto`, with which only the
+            device's name is checked yet.
         device: `cpu`, `cuda` or `cuda:N`, as for `Policy.load`.
         bundle: folder of the bundle, or the bundle as read.
         verify: compare every file with its SHA-256, last of all.
@@ -54,7 +56,9 @@ def read_for(
         BundleError: the bundle is damaged or inconsistent.
         ValueError: the backend or device is not available here, or the bundle lacks ONNX files.
     """
-    if backend != AUTO:
+    if backend == AUTO:
+        check_device(device)
+    else:
         check_backend(backend, device)
     checked = bundle if isinstance(bundle, Bundle) else read_bundle(bundle, verify=False)
     if backend == 'onnxruntime':

@@ -17,6 +17,7 @@ from vla_runtime.execution.rotations import (
     turned,
     unit,
 )
+from vla_runtime.files.typed_yaml import FieldError
 
 # Fraction of the start's tolerance that is too small to see.
 NEGLIGIBLE = 0.01
@@ -51,12 +52,13 @@ class StartParameters:
 
     def __post_init__(self) -> None:
         for name in ('tolerance', 'approach_speed', 'approach_timeout_s', 'cold_after_s'):
-            if not getattr(self, name) > 0.0:
-                raise ValueError(f'start: {name} is {getattr(self, name)}, expected more than 0')
-        if self.on_too_far not in get_args(OnStartTooFar):
-            raise ValueError(
-                f"start: on_too_far is '{self.on_too_far}', expected one of "
-                f'{list(get_args(OnStartTooFar))}'
+            if not (value := getattr(self, name)) > 0.0:
+                raise FieldError(f'start.{name}', f'{value:g} where more than 0 is expected')
+        words = get_args(OnStartTooFar)
+        if self.on_too_far not in words:
+            raise FieldError(
+                'start.on_too_far',
+                f"'{self.on_too_far}' where one of {', '.join(words)} is expected",
             )
 
 

@@ -138,11 +138,15 @@ def _names(
     least, most = length.least, length.most
     if (least is not None and len(names) < least) or (most is not None and len(names) > most):
         missing.conflict(
-            f'{first} says {len(names)} names for the {what} but the folder has '
-            f'{"" if least is not None else "at most "}{most} dimensions'
+            f'{first} says {_count(len(names), "name")} for the {what} but the folder has '
+            f'{"" if least is not None else "at most "}{_count(most, "dimension")}'
         )
         return None
     return names
+
+
+def _count(number: int | None, what: str) -> str:
+    return f'{number} {what}' if number == 1 else f'{number} {what}s'
 
 
 def _same_names(names: Sequence[str], others: Sequence[str]) -> bool:
@@ -161,9 +165,7 @@ def _units(
     """Units of one group: `rad` is for all, `gripper=1` for one, `state:x=m` for one group's."""
     if given is None or names is None:
         return None
-    words = get_args(Unit)
     units: dict[str, Unit] = {}
-    unknown = False
     # A unit for all, then NAME=UNIT, then GROUP:NAME=UNIT: a later one replaces an earlier one.
     for text in sorted(given, key=lambda item: ('=' in item, ':' in item)):
         target, equals, unit = text.rpartition('=')
@@ -173,10 +175,7 @@ def _units(
                 continue
         else:
             name = target
-        if unit not in words:
-            unknown = True
-            missing.conflict(f"--units says '{unit}', which is no unit{did_you_mean(unit, words)}")
-        elif not equals:
+        if not equals:
             units = dict.fromkeys(names, cast(Unit, unit))
         elif name in names:
             units[name] = cast(Unit, unit)
@@ -184,9 +183,6 @@ def _units(
             known = dict.fromkeys((*names, *(other_names or ())))
             hint = did_you_mean(name, known)
             missing.conflict(f"--units names '{target}', which is no dimension{hint}")
-    if unknown:
-        # The wrong unit is reported; its dimension is not asked for on top.
-        return None
     still_open = [name for name in names if name not in units]
     if still_open:
         missing.ask('--units', f'unit of the {group} {", ".join(still_open)}: {_UNIT_WORDS}')

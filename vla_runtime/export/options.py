@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
-from vla_runtime.bundle.schema import CameraSpec
+from vla_runtime.bundle.schema import CameraSpec, Unit
+from vla_runtime.export.errors import ExportError
 from vla_runtime.files.json_file import JsonMapping, read_json
+from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.types import AdvantageTemplate
 
 
@@ -67,6 +70,15 @@ class ExportOptions:
     kv_heads: int | None = None
     heads: Mapping[str, int] = field(default_factory=dict)
     embodiment: str | None = None
+
+    def __post_init__(self) -> None:
+        words = get_args(Unit)
+        for text in self.units or ():
+            unit = text.rpartition('=')[2]
+            if unit not in words:
+                raise ExportError(
+                    f"--units says '{unit}', which is no unit{did_you_mean(unit, words)}"
+                )
 
     @property
     def head_options(self) -> tuple[str, ...]:

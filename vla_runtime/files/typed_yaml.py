@@ -293,7 +293,8 @@ def _scalar(hint: Any, value: Any, field: str, minimum: int) -> Any:
         if isinstance(value, float) and not math.isfinite(value):
             raise FieldError(field, f'{value} where a finite number is expected')
         if abs(value) > _LARGEST:
-            raise FieldError(field, f'{quoted(value)} where at most {_LARGEST} is expected')
+            bound = f'at most {_LARGEST}' if value > 0 else f'at least {-_LARGEST}'
+            raise FieldError(field, f'{quoted(value)} where {bound} is expected')
         return float(value)
     if hint is int:
         if isinstance(value, bool) or not isinstance(value, int):

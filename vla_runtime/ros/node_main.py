@@ -1,17 +1,20 @@
 """The executables' first steps: what must be there before anything slow is imported.
 
 Importing a node's module takes seconds. A Ctrl-C meanwhile ends the process quietly: there is
-nothing yet that would have to be taken down. Nothing here imports ROS 2, so that a missing ROS 2
-is an error in words.
+nothing yet that would have to be taken down. Nothing here imports ROS 2, so that help works without
+it, and a missing ROS 2 is an error in words.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import sys
+from collections.abc import Sequence
 from functools import partial
 
+from vla_runtime.files.quotes import quoted
 from vla_runtime.processes.parent_death import end_with_launch
 from vla_runtime.ros.interrupt import take_signals
 
@@ -25,6 +28,29 @@ MODULES = {
     'recorder_node': 'vla_runtime.ros.recorder.node',
     'tabletop_node': 'vla_runtime.tabletop.ros.node',
 }
+# What each does, and the arguments of two examples.
+_USAGE = {
+    'policy_node': (
+        'Runs a policy on camera images and joint states, and sends the executor its chunks.',
+        '-p bundle:=path/to/bundle -p robot:=my_arm.yaml -p autostart:=true',
+        "--params-file my.yaml -p device:=cuda -p instruction:='pick up the cup'",
+    ),
+    'executor_node': (
+        "Moves the robot along the policy's chunks, after ~/start.",
+        '-p bundle:=path/to/bundle -p robot:=my_arm.yaml -p autostart:=true',
+        '-r __ns:=/left --params-file my.yaml -p replan_interval:=4',
+    ),
+    'recorder_node': (
+        'Records what policy and executor say, with the frames that inferences used, to a bag.',
+        '-p robot:=my_arm.yaml',
+        '-p robot:=my_arm.yaml -p folder:=recordings/today -p keep_minutes:=10.0',
+    ),
+    'tabletop_node': (
+        'Simulates the tabletop robot, with cameras, joint states and controllers.',
+        '-p seed:=3',
+        '-r __ns:=/left --params-file my.yaml',
+    ),
+}
 
 
 def run_module(name: str) -> int:
@@ -34,10 +60,23 @@ def run_module(name: str) -> int:
         name: name of the executable.
 
     Returns:
-        exit code: 2 where a package that the node needs cannot be imported
+        exit code: 0 after help, 2 where an argument has no effect or a package that the node needs
+            cannot be imported
     """
     take_signals(lambda *_: os._exit(0))
     end_with_launch()
+    unread = _unread(sys.argv[1:])
+    if {'-h', '--help'} & {*unread}:
+        print(_usage(name))
+        return 0
+    if unread:
+        print(
+            f'error: {name}: nothing reads {quoted(shlex.join(unread))} where it stands; what is '
+            f'for the node comes after --ros-args, as in: {name} --ros-args --params-file my.yaml '
+            '-p NAME:=VALUE (--help says more)',
+            file=sys.stderr,
+        )
+        return 2
     try:
         module = importlib.import_module(MODULES[name])
     except ImportError as error:
@@ -51,6 +90,29 @@ policy_node = partial(run_module, 'policy_node')
 executor_node = partial(run_module, 'executor_node')
 recorder_node = partial(run_module, 'recorder_node')
 tabletop_node = partial(run_module, 'tabletop_node')
+
+
+def _unread(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments that ROS 2 leaves alone: all but `--ros-args` ... `--`."""
+    unread = []
+    of_ros = False
+    for argument in arguments:
+        if argument in ('--ros-args', '--'):
+            of_ros = argument == '--ros-args'
+        elif not of_ros:
+            unread.append(argument)
+    return unread
+
+
+def _usage(name: str) -> str:
+    what, *examples = _USAGE[name]
+    shown = '\n'.join(f'  {name} --ros-args {arguments}' for arguments in examples)
+    return (
+        f'usage: {name} [--ros-args [-p NAME:=VALUE] [--params-file FILE] [-r FROM:=TO]]\n\n'
+        f'{what}\n\n'
+        'docs/parameters.md lists its parameters, docs/running.md says how a file of them is keyed.'
+        f'\n\nexamples:\n{shown}'
+    )
 
 
 def _problem(node: str, error: ImportError) -> str:

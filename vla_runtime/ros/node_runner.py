@@ -69,11 +69,12 @@ _NEXT_TRANSITION = {
 }
 
 
-def run_node(make_node: Callable[[], Node], args: list[str] | None = None) -> int:
+def run_node(make_node: Callable[[], Node], name: str, args: list[str] | None = None) -> int:
     """Spin a node until SIGINT, SIGTERM or SIGHUP, then take it down in order.
 
     Args:
         make_node: builds the node; an exception means that it cannot start.
+        name: name of the node where the command line gives it none.
         args: command line, `sys.argv` when None.
 
     Once there is a node this does not return: the process ends with code 0 after a signal, 1 when a
@@ -88,7 +89,8 @@ def run_node(make_node: Callable[[], Node], args: list[str] | None = None) -> in
     failed = COULD_NOT_START if before is None else 1
     with interruptible() as interrupt:
         try:
-            check_files_on_command_line(sys.argv if args is None else args)
+            for warning in check_files_on_command_line(sys.argv if args is None else args, name):
+                print(f'warning: {warning}', file=sys.stderr)
             remove_dead_segments()
             rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
         except Exception as error:

@@ -1,5 +1,6 @@
 """Check a user's parameter file against the nodes' parameters before any node is started.
 
+A launch file checks it for all nodes of the package, a node that is started by hand for itself.
 ROS 2 skips a section that matches no node and a parameter that no node declares without a word.
 """
 
@@ -23,6 +24,8 @@ _PARAMETERS = 'ros__parameters'
 _OF_THE_LAUNCH = ('bundle', 'robot')
 # A part of a section's name. rcl reads no other, and refuses the whole file for one.
 _PART = re.compile(r'\*{1,2}|[A-Za-z_][A-Za-z0-9_]*')
+# A rule on the command line for the name or the namespace of the node, or of one that it names.
+_OWN_NAME = re.compile(r'(?:(\w+):)?__(ns|node|name):=(.*)')
 # A section of another node may stand in the file; one that is called nearly like ours is ours.
 _NEARLY = 0.75
 # What a node is mistaken for: its executable, or the package.
@@ -52,13 +55,8 @@ def check_parameter_file(path: Path, namespace: str) -> tuple[str, ...]:
             node it is called after, a parameter that the section's nodes do not have or that the
             launch sets, or a value that they refuse; with the file, the section and what mends it.
     """
+    sections = _read_sections(path)
     try:
-        document = _load(path)
-        if not isinstance(document, Mapping):
-            raise FieldError(
-                '', f"no '{_PARAMETERS}' in it; expected sections like '/**/vla_policy'"
-            )
-        sections = list(_sections(document, ()))
         for section, parameters in sections:
             _check_section(section, parameters, namespace.strip('/'))
     except FieldError as error:
@@ -66,25 +64,82 @@ def check_parameter_file(path: Path, namespace: str) -> tuple[str, ...]:
     return tuple(name for name, _ in sections if not _nodes_of(name, namespace.strip('/')))
 
 
-def check_files_on_command_line(arguments: Sequence[str]) -> None:
-    """Refuse a parameter file that rcl would wait for, read without end or fail to read.
+def check_files_on_command_line(arguments: Sequence[str], node: str) -> list[str]:
+    """Refuse a parameter file that rcl would fail to read, or whose section misses this node.
+
+    The node judges the parameters itself.
 
     Args:
-        arguments: a node's command line, of which `--params-file` between `--ros-args` and `--`
-            is looked at.
+        arguments: a node's command line, of which what stands between `--ros-args` and `--` is
+            looked at: `--params-file`, and `-r` for the node's name and namespace.
+        node: name of the node where the command line gives it none.
+
+    Returns:
+        a warning for each file in which nothing is for this node, nor nearly: it may be one file
+        for all nodes of a launch.
 
     Raises:
-        ParameterError: a file is missing, not regular, too large or not YAML; names the file.
+        ParameterError: a file is missing, not regular, too large or no parameter file, or has a
+            section for this node under a wrong name; with the file and what mends it.
     """
+    files: list[Path] = []
+    said: dict[str, str] = {}
     of_ros = False
     for argument, following in pairwise(arguments):
         if argument in ('--ros-args', '--'):
             of_ros = argument == '--ros-args'
         elif of_ros and argument == '--params-file':
-            try:
-                _load(Path(following))
-            except FieldError as error:
-                raise ParameterError(f'{following}: {error}') from None
+            files.append(Path(following))
+        elif of_ros and argument in ('-r', '--remap'):
+            rule = _OWN_NAME.fullmatch(following)
+            if rule and rule[1] in (None, node):
+                # ROS 2 takes the first.
+                said.setdefault(rule[2].replace('node', 'name'), rule[3])
+    namespace, name = said.get('ns', '').strip('/'), said.get('name', node)
+    warnings = (_warning_of(path, namespace, name) for path in files)
+    return [warning for warning in warnings if warning]
+
+
+def _warning_of(path: Path, namespace: str, node: str) -> str:
+    """Refuse a file with a section that misses a node; say whether nothing in it is for it."""
+    sections = [section for section, _ in _read_sections(path)]
+    matching = [section for section in sections if _matches(section, namespace, node)]
+    # '/**' is for every node: beside it, a section of its own may be meant and missed.
+    if not any(section.rpartition('/')[2] == node for section in matching):
+        for section in sections:
+            if section not in matching and _is_nearly(section, node):
+                raise ParameterError(f'{path}: {_missed(section, namespace, node)}')
+    if matching:
+        return ''
+    return (
+        f'{path}: no section is for this node, {_full_name(namespace, node)}, but for '
+        f"{', '.join(map(quoted, sections))}; '/**/{node}' would be"
+    )
+
+
+def _is_nearly(section: str, node: str) -> bool:
+    """Return whether a section that does not match a node was likely meant for it."""
+    namespace, _, name = section.rpartition('/')
+    if name == node:
+        # In a namespace of its own it is of another robot.
+        return not namespace.strip('/*')
+    if name in NODE_PARAMETERS:
+        return False
+    meant = _OTHER_NAMES.get(name) or difflib.get_close_matches(name, [node], cutoff=_NEARLY)
+    return node in meant
+
+
+def _read_sections(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
+    try:
+        document = _load(path)
+        sections = list(_sections(document, ())) if isinstance(document, Mapping) else []
+        if not sections:
+            raise FieldError(
+                '', f"no '{_PARAMETERS}' in it; expected sections like '/**/vla_policy'"
+            )
+        return sections
+    except FieldError as error:
+        raise ParameterError(f'{path}: {error}') from None
 
 
 def _load(path: Path) -> Any:
@@ -169,8 +224,11 @@ def _matches(section: str, namespace: str, node: str) -> bool:
     words = {'**': r'(?:/\w+)*', '*': r'/\w+'}
     tokens = [token for token in section.split('/') if token]
     pattern = ''.join(words.get(token, '/' + re.escape(token)) for token in tokens)
-    full_name = f'/{namespace}/{node}' if namespace else f'/{node}'
-    return re.fullmatch(pattern, full_name) is not None
+    return re.fullmatch(pattern, _full_name(namespace, node)) is not None
+
+
+def _full_name(namespace: str, node: str) -> str:
+    return f'/{namespace}/{node}' if namespace else f'/{node}'
 
 
 def _require_foreign(section: str, namespace: str) -> None:
@@ -180,11 +238,13 @@ def _require_foreign(section: str, namespace: str) -> None:
         keys = ' or '.join(f"'/**/{node}'" for node in nodes)
         raise FieldError(section, f'matches no node: none is called {quoted(name)}; write {keys}')
     close = difflib.get_close_matches(name, NODE_PARAMETERS, n=1, cutoff=_NEARLY)
-    if not close:
-        return
-    node = close[0]
-    full_name = f'/{namespace}/{node}' if namespace else f'/{node}'
-    raise FieldError(
+    if close:
+        raise _missed(section, namespace, close[0])
+
+
+def _missed(section: str, namespace: str, node: str) -> FieldError:
+    full_name = _full_name(namespace, node)
+    return FieldError(
         section, f"matches no node: {node} is {full_name} here; write '/**/{node}' for it"
     )
 

@@ -336,7 +336,13 @@ DEFECTS: dict[str, tuple[tuple[str | int, ...], Any, str, str]] = {
     'pose left out': (('outputs', 2, 'pose'), ..., 'outputs[2].pose', 'is missing'),
     'workspace swapped': (('poses', 0, 'lower'), [0.9, -1, 0], 'poses[0].lower[0]', 'not smaller'),
     'workspace of two sides': (('poses', 0, 'lower'), [0.1, 0.2], 'poses[0].lower', '3 are'),
-    'start': (('start',), {'tolerance': -1.0}, 'start', 'more than 0'),
+    'start': (('start',), {'tolerance': 0}, 'start.tolerance', '0 where more than 0 is expected'),
+    'tracking error beyond the range': (
+        ('joints', 0, 'max_tracking_error'),
+        2.1,
+        'joints[0].max_tracking_error',
+        "2.1 rad would never stop 'lift', whose limits are only 2 apart",
+    ),
     'limit action': (
         ('on_violation',),
         {'position': 'clip'},
@@ -344,6 +350,12 @@ DEFECTS: dict[str, tuple[tuple[str | int, ...], Any, str, str]] = {
         "did you mean 'clamp'?",
     ),
     'urdf not there': (('urdf',), 'arm.urdf', 'urdf', 'cannot be read (No such file'),
+    'urdf of a package': (
+        ('urdf',),
+        'package://x/y.urdf',
+        'urdf',
+        "'package://x/y.urdf': package and other URIs are not resolved here; give the path of the",
+    ),
     'file is no field': (('file',), 'arm.yaml', 'file', 'unknown key'),
 }
 
@@ -420,6 +432,21 @@ def test_a_urdf_that_does_not_fit_is_refused(
         load_robot(write(tmp_path, two_joints(tmp_path, urdf)))
     assert caught.value.field == field
     assert hint in str(caught.value)
+
+
+def test_a_tracking_error_as_large_as_the_range_or_without_a_range_is_taken(tmp_path: Path) -> None:
+    document = place(arm(), ('joints', 0, 'max_tracking_error'), 2.0)
+    load_robot(write(tmp_path, place(document, ('joints', 1, 'max_tracking_error'), 1e6)))
+
+
+def test_a_tracking_error_is_compared_with_the_urdfs_limits_where_the_file_has_none(
+    tmp_path: Path,
+) -> None:
+    document = two_joints(tmp_path, URDF)
+    document['joints'][0] |= {'max_tracking_error': 1e6}
+    with pytest.raises(RobotError, match="1e\\+06 rad would never stop 'lift'") as caught:
+        load_robot(write(tmp_path, document))
+    assert caught.value.field == 'joints[0].max_tracking_error'
 
 
 def test_zero_and_one_are_compared_with_the_urdfs_limits_where_the_file_has_none(

@@ -42,6 +42,14 @@ def test_without_a_study_that_there_is_it_says_which_there_are(names, capsys):
     assert ('speed' in printed) == bool(names)
 
 
+@pytest.mark.parametrize('option', [[], ['--list'], ['--page']])
+def test_a_misspelt_study_is_an_error_with_the_nearest_name(option, capsys):
+    assert main(['study', 'succes', *option]) == 2
+    printed = capsys.readouterr()
+    assert printed.err == "error: there is no study 'succes'; did you mean 'success'?\n"
+    assert printed.out == ''
+
+
 def test_without_a_bundle_it_says_so(tmp_path, capsys):
     assert main(['study', 'success', '--bundle', str(tmp_path / 'none')]) == 2
     assert str(tmp_path / 'none') in capsys.readouterr().err

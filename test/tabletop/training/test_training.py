@@ -270,5 +270,5 @@ def test_another_familys_bundle_serves_what_its_training_computes(
 
 
 def test_a_family_without_a_recipe_is_refused_with_those_that_have_one() -> None:
-    with pytest.raises(ValueError, match=r"'evo1' cannot be trained here; .* pi05, smolvla, act"):
+    with pytest.raises(ValueError, match=r"'evo1' cannot be trained here: .* pi05, smolvla, act"):
         find_recipe('evo1')

@@ -57,6 +57,7 @@ from vla_runtime.ros.qos import RELIABLE
 from vla_runtime.ros.restart import note, state_before
 
 PLAN_TOPIC = 'committed_plan'
+_NAME = 'vla_executor'
 _LATCH_CLOSED = 'clamp_latch_closed'
 _ONE_EXECUTOR = (
     'one robot takes commands from one node: end the other one, or run it in a namespace of its '
@@ -73,7 +74,7 @@ class ExecutorNode(ManagedNode):
     """The executor's lifecycle node; see the module's invariants."""
 
     def __init__(self) -> None:
-        super().__init__('vla_executor')
+        super().__init__(_NAME)
         self._spec: BundleSpec | None = None
         self._link: RobotLink | None = None
         self._plan_publisher: LifecyclePublisher | None = None
@@ -377,4 +378,4 @@ class ExecutorNode(ManagedNode):
 def main(args: list[str] | None = None) -> int:
     """`ros2 run vla_runtime executor_node --ros-args -p bundle:=... -p robot:=...`."""
     keep_to_udp(os.environ, share_folder() / 'config')
-    return run_node(ExecutorNode, args)
+    return run_node(ExecutorNode, _NAME, args)

@@ -69,6 +69,7 @@ from vla_runtime.ros.robot.schema import Robot
 from vla_runtime.ros.status_board import StatusBoard
 from vla_runtime.ros.worker import LatestJobWorker
 
+_NAME = 'vla_policy'
 _REQUEST_TOPIC = 'committed_plan'
 # A waiting request is tried again when data comes, and this often, steady seconds: a clock starts
 # again without a message.
@@ -85,7 +86,7 @@ class PolicyNode(ManagedNode):
     """The policy's lifecycle node; see the module."""
 
     def __init__(self) -> None:
-        super().__init__('vla_policy')
+        super().__init__(_NAME)
         self._policy: Policy | None = None
         self._robot: Robot | None = None
         self._match: RobotMatch | None = None
@@ -407,4 +408,4 @@ class PolicyNode(ManagedNode):
 def main(args: list[str] | None = None) -> int:
     """`ros2 run vla_runtime policy_node --ros-args -p bundle:=... -p robot:=...`."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    return run_node(PolicyNode, args)
+    return run_node(PolicyNode, _NAME, args)

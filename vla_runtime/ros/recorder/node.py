@@ -39,6 +39,7 @@ from vla_runtime.ros.restart import state_before
 from vla_runtime.ros.robot.file import find_robot, load_robot
 from vla_runtime.ros.status_board import StatusBoard
 
+_NAME = 'vla_recorder'
 _MIB = 1 << 20
 
 
@@ -49,7 +50,7 @@ class RecorderNode(Node):
     callback_s = 12.0
 
     def __init__(self) -> None:
-        super().__init__('vla_recorder')
+        super().__init__(_NAME)
         declare(self, RECORDER_PARAMETERS)
         refuse_unknown(self, RECORDER_PARAMETERS)
         given = values(self, RECORDER_PARAMETERS)
@@ -136,4 +137,4 @@ def _free(folder: Path) -> Path:
 
 def main(args: list[str] | None = None) -> int:
     """`ros2 run vla_runtime recorder_node --ros-args -p robot:=...`."""
-    return run_node(RecorderNode, args)
+    return run_node(RecorderNode, _NAME, args)

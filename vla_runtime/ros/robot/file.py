@@ -17,7 +17,7 @@ from vla_runtime.execution.urdf import read_urdf_limits
 from vla_runtime.files.input_files import read_text, regular_file
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import LARGEST_FILE, FieldError, did_you_mean, loads, parse
-from vla_runtime.ros.robot.rules import check_robot, check_zero_and_one
+from vla_runtime.ros.robot.rules import check_robot, check_with_limits
 from vla_runtime.ros.robot.schema import Robot, RobotSpec
 
 _LARGEST_URDF = 1 << 24
@@ -105,6 +105,10 @@ def find_robot(name_or_path: str | Path, folder: Path) -> Path:
 
 
 def _read_urdf(robot_file: Path, name: str) -> str:
+    if '://' in name:
+        message = f'{quoted(name)}: package and other URIs are not resolved here'
+        mend = 'give the path of the file, absolute or relative to the robot file'
+        raise RobotError(robot_file, 'urdf', f'{message}; {mend}')
     return _read(robot_file, robot_file.parent / name, 'urdf', _LARGEST_URDF)
 
 
@@ -135,6 +139,6 @@ def _check_urdf(robot: Robot) -> None:
         if joint.lower is None and not joint.continuous:
             try:
                 limits = known[name]
-                check_zero_and_one(f'joints[{index}]', joint, limits.lower, limits.upper)
+                check_with_limits(f'joints[{index}]', joint, limits.lower, limits.upper)
             except FieldError as error:
                 raise RobotError(robot.file, error.field, error.message) from None

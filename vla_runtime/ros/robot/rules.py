@@ -95,7 +95,7 @@ def _check_joint(where: str, joint: RobotJoint, *, has_urdf: bool) -> None:
     if joint.zero is not None and joint.zero == joint.one:
         raise FieldError(f'{where}.one', f'is the same position as zero ({joint.zero:g})')
     if joint.lower is not None and joint.upper is not None:
-        check_zero_and_one(where, joint, joint.lower, joint.upper)
+        check_with_limits(where, joint, joint.lower, joint.upper)
     for key in needed_limits(joint):
         if getattr(joint, key) is None and not has_urdf:
             raise FieldError(
@@ -105,8 +105,8 @@ def _check_joint(where: str, joint: RobotJoint, *, has_urdf: bool) -> None:
             )
 
 
-def check_zero_and_one(where: str, joint: RobotJoint, lower: float, upper: float) -> None:
-    """Refuse `zero` and `one` that no joint with these position limits can have.
+def check_with_limits(where: str, joint: RobotJoint, lower: float, upper: float) -> None:
+    """Refuse what no joint with these position limits can have.
 
     Args:
         where: path of the joint.
@@ -114,12 +114,20 @@ def check_zero_and_one(where: str, joint: RobotJoint, lower: float, upper: float
         lower, upper: position limits, in the joint's unit.
 
     Raises:
-        FieldError: one lies further outside of the limits than they are apart, or the two are less
-            than a thousandth of that apart.
+        FieldError: `max_tracking_error` is more than the limits are apart; or `zero` or `one` lies
+            further outside of them than that, or the two are less than a thousandth of it apart.
     """
     reach = upper - lower
     # A continuous joint of a URDF has no limits.
-    if joint.zero is None or joint.one is None or not math.isfinite(reach):
+    if not math.isfinite(reach):
+        return
+    if joint.max_tracking_error is not None and joint.max_tracking_error > reach:
+        raise FieldError(
+            f'{where}.max_tracking_error',
+            f"{joint.max_tracking_error:g} {joint.unit} would never stop '{joint.name}', whose "
+            f'limits are only {reach:g} apart: give a smaller distance, or leave it out',
+        )
+    if joint.zero is None or joint.one is None:
         return
     for key, value in (('zero', joint.zero), ('one', joint.one)):
         if not lower - reach <= value <= upper + reach:

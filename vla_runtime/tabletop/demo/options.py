@@ -14,7 +14,7 @@ from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.rules import check_guidable
 from vla_runtime.engines.candidates import candidates
 from vla_runtime.engines.device_names import default_device
-from vla_runtime.engines.preflight import AUTO, check_backend
+from vla_runtime.engines.preflight import AUTO, check_backend, check_words
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.inference.guidance import MOST_BETA, check_beta
 from vla_runtime.recording.image_modes import ImageMode
@@ -102,6 +102,7 @@ def check_options(options: DemoOptions) -> None:
             raise ValueError(
                 f'{options.out / name} is of an earlier demo: name another --out, or remove it'
             )
+    check_words(options.backend, AUTO)
     if options.backend != AUTO:
         check_backend(options.backend, options.device)
     bundle = read_bundle(options.bundle, verify=False)

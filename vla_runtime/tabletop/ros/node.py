@@ -64,6 +64,7 @@ from vla_runtime.tabletop.sim.episode import Episode, Verdict
 from vla_runtime.tabletop.sim.scene import Scene, sample_scene
 from vla_runtime.tabletop.sim.world import Tabletop
 
+_NAME = 'tabletop'
 _RATE_HZ = 100.0
 _CATCH_UP_STEPS = 5
 _STATUS_PERIOD_S = 1.0
@@ -83,7 +84,7 @@ class TabletopNode(Node):
     """See the module's invariants."""
 
     def __init__(self) -> None:
-        super().__init__('tabletop')
+        super().__init__(_NAME)
         declare(self, TABLETOP_PARAMETERS)
         refuse_unknown(self, TABLETOP_PARAMETERS)
         given = values(self, TABLETOP_PARAMETERS)
@@ -333,4 +334,4 @@ def _qos(depth: int, reliability: str) -> QoSProfile:
 
 def main(args: list[str] | None = None) -> int:
     """`ros2 run vla_runtime tabletop_node`."""
-    return run_node(TabletopNode, args)
+    return run_node(TabletopNode, _NAME, args)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from vla_runtime.files.typed_yaml import did_you_mean
+
 if TYPE_CHECKING:
     from vla_runtime.tabletop.training.recipes.recipe import Recipe
 
@@ -25,8 +27,8 @@ def require_recipe(family: str) -> None:
     """
     if family not in RECIPE_NAMES:
         raise ValueError(
-            f"family '{family}' cannot be trained here; train-demo has recipes for "
-            f'{", ".join(RECIPE_NAMES)}'
+            f"family '{family}' cannot be trained here: train-demo has no recipe for it"
+            f'{did_you_mean(family, RECIPE_NAMES)}'
         )
 
 
