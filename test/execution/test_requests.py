@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vla_runtime.execution.parameters import DelayParameters, ExecutorParameters
-from vla_runtime.execution.requests import DelayEstimator, Requests
+from vla_runtime.execution.requests import DelayEstimator, FrameAge, Requests
 
 
 def observed(delays: list[int], parameters: DelayParameters) -> int:
@@ -60,6 +60,32 @@ def test_when_a_request_is_open_for_too_long_expect_time_out() -> None:
     assert requests.timed_out(11.1, 1.0)
     requests.close()
     assert not requests.open
+
+
+MS = 1_000_000
+
+
+def ages_of(*milliseconds: int) -> FrameAge:
+    ages = FrameAge()
+    for age in milliseconds:
+        ages.observe(age * MS)
+    return ages
+
+
+def test_frame_age_is_the_longer_of_two_and_the_longest_of_thirty_two() -> None:
+    assert ages_of().longest_of_many_ns == ages_of().longest_ns == 0
+    assert ages_of(7).longest_of_many_ns == ages_of(7).longest_ns == 7 * MS
+    ages = ages_of(30, 25, *[5] * 30)
+    assert (ages.longest_ns, ages.longest_of_many_ns) == (5 * MS, 30 * MS)
+    ages.observe(5 * MS)
+    assert ages.longest_of_many_ns == 10 * MS
+    ages.clear()
+    assert ages.longest_of_many_ns == ages.longest_ns == 0
+
+
+def test_one_late_frame_counts_for_two_answers_and_then_for_twice_the_second_longest() -> None:
+    assert ages_of(20, 30, 25, 450, 10).longest_of_many_ns == 450 * MS
+    assert ages_of(20, 30, 25, 450, 10, 10).longest_of_many_ns == 60 * MS
 
 
 @pytest.mark.parametrize(

@@ -335,10 +335,19 @@ class Replanner:
 
     def _leaves_rows_at(self, end_step: int) -> bool:
         """Return whether a chunk of the newest frames has rows left when the plan ends."""
-        seen = self.history.before_newest(self.frame_age.longest_ns)
+        ages = self.frame_age
+        # An answer without rows left costs an inference. A robot that is at rest meanwhile waits
+        # until even an old frame leaves some.
+        age_ns = ages.longest_of_many_ns if self._outlasted else ages.longest_ns
+        seen = self.history.before_newest(age_ns)
         if seen is None or not self.horizon:
             return True
         return end_step - seen[0] // self.timeline.step_ns < self.horizon
+
+    @property
+    def _outlasted(self) -> bool:
+        """True when every inference takes as long as a chunk lasts, or longer."""
+        return self.delays.shortest >= self.horizon
 
     def committed_plan(self, now_ros_ns: int, past_steps: int) -> CommittedSetpoints:
         """Return the setpoints still to be executed, from the current step on."""

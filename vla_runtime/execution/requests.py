@@ -32,6 +32,11 @@ class DelayEstimator:
         while len(self._delays) > parameters.window:
             self._delays.popleft()
 
+    @property
+    def shortest(self) -> int:
+        """The shortest of the delays observed, steps; 0 before the first."""
+        return min(self._delays, default=0)
+
     def estimate(self, parameters: DelayParameters) -> int:
         """Return the smallest delay that covers the quantile of those observed, in bounds."""
         if not self._delays:
@@ -43,31 +48,40 @@ class DelayEstimator:
 
 # Frames older than this at a request are those of a policy that was suspended, nanoseconds.
 _LONGEST_FRAME_AGE_NS = 500_000_000
+# Ages that are kept.
+_AGES = 32
 
 
 class FrameAge:
     """Age of the frames that requests were answered from, at the time of the request.
 
-    One age is too few where frames come slower than requests, whose ages differ then. Many would
-    remember a single late frame for as many chunks.
+    One age is too few where frames come slower than requests, or out of step with them: ages differ
+    by up to the time between two frames. The last two follow a camera that becomes faster at once.
+    The last 32 leave next to no frame that is older than expected.
 
     Attributes:
         longest_ns: the longer of the last two, nanoseconds; 0 before the first.
+        longest_of_many_ns: the longest of the last 32, nanoseconds. From the third answer on, one
+            late frame counts for no more than twice the second longest.
     """
 
     def __init__(self) -> None:
-        self._ages: deque[int] = deque(maxlen=2)
+        self._ages: deque[int] = deque(maxlen=_AGES)
         self.longest_ns = 0
+        self.longest_of_many_ns = 0
 
     def clear(self) -> None:
         """Forget all ages: a new episode."""
         self._ages.clear()
         self.longest_ns = 0
+        self.longest_of_many_ns = 0
 
     def observe(self, age_ns: int) -> None:
         """Count one answer; frames from after the request are of age 0."""
         self._ages.append(min(max(0, age_ns), _LONGEST_FRAME_AGE_NS))
-        self.longest_ns = max(self._ages)
+        self.longest_ns = max(list(self._ages)[-2:])
+        second, longest = sorted((0, *self._ages))[-2:]
+        self.longest_of_many_ns = max(self.longest_ns, min(longest, 2 * second))
 
 
 # An open request is sent again after this, seconds: a message that is lost costs no more.
