@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from graph import graph
 from paths import ROOT
 
 from vla_runtime.processes.parent_death import dies_with_this_process
@@ -18,6 +19,8 @@ from vla_runtime.ros.node_main import MODULES
 pytestmark = pytest.mark.graph
 
 TIMEOUT_S = 60.0
+# Time without a sign of life after which Fast DDS takes a participant for dead.
+LEASE_S = 20.0
 BEGIN = """
 import ctypes, sys, threading, time
 from rclpy.lifecycle import LifecycleNode, TransitionCallbackReturn
@@ -79,6 +82,18 @@ def test_a_node_without_trouble_ends_with_code_0_and_not_a_word_of_error() -> No
         code, out, err = interrupt(process)
     assert (code, out) == (0, 'holding\n')
     assert 'hangs' not in err and 'Traceback' not in err
+
+
+def test_a_node_that_has_ended_is_gone_from_the_graph() -> None:
+    """Not only when Fast DDS takes it for dead: a launch that follows would call its services."""
+    with graph() as others, node('') as process:
+        others.wait_for(lambda: 'hanging' in others.node.get_node_names(), 'the node')
+        interrupt(process)
+        others.wait_for(
+            lambda: 'hanging' not in others.node.get_node_names(),
+            'its end',
+            timeout_s=LEASE_S / 2,
+        )
 
 
 def test_a_callback_that_hangs_keeps_nothing_from_the_hold() -> None:

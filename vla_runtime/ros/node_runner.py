@@ -36,6 +36,7 @@ from rclpy.logging import get_logger
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
+from vla_runtime.processes.parent_death import LAUNCH_VARIABLE
 from vla_runtime.ros.autostart import COULD_NOT_START, bring_up
 from vla_runtime.ros.interrupt import Interrupt, interruptible
 from vla_runtime.ros.parameter_file import check_files_on_command_line
@@ -89,7 +90,9 @@ def run_node(make_node: Callable[[], Node], name: str, args: list[str] | None = 
     failed = COULD_NOT_START if before is None else 1
     with interruptible() as interrupt:
         try:
-            for warning in check_files_on_command_line(sys.argv if args is None else args, name):
+            warnings = check_files_on_command_line(sys.argv if args is None else args, name)
+            # A launch gives one file to all its nodes, and has looked at it.
+            for warning in () if LAUNCH_VARIABLE in os.environ else warnings:
                 print(f'warning: {warning}', file=sys.stderr)
             remove_dead_segments()
             rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
@@ -152,6 +155,10 @@ class _Run:
                 with self._node.handle:
                     self._node.destroy_node()
                     self._end_now(code)
+            if isinstance(self._node, LifecycleNode):
+                # rclpy leaves it, and it keeps the participant: others would see the node, and call
+                # its services, until Fast DDS takes it for dead after 20 s.
+                self._node._state_machine.destroy_when_not_in_use()
             self._node.destroy_node()
             rclpy.try_shutdown()
         self._end_now(code)
