@@ -80,16 +80,19 @@ class Bundle:
         return self.folder / ENGINES_FOLDER
 
 
-def bundle_around(folder: Path) -> Path | None:
-    """Return the policy bundle that a folder is or lies in; None where there is none.
+def why_not_in(folder: Path) -> str:
+    """Return why nothing may be written into a folder that is or lies in a bundle; '' elsewhere.
 
     The folder need not exist. A `policy.yaml` without statistics is a file of ROS parameters.
     """
     whole = Path(os.path.realpath(folder))
     for place in (whole, *whole.parents):
         if (place / SPEC_FILE).is_file() and (place / STATISTICS_FILE).is_file():
-            return place
-    return None
+            return (
+                f'lies in the policy bundle {place}, which may hold nothing that its {SPEC_FILE} '
+                'does not list; name another place'
+            )
+    return ''
 
 
 def read_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:

@@ -13,7 +13,6 @@ from safetensors.numpy import save
 
 from vla_runtime.bundle.folder import (
     BundleError,
-    bundle_around,
     check_regular,
     check_weights,
     files_in,
@@ -21,6 +20,7 @@ from vla_runtime.bundle.folder import (
     read_bundle,
     read_statistics,
     verify_file,
+    why_not_in,
 )
 from vla_runtime.bundle.rules import check_spec, dump_spec
 from vla_runtime.bundle.schema import SPEC_FILE, STATISTICS_FILE, WEIGHTS_FILE, BundleSpec
@@ -48,11 +48,8 @@ def check_target(target: str | Path, force: bool) -> None:
         parent = parent.parent
     if not parent.is_dir():
         raise BundleError(f'{target}: cannot be made, because {parent} is a file')
-    if bundle := bundle_around(target.parent):
-        raise BundleError(
-            f'{target}: lies in the policy bundle {bundle}, which may hold nothing that its '
-            f'{SPEC_FILE} does not list; name another place'
-        )
+    if why := why_not_in(target.parent):
+        raise BundleError(f'{target}: {why}')
     if not os.access(parent, os.W_OK | os.X_OK):
         raise BundleError(f'{target}: cannot be made, because {parent} may not be written to')
     if not target.exists() and not target.is_symlink():

@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from vla_runtime.bundle.folder import bundle_around
+from vla_runtime.bundle.folder import why_not_in
 from vla_runtime.bundle.schema import SPEC_FILE
 from vla_runtime.files.whole_files import STANDARD_OUTPUT, is_stream
 from vla_runtime.ros.package_files import share_folder
@@ -33,7 +33,8 @@ def output_file(text: str) -> Path:
     path = Path(os.path.realpath(path)) if path.is_symlink() else path
     if path.suffix in _RECORDED or (path.parent / 'metadata.yaml').is_file():
         raise argparse.ArgumentTypeError(f"'{path}' is part of a recording; name another file")
-    _refuse_in_bundle(path.parent, path)
+    if why := why_not_in(path.parent):
+        raise argparse.ArgumentTypeError(f"'{path}' {why}")
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(
             f"'{path}' cannot be written: there is no folder '{path.parent}'"
@@ -50,16 +51,9 @@ def output_folder(text: str) -> Path:
     path = Path(text)
     if not text:
         raise argparse.ArgumentTypeError('expected the name of a folder')
-    _refuse_in_bundle(path, path)
+    if why := why_not_in(path):
+        raise argparse.ArgumentTypeError(f"'{path}' {why}")
     return path
-
-
-def _refuse_in_bundle(folder: Path, named: Path) -> None:
-    if bundle := bundle_around(folder):
-        raise argparse.ArgumentTypeError(
-            f"'{named}' lies in the policy bundle {bundle}, which may hold nothing that its "
-            f'{SPEC_FILE} does not list; name another place'
-        )
 
 
 def make_folder(path: Path, option: str) -> None:
