@@ -96,7 +96,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         check_tensors(tensors, weight_shapes(family, dims))
     except TensorsError as error:
         raise CheckpointError(str(error)) from None
-    told = {'targets': ', '.join(options.targets)} if options.targets else {}
+    given = {'targets': ', '.join(options.targets)} if options.targets else {}
     spec = BundleSpec(
         name=options.name or default_name,
         family=family,
@@ -112,7 +112,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         tokenizer=f'tokenizer{settled.tokenizer.suffix}' if settled.tokenizer else None,
         joint_space=facts.joint_space,
         trained_delay_steps=facts.trained_delay_steps,
-        source={**facts.source, **told, 'exported_by': f'vla_runtime {__version__}'},
+        source={**facts.source, **given, 'exported_by': f'vla_runtime {__version__}'},
     )
     statistics = cut_statistics(facts.statistics, settled.columns)
     _check_valid(checkpoint, spec, statistics)
