@@ -47,6 +47,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 # Rooms whose tests start nodes.
 _NODES = ('test/ros/', 'test/tabletop/ros/', 'test/launch/')
 
+# A worker has PyTorch, ONNX Runtime and the largest networks of its tests.
+_WORKER_BYTES = 3 << 30
+# The nodes' tests are one worker's, and take longer than what is left for each of more.
+_MOST_WORKERS = 8
+
 # The same examples every time, and no verdict that depends on how busy the machine is.
 settings.register_profile('vla_runtime', derandomize=True, deadline=None, max_examples=50)
 settings.load_profile('vla_runtime')
@@ -76,8 +81,18 @@ def pytest_pycollect_makemodule(parent: pytest.Collector) -> Iterator[Any]:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than cores, because the one that starts nodes mostly waits.
+
+    Fewer where memory is short: three work on any machine that runs a policy.
+    """
+    memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    return max(3, min(len(os.sched_getaffinity(0)) + 1, memory // _WORKER_BYTES, _MOST_WORKERS))
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Share the tests between the workers (`./run test` gives pytest `-n 3`).
+    """Share the tests between the workers (`./run test` gives pytest `-n auto`).
 
     All that starts nodes is for the first worker, which gets the largest share first: the
     executables of two tests at once would starve each other. Every other file goes to one worker
