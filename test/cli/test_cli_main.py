@@ -83,10 +83,11 @@ def test_help_needs_neither_torch_nor_rclpy():
 
 
 @pytest.mark.skipif(not os.path.exists('/dev/full'), reason='this system has no /dev/full')
-def test_a_full_standard_output_is_said():
+@pytest.mark.parametrize('words', [['roofline', '--list'], ['study', '--list'], ['info', '--help']])
+def test_a_full_standard_output_is_said(words):
     with open('/dev/full', 'w') as full:
         done = subprocess.run(
-            [sys.executable, '-m', 'vla_runtime', 'roofline', '--list'],
+            [sys.executable, '-m', 'vla_runtime', *words],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import pkgutil
 import signal
 import sys
@@ -20,7 +19,8 @@ from types import ModuleType
 
 from vla_runtime import __version__, cli
 from vla_runtime.cli._packages import import_problem
-from vla_runtime.files.whole_files import NO_ROOM, STANDARD_OUTPUT
+from vla_runtime.cli._standard_output import LostOutputError, watched_output
+from vla_runtime.files.whole_files import STANDARD_OUTPUT
 
 _OWN_MODULE = 'main'
 
@@ -77,43 +77,34 @@ def _tidy_end() -> Iterator[None]:
 
 def _run(argv: list[str]) -> int:
     try:
-        try:
-            arguments = _parsed(argv)
-        except SystemExit as stop:
-            # argparse leaves this way after help (0) and after a wrong argument (2).
-            return int(stop.code or 0)
-        # A file on standard output is for a program: what a person reads goes beside it.
-        has_file = STANDARD_OUTPUT in vars(arguments).values()
-        with redirect_stdout(sys.stderr) if has_file else nullcontext():
-            code = int(arguments.run(arguments))
-        # None where the process was started with its output closed; `print` does nothing then.
-        if sys.stdout is not None:
-            sys.stdout.flush()
-        return code
+        with watched_output():
+            return _run_verb(argv)
+    except LostOutputError as lost:
+        if lost.unwanted:
+            return 141
+        print(f'error: {lost}', file=sys.stderr)
+        return 2
     except ImportError as error:
         if (error.name or '').startswith('vla_runtime'):
             raise
         how = "./run setup, or pip install '.[torch,onnx,report]' in the source folder"
         print(f'error: {import_problem(error, argv[0], how)}', file=sys.stderr)
         return 2
-    except BrokenPipeError:
-        # Whoever read the output wants no more of it.
-        _drop_output()
-        return 141
-    except OSError as error:
-        if error.errno not in NO_ROOM or error.filename:
-            raise
-        _drop_output()
-        print(f'error: standard output cannot be written: {error.strerror}', file=sys.stderr)
-        return 2
     except KeyboardInterrupt as stop:
         print(str(stop) or 'interrupted', file=sys.stderr)
         return getattr(stop, 'exit_code', 130)
 
 
-def _drop_output() -> None:
-    """Let the interpreter's own flush, at its end, succeed."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _run_verb(argv: list[str]) -> int:
+    try:
+        arguments = _parsed(argv)
+    except SystemExit as stop:
+        # argparse leaves this way after help (0) and after a wrong argument (2).
+        return int(stop.code or 0)
+    # A file on standard output is for a program: what a person reads goes beside it.
+    has_file = STANDARD_OUTPUT in vars(arguments).values()
+    with redirect_stdout(sys.stderr) if has_file else nullcontext():
+        return int(arguments.run(arguments))
 
 
 def _parsed(argv: Sequence[str]) -> argparse.Namespace:

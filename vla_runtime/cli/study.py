@@ -98,8 +98,6 @@ def main(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         how = "./run setup, or pip install '.[torch,sim,report]' in the source folder"
         print(f'error: {import_problem(error, "a study", how)}', file=sys.stderr)
-    except BrokenPipeError:
-        raise
     except (ValueError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
     except KeyboardInterrupt:

@@ -1,0 +1,69 @@
+"""Standard output that takes no more, told apart from a file that a verb reads or writes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import Any, TextIO, cast
+
+
+class LostOutputError(Exception):
+    """Standard output takes no more: its disk is full, or nobody reads the pipe.
+
+    No OSError, which verbs take for one of their files.
+
+    Args:
+        cause: error of the write.
+    """
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(f'standard output cannot be written: {cause.strerror}')
+        # Whoever read it (`| head`) wants no more.
+        self.unwanted = isinstance(cause, BrokenPipeError)
+
+
+@contextmanager
+def watched_output() -> Iterator[None]:
+    """Raise `LostOutputError` in the block, or at its end, where standard output takes no more."""
+    stream = sys.stdout
+    if stream is None:
+        # The process was started with its output closed; `print` does nothing then.
+        yield
+        return
+    watched = _Watched(stream)
+    try:
+        with redirect_stdout(cast(TextIO, watched)):
+            yield
+        watched.flush()
+    except LostOutputError:
+        # Or the interpreter's own flush, at its end, fails again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        raise
+
+
+class _Watched:
+    """A stream whose failed writes are `LostOutputError`s."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with _lost():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with _lost():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _lost() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise LostOutputError(error) from None
