@@ -335,7 +335,8 @@ def check_limits(
 
     Velocity is the difference of two commands by that of their stamps; acceleration the
     difference of two such velocities by the time between the middles of their intervals: no motion
-    within the limits exceeds either, however uneven the ticks are.
+    within the limits exceeds either, however uneven the ticks are. A command after a pause may
+    slow down more suddenly: it contains no more than one and a half periods at top speed.
 
     Args:
         record: record of the run.
@@ -346,8 +347,9 @@ def check_limits(
         acceleration: (joints,) largest; infinite where there is none.
 
     Returns:
-        use of `position`, `velocity`, `acceleration`; and `immediate stops`: ticks beyond the
-        acceleration limit that only take speed away, in faults that may stop the robot at once
+        use of `position`, `velocity`, `acceleration`, and of what a command `after a pause` may
+        contain; and `immediate stops`: ticks beyond the acceleration limit that only take speed
+        away, in faults that may stop the robot at once
     """
     commands = record.commands
     stamps, positions = commands.stamps_ns, commands.positions
@@ -360,11 +362,19 @@ def check_limits(
     noise = 2.0 * STAMP_S * (np.abs(speeds[1:]) / seconds[1:] + np.abs(speeds[:-1]) / seconds[:-1])
     sudden = np.maximum(np.abs(np.diff(speeds, axis=0)) - noise, 0.0) / apart / acceleration
     braking = (np.abs(speeds[1:]) <= np.abs(speeds[:-1])) & (speeds[1:] * speeds[:-1] >= 0.0)
+    longest_s = 1.5 * float(np.median(seconds)) if len(seconds) else np.inf
+    late = seconds > longest_s
     excused = braking & _may_stop_at_once(record.faults, stamps[2:])[:, None]
+    slowed = braking & late[1:]
+    most = (longest_s + STAMP_S) * velocity
     uses = {
         'position': (1.0 + beyond, stamps),
         'velocity': (fast, stamps[1:]),
-        'acceleration': (np.where(excused, 0.0, sudden), stamps[2:]),
+        'acceleration': (np.where(excused | slowed, 0.0, sudden), stamps[2:]),
+        'after a pause': (
+            np.where(late, np.abs(np.diff(positions, axis=0)), 0.0) / most,
+            stamps[1:],
+        ),
         'immediate stops': (np.where(excused, sudden, 0.0), stamps[2:]),
     }
     return {kind: _use(record, names, *found) for kind, found in uses.items()}

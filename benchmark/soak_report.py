@@ -107,7 +107,7 @@ def failures(session: Session) -> list[str]:
         for stall in session.stalls
         if stall.beyond
     ]
-    for kind in ('position', 'velocity', 'acceleration'):
+    for kind in ('position', 'velocity', 'acceleration', 'after a pause'):
         use = session.limits[kind]
         if use['violations']:
             found.append(

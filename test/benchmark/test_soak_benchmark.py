@@ -257,6 +257,17 @@ def test_a_command_outside_is_found_with_its_joint(kind, change):
     assert use.examples[0]['joint'] == ('arm', 'gripper')[joint]
 
 
+@pytest.mark.parametrize(('way', 'kept'), [(0.09, False), (0.03, True)])
+def test_a_command_after_a_pause_may_slow_down_but_not_make_up_the_way(way, kept):
+    positions = moved(speed=1.5, ticks=100)
+    positions[51, 0] = positions[50, 0] + way
+    stamps = TICK_NS * np.arange(100)
+    stamps[51:] += 50 * MS
+    uses = limits(record(positions[:52], stamps[:52]))
+    assert (uses['after a pause'].violations == 0) == kept
+    assert uses['acceleration'].violations == 0
+
+
 def test_a_stop_at_once_is_excused_where_a_tracking_error_may_cause_it_and_nowhere_else():
     positions = moved(speed=1.0)
     positions[100:] = positions[100]

@@ -75,6 +75,7 @@ class AnythingGoes(RuleBasedStateMachine):
         )
         self.executor = ChunkExecutor(config, parameters)
         self.staged = parameters
+        self.longest_s = 1.5 * period_s
         self.now_s, self.ros_ns = 10.0, ROS_START_NS
         self.measured, self.known = np.zeros(3), np.zeros(3)
         # What the joint without end stops has reported: its driver wraps angles that jump, unless
@@ -181,6 +182,11 @@ class AnythingGoes(RuleBasedStateMachine):
         if self.kind is CommandKind.IDLE:
             velocity[POSITIONS] = 0.0  # the first command is where the robot is
         change = np.abs(velocity - self.velocity)
+        if dt_s > self.longest_s:
+            # After a pause the robot stands at its last command, and is not sent the way of it.
+            most = LIMITS.velocity * self.longest_s / dt_s
+            assert (np.abs(velocity) <= most * (1 + 1e-9))[POSITIONS].all()
+            change[POSITIONS & np.isclose(np.abs(velocity), most)] = 0.0
         # What a robot is stopped for that ran into something is the one stop that freezes here.
         freezes = kind is CommandKind.HOLD and command.reason is Reason.TRACKING_ERROR
         for span_s in (dt_s, 0.5 * (dt_s + self.last_dt_s)):

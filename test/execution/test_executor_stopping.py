@@ -262,6 +262,29 @@ def test_when_a_tick_is_a_little_late_expect_no_command_further_than_the_period_
     assert not rig.command.limited
 
 
+@pytest.mark.parametrize('pause_s', [0.015, 0.02, 0.04, 0.1, 0.5])
+@pytest.mark.parametrize('acceleration', [1.0, 4.0])
+def test_when_the_executor_pauses_in_motion_expect_no_command_that_makes_up_the_way(
+    acceleration: float, pause_s: float
+) -> None:
+    """A controller has come to rest by then, and goes to the next command in one period."""
+    limits = make_limits(
+        TWO, dict.fromkeys(TWO, ColumnLimits(velocity=0.3, acceleration=acceleration))
+    )
+    rig = moving(limits=limits, control_period_s=0.01)
+    rig.tick(40)
+    before = rig.command.setpoints[0]
+    rig.now_s += pause_s
+    rig.ros_ns += round(pause_s * 1e9)
+    ways = []
+    for _ in range(200):
+        rig.tick()
+        ways.append(rig.command.setpoints[0] - before)
+        before = rig.command.setpoints[0]
+    assert 0.0 <= ways[0] <= 0.3 * 0.015 * (1 + 1e-9)
+    assert max(ways[1:]) <= 0.3 * 0.01 * (1 + 1e-9)
+
+
 # ---------------------------------------------------------------- limits and latch
 
 

@@ -36,9 +36,8 @@ class ExecutorConfig:
         on_stop: way to stop, by cause.
         control_period_s: time between two ticks. A tick that comes later moves the command no
             further than one and a half periods at top speed allow, because the robot's controller
-            executes each command in about one; the limit of acceleration has precedence. Not
-            limited when not given, nor under `motion_clock` ros, where the simulated robot waits
-            for the clock as well.
+            executes each command in about one, and then rests. Not limited when not given, nor
+            under `motion_clock` ros, where the simulated robot waits for the clock as well.
         form: how chunks and plans write the columns; as they are when not given.
     """
 

@@ -29,8 +29,9 @@ class MotionLimiter:
     2. Speed never exceeds its limit, neither from tick to tick nor in the velocity sent beside a
        position.
     3. Acceleration never exceeds its limit, and the approach to a position limit is slowed down
-       in time for this to stay so. Two things are exempt: a hold, which stops at once, and the
-       distance from the measured position, where the robot is pushed away from the command.
+       in time for this to stay so. Three things are exempt: a hold, which stops at once; the
+       distance from the measured position, where the robot is pushed away from the command; and
+       the command after a pause, which contains no more than `longest_s`.
 
     All three hold by the times at which commands are given, however uneven the ticks are. The
     velocity of a tick is its step over the time since the last command. It may change by the
@@ -48,8 +49,8 @@ class MotionLimiter:
         limits: limits of the columns.
         columns: columns of the executor: kinds, and which are measured.
         longest_s: motion that one command may contain at top speed, in seconds: the robot's
-            controller executes each command in about one period, so a late command must not
-            contain much more. The limit of acceleration has precedence.
+            controller executes each command in about one period, and has come to rest when the
+            next one is late. So a late command must not make up the way of the pause.
     """
 
     def __init__(
@@ -249,6 +250,7 @@ class MotionLimiter:
             self._result[self._columns.is_velocity] = 0.0
         np.multiply(self._acceleration, self._span(dt_s), out=self._fastest[0])
         self._clip_next(self.velocities, self._fastest[0])
+        self._clip_late(self._speed, dt_s)
         self._find_result(command, near, dt_s)
         if self._turns:
             self._turns.brake(self._result, command, dt_s, self._span(dt_s))
@@ -336,12 +338,7 @@ class MotionLimiter:
             if self._columns.any_velocity:
                 closing[self._columns.is_velocity] = _FAR
             self._clip_next(velocity, closing)
-        if dt_s > self._longest_s:
-            np.multiply(limit, self._longest_s / dt_s, out=closing)
-            if self._columns.any_velocity:
-                closing[self._columns.is_velocity] = _FAR
-            self._clip_next(self._zeros, closing)
-        elif speed is not None:
+        if speed is not None:
             self._clip_next(self._zeros, limit)
         if at_most is not None:
             np.multiply(self.velocities, at_most, out=closing)
@@ -353,9 +350,20 @@ class MotionLimiter:
             np.multiply(self._acceleration, self._span(dt_s), out=closing)
             self._clip_next(self.velocities, closing)
         self._clip_next(self._zeros, self._speed)
+        self._clip_late(limit, dt_s)
         np.minimum(self._next, up, out=self._next)
         np.negative(down, out=down)
         np.maximum(self._next, down, out=self._next)
+
+    def _clip_late(self, limit: np.ndarray, dt_s: float) -> None:
+        """Keep a command after a pause to the way of `longest_s` at the limit of speed."""
+        if dt_s <= self._longest_s:
+            return
+        width = self._fastest[0]
+        np.multiply(limit, self._longest_s / dt_s, out=width)
+        if self._columns.any_velocity:
+            width[self._columns.is_velocity] = _FAR
+        self._clip_next(self._zeros, width)
 
     def _clip_next(self, centre: np.ndarray, width: np.ndarray) -> None:
         """Keep the next velocity within `centre ± width`."""

@@ -48,7 +48,8 @@ class TurnLimiter:
 
     def brake(self, command: Quaternion, dt_s: float, span_s: float) -> Quaternion:
         """Return the next command of a rotation that comes to rest as fast as it may."""
-        self.rate = _scaled(self.rate, 1.0 - self.slowing(span_s))
+        slower = _scaled(self.rate, 1.0 - self.slowing(span_s))
+        self.rate = self._not_late(slower, self._velocity, dt_s)
         return turned(command, _scaled(self.rate, dt_s))
 
     def apply(
@@ -80,20 +81,21 @@ class TurnLimiter:
         rate, change = wanted, self._acceleration * span_s
         if math.isfinite(change):
             rate = self._closing(wanted, target_rate, dt_s, change)
-        if dt_s > self._longest_s:
-            rate = _clipped(rate, limit * self._longest_s / dt_s)
-        else:
-            rate = _clipped(rate, limit)
+        rate = _clipped(rate, limit)
         if at_most is not None:
             rate = _clipped(rate, at_most * _length(self.rate))
         if math.isfinite(change):
             # Between two rates within the limit, so within the limit as well.
             rate = _clipped(rate, change, self.rate)
-        self.rate = rate = _clipped(rate, self._velocity)
+        self.rate = rate = self._not_late(_clipped(rate, self._velocity), limit, dt_s)
         left = dt_s * _length(_difference(wanted, rate))
         if left == 0.0:
             return _written_like(command, target), 0.0
         return turned(command, _scaled(rate, dt_s)), left
+
+    def _not_late(self, rate: Vector, limit: float, dt_s: float) -> Vector:
+        """Keep a command after a pause to the turn of `longest_s` at the limit."""
+        return _clipped(rate, limit * min(1.0, self._longest_s / dt_s))
 
     def _closing(self, wanted: Vector, target_rate: Vector, dt_s: float, change: float) -> Vector:
         """Return the rate at which the rotation can still come to rest on its moving target.
