@@ -63,6 +63,8 @@ def test_a_parameter_that_the_sections_nodes_lack_is_an_error_with_the_nearest_n
         ('/*/vla_policy', ''),
         ('/**/vla_polcy', ''),
         ('/right/vla_polcy', 'left'),
+        # 15 s where each `**` may be any part of the namespace.
+        ('/**' * 30 + '/vla_polcy', 'lab/cell/left/arm/one'),
     ],
 )
 def test_a_section_that_misses_the_node_it_is_called_after_is_an_error(
@@ -80,6 +82,8 @@ def test_a_section_that_misses_the_node_it_is_called_after_is_an_error(
         ('/left/vla_policy', '/left/'),
         ('/*/vla_policy', 'left'),
         ('/**/vla_policy', 'cell/left'),
+        ('/**/**/vla_policy', 'cell/left'),
+        ('/**/left/**/vla_policy', 'cell/left'),
         ('left:\n  vla_policy', 'left'),
         ('/**', 'left'),
     ],
