@@ -6,6 +6,8 @@ import os
 import sys
 from typing import TextIO
 
+from vla_runtime.files.standard_output import LostOutputError
+
 
 def say(text: str, *, end: str = '\n', stream: TextIO | None = None) -> None:
     """Print at once; when the terminal is gone, go on without output.
@@ -18,7 +20,7 @@ def say(text: str, *, end: str = '\n', stream: TextIO | None = None) -> None:
     stream = stream or sys.stdout
     try:
         print(text, end=end, file=stream, flush=True)
-    except OSError:
+    except (OSError, LostOutputError):
         # What is still buffered would fail again when the interpreter ends.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
