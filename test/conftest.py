@@ -49,7 +49,7 @@ _NODES = ('test/ros/', 'test/tabletop/ros/', 'test/launch/')
 
 # A worker has PyTorch, ONNX Runtime and the largest networks of its tests.
 _WORKER_BYTES = 3 << 30
-# The nodes' tests are one worker's, and take longer than what is left for each of more.
+# With more, all would wait for the one that starts nodes.
 _MOST_WORKERS = 8
 
 # The same examples every time, and no verdict that depends on how busy the machine is.

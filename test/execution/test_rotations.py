@@ -147,6 +147,16 @@ def test_when_rotations_are_wild_expect_both_limits_kept_by_the_times_of_the_com
     assert_limits(commands, times_s, velocity, acceleration, 1.5 * DT_S)
 
 
+def test_when_a_lower_speed_is_wanted_in_a_turn_expect_it_reached_within_the_acceleration() -> None:
+    limiter, command = limiter_of(3.0, 10.0, 1.5 * DT_S), UNTURNED.copy()
+    commands, there = [command.copy()], turned_by(3.0)
+    for speed in [3.0] * 40 + [0.5] * 40:
+        limiter.apply(command, there, np.zeros(4), None, DT_S, np.full(4, speed))
+        commands.append(command.copy())
+    assert_limits(commands, list(DT_S * np.arange(len(commands))), 3.0, 10.0)
+    assert angle(commands[-2], commands[-1]) == pytest.approx(0.5 * DT_S)
+
+
 @settings(max_examples=15)
 @given(quaternions, st.floats(0.2, 5.0), st.one_of(st.just(np.inf), st.floats(2.0, 50.0)))
 def test_when_a_rotation_jumps_expect_it_reached_and_kept(

@@ -95,7 +95,9 @@ class TurnLimiter:
 
     def _not_late(self, rate: Vector, limit: float, dt_s: float) -> Vector:
         """Keep a command after a pause to the turn of `longest_s` at the limit."""
-        return _clipped(rate, limit * min(1.0, self._longest_s / dt_s))
+        if dt_s <= self._longest_s:
+            return rate
+        return _clipped(rate, limit * self._longest_s / dt_s)
 
     def _closing(self, wanted: Vector, target_rate: Vector, dt_s: float, change: float) -> Vector:
         """Return the rate at which the rotation can still come to rest on its moving target.

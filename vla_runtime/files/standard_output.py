@@ -38,9 +38,15 @@ def watched_output() -> Iterator[None]:
             yield
         watched.flush()
     except LostOutputError:
-        # Or the interpreter's own flush, at its end, fails again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        discard(stream)
         raise
+
+
+def discard(stream: TextIO) -> None:
+    """Send a stream's output nowhere, or what it buffers fails again when the interpreter ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 class _Watched:

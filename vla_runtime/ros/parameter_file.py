@@ -223,7 +223,7 @@ def _matches(section: str, namespace: str, node: str) -> bool:
     """Return whether a section applies to a node: `*` is one name, `**` any number of names."""
     words = {'**': r'(?:/\w+)*', '*': r'/\w+'}
     tokens = [token for token in section.split('/') if token]
-    # Side by side, two are what one is; many would share the names in every way that there is.
+    # `**/**` matches what `**` does, and many of them would backtrack for minutes.
     tokens = [word for word, after in pairwise([*tokens, '']) if not word == after == '**']
     pattern = ''.join(words.get(token, '/' + re.escape(token)) for token in tokens)
     return re.fullmatch(pattern, _full_name(namespace, node)) is not None

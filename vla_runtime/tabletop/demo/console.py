@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TextIO
 
-from vla_runtime.files.standard_output import LostOutputError
+from vla_runtime.files.standard_output import LostOutputError, discard
 
 
 def say(text: str, *, end: str = '\n', stream: TextIO | None = None) -> None:
@@ -21,7 +20,4 @@ def say(text: str, *, end: str = '\n', stream: TextIO | None = None) -> None:
     try:
         print(text, end=end, file=stream, flush=True)
     except (OSError, LostOutputError):
-        # What is still buffered would fail again when the interpreter ends.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        discard(stream)
