@@ -8,7 +8,8 @@ policy that freezes or dies, cameras and joint states that stop, slow down, jump
 stray chunks, participants that are killed, a push against the arm, the operator's services.
 
 What must hold: the robot stands still no longer than the next frames of all cameras that belong
-together and one inference take (after a fault: one more, which may be under way), no command is
+together and one inference take (after a fault: one more, which may be under way; after a
+participant was killed: and the time for which Fast DDS held the policy), no command is
 outside position, velocity and acceleration limits by the header stamps, no traceback, every process
 ends with 0. A policy that Fast DDS has cut off after a SIGSTOP is a fault of its own, until its
 process has started again.

@@ -30,6 +30,10 @@ STAMP_S = 1e-6
 # older, make no observation.
 SYNC_TOLERANCE_NS = 50_000_000
 MAX_AGE_NS = 500_000_000
+# Killed with shared memory mapped. Fast DDS goes on sending to such a participant until its lease
+# ends, which may hold the sender for seconds (docs/running.md).
+_KILLED = ('participants', 'policy_killed')
+_LEASE_NS = 20_000_000_000
 # Within this a policy notices that the middleware has cut it off.
 _NOTICED_NS = 2_000_000_000
 _LOG_LINE = re.compile(r'\[\w+\] \[(\d+)\.(\d+)\] \[\w+\]: (.*)')
@@ -107,6 +111,7 @@ class Record:
         cameras: the frames of each.
         inferences: (n, 2) float64: when a chunk's report came, ns, and how long it took, s.
         pulse: (n, 2) int64: when a thread of the harness woke up late, and by how much, ns.
+        held: (n, 2) int64: the same of the policy's interpreter.
         faults: in order.
     """
 
@@ -114,6 +119,7 @@ class Record:
     cameras: Sequence[Frames]
     inferences: np.ndarray
     pulse: np.ndarray
+    held: np.ndarray
     faults: Sequence[Fault]
 
 
@@ -127,6 +133,7 @@ class Stall:
         allowed_s: longest duration allowed, see `allowed`.
         parts: parts of the allowed duration, seconds.
         after: fault that it follows directly; empty for none.
+        held_s: part of it in which the policy's interpreter stood still, for whatever reason.
     """
 
     begin_ns: int
@@ -134,6 +141,7 @@ class Stall:
     allowed_s: float
     parts: dict[str, float] = field(default_factory=dict)
     after: str = ''
+    held_s: float = 0.0
 
     @property
     def beyond(self) -> bool:
@@ -181,16 +189,25 @@ def allowed(record: Record, begin_ns: int, end_ns: int, *, inferences: int) -> d
 
     The next frames of all cameras that belong together, so many inferences as long as those beside
     it were, what transport and ticks take, and the time for which the machine had no core for a
-    thread.
+    thread. After a participant was killed also the time for which the policy stood still.
     """
     frame_ns = _next_together_ns(record.cameras, begin_ns) - begin_ns
     near = _inferences_beside(record, begin_ns, end_ns)
     return {
         'frame': frame_ns * 1e-9,
         'inference': inferences * float(near.max(initial=0.0)),
-        'machine': _machine_s(record, begin_ns, end_ns),
+        'machine': _late_s(record.pulse, begin_ns, end_ns),
+        'held': _held_s(record, begin_ns, end_ns),
         'allowance': ALLOWANCE_S,
     }
+
+
+def _held_s(record: Record, begin_ns: int, end_ns: int) -> float:
+    """For how long the policy stood still, where a killed participant may be the reason."""
+    kills = (fault.over_ns for fault in record.faults if fault.kind in _KILLED)
+    if not any(kill <= end_ns and begin_ns <= kill + _LEASE_NS for kill in kills):
+        return 0.0
+    return _late_s(record.held, begin_ns, end_ns)
 
 
 def _next_together_ns(cameras: Sequence[Frames], begin_ns: int) -> int:
@@ -250,7 +267,10 @@ def find_stalls(record: Record) -> list[Stall]:
         parts = allowed(record, fault.over_ns, end_ns, inferences=2)
         fault.recovery_s = (end_ns - fault.over_ns) * 1e-9
         fault.allowed_s = sum(parts.values())
-        stalls.append(Stall(fault.over_ns, fault.recovery_s, fault.allowed_s, parts, fault.kind))
+        held_s = _late_s(record.held, fault.over_ns, end_ns)
+        stalls.append(
+            Stall(fault.over_ns, fault.recovery_s, fault.allowed_s, parts, fault.kind, held_s)
+        )
     late = _late_ticks(record.commands.stamps_ns)
     for begin_ns, end_ns in zip(motion[:-1].tolist(), motion[1:].tolist(), strict=True):
         if end_ns - begin_ns < _SHORTEST_NS:
@@ -264,7 +284,8 @@ def find_stalls(record: Record) -> list[Stall]:
         spoilt = any(0 <= begin_ns - fault.over_ns < _SHOWS_NS for fault in record.faults)
         inferences = 2 if dropped or spoilt else 1
         parts = allowed(record, begin_ns, end_ns, inferences=inferences)
-        stalls.append(Stall(begin_ns, (end_ns - begin_ns) * 1e-9, sum(parts.values()), parts))
+        seconds, held_s = (end_ns - begin_ns) * 1e-9, _late_s(record.held, begin_ns, end_ns)
+        stalls.append(Stall(begin_ns, seconds, sum(parts.values()), parts, held_s=held_s))
     return sorted(stalls, key=lambda stall: stall.begin_ns)
 
 
@@ -297,13 +318,14 @@ def _look_at(fault: Fault, motion: np.ndarray, record: Record) -> None:
     if len(near) > 1:
         place = int(np.diff(near).argmax())
         fault.longest_tick_s = float(near[place + 1] - near[place]) * 1e-9
-        fault.machine_s = _machine_s(record, int(near[place]), int(near[place + 1]))
+        fault.machine_s = _late_s(record.pulse, int(near[place]), int(near[place + 1]))
 
 
-def _machine_s(record: Record, begin_ns: int, end_ns: int) -> float:
-    """For how long a thread that wanted to run had no core."""
-    woken, late = record.pulse[:, 0], record.pulse[:, 1]
-    return float(late[(woken >= begin_ns) & (woken - late <= end_ns)].sum()) * 1e-9
+def _late_s(pulse: np.ndarray, begin_ns: int, end_ns: int) -> float:
+    """For how long, within these times, a thread that wanted to run did not."""
+    woken, late = pulse[:, 0], pulse[:, 1]
+    within = np.minimum(woken, end_ns) - np.maximum(woken - late, begin_ns)
+    return float(np.maximum(within, 0).sum()) * 1e-9
 
 
 @dataclass(frozen=True)

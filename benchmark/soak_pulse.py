@@ -1,33 +1,49 @@
-"""Waiting time of a thread that wants to run: the load of the machine, over time.
+"""Waiting time of a thread that wants to run: of the machine's, or of one node's process.
 
     python benchmark/soak_pulse.py pulse.txt
+    python benchmark/soak_pulse.py held.txt vla_runtime.ros.policy.node --ros-args ...
 
 Wakes up every 5 ms and writes a line when that was more than 2 ms late: stamp and lateness,
-nanoseconds. Ends with the end of stdin.
+nanoseconds. Ends with the end of stdin. With a module it runs that as a program and watches its
+interpreter instead, every 20 ms: rclpy keeps the interpreter while it publishes, so that a line
+says how long the middleware did not take a message. Ends with the module.
 """
 
 from __future__ import annotations
 
+import runpy
 import sys
 import threading
 import time
 from pathlib import Path
 
-PERIOD_NS = 5_000_000
-NOTED_NS = 2_000_000
+PERIOD_NS, NOTED_NS = 5_000_000, 2_000_000
+# A thread beside a node costs the node time, and waits for the interpreter now and then.
+NODE_PERIOD_NS, NODE_NOTED_NS = 20_000_000, 50_000_000
+
+
+def watch(path: Path, period_ns: int, noted_ns: int, ended: threading.Event) -> None:
+    """Add a line to the file for each wake-up that came late, until the end."""
+    with path.open('a', encoding='ascii', buffering=1) as log:
+        due = time.monotonic_ns()
+        while not ended.is_set():
+            due = max(due + period_ns, time.monotonic_ns())
+            time.sleep(max(0, due - time.monotonic_ns()) * 1e-9)
+            late = time.monotonic_ns() - due
+            if late > noted_ns:
+                log.write(f'{time.time_ns()} {late}\n')
 
 
 def main() -> None:
+    path, *program = Path(sys.argv[1]), *sys.argv[2:]
     ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
-    with Path(sys.argv[1]).open('w', encoding='ascii', buffering=1) as log:
-        due = time.monotonic_ns()
-        while not ended.is_set():
-            due = max(due + PERIOD_NS, time.monotonic_ns())
-            time.sleep(max(0, due - time.monotonic_ns()) * 1e-9)
-            late = time.monotonic_ns() - due
-            if late > NOTED_NS:
-                log.write(f'{time.time_ns()} {late}\n')
+    if not program:
+        threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+        return watch(path, PERIOD_NS, NOTED_NS, ended)
+    words = (path, NODE_PERIOD_NS, NODE_NOTED_NS, ended)
+    threading.Thread(target=watch, args=words, daemon=True).start()
+    sys.argv = program
+    runpy.run_module(program[0], run_name='__main__', alter_sys=True)
 
 
 if __name__ == '__main__':

@@ -103,7 +103,8 @@ def failures(session: Session) -> list[str]:
     rig = session.rig
     found = [
         f'no motion for {stall.seconds:.3f} s, at most {stall.allowed_s:.3f} s expected, '
-        f'{f"after {stall.after}" if stall.after else "without a fault"} at {stall.begin_ns}'
+        f'{f"after {stall.after}" if stall.after else "without a fault"} at {stall.begin_ns}, '
+        f'{stall.held_s:.3f} s of it with a policy that stood still'
         for stall in session.stalls
         if stall.beyond
     ]
@@ -146,6 +147,7 @@ def session_figures(session: Session) -> dict[str, Any]:
         'tick_ms': percentiles(np.diff(stamps) * 1e-6),
         'tick_to_robot_ms': percentiles((record.commands.arrivals_ns - stamps) * 1e-6),
         'machine_waited_s': round(float(record.pulse[:, 1].sum()) * 1e-9, 3),
+        'held_by_killed': sum(stall.parts.get('held', 0.0) > 0.0 for stall in session.stalls),
         'phases': [phase_figures(session, phase) for phase in session.phases],
         'played': [
             f'{fault.kind}: {fault.detail}; {fault.recovery_s:.3f} of {fault.allowed_s:.3f} s'

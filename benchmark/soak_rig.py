@@ -114,6 +114,8 @@ class Rig:
         self._listen()
         self.robot = SimulatedRobot(graph, self.robot_file, home(self.robot_file))
         self.frames_path, self.pulse_path = folder / 'frames.txt', folder / 'pulse.txt'
+        self.held_path = folder / 'held.txt'
+        self.held_path.touch()
         self._children: list[tuple[str, Child]] = []
 
     def begin(self) -> None:
@@ -171,13 +173,13 @@ class Rig:
         self._children.append((name, child))
         return child
 
-    def _start_node(self, name: str, parameters: dict[str, Any]) -> Child:
+    def _start_node(self, name: str, parameters: dict[str, Any], *start_with: str) -> Child:
         given = {'bundle': self.bundle, 'robot': self.robot_path, **parameters}
         words = [word for key, value in given.items() for word in ('-p', f'{key}:={value}')]
         return self._start(
             f'{name}_node',
             [
-                *('-m', MODULES[f'{name}_node'], '--ros-args'),
+                *(*(start_with or ('-m',)), MODULES[f'{name}_node'], '--ros-args'),
                 *('--params-file', str(ROOT / 'config' / f'{name}.yaml')),
                 *words,
             ],
@@ -185,7 +187,8 @@ class Rig:
 
     def start_policy(self) -> None:
         """Start the policy node, configure and activate it."""
-        self.policy = self._start_node('policy', _POLICY)
+        watched = (str(_SCRIPTS / 'soak_pulse.py'), str(self.held_path))
+        self.policy = self._start_node('policy', _POLICY, *watched)
         self.services.bring_up(self.POLICY)
 
     def kill_policy(self) -> None:
@@ -269,6 +272,7 @@ class Rig:
             ],
             inferences=np.array(self._inferences, dtype=np.float64).reshape(-1, 2),
             pulse=np.concatenate([_table(self.pulse_path, columns=2), late]),
+            held=_table(self.held_path, columns=2),
             faults=self.faults,
         )
         commands = record.commands
@@ -279,6 +283,7 @@ class Rig:
             positions=commands.positions,
             inferences=record.inferences,
             pulse=record.pulse,
+            held=record.held,
         )
         played = [asdict(fault) for fault in self.faults]
         (self.folder / 'faults.json').write_text(json.dumps(played, indent=1), encoding='utf-8')

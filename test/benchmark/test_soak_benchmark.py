@@ -45,7 +45,7 @@ def in_time(stamps: np.ndarray) -> Frames:
     return Frames(stamps, stamps)
 
 
-def record(positions, stamps=None, *, faults=(), pulse=(), frames=None) -> Record:
+def record(positions, stamps=None, *, faults=(), pulse=(), held=(), frames=None) -> Record:
     stamps = TICK_NS * np.arange(len(positions)) if stamps is None else np.asarray(stamps)
     every_frame = np.arange(0, int(stamps[-1]) + 100 * MS, 80 * MS) if frames is None else frames
     chunks = np.arange(0, int(stamps[-1]), 200 * MS, dtype=float)
@@ -54,6 +54,7 @@ def record(positions, stamps=None, *, faults=(), pulse=(), frames=None) -> Recor
         cameras=[in_time(every_frame), in_time(every_frame + 5 * MS)],
         inferences=np.stack([chunks, np.full(len(chunks), INFERENCE_S)], axis=1),
         pulse=np.array(pulse, dtype=np.int64).reshape(-1, 2),
+        held=np.array(held, dtype=np.int64).reshape(-1, 2),
         faults=faults,
     )
 
@@ -95,9 +96,25 @@ def test_a_slow_camera_and_a_machine_without_a_core_lengthen_the_bound_by_just_t
     assert find_stalls(record(positions))[0].beyond
     slow = find_stalls(record(positions, frames=np.arange(0, 11_000 * MS, 1300 * MS)))[0]
     assert slow.parts['frame'] == pytest.approx(0.305)
-    busy = find_stalls(record(positions, pulse=[(1_200 * MS, 400 * MS), (1_900 * MS, 100 * MS)]))[0]
-    assert busy.parts['machine'] == pytest.approx(0.4)
+    late = [(1_200 * MS, 400 * MS), (1_500 * MS, 250 * MS), (1_900 * MS, 100 * MS)]
+    busy = find_stalls(record(positions, pulse=late))[0]
+    # What was over before the pause began does not count: it is from 1.0 to 1.61 s.
+    assert busy.parts['machine'] == pytest.approx(0.2 + 0.25)
     assert not busy.beyond
+
+
+def test_a_policy_that_stood_still_is_excused_only_after_a_participant_was_killed():
+    positions = still(moved(), 300, 80)
+    held = [(3_700 * MS, 600 * MS)]
+    without = find_stalls(record(positions, held=held))[0]
+    assert (without.beyond, without.held_s, without.parts['held']) == (True, pytest.approx(0.6), 0)
+    killed = fault('participants', 500, 1_500, stops=False)
+    excused = find_stalls(record(positions, held=held, faults=[killed]))[0]
+    assert (excused.beyond, excused.parts['held']) == (False, pytest.approx(0.6))
+    # Neither a kill to come nor one without a policy that stood still says anything.
+    later = fault('participants', 4_000, 5_000, stops=False)
+    assert find_stalls(record(positions, held=held, faults=[later]))[0].beyond
+    assert find_stalls(record(positions, faults=[killed]))[0].beyond
 
 
 def test_frames_of_cameras_that_do_not_belong_together_are_waited_for():
