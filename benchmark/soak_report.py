@@ -147,7 +147,12 @@ def session_figures(session: Session) -> dict[str, Any]:
         'tick_ms': percentiles(np.diff(stamps) * 1e-6),
         'tick_to_robot_ms': percentiles((record.commands.arrivals_ns - stamps) * 1e-6),
         'machine_waited_s': round(float(record.pulse[:, 1].sum()) * 1e-9, 3),
-        'held_by_killed': sum(stall.parts.get('held', 0.0) > 0.0 for stall in session.stalls),
+        # Those that only a policy held by a killed participant excuses.
+        'stalls_of_the_held': [
+            asdict(stall)
+            for stall in session.stalls
+            if not stall.beyond and stall.seconds > stall.allowed_s - stall.parts['held']
+        ],
         'phases': [phase_figures(session, phase) for phase in session.phases],
         'played': [
             f'{fault.kind}: {fault.detail}; {fault.recovery_s:.3f} of {fault.allowed_s:.3f} s'

@@ -257,6 +257,37 @@ def test_when_stopped_on_the_way_back_inside_expect_hold_where_it_is() -> None:
     assert held.kind is CommandKind.HOLD and (held.setpoints == before).all()
 
 
+@pytest.mark.parametrize('cause', ['joint states', 'reset'])
+def test_when_the_way_back_inside_is_interrupted_expect_the_rest_of_it_at_the_set_speed(
+    cause: str,
+) -> None:
+    rig = outside_rig(StartParameters(approach_speed=0.5), at=1.15)
+    rig.executor.start(rig.now_s, rig.ros_ns)
+    rig.tick(5)
+    assert rig.command.kind is CommandKind.APPROACH
+    if cause == 'reset':
+        rig.executor.reset(1)
+    else:
+        rig.state_arrives = False
+        rig.run_until(lambda command: command.kind is CommandKind.HOLD)
+        rig.state_arrives = True
+    rig.run_until(lambda command: command.kind is CommandKind.APPROACH)
+    assert 1.0 < rig.command.setpoints[0] < 1.15 and 'outside' in rig.executor.detail
+    # A chunk that is near is not taken yet: it would be followed at full speed.
+    refused = rig.submit(np.array([[0.95, 0.0]] * 30), episode=rig.executor.episode)
+    assert refused.refusal is ChunkRefusal.APPROACHING
+    rig.run_until(lambda command: command.kind is CommandKind.HOLD)
+    assert rig.command.setpoints == pytest.approx([1.0, 0.0]) and not rig.executor.detail
+    assert np.abs(speeds(rig)).max() <= 0.5 + 1e-9
+
+
+def test_when_a_position_outside_is_unknown_expect_no_way_inside_without_it() -> None:
+    columns = (Column('a'), Column('x', feedback=False))
+    limits = make_limits(('a', 'x'), {'a': ColumnLimits(-1, 1), 'x': ColumnLimits(0.5, 1)})
+    rig = rig_of(columns=columns, limits=limits).started()
+    assert rig.tick(5).kind is CommandKind.IDLE
+
+
 def test_when_an_unmeasured_column_was_never_commanded_expect_no_way_back_without_it() -> None:
     columns = (Column('a'), Column('x', feedback=False))
     rig = rig_of(columns=columns, limits=make_limits(('a', 'x'), {'a': ColumnLimits(-1, 1)}))

@@ -25,6 +25,7 @@ from vla_runtime.execution.timeline import Segment
 
 # A hold that gives way comes this near to the robot, as a share of its reach.
 _NEAR_SHARE = 0.05
+_GOES_BACK = 'the robot is outside its limits: going back inside'
 # A gripper whose command leads it by this share of what it may is stopped by an object.
 _PRESSES_SHARE = 0.5
 
@@ -162,8 +163,22 @@ class Commander:
             return ''
         self.approach.begin(self.command.setpoints, goal)
         if self._limiter.outside(self.command.setpoints):
-            return 'the robot is outside its limits: going back inside'
+            return _GOES_BACK
         return 'the robot was moved while it held: the command goes to where it is'
+
+    def go_back_inside(self) -> str:
+        """Begin the way back inside the limits anew, after a fault or a reset on that way.
+
+        Returns:
+            its description; empty where there is no such way to go
+        """
+        setpoints, limits = self.command.setpoints, self._limits
+        inside = np.clip(setpoints, limits.hard_lower, limits.hard_upper)
+        goal = np.where(self._guarded, inside, setpoints)
+        if self.unknown.any() or (goal == setpoints).all():
+            return ''
+        self.approach.begin(setpoints, goal)
+        return _GOES_BACK
 
     def stay(
         self, reason: Reason, positions: np.ndarray | None, dt_s: float, now_s: float
