@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -47,6 +48,8 @@ SENSOR = QoSProfile(depth=5, reliability=ReliabilityPolicy.BEST_EFFORT)
 
 # Discovery alone can take seconds, and other tests may have the machine's cores.
 TIMEOUT_S = 180.0
+# Named at the end of the run: a message that was lost, or a machine that is far too busy.
+_SLOW_S = 20.0
 # Longer than a trigger takes: a second one must not be carried out behind a slow answer's back.
 # Any other call may be carried out twice.
 _TRIGGER_AGAIN_S, _ASK_AGAIN_S = 40.0, 2.0
@@ -120,12 +123,15 @@ class Graph:
             timeout_s: longest time to wait.
             meanwhile: called between looks, such as to go on publishing.
         """
-        end = time.monotonic() + timeout_s
+        begin = time.monotonic()
         while True:
             value = condition()
+            waited_s = time.monotonic() - begin
             if value:
+                if waited_s > _SLOW_S:
+                    warnings.warn(f'waited {waited_s:.0f} s for {what}', stacklevel=2)
                 return value
-            if time.monotonic() > end:
+            if waited_s > timeout_s:
                 output = '\n'.join(process.output() for process in _running)
                 raise AssertionError(f'waited {timeout_s:g} s in vain for {what}\n{output}')
             if meanwhile is not None:
