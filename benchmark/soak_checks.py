@@ -30,10 +30,9 @@ STAMP_S = 1e-6
 # older, make no observation.
 SYNC_TOLERANCE_NS = 50_000_000
 MAX_AGE_NS = 500_000_000
-# Killed with shared memory mapped. Fast DDS goes on sending to such a participant until its lease
-# ends, which may hold the sender for seconds (docs/running.md).
-_KILLED = ('participants', 'policy_killed')
-_LEASE_NS = 20_000_000_000
+# A participant of shared memory that is killed may leave locks, for which others then wait
+# (docs/running.md). They were seen to begin up to 3.3 s after it.
+_AFTER_KILL_NS = 5_000_000_000
 # Within this a policy notices that the middleware has cut it off.
 _NOTICED_NS = 2_000_000_000
 _LOG_LINE = re.compile(r'\[\w+\] \[(\d+)\.(\d+)\] \[\w+\]: (.*)')
@@ -189,7 +188,8 @@ def allowed(record: Record, begin_ns: int, end_ns: int, *, inferences: int) -> d
 
     The next frames of all cameras that belong together, so many inferences as long as those beside
     it were, what transport and ticks take, and the time for which the machine had no core for a
-    thread. After a participant was killed also the time for which the policy stood still.
+    thread. Soon after a participant was killed also the time for which the policy stood still, as
+    far as that is in none of the others.
     """
     frame_ns = _next_together_ns(record.cameras, begin_ns) - begin_ns
     near = _inferences_beside(record, begin_ns, end_ns)
@@ -204,10 +204,18 @@ def allowed(record: Record, begin_ns: int, end_ns: int, *, inferences: int) -> d
 
 def _held_s(record: Record, begin_ns: int, end_ns: int) -> float:
     """For how long the policy stood still, where a killed participant may be the reason."""
-    kills = (fault.over_ns for fault in record.faults if fault.kind in _KILLED)
-    if not any(kill <= end_ns and begin_ns <= kill + _LEASE_NS for kill in kills):
+    if not any(kill <= end_ns and begin_ns <= kill + _AFTER_KILL_NS for kill in _kills(record)):
         return 0.0
-    return _late_s(record.held, begin_ns, end_ns)
+    inferences = record.inferences * (1.0, 1e9)
+    known = np.concatenate([record.pulse, inferences.astype(np.int64)])
+    together = np.concatenate([known, record.held])
+    return _late_s(together, begin_ns, end_ns) - _late_s(known, begin_ns, end_ns)
+
+
+def _kills(record: Record) -> list[int]:
+    """When processes were killed, ns."""
+    listeners = [fault.over_ns for fault in record.faults if fault.kind == 'participants']
+    return listeners + [f.begin_ns for f in record.faults if f.kind == 'policy_killed']
 
 
 def _next_together_ns(cameras: Sequence[Frames], begin_ns: int) -> int:
@@ -322,10 +330,19 @@ def _look_at(fault: Fault, motion: np.ndarray, record: Record) -> None:
 
 
 def _late_s(pulse: np.ndarray, begin_ns: int, end_ns: int) -> float:
-    """For how long, within these times, a thread that wanted to run did not."""
-    woken, late = pulse[:, 0], pulse[:, 1]
-    within = np.minimum(woken, end_ns) - np.maximum(woken - late, begin_ns)
-    return float(np.maximum(within, 0).sum()) * 1e-9
+    """For how long, within these times, a thread that wanted to run did not.
+
+    Args:
+        pulse: (n, 2) when each such time ended, and how long it was, ns; they may overlap.
+        begin_ns, end_ns: bounds.
+    """
+    ends = np.clip(pulse[:, 0], begin_ns, end_ns)
+    begins = np.clip(pulse[:, 0] - pulse[:, 1], begin_ns, end_ns)
+    order = np.argsort(begins)
+    ends = np.maximum.accumulate(ends[order])
+    new = np.maximum(begins[order][1:], ends[:-1])
+    first = int(ends[0] - begins[order][0]) if len(ends) else 0
+    return (first + int((ends[1:] - new).sum())) * 1e-9
 
 
 @dataclass(frozen=True)

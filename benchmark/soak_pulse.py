@@ -1,12 +1,13 @@
-"""Waiting time of a thread that wants to run: of the machine's, or of one node's process.
+"""Waiting time of a thread that wants to run: for a core, or for the interpreter of a node.
 
     python benchmark/soak_pulse.py pulse.txt
     python benchmark/soak_pulse.py held.txt vla_runtime.ros.policy.node --ros-args ...
 
 Wakes up every 5 ms and writes a line when that was more than 2 ms late: stamp and lateness,
-nanoseconds. Ends with the end of stdin. With a module it runs that as a program and watches its
-interpreter instead, every 20 ms: rclpy keeps the interpreter while it publishes, so that a line
-says how long the middleware did not take a message. Ends with the module.
+nanoseconds. Ends with the end of stdin. With a module it runs that as a program, wakes up in its
+process every 20 ms, and writes a line for 50 ms or more in which no Python ran there. rclpy keeps
+the interpreter while it publishes, so that a message which the middleware does not take shows as
+such a line; a long call of compiled code does too. Ends with the module.
 """
 
 from __future__ import annotations

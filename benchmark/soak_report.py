@@ -11,6 +11,9 @@ from measurement import percentiles
 from soak_checks import Fault, Record, Stall, check_limits, motion_ns
 from soak_rig import Rig
 
+# Stalls that are reported in full.
+_LONGEST = 8
+
 
 @dataclass
 class Phase:
@@ -147,11 +150,15 @@ def session_figures(session: Session) -> dict[str, Any]:
         'tick_ms': percentiles(np.diff(stamps) * 1e-6),
         'tick_to_robot_ms': percentiles((record.commands.arrivals_ns - stamps) * 1e-6),
         'machine_waited_s': round(float(record.pulse[:, 1].sum()) * 1e-9, 3),
-        # Those that only a policy held by a killed participant excuses.
-        'stalls_of_the_held': [
+        # Beyond their bound but for the time in which the policy stood still after a kill.
+        'excused_after_a_kill': [
             asdict(stall)
             for stall in session.stalls
             if not stall.beyond and stall.seconds > stall.allowed_s - stall.parts['held']
+        ],
+        'longest_stalls': [
+            asdict(stall)
+            for stall in sorted(session.stalls, key=lambda stall: -stall.seconds)[:_LONGEST]
         ],
         'phases': [phase_figures(session, phase) for phase in session.phases],
         'played': [
@@ -204,5 +211,6 @@ def show(figures: Sequence[dict[str, Any]]) -> None:
             for name, processes in session['memory'].items()
         )
         print(f'\nlargest share of each limit (ticks beyond): {uses}\nmemory: {growth}')
+        print(f'excused by a policy held after a kill: {len(session["excused_after_a_kill"])}')
         for failure in session['failures']:
             print(f'FAILED: {failure}')

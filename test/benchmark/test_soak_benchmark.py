@@ -104,17 +104,34 @@ def test_a_slow_camera_and_a_machine_without_a_core_lengthen_the_bound_by_just_t
 
 
 def test_a_policy_that_stood_still_is_excused_only_after_a_participant_was_killed():
-    positions = still(moved(), 300, 80)
-    held = [(3_700 * MS, 600 * MS)]
+    positions = still(moved(), 700, 80)
+    held = [(7_700 * MS, 600 * MS)]
     without = find_stalls(record(positions, held=held))[0]
     assert (without.beyond, without.held_s, without.parts['held']) == (True, pytest.approx(0.6), 0)
-    killed = fault('participants', 500, 1_500, stops=False)
-    excused = find_stalls(record(positions, held=held, faults=[killed]))[0]
+    # No chunks are computed meanwhile: inferences have their own part.
+    killed = fault('participants', 2_000, 3_500, stops=False)
+    quiet = record(positions, held=held, faults=[killed])
+    quiet.inferences[33:42, 0] = 100.0 * MS
+    excused = find_stalls(quiet)[0]
     assert (excused.beyond, excused.parts['held']) == (False, pytest.approx(0.6))
-    # Neither a kill to come nor one without a policy that stood still says anything.
-    later = fault('participants', 4_000, 5_000, stops=False)
-    assert find_stalls(record(positions, held=held, faults=[later]))[0].beyond
-    assert find_stalls(record(positions, faults=[killed]))[0].beyond
+    assert find_stalls(replace(quiet, held=quiet.held[:0]))[0].beyond
+    for other in (
+        fault('participants', 7_900, 9_000, stops=False),
+        fault('participants', 500, 1_500, stops=False),
+        fault('policy_killed', 1_500, 6_000),
+        fault('malformed_images', 2_000, 3_500, stops=False),
+    ):
+        assert find_stalls(replace(quiet, faults=[other]))[-1].beyond, other
+
+
+def test_the_time_in_which_a_policy_stood_still_counts_once():
+    positions = still(moved(), 300, 80)
+    killed = fault('participants', 500, 1_500, stops=False)
+    # The machine had no core for the first 0.3 s of it, and each chunk took the last 0.1 of 0.2 s.
+    busy = record(positions, held=[(3_700 * MS, 600 * MS)], pulse=[(3_390 * MS, 300 * MS)])
+    found = find_stalls(replace(busy, faults=[killed]))[0]
+    assert found.parts['machine'] == pytest.approx(0.3)
+    assert found.parts['held'] == pytest.approx(0.2)
 
 
 def test_frames_of_cameras_that_do_not_belong_together_are_waited_for():

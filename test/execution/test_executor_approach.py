@@ -257,28 +257,39 @@ def test_when_stopped_on_the_way_back_inside_expect_hold_where_it_is() -> None:
     assert held.kind is CommandKind.HOLD and (held.setpoints == before).all()
 
 
-@pytest.mark.parametrize('cause', ['joint states', 'reset'])
+@pytest.mark.parametrize('acceleration', [2.0, 20.0, np.inf])
+@pytest.mark.parametrize('cause', ['joint states', 'reset', 'stop and start'])
 def test_when_the_way_back_inside_is_interrupted_expect_the_rest_of_it_at_the_set_speed(
-    cause: str,
+    cause: str, acceleration: float
 ) -> None:
-    rig = outside_rig(StartParameters(approach_speed=0.5), at=1.15)
-    rig.executor.start(rig.now_s, rig.ros_ns)
-    rig.tick(5)
+    limits = make_limits(TWO, {'a': ColumnLimits(-1, 1, 2.0, acceleration)})
+    rig = rig_of(limits=limits, start=StartParameters(approach_speed=0.5))
+    rig.measured[:] = [1.15, 0.0]
+    rig.started().tick(8)
     assert rig.command.kind is CommandKind.APPROACH
     if cause == 'reset':
         rig.executor.reset(1)
+    elif cause == 'stop and start':
+        rig.executor.stop()
+        rig.tick()
+        assert rig.executor.start(rig.now_s, rig.ros_ns).started
     else:
         rig.state_arrives = False
-        rig.run_until(lambda command: command.kind is CommandKind.HOLD)
+        rig.run_until(lambda command: command.reason.value == 'state_stale')
         rig.state_arrives = True
-    rig.run_until(lambda command: command.kind is CommandKind.APPROACH)
-    assert 1.0 < rig.command.setpoints[0] < 1.15 and 'outside' in rig.executor.detail
-    # A chunk that is near is not taken yet: it would be followed at full speed.
-    refused = rig.submit(np.array([[0.95, 0.0]] * 30), episode=rig.executor.episode)
-    assert refused.refusal is ChunkRefusal.APPROACHING
+    # A chunk that is near is not taken, whenever it comes: it would be followed at full speed.
+    near, asked, ticks = np.array([[0.95, 0.0]] * 30), 0, 0
+    while rig.command.setpoints[0] > 1.0:
+        result = rig.submit(near, episode=rig.executor.episode)
+        assert result.refusal in (ChunkRefusal.APPROACHING, ChunkRefusal.HOLDING), result.text
+        asked += rig.executor.poll_request(rig.now_s, rig.ros_ns) is not None
+        rig.tick()
+        ticks += 1
+        assert ticks < 200, rig.executor.detail
+    assert not asked and np.abs(speeds(rig)).max() <= 0.5 + 1e-9
     rig.run_until(lambda command: command.kind is CommandKind.HOLD)
     assert rig.command.setpoints == pytest.approx([1.0, 0.0]) and not rig.executor.detail
-    assert np.abs(speeds(rig)).max() <= 0.5 + 1e-9
+    assert rig.submit(near, episode=rig.executor.episode).accepted
 
 
 def test_when_a_position_outside_is_unknown_expect_no_way_inside_without_it() -> None:

@@ -73,6 +73,7 @@ class Commander:
         self._before = np.zeros(columns.count)
         # Where to go first after a start away from the last command, or outside the limits.
         self._first_goal: np.ndarray | None = None
+        self._found_outside = False
         # Where the plan or the approach is now; tracked within the limits.
         self.target = np.zeros(columns.count)
         # Whether the setpoints stand for something that may be published.
@@ -121,7 +122,7 @@ class Commander:
         Returns:
             Why that cannot be done; empty when it was.
         """
-        setpoints, guarded, limits = self.command.setpoints, self._guarded, self._limits
+        setpoints, guarded = self.command.setpoints, self._guarded
         if self.has_commanded:
             state.bring_near(setpoints)
         else:
@@ -131,7 +132,7 @@ class Commander:
         near = self._grips | (np.abs(setpoints - measured) <= self._tolerance)
         stays = self._grips | near[guarded].all()
         goal = np.where(stays, setpoints, measured) if self.has_commanded else measured
-        inside = np.where(guarded, np.clip(goal, limits.hard_lower, limits.hard_upper), setpoints)
+        inside = np.where(guarded, self._inside(goal), setpoints)
         excess = np.where(guarded, np.abs(goal - inside) / self._tolerance, 0.0)
         goes_back = self._start.on_too_far == 'approach' and not self.unknown.any()
         tolerated = 1.0 if goes_back else NEGLIGIBLE
@@ -143,6 +144,7 @@ class Commander:
             outside = goes_back & (excess > NEGLIGIBLE)
             np.copyto(setpoints, np.where(outside, measured, inside), where=guarded)
         self._first_goal = None if (setpoints == inside).all() else inside
+        self._found_outside = bool((setpoints != self._inside(setpoints)).any())
         if not self._unguarded.any():
             self.has_commanded = True
         return ''
@@ -162,23 +164,28 @@ class Commander:
         if goal is None:
             return ''
         self.approach.begin(self.command.setpoints, goal)
-        if self._limiter.outside(self.command.setpoints):
+        if self.outside:
             return _GOES_BACK
         return 'the robot was moved while it held: the command goes to where it is'
 
-    def go_back_inside(self) -> str:
-        """Begin the way back inside the limits anew, after a fault or a reset on that way.
+    @property
+    def outside(self) -> bool:
+        """True while the command is outside the limits, because the robot was at the start."""
+        if self._found_outside:
+            self._found_outside = bool(
+                (self._inside(self.command.setpoints) != self.command.setpoints).any()
+            )
+        return self._found_outside
 
-        Returns:
-            its description; empty where there is no such way to go
-        """
-        setpoints, limits = self.command.setpoints, self._limits
-        inside = np.clip(setpoints, limits.hard_lower, limits.hard_upper)
-        goal = np.where(self._guarded, inside, setpoints)
-        if self.unknown.any() or (goal == setpoints).all():
-            return ''
-        self.approach.begin(setpoints, goal)
+    def go_back_inside(self) -> str:
+        """Go on with an interrupted way back inside the limits; return its description."""
+        self.approach.begin(self.command.setpoints, self._inside(self.command.setpoints))
         return _GOES_BACK
+
+    def _inside(self, positions: np.ndarray) -> np.ndarray:
+        """Return the positions (columns,), those that are measured brought inside the limits."""
+        inside = np.clip(positions, self._limits.hard_lower, self._limits.hard_upper)
+        return np.where(self._guarded, inside, positions)
 
     def stay(
         self, reason: Reason, positions: np.ndarray | None, dt_s: float, now_s: float

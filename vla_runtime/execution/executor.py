@@ -193,7 +193,7 @@ class ChunkExecutor:
         """Forget plan, chunks and delays of the last episode; the latch stays.
 
         A started executor stays started, comes to rest within its limits and holds until a chunk
-        of the new episode comes.
+        of the new episode comes. Where the robot was on its way back inside its limits, it goes on.
         """
         self._motion.drop_plan()
         self._replanner.begin_episode(episode, self._commander.command.setpoints)
@@ -313,6 +313,11 @@ class ChunkExecutor:
             raise Refused(
                 ChunkRefusal.APPROACHING, 'the robot is on its way to where it may set out'
             )
+        # An interrupted way back, which is about to go on: a chunk would be followed at full speed.
+        if self._commander.outside:
+            raise Refused(
+                ChunkRefusal.APPROACHING, 'the robot is outside its limits, and goes back first'
+            )
 
     # ------------------------------------------------------------ what goes out
 
@@ -329,6 +334,7 @@ class ChunkExecutor:
             self._mode is Mode.RUNNING
             and self._guard.fault is None
             and not self._commander.approach.active
+            and not self._commander.outside
             and not self._motion.braking
         )
 

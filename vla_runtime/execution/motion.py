@@ -104,8 +104,8 @@ class Motion:
         if self._commander.approach.active:
             return self._go_near(dt_s)
         if self._replanner.timeline.at_end:
-            if self._cold and not self._commander.moving:
-                self._guard.detail = self._commander.go_back_inside() or self._guard.detail
+            if self._commander.outside and not self._commander.moving:
+                self._guard.detail = self._commander.go_back_inside()
             return self._rest(dt_s, now_s)
         return self._track(dt_ns, now_s, now_ros_ns)
 

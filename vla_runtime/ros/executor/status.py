@@ -93,6 +93,8 @@ def control(
         text += _too_slow(executor)
     if executor.detail and (reason not in _TEXTS or reason is Reason.BRAKING):
         text += f': {executor.detail}'
+    if executor.detail and reason is Reason.APPROACHING:
+        text += f'; {executor.detail}'
     if executor.gave_way:
         level = max(level, Level.WARN)
         text += f'; {_GAVE_WAY.format(executor.gave_way)}'
