@@ -217,6 +217,7 @@ def test_an_approach_says_which_joint_has_how_far_to_go_and_blames_nobody(bench)
     words = "approaching at the set speed: 'elbow_flex' has 0."
     status = bench.wait_for_status('the approach', lambda s: words in s['text'])
     assert (status['level'], status['kind']) == (0, 'approach')
+    assert "; 'elbow_flex' would start at" in status['text']
     count = len(bench.arm.plans)
     assert 'asked' not in status['text']
     bench.graph.wait_for(lambda: len(bench.arm.plans) > count, 'a request after the approach')
