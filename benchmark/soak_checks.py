@@ -31,8 +31,8 @@ STAMP_S = 1e-6
 SYNC_TOLERANCE_NS = 50_000_000
 MAX_AGE_NS = 500_000_000
 # A participant of shared memory that is killed may leave locks, for which others then wait
-# (docs/running.md). They were seen to begin up to 3.3 s after it.
-_AFTER_KILL_NS = 5_000_000_000
+# (docs/running.md). They were seen to begin up to 3.3 s after it; killing a few takes a moment.
+_BEFORE_KILL_NS, _AFTER_KILL_NS = 200_000_000, 5_000_000_000
 # Within this a policy notices that the middleware has cut it off.
 _NOTICED_NS = 2_000_000_000
 _LOG_LINE = re.compile(r'\[\w+\] \[(\d+)\.(\d+)\] \[\w+\]: (.*)')
@@ -188,8 +188,8 @@ def allowed(record: Record, begin_ns: int, end_ns: int, *, inferences: int) -> d
 
     The next frames of all cameras that belong together, so many inferences as long as those beside
     it were, what transport and ticks take, and the time for which the machine had no core for a
-    thread. Soon after a participant was killed also the time for which the policy stood still, as
-    far as that is in none of the others.
+    thread. Also the time for which the policy stood still, where that began soon after a
+    participant was killed, and as far as it is in none of the others.
     """
     frame_ns = _next_together_ns(record.cameras, begin_ns) - begin_ns
     near = _inferences_beside(record, begin_ns, end_ns)
@@ -204,16 +204,18 @@ def allowed(record: Record, begin_ns: int, end_ns: int, *, inferences: int) -> d
 
 def _held_s(record: Record, begin_ns: int, end_ns: int) -> float:
     """For how long the policy stood still, where a killed participant may be the reason."""
-    if not any(kill <= end_ns and begin_ns <= kill + _AFTER_KILL_NS for kill in _kills(record)):
-        return 0.0
+    begins = record.held[:, 0] - record.held[:, 1]
+    excused = np.zeros(len(begins), dtype=bool)
+    for kill in _kills(record):
+        excused |= (begins > kill - _BEFORE_KILL_NS) & (begins < kill + _AFTER_KILL_NS)
     inferences = record.inferences * (1.0, 1e9)
     known = np.concatenate([record.pulse, inferences.astype(np.int64)])
-    together = np.concatenate([known, record.held])
+    together = np.concatenate([known, record.held[excused]])
     return _late_s(together, begin_ns, end_ns) - _late_s(known, begin_ns, end_ns)
 
 
 def _kills(record: Record) -> list[int]:
-    """When processes were killed, ns."""
+    """When processes had been killed, ns."""
     listeners = [fault.over_ns for fault in record.faults if fault.kind == 'participants']
     return listeners + [f.begin_ns for f in record.faults if f.kind == 'policy_killed']
 

@@ -118,6 +118,9 @@ def test_a_policy_that_stood_still_is_excused_only_after_a_participant_was_kille
     for other in (
         fault('participants', 7_900, 9_000, stops=False),
         fault('participants', 500, 1_500, stops=False),
+        # Within 5 s of the pause, but not of when the policy began to stand still.
+        fault('participants', 500, 2_050, stops=False),
+        fault('participants', 500, 7_500, stops=False),
         fault('policy_killed', 1_500, 6_000),
         fault('malformed_images', 2_000, 3_500, stops=False),
     ):

@@ -304,7 +304,8 @@ def test_when_an_unmeasured_column_was_never_commanded_expect_no_way_back_withou
     rig = rig_of(columns=columns, limits=make_limits(('a', 'x'), {'a': ColumnLimits(-1, 1)}))
     rig.measured[:] = [1.05, 0.0]
     rig.tick(2)
-    assert not rig.executor.start(rig.now_s, rig.ros_ns).started
+    result = rig.executor.start(rig.now_s, rig.ros_ns)
+    assert not result.started and "nothing measures 'x'" in result.text
     assert rig.tick().kind is CommandKind.IDLE
 
 

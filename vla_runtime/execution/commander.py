@@ -150,12 +150,20 @@ class Commander:
         return ''
 
     def _describe_outside(self, column: int, measured: float) -> str:
-        limits = self._limits
+        limits, names = self._limits, self._columns.names
+        why = (
+            f'with start.on_too_far approach the executor itself goes back up to '
+            f'{self._tolerance[column]:g}, the start tolerance, at the approach speed'
+        )
+        if self.unknown.any():
+            why = (
+                f"the executor cannot: nothing measures '{names[int(self.unknown.argmax())]}', "
+                'which was not commanded yet'
+            )
         return (
-            f"'{self._columns.names[column]}' is at {measured:.4g}, outside its limits "
+            f"'{names[column]}' is at {measured:.4g}, outside its limits "
             f'{limits.hard_lower[column]:.4g} to {limits.hard_upper[column]:.4g}; move it back '
-            f'inside by hand (with start.on_too_far approach up to {self._tolerance[column]:g}, '
-            'the start tolerance, is gone back at the approach speed)'
+            f'inside by hand ({why})'
         )
 
     def set_out_first(self) -> str:
