@@ -144,7 +144,7 @@ class Commander:
             outside = goes_back & (excess > NEGLIGIBLE)
             np.copyto(setpoints, np.where(outside, measured, inside), where=guarded)
         self._first_goal = None if (setpoints == inside).all() else inside
-        self._found_outside = bool((setpoints != self._inside(setpoints)).any())
+        self._found_outside = goes_back and self._limiter.outside(setpoints)
         if not self._unguarded.any():
             self.has_commanded = True
         return ''
@@ -179,10 +179,8 @@ class Commander:
     @property
     def outside(self) -> bool:
         """True while the command is outside the limits, because the robot was at the start."""
-        if self._found_outside:
-            self._found_outside = bool(
-                (self._inside(self.command.setpoints) != self.command.setpoints).any()
-            )
+        # No command leads outside, so that the limits are looked at only until it is inside once.
+        self._found_outside = self._found_outside and self._limiter.outside(self.command.setpoints)
         return self._found_outside
 
     def go_back_inside(self) -> str:
@@ -326,7 +324,7 @@ class Commander:
         reached = np.clip(target, *self.press_bounds(measured))
         pressed = (reached != target) & (np.abs(setpoints - reached) <= self._tolerance)
         there = self.approach.arrived(np.where(pressed, target, setpoints))
-        return there and not self._limiter.outside(setpoints)
+        return there and not self.outside
 
     def press_bounds(self, measured: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Bounds of what can be commanded of grippers that an object stops; infinite elsewhere.
