@@ -15,14 +15,12 @@ from vla_runtime.ros.messages.conversions import (
     chunk_to_message,
     message_to_plan,
     ns_to_stamp,
-    stamp_to_ns,
 )
 from vla_runtime.tabletop.sim.world import JOINT_NAMES
 from vla_runtime.types import ActionChunk
 
 HOME = np.array([0.1, -0.3, 1.6, 1.7, 0.0, 0.2])
 _PERIOD_S = 0.02
-_CONTROL_PERIOD_S = 0.01
 
 
 class Arm:
@@ -98,17 +96,14 @@ class Arm:
         """(n, 5) positions that the arm was commanded, in order."""
         return np.array([list(command.points[-1].positions) for command in self.commands])
 
-    def fastest(self) -> float:
-        """Fastest joint between two commands by their stamps, rad/s.
+    def longest_way(self) -> float:
+        """Longest way of a joint within one command, rad.
 
-        By the stamps, because a busy machine delays ticks and loses messages. Where the clock of
-        the stamps jumped, the robot holds: any motion there counts as that of 10 ms.
+        Each command carries the one before it, so that one that a busy machine loses between two
+        others is no step.
         """
-        stamps = [stamp_to_ns(command.header.stamp) for command in self.commands]
-        elapsed_s = np.diff(np.array(stamps)) * 1e-9
-        elapsed_s[(elapsed_s < _CONTROL_PERIOD_S) | (elapsed_s > 30.0)] = _CONTROL_PERIOD_S
-        steps = np.abs(np.diff(self.commanded(), axis=0)).max(axis=1)
-        return float((steps / elapsed_s).max())
+        ways = [np.ptp([p.positions for p in command.points], axis=0) for command in self.commands]
+        return float(np.max(ways))
 
     def answer(self, number: int, rise_rad: float = 0.02, **changes) -> JointTrajectory:
         """Answer the newest request: every joint rises by `rise_rad` a step, from where it is."""

