@@ -183,6 +183,14 @@ class Commander:
         self._found_outside = self._found_outside and self._limiter.outside(self.command.setpoints)
         return self._found_outside
 
+    @property
+    def approaches(self) -> bool:
+        """True while the robot is on its way to where it may set out, and no chunk counts.
+
+        From outside the limits also where the approach was interrupted, and is about to go on.
+        """
+        return self.approach.active or self.outside
+
     def go_back_inside(self) -> str:
         """Go on with an interrupted way back inside the limits; return its description."""
         self.approach.begin(self.command.setpoints, self._inside(self.command.setpoints))

@@ -309,14 +309,9 @@ class ChunkExecutor:
             raise Refused(ChunkRefusal.HOLDING, f'the robot holds: {fault.value}, {self.detail}')
         if self._motion.braking:
             raise Refused(ChunkRefusal.HOLDING, 'the robot is coming to rest')
-        if self._commander.approach.active:
+        if self._commander.approaches:
             raise Refused(
                 ChunkRefusal.APPROACHING, 'the robot is on its way to where it may set out'
-            )
-        # An interrupted way back, which is about to go on: a chunk would be followed at full speed.
-        if self._commander.outside:
-            raise Refused(
-                ChunkRefusal.APPROACHING, 'the robot is outside its limits, and goes back first'
             )
 
     # ------------------------------------------------------------ what goes out
@@ -333,8 +328,7 @@ class ChunkExecutor:
         return (
             self._mode is Mode.RUNNING
             and self._guard.fault is None
-            and not self._commander.approach.active
-            and not self._commander.outside
+            and not self._commander.approaches
             and not self._motion.braking
         )
 

@@ -489,6 +489,7 @@ def test_only_a_regular_file_of_text_is_read(tmp_path, name):
     with pytest.raises(RobotError, match=r'cannot be read \((is|Is) ') as caught:
         load_robot(tmp_path / name)
     assert len(str(caught.value)) < 400
+    assert str(caught.value).count(str(tmp_path / name)) == 1
 
 
 def test_a_file_that_is_no_robot_is_not_printed(tmp_path):

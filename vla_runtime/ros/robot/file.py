@@ -117,7 +117,8 @@ def _read(robot_file: Path, path: Path, field: str, most_bytes: int) -> str:
         return read_text(path, most_bytes)
     except (OSError, ValueError) as error:
         reason = getattr(error, 'strerror', None) or error
-        raise RobotError(robot_file, field, f'{path} cannot be read ({reason})') from None
+        other = '' if path == robot_file else f'{path} '
+        raise RobotError(robot_file, field, f'{other}cannot be read ({reason})') from None
 
 
 def _check_urdf(robot: Robot) -> None:
