@@ -55,6 +55,7 @@ def run(script, kit: Path, *options: str) -> int:
     return script.main(['run', str(kit), '--repeats', '2', *options])
 
 
+@pytest.mark.thorough
 def test_engines_that_compute_what_onnx_runtime_does_pass(script, kit, machine, tmp_path, capsys):
     out = tmp_path / 'figures.json'
     assert run(script, kit, '--json', str(out)) == 0
@@ -149,6 +150,7 @@ def test_int8_engines_are_compared_with_the_same_products_in_int8(
     assert 'the weights of a kit in int8 travel with it' in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_bfloat16_engines_are_compared_with_the_same_weights_in_float32(
     script, tmp_path, monkeypatch
 ):

@@ -154,6 +154,7 @@ def unpacked_sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / f'vla_runtime-{vla_runtime.__version__}'
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not (ROOT / '.git').exists(), reason='not a git checkout')
 def test_the_source_distribution_has_every_file(unpacked_sdist: Path) -> None:
     listed = subprocess.run(
@@ -163,6 +164,7 @@ def test_the_source_distribution_has_every_file(unpacked_sdist: Path) -> None:
     assert missing == ['.gitignore']
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('part', ['test/bundle', pytest.param('test', marks=pytest.mark.slow)])
 def test_the_tests_of_the_source_distribution_are_collected(
     unpacked_sdist: Path, part: str
@@ -376,6 +378,7 @@ def test_run_refuses_a_sourced_ros_that_it_cannot_use(bare_checkout: Path) -> No
     assert not (bare_checkout / '.venv').exists()
 
 
+@pytest.mark.thorough
 def test_run_shows_the_log_of_a_step_that_fails(bare_checkout: Path) -> None:
     shutil.copytree(ROOT / 'requirements', bare_checkout / 'requirements')
     shutil.copy(ROOT / 'setup.cfg', bare_checkout)

@@ -90,6 +90,7 @@ def test_without_pytorch_it_says_so(monkeypatch, capsys):
     assert "the Python package 'torch' is not installed" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_it_runs_from_the_source_tree_without_what_a_gpu_machine_lacks(tmp_path):
     out = tmp_path / 'gpu.json'
     blocked = '; '.join(f'sys.modules[{name!r}] = None' for name in ABSENT)
@@ -231,6 +232,7 @@ def test_an_error_without_text_leaves_a_configuration_out_and_nothing_else(
     assert capsys.readouterr().out.splitlines()[-1] == f'wrote {out}'
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('dies_in', ['checks', 'second configuration', 'table'])
 def test_whatever_ends_a_run_all_that_it_had_found_is_written(monkeypatch, tmp_path, dies_in):
     def stop(*arguments, **options):
@@ -300,6 +302,7 @@ def test_checks_have_a_part_of_the_time_and_what_is_not_run_has_not_passed(monke
     assert found['right']['note'].startswith('not run')
 
 
+@pytest.mark.thorough
 def test_a_configuration_that_does_not_end_is_cut_off_and_the_next_are_measured(monkeypatch):
     real, called = gpu_latency.measure, []
 
@@ -373,6 +376,7 @@ def test_a_wrong_weight_is_an_error_that_correctness_would_refuse():
     assert gpu_checks.relative_error(np.full_like(expected, np.nan), expected) == float('inf')
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('name', ['plain', 'jacobian', 'samples', 'action_time'])
 def test_a_prefix_that_stands_still_is_seen_in_every_variant(name):
     network, first = tiny(2, seed=10)
@@ -449,6 +453,7 @@ def test_overlapped_chunks_that_are_not_the_sequential_ones_fail_the_check(monke
     assert not gpu_checks.overlap('cpu', 'tiny').passed
 
 
+@pytest.mark.thorough
 def test_memory_that_is_allocated_and_freed_in_steady_state_fails_the_check(monkeypatch):
     real, made = gpu_checks.infer, []
 
@@ -464,6 +469,7 @@ def test_memory_that_is_allocated_and_freed_in_steady_state_fails_the_check(monk
     assert '4 allocations' in found.note
 
 
+@pytest.mark.thorough
 def test_memory_that_grows_fails_the_check(monkeypatch):
     kept = []
     real = gpu_checks.infer
@@ -479,6 +485,7 @@ def test_memory_that_grows_fails_the_check(monkeypatch):
     assert found.figures['left after close bytes'] == 6 * 8 * 4
 
 
+@pytest.mark.thorough
 def test_wrong_chunks_of_the_triton_kernels_fail_the_check(monkeypatch):
     """The operators stand in for the kernels: what is tested is who is compared with whom."""
 
@@ -521,6 +528,7 @@ def test_triton_kernels_must_be_taken_on_a_gpu(monkeypatch):
     assert 'differs by 1' in found.note
 
 
+@pytest.mark.thorough
 def test_every_familys_chunks_are_compared_and_those_of_one_that_is_wrong_fail(monkeypatch):
     found = gpu_checks.families('cpu', 'tiny')
     assert found.passed, found.note
@@ -579,6 +587,7 @@ def test_a_chunk_that_is_wrong_is_shown_meets_no_target_and_fails_the_run(
     assert 'NOT MET' not in said and ': met' not in said
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('mode', [gpu_latency.COMPILED, gpu_latency.GRAPH])
 def test_a_configuration_is_measured_and_compared_with_eager(mode):
     network, _ = tiny(1)

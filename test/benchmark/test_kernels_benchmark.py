@@ -67,12 +67,14 @@ def test_a_hit_runs_fewer_than_a_miss_and_only_depth_counts(kernels_at):
     assert three['hit'] - two['hit'] == four['hit'] - three['hit'] > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('name', list(COUNTED))
 def test_counts_of_the_roofline_are_those_of_todays_modules(name, tmp_path):
     bundle = kernels.write_deep(name, tmp_path / 'deep')
     assert kernels.packed_kernels(name, bundle) == COUNTED[name]['torch']
 
 
+@pytest.mark.thorough
 @needs_triton
 @pytest.mark.usefixtures('interpreted')
 @pytest.mark.parametrize('name', list(COUNTED))

@@ -47,6 +47,7 @@ def chunks(engine: TorchEngine, rows: int = 1, **changes: Any) -> np.ndarray:
     return chunk(engine, 3, rows, 0, **changes)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ('family', 'rows', 'changes'),
     [
@@ -66,6 +67,7 @@ def test_an_engine_gives_the_chunks_of_the_operators(family, rows, changes):
     assert laid_out_in(engine) == [triton_layers('', print)]
 
 
+@pytest.mark.thorough
 def test_a_prefix_of_known_actions_runs_in_the_kernels_where_the_policy_was_trained_for_it():
     plain, engine = (TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=1) for _ in range(2))
     compiled_parts.compile_networks(engine, 'triton', 'float32', action_times=True)
@@ -75,6 +77,7 @@ def test_a_prefix_of_known_actions_runs_in_the_kernels_where_the_policy_was_trai
     assert laid_out_in(engine) == [triton_layers('', print)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('changes', [{'samples': 2}, {'clean_actions': 2}])
 def test_steps_that_were_not_compared_run_in_the_operators(changes):
     plain, engine = (TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=1) for _ in range(2))
@@ -98,6 +101,7 @@ BY_TOKEN_FAULTS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('fault', BY_TOKEN_FAULTS)
 def test_a_fault_in_modulations_by_token_is_found_at_load(fault, monkeypatch, tmp_path):
     from vla_runtime.families.blocks import triton_expert
@@ -241,6 +245,7 @@ def test_on_a_cpu_the_log_says_where_the_kernels_run(monkeypatch, caplog):
     assert 'install' not in caplog.text
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(('ms', 'taken'), [(-0.5, 'triton'), (0.5, 'none')])
 def test_auto_takes_the_kernels_only_where_they_are_faster(ms, taken, monkeypatch):
     clock = iter(np.cumsum(np.resize([1.0, 1.0, 1.0, 1.0 + ms], 4000)))
@@ -255,6 +260,7 @@ def test_auto_takes_the_kernels_only_where_they_are_faster(ms, taken, monkeypatc
     assert laid_out_in(engine) == [used]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('delay', [0, 2])
 def test_a_policy_takes_the_word(delay, tmp_path):
     dims = replace(tiny_spec().dims, **ONE_LAYER)

@@ -265,6 +265,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.thorough
 def test_the_export_and_its_comparison_need_no_second_copy_of_the_weights(tmp_path):
     """Reduced depth at a real width: what it takes is measured against the weights' bytes."""
     language = DecoderDims(

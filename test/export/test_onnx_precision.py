@@ -54,6 +54,7 @@ def in_precisions(cases: Iterable[tuple[Any, ...]], ids: Iterable[str]) -> list[
 EVERY_EXPORT = in_precisions([(family,) for family in FAMILIES], FAMILIES)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(('precision', 'family'), EVERY_EXPORT)
 def test_every_exported_graph_keeps_the_rules(family, precision):
     bundle = tiny_onnx_bundle(family, precision)
@@ -65,6 +66,7 @@ def test_every_exported_graph_keeps_the_rules(family, precision):
     assert check_graphs(bundle) == (precision, precision)
 
 
+@pytest.mark.thorough
 @pytest.mark.cases
 @pytest.mark.parametrize('path', network_case_paths(), ids=lambda path: path.stem)
 def test_the_graphs_of_every_reference_case_keep_the_rules(path):

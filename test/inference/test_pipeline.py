@@ -201,7 +201,10 @@ def pair(bundles: dict[str, Path], family: str) -> tuple[Policy, Policy]:
     return _PAIRS[family]
 
 
-@pytest.mark.parametrize('family', ['pi05', 'pi0', 'smolvla'])
+@pytest.mark.parametrize(
+    'family',
+    ['pi05', *(pytest.param(name, marks=pytest.mark.thorough) for name in ('pi0', 'smolvla'))],
+)
 @given(data=st.data())
 def test_any_sequence_gives_the_chunks_of_one_after_the_other_in_their_order(bundles, family, data):
     overlapped, plain = pair(bundles, family)
@@ -222,6 +225,7 @@ def test_any_sequence_gives_the_chunks_of_one_after_the_other_in_their_order(bun
     assert [future.result()[1].number for future in futures] == list(range(len(futures)))
 
 
+@pytest.mark.thorough
 @given(data=st.data())
 def test_bounded_reuse_is_that_of_one_after_the_other(bundles, data):
     overlapped, plain = pair(bundles, 'pi05')
@@ -466,6 +470,7 @@ def test_an_engine_that_cannot_overlap_is_refused_and_the_old_settings_stay(bund
     assert policy.settings.pipeline == 'latency'
 
 
+@pytest.mark.thorough
 def test_a_thousand_overlapped_inferences_keep_the_memory(policy):
     policy.settings = replace(THROUGHPUT, denoise_steps=1)
     random = np.random.default_rng(0)

@@ -215,6 +215,7 @@ def _pair(bundle: Path) -> list[Policy]:
     return _PAIR
 
 
+@pytest.mark.thorough
 def test_ten_thousand_encodings_keep_the_memory(policy):
     cache = PrefixCache(policy._engine, ('top', 'wrist'))
     random = np.random.default_rng(0)

@@ -274,6 +274,7 @@ def test_a_poisoned_slot_would_show(policy):
         policy.infer(observation())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('count', [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_thousands_of_inferences_keep_the_memory(policy, count):
     """Hits, misses of one camera and of both, guided and not."""

@@ -123,6 +123,7 @@ def test_noise_of_another_number_of_samples_is_refused(bundle):
         policy.infer(observation(), noise=np.zeros((8, 6), np.float32))
 
 
+@pytest.mark.thorough
 def test_every_setting_in_turn_keeps_the_memory(bundle):
     policy = load_policy(bundle)
     plan = CommittedPlan(np.full((5, 3), 0.2), delay_steps=2, execution_horizon=5)

@@ -146,6 +146,7 @@ def test_what_failed_is_tried_again(folder, tmp_path, bundle):
     assert 'error' not in result and result['replayed'] == 1
 
 
+@pytest.mark.thorough
 def test_a_killed_process_costs_its_own_recording_and_the_same_command_goes_on(
     folder, tmp_path, capsys
 ):

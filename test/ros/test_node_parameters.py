@@ -143,7 +143,7 @@ def test_a_command_line_that_cannot_be_read_is_an_error_in_words(
     missed = '/**/tabletop_node: {ros__parameters: {seed: 3}}\n'
     (tmp_path / 'missed.yaml').write_text(missed, encoding='utf-8')
     done = subprocess.run(
-        [sys.executable, '-m', 'vla_runtime.tabletop.ros.node', '--ros-args', *arguments],
+        [sys.executable, '-m', MODULES['executor_node'], '--ros-args', *arguments],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -133,6 +133,7 @@ def test_a_port_lost_after_a_stop_of_the_process_is_noticed_within_a_second(port
     assert lost_s[0] == pytest.approx(11.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.graph
 @LINUX
 def test_a_node_that_nobody_can_reach_joins_anew_as_it_was(tmp_path: Path) -> None:
@@ -191,6 +192,7 @@ def parameters_of(made: Graph) -> dict[str, object]:
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.graph
 @LINUX
 def test_a_node_that_is_cut_off_while_it_configures_comes_up_all_the_same(
@@ -270,6 +272,7 @@ def cut_off_recorder(made: Graph, folder: Path) -> Process:
     return process
 
 
+@pytest.mark.thorough
 @pytest.mark.graph
 @LINUX
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
@@ -287,6 +290,7 @@ def test_a_signal_while_a_node_that_was_cut_off_starts_again_ends_it_cleanly(
     assert process.text().count('recording to') == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.graph
 @LINUX
 def test_a_recorder_that_is_cut_off_goes_on_in_a_folder_beside(tmp_path: Path) -> None:

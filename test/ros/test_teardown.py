@@ -117,6 +117,7 @@ def make():
     assert (code, out) == (0, 'holding\n'), err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ('hang', 'said'),
     [('time.sleep(1000)', 'hanging: the teardown hangs'), ('hold_the_interpreter()', 'Timeout')],
@@ -156,6 +157,7 @@ def test_a_thread_that_goes_on_does_not_outlive_the_teardown() -> None:
     assert (code, out) == (0, 'holding\n')
 
 
+@pytest.mark.thorough
 def test_what_python_does_at_its_end_does_not_make_a_clean_end_a_failure() -> None:
     # Freeing PyTorch takes seconds, and many on a busy machine.
     methods = """

@@ -20,6 +20,7 @@ LAYERS = {'pi05': 18, 'smolvla': 16}
 TENSOR_COLUMNS = 512
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ('family', 'capability', 'dtype'),
     [

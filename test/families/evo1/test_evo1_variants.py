@@ -98,6 +98,7 @@ def test_two_prompts_of_different_lengths_equal_the_oracle(variant: str):
         assert relative_error(expected[0], expected[1]) > 1e-2, 'the prompts differ'
 
 
+@pytest.mark.thorough
 def test_exported_files_of_a_variant_are_within_their_bounds():
     with torch.inference_mode(False):
         network = random_network('evo1', VARIANTS['four cameras'])

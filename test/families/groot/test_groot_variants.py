@@ -169,6 +169,7 @@ def test_two_prompts_of_different_lengths_equal_the_oracle(variant: str):
         assert relative_error(expected[0], expected[1]) > 1e-2, 'the prompts differ'
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('variant', ['N1.5, four cameras', 'N1.7, three tall images'])
 def test_exported_files_of_a_variant_are_within_their_bounds(variant: str):
     family, dims = VARIANTS[variant]

@@ -151,6 +151,7 @@ def memory_kib(pid: int) -> int:
     return int(text.split('VmRSS:')[1].split()[0])
 
 
+@pytest.mark.thorough
 def test_a_thousand_start_stop_cycles_leave_memory_and_state_as_they_were(bench):
     node, pid = bench.graph.node, bench.process.pid
     bench.start()
@@ -294,6 +295,7 @@ def test_a_policy_that_is_cut_off_is_held_for_and_back_on_the_network_it_goes_on
             bench.wait_for_status('motion again', lambda s: s['kind'] == 'track')
 
 
+@pytest.mark.thorough
 def test_a_lost_chunk_holds_back_none_after_it(bundle, monkeypatch):
     script = ROOT / 'test' / 'ros' / 'answering_policy.py'
     with cable(monkeypatch) as line, line.process(script), graph() as made:

@@ -319,6 +319,7 @@ def test_chunks_out_of_order_are_dropped_and_counted(bench):
     assert (status['accepted'], status['refused.out_of_order']) == ('1', '1')
 
 
+@pytest.mark.thorough
 def test_a_thousand_starts_and_stops_end_as_they_began(bench):
     client = bench.graph.node.create_client(Trigger, f'{bench.node}/start')
     stopper = bench.graph.node.create_client(Trigger, f'{bench.node}/stop')

@@ -57,6 +57,7 @@ def test_live_offline_and_recorded_chunks_are_the_same(tmp_path, bundle, robot_f
     assert f'live: played {count} in' in said
 
 
+@pytest.mark.thorough
 def test_a_what_if_agrees_live_and_offline(tmp_path, bundle, robot_file):
     turns = [Turn(), Turn(), Turn(episode=2)]
     folder = record(tmp_path / 'bag', bundle, robot_file, turns)

@@ -23,7 +23,9 @@ NODE = '/vla_policy'
 TASK = 'pick up the red cup'
 
 
-@pytest.fixture(scope='module', params=['pi05', 'smolvla'])
+@pytest.fixture(
+    scope='module', params=['pi05', pytest.param('smolvla', marks=pytest.mark.thorough)]
+)
 def bundle(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp('onnx')
     spec = tiny_spec(request.param, advantage='task_newline')

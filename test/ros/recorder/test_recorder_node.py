@@ -164,6 +164,7 @@ def test_earlier_frames_are_recorded_with_the_newest(robot, tmp_path):
     assert [one.error is not None and one.error.identical for one in found] == [True] * 6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('bundle', ['pi05'], indirect=True)
 def test_joint_states_wait_for_a_recorder_that_is_not_scheduled(bundle, robot, tmp_path):
     with graph() as made:

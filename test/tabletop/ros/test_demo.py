@@ -161,6 +161,7 @@ def closed(bundle, tmp_path_factory) -> Closed:
     return Closed(out, made, seen.decode(), process.wait(TIMEOUT_S))
 
 
+@pytest.mark.thorough
 def test_a_closed_terminal_ends_it_like_ctrl_c(closed):
     assert closed.code == 0
     assert 'its terminal was closed' in require_report(closed.out)
@@ -176,6 +177,7 @@ def test_it_drives_with_onnx_runtime(closed):
     assert counts['/action_chunk'] > 0
 
 
+@pytest.mark.thorough
 def test_its_nodes_die_with_it_even_when_it_is_killed(bundle, tmp_path):
     demo = Demo(bundle, tmp_path / 'out', seconds=60.0)
     demo.wait_for_line(r'chunk [1-9]')
@@ -185,6 +187,7 @@ def test_its_nodes_die_with_it_even_when_it_is_killed(bundle, tmp_path):
     wait_until_nothing_is_left(pids)
 
 
+@pytest.mark.thorough
 def test_ctrl_c_while_it_starts_leaves_a_report_too(bundle, tmp_path):
     demo = Demo(bundle, tmp_path / 'out', seconds=60.0)
     demo.wait_for_line('starting')
@@ -194,6 +197,7 @@ def test_ctrl_c_while_it_starts_leaves_a_report_too(bundle, tmp_path):
     assert '0 of 0 instructions completed' in require_report(demo.out)
 
 
+@pytest.mark.thorough
 def test_a_crashed_process_is_named_with_its_end(bundle, tmp_path):
     demo = Demo(bundle, tmp_path / 'out', seconds=60.0)
     demo.wait_for_line(r'chunk [1-9]')
@@ -207,6 +211,7 @@ def test_a_crashed_process_is_named_with_its_end(bundle, tmp_path):
     assert executor.count(']: started') == executor.count('stopped: holding') > 0
 
 
+@pytest.mark.thorough
 def test_a_node_that_cannot_be_configured_is_named_with_its_own_words(tmp_path):
     bundle = write_tabletop_policy(tmp_path / 'damaged')
     weights = bundle / 'weights.safetensors'

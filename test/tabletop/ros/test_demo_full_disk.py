@@ -14,6 +14,7 @@ from tabletop_policy import write_tabletop_policy
 pytestmark = pytest.mark.graph
 
 
+@pytest.mark.thorough
 def test_it_drives_on_to_its_end_and_leaves_a_report_and_a_closed_bag(tmp_path):
     bundle = write_tabletop_policy(tmp_path / 'tabletop')
     with small_disk(tmp_path / 'disk', 64 * 1024) as disk:

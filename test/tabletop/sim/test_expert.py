@@ -113,6 +113,7 @@ def test_the_expert_recovers_from_a_disturbed_arm(world: Tabletop, expert: Exper
 PUSHES = range(30)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('noise_rad', [0.0, 0.01])
 def test_pushes_succeed_from_perturbed_starts(
     world: Tabletop, expert: Expert, noise_rad: float

@@ -84,6 +84,7 @@ def test_what_is_loaded_after_osmesa_does_not_see_mesas_symbols() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.thorough
 @needs_osmesa
 @needs_triton
 @pytest.mark.parametrize(

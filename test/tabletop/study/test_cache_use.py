@@ -115,6 +115,7 @@ def test_exact_is_off_where_it_hits(results):
         assert without.cache_use.images_hit == without.cache_use.prefixes_hit == 0
 
 
+@pytest.mark.thorough
 def test_image_tokens_that_do_not_last_are_found_by_the_comparison(world, source, monkeypatch):
     """A fault that shows on hits alone: a study without hits could not find it."""
     off = replace(RATES, cache='off')

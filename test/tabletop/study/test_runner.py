@@ -40,6 +40,7 @@ def test_no_episodes_too_many_or_a_negative_seed_is_an_error(seed, episodes):
         episode_seeds(seed, episodes)
 
 
+@pytest.mark.thorough
 def test_two_processes_give_what_one_gives_in_the_order_of_the_seeds(tmp_path):
     conditions, seeds = grid(EXPERT, replan_interval=(4, 8)), episode_seeds(3, 7)
     alone = run(conditions, seeds, tmp_path / 'one')
@@ -143,6 +144,7 @@ def test_a_bundle_with_another_receipt_acts_the_same(tmp_path, untrained):
     assert runner.bundle_identity(copy) == runner.bundle_identity(untrained)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures('short_tasks')
 def test_a_condition_on_onnx_runtime_runs_from_files_that_are_made_once(
     tmp_path, untrained, monkeypatch

@@ -31,6 +31,7 @@ def _bytes(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_ends_with_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / 'shard_00001.npz').unlink()
@@ -41,6 +42,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(folder: Path, tmp_path: Path) ->
     assert _bytes(tmp_path) == _bytes(folder)
 
 
+@pytest.mark.thorough
 def test_the_number_of_processes_changes_nothing(folder: Path, tmp_path: Path) -> None:
     generate(tmp_path, PLAN, processes=2, progress=False)
     assert _bytes(tmp_path) == _bytes(folder)

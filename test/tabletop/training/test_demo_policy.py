@@ -51,6 +51,7 @@ def test_twenty_unseen_scenes_are_done_at_least_seventeen_times(
     assert successes >= 17, [outcome.name for outcome in outcomes]
 
 
+@pytest.mark.thorough
 def test_in_one_scene_every_block_is_touched_when_it_is_named(
     world: Tabletop, policy: Policy
 ) -> None:

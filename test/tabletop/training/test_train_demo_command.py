@@ -79,6 +79,7 @@ def test_the_receipt_names_command_durations_and_code_of_every_run(
     assert runs[0]['training_seconds'] > runs[1]['training_seconds'] >= 0
 
 
+@pytest.mark.thorough
 def test_training_goes_on_from_a_bundle_and_the_receipt_says_from_which(
     run_once: Path, tmp_path: Path
 ) -> None:
@@ -110,6 +111,7 @@ def test_other_arguments_in_the_same_folder_are_refused(
     assert 'dataset.json: holds a data set of' in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('family', ['smolvla', 'act'])
 def test_another_family_is_trained_on_the_data_that_lies_there(trained: Path, family: str) -> None:
     recorded = {path: path.stat().st_mtime_ns for path in (trained / 'work/data').iterdir()}

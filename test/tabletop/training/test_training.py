@@ -181,6 +181,7 @@ def test_a_checkpoint_of_another_plan_is_refused(
         _training(replace(PLAN, seed=1), samples, vocabulary, tmp_path)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('family', RECIPE_NAMES)
 @pytest.mark.parametrize('stage', STAGES)
 def test_each_stage_of_each_family_learns(
@@ -240,6 +241,7 @@ def _assert_serves(folder: Path, samples: Samples, finished: Training) -> None:
     policy.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('family', ['smolvla', 'act'])
 def test_another_familys_bundle_serves_what_its_training_computes(
     family: str, data: Dataset, vocabulary: Path, tmp_path: Path
