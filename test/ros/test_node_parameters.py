@@ -131,7 +131,7 @@ def test_several_parameters_at_once_are_refused_with_the_unknown_ones(made: Grap
         (('--params-file', 'fifo.yaml'), 'fifo.yaml: is a FIFO'),
         (('--params-file', '/dev/zero'), '/dev/zero: is a device'),
         (('--params-file', 'flat.yaml'), 'flat.yaml'),
-        (('--params-file', 'missed.yaml'), 'missed.yaml: field /**/tabletop_node: matches no node'),
+        (('--params-file', 'missed.yaml'), 'missed.yaml: field /**/executor_node: matches no node'),
         (('-p', 'seed'), '-p seed'),
     ],
 )
@@ -140,7 +140,7 @@ def test_a_command_line_that_cannot_be_read_is_an_error_in_words(
 ) -> None:
     os.mkfifo(tmp_path / 'fifo.yaml')
     (tmp_path / 'flat.yaml').write_text('seed: 3\n', encoding='utf-8')
-    missed = '/**/tabletop_node: {ros__parameters: {seed: 3}}\n'
+    missed = '/**/executor_node: {ros__parameters: {seed: 3}}\n'
     (tmp_path / 'missed.yaml').write_text(missed, encoding='utf-8')
     done = subprocess.run(
         [sys.executable, '-m', MODULES['executor_node'], '--ros-args', *arguments],
