@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from graph import LATCHED, Graph, graph
 from paths import ROOT
+from rosgraph_msgs.msg import Clock
 from std_msgs.msg import Float64MultiArray, String
 from std_srvs.srv import Trigger
 from tabletop_policy import write_tabletop_policy
@@ -201,6 +202,30 @@ def test_velocity_outputs_end_with_zero(tmp_path: Path, group: Group, sequence: 
         group.require_clean_ends()
         made.wait_for(lambda: not any(rates.arm[-1]), 'zero velocity', timeout_s=10.0)
         made.wait_for(lambda: not any(rates.gripper[-1]), 'zero velocity', timeout_s=10.0)
+
+
+def test_in_a_simulated_world_a_signal_brakes_velocities_within_their_limits(
+    tmp_path: Path, group: Group
+) -> None:
+    robot = write_velocity_robot(tmp_path / 'rates.yaml')
+    robot.write_text(robot.read_text('utf-8').replace('ration: 40.0', 'ration: 2.0'), 'utf-8')
+    bundle = write_tabletop_policy(tmp_path / 'rates', velocities=True)
+    with graph() as made:
+        rates = VelocityRobot(made)
+        clock = made.node.create_publisher(Clock, '/clock', 10)
+        made.node.create_timer(
+            0.01, lambda: clock.publish(Clock(clock=made.node.get_clock().now().to_msg()))
+        )
+        arguments = (*files(bundle, str(robot)), *PATIENT, '-p', 'use_sim_time:=true')
+        group.start('executor_node', *arguments)
+        activate(made, '/vla_executor')
+        start_motion(made)
+        made.wait_for(lambda: len(rates.arm) > 20 and rates.arm[-1][0] > 0.3, 'motion')
+        group.go_through((signal.SIGINT,))
+        group.require_clean_ends()
+        made.wait_for(lambda: not any(rates.arm[-1]), 'zero velocity', timeout_s=10.0)
+    # 0.02 rad/s a tick; from 0.3 rad/s in fewer steps where a busy machine made ticks late.
+    assert max(-np.diff([row[0] for row in rates.arm])) < 0.2
 
 
 # ---------------------------------------------------------------- a launch that is killed

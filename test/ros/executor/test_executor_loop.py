@@ -14,7 +14,7 @@ from vla_runtime.execution.config import ExecutorConfig
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.limits import ColumnLimits, make_limits
 from vla_runtime.execution.parameters import ExecutorParameters
-from vla_runtime.execution.watchdog import WatchdogParameters
+from vla_runtime.execution.watchdog import MotionClock, WatchdogParameters
 from vla_runtime.ros.executor.control_loop import ControlLoop, SendError
 from vla_runtime.ros.executor.steady_loop import SteadyLoop, system_time_ns
 from vla_runtime.ros.messages.conversions import ReceivedChunk, stamp_to_ns
@@ -338,20 +338,31 @@ def test_when_an_output_hangs_for_good_expect_the_hold_on_every_other_one(which:
         release.set()
 
 
-def test_a_slow_base_comes_to_rest_before_the_end_and_less_time_than_it_takes_is_said() -> None:
+@pytest.mark.parametrize('clock', ['steady', 'ros'])
+def test_a_slow_base_comes_to_rest_before_the_end_and_less_time_than_it_takes_is_said(
+    clock: MotionClock,
+) -> None:
     limits = make_limits(('base',), {'base': ColumnLimits(velocity=1.0, acceleration=2.0)})
     base = (Column('base', kind='velocity', feedback=False),)
     core = ChunkExecutor(
-        ExecutorConfig(base, limits, watchdog=WatchdogParameters(tick_timeout_s=1.0)),
+        ExecutorConfig(
+            base, limits, watchdog=WatchdogParameters(tick_timeout_s=1.0, motion_clock=clock)
+        ),
         ExecutorParameters(replan_interval=20),
     )
     sent: list[float] = []
+    # A simulated clock stands still in the teardown: the thread that takes its messages waits.
+    last_ns: list[int] = []
+
+    def ros_now_ns() -> int:
+        return last_ns[0] if last_ns else time.time_ns()
 
     class Base(Output):
         def send(self, setpoints: np.ndarray, stamp: object, follows: bool) -> None:
             sent.append(float(setpoints[0]))
 
-    loop = ControlLoop(core, [Base()], time.time_ns, lambda _: None, system_time_ns)
+    stamps = system_time_ns if clock == 'steady' else None
+    loop = ControlLoop(core, [Base()], ros_now_ns, lambda _: None, stamps)
     loop.begin_episode(1)
     ticks = SteadyLoop(loop.tick, 100.0, 'control', lambda error: None)
     ticks.start()
@@ -365,6 +376,8 @@ def test_a_slow_base_comes_to_rest_before_the_end_and_less_time_than_it_takes_is
             return bool(sent) and sent[-1] == 1.0
 
         wait_for(moves)
+        if clock == 'ros':
+            last_ns.append(time.time_ns())
         assert not loop.come_to_rest(0.0)
         assert loop.come_to_rest(limits.braking_s + TIMEOUT_S)
     finally:

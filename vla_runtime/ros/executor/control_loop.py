@@ -112,7 +112,7 @@ class ControlLoop:
         ros_time_of_ns: ROS time at a time of the steady clock a moment ago. With it a command is
             stamped with the very time that its motion was computed for, so that the limits hold by
             the stamps. Without it (`use_sim_time`, where the ROS clock itself is that time) with
-            the ROS clock as read.
+            the ROS clock as read, which nobody moves on any more during `come_to_rest`.
     """
 
     def __init__(
@@ -289,6 +289,8 @@ class ControlLoop:
         Args:
             timeout_s: longest time to wait.
         """
+        if self._ros_time_of_ns is None:
+            self._go_on_without_clock_messages()
         deadline_s = time.monotonic() + timeout_s
         while self._lock.acquire(timeout=_HANGS_AFTER_S):
             try:
@@ -300,6 +302,15 @@ class ControlLoop:
                 return at_rest
             time.sleep(_LOOKS_EVERY_S)
         return False
+
+    def _go_on_without_clock_messages(self) -> None:
+        """Let simulated time pass as fast as the steady clock's from now on.
+
+        The thread that would take `/clock` is in the teardown, or has ended. In a time that stands
+        still the robot could not brake: it would be commanded its last velocity on and on.
+        """
+        read_ns, read_at_ns = self._ros_now_ns(), time.monotonic_ns()
+        self._ros_now_ns = lambda: read_ns + time.monotonic_ns() - read_at_ns
 
     def reset(self, episode: int) -> None:
         """The operator's reset: an episode begins, and the latch opens."""
