@@ -188,9 +188,10 @@ def test_replan_interval_changes_while_it_runs_and_is_reported(bench):
         ('replan_interval', HORIZON + 1, f'between 1 and {HORIZON}'),
         ('handover_mode', 'jump', 'switch, blend, ensemble, rtc'),
         ('ensemble_decay', -1.0, 'Min: 0'),
+        ('use_sim_time', True, 'deactivate it first'),
     ],
 )
-def test_a_parameter_out_of_range_is_refused_with_the_range(bench, name, value, said):
+def test_a_value_that_cannot_be_taken_is_refused_with_the_reason(bench, name, value, said):
     result = bench.graph.set_parameter(bench.node, name, value)
     assert not result.successful
     assert said in result.reason

@@ -305,6 +305,25 @@ DEFECTS: dict[str, tuple[tuple[str | int, ...], Any, str, str]] = {
         'joints[0].velocity',
         '-1000 where more than 0',
     ),
+    'number that is next to nothing': (
+        ('joints', 0, 'acceleration'),
+        1e-308,
+        'joints[0].acceleration',
+        '1e-308 where at least 1e-09',
+    ),
+    'topic longer than ROS takes': (
+        ('outputs', 0, 'topic'),
+        'a' * 300,
+        'outputs[0].topic',
+        '300 characters where at most 200',
+    ),
+    'name of a page': (('name',), 'arm' * 9999, 'name', '29997 characters where at most 200'),
+    'joint name of a page': (
+        ('joints', 0, 'name'),
+        'lift' * 99,
+        'joints[0].name',
+        '396 characters where at most 200',
+    ),
     'output kind': (('outputs', 0, 'kind'), 'trajectory', 'outputs[0].kind', 'joint_trajectory'),
     'output without joints': (('outputs', 0, 'joints'), ..., 'outputs[0].joints', 'is missing'),
     'output of unknown joint': (

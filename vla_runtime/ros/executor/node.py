@@ -28,6 +28,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray
+from rcl_interfaces.msg import SetParametersResult
 from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecyclePublisher
 from rclpy.parameter import Parameter
@@ -81,6 +82,7 @@ class ExecutorNode(ManagedNode):
         self._session: ExecutorSession | None = None
         declare(self, EXECUTOR_PARAMETERS, self._misfit)
         refuse_unknown(self, EXECUTOR_PARAMETERS)
+        self.add_on_set_parameters_callback(self._refuse_other_clock)
         # Before ROS 2 Iron there is no such hook: the next status, chunk or start takes them up.
         if hasattr(self, 'add_post_set_parameters_callback'):
             self.add_post_set_parameters_callback(self._follow_parameters)
@@ -299,6 +301,18 @@ class ExecutorNode(ManagedNode):
         except ValueError as error:
             return str(error)
         return None
+
+    def _refuse_other_clock(self, parameters: Sequence[Parameter]) -> SetParametersResult:
+        """Refuse `use_sim_time` in motion: an activation chooses the clock that plans follow."""
+        changes = any(
+            parameter.name == 'use_sim_time'
+            and parameter.value != self.get_parameter('use_sim_time').value
+            for parameter in parameters
+        )
+        return SetParametersResult(
+            successful=not (changes and self._session is not None),
+            reason='use_sim_time cannot be changed while the node is active: deactivate it first',
+        )
 
     def _follow_parameters(self, _: Sequence[Parameter] = ()) -> None:
         """Hand over parameters that were set meanwhile; the core waits for the boundary."""

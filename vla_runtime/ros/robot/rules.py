@@ -38,6 +38,10 @@ _TOPICS = ('action_chunk', 'committed_plan')
 _PRIVATE_TOPICS = ('~/instruction', '~/current_instruction', '~/description', '~/report')
 _NODES = ('vla_policy', 'vla_executor', 'vla_recorder')
 # https://design.ros2.org/articles/topic_and_service_names.html, without substitutions.
+# ROS 2 takes 247 characters of a topic; the rest is for the nodes' namespace.
+_LONGEST_NAME = 200
+# Numbers so small that nothing would move are slips, and overflow where they divide.
+_LEAST = 1e-9
 _TOPIC = re.compile(r'(/|~/)?[A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*')
 
 
@@ -49,6 +53,7 @@ def check_robot(robot: RobotSpec) -> None:
     """
     if robot.format != FORMAT:
         raise FieldError('format', f'{robot.format}: this version reads format {FORMAT}')
+    _require_short('name', robot.name)
     _require_some('joints', robot.joints, 'what does the robot move?')
     _require_some('joint_states', robot.joint_states, 'where are the joints measured?')
     _require_some('outputs', robot.outputs, 'where do the commands go?')
@@ -226,6 +231,15 @@ def _require_positive(where: str, item: RobotJoint | RobotPose, keys: Iterable[s
         value = getattr(item, key)
         if value is not None and value <= 0.0:
             raise FieldError(f'{where}.{key}', f'{value:g} where more than 0 is expected')
+        if value is not None and value < _LEAST:
+            raise FieldError(f'{where}.{key}', f'{value:g} where at least {_LEAST:g} is expected')
+
+
+def _require_short(where: str, name: str) -> None:
+    if len(name) > _LONGEST_NAME:
+        raise FieldError(
+            where, f'{len(name)} characters where at most {_LONGEST_NAME} are expected'
+        )
 
 
 def _require_known(where: str, list_name: str, names: Iterable[str], known: Sequence[str]) -> None:
@@ -251,6 +265,7 @@ def _require_unique_names(
     for index, item in enumerate(items):
         for key, names in (('name', (item.name,)), ('aliases', item.aliases)):
             for name in names:
+                _require_short(f'{field}[{index}].{key}', name)
                 if name in owner:
                     raise FieldError(
                         f'{field}[{index}].{key}', f"'{name}' already means {field}[{owner[name]}]"
@@ -273,6 +288,7 @@ def _check_topics(robot: RobotSpec) -> None:
                 raise FieldError(
                     where, f"'{topic}' is not a ROS topic name (letters, 0-9, _ and /)"
                 )
+            _require_short(where, topic)
             if _is_own(topic):
                 raise FieldError(where, f"'{topic}' is a topic of ROS or of vla_runtime's nodes")
             # Relative names are in the nodes' namespace, which may be the outermost.
