@@ -73,6 +73,7 @@ def test_onnx_runtime_gets_a_bundle_with_files_which_are_made_once(tmp_path, cho
     assert {path.name for path in tmp_path.iterdir()} == {'plain', 'cache'}
 
 
+@pytest.mark.thorough
 def test_a_damaged_or_half_made_copy_is_made_again(tmp_path, chosen, capsys):
     bundle = write_tiny_policy(tmp_path / 'plain', tiny_spec())
     made = chosen(bundle, 'run')

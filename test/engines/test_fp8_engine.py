@@ -97,6 +97,7 @@ def test_fused_and_plain_modules_give_the_same_numbers(bundles, family, monkeypa
     assert apart <= 0.4 * error_of(fused, exact)[1]
 
 
+@pytest.mark.thorough
 @families
 def test_a_graph_replays_8_bits_as_they_run(bundles, family, monkeypatch):
     """Scales are made on the device: nothing waits for a number, which would end a capture."""

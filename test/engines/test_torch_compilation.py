@@ -103,6 +103,7 @@ def chunks(engine: TorchEngine, steps: int = 3, rows: int = 1, **changes) -> np.
     return chunk(engine, 3, rows, 0, **changes)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('family', [*FLOWS, 'act'])
 @pytest.mark.parametrize('rows', [1, 2])
 def test_compiled_networks_give_the_chunks_of_eager_ones(load, family, rows):

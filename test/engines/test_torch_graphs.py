@@ -236,6 +236,7 @@ def test_guidance_row_by_row_replays_over_both_slots(engines, family):
         assert_close(*found)
 
 
+@pytest.mark.thorough
 @fused_ones
 @pytest.mark.parametrize('rows', [1, 2])
 def test_in_bfloat16_replays_are_those_of_eager_plain_runs_up_to_its_rounding(

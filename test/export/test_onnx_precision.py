@@ -75,6 +75,7 @@ def test_the_graphs_of_every_reference_case_keep_the_rules(path):
     assert bundle_faults(bundle) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('family', FAMILIES)
 def test_the_matrices_that_may_be_in_half_are_those_that_the_networks_put_there(family):
     network = meta_network(read_bundle(tiny_onnx_bundle(family)).spec, torch.float16)

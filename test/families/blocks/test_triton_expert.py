@@ -91,6 +91,7 @@ def test_every_step_and_chunk_of_the_cases_is_that_of_the_operators(path, b):
     compare_with_the_case(path, b, None)
 
 
+@pytest.mark.thorough
 @families
 @pytest.mark.parametrize(
     ('rows', 'samples', 'dtype', 'bound'),
@@ -110,6 +111,7 @@ def test_rows_of_different_lengths_and_samples(family, rows, samples, dtype, bou
     assert relative_error(ours, expected) <= bound
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('family', ['pi05', 'smolvla'])
 def test_a_prefix_of_fewer_valid_tokens_is_laid_out_over_a_longer_one(family, layers):
     """Down to one token: parts without a key are nothing."""

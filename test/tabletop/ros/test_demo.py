@@ -167,6 +167,7 @@ def test_a_closed_terminal_ends_it_like_ctrl_c(closed):
     assert 'its terminal was closed' in require_report(closed.out)
 
 
+@pytest.mark.thorough
 def test_it_drives_with_onnx_runtime(closed):
     assert 'exporting' not in closed.said
     parameters = yaml.safe_load((closed.out / 'parameters.yaml').read_text())

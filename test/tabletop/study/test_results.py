@@ -206,6 +206,7 @@ def test_the_committed_page_says_what_the_committed_results_say():
 
 
 # A drawing takes a quarter of a second. A page is written whole, so one that is old has others.
+@pytest.mark.thorough
 @pytest.mark.parametrize('every', [9, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_committed_page_draws_what_the_committed_results_say(monkeypatch, every):
     committed = COMMITTED.read_text(encoding='utf-8')

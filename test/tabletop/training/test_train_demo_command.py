@@ -45,6 +45,7 @@ def trained(run_once: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(run_once, tmp_path / 'trained'))
 
 
+@pytest.mark.thorough
 def test_a_bundle_comes_out_and_a_finished_run_is_not_repeated(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

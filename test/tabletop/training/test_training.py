@@ -104,6 +104,7 @@ def test_a_point_is_located_in_its_patch_and_black_bars_show_nothing() -> None:
     torch.testing.assert_close(offset[0], torch.full((2,), 2.4 / 16 - 0.5))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('stop_after', [2, 5, 8])
 def test_a_resumed_run_is_the_uninterrupted_run(
     finished: Training,
