@@ -127,8 +127,8 @@ def start(context: LaunchContext) -> list[Action]:
                 f"{own[0]}: section '{section}' matches none of vla_runtime's nodes and is let be"
             )
     common: dict[str, object] = {
-        'bundle': str(Path(said['bundle']).expanduser().resolve()),
-        'robot': str(find_robot(said['robot'], SHARE / 'config' / 'robots').resolve()),
+        'bundle': _text(Path(said['bundle']).expanduser().resolve()),
+        'robot': _text(find_robot(said['robot'], SHARE / 'config' / 'robots').resolve()),
     }
     if said['use_sim_time']:
         common['use_sim_time'] = _truth(said, 'use_sim_time')
@@ -139,8 +139,7 @@ def start(context: LaunchContext) -> list[Action]:
         name: said[name] for name in ('backend', 'device') if said[name]
     }
     if said['instruction']:
-        # Text whatever it looks like: launch would read 'no' as false.
-        policy_only['instruction'] = ParameterValue(said['instruction'], value_type=str)
+        policy_only['instruction'] = _text(said['instruction'])
     if said['cfg_beta']:
         policy_only |= {'cfg_enabled': True, 'cfg_beta': _number(said, 'cfg_beta', float)}
     executor_only = {}
@@ -207,8 +206,13 @@ def _recorder(said: dict[str, str], own: list[str], given: dict[str, object]) ->
         return []
     given = {name: value for name, value in given.items() if name != 'bundle'}
     if folder:
-        given['folder'] = str(Path(folder).expanduser().resolve())
+        given['folder'] = _text(Path(folder).expanduser().resolve())
     return _node(said, 'recorder', [*own, given])
+
+
+def _text(value: object) -> ParameterValue:
+    """Text whatever it looks like: launch would read 'no' as false, and '/data/run #2' to the #."""
+    return ParameterValue(str(value), value_type=str)
 
 
 def _truth(said: dict[str, str], name: str) -> bool:

@@ -81,6 +81,16 @@ def test_help_needs_no_ros(tmp_path, node, word):
     assert done.stdout.count(f'\n  {node} --ros-args ') == 2
 
 
+def test_help_to_a_full_disk_is_an_error_in_words():
+    code = 'import sys; from vla_runtime.ros.node_main import policy_node; sys.exit(policy_node())'
+    with open('/dev/full', 'w') as full:
+        done = subprocess.run(
+            [sys.executable, '-c', code, '--help'], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 2
+    assert done.stderr == 'error: standard output cannot be written: No space left on device\n'
+
+
 @pytest.mark.parametrize(
     ('arguments', 'unread'),
     [

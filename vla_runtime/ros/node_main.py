@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from vla_runtime.files.quotes import quoted
+from vla_runtime.files.standard_output import LostOutputError, watched_output
 from vla_runtime.processes.parent_death import end_with_launch
 from vla_runtime.ros.interrupt import take_signals
 
@@ -67,8 +68,7 @@ def run_module(name: str) -> int:
     end_with_launch()
     unread = _unread(sys.argv[1:])
     if {'-h', '--help'} & {*unread}:
-        print(_usage(name))
-        return 0
+        return _print(_usage(name))
     if unread:
         print(
             f'error: {name}: nothing reads {quoted(shlex.join(unread))} where it stands; what is '
@@ -90,6 +90,18 @@ policy_node = partial(run_module, 'policy_node')
 executor_node = partial(run_module, 'executor_node')
 recorder_node = partial(run_module, 'recorder_node')
 tabletop_node = partial(run_module, 'tabletop_node')
+
+
+def _print(text: str) -> int:
+    """Print, and return the exit code: 0, or 2 where standard output takes no more."""
+    try:
+        with watched_output():
+            print(text)
+    except LostOutputError as lost:
+        if not lost.unwanted:
+            print(f'error: {lost}', file=sys.stderr)
+            return 2
+    return 0
 
 
 def _unread(arguments: Sequence[str]) -> list[str]:

@@ -118,6 +118,24 @@ class Node:
         return SimpleNamespace(error=self.errors.append, info=lambda text: None)
 
 
+@pytest.mark.parametrize('gone', ['file', 'folder'])
+def test_an_instruction_whose_file_is_removed_is_kept_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    path = tmp_path / 'logs' / 'instruction.json'
+    monkeypatch.setenv(FILE_VARIABLE, str(path))
+    node: Any = Node()
+    instruction = Instruction(node, lambda: None, lambda where, error: None)
+    node.value = 'push'
+    instruction.follow()
+    path.unlink()
+    if gone == 'folder':
+        path.parent.rmdir()
+    instruction.follow()
+    assert read_instruction(path, '/policy') == KeptInstruction('/policy', 'push', None)
+    assert not node.errors
+
+
 def test_an_instruction_that_could_not_be_kept_is_once_there_is_room(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,7 +134,8 @@ class Instruction:
     def _keep(self, *_: Any) -> None:
         """Keep the instruction for the node that is respawned after this one."""
         now = KeptInstruction(self._name, self.text, self._heard)
-        if self._file is None or now == self._kept:
+        # Written anew where somebody has removed it, with all of launch's logs for example.
+        if self._file is None or (now == self._kept and self._file.exists()):
             return
         try:
             write_instruction(self._file, now)

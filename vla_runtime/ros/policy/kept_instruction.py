@@ -84,6 +84,7 @@ def write_instruction(path: Path, kept: KeptInstruction) -> None:
             node finds a file that it cannot read.
     """
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(asdict(kept)))
     except OSError:
         with suppress(OSError):
