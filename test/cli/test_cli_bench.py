@@ -257,6 +257,7 @@ def test_help_shows_examples(capsys):
     assert 'vla_runtime bench engines/demo' in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_plot_writes_a_page_with_measurement_and_paper(bundle, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(cost_sweep, 'preset_names', lambda: ('act',))
     page, out = tmp_path / 'cost.html', tmp_path / 'cost.json'

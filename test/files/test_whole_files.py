@@ -103,6 +103,7 @@ def test_a_link_on_the_command_line_stays(tmp_path, capsys):
     assert path.read_text().startswith('{')
 
 
+@pytest.mark.thorough
 def test_standard_output_that_is_a_file_stays_that_file(tmp_path):
     path = tmp_path / 'said'
     with path.open('w') as said:

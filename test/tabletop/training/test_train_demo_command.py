@@ -67,6 +67,7 @@ def _made(bundle: Path) -> dict[str, Any]:
     return json.loads((bundle / VERIFICATION_FILE).read_text())['made']
 
 
+@pytest.mark.thorough
 def test_the_receipt_names_command_durations_and_code_of_every_run(
     trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_start_that_is_no_bundle_is_refused_before_any_work(
     assert not (tmp_path / 'work').exists()
 
 
+@pytest.mark.thorough
 def test_other_arguments_in_the_same_folder_are_refused(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
