@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from executor_bench import HOME, HORIZON
-from graph import graph
+from graph import RELIABLE, graph
 from network_cut import cable
 from paths import ROOT
 from rosgraph_msgs.msg import Clock
@@ -24,7 +24,7 @@ from std_srvs.srv import Trigger
 from tabletop_policy import write_tabletop_policy
 from test_executor_node import MAX_TRACKING_ERROR, Bench
 
-from vla_runtime.ros.messages.conversions import ns_to_stamp
+from vla_runtime.ros.messages.conversions import ns_to_stamp, stamp_to_ns
 
 pytestmark = pytest.mark.graph
 
@@ -185,15 +185,45 @@ def test_a_thousand_start_stop_cycles_leave_memory_and_state_as_they_were(bench)
 
 
 class Simulated:
-    """A bench under `use_sim_time`, and the clock that the test turns."""
+    """A bench under `use_sim_time`, and the clock that the test turns.
 
-    def __init__(self, made, bundle) -> None:
+    The gripper's commands carry stamps here: the time that the robot is moved by.
+    """
+
+    def __init__(self, made, bundle, folder) -> None:
         self.graph = made
-        self.bench = Bench(made, bundle, '/jumping', '-p', 'use_sim_time:=true')
+        text = (ROOT / 'config' / 'robots' / 'tabletop.yaml').read_text(encoding='utf-8')
+        stamped = 'kind: joint_state\n    topic: gripper/commands'
+        robot = folder / 'stamped.yaml'
+        robot.write_text(
+            text.replace(
+                'kind: float64_multi_array\n    topic: gripper_controller/commands', stamped
+            ),
+            encoding='utf-8',
+        )
+        arguments = ('-p', 'use_sim_time:=true', '-p', f'robot:={robot}')
+        self.bench = Bench(made, bundle, '/jumping', *arguments)
+        self._gripper: list[tuple[int, float]] = []
+        made.node.create_subscription(
+            JointState, '/jumping/gripper/commands', self._on_gripper, RELIABLE
+        )
         self.now = 1_000_000_000_000
         self.bench.arm.now_ns = lambda: self.now
         self._publisher = made.node.create_publisher(Clock, '/clock', 10)
         self._last = time.monotonic()
+
+    def _on_gripper(self, message: JointState) -> None:
+        self.bench.arm.positions[5] = message.position[0]
+        self._gripper.append((stamp_to_ns(message.header.stamp), message.position[0]))
+
+    def fastest(self) -> float:
+        """Fastest motion of the gripper by the stamps, rad/s; infinite for one in no time."""
+        stamps, positions = np.array(self._gripper).T
+        elapsed_s, ways = np.diff(stamps) * 1e-9, np.abs(np.diff(positions))
+        # Where the clock jumped nobody can tell.
+        known = (elapsed_s >= 0.0) & (elapsed_s < 10.0) & (ways > 0.0)
+        with np.errstate(divide='ignore'):
+            return float(np.max(ways[known] / elapsed_s[known]))
 
     def run(self) -> None:
         """As fast as the wall clock, without its pauses."""
@@ -228,9 +258,9 @@ class Simulated:
         )
 
 
-def test_a_clock_that_jumps_either_way_drops_the_plan_and_motion_goes_on_after_it(bundle):
+def test_a_clock_that_jumps_either_way_drops_the_plan_and_motion_goes_on_after_it(bundle, tmp_path):
     with graph() as made:
-        sim = Simulated(made, bundle)
+        sim = Simulated(made, bundle, tmp_path)
         bench = sim.bench
         with closing(bench.arm):
             states = made.node.create_publisher(JointState, '/jumping/joint_states', 10)
@@ -266,6 +296,7 @@ def test_a_clock_that_jumps_either_way_drops_the_plan_and_motion_goes_on_after_i
                     'tick',
                 )
                 counted = int(tick['clock_jumps'])
+            assert sim.fastest() <= 3.0 + 1e-3
 
 
 # ---------------------------------------------------------------- the network
