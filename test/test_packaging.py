@@ -400,10 +400,18 @@ def test_run_shows_the_log_of_a_step_that_fails(bare_checkout: Path) -> None:
     assert 'the first setup needs the network' in done.stderr
 
 
-@pytest.mark.skipif(
-    not (ROOT / '.venv' / 'setup.stamps').is_file(),
-    reason='this environment was not made by ./run',
+def was_made_here() -> bool:
+    """Return whether `./run` of this very checkout made the environment; it remakes any other."""
+    stamps = ROOT / '.venv' / 'setup.stamps'
+    return stamps.is_file() and f'root={ROOT}' in stamps.read_text(encoding='utf-8').splitlines()
+
+
+made_here = pytest.mark.skipif(
+    not was_made_here(), reason='this environment was not made by ./run of this checkout'
 )
+
+
+@made_here
 def test_run_works_a_second_time_without_the_network() -> None:
     nowhere = 'http://127.0.0.1:9'
     done = run('setup', PIP_NO_INDEX='1', HTTPS_PROXY=nowhere, HTTP_PROXY=nowhere)
@@ -412,10 +420,7 @@ def test_run_works_a_second_time_without_the_network() -> None:
     assert 'PyTorch' not in done.stderr
 
 
-@pytest.mark.skipif(
-    not (ROOT / '.venv' / 'setup.stamps').is_file(),
-    reason='this environment was not made by ./run',
-)
+@made_here
 def test_run_keeps_bytecode_even_where_the_environment_forbids_it_and_not_beside_the_code() -> None:
     code = 'import sys; print(sys.dont_write_bytecode, sys.pycache_prefix)'
     done = run('exec', 'python', '-c', code, PYTHONDONTWRITEBYTECODE='1', PYTHONPYCACHEPREFIX='')

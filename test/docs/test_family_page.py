@@ -22,9 +22,6 @@ from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.flow_step import DenoiseStep
 from vla_runtime.families.traced_shapes import trace_shapes
 
-PAGE = 'docs/adding_a_family.md'
-FOLDER = 'vla_runtime/families/'
-
 
 def row_inputs(toy: Family, rows: int) -> dict[str, torch.Tensor]:
     given = toy.prefix_inputs(toy.presets['toy'])

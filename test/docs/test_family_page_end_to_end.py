@@ -22,15 +22,19 @@ from vla_runtime.execution.command import CommandKind, Reason
 from vla_runtime.execution.config import ExecutorConfig
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.parameters import ExecutorParameters
-from vla_runtime.families import build_network
+from vla_runtime.families import build_network, family_names
 from vla_runtime.families.family import Family
 from vla_runtime.inference.prefix_cache import CacheMode, CachePolicy
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
+from vla_runtime.selftest.policies import tried_families
 from vla_runtime.types import ActionChunk, Observation
 
 CACHE_MODES: tuple[CacheMode, ...] = ('exact', 'off')
 JOINTS = tuple(f'joint_{n}' for n in range(6))
+_NAMES = ','.join(JOINTS)
+EXPORT_OPTIONS = ('--state-names', _NAMES, '--action-names', _NAMES, '--units', 'rad')
+EXPORT_OPTIONS += ('--rate-hz', '25', '--advantage', 'task_newline')
 THEIR_NAMES = {
     'vision.patches': 'vision_tower.patches',
     'words': 'embed_tokens',
@@ -78,10 +82,7 @@ def bundle(toy: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The toy's bundle with ONNX files, as the verb writes it."""
     folder = write_folder(toy, tmp_path_factory.mktemp('checkpoint') / 'toy')
     target = tmp_path_factory.mktemp('bundles') / 'toy'
-    names = ','.join(JOINTS)
-    options = ['--state-names', names, '--action-names', names, '--units', 'rad', '--rate-hz', '25']
-    options += ['--advantage', 'task_newline']
-    assert main(['export', str(folder), '--out', str(target), *options]) == 0
+    assert main(['export', str(folder), '--out', str(target), *EXPORT_OPTIONS]) == 0
     shutil.rmtree(folder)
     return target
 
@@ -124,6 +125,11 @@ def test_the_prefix_cache_finds_what_is_equal_and_changes_nothing(bundle: Path) 
     assert runs == [1, 0, 1]
     for policy in policies:
         policy.close()
+
+
+def test_selftest_tries_machines_without_it(toy: Family) -> None:
+    assert toy.name in family_names()
+    assert {*family_names()} - {*tried_families()} == {toy.name}
 
 
 def test_verify_repeats_the_comparison(bundle: Path) -> None:

@@ -14,13 +14,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from checkpoint_folders import edit_config
 from safetensors.torch import save_file
+from test_family_page_end_to_end import EXPORT_OPTIONS, write_folder
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
 from vla_runtime import families
 from vla_runtime.bundle.folder import BundleError, read_bundle
 from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.bundle.writer import new_bundle, seal
+from vla_runtime.cli.main import main
 from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.families import build_network
 from vla_runtime.families.family import Family
@@ -49,6 +52,18 @@ class OnePass(SinglePassNetwork, Toy):
 
 NETWORKS = {'one_pass': OnePass}
 """
+CHECKPOINT = """
+from dataclasses import replace
+
+from vla_runtime.families.toy.checkpoint import ToyReader
+
+
+class OnePassReader(ToyReader):
+    lerobot = (replace(ToyReader.lerobot[0], type='one_pass', denoise_steps_key=None),)
+
+
+READER = OnePassReader()
+"""
 # Settings of a flow, each with a value that is not its default.
 REFUSED = [
     ('seed', 3),
@@ -65,7 +80,13 @@ REFUSED = [
 def one_pass(toy: Family, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
     folder = tmp_path_factory.mktemp('more_families')
     (folder / 'one_pass').mkdir()
-    for name, text in (('__init__', ''), ('declaration', DECLARATION), ('networks', NETWORKS)):
+    written = {
+        '__init__': '',
+        'declaration': DECLARATION,
+        'networks': NETWORKS,
+        'checkpoint': CHECKPOINT,
+    }
+    for name, text in written.items():
         (folder / 'one_pass' / f'{name}.py').write_text(text, encoding='utf-8')
     families.__path__.append(str(folder))
     importlib.invalidate_caches()
@@ -97,6 +118,17 @@ def bundle(one_pass: Family, toy: Family, tmp_path_factory: pytest.TempPathFacto
         write_onnx(folder, spec, 'float32')
         seal(folder, spec)
     return target
+
+
+def test_a_checkpoint_becomes_a_bundle_of_one_step(
+    one_pass: Family, toy: Family, tmp_path: Path
+) -> None:
+    folder = write_folder(toy, tmp_path / 'checkpoint')
+    edit_config(folder, type=one_pass.name)
+    assert main(['export', str(folder), '--out', str(tmp_path / 'bundle'), *EXPORT_OPTIONS]) == 0
+    spec = read_bundle(tmp_path / 'bundle').spec
+    assert (spec.family, spec.denoise_steps) == ('one_pass', 1)
+    assert main(['verify', str(tmp_path / 'bundle')]) == 0
 
 
 def networks_actions(bundle: Path, policy: Policy) -> np.ndarray:

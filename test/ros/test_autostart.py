@@ -57,7 +57,6 @@ def test_a_node_that_cannot_be_configured_says_why_as_an_error_and_ends(
     assert any('could not configure, so this node ends (autostart)' in line for line in lines)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize('node', NODES)
 def test_without_autostart_a_node_waits_and_outlives_a_failed_configure(
     made: Graph, tmp_path: Path, node: str

@@ -192,7 +192,6 @@ def parameters_of(made: Graph) -> dict[str, object]:
     }
 
 
-@pytest.mark.thorough
 @pytest.mark.graph
 @LINUX
 def test_a_node_that_is_cut_off_while_it_configures_comes_up_all_the_same(
@@ -272,7 +271,6 @@ def cut_off_recorder(made: Graph, folder: Path) -> Process:
     return process
 
 
-@pytest.mark.thorough
 @pytest.mark.graph
 @LINUX
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])

@@ -117,7 +117,6 @@ def make():
     assert (code, out) == (0, 'holding\n'), err
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ('hang', 'said'),
     [('time.sleep(1000)', 'hanging: the teardown hangs'), ('hold_the_interpreter()', 'Timeout')],

@@ -65,17 +65,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Try the device; 1 where a step failed, 2 where it cannot be tried."""
     from vla_runtime.engines.device_names import parse_device
-    from vla_runtime.families import family_names
     from vla_runtime.selftest.checks import describe_machine, results, run_selftest
+    from vla_runtime.selftest.policies import tried_families
     from vla_runtime.selftest.steps import Steps
 
-    families = arguments.family or family_names()
     try:
         parse_device(arguments.device, 'onnxruntime')
-        if unknown := [name for name in families if name not in family_names()]:
-            known = ', '.join(family_names())
-            raise ValueError(f"family '{unknown[0]}' is unknown; known are {known}")
-    except ValueError as error:
+        tried = tried_families()
+        families = arguments.family or tried
+        if unknown := [name for name in families if name not in tried]:
+            known = ', '.join(tried)
+            raise ValueError(
+                f"family '{unknown[0]}' is unknown, or test/selftest/make_policies.py has not made "
+                f'its policy; known are {known}'
+            )
+    except (OSError, ValueError) as error:
         print(f'error: {error}', file=sys.stderr)
         return 2
     # A pipe shows each step as it begins, too: a library may end the process.

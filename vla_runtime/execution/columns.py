@@ -45,7 +45,7 @@ class Column:
 
 
 class ChunkForm(Protocol):
-    """How chunks and plans write the columns, where they do not write them as they are commanded.
+    """Form of the columns in chunks and plans, where it is not that of the commands.
 
     A policy writes a rotation in one of several forms; commands have quaternions, because no other
     form can be interpolated without a jump somewhere.

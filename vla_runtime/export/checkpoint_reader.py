@@ -77,7 +77,7 @@ class CheckpointReader:
         """The family that the tensors, by our names, belong to; by default its one policy type.
 
         Raises:
-            CheckpointError: none.
+            CheckpointError: the tensors are of none of the reader's families.
         """
         (policy,) = self.lerobot
         return policy.type

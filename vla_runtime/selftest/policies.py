@@ -10,6 +10,7 @@ attention asks for.
 from __future__ import annotations
 
 import shutil
+import tarfile
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from vla_runtime.bundle.schema import SPEC_FILE
 from vla_runtime.engines.bounds import BOUNDS
 from vla_runtime.engines.onnx.files import ONNX_FOLDER, PRECISIONS, Precision
 from vla_runtime.export.graph_facts import read_graph_facts
+from vla_runtime.families import family_names
 from vla_runtime.families.family import image_sizes
 from vla_runtime.policy import Policy
 from vla_runtime.types import InferenceReport, Observation
@@ -34,6 +36,17 @@ BOUND = 1e-3
 _SEEDS = (1, 2)
 _BETAS = {'plain': 1.0, 'guided': 2.0}
 _TIMED = 20
+
+
+def tried_families() -> tuple[str, ...]:
+    """Return the families that the archive has a policy of; a machine is tried with no others.
+
+    Raises:
+        OSError: the archive is missing.
+    """
+    with tarfile.open(ARCHIVE) as archive:
+        members = {name.removeprefix('./') for name in archive.getnames()}
+    return tuple(name for name in family_names() if REFERENCE.format(name=name) in members)
 
 
 def unpack(folder: Path) -> None:

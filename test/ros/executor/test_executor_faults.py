@@ -326,7 +326,6 @@ def test_a_policy_that_is_cut_off_is_held_for_and_back_on_the_network_it_goes_on
             bench.wait_for_status('motion again', lambda s: s['kind'] == 'track')
 
 
-@pytest.mark.thorough
 def test_a_lost_chunk_holds_back_none_after_it(bundle, monkeypatch):
     script = ROOT / 'test' / 'ros' / 'answering_policy.py'
     with cable(monkeypatch) as line, line.process(script), graph() as made:

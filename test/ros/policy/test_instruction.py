@@ -179,7 +179,6 @@ def test_a_respawned_node_does_not_take_a_superseded_message_again(respawned: Re
     assert respawned.instruction() == 'lift'
 
 
-@pytest.mark.thorough
 def test_a_respawned_node_makes_no_chunk_after_an_empty_instruction(respawned: Respawned) -> None:
     executor = respawned.executor
     assert respawned.instruction() == 'touch'

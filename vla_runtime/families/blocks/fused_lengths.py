@@ -22,7 +22,7 @@ from torch.nn import functional as F
 logger = logging.getLogger(__name__)
 
 # Error allowed to a kernel, in roundings of its dtype. A right one has about one; a single key
-# that is not seen makes ten in bfloat16, at pi0.5's size.
+# that is not seen makes ten in bfloat16, at the size of published policies.
 ROUNDINGS = 4
 
 # Query, key, value, starts of queries and keys, most queries and keys of a row, lengths of keys.

@@ -106,7 +106,7 @@ class FlowObjective(nn.Module):
     """Flow matching (arXiv 2410.24164); several draws of noise and time share one prefix.
 
     t is 1 at the noise and 0 at the actions, and the velocity leads from the actions to the noise,
-    as in openpi and in LeRobot's SmolVLA.
+    as in openpi and LeRobot.
 
     Args:
         draws: (noise, time) pairs a prefix.
