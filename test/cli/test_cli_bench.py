@@ -245,6 +245,7 @@ def test_errors_come_before_pytorch_is_imported(bundle, arguments, text):
     assert 'torch' not in done.imported
 
 
+@pytest.mark.thorough
 def test_the_command_measures_and_imports_pytorch_then(bundle):
     done = run_command('bench', bundle, '--repeats', '1', '--threads', '1')
     assert done.returncode == 0, done.stderr

@@ -45,6 +45,7 @@ def step_inputs(path: Path, b: int, schedule: str | None) -> StepInputs:
     return tied_inputs(noise, case.steps, previous, schedule)
 
 
+@pytest.mark.thorough
 @entries
 def test_features_keys_and_values_equal_the_reference(path: Path, b: int):
     case, folder = load_evo1_case(path, b), onnx_folder(path, b)

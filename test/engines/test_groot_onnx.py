@@ -64,6 +64,7 @@ def test_features_keys_and_values_equal_the_reference(path: Path, b: int):
         assert relative_error(found, case.tensors[theirs][:, b : b + 1]) <= BOUND, ours
 
 
+@pytest.mark.thorough
 @each_entry(N17)
 def test_vision_and_prefix_equal_the_network_s(path: Path, b: int):
     case, folder = padded_case(path, b), onnx_folder(path, b)

@@ -54,15 +54,17 @@ def in_precisions(cases: Iterable[tuple[Any, ...]], ids: Iterable[str]) -> list[
 EVERY_EXPORT = in_precisions([(family,) for family in FAMILIES], FAMILIES)
 
 
-@pytest.mark.parametrize(
-    ('precision', 'family'),
-    [
+def thorough_but(kept: Iterable[tuple[str, str]]) -> list[Any]:
+    """Every export, and all but these (precision, family) for `./run test --all`."""
+    return [
         case
-        if case.values == ('float32', 'act')
+        if case.values in kept
         else pytest.param(*case.values, id=case.id, marks=[*case.marks, pytest.mark.thorough])
         for case in EVERY_EXPORT
-    ],
-)
+    ]
+
+
+@pytest.mark.parametrize(('precision', 'family'), thorough_but([('float32', 'act')]))
 def test_every_exported_graph_keeps_the_rules(family, precision):
     bundle = tiny_onnx_bundle(family, precision)
     for name in graph_names():
@@ -94,7 +96,13 @@ def test_the_matrices_that_may_be_in_half_are_those_that_the_networks_put_there(
 # policies beyond the bound. Its own tests compare chunks.
 @pytest.mark.parametrize(
     ('precision', 'family'),
-    [case for case in EVERY_EXPORT if case.values != ('bfloat16', 'act')],
+    [
+        case
+        for case in thorough_but(
+            [*(('float32', family) for family in FAMILIES), ('float16', 'pi05')]
+        )
+        if case.values != ('bfloat16', 'act')
+    ],
 )
 def test_exported_files_are_within_their_bounds(family, precision):
     bundle = tiny_onnx_bundle(family, precision)

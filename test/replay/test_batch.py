@@ -76,6 +76,7 @@ def test_a_file_beside_recordings_is_one_and_links_are_not_followed_for_ever(fol
     assert find_recordings([batch]) == [batch / 'a', batch / 'loose.mcap']
 
 
+@pytest.mark.thorough
 def test_two_processes_give_the_results_of_one(folder, tmp_path):
     made = [result for _, result in run_batch(units(folder), tmp_path, partial(workers, 2))]
     assert without_times(made) == without_times(map(run_unit, units(folder)))

@@ -88,6 +88,7 @@ def test_with_tensorrt_engines_are_built_captured_compared_and_timed(machine, re
     assert steps['pi05: timed'].detail.endswith('graphs')
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('release', RELEASES)
 def test_bfloat16_is_tried_where_tensorrt_runs_it(machine, release):
     machine(release=release)
@@ -104,6 +105,7 @@ def test_bfloat16_is_within_the_bound_of_receipts_of_float32_and_no_closer_than_
     assert steps[f'{BFLOAT16}: loaded'].detail == 'on cuda:0 in bfloat16'
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('tensor', ['image_tokens', 'past_key', 'past_value', 'x_next'])
 def test_a_bfloat16_network_that_computes_something_else_fails(machine, tensor):
     here = machine(release='10.3.0')

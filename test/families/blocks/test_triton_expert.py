@@ -80,6 +80,7 @@ def compare_with_the_case(path: Any, b: int, steps: int | None) -> None:
         assert relative_error(states[1][-2][0], case.tensors['actions'][b]) <= 5e-5
 
 
+@pytest.mark.thorough
 @each_entry('pi05', 'pi0', 'smolvla')
 def test_the_first_step_of_the_cases_is_that_of_the_operators(path, b):
     compare_with_the_case(path, b, 1)

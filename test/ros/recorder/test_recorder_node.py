@@ -148,6 +148,7 @@ def test_what_it_records_replays_bit_for_bit(bundle, robot, tmp_path):
     assert qos[f'{NODE}/description'].durability is QosDurability.TRANSIENT_LOCAL
 
 
+@pytest.mark.thorough
 def test_earlier_frames_are_recorded_with_the_newest(robot, tmp_path):
     bundle = write_tiny_policy(tmp_path / 'n17', two_frames_spec(steps_ago=1))
     with graph() as made:

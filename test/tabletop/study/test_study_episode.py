@@ -37,6 +37,7 @@ class Watching:
         return chunk, tied
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     'changes',
     [
