@@ -186,7 +186,7 @@ class TestFinite:
         edit_weights(folder, change)
         text = info_fails(folder, capsys)
         assert text.count(': 1\n') == 10
-        assert text.rstrip().endswith('more tensors')
+        assert text.rstrip().endswith('more')
         assert main(['info', str(folder), '--quick']) == 0
 
 

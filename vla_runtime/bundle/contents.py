@@ -15,10 +15,10 @@ from vla_runtime.bundle.folder import Bundle, BundleError
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors, read_header
 from vla_runtime.families import find_family, weight_shapes
 from vla_runtime.families.family import language_dims
+from vla_runtime.files.quotes import first_of
 from vla_runtime.processing.tokenizer import Tokenizer
 
 _BLOCK_BYTES = 1 << 22
-_LISTED = 10
 # By dtype: how it is read, and its exponent bits, all set in an infinity or NaN only.
 _EXPONENT: Mapping[str, tuple[np.dtype[Any], int]] = {
     'F32': (np.dtype('<u4'), 0x7F800000),
@@ -74,12 +74,10 @@ def check_finite(bundle: Bundle, advance: Callable[[int], object] = lambda count
             if bad:
                 found.append(f"'{tensor.name}' {list(tensor.shape)}: {bad}")
     if found:
-        shown = '\n  '.join(found[:_LISTED])
-        more = f'\n  and {len(found) - _LISTED} more tensors' if len(found) > _LISTED else ''
         raise BundleError(
             f'{path}: holds numbers that are NaN or infinite; no action can come of them. Export '
-            f'a checkpoint from before the training failed. How many in which tensor:\n  {shown}'
-            f'{more}'
+            f'a checkpoint from before the training failed. How many in which tensor:\n  '
+            f'{first_of(found)}'
         )
 
 

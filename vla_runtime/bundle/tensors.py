@@ -14,13 +14,12 @@ from safetensors import SafetensorError, safe_open
 
 from vla_runtime.bundle.schema import WEIGHT_BYTES
 from vla_runtime.files.input_files import UnreadableFileError, regular_file
-from vla_runtime.files.quotes import one_line, quoted
+from vla_runtime.files.quotes import first_of, one_line, quoted
 
 # safetensors' names of the dtypes that numpy has; its library fails on all others.
 _NUMPY_DTYPES = frozenset(
     ('BOOL', 'U8', 'I8', 'U16', 'I16', 'F16', 'U32', 'I32', 'F32', 'U64', 'I64', 'F64', 'C64')
 )
-_LISTED = 10
 # A header of 4 MiB lists some 30,000 tensors; statistics are a few numbers of each joint.
 _LARGEST_HEADER, _LARGEST_STATISTICS = 1 << 22, 1 << 24
 
@@ -158,6 +157,4 @@ def check_tensors(
                 f"expected for '{name}' ({stored.path.name})"
             )
     if lines:
-        shown = '\n  '.join(lines[:_LISTED])
-        more = f'\n  and {len(lines) - _LISTED} more' if len(lines) > _LISTED else ''
-        raise TensorsError(f'the tensors do not fit the network:\n  {shown}{more}')
+        raise TensorsError(f'the tensors do not fit the network:\n  {first_of(lines)}')

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from vla_runtime.cli._files import output_folder
 from vla_runtime.cli._numbers import between
 from vla_runtime.cli._packages import import_problem
-from vla_runtime.dataset.layout import MOST_FPS
+from vla_runtime.dataset.layout import FRAME_AGE_S, MOST_FPS, SHORTEST_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -81,16 +81,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--frame-age',
         type=float,
-        default=0.5,
+        default=FRAME_AGE_S,
         metavar='S',
-        help='oldest camera frame that is used; a longer gap ends the episode (default: 0.5)',
+        help='oldest camera frame that is used; a longer gap ends the episode '
+        '(default: %(default)g)',
     )
     parser.add_argument(
         '--shortest',
         type=float,
-        default=1.0,
+        default=SHORTEST_S,
         metavar='S',
-        help='leave out what is shorter (default: 1)',
+        help='leave out what is shorter (default: %(default)g)',
     )
     parser.add_argument('--force', action='store_true', help='replace the data set that is there')
 

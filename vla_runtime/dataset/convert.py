@@ -14,7 +14,7 @@ from vla_runtime.dataset.bag_frames import BagFrames
 from vla_runtime.dataset.episodes import Grid, PlannedEpisode, plan_episodes
 from vla_runtime.dataset.errors import DatasetError
 from vla_runtime.dataset.frames import DatasetFrame, EpisodeFacts
-from vla_runtime.dataset.layout import MOST_FPS, Layout
+from vla_runtime.dataset.layout import FRAME_AGE_S, MOST_FPS, SHORTEST_S, Layout
 from vla_runtime.dataset.writer import DatasetWriter, dataset_folder
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.ros.policy.description import find_description, is_description
@@ -46,8 +46,8 @@ class DatasetOptions:
     fps: int | None = None
     task: str | None = None
     measured_actions: bool = False
-    frame_age_s: float = 0.5
-    shortest_s: float = 1.0
+    frame_age_s: float = FRAME_AGE_S
+    shortest_s: float = SHORTEST_S
 
 
 @dataclass

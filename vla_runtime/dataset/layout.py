@@ -11,6 +11,8 @@ from typing import Any
 VERSION = 'v3.0'
 # Frames a second; a damaged chunk may ask for any number.
 MOST_FPS = 1000
+# Seconds: oldest camera frame that is used, shortest episode that is kept.
+FRAME_AGE_S, SHORTEST_S = 0.5, 1.0
 FILES_IN_A_CHUNK = 1000
 FILE_MB = 100
 INFO, STATISTICS, TASKS = 'meta/info.json', 'meta/stats.json', 'meta/tasks.parquet'

@@ -22,9 +22,9 @@ from vla_runtime.export.tensor_names import TensorNames
 from vla_runtime.files.checkpoint_folders import INDEX_FILE, SINGLE_FILE, checkpoint_below
 from vla_runtime.files.hub_id import download_hint
 from vla_runtime.files.json_file import read_json
+from vla_runtime.files.quotes import first_of
 
 PICKLE_SUFFIXES = ('.bin', '.pt', '.pth', '.ckpt', '.pkl', '.pickle')
-_LISTED = 10
 _BLOCK_BYTES = 1 << 22
 _THEIR_NAMES = TensorNames(())
 
@@ -208,7 +208,6 @@ def _read_shards(index: Path) -> list[StoredTensor]:
             found[stored.name] = stored
     lost = [name for name in shards if name not in found]
     if lost:
-        shown = ', '.join(f"'{name}'" for name in lost[:_LISTED])
-        more = f' and {len(lost) - _LISTED} more' if len(lost) > _LISTED else ''
-        raise CheckpointError(f'{index}: names tensors that are in no shard: {shown}{more}')
+        shown = first_of([f"'{name}'" for name in lost], ', ')
+        raise CheckpointError(f'{index}: names tensors that are in no shard: {shown}')
     return list(found.values())

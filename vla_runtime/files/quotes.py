@@ -1,7 +1,8 @@
-"""Quote text from a file, a message or a command line as one short line."""
+"""Shorten text from a file, a message or a command line, and lists of faults, for a message."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 QUOTE_LENGTH = 60
@@ -37,6 +38,12 @@ def one_line(text: str, longest: int) -> str:
         return clean
     half = longest // 2
     return f'{clean[:half]} … {_clean(tail or head)[-half:]}'
+
+
+def first_of(items: Sequence[str], between: str = '\n  ', most: int = 10) -> str:
+    """The first items of a list, and how many more there are."""
+    more = [f'and {len(items) - most} more'] if len(items) > most else []
+    return between.join([*items[:most], *more])
 
 
 def _clean(text: str) -> str:

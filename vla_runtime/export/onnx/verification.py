@@ -58,11 +58,11 @@ from vla_runtime.families import find_family, read_time_table
 from vla_runtime.families.blocks.layers import query_scales
 from vla_runtime.families.family import distinct_image_sizes
 from vla_runtime.families.flow_network import empty_network
+from vla_runtime.files.quotes import first_of
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.processing.joint_spaces import joint_space
 from vla_runtime.processing.normalization import Normalizer
 
-_LISTED = 10
 # Rows of the time table; one of the largest published policy has 116,736 numbers.
 _TIMES_AT_ONCE = 256
 
@@ -158,10 +158,8 @@ def _int8_graphs(image_sizes: int) -> tuple[str, ...]:
 def _refuse(folder: Path, what: str, faults: list[str]) -> None:
     """Raise a VerificationError that lists the first faults, if there are any."""
     if faults:
-        shown = '\n  '.join(faults[:_LISTED])
-        more = f'\n  and {len(faults) - _LISTED} more' if len(faults) > _LISTED else ''
         raise VerificationError(
-            f'{folder / ONNX_FOLDER}: {what}:\n  {shown}{more}\nexport the bundle again'
+            f'{folder / ONNX_FOLDER}: {what}:\n  {first_of(faults)}\nexport the bundle again'
         )
 
 
