@@ -80,10 +80,7 @@ def _run(argv: list[str]) -> int:
         with watched_output():
             return _run_verb(argv)
     except LostOutputError as lost:
-        if lost.unwanted:
-            return 141
-        print(f'error: {lost}', file=sys.stderr)
-        return 2
+        return lost.report()
     except ImportError as error:
         if (error.name or '').startswith('vla_runtime'):
             raise

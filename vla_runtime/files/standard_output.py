@@ -21,7 +21,14 @@ class LostOutputError(Exception):
     def __init__(self, cause: OSError) -> None:
         super().__init__(f'standard output cannot be written: {cause.strerror}')
         # Whoever read it (`| head`) wants no more.
-        self.unwanted = isinstance(cause, BrokenPipeError)
+        self._unwanted = isinstance(cause, BrokenPipeError)
+
+    def report(self) -> int:
+        """Print the error where anybody is to know of it; return the exit code of the process."""
+        if self._unwanted:
+            return 141
+        print(f'error: {self}', file=sys.stderr)
+        return 2
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def run_module(name: str) -> int:
     end_with_launch()
     unread = _unread(sys.argv[1:])
     if {'-h', '--help'} & {*unread}:
-        return _print(_usage(name))
+        return _print_usage(name)
     if unread:
         print(
             f'error: {name}: nothing reads {quoted(shlex.join(unread))} where it stands; what is '
@@ -92,15 +92,13 @@ recorder_node = partial(run_module, 'recorder_node')
 tabletop_node = partial(run_module, 'tabletop_node')
 
 
-def _print(text: str) -> int:
-    """Print, and return the exit code: 0, or 2 where standard output takes no more."""
+def _print_usage(name: str) -> int:
+    """Print the help; return the exit code."""
     try:
         with watched_output():
-            print(text)
+            print(_usage(name))
     except LostOutputError as lost:
-        if not lost.unwanted:
-            print(f'error: {lost}', file=sys.stderr)
-            return 2
+        return lost.report()
     return 0
 
 

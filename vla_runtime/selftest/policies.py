@@ -13,6 +13,7 @@ import shutil
 import tarfile
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from lzma import LZMAError
 from pathlib import Path
 from time import perf_counter
 
@@ -42,10 +43,13 @@ def tried_families() -> tuple[str, ...]:
     """Return the families that the archive has a policy of; a machine is tried with no others.
 
     Raises:
-        OSError: the archive is missing.
+        OSError: the archive is missing or damaged.
     """
-    with tarfile.open(ARCHIVE) as archive:
-        members = {name.removeprefix('./') for name in archive.getnames()}
+    try:
+        with tarfile.open(ARCHIVE) as archive:
+            members = {name.removeprefix('./') for name in archive.getnames()}
+    except (tarfile.TarError, EOFError, LZMAError) as error:
+        raise OSError(f'{ARCHIVE}: cannot be read: {error}') from None
     return tuple(name for name in family_names() if REFERENCE.format(name=name) in members)
 
 

@@ -112,7 +112,7 @@ class ControlLoop:
         ros_time_of_ns: ROS time at a time of the steady clock a moment ago. With it a command is
             stamped with the very time that its motion was computed for, so that the limits hold by
             the stamps. Without it (`use_sim_time`, where the ROS clock itself is that time) with
-            the ROS clock as read, which nobody moves on any more during `come_to_rest`.
+            the ROS clock as read; `come_to_rest` goes on without its messages.
     """
 
     def __init__(

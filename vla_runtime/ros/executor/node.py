@@ -303,7 +303,7 @@ class ExecutorNode(ManagedNode):
         return None
 
     def _refuse_other_clock(self, parameters: Sequence[Parameter]) -> SetParametersResult:
-        """Refuse `use_sim_time` in motion: an activation chooses the clock that plans follow."""
+        """Refuse `use_sim_time` while active: an activation chooses the clock that plans follow."""
         changes = any(
             parameter.name == 'use_sim_time'
             and parameter.value != self.get_parameter('use_sim_time').value

@@ -37,11 +37,11 @@ _TOPICS_OF_ROS = ('clock', 'diagnostics', 'parameter_events', 'rosout', 'tf', 't
 _TOPICS = ('action_chunk', 'committed_plan')
 _PRIVATE_TOPICS = ('~/instruction', '~/current_instruction', '~/description', '~/report')
 _NODES = ('vla_policy', 'vla_executor', 'vla_recorder')
-# https://design.ros2.org/articles/topic_and_service_names.html, without substitutions.
 # ROS 2 takes 247 characters of a topic; the rest is for the nodes' namespace.
 _LONGEST_NAME = 200
 # Numbers so small that nothing would move are slips, and overflow where they divide.
 _LEAST = 1e-9
+# https://design.ros2.org/articles/topic_and_service_names.html, without substitutions.
 _TOPIC = re.compile(r'(/|~/)?[A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*')
 
 
