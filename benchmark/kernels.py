@@ -95,7 +95,7 @@ def add(x: Tensor, weight: Tensor, stream: Tensor) -> None:
 
 
 @torch.library.custom_op('kernels::rms_norm', mutates_args=())
-def rms_norm(x: Tensor, scale: Tensor, epsilon: float) -> Tensor:
+def rms_norm(x: Tensor, scale: Tensor | None, epsilon: float) -> Tensor:
     """Stands for a GPU's own norm, which is one kernel."""
     return functional.rms_norm(x, x.shape[-1:], scale, epsilon)
 
@@ -103,10 +103,16 @@ def rms_norm(x: Tensor, scale: Tensor, epsilon: float) -> Tensor:
 EPILOGUES: dict[Any, Any] = {epilogues.gelu: gelu, epilogues.add: add}
 
 
-@torch.library.custom_op('kernels::launch', mutates_args=())
-def launch(x: Tensor) -> Tensor:
-    """Stands for one launch of a Triton kernel."""
-    return x.clone()
+@torch.library.custom_op('kernels::launch', mutates_args={'tensor'})
+def launch_on(tensor: Tensor) -> None:
+    """Stands for one launch of a Triton kernel; the tensor gets numbers that are finite."""
+    tensor.zero_()
+
+
+def launch(kernel: Any, args: tuple[Any, ...], options: Any) -> None:
+    """Count one launch of a Triton kernel."""
+    names = kernel.arg_names
+    launch_on(args[names.index('result') if 'result' in names else 0])
 
 
 class KernelCounter(TorchDispatchMode):
@@ -227,10 +233,12 @@ def packed_kernels(name: str, bundle: Path, expert_type: type = FusedExpert) -> 
 
 def triton_kernels(name: str, bundle: Path) -> Kernels:
     """As `packed_kernels`, the expert's layers in Triton kernels."""
-    from vla_runtime.families.blocks import triton_expert
+    from vla_runtime.families.blocks import triton_expert, triton_step
 
-    launches = Launches(triton_expert.kernels, lambda kernel, args, options: launch(args[0]))
-    with mock.patch.object(triton_expert, 'kernels', launches):
+    with ExitStack() as patches:
+        for module in (triton_expert, triton_step):
+            counted = Launches(module.kernels, launch)
+            patches.enter_context(mock.patch.object(module, 'kernels', counted))
         return packed_kernels(name, bundle, triton_expert.TritonExpert)
 
 

@@ -16,6 +16,7 @@ from test_torch_graphs import chunk, encode, seeded_network
 from tiny_policy import observation, tiny_dims, tiny_spec, write_tiny_policy
 from triton_package import interpreted, needs_triton  # noqa: F401
 
+from vla_runtime.engines.bounds import Bounds
 from vla_runtime.engines.torch import compilation, compiled_parts
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.engines.torch.triton_layers import triton_layers
@@ -115,11 +116,39 @@ def test_a_fault_in_modulations_by_token_is_found_at_load(fault, monkeypatch, tm
         assert np.array_equal(chunks(engine, **changes), chunks(plain, **changes))
 
 
-def spoiled(text: str, instead: str, folder: Path) -> Any:
-    """The module of the kernels with another text in it."""
+# Faults in what lies around the layers.
+AROUND_FAULTS = {
+    'bias left out': ('+ tl.load(bias + output, mask=is_output, other=0.0)', ''),
+    'input left out': ('is_inner = inner < inputs', 'is_inner = inner < inputs - 1'),
+    'row left out': ('for row in range(rows)', 'for row in range(1, rows)'),
+    'plan by token': ('place = at % chunk', 'place = (at + 1) % chunk'),
+    'plan of another sign': ('mixed -= weight', 'mixed += weight'),
+    'half a step': ('old + tl.load(step) * mixed', 'old + 0.5 * tl.load(step) * mixed'),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize('fault', AROUND_FAULTS)
+def test_a_fault_around_the_layers_is_found_at_load(fault, monkeypatch, tmp_path):
+    from vla_runtime.families.blocks import triton_step
+
+    monkeypatch.setattr(
+        triton_step, 'kernels', spoiled(*AROUND_FAULTS[fault], tmp_path, triton_step.kernels)
+    )
+    plain, engine = (TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=1) for _ in range(2))
+    # A bound that lets the fault pass where whole networks are compared, as in 16 bits.
+    monkeypatch.setitem(compiled_parts.BOUNDS, 'float32', Bounds(1e9, 1e9, 1e9))
+    compiled_parts.compile_networks(engine, 'triton', 'float32')
+    assert engine.torch_compile == 'none'
+    assert 'denoise eager (in Triton kernels ' in engine.why_compiled
+    assert np.array_equal(chunks(engine), chunks(plain))
+
+
+def spoiled(text: str, instead: str, folder: Path, module: Any = None) -> Any:
+    """A module of kernels, by default of the layers', with another text in it."""
     from vla_runtime.families.blocks import triton_kernels
 
-    source = Path(triton_kernels.__file__).read_text()
+    source = Path((module or triton_kernels).__file__).read_text()
     assert source.count(text) == 1
     file = folder / 'spoiled_kernels.py'
     file.write_text(source.replace(text, instead))

@@ -7,11 +7,13 @@ vision engine is the network's `vision` as it is.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vla_runtime.families.blocks.flow_update import Advance, advance
 from vla_runtime.families.flow_network import FlowNetwork
 
 
@@ -30,11 +32,17 @@ class Prefix(nn.Module):
 
 
 class DenoiseStep(nn.Module):
-    """One denoise step: velocity of every row, guidance mix, plan term and Euler update."""
+    """One denoise step: velocity of every row, guidance mix, plan term and Euler update.
 
-    def __init__(self, network: FlowNetwork) -> None:
+    Args:
+        network: network of the policy.
+        move: as `flow_update.advance`.
+    """
+
+    def __init__(self, network: FlowNetwork, move: Advance = advance) -> None:
         super().__init__()
         self.network = network
+        self._move = move
 
     def forward(
         self,
@@ -64,32 +72,9 @@ class DenoiseStep(nn.Module):
         Returns:
             x_next (N, H, A) and velocity (R * N, H, A), row by row, float32
         """
-        velocity, mixed = self.mixed_velocity(x, past, time_conditioning, row_weight, rows)
-        mixed = mixed - self.correction(x, t, mixed, plan, plan_weight)
-        return x + dt * mixed, velocity
-
-    def correction(
-        self, x: Tensor, t: Tensor, mixed: Tensor, plan: Tensor, plan_weight: Tensor
-    ) -> Tensor:
-        """Return the plan term (N, H, A) of the mixed velocity, with the identity as Jacobian."""
-        return plan_weight * (plan - (x - t * mixed))
-
-    def mixed_velocity(
-        self,
-        x: Tensor,
-        past: Mapping[str, Tensor],
-        time_conditioning: Tensor,
-        row_weight: Tensor,
-        rows: Mapping[str, Tensor],
-    ) -> tuple[Tensor, Tensor]:
-        """Return every row's velocity (R * N, H, A), and their weighted sum (N, H, A)."""
-        samples, count = x.shape[0], row_weight.shape[0]
-        if samples == 1:
-            velocity = self.network.velocity(x, past, time_conditioning, **rows)
-            return velocity, (row_weight[:, None, None] * velocity).sum(dim=0, keepdim=True)
-        velocity = self.network.velocity(x.repeat(count, 1, 1), past, time_conditioning, **rows)
-        by_row = velocity.view(count, *x.shape)
-        return velocity, (row_weight[:, None, None, None] * by_row).sum(dim=0)
+        every_row = x if x.shape[0] == 1 else x.repeat(row_weight.shape[0], 1, 1)
+        velocity = self.network.velocity(every_row, past, time_conditioning, **rows)
+        return self._move(x, velocity, t, dt, row_weight, plan, plan_weight), velocity
 
 
 class JacobianDenoiseStep(DenoiseStep):
@@ -100,6 +85,9 @@ class JacobianDenoiseStep(DenoiseStep):
     1 - t). One backward pass a step; needs autograd, so only PyTorch can run it.
     """
 
+    def __init__(self, network: FlowNetwork) -> None:
+        super().__init__(network, partial(advance, term=_jacobian_term))
+
     @torch.inference_mode(False)
     @torch.enable_grad()
     def forward(self, x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
@@ -107,11 +95,12 @@ class JacobianDenoiseStep(DenoiseStep):
         x_next, velocity = super().forward(x.detach().clone().requires_grad_(), *inputs)
         return x_next.detach(), velocity.detach()
 
-    def correction(
-        self, x: Tensor, t: Tensor, mixed: Tensor, plan: Tensor, plan_weight: Tensor
-    ) -> Tensor:
-        """Return the plan term (N, H, A) of the mixed velocity, through the network's Jacobian."""
-        clean = x - t * mixed
-        error = (plan_weight * (plan - clean)).detach()
-        (correction,) = torch.autograd.grad(clean, x, error)
-        return correction
+
+def _jacobian_term(
+    x: Tensor, t: Tensor, mixed: Tensor, plan: Tensor, plan_weight: Tensor
+) -> Tensor:
+    """As `flow_update.plan_term`, through the network's Jacobian."""
+    clean = x - t * mixed
+    error = (plan_weight * (plan - clean)).detach()
+    (correction,) = torch.autograd.grad(clean, x, error)
+    return correction

@@ -28,8 +28,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from triton_package import Launches  # isort: skip
 
 from vla_runtime.families import preset
-from vla_runtime.families.blocks import triton_expert
+from vla_runtime.families.blocks import triton_expert, triton_step
 from vla_runtime.families.flow_network import empty_network
+from vla_runtime.families.flow_step import DenoiseStep
 
 TYPES = {
     torch.float32: '*fp32',
@@ -57,6 +58,9 @@ def launches_of(family: str, dtype: torch.dtype) -> list[list[Launch]]:
     """The launches of each form of a step over a prefix, on PyTorch's device without numbers."""
     dims = preset(family)[1]
     network = empty_network(preset(family)[0], dims).to(dtype)
+    # As in every precision.
+    for projection in (network.action_in, network.action_out):
+        projection.float()
     fused = network.fused(static_shapes=True)
     fused.expert_type = triton_expert.TritonExpert
     rows, like = 2, {'device': 'meta', 'dtype': dtype}
@@ -72,12 +76,24 @@ def launches_of(family: str, dtype: torch.dtype) -> list[list[Launch]]:
     }
     past['prefix_mask'] = torch.ones(rows, length, dtype=torch.bool, device='meta')
     made: list[list[Launch]] = []
-    triton_expert.kernels = Launches(triton_expert.kernels, lambda *launch: made[-1].append(launch))
+    for module in (triton_expert, triton_step):
+        module.kernels = Launches(module.kernels, lambda *launch: made[-1].append(launch))
     x = torch.empty(1, dims.horizon, dims.action_dim, device='meta')
     one = fused.time_conditioning(torch.empty(1, device='meta'))
     for conditioning in (one, one.expand(1, dims.horizon, -1)):
         made.append([])
-        fused.velocity(x, fused.lay_out(past, 1), fused.split_conditioning(conditioning))
+        laid_out, number = fused.lay_out(past, 1), torch.empty((), device='meta')
+        DenoiseStep(fused, laid_out.advance)(
+            x,
+            laid_out,
+            fused.split_conditioning(conditioning),
+            number,
+            number,
+            torch.empty(rows, device='meta'),
+            torch.empty_like(x),
+            torch.empty(1, dims.horizon, 1, device='meta'),
+            {},
+        )
     return made
 
 

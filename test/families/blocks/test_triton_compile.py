@@ -1,4 +1,4 @@
-"""The kernels of the expert's layers, compiled for NVIDIA's GPUs at published sizes."""
+"""Kernels of the expert's layers and around them, compiled for GPUs at published sizes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ SCRIPT = Path(__file__).with_name('compile_triton.py')
 # Compute capabilities of an A100, an Orin, an H100, a B200, a Thor and the RTX 50.
 CAPABILITIES = (80, 87, 90, 100, 110, 120)
 LAYERS = {'pi05': 18, 'smolvla': 16}
+# The update, and projections of the actions; SmolVLA's first one is part of a larger product.
+AROUND = {'pi05': 3, 'smolvla': 2}
 # Tensor memory of a multiprocessor, which capability 100 and 110 have.
 TENSOR_COLUMNS = 512
 
@@ -48,8 +50,8 @@ def test_a_layer_is_eight_kernels_that_fit_and_spill_nothing(family, capability,
     assert done.returncode == 0, done.stderr
     *kernels, counted = map(json.loads, done.stdout.splitlines())
     # What the last layer's product adds to the residual stream is one more.
-    assert counted == {'launches': [8 * LAYERS[family] + 1] * 2}
-    assert len({kernel['kernel'] for kernel in kernels}) == 6
+    assert counted == {'launches': [8 * LAYERS[family] + 1 + AROUND[family]] * 2}
+    assert len({kernel['kernel'] for kernel in kernels}) == 8
     for kernel in kernels:
         assert kernel['shared'] <= kernel['may_share'], kernel
         assert kernel['tensor_columns'] <= TENSOR_COLUMNS, kernel

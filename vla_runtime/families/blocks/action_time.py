@@ -36,14 +36,12 @@ def time_share(layer: nn.Linear, times: Tensor) -> Tensor:
     return F.linear(time_embedding(times, width), layer.weight[:, width:], layer.bias)
 
 
-def mix_time(
-    embed: nn.Linear, layer: nn.Linear, out: nn.Linear, x: Tensor, conditioning: Tensor
-) -> Tensor:
-    """Mix noisy actions and their flow time into action tokens.
+def mix_time(layer: nn.Linear, out: nn.Linear, embedded: Tensor, conditioning: Tensor) -> Tensor:
+    """Mix projected noisy actions and their flow time into action tokens.
 
     Args:
-        embed: projection of the actions; layer, out: the MLP's layers.
-        x: (B, H, A).
+        layer, out: the MLP's layers.
+        embedded: (B, H, W).
         conditioning: rows of `time_share`, (B or 1, W); (B or 1, H, W) with one for each action.
 
     Returns:
@@ -51,4 +49,4 @@ def mix_time(
     """
     weight = layer.weight[:, : layer.out_features]
     time = conditioning if conditioning.dim() == 3 else conditioning[:, None]
-    return out(F.silu(F.linear(embed(x), weight) + time))
+    return out(F.silu(F.linear(embedded, weight) + time))

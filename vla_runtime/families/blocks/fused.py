@@ -256,18 +256,33 @@ def norm_epsilon(norm: nn.Module) -> float:
 
 
 def normalise(
-    x: Tensor, scale: Tensor | None, modulation: Modulation | None, epsilon: float = EPSILON
+    x: Tensor,
+    scale: Tensor | None,
+    modulation: Modulation | None,
+    epsilon: float = EPSILON,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """RMSNorm of (B, T, W) in float32, with its scale or its modulation."""
-    if modulation is None and norms_at_once(x):
-        assert scale is not None
-        return rms_norm(x, scale, epsilon)
-    # `vector_norm` rounds twice more, for a whole row alike.
-    inverse = x.square().mean(dim=-1, keepdim=True).add_(epsilon).rsqrt_()
-    if modulation is None:
-        assert scale is not None
-        return (x * inverse).mul_(scale)
-    return torch.addcmul(modulation[1], x * inverse, modulation[0])
+    """RMSNorm of (B, T, W) in float32, with its scale or its modulation.
+
+    Args:
+        x: residual stream.
+        scale: (W,) of a plain norm.
+        modulation: that of an adaptive norm.
+        epsilon: epsilon of the norm.
+        out: takes the result in its own dtype.
+    """
+    if norms_at_once(x):
+        found = rms_norm(x, None if modulation else scale, epsilon)
+    else:
+        # `vector_norm` rounds twice more, for a whole row alike.
+        inverse = x.square().mean(dim=-1, keepdim=True).add_(epsilon).rsqrt_()
+        found = x * inverse
+        if modulation is None:
+            assert scale is not None
+            found.mul_(scale)
+    if modulation is not None:
+        return torch.addcmul(modulation[1], found, modulation[0], out=out)
+    return found if out is None else out.copy_(found)
 
 
 def norms_at_once(x: Tensor) -> bool:
@@ -275,7 +290,7 @@ def norms_at_once(x: Tensor) -> bool:
     return x.is_cuda
 
 
-def rms_norm(x: Tensor, scale: Tensor, epsilon: float) -> Tensor:
+def rms_norm(x: Tensor, scale: Tensor | None, epsilon: float) -> Tensor:
     """RMSNorm of (B, T, W) with its scale (W,), in one kernel on a GPU."""
     return F.rms_norm(x, x.shape[-1:], scale, epsilon)
 

@@ -14,9 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vla_runtime.families.blocks import fused
+from vla_runtime.families.blocks.flow_update import Advance, advance
 from vla_runtime.families.blocks.fused import FusedBlock, Modulation
 from vla_runtime.families.blocks.fused_attention import CrossLayers, OwnLayers
 from vla_runtime.families.blocks.fused_lengths import Kernel
+from vla_runtime.families.blocks.layers import Apply, apply
 
 # Keys and values of the layers of a kind, (layers, B, kv_heads, P, D) each.
 Past = tuple[Tensor, Tensor]
@@ -37,6 +40,10 @@ class FusedExpert:
     # Attention of the layers of a kind, with `load`; None without such layers.
     _own: Any
     _cross: Any
+    # Computes a float32 layer before or behind the blocks.
+    linear: Apply = staticmethod(apply)
+    # Moves x along the flow.
+    advance: Advance = staticmethod(advance)
 
     def __init__(
         self,
@@ -116,6 +123,9 @@ class FusedExpert:
         self, scale: Tensor | None, modulation: Modulation | None, epsilon: float
     ) -> None:
         """RMSNorm of the residual stream, into the operand; as `fused.normalise`."""
+        if fused.norms_at_once(self._x):
+            fused.normalise(self._x, scale, modulation, epsilon, self._operand)
+            return
         torch.mul(self._x, self._x, out=self._normed)
         torch.mean(self._normed, dim=-1, keepdim=True, out=self._inverse)
         torch.mul(self._x, self._inverse.add_(epsilon).rsqrt_(), out=self._normed)
@@ -132,4 +142,4 @@ class FusedExpert:
         if modulation is None:
             self._x.add_(result)
         else:
-            self._x.addcmul_(result.float(), modulation[2])
+            self._x.addcmul_(result, modulation[2])

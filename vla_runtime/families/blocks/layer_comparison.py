@@ -3,7 +3,8 @@
 A whole network in bfloat16 is 1 to 8% off, and a wrong index deep inside changes it by no more than
 that. A single layer is off by its rounding alone. So each layer runs three times on the same input:
 in float32, in the operators of `FusedExpert`, and in the other form; a right form is about as far
-from float32 as the operators are.
+from float32 as the operators are. What lies around the layers is float32 itself, and is compared
+with float64.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from vla_runtime.families.blocks.flow_update import advance
 from vla_runtime.families.blocks.fused import FusedBlock, Modulation
 from vla_runtime.families.blocks.fused_expert import FusedExpert, Past
 from vla_runtime.families.blocks.fused_lengths import Kernel
+from vla_runtime.families.blocks.layers import apply
 
 # Two right forms round differently: by the mean of all numbers hardly, by the worst number more.
 _MEAN_RATIO, _WORST_RATIO = 1.5, 3.0
@@ -26,16 +30,16 @@ _EXACT = 2e-5
 
 @dataclass(frozen=True)
 class LayerError:
-    """Distance of a layer's result from float32's, in units of the layer's largest contribution.
+    """Distance of a result from the exact one, in units of the largest contribution.
 
     Attributes:
-        layer: index of the layer.
+        name: name of the layer, or of what lies around the layers.
         mean: root of the mean square of the other form's error.
         worst: largest error of the other form; NaN where a number is NaN.
         operators_mean, operators_worst: the same of the operators.
     """
 
-    layer: int
+    name: str
     mean: float
     worst: float
     operators_mean: float
@@ -52,8 +56,8 @@ class LayerError:
     def describe(self) -> str:
         """Return the errors in words."""
         return (
-            f'layer {self.layer} is {self.mean:.1e} off float32 on average and {self.worst:.1e} at '
-            f'most, its operators {self.operators_mean:.1e} and {self.operators_worst:.1e}'
+            f'{self.name} is {self.mean:.1e} off on average and {self.worst:.1e} at most, its '
+            f'operators {self.operators_mean:.1e} and {self.operators_worst:.1e}'
         )
 
 
@@ -91,15 +95,34 @@ class ComparedExpert(FusedExpert):
                 self._one_layer(layer, form, wide, x, given)
                 for form, wide in ((FusedExpert, True), (FusedExpert, False), (self._form, False))
             )
-            scale = float((exact - x).abs().max()) or 1.0
-            found = [(result - exact).double() / scale for result in (other, operators)]
-            means, worst = (
-                [float(measure(error)) for error in found]
-                for measure in (lambda e: e.square().mean().sqrt(), lambda e: e.abs().max())
-            )
-            self._errors.append(LayerError(layer, means[0], worst[0], means[1], worst[1]))
+            self._note(f'layer {layer}', exact, operators, other, exact - x)
             x = operators
         return x
+
+    def linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        """Compare a layer before or behind the blocks; returns what the operators give."""
+        wide = [None if part is None else part.double() for part in (layer.weight, layer.bias)]
+        exact, operators = F.linear(x.double(), *wide), apply(layer, x)
+        self._note('a projection', exact, operators, self._form.linear(layer, x), exact)
+        return operators
+
+    def advance(self, *inputs: Tensor) -> Tensor:
+        """Compare the flow's update; returns what the operators give."""
+        exact = advance(*[part.double() for part in inputs])  # type: ignore[arg-type]
+        operators = advance(*inputs)  # type: ignore[arg-type]
+        self._note('the update', exact, operators, self._form.advance(*inputs), exact)
+        return operators
+
+    def _note(
+        self, name: str, exact: Tensor, operators: Tensor, other: Tensor, contribution: Tensor
+    ) -> None:
+        scale = float(contribution.abs().max()) or 1.0
+        found = [(result - exact).double() / scale for result in (other, operators)]
+        means, worst = (
+            [float(measure(error)) for error in found]
+            for measure in (lambda e: e.square().mean().sqrt(), lambda e: e.abs().max())
+        )
+        self._errors.append(LayerError(name, means[0], worst[0], means[1], worst[1]))
 
     def _one_layer(
         self,

@@ -12,6 +12,14 @@ from torch.nn import functional as F
 from vla_runtime.families.blocks.dimensions import DecoderDims
 from vla_runtime.families.blocks.float8 import BESIDE, E4M3, multiply
 
+# Computes a float32 layer of some tokens, as `apply`.
+Apply = Callable[[nn.Linear, Tensor], Tensor]
+
+
+def apply(layer: nn.Linear, x: Tensor) -> Tensor:
+    """Return (..., outputs) of (..., inputs) in the layer's own operators."""
+    return layer(x)
+
 
 class Linear(nn.Linear):
     """A linear layer that computes in the dtype of its own weights.

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vla_runtime.families.blocks import triton_kernels as kernels
+from vla_runtime.families.blocks import triton_step
 from vla_runtime.families.blocks.attention import rotary
 from vla_runtime.families.blocks.fused import FusedBlock, Modulation
 from vla_runtime.families.blocks.fused_expert import FusedExpert, Past
@@ -167,6 +168,9 @@ class TritonExpert(FusedExpert):
     Raises:
         ValueError: blocks that these kernels cannot compute.
     """
+
+    linear = staticmethod(triton_step.linear)
+    advance = staticmethod(triton_step.advance)
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vla_runtime.families.blocks.attention import attend, images_of_rows, repeat_rows, rotary
 from vla_runtime.families.blocks.gemma import Gemma
+from vla_runtime.families.blocks.layers import Apply, apply
 from vla_runtime.families.blocks.siglip import VisionEncoder
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.pi.dimensions import PiDims
@@ -47,10 +48,17 @@ class PiNetwork(FlowNetwork):
         """Split conditioning (..., C) into one modulation per norm (two per block, one final)."""
         raise NotImplementedError
 
-    def embed_suffix(self, x: Tensor, conditioning: Tensor, state: Tensor | None) -> Tensor:
+    def embed_suffix(
+        self,
+        x: Tensor,
+        conditioning: Tensor,
+        state: Tensor | None,
+        linear: Apply = apply,
+    ) -> Tensor:
         """Return suffix tokens (B, T, expert width) of actions (B, H, A) and pi0's state (B, S).
 
-        The conditioning is (B or 1, C), or (B or 1, H, C) with one row for each action.
+        The conditioning is (B or 1, C), or (B or 1, H, C) with one row for each action. `linear`
+        computes the projections.
         """
         raise NotImplementedError
 

@@ -130,7 +130,7 @@ class FusedPi(FlowNetwork):
         state = rows.get('state')
         if state is not None:
             state = repeat_rows(state, max(1, x.shape[0] // state.shape[0]))
-        h = expert(self._plain.embed_suffix(x, step.row, state), step.modulations)
+        h = expert(self._plain.embed_suffix(x, step.row, state, expert.linear), step.modulations)
         last = step.modulations[-1] if step.modulations else None
         h = normalise(h[:, -self.dims.horizon :], self._final_scale, last)
-        return self._plain.action_out(h)
+        return expert.linear(self._plain.action_out, h)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_runtime.families.blocks.action_time import mix_time, time_share
+from vla_runtime.families.blocks.layers import Apply, apply
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.families.pi.flow_policy import PiNetwork
 
@@ -27,13 +28,20 @@ class Pi0(PiNetwork):
     def modulations(self, conditioning: Tensor) -> list[Tensor | None]:
         return [None] * (2 * self.dims.expert.depth + 1)
 
-    def embed_suffix(self, x: Tensor, conditioning: Tensor, state: Tensor | None) -> Tensor:
+    def embed_suffix(
+        self,
+        x: Tensor,
+        conditioning: Tensor,
+        state: Tensor | None,
+        linear: Apply = apply,
+    ) -> Tensor:
         if state is None:
             raise ValueError('pi0 needs the state (B, S) of its state token')
+        embedded = linear(self.action_in, x)
         actions = mix_time(
-            self.action_in, self.action_time_in, self.action_time_out, x, conditioning
+            self.action_time_in, self.action_time_out, embedded, conditioning
         ).expand(state.shape[0], -1, -1)
-        return torch.cat([self.state_projection(state)[:, None], actions], dim=1)
+        return torch.cat([linear(self.state_projection, state)[:, None], actions], dim=1)
 
     def suffix_mask(self, device: torch.device) -> Tensor:
         tokens = self.dims.horizon + 1

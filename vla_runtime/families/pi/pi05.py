@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from vla_runtime.families.blocks.action_time import time_embedding
 from vla_runtime.families.blocks.gemma import AdaptiveRMSNorm
+from vla_runtime.families.blocks.layers import Apply, apply
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.families.pi.flow_policy import PiNetwork
 
@@ -36,8 +37,14 @@ class Pi05(PiNetwork):
     def modulations(self, conditioning: Tensor) -> list[Tensor | None]:
         return list(conditioning.chunk(2 * self.dims.expert.depth + 1, dim=-1))
 
-    def embed_suffix(self, x: Tensor, conditioning: Tensor, state: Tensor | None) -> Tensor:
-        return self.action_in(x)
+    def embed_suffix(
+        self,
+        x: Tensor,
+        conditioning: Tensor,
+        state: Tensor | None,
+        linear: Apply = apply,
+    ) -> Tensor:
+        return linear(self.action_in, x)
 
     def suffix_mask(self, device: torch.device) -> Tensor:
         return torch.ones(self.dims.horizon, self.dims.horizon, dtype=torch.bool, device=device)

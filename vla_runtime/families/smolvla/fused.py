@@ -137,7 +137,8 @@ class FusedSmolVla(FlowNetwork):
         plain, expert = self._plain, past
         mixed = F.silu(F.linear(x, self._action_weight) + conditioning)
         h = expert(plain.action_time_out(mixed), ())
-        return plain.action_out(normalise(h, self._final_scale, None, self.dims.rms_epsilon))
+        h = normalise(h, self._final_scale, None, self.dims.rms_epsilon)
+        return expert.linear(plain.action_out, h)
 
 
 def _of_kind(

@@ -157,7 +157,7 @@ class SmolVla(FlowNetwork):
 
     def embed_actions(self, x: Tensor, conditioning: Tensor) -> Tensor:
         """Embed noisy actions (B, H, A) as action tokens (B, H, expert width)."""
-        return mix_time(self.action_in, self.action_time_in, self.action_time_out, x, conditioning)
+        return mix_time(self.action_time_in, self.action_time_out, self.action_in(x), conditioning)
 
     def rotations(self, mask: Tensor) -> tuple[Rotary, Rotary]:
         """Rotary of action tokens: from the prefix on for self layers, from 0 for cross layers."""
