@@ -6,8 +6,8 @@ from vla_runtime.families.performance_figures import Kernels, PerformanceFigures
 
 PI05_FIGURES = PerformanceFigures(
     kernels={
-        'torch': Kernels(vision=306, prefix=339, step=632, inputs=8),
-        'triton': Kernels(vision=306, prefix=338, step=165, inputs=8),
+        'torch': Kernels(vision=306, prefix=339, step=412, inputs=8),
+        'triton': Kernels(vision=306, prefix=338, step=155, inputs=8),
     },
     runs=vla_cpp_runs({'rtx-5090': (56.1, 11.4)}),
 )

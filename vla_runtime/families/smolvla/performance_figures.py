@@ -6,8 +6,8 @@ from vla_runtime.families.performance_figures import Kernels, PerformanceFigures
 
 SMOLVLA_FIGURES = PerformanceFigures(
     kernels={
-        'torch': Kernels(vision=142, prefix=381, step=522, inputs=8),
-        'triton': Kernels(vision=142, prefix=399, step=147, inputs=8),
+        'torch': Kernels(vision=142, prefix=381, step=362, inputs=8),
+        'triton': Kernels(vision=142, prefix=399, step=140, inputs=8),
     },
     runs=vla_cpp_runs(
         {
