@@ -5,10 +5,11 @@
 
 `prepare` writes our ONNX graphs, inputs and ONNX Runtime's outputs, a few megabytes (remove
 KIT/onnx/weights.data before carrying it: the weights are drawn again there; those in int8 have to
-travel). `run` needs
-tensorrt, cuda-bindings and numpy and no install: it builds the engines, compares each with ONNX
-Runtime's outputs, captures the graphs, compares whole chunks of one and two prompt rows, and times
-them with and without graphs. Exit code: 0, 1 where a check failed, 2 where it cannot run.
+travel). `run` needs tensorrt, cuda-bindings and numpy (on a terminal tqdm) and no install: it
+builds the engines, compares each with ONNX Runtime's outputs, captures the graphs, compares whole
+chunks of one and two prompt rows, and times them with and without graphs.
+
+Exit code: 0, 1 where a check failed, 2 where it cannot run.
 """
 
 from __future__ import annotations

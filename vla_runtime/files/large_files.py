@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,11 +35,11 @@ def file_sha256(path: str | Path) -> str:
 @contextmanager
 def progress(task: str, size: int) -> Iterator[Callable[[int], object]]:
     """Show a progress bar for a large file on a terminal; yield the function that counts bytes."""
-    if size < _PROGRESS_BYTES:
+    # Silent where the output is not a terminal, such as under launch; tqdm need not be there then.
+    if size < _PROGRESS_BYTES or not sys.stderr.isatty():
         yield lambda count: None
         return
     from tqdm import tqdm
 
-    # disable=None: silent where the output is not a terminal, such as under launch.
-    with tqdm(total=size, unit='B', unit_scale=True, desc=task, disable=None) as bar:
+    with tqdm(total=size, unit='B', unit_scale=True, desc=task) as bar:
         yield bar.update

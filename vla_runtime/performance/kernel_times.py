@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from vla_runtime.families.performance_figures import Kernels
 from vla_runtime.performance.roofline import Floor
 
-# About what a kernel takes that is too small to fill a GPU. On an H100 each kernel of a denoise
-# step adds 3.1 µs to its least time with operators, 4.4 in Triton (benchmark/results/gpu.json).
+# About what a kernel takes that is too small to fill a GPU. On an H200 each kernel of a denoise
+# step adds 4.1 µs to its least time with operators, 4.4 in Triton (benchmark/results/gpu.json).
 SECONDS_A_KERNEL = 4e-6
 
 
