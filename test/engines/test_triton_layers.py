@@ -124,6 +124,8 @@ AROUND_FAULTS = {
     'plan by token': ('place = at % chunk', 'place = (at + 1) % chunk'),
     'plan of another sign': ('mixed -= weight', 'mixed += weight'),
     'half a step': ('old + tl.load(step) * mixed', 'old + 0.5 * tl.load(step) * mixed'),
+    'one weight for all rows': ('tl.load(row_weight + row)', 'tl.load(row_weight)'),
+    'one weight for all actions': ('plan_weight + place // actions', 'plan_weight + 0 * place'),
 }
 
 
@@ -135,7 +137,7 @@ def test_a_fault_around_the_layers_is_found_at_load(fault, monkeypatch, tmp_path
     monkeypatch.setattr(
         triton_step, 'kernels', spoiled(*AROUND_FAULTS[fault], tmp_path, triton_step.kernels)
     )
-    plain, engine = (TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=1) for _ in range(2))
+    plain, engine = (TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=2) for _ in range(2))
     # A bound that lets the fault pass where whole networks are compared, as in 16 bits.
     monkeypatch.setitem(compiled_parts.BOUNDS, 'float32', Bounds(1e9, 1e9, 1e9))
     compiled_parts.compile_networks(engine, 'triton', 'float32')

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vla_runtime.families import build_network
+from vla_runtime.families.blocks.flow_update import advance
 from vla_runtime.families.family import Family, PolicyDims
 
 
@@ -91,6 +92,15 @@ class FlowNetwork(nn.Module):
     def time_conditioning(self, times: Tensor) -> Tensor:
         """Return the head's conditioning on flow times (N,): one row (C,) per time."""
         raise NotImplementedError
+
+    def advance(self, past: Any, *inputs: Tensor) -> Tensor:
+        """Move x one step along the flow.
+
+        Args:
+            past: what `velocity` took.
+            *inputs: as of `flow_update.advance`.
+        """
+        return advance(*inputs)
 
     def velocity(
         self, x: Tensor, past: Mapping[str, Tensor], conditioning: Tensor, **rows: Tensor

@@ -7,13 +7,12 @@ vision engine is the network's `vision` as it is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vla_runtime.families.blocks.flow_update import Advance, advance
+from vla_runtime.families.blocks.flow_update import advance
 from vla_runtime.families.flow_network import FlowNetwork
 
 
@@ -32,17 +31,11 @@ class Prefix(nn.Module):
 
 
 class DenoiseStep(nn.Module):
-    """One denoise step: velocity of every row, guidance mix, plan term and Euler update.
+    """One denoise step: velocity of every row, guidance mix, plan term and Euler update."""
 
-    Args:
-        network: network of the policy.
-        move: as `flow_update.advance`.
-    """
-
-    def __init__(self, network: FlowNetwork, move: Advance = advance) -> None:
+    def __init__(self, network: FlowNetwork) -> None:
         super().__init__()
         self.network = network
-        self._move = move
 
     def forward(
         self,
@@ -74,7 +67,12 @@ class DenoiseStep(nn.Module):
         """
         every_row = x if x.shape[0] == 1 else x.repeat(row_weight.shape[0], 1, 1)
         velocity = self.network.velocity(every_row, past, time_conditioning, **rows)
-        return self._move(x, velocity, t, dt, row_weight, plan, plan_weight), velocity
+        moved = self.advance(past, x, velocity, t, dt, row_weight, plan, plan_weight)
+        return moved, velocity
+
+    def advance(self, past: Any, *inputs: Tensor) -> Tensor:
+        """As `FlowNetwork.advance`."""
+        return self.network.advance(past, *inputs)
 
 
 class JacobianDenoiseStep(DenoiseStep):
@@ -85,15 +83,16 @@ class JacobianDenoiseStep(DenoiseStep):
     1 - t). One backward pass a step; needs autograd, so only PyTorch can run it.
     """
 
-    def __init__(self, network: FlowNetwork) -> None:
-        super().__init__(network, partial(advance, term=_jacobian_term))
-
     @torch.inference_mode(False)
     @torch.enable_grad()
     def forward(self, x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
         """As `DenoiseStep.forward`."""
         x_next, velocity = super().forward(x.detach().clone().requires_grad_(), *inputs)
         return x_next.detach(), velocity.detach()
+
+    def advance(self, past: Any, *inputs: Tensor) -> Tensor:
+        """As `FlowNetwork.advance`, with that plan term."""
+        return advance(*inputs, term=_jacobian_term)
 
 
 def _jacobian_term(

@@ -36,7 +36,7 @@ def file_sha256(path: str | Path) -> str:
 def progress(task: str, size: int) -> Iterator[Callable[[int], object]]:
     """Show a progress bar for a large file on a terminal; yield the function that counts bytes."""
     # Silent where the output is not a terminal, such as under launch; tqdm need not be there then.
-    if size < _PROGRESS_BYTES or not sys.stderr.isatty():
+    if size < _PROGRESS_BYTES or not (sys.stderr and sys.stderr.isatty()):
         yield lambda count: None
         return
     from tqdm import tqdm

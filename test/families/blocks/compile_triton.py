@@ -59,8 +59,13 @@ def launches_of(family: str, dtype: torch.dtype) -> list[list[Launch]]:
     dims = preset(family)[1]
     network = empty_network(preset(family)[0], dims).to(dtype)
     # As in every precision.
-    for projection in (network.action_in, network.action_out):
-        projection.float()
+    for projection in (
+        network.action_in,
+        network.action_out,
+        getattr(network, 'state_projection', None),
+    ):
+        if projection is not None:
+            projection.float()
     fused = network.fused(static_shapes=True)
     fused.expert_type = triton_expert.TritonExpert
     rows, like = 2, {'device': 'meta', 'dtype': dtype}
@@ -82,17 +87,19 @@ def launches_of(family: str, dtype: torch.dtype) -> list[list[Launch]]:
     one = fused.time_conditioning(torch.empty(1, device='meta'))
     for conditioning in (one, one.expand(1, dims.horizon, -1)):
         made.append([])
-        laid_out, number = fused.lay_out(past, 1), torch.empty((), device='meta')
-        DenoiseStep(fused, laid_out.advance)(
+        number, state = (
+            torch.empty(shape, device='meta') for shape in ((), (rows, dims.state_dim))
+        )
+        DenoiseStep(fused)(
             x,
-            laid_out,
+            fused.lay_out(past, 1),
             fused.split_conditioning(conditioning),
             number,
             number,
             torch.empty(rows, device='meta'),
             torch.empty_like(x),
             torch.empty(1, dims.horizon, 1, device='meta'),
-            {},
+            {'state': state},
         )
     return made
 

@@ -15,9 +15,9 @@ pytestmark = needs_triton
 SCRIPT = Path(__file__).with_name('compile_triton.py')
 # Compute capabilities of an A100, an Orin, an H100, a B200, a Thor and the RTX 50.
 CAPABILITIES = (80, 87, 90, 100, 110, 120)
-LAYERS = {'pi05': 18, 'smolvla': 16}
-# The update, and projections of the actions; SmolVLA's first one is part of a larger product.
-AROUND = {'pi05': 3, 'smolvla': 2}
+LAYERS = {'pi05': 18, 'pi0': 18, 'smolvla': 16}
+# The update, and projections of actions and state; SmolVLA's first one is part of a larger product.
+AROUND = {'pi05': 3, 'pi0': 4, 'smolvla': 2}
 # Tensor memory of a multiprocessor, which capability 100 and 110 have.
 TENSOR_COLUMNS = 512
 

@@ -14,9 +14,7 @@ from torch import Tensor
 
 from vla_runtime.engines.protocol import MAX_SAMPLES
 from vla_runtime.engines.torch.cuda_graph import Capturer, GraphedWork
-from vla_runtime.families.blocks.flow_update import advance
 from vla_runtime.families.flow_network import FlowNetwork
-from vla_runtime.families.flow_step import DenoiseStep
 from vla_runtime.families.traced_shapes import TracedShapes, row_tensors
 
 
@@ -60,14 +58,12 @@ class LaidOutPrefix:
 
     Attributes:
         value: laid-out prefix that the network's `velocity` takes as `past`.
-        step: denoise step over it.
     """
 
     def __init__(
         self, network: FlowNetwork, past: Mapping[str, Tensor], samples: int, capturer: Capturer
     ) -> None:
         self.value: Any = network.lay_out(past, samples)
-        self.step = DenoiseStep(network, getattr(self.value, 'advance', advance))
         work = partial(network.lay_out, past, samples, self.value)
         # By default there is nothing to lay out, and an empty graph to capture.
         self._again = None if self.value is past else GraphedWork(work, capturer)

@@ -176,7 +176,6 @@ class _Trial:
         self.engine, self._measured = engine, (capture, synchronize)
         self.reasons: list[str] = []
         self._schedule = Schedule(np.array([1.0, 0.5]), -0.5, engine._fused, engine._device)
-        self._schedule.plan_weight.fill_(0.5)
         self._whole = True
         # Image tokens of the operators, which the prefix is tried on.
         self._views = engine._image_tokens.clone()
@@ -236,8 +235,10 @@ class _Trial:
         steps = torch.arange(engine.dims.horizon)
         engine._clean.copy_(torch.isin(steps, steps.square())[:, None])
         inputs = [*engine._pixels, engine._noise, engine._plan]
-        for rows in engine._buffers.values():
-            rows.row_weight.fill_(1 / len(rows.row_weight))
+        # No two weights alike, so that none passes for another.
+        self._schedule.plan_weight.copy_(_random(self._schedule.plan_weight, generator, whole))
+        for count, rows in engine._buffers.items():
+            rows.row_weight.copy_(torch.arange(1.0, count + 1) * 2 / (count * (count + 1)))
             inputs += [*rows.prefix_inputs.values(), *rows.head_inputs.values()]
         for tensor in inputs:
             tensor.copy_(_random(tensor, generator, whole))

@@ -53,7 +53,7 @@ from vla_runtime.engines.torch.weights import load_network
 from vla_runtime.engines.torch_compile import NONE
 from vla_runtime.families.family import PolicyDims, image_sizes
 from vla_runtime.families.flow_network import FlowNetwork
-from vla_runtime.families.flow_step import JacobianDenoiseStep
+from vla_runtime.families.flow_step import DenoiseStep, JacobianDenoiseStep
 from vla_runtime.families.traced_shapes import trace_shapes
 
 # Numbers of samples whose keys, values and graphs are kept.
@@ -86,6 +86,7 @@ class TorchEngine:
         self._network = network
         static_shapes = captures_graphs(device)
         self._fused = network.fused(static_shapes)
+        self._denoise_step = DenoiseStep(self._fused)
         # Through the plain modules, which have gradients.
         self._jacobian_step = JacobianDenoiseStep(network)
         # By network and shape: plain modules as `torch.compile` made them, instead of the fused.
@@ -300,7 +301,7 @@ class TorchEngine:
             setattr(self, name, None)
         for name in ('_laid_out', '_compiled', '_layers'):
             setattr(self, name, {})
-        for name in ('_network', '_fused', '_jacobian_step'):
+        for name in ('_network', '_fused', '_denoise_step', '_jacobian_step'):
             setattr(self, name, None)
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
@@ -365,7 +366,7 @@ class TorchEngine:
         denoise_step = self._plain_step(variant)
         if denoise_step is None:
             laid_out = self._laid_out[self._layout(variant)]
-            denoise_step, past = laid_out.step, laid_out.value
+            denoise_step, past = self._denoise_step, laid_out.value
         x_next, velocity = denoise_step(
             self._x[: variant.samples],
             past,

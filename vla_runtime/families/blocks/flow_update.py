@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-# As `advance` and as `plan_term`.
-Advance = Callable[..., Tensor]
+# As `plan_term`.
 PlanTerm = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -24,6 +23,7 @@ def advance(
     row_weight: Tensor,
     plan: Tensor,
     plan_weight: Tensor,
+    *,
     term: PlanTerm = plan_term,
 ) -> Tensor:
     """Move x one step along the flow, in its own dtype.

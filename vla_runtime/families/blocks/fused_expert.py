@@ -7,7 +7,7 @@ only for a prefix of another shape: a CUDA graph keeps the addresses it was capt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vla_runtime.families.blocks import fused
-from vla_runtime.families.blocks.flow_update import Advance, advance
+from vla_runtime.families.blocks.flow_update import advance
 from vla_runtime.families.blocks.fused import FusedBlock, Modulation
 from vla_runtime.families.blocks.fused_attention import CrossLayers, OwnLayers
 from vla_runtime.families.blocks.fused_lengths import Kernel
@@ -43,7 +43,7 @@ class FusedExpert:
     # Computes a float32 layer before or behind the blocks.
     linear: Apply = staticmethod(apply)
     # Moves x along the flow.
-    advance: Advance = staticmethod(advance)
+    advance: Callable[..., Tensor] = staticmethod(advance)
 
     def __init__(
         self,

@@ -47,7 +47,7 @@ class LayerError:
 
     @property
     def fits(self) -> bool:
-        """True where the other form is about as near to float32 as the operators."""
+        """True where the other form is about as near to the exact result as the operators."""
         return (
             self.mean <= _MEAN_RATIO * self.operators_mean + _EXACT
             and self.worst <= _WORST_RATIO * self.operators_worst + _EXACT
@@ -103,13 +103,13 @@ class ComparedExpert(FusedExpert):
         """Compare a layer before or behind the blocks; returns what the operators give."""
         wide = [None if part is None else part.double() for part in (layer.weight, layer.bias)]
         exact, operators = F.linear(x.double(), *wide), apply(layer, x)
-        self._note('a projection', exact, operators, self._form.linear(layer, x), exact)
+        name = f'the layer of {layer.in_features} to {layer.out_features} numbers'
+        self._note(name, exact, operators, self._form.linear(layer, x), exact)
         return operators
 
     def advance(self, *inputs: Tensor) -> Tensor:
         """Compare the flow's update; returns what the operators give."""
-        exact = advance(*[part.double() for part in inputs])  # type: ignore[arg-type]
-        operators = advance(*inputs)  # type: ignore[arg-type]
+        exact, operators = advance(*[part.double() for part in inputs]), advance(*inputs)
         self._note('the update', exact, operators, self._form.advance(*inputs), exact)
         return operators
 

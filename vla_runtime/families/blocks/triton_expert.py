@@ -7,7 +7,6 @@ on a device, and takes less time, is found out at load (`engines.torch.triton_la
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +21,7 @@ from vla_runtime.families.blocks.fused import FusedBlock, Modulation
 from vla_runtime.families.blocks.fused_expert import FusedExpert, Past
 from vla_runtime.families.blocks.fused_lengths import Kernel, valid_first
 from vla_runtime.families.blocks.layers import gelu_tanh
+from vla_runtime.families.blocks.triton_step import power_of_2, tiles
 
 # Tiles of the products: tokens and inputs. Every set of tiles and stages fits the 99 KB that a
 # consumer GPU's multiprocessor shares.
@@ -69,7 +69,7 @@ class _Layers:
         self.cosine, self.sine = (empty(count, head_dim // 2) for _ in range(2))
         self.query = like.new_empty(count, heads, head_dim)
         self.part = PART * batch
-        self.parts = _tiles(self.length, self.part)
+        self.parts = tiles(self.length, self.part)
         self.of_parts = empty(self.parts, count, heads, head_dim)
         self.weights = empty(self.parts, count, heads)
         self.attended = like.new_empty(count, heads * head_dim)
@@ -98,7 +98,7 @@ class _Layers:
         # Float32's tiles are twice as large, and its products take more registers.
         exact = self.query.dtype == torch.float32
         rows = min(_half(QUERIES) if exact else QUERIES, _power(queries))
-        kernels.attend_kernel[(_tiles(queries, rows), self.batch * self.kv_heads, self.parts)](
+        kernels.attend_kernel[(tiles(queries, rows), self.batch * self.kv_heads, self.parts)](
             self.query,
             self.keys[layer],
             self.values[layer],
@@ -214,13 +214,12 @@ class TritonExpert(FusedExpert):
         self._x = torch.empty(like.shape[1], self._tokens, block.width, device=like.device)
         self._normed = like.new_empty(count, block.width)
         self._hidden = like.new_empty(count, block.down.weight.shape[1])
-        most = max(_tiles(p.weight.shape[1], PART_INPUTS) for p in (block.out, block.down))
+        most = max(tiles(p.weight.shape[1], PART_INPUTS) for p in (block.out, block.down))
         self._parts = torch.empty(most, count, block.width, device=like.device)
 
     def __call__(self, h: Tensor, modulations: Sequence[Modulation]) -> Tensor:
         """See `FusedExpert`."""
-        # Triton launches on the current device, wherever the tensors are.
-        with torch.cuda.device(h.device) if h.is_cuda else nullcontext():
+        with triton_step.device_of(h):
             return self._run_layers(h, modulations)
 
     def _run_layers(self, h: Tensor, modulations: Sequence[Modulation]) -> Tensor:
@@ -278,7 +277,7 @@ class TritonExpert(FusedExpert):
         half = block.head_dim // 2
         columns = min(HEAD_PAIRS, _power(half))
         projected = len(weight) // block.head_dim
-        grid = _tiles(self._count, self._rows), projected * _tiles(half, columns)
+        grid = tiles(self._count, self._rows), projected * tiles(half, columns)
         kernels.project_kernel[grid](
             self._normed,
             weight,
@@ -299,7 +298,7 @@ class TritonExpert(FusedExpert):
 
     def _gate(self, block: FusedBlock, weight: Tensor) -> None:
         hidden = self._hidden.shape[1]
-        kernels.gated_kernel[_tiles(self._count, self._rows), _tiles(hidden, GATE_PAIRS)](
+        kernels.gated_kernel[tiles(self._count, self._rows), tiles(hidden, GATE_PAIRS)](
             self._normed,
             weight,
             self._hidden,
@@ -313,8 +312,8 @@ class TritonExpert(FusedExpert):
     def _multiply(self, operand: Tensor, weight: Tensor) -> int:
         """Multiply (N, inputs) with a matrix; return the number of parts of the result."""
         inputs = operand.shape[1]
-        parts = _tiles(inputs, PART_INPUTS)
-        grid = _tiles(self._count, self._rows), _tiles(self._width, OUTPUTS), parts
+        parts = tiles(inputs, PART_INPUTS)
+        grid = tiles(self._count, self._rows), tiles(self._width, OUTPUTS), parts
         kernels.product_kernel[grid](
             operand,
             weight,
@@ -338,15 +337,11 @@ class TritonExpert(FusedExpert):
         }
 
 
-def _tiles(size: int, tile: int) -> int:
-    return -(-size // tile)
-
-
 def _half(side: int) -> int:
     """Half of a tile's side, which stays 16 at least."""
     return max(16, side // 2)
 
 
 def _power(size: int, least: int = 16) -> int:
-    """The power of 2 from `size` on, which a tile's side must be; matrix units take 16 and more."""
-    return max(least, 1 << (size - 1).bit_length())
+    """As `power_of_2`; matrix units take 16 and more."""
+    return power_of_2(size, least)

@@ -1,16 +1,19 @@
-"""Steps around an expert's layers, each in one Triton kernel: small layers, and the flow's update.
+"""What lies around an expert's layers, each in one Triton kernel: small layers, the flow's update.
 
-In PyTorch's operators these are two dozen kernels, a tenth of a denoise step on a large GPU.
+In PyTorch's operators these are some twenty kernels, a tenth of a denoise step on an H200.
 """
 
 from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vla_runtime.families.blocks import triton_step_kernels as kernels
 
-# Numbers of a matrix from which on cuBLAS is faster.
+# Numbers of a matrix from which on cuBLAS is left to it. Measured were 2^15.
 _LARGE = 2**17
 # Weights that a program multiplies at once, and how many of one output.
 _TILE, _INPUTS = 8192, 1024
@@ -18,19 +21,26 @@ _TILE, _INPUTS = 8192, 1024
 _BLOCK = 256
 
 
+def device_of(x: Tensor) -> AbstractContextManager[Any]:
+    """Make a tensor's device the current one: Triton launches there, wherever the tensors are."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    """(..., inputs) to (..., outputs) through a layer in float32."""
+    """Compute a float32 layer, (..., inputs) to (..., outputs); others in PyTorch's operators."""
     weight, bias = layer.weight, layer.bias
-    if weight.numel() > _LARGE or weight.dtype != torch.float32 or bias is None:
+    exact = weight.dtype == torch.float32 and bias is not None
+    if not exact or weight.numel() > _LARGE or not weight.is_contiguous():
         return layer(x)
     outputs, inputs = weight.shape
-    x, weight = x.contiguous(), weight.contiguous()
+    x = x.contiguous()
     result = x.new_empty(*x.shape[:-1], outputs)
-    inner = min(_INPUTS, _power(inputs))
-    of_program = min(_power(outputs), _TILE // inner)
-    kernels.linear_kernel[(x.numel() // inputs, -(-outputs // of_program))](
-        x, weight, bias, result, inputs, outputs, OUTPUTS=of_program, INPUTS=inner
-    )
+    inner = min(_INPUTS, power_of_2(inputs))
+    of_program = min(power_of_2(outputs), _TILE // inner)
+    with device_of(x):
+        kernels.linear_kernel[(x.numel() // inputs, tiles(outputs, of_program))](
+            x, weight, bias, result, inputs, outputs, OUTPUTS=of_program, INPUTS=inner
+        )
     return result
 
 
@@ -46,24 +56,30 @@ def advance(
     """Move x one step along the flow; arguments and result as of `flow_update.advance`."""
     x, velocity = x.contiguous(), velocity.contiguous()
     result = torch.empty_like(x)
-    kernels.advance_kernel[(-(-x.numel() // _BLOCK),)](
-        x,
-        velocity,
-        t,
-        dt,
-        row_weight,
-        plan,
-        plan_weight,
-        result,
-        x.numel(),
-        len(row_weight),
-        plan.numel(),
-        plan.shape[-1],
-        BLOCK=_BLOCK,
-    )
+    with device_of(x):
+        kernels.advance_kernel[(tiles(x.numel(), _BLOCK),)](
+            x,
+            velocity,
+            t,
+            dt,
+            row_weight,
+            plan,
+            plan_weight,
+            result,
+            x.numel(),
+            len(row_weight),
+            plan.numel(),
+            plan.shape[-1],
+            BLOCK=_BLOCK,
+        )
     return result
 
 
-def _power(size: int) -> int:
-    """The power of 2 from `size` on, which a tile's side must be."""
-    return 1 << (size - 1).bit_length()
+def tiles(size: int, tile: int) -> int:
+    """Return the number of tiles that cover a size."""
+    return -(-size // tile)
+
+
+def power_of_2(size: int, least: int = 1) -> int:
+    """Return the power of 2 from `size` on, `least` or more, which a tile's side must be."""
+    return max(least, 1 << (size - 1).bit_length())

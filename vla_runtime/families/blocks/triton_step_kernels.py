@@ -45,7 +45,8 @@ def linear_kernel(
     tl.store(result + row * outputs + output, found, mask=is_output)
 
 
-@triton.jit
+# Some steps' rows of the tables are aligned and some are not: one form serves all of them.
+@triton.jit(do_not_specialize=['time', 'step', 'plan_weight'])
 def advance_kernel(
     x,
     velocity,

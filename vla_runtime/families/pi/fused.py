@@ -116,6 +116,10 @@ class FusedPi(FlowNetwork):
     def _used(self, mask: Tensor) -> Tensor | None:
         return None if self._static_shapes else used_tokens(mask)
 
+    def advance(self, past: Any, *inputs: Tensor) -> Tensor:
+        """As `FlowNetwork.advance`."""
+        return past.advance(*inputs)
+
     def velocity(self, x: Tensor, past: Any, conditioning: Any, **rows: Tensor) -> Tensor:
         """As `PiNetwork.velocity`.
 
