@@ -108,4 +108,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return 'nodes' if nodeid.startswith(_NODES) else nodeid.split('::')[0]
 
+        def schedule(self) -> None:
+            # Shares go out in this order, which is that in which the workers became ready. Nodes
+            # of a worker that is nice wait for the computing of the one that is not.
+            for worker in sorted(self.nodes, key=lambda worker: worker.gateway.id != 'gw0'):
+                self.assigned_work[worker] = self.assigned_work.pop(worker)
+            super().schedule()
+
     return ByRoom(config, log)
