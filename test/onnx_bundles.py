@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from made_once import made_once, scratch_folder
 from network_cases import committed_plan, load_network_case
 from safetensors.torch import save_file
 from tiny_policy import tiny_spec, tiny_statistics, write_tiny_policy
@@ -33,28 +32,6 @@ from vla_runtime.export.onnx.precision import type_faults
 from vla_runtime.families import read_time_table
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.inference.denoise import flow_times
-
-
-def scratch_folder() -> Path:
-    """Shared by the workers of a test run; removed when it ends."""
-    return Path(os.environ['VLA_RUNTIME_TEST_SCRATCH'])
-
-
-def made_once(name: str, make: Callable[[Path], object]) -> Path:
-    """A folder that is made by the first test that asks for it, in whichever worker.
-
-    Args:
-        name: name of the folder.
-        make: called with a path; leaves the folder there.
-    """
-    folder, partial = scratch_folder() / name, scratch_folder() / f'{name}.partial'
-    with open(scratch_folder() / f'{name}.lock', 'w') as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            shutil.rmtree(partial, ignore_errors=True)
-            make(partial)
-            partial.rename(folder)
-    return folder
 
 
 def write_onnx_once(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -10,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from made_once import made_once
 from written_bundle import write_bundle
 
 from vla_runtime.bundle.schema import (
@@ -343,8 +347,23 @@ def write_tiny_policy(
     """Write a bundle with random weights of a size that makes everything matter.
 
     Zero-initialised modulations would make the expert the identity, so every weight is drawn.
-    `action_scale` makes all actions smaller, for a robot that moves by them.
+    `action_scale` makes all actions smaller, for a robot that moves by them. A test run draws and
+    seals each policy once, and copies it.
     """
+
+    def draw(folder: Path) -> None:
+        _draw_tiny_policy(folder, spec, seed, action_scale)
+
+    if 'VLA_RUNTIME_TEST_SCRATCH' in os.environ:
+        drawn = hashlib.sha256(repr((spec, seed, action_scale)).encode()).hexdigest()
+        # As if it was written now: what was remembered of a file goes by its time.
+        shutil.copytree(made_once(f'tiny_{drawn}', draw), target, copy_function=shutil.copyfile)
+    else:
+        draw(target)
+    return target
+
+
+def _draw_tiny_policy(target: Path, spec: BundleSpec, seed: int, action_scale: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     network = build_network(spec.family, spec.dims)
     weights = {
@@ -360,7 +379,6 @@ def write_tiny_policy(
     statistics = tiny_statistics(spec, seed, action_scale)
     tokenizer = tokenizer_of(spec.family) if spec.tokenizer else None
     write_bundle(target, spec, weights=weights, statistics=statistics, tokenizer=tokenizer)
-    return target
 
 
 def observation(seed: int = 0, **changes) -> Observation:
