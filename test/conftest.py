@@ -56,15 +56,20 @@ _WORKER_BYTES = 3 << 30
 # With more, all would wait for the one that starts nodes.
 _MOST_WORKERS = 8
 
-# The same examples every time, and no verdict that depends on how busy the machine is.
-settings.register_profile('vla_runtime', derandomize=True, deadline=None, max_examples=50)
-settings.load_profile('vla_runtime')
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepare this process.
 
-def pytest_configure() -> None:
+    Hypothesis tries the same examples every time, fewer where thorough tests are left out, and
+    without a deadline: no verdict depends on how busy the machine is.
+    """
     from read_once import read_yaml_once
+    from thorough import EXAMPLES, QUICK_EXAMPLES
 
     read_yaml_once()
+    count = QUICK_EXAMPLES if 'not thorough' in config.getoption('markexpr') else EXAMPLES
+    settings.register_profile('vla_runtime', derandomize=True, deadline=None, max_examples=count)
+    settings.load_profile('vla_runtime')
 
 
 def pytest_collection_finish() -> None:

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from execution_rig import Rig, chunk_of, holding
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import EXAMPLES
 
 from vla_runtime.execution.approach import StartParameters
 from vla_runtime.execution.columns import Column, CommandColumns
@@ -414,6 +415,7 @@ def test_when_dry_run_is_set_in_motion_expect_no_start_before_it_is_in_force() -
     assert rig.command.dry_run
 
 
+@settings(max_examples=EXAMPLES)
 @given(st.floats(-0.15, 0.15), st.integers(1, 30), st.floats(0.2, 3.0), st.integers(0, 9))
 def test_when_stopped_behind_its_plan_expect_it_only_to_slow_down(
     jump: float, ticks: int, slope: float, noise: int

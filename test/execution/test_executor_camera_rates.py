@@ -7,8 +7,9 @@ from collections import deque
 import numpy as np
 import pytest
 from execution_rig import ROS_START_NS, Rig, chunk_of, holding
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from thorough import examples
 
 from vla_runtime.execution.command import ChunkRefusal, CommandKind
 from vla_runtime.execution.handover import HandoverParameters
@@ -114,7 +115,7 @@ def longest_stall(
     return longest_s, policy
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     camera_hz=st.floats(3.0, 60.0),
     step_hz=st.floats(10.0, 125.0),

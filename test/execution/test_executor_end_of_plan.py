@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from execution_rig import Rig, holding
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import EXAMPLES
 
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import CommandKind, Reason
@@ -133,6 +134,7 @@ def test_when_a_velocity_column_ends_in_motion_expect_it_ramped_to_zero() -> Non
     assert largest_change(rig) <= 1.0 + 1e-6
 
 
+@settings(max_examples=EXAMPLES)
 @given(
     st.lists(st.floats(-0.06, 0.06), min_size=6, max_size=12),
     st.sampled_from(['linear', 'cubic']),

@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from execution_rig import ROS_START_NS, STEP_NS, Rig, chunk_of, holding
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from thorough import examples
 
 from vla_runtime.execution.command import CommittedSetpoints
 from vla_runtime.execution.handover import HandoverParameters
@@ -115,7 +116,7 @@ def test_when_each_chunk_comes_after_its_interval_expect_no_standstill(overrun: 
     assert steps[half:].sum() == pytest.approx(steps[:half].sum(), rel=0.2)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     camera_hz=st.floats(3.0, 60.0),
     step_hz=st.sampled_from([10, 20, 25, 50]),

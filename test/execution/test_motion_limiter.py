@@ -6,8 +6,9 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import EXAMPLES
 
 from vla_runtime.execution.columns import Column, CommandColumns
 from vla_runtime.execution.limits import ColumnLimits, make_limits
@@ -201,6 +202,7 @@ limits = st.builds(
 )
 
 
+@settings(max_examples=EXAMPLES)
 @given(limits, st.lists(st.floats(-5, 5), min_size=1, max_size=40), st.integers(1, 6))
 def test_when_targets_are_wild_expect_every_limit_kept(
     limit: ColumnLimits, targets: list[float], repeats: int
@@ -214,6 +216,7 @@ def test_when_targets_are_wild_expect_every_limit_kept(
     assert change <= limit.acceleration * (1 + 1e-6) + 1e-6
 
 
+@settings(max_examples=EXAMPLES)
 @given(
     limits,
     st.lists(st.floats(-5, 5), min_size=1, max_size=30),
@@ -266,6 +269,7 @@ def test_when_a_tick_is_late_expect_the_way_left_spread_over_the_next_ones() -> 
     assert command[0] == pytest.approx(1.3 * now, abs=1e-9)
 
 
+@settings(max_examples=EXAMPLES)
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=40), st.floats(-1, 1), st.floats(0.01, 1))
 def test_when_robot_is_nailed_down_expect_command_never_further_than_allowed(
     targets: list[float], measured: float, step: float

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from thorough import examples
 
 from vla_runtime.execution.plan import Plan, Sampler, make_plan
 
@@ -48,7 +49,7 @@ def test_when_there_are_no_knots_expect_error() -> None:
         make_plan(np.zeros((0, 3)))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(knots, st.sampled_from(['linear', 'cubic']))
 def test_when_sampled_anywhere_expect_knots_met_and_never_overshot(
     values: np.ndarray, interpolation: str
@@ -66,7 +67,7 @@ def test_when_sampled_anywhere_expect_knots_met_and_never_overshot(
     assert at_knots == pytest.approx(values, abs=slack)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(knots)
 def test_when_cubic_expect_continuous_velocity_at_every_knot(values: np.ndarray) -> None:
     plan = make_plan(values)

@@ -8,11 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 from reference_cases import find
 from safetensors.numpy import load_file
+from thorough import examples
 
 from vla_runtime.processing.images import black_pixels, to_pixels
 
@@ -92,7 +93,7 @@ def test_antialias_equals_torch_antialias_within_one_grey_level(height, width):
     assert np.abs(grey - oracle).max() <= 1
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     height=st.integers(1, 400),
     width=st.integers(1, 400),
