@@ -1,7 +1,8 @@
 """Refusals of `verify` and `build` come before PyTorch is imported.
 
 The real command in a process of its own, which lists what it imports. That is the reason why a
-refusal is quick, and unlike a time it is the same on every machine.
+refusal is quick, and unlike a time it is the same on every machine. Those that need no process of
+their own: `test_cli_refusals.py`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from importlib.util import find_spec
 import onnxruntime
 import pytest
 from commands import run_command
-from onnx_bundles import copy_bundle, tiny_onnx_bundle
-from onnx_faults import change_weight
+from onnx_bundles import tiny_onnx_bundle
 from tiny_policy import tiny_spec, write_tiny_policy
 
 _CUDA = 'CUDAExecutionProvider' in onnxruntime.get_available_providers()
@@ -23,19 +23,9 @@ without_tensorrt = pytest.mark.skipif(_TENSORRT, reason='TensorRT is installed h
 
 @pytest.fixture(scope='module')
 def bundles(tmp_path_factory) -> dict[str, str]:
-    """A bundle with ONNX files, one without, one with changed weights, and a name for none."""
-    folder = tmp_path_factory.mktemp('refusals')
-    changed = copy_bundle(tiny_onnx_bundle(), folder / 'changed')
-    change_weight(changed, 'expert.blocks.0.mlp', 1.01)
-    plain = write_tiny_policy(folder / 'plain', tiny_spec())
-    return {
-        'onnx': str(tiny_onnx_bundle()),
-        'plain': str(plain),
-        'changed': str(changed),
-        'nowhere': str(folder / 'nowhere'),
-        'file': str(plain / 'policy.yaml' / 'x'),
-        'folder': str(folder),
-    }
+    """A bundle with ONNX files, and one without."""
+    plain = write_tiny_policy(tmp_path_factory.mktemp('refusals') / 'plain', tiny_spec())
+    return {'onnx': str(tiny_onnx_bundle()), 'plain': str(plain)}
 
 
 def refused(*arguments: str) -> str:
@@ -51,46 +41,28 @@ def refused(*arguments: str) -> str:
 @pytest.mark.parametrize(
     ('bundle', 'options', 'told'),
     [
-        ('nowhere', [], 'error: {nowhere}: no such folder; expected a policy bundle'),
-        ('folder', [], 'policy.yaml: is missing; is this folder a policy bundle?'),
         ('plain', [], 'vision.onnx: is missing'),
-        ('changed', [], 'weights.data: has changed'),
         pytest.param('onnx', ['--device', 'cuda'], 'no CUDAExecutionProvider', marks=without_cuda),
-        ('onnx', ['--device', 'tpu'], "device 'tpu' is unknown to backend 'onnxruntime'"),
-        ('onnx', ['--json', '/not/there/x.json'], "there is no folder '/not/there'"),
-        ('onnx', ['--json', '{folder}'], 'is a folder; name a file in it'),
-        ('onnx', ['--backend', 'cuda'], "invalid choice: 'cuda'"),
-        ('nowhere', ['--backend', 'tensorrt'], 'no such folder; expected a policy bundle'),
         pytest.param(
             'onnx',
             ['--backend', 'tensorrt'],
             "the Python package 'tensorrt' is not installed",
             marks=without_tensorrt,
         ),
-        (
-            'onnx',
-            ['--backend', 'tensorrt', '--device', 'cpu'],
-            "device 'cpu' is not supported by backend 'tensorrt'",
-        ),
     ],
 )
 def test_verify(bundles, bundle, options, told):
-    said = refused('verify', bundles[bundle], *(option.format(**bundles) for option in options))
-    assert told.format(**bundles) in said
+    assert told in refused('verify', bundles[bundle], *options)
 
 
 @pytest.mark.parametrize(
     ('bundle', 'options', 'told'),
     [
-        ('nowhere', [], 'error: {nowhere}: no such folder; expected a policy bundle'),
-        ('file', [], 'expected a policy bundle'),
         ('plain', [], 'vision.onnx: is missing'),
-        ('onnx', ['--device', 'cpu'], "device 'cpu' is not supported by backend 'tensorrt'"),
-        ('onnx', ['--workspace', '0'], "'0' is not a whole number of at least 1"),
         pytest.param(
             'onnx', [], "the Python package 'tensorrt' is not installed", marks=without_tensorrt
         ),
     ],
 )
 def test_build(bundles, bundle, options, told):
-    assert told.format(**bundles) in refused('build', bundles[bundle], *options)
+    assert told in refused('build', bundles[bundle], *options)
