@@ -11,6 +11,7 @@ import torch
 from vla_runtime.families import build_network
 from vla_runtime.tabletop.sim.tasks import TIME_LIMIT_S
 from vla_runtime.tabletop.sim.world import JOINT_NAMES, Tabletop
+from vla_runtime.tabletop.study import page
 from vla_runtime.tabletop.study.chunk_sources import ExpertSource
 from vla_runtime.tabletop.study.episode import CONTROL_RATE_HZ
 from vla_runtime.tabletop.training.demo_bundle import write_demo_bundle
@@ -74,3 +75,9 @@ def untrained_act(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp('untrained_act') / 'bundle'
     write_demo_bundle(folder, network, _STATISTICS, None, {}, episodes=0)
     return folder
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the drawings, a second of each study, out of a page whose words are looked at."""
+    monkeypatch.setattr(page, '_panel', lambda *of_study: '<svg></svg>\n')

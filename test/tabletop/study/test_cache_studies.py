@@ -110,6 +110,7 @@ def test_a_pair_outside_the_study_is_an_error():
         replace(SMALL, same=((BASE, BOUNDED),))
 
 
+@pytest.mark.usefixtures('undrawn')
 def test_the_json_and_the_page_say_whether_trajectories_are_the_same(results):
     record = study_record(
         SMALL,
@@ -130,6 +131,7 @@ def test_the_json_and_the_page_say_whether_trajectories_are_the_same(results):
     assert page.count('all of them should be') == 1
 
 
+@pytest.mark.usefixtures('undrawn')
 def test_a_study_from_before_there_were_pairs_still_has_a_page(results):
     record = study_record(
         SMALL, Provenance('command', 'none', 'ab' * 32, (1, 3), 'c0de', 'cd' * 32), results

@@ -55,12 +55,6 @@ def record(results):
     return study_record(STUDY, ORIGIN, results)
 
 
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Leave the drawings, a second of each study, out of a page whose words are looked at."""
-    monkeypatch.setattr(page, '_panel', lambda *of_study: NOTHING_DRAWN)
-
-
 def test_json_holds_every_episode_and_how_to_get_it_again(record, tmp_path):
     json_path, _ = write_study(tmp_path, record)
     # However many there are.
