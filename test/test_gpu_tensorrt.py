@@ -130,6 +130,7 @@ def test_a_preparation_that_fails_leaves_nothing_behind(script, tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 @needs_int8
 def test_int8_engines_are_compared_with_the_same_products_in_int8(
     script, tmp_path, monkeypatch, capsys

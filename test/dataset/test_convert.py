@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from thorough import thorough_after
 
 pytest.importorskip('pyarrow', reason='data sets need pyarrow')
 pytest.importorskip('rosbags', reason='bags need rosbags')
@@ -167,14 +168,17 @@ def test_a_damaged_frame_is_replaced_by_the_one_before_and_counted(make: Any) ->
 
 @pytest.mark.parametrize(
     'story',
-    [
-        Story(prefix='/left'),
-        Story(plugin=StoragePlugin.SQLITE3),
-        # Recorded on another clock than the stamps', as beside a simulation.
-        Story(clock_ms=500_000_000),
-        # A simulation at half the speed.
-        Story(clock_ms=500_000_000, slow=2.0),
-    ],
+    thorough_after(
+        2,
+        [
+            Story(prefix='/left'),
+            Story(plugin=StoragePlugin.SQLITE3),
+            # Recorded on another clock than the stamps', as beside a simulation.
+            Story(clock_ms=500_000_000),
+            # A simulation at half the speed.
+            Story(clock_ms=500_000_000, slow=2.0),
+        ],
+    ),
 )
 def test_namespace_storage_and_clock_of_a_bag_change_nothing(make: Any, story: Story) -> None:
     made, plain = make(story), make(Story())

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from onnx_bundles import copy_bundle, tiny_onnx_bundle
+from thorough import thorough_after
 from tiny_policy import observation as looked
 from tiny_policy import tiny_spec, write_tiny_policy
 
@@ -216,11 +217,14 @@ def test_a_candidate_that_is_refused_is_named_and_not_tried_at_every_load(bundle
 
 @pytest.mark.parametrize(
     'error',
-    [
-        RuntimeError('CUDA out of memory'),
-        OSError('libcuda.so.1 is not found'),
-        ImportError('built for another NumPy'),
-    ],
+    thorough_after(
+        1,
+        [
+            RuntimeError('CUDA out of memory'),
+            OSError('libcuda.so.1 is not found'),
+            ImportError('built for another NumPy'),
+        ],
+    ),
     ids=str,
 )
 def test_a_candidate_without_memory_driver_or_library_leaves_the_others(

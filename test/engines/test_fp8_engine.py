@@ -12,6 +12,7 @@ import torch
 from golden_chunks import chunk_and_reference, golden_cases
 from network_cases import relative_error
 from recorded_graphs import RecordedGraphs
+from thorough import thorough_but
 from tiny_policy import observation, tiny_dims, tiny_spec, write_tiny_policy
 
 from vla_runtime.engines import preflight
@@ -32,7 +33,9 @@ from vla_runtime.types import CommittedPlan
 # that of bfloat16, for small numbers beside large ones more; errors are 5 to 29 times its errors.
 BOUND, TIMES_BFLOAT16 = 0.3, 32
 
-families = pytest.mark.parametrize('family', family_names())
+families = pytest.mark.parametrize(
+    'family', thorough_but(['pi05', 'smolvla', 'act'], family_names())
+)
 
 
 @pytest.fixture(scope='module')

@@ -94,13 +94,16 @@ def step_inputs(path: Path, b: int, kind: str) -> StepInputs:
 def reference_chunks():
     """Every chunk in the reference cases: (case, batch entry, kind)."""
     prefixes = {'cfg_actions_beta_': '', 'rtc_actions_': ''}
+    # One plain, one guided, one tied to a plan.
+    by_default = ('plain', '1.5', 'exp')
     for path, b in batch_entries():
         yield pytest.param(path, b, 'plain', id=f'{path.stem}-{b}-plain')
         for name in load_network_case(path).tensors:
             for prefix in prefixes:
                 if name.startswith(prefix):
                     kind = name.removeprefix(prefix)
-                    yield pytest.param(path, b, kind, id=f'{path.stem}-{b}-{kind}')
+                    marks = [] if kind in by_default else [pytest.mark.thorough]
+                    yield pytest.param(path, b, kind, id=f'{path.stem}-{b}-{kind}', marks=marks)
 
 
 def torch_chunk(path: Path, b: int, kind: str) -> np.ndarray:

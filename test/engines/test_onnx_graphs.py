@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 from onnx_bundles import copy_bundle, load_graph, reseal, save_graph, tiny_onnx_bundle
+from thorough import thorough_after
 
 from vla_runtime.engines.onnx.protobuf import changed, fields
 from vla_runtime.policy import Policy
@@ -27,17 +28,32 @@ def load_fails(bundle: Path, words: str) -> None:
 
 @pytest.mark.parametrize(
     ('one', 'other', 'words'),
-    [
-        ('vision.onnx', 'expert.onnx', r'expert\.onnx: is not the graph of expert: its inputs are'),
-        ('prefix.onnx', 'expert.onnx', r'expert\.onnx: is not the graph of expert'),
-        ('vision.onnx', 'prefix.onnx', r'vision\.onnx: is not the graph of vision: its inputs are'),
-        (
-            'prefix.onnx',
-            'prefix_r2.onnx',
-            r"prefix\.onnx: input 'token_mask' is bool \[2, 64\], but",
-        ),
-        ('expert.onnx', 'expert_r2.onnx', r"expert\.onnx: input 'past_key' is float32 \[2, 2, 1"),
-    ],
+    thorough_after(
+        2,
+        [
+            (
+                'vision.onnx',
+                'expert.onnx',
+                r'expert\.onnx: is not the graph of expert: its inputs are',
+            ),
+            (
+                'prefix.onnx',
+                'prefix_r2.onnx',
+                r"prefix\.onnx: input 'token_mask' is bool \[2, 64\], but",
+            ),
+            ('prefix.onnx', 'expert.onnx', r'expert\.onnx: is not the graph of expert'),
+            (
+                'vision.onnx',
+                'prefix.onnx',
+                r'vision\.onnx: is not the graph of vision: its inputs are',
+            ),
+            (
+                'expert.onnx',
+                'expert_r2.onnx',
+                r"expert\.onnx: input 'past_key' is float32 \[2, 2, 1",
+            ),
+        ],
+    ),
 )
 def test_swapped_files_are_named(bundle, one, other, words):
     first, second = bundle / 'onnx' / one, bundle / 'onnx' / other
@@ -67,19 +83,27 @@ def retype(graph: onnx.GraphProto) -> None:
 
 @pytest.mark.parametrize(
     ('name', 'change', 'words'),
-    [
-        (
-            'vision.onnx',
-            lambda graph: rename(graph, 'output', 'image_tokens', 'tokens'),
-            r'vision\.onnx: is not the graph of vision: its outputs are tokens where image_tokens',
-        ),
-        (
-            'expert.onnx',
-            lambda graph: rename(graph, 'input', 'dt', 'step'),
-            r'expert\.onnx: is not the graph of expert: its inputs are .*step.* where .*dt',
-        ),
-        ('prefix.onnx', retype, r"prefix\.onnx: input 'image_mask' is int64 \[2\], but .* bool"),
-    ],
+    thorough_after(
+        1,
+        [
+            (
+                'vision.onnx',
+                lambda graph: rename(graph, 'output', 'image_tokens', 'tokens'),
+                r'vision\.onnx: is not the graph of vision: its outputs are tokens '
+                r'where image_tokens',
+            ),
+            (
+                'expert.onnx',
+                lambda graph: rename(graph, 'input', 'dt', 'step'),
+                r'expert\.onnx: is not the graph of expert: its inputs are .*step.* where .*dt',
+            ),
+            (
+                'prefix.onnx',
+                retype,
+                r"prefix\.onnx: input 'image_mask' is int64 \[2\], but .* bool",
+            ),
+        ],
+    ),
 )
 def test_another_name_or_kind_is_named(
     bundle, name, change: Callable[[onnx.GraphProto], object], words

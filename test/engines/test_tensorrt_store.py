@@ -13,6 +13,7 @@ from fake_tensorrt import RELEASES
 from onnx_bundles import reseal
 from paths import ROOT
 from tensorrt_machine import Machine, linked_copy, write_exported_policy
+from thorough import thorough_after
 from tiny_policy import observation
 
 from vla_runtime.bundle.folder import read_bundle
@@ -199,7 +200,8 @@ def test_a_precision_that_is_none_is_damaged_metadata(machine):
 
 
 @pytest.mark.parametrize(
-    ('name', 'engine'), [('weights.data', 'vision'), ('expert_rows.onnx', 'expert')]
+    ('name', 'engine'),
+    thorough_after(1, [('weights.data', 'vision'), ('expert_rows.onnx', 'expert')]),
 )
 def test_engines_of_other_onnx_files_are_refused(machine, name, engine):
     here = machine()

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 from recorded_graphs import RecordedGraphs
-from test_torch_graphs import FLOWS, chunk, encode, inputs_for, seeded_network
+from test_torch_graphs import BY_DEFAULT, FLOWS, chunk, encode, inputs_for, seeded_network
+from thorough import thorough_but
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
 from vla_runtime.engines.bounds import BOUNDS
@@ -104,7 +105,7 @@ def chunks(engine: TorchEngine, steps: int = 3, rows: int = 1, **changes) -> np.
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize('family', [*FLOWS, 'act'])
+@pytest.mark.parametrize('family', thorough_but([*BY_DEFAULT, 'act'], [*FLOWS, 'act']))
 @pytest.mark.parametrize('rows', [1, 2])
 def test_compiled_networks_give_the_chunks_of_eager_ones(load, family, rows):
     if family == 'act' and rows == 2:
@@ -117,7 +118,7 @@ def test_compiled_networks_give_the_chunks_of_eager_ones(load, family, rows):
     assert set(compiler.called) == set(NETWORKS)
 
 
-@pytest.mark.parametrize('family', FLOWS)
+@pytest.mark.parametrize('family', thorough_but(BY_DEFAULT, FLOWS))
 def test_compiled_networks_are_captured(load, family):
     engine, compiler = load('all', family, graphs=True)
     plain, _ = load('none', family)

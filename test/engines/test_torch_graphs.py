@@ -10,6 +10,7 @@ import torch
 from network_cases import random_network
 from plain_lengths import attend_by_lengths
 from recorded_graphs import RecordedGraphs
+from thorough import thorough_but
 from tiny_policy import tiny_dims
 
 from vla_runtime.engines.protocol import StepInputs
@@ -31,10 +32,14 @@ from vla_runtime.inference.guidance import row_weights
 
 STEPS = 3
 FLOWS = ('pi05', 'pi0', 'smolvla', 'groot_n15', 'groot_n17', 'evo1')
-flows = pytest.mark.parametrize('family', FLOWS)
-cut_ones = pytest.mark.parametrize('family', ['pi05', 'pi0', 'smolvla'])
+# The others' networks are captured and laid out by the same lines.
+BY_DEFAULT = ('pi05', 'smolvla', 'groot_n17')
+flows = pytest.mark.parametrize('family', thorough_but(BY_DEFAULT, FLOWS))
+cut_ones = pytest.mark.parametrize(
+    'family', thorough_but(['pi05', 'smolvla'], ['pi05', 'pi0', 'smolvla'])
+)
 FUSED = {'pi05': FusedPi, 'pi0': FusedPi, 'smolvla': FusedSmolVla}
-fused_ones = pytest.mark.parametrize('family', FUSED)
+fused_ones = pytest.mark.parametrize('family', thorough_but(['pi05', 'smolvla'], FUSED))
 # Rounding, through guidance and three steps; what is wrong is wrong by 1e-2.
 BOUND = 1e-4
 

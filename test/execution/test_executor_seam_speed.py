@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from execution_rig import STEP_NS, Rig, holding
+from thorough import thorough_but
 
 from vla_runtime.execution.approach import StartParameters
 from vla_runtime.execution.command import ChunkRefusal, CommandKind, Reason
@@ -23,7 +24,7 @@ def ramp(start: float, count: int = 30) -> list[float]:
 # ---------------------------------------------------------------- in time
 
 
-@pytest.mark.parametrize('rate_hz', [50, 100, 210, 500])
+@pytest.mark.parametrize('rate_hz', thorough_but([100, 210], [50, 100, 210, 500]))
 @pytest.mark.parametrize('delay_steps', [0, 1, 3])
 @pytest.mark.parametrize('mode', ['switch', 'blend', 'ensemble', 'rtc'])
 @pytest.mark.parametrize(('overrun', 'extra'), [('hold', 0), ('hold', 4), ('continue', 0)])

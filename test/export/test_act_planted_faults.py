@@ -20,6 +20,7 @@ from onnx_bundles import (  # noqa: F401
     sessions_opened_once,
     tiny_onnx_bundle,
 )
+from thorough import thorough_after
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.export.onnx.verification import VerificationError, check_graphs, verify_onnx
@@ -91,14 +92,17 @@ def test_the_wrong_versions_differ_in_nothing_else():
 
 @pytest.mark.parametrize(
     'wrong',
-    [
-        off_by_one,
-        columns_first,
-        sines_before_cosines,
-        a_frequency_for_each_number,
-        in_half,
-        column_by_column,
-    ],
+    thorough_after(
+        2,
+        [
+            off_by_one,
+            columns_first,
+            sines_before_cosines,
+            a_frequency_for_each_number,
+            in_half,
+            column_by_column,
+        ],
+    ),
     ids=lambda wrong: wrong.__name__,
 )
 def test_wrong_positions_of_a_map_are_found_in_the_prefix(files, monkeypatch, wrong):

@@ -18,6 +18,7 @@ from onnx_bundles import (  # noqa: F401
     sessions_opened_once,
     tiny_onnx_bundle,
 )
+from thorough import thorough_after
 from tiny_policy import tiny_spec
 
 from vla_runtime.export.onnx.verification import verify_onnx
@@ -65,7 +66,9 @@ def rows_of_patches(patches, side, edge):
 
 @pytest.mark.parametrize(
     'wrong',
-    [columns_of_squares_first, columns_in_a_square_first, channels_first, rows_of_patches],
+    thorough_after(
+        1, [columns_of_squares_first, columns_in_a_square_first, channels_first, rows_of_patches]
+    ),
     ids=lambda wrong: wrong.__name__,
 )
 def test_pixels_shuffled_in_another_order_are_found(files, monkeypatch, wrong):
@@ -143,14 +146,17 @@ def row_in_half(times):
 # Most are right by chance with the files' own 3 steps.
 @pytest.mark.parametrize(
     'wrong',
-    [
-        row_in_float32,
-        row_not_snapped,
-        row_of_the_other_direction,
-        row_rounded,
-        row_of_a_thousand,
-        row_in_half,
-    ],
+    thorough_after(
+        2,
+        [
+            row_in_float32,
+            row_not_snapped,
+            row_of_the_other_direction,
+            row_rounded,
+            row_of_a_thousand,
+            row_in_half,
+        ],
+    ),
     ids=lambda wrong: wrong.__name__,
 )
 def test_a_wrong_row_of_the_time_table_is_found(files, monkeypatch, wrong):

@@ -27,6 +27,7 @@ from int8_bundles import (
 )
 from onnx import TensorProto, helper
 from onnx_bundles import copy_bundle, load_graph, save_graph
+from thorough import thorough_but
 from tiny_policy import observation
 
 from vla_runtime.bundle.folder import read_bundle
@@ -137,7 +138,7 @@ def test_one_and_two_rows_share_the_weights_and_no_other_graph_is_left(bundle: P
     assert places[0] and places[0] == places[1]
 
 
-@pytest.mark.parametrize('family', ['pi05', 'smolvla'])
+@pytest.mark.parametrize('family', thorough_but(['pi05'], ['pi05', 'smolvla']))
 def test_chunks_are_near_those_of_float32_and_the_receipt_says_how_near(
     tmp_path: Path, bundle: Path, family: str
 ):
@@ -210,7 +211,7 @@ def test_verify_tells_a_matrix_of_twice_its_scale(bundle: Path, tmp_path: Path):
         verify_onnx(planted, read_bundle(bundle).spec)
 
 
-@pytest.mark.parametrize('beside', ['float16', 'bfloat16'])
+@pytest.mark.parametrize('beside', thorough_but(['bfloat16'], ['float16', 'bfloat16']))
 def test_what_int8_leaves_out_is_in_the_half_that_was_asked_for(tmp_path: Path, beside):
     bundle = int8_bundle(tmp_path, 'pi05', beside)
     assert check_graphs(bundle) == ('int8', beside)

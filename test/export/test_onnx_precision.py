@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +37,22 @@ BY_DEFAULT = {
 }
 
 
-def in_precisions(cases: Iterable[tuple[Any, ...]], ids: Iterable[str]) -> list[Any]:
-    """Parameters of every case, which begins with its family, with each precision before it."""
+def in_precisions(
+    cases: Iterable[tuple[Any, ...]], ids: Iterable[str], thorough: Collection[str] = ()
+) -> list[Any]:
+    """Parameters of every case, which begins with its family, with each precision before it.
+
+    Those of a precision that is `thorough` are for `./run test --all`.
+    """
     return [
         pytest.param(
             precision,
             *case,
             id=f'{name}-{precision}',
-            marks=[] if case[0] in BY_DEFAULT[precision] else [pytest.mark.slow],
+            marks=[
+                *([] if case[0] in BY_DEFAULT[precision] else [pytest.mark.slow]),
+                *([pytest.mark.thorough] if precision in thorough else []),
+            ],
         )
         for case, name in zip(cases, ids, strict=True)
         for precision in BY_DEFAULT
@@ -99,7 +107,7 @@ def test_the_matrices_that_may_be_in_half_are_those_that_the_networks_put_there(
     [
         case
         for case in thorough_but(
-            [*(('float32', family) for family in FAMILIES), ('float16', 'pi05')]
+            [*(('float32', one) for one in ('pi05', 'pi0', 'smolvla', 'act')), ('float16', 'pi05')]
         )
         if case.values != ('bfloat16', 'act')
     ],
@@ -227,7 +235,10 @@ def plant(fault, family: str, precision: str, name: str, grounds: Path) -> Path:
 @pytest.mark.parametrize(
     ('precision', 'family', 'name', 'fault', 'message'),
     in_precisions(
-        FAULTS, [f'{family}-{name}-{fault.__name__}' for family, name, fault, _ in FAULTS]
+        FAULTS,
+        [f'{family}-{name}-{fault.__name__}' for family, name, fault, _ in FAULTS],
+        # What is in half is found by the same lines, whichever half it is.
+        thorough=['bfloat16'],
     ),
 )
 def test_a_planted_fault_is_found_and_named(grounds, precision, family, name, fault, message):

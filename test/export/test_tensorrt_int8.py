@@ -12,6 +12,7 @@ import pytest
 from fake_tensorrt import RELEASES
 from int8_bundles import GUIDED, int8_bundle, needs_int8
 from tensorrt_machine import Machine
+from thorough import thorough_but
 from tiny_policy import observation
 
 from vla_runtime.bundle.folder import read_bundle
@@ -35,7 +36,7 @@ def bundle(exported: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(exported, tmp_path / 'bundle'))
 
 
-@pytest.mark.parametrize('beside', ['float32', 'float16', 'bfloat16'])
+@pytest.mark.parametrize('beside', thorough_but(['bfloat16'], ['float32', 'float16', 'bfloat16']))
 def test_int8_engines_pass_their_receipt_and_give_chunks_within_its_bounds(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bundle: Path, beside
 ):

@@ -17,6 +17,7 @@ from guided_policies import load_policy
 from joint_forward import JointForward, Prompt
 from network_cases import NetworkCase, load_network_case, network_case_paths
 from safetensors.numpy import load_file
+from thorough import thorough_but
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
@@ -157,7 +158,7 @@ def test_every_step_is_the_oracles(guided):
 
 
 @pytest.mark.parametrize('max_rows', [1, 2])
-@pytest.mark.parametrize('name', SPECS)
+@pytest.mark.parametrize('name', thorough_but(['state in prompt', 'state token'], SPECS))
 def test_every_step_of_the_rows_one_after_the_other_is_the_oracles(tmp_path, name, max_rows):
     bundle = write_tiny_policy(tmp_path / 'bundle', SPECS[name])
     serial = Guided(
@@ -177,7 +178,7 @@ def test_each_row_has_its_own_number_of_tokens(guided):
 
 
 # Guidance so weak is guidance: two rows, and every step of them.
-@pytest.mark.parametrize('beta', [1.01, 1.1, 3.5])
+@pytest.mark.parametrize('beta', thorough_but([1.1], [1.01, 1.1, 3.5]))
 def test_beta_is_changed_between_two_chunks(sound, beta):
     sound.policy.settings = replace(sound.policy.settings, cfg_beta=beta)
     trace = sound.trace()

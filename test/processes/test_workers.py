@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from thorough import thorough_but
 
 from vla_runtime.engines.cuda_driver import CudaError
 from vla_runtime.files.typed_yaml import FieldError
@@ -183,7 +184,7 @@ class Terminal:
         return self._process.returncode, output
 
 
-@pytest.mark.parametrize('verb', ['train-demo', 'study'])
+@pytest.mark.parametrize('verb', thorough_but(['study'], ['train-demo', 'study']))
 def test_ctrl_c_ends_a_command_whose_workers_are_starting(tmp_path, verb):
     arguments = {
         'train-demo': ['--out', str(tmp_path / 'bundle'), '--work', str(tmp_path)],

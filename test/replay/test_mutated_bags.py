@@ -10,6 +10,7 @@ import pytest
 from bag_formats import FORMATS, open_writer
 from recorded_bag import Turn, record
 from rosbags.rosbag2 import Reader
+from thorough import thorough_but
 
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.replay.frames import SkippedInference
@@ -105,7 +106,7 @@ def check(originals: list[Path], folder: Path, seeds: range) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize('form', FORMATS)
+@pytest.mark.parametrize('form', thorough_but(['mcap', 'sqlite'], FORMATS))
 def test_a_recording_replays_from_every_format_of_rosbag2(originals, tmp_path, form):
     bag = rewrite(originals[0], tmp_path / 'bag', form)
     found = list(Replay(read_run(BagReader(bag)), Changes()).inferences())

@@ -13,6 +13,7 @@ import pytest
 from discovery import far_profile
 from graph import Graph, graph
 from paths import ROOT
+from thorough import thorough_but
 
 from vla_runtime.ros.middleware import PROFILE_VARIABLES, keep_to_udp
 
@@ -51,7 +52,7 @@ def test_a_profile_of_the_users_own_stays_in_force(tmp_path: Path) -> None:
 
 
 @pytest.mark.graph
-@pytest.mark.parametrize('profile', ['', SHIPPED])
+@pytest.mark.parametrize('profile', thorough_but([SHIPPED], ['', SHIPPED]))
 def test_the_running_node_maps_no_shared_memory_of_fast_dds(
     monkeypatch: pytest.MonkeyPatch, profile: str
 ) -> None:

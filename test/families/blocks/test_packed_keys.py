@@ -20,6 +20,7 @@ from network_cases import (
 )
 from plain_lengths import attend_by_lengths
 from smolvla_cases import load_smolvla_case
+from thorough import thorough_but
 from tiny_policy import tiny_dims
 from torch import Tensor
 
@@ -92,7 +93,9 @@ def test_every_prefix_step_and_chunk_of_the_cases_is_that_with_masks(path, b):
 
 
 @families
-@pytest.mark.parametrize(('rows', 'samples'), [(1, 1), (2, 1), (1, 3), (2, 3)])
+@pytest.mark.parametrize(
+    ('rows', 'samples'), thorough_but([(1, 1), (2, 3)], [(1, 1), (2, 1), (1, 3), (2, 3)])
+)
 @pytest.mark.parametrize(('dtype', 'bound'), [(torch.float32, BOUND), (torch.bfloat16, 5e-2)])
 def test_rows_of_different_lengths_and_samples_are_those_with_masks(
     family, rows, samples, dtype, bound

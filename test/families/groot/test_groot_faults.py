@@ -27,6 +27,7 @@ from onnx_faults import (
     rotary_angles_rounded,
     rotary_cosines_rounded,
 )
+from thorough import thorough_but
 from tiny_policy import tiny_spec
 from torch import Tensor
 
@@ -99,7 +100,9 @@ ON_NETWORK = {
 }
 
 
-@pytest.mark.parametrize('fault', ON_NETWORK)
+@pytest.mark.parametrize(
+    'fault', thorough_but(['pixel shuffle, columns first', 'rope positions backwards'], ON_NETWORK)
+)
 def test_a_wrong_index_is_found(policy, monkeypatch, fault):
     monkeypatch.setattr(*ON_NETWORK[fault])
     failures = verify_onnx(*policy).failures
@@ -149,6 +152,7 @@ def test_a_wrong_bucket_in_the_time_table_is_found(tmp_path, monkeypatch):
         assert any(line.startswith('time table') for line in failures), (name, failures)
 
 
+@pytest.mark.thorough
 def test_a_bucket_off_by_one_is_found_in_a_half(monkeypatch):
     # Its error, 0.08, is within bfloat16's bound of tensors.
     folder = tiny_onnx_bundle(FAMILY, 'bfloat16')

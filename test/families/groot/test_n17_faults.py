@@ -24,6 +24,7 @@ from onnx_bundles import (  # noqa: F401
     tiny_onnx_bundle,
 )
 from onnx_faults import rotary_angles_rounded, rotary_cosines_rounded, round_tensor
+from thorough import thorough_but
 from tiny_policy import tiny_dims, tiny_spec
 from torch import Tensor
 
@@ -161,7 +162,18 @@ FAULTS: dict[str, tuple[object, str, Callable[..., object], str]] = {
 }
 
 
-@pytest.mark.parametrize('fault', FAULTS)
+@pytest.mark.parametrize(
+    'fault',
+    thorough_but(
+        [
+            'squares column by column',
+            'positions between centres',
+            'starts behind rows',
+            'rope sections in a row',
+        ],
+        FAULTS,
+    ),
+)
 def test_a_wrong_index_is_found(policy, monkeypatch, fault):
     owner, name, wrong, part = FAULTS[fault]
     monkeypatch.setattr(owner, name, wrong)

@@ -225,6 +225,7 @@ def test_an_empty_network_has_the_names_and_shapes_of_a_real_one(family):
     assert {value.device.type for value in empty.values()} == {'meta'}
 
 
+@pytest.mark.thorough
 def test_an_empty_network_needs_nothing_of_pytorchs_compiler():
     code = (
         'import sys; from vla_runtime.families.pi.dimensions import PI05, PI0;'

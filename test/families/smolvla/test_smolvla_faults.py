@@ -27,6 +27,7 @@ from onnx_faults import (
     rotary_angles_rounded,
     rotary_cosines_rounded,
 )
+from thorough import thorough_after
 from tiny_policy import tiny_spec
 from torch import Tensor
 
@@ -100,7 +101,7 @@ def off_by_one(side: int) -> list[int]:
 
 @pytest.mark.parametrize(
     'wrong',
-    [exact, in_half, rounded_up, bounds_rounded_once, off_by_one],
+    thorough_after(2, [exact, in_half, rounded_up, bounds_rounded_once, off_by_one]),
     ids=lambda wrong: wrong.__name__,
 )
 def test_wrong_rows_of_the_position_table_are_found(policy, monkeypatch, wrong):
@@ -131,7 +132,7 @@ ORDERS = {
 }
 
 
-@pytest.mark.parametrize('order', ORDERS)
+@pytest.mark.parametrize('order', thorough_after(1, ORDERS))
 def test_pixels_shuffled_in_another_order_are_found(policy, monkeypatch, order):
     monkeypatch.setattr(SmolVlmVision, 'project', shuffled(*ORDERS[order]))
     failures = verify_onnx(*policy).failures
@@ -159,7 +160,7 @@ PREFIX = {
 }
 
 
-@pytest.mark.parametrize('fault', PREFIX)
+@pytest.mark.parametrize('fault', thorough_after(2, PREFIX))
 def test_wrong_positions_of_the_prefix_are_found(policy, monkeypatch, fault):
     monkeypatch.setattr(networks, 'rotary', in_the_prefix(PREFIX[fault]))
     failures = verify_onnx(*policy).failures
@@ -194,7 +195,7 @@ EXPERT = {
 }
 
 
-@pytest.mark.parametrize('fault', EXPERT)
+@pytest.mark.parametrize('fault', thorough_after(2, EXPERT))
 def test_wrong_positions_of_the_actions_are_found(policy, monkeypatch, fault):
     monkeypatch.setattr(SmolVla, 'rotations', rotations(*EXPERT[fault]))
     failures = verify_onnx(*policy).failures

@@ -8,6 +8,7 @@ import pytest
 import torch
 from network_cases import each_entry, largest_error, relative_error
 from smolvla_cases import load_smolvla_case, tiny_smolvla
+from thorough import thorough_but
 from tiny_policy import tiny_dims
 from torch import Tensor
 
@@ -94,7 +95,9 @@ def _sizes(request, monkeypatch):
 
 @static
 @precisions
-@pytest.mark.parametrize(('rows', 'samples'), [(1, 1), (2, 1), (1, 3), (2, 3)])
+@pytest.mark.parametrize(
+    ('rows', 'samples'), thorough_but([(1, 1), (2, 3)], [(1, 1), (2, 1), (1, 3), (2, 3)])
+)
 @pytest.mark.parametrize('per_action', [False, True])
 def test_rows_samples_and_times_of_single_actions_equal_the_plain_modules(
     rows, samples, per_action, dtype, bound, static_shapes

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from graph import graph
+from thorough import thorough_after
 from tiny_policy import tiny_spec, write_tiny_policy
 from tiny_robot import write_robot
 
@@ -21,13 +22,27 @@ def bundle(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ('backend', 'device', 'told'),
-    [
-        ('torch', 'cuda', "device 'cuda': no CUDA device answers here"),
-        ('torch', 'gpu', "device 'gpu' is unknown to backend 'torch'; use cpu, cuda or cuda:N"),
-        ('tensorrt', 'cuda', "backend 'tensorrt': the Python package 'tensorrt' is not installed"),
-        ('tensorrt', 'cpu', "device 'cpu' is not supported by backend 'tensorrt'"),
-        ('onnxruntime', 'cpu', 'vision.onnx: is missing'),
-    ],
+    thorough_after(
+        3,
+        thorough_after(
+            2,
+            [
+                ('torch', 'cuda', "device 'cuda': no CUDA device answers here"),
+                (
+                    'torch',
+                    'gpu',
+                    "device 'gpu' is unknown to backend 'torch'; use cpu, cuda or cuda:N",
+                ),
+                (
+                    'tensorrt',
+                    'cuda',
+                    "backend 'tensorrt': the Python package 'tensorrt' is not installed",
+                ),
+                ('tensorrt', 'cpu', "device 'cpu' is not supported by backend 'tensorrt'"),
+                ('onnxruntime', 'cpu', 'vision.onnx: is missing'),
+            ],
+        ),
+    ),
 )
 def test_configure_is_refused_before_pytorch_is_imported(
     monkeypatch, bundle, backend, device, told

@@ -162,6 +162,7 @@ def test_a_bad_command_is_said_and_moves_nothing(bench, positions):
     assert np.allclose(bench.next_state().position, before, atol=0.01)
 
 
+@pytest.mark.thorough
 def test_an_instruction_is_judged_by_the_simulator(bench):
     bench.reset(3)
     bench.reports.clear()
