@@ -412,6 +412,7 @@ def test_products_on_a_gpu_must_take_the_next_operation_along(monkeypatch):
         assert not gpu_checks.products(device, 'tiny').passed
 
 
+@pytest.mark.thorough
 def test_packed_keys_of_other_numbers_or_of_no_kernel_fail_the_check(monkeypatch):
     found = gpu_checks.packed_keys('cpu', 'tiny')
     assert found.passed, found.note
@@ -433,6 +434,7 @@ def test_packed_keys_of_other_numbers_or_of_no_kernel_fail_the_check(monkeypatch
     assert not found.passed
 
 
+@pytest.mark.thorough
 def test_overlapped_chunks_that_are_not_the_sequential_ones_fail_the_check(monkeypatch):
     found = gpu_checks.overlap('cpu', 'tiny')
     assert found.passed, found.note
@@ -601,6 +603,7 @@ def test_a_configuration_is_measured_and_compared_with_eager(mode):
     assert 'velocity' not in vars(network)
 
 
+@pytest.mark.thorough
 def test_the_table_has_the_least_times_of_a_gpu_whose_rates_are_published():
     network, _ = tiny(1)
     result = gpu_latency.measure(network, 'pi05', 1, 1, gpu_latency.EAGER, repeats=2)
@@ -622,6 +625,7 @@ def test_the_table_has_the_least_times_of_a_gpu_whose_rates_are_published():
     assert gpu_latency.least_ms('pi05', dims, 2, 'NVIDIA Unheard Of', 139 * 2**30) is None
 
 
+@pytest.mark.thorough
 def test_compiled_networks_are_what_runs():
     network, inputs = tiny(1)
     calls = []

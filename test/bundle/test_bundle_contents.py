@@ -128,6 +128,7 @@ class TestWeights:
         assert main(['info', str(folder), '--quick']) == 0
         assert 'not compared with the networks (needs PyTorch)' in capsys.readouterr().out
 
+    @pytest.mark.thorough
     def test_the_second_look_at_a_policys_sizes_imports_no_pytorch(self, folder):
         first, second = run_command('info', str(folder)), run_command('info', str(folder))
         assert 'fit the networks, every number is finite' in second.stdout

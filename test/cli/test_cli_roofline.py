@@ -68,6 +68,7 @@ def test_pytorch_on_a_gpu_is_predicted_by_its_kernels_in_every_phase(tmp_path, c
             assert kernels['miss'] == pytest.approx(kernels['hit'] + 3 * one.vision + one.prefix)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     'model',
     [
@@ -124,6 +125,7 @@ def test_figures_are_of_published_sizes():
         assert family.figures.keys() <= family.presets.keys()
 
 
+@pytest.mark.thorough
 def test_steps_are_those_of_the_familys_published_policies(tmp_path):
     for model, steps in (('act', 1), ('groot_n15', 4), ('smolvla', 10)):
         assert figures(tmp_path, model, '--device', 'thor')['steps'] == steps

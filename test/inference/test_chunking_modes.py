@@ -11,6 +11,7 @@ import torch
 from guided_policies import NOISE, load_policy, write_guided
 from hypothesis import given
 from hypothesis import strategies as st
+from thorough import thorough_but
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
 from vla_runtime.inference.clock import PhaseClock
@@ -22,7 +23,9 @@ from vla_runtime.types import CommittedPlan
 STEPS = 10
 ROWS = np.cumsum(np.full((6, 3), 0.1), axis=0)
 MODES = ('guided', 'jacobian', 'hard_prefix')
-families = pytest.mark.parametrize('family', ['pi05', 'pi0', 'smolvla'])
+families = pytest.mark.parametrize(
+    'family', thorough_but(['pi05', 'smolvla'], ['pi05', 'pi0', 'smolvla'])
+)
 modes = pytest.mark.parametrize('mode', MODES)
 
 

@@ -26,7 +26,9 @@ def bundles(tmp_path_factory) -> dict[str, Path]:
     return {family: write_guided(folder, family) for family in ('pi05', 'pi0', 'smolvla')}
 
 
-families = pytest.mark.parametrize('family', ['pi05', 'pi0', 'smolvla'])
+families = pytest.mark.parametrize(
+    'family', thorough_but(['pi05', 'smolvla'], ['pi05', 'pi0', 'smolvla'])
+)
 
 
 def guided(bundle: Path, max_rows: int = 2, **settings):

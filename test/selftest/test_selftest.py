@@ -114,6 +114,7 @@ def test_a_bfloat16_network_that_computes_something_else_fails(machine, tensor):
     assert step.state == 'failed' and 'bound 0.08' in step.detail
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(('capability', 'tried'), [((8, 7), True), ((7, 5), False)])
 def test_pytorch_on_a_gpu_is_tried_in_bfloat16_where_the_gpu_multiplies_it(
     pytorch, monkeypatch, capability, tried
@@ -134,6 +135,7 @@ def test_all_policies_are_built_by_one_builder_with_the_kernel_times_of_those_be
     assert times == list(range(len(times))) and len(times) > 3
 
 
+@pytest.mark.thorough
 def test_nothing_stays_on_the_device(machine):
     here = machine()
     selftest('tensorrt')

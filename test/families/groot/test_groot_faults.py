@@ -139,6 +139,7 @@ BUCKETS = {
 }
 
 
+@pytest.mark.thorough
 def test_a_wrong_bucket_in_the_time_table_is_found(tmp_path, monkeypatch):
     # With the published 4 steps a bucket computed in floats is right, with 5 it is wrong.
     spec = replace(tiny_spec(FAMILY), denoise_steps=4)

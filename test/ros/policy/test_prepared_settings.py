@@ -129,6 +129,7 @@ def test_a_change_that_is_taken_back_prepares_nothing(here):
     policy.close()
 
 
+@pytest.mark.thorough
 def test_settings_that_cannot_be_prepared_are_tried_again_once_they_change(here):
     policy = Policy.load(here.bundle, 'tensorrt', 'cuda')
     policy.warm_up()
@@ -171,6 +172,7 @@ def test_a_refused_change_that_is_taken_back_is_forgotten(here):
     policy.close()
 
 
+@pytest.mark.thorough
 def test_the_configured_number_of_steps_is_captured_at_load_as_often_as_the_build_said(machine):
     here = machine(autotune=3)
     captures = []

@@ -88,6 +88,7 @@ def test_it_runs_a_study_and_writes_its_results(tmp_path, capsys, monkeypatch, b
     assert page.read_text() == written
 
 
+@pytest.mark.thorough
 def test_families_run_side_by_side_each_from_its_own_bundle(
     tmp_path, capsys, monkeypatch, untrained, untrained_act, bundle_for_study
 ):

@@ -76,6 +76,7 @@ def finished(
     return training
 
 
+@pytest.mark.thorough
 def test_the_training_prefix_is_the_served_prefix(finished: Training, samples: Samples) -> None:
     network = finished.learner.network
     batch = samples.batch(np.arange(4), np.random.default_rng(0))
@@ -207,6 +208,7 @@ def test_the_rate_warms_up_and_decays() -> None:
     assert np.all(np.diff(rates[100:]) <= 0)
 
 
+@pytest.mark.thorough
 def test_curves_of_all_stages_are_drawn(finished: Training, tmp_path: Path) -> None:
     pytest.importorskip('matplotlib')
     assert {row['stage'] for row in finished.history} == set(STAGES)
