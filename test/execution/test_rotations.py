@@ -7,6 +7,7 @@ import pytest
 from execution_rig import Rig, chunk_of, holding
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import EXAMPLES
 from turns import Z, angle, rate, turned_by
 
 from vla_runtime.execution.approach import StartParameters
@@ -116,6 +117,7 @@ def limiter_of(velocity: float, acceleration: float, longest_s: float = np.inf) 
     return limiter
 
 
+@settings(max_examples=EXAMPLES)
 @given(
     st.lists(quaternions, min_size=1, max_size=12),
     st.integers(1, 6),

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from thorough import examples
 
 from vla_runtime.bundle.schema import PoseSpec
 from vla_runtime.execution.approach import StartParameters
@@ -170,7 +169,7 @@ def test_a_delta_chunk_past_half_a_turn_continues_the_one_before_it(form):
     assert robot.furthest() > 0.3 and not robot.executor.counters.clamped
 
 
-@examples(20)
+@settings(max_examples=20)
 @given(
     form=st.sampled_from(FORMS),
     seed=st.integers(0, 2**31),
