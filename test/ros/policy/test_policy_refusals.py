@@ -23,25 +23,22 @@ def bundle(tmp_path_factory):
 @pytest.mark.parametrize(
     ('backend', 'device', 'told'),
     thorough_after(
-        3,
-        thorough_after(
-            2,
-            [
-                ('torch', 'cuda', "device 'cuda': no CUDA device answers here"),
-                (
-                    'torch',
-                    'gpu',
-                    "device 'gpu' is unknown to backend 'torch'; use cpu, cuda or cuda:N",
-                ),
-                (
-                    'tensorrt',
-                    'cuda',
-                    "backend 'tensorrt': the Python package 'tensorrt' is not installed",
-                ),
-                ('tensorrt', 'cpu', "device 'cpu' is not supported by backend 'tensorrt'"),
-                ('onnxruntime', 'cpu', 'vision.onnx: is missing'),
-            ],
-        ),
+        3,  # one of each backend
+        [
+            ('torch', 'cuda', "device 'cuda': no CUDA device answers here"),
+            ('tensorrt', 'cpu', "device 'cpu' is not supported by backend 'tensorrt'"),
+            ('onnxruntime', 'cpu', 'vision.onnx: is missing'),
+            (
+                'torch',
+                'gpu',
+                "device 'gpu' is unknown to backend 'torch'; use cpu, cuda or cuda:N",
+            ),
+            (
+                'tensorrt',
+                'cuda',
+                "backend 'tensorrt': the Python package 'tensorrt' is not installed",
+            ),
+        ],
     ),
 )
 def test_configure_is_refused_before_pytorch_is_imported(
