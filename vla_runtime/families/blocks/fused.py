@@ -291,7 +291,7 @@ def norms_at_once(x: Tensor) -> bool:
 
 
 def rms_norm(x: Tensor, scale: Tensor | None, epsilon: float) -> Tensor:
-    """RMSNorm of (B, T, W) with its scale (W,), in one kernel on a GPU."""
+    """RMSNorm of (B, T, W) with its scale (W,); in one kernel where PyTorch has one for it."""
     return F.rms_norm(x, x.shape[-1:], scale, epsilon)
 
 
