@@ -89,10 +89,15 @@ class FusedExpert:
         past = own or cross
         assert past is not None
         batch, dtype = past[0].shape[1], past[0].dtype
+        width = self._blocks[0].width
         empty = partial(torch.empty, device=past[0].device)
         self._exact = dtype == torch.float32
-        self._x, self._normed = (empty(batch, tokens, self._blocks[0].width) for _ in range(2))
+        self._x, self._normed = (empty(batch, tokens, width) for _ in range(2))
         self._inverse = empty(batch, tokens, 1)
+        # The mean of squares is a product: a third of the time of a sum over a short row.
+        self._squares, self._means = self._normed.view(-1, width), self._inverse.view(-1, 1)
+        self._ones = torch.ones_like(self._means)
+        self._average = self._ones.new_full((width, 1), 1 / width)
         # Both ends of a product, as tensors and as matrices.
         self._operand = self._normed if self._exact else self._normed.to(dtype)
         self._matrix_in, self._matrix_out = (
@@ -127,8 +132,9 @@ class FusedExpert:
             fused.normalise(self._x, scale, modulation, epsilon, self._operand)
             return
         torch.mul(self._x, self._x, out=self._normed)
-        torch.mean(self._normed, dim=-1, keepdim=True, out=self._inverse)
-        torch.mul(self._x, self._inverse.add_(epsilon).rsqrt_(), out=self._normed)
+        torch.addmm(self._ones, self._squares, self._average, beta=epsilon, out=self._means)
+        self._means.rsqrt_()
+        torch.mul(self._x, self._inverse, out=self._normed)
         if modulation is not None:
             torch.addcmul(modulation[1], self._normed, modulation[0], out=self._normed)
         elif scale is not None:
