@@ -168,7 +168,7 @@ def test_a_bundle_brings_its_own_sizes_and_steps(bundle, tmp_path, capsys):
         ),
         (['pi5', '--device', 'thor'], "a published size; did you mean 'pi05'?"),
         (['none', '--device', 'thor'], f'; expected one of {", ".join(preset_names())}'),
-        (['pi05'], '--device is missing, such as in: vla_runtime roofline act'),
+        (['pi05'], '--device is missing, such as in: vla_runtime roofline pi05'),
         ([], 'MODEL is missing'),
         (['pi05', '--device', 'thor', '--views', '0'], "--views: '0' is not a whole number from"),
         (['pi05', '--device', 'thor', '--steps', '-1'], "--steps: '-1' is not a whole number fr"),

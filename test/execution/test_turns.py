@@ -7,10 +7,9 @@ import math
 import numpy as np
 import pytest
 from execution_rig import Rig, chunk_of, holding
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from stopping_rig import SWITCH
-from thorough import examples
 
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import CommandKind
@@ -156,7 +155,7 @@ def test_when_turned_unseen_and_turns_are_counted_expect_the_turn_noticed() -> N
 # ---------------------------------------------------------------- whatever the way
 
 
-@examples(25)
+@settings(max_examples=25)
 @given(angle=st.floats(-3.1, 3.1), ways=st.lists(st.floats(-2.5, 2.5), min_size=1, max_size=8))
 def test_both_drivers_are_commanded_alike_over_any_number_of_turns(
     angle: float, ways: list[float]

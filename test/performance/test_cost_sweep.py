@@ -122,21 +122,23 @@ def test_axes_without_a_choice_and_sizes_that_cannot_be_are_left_out(tmp_path):
     assert own in sizes_of(bundle)['horizon']
 
 
-def test_published_sizes_have_the_roofline_of_every_device(monkeypatch):
-    monkeypatch.setattr(cost_sweep, 'preset_names', lambda: ('act',))
+@pytest.mark.parametrize(('name', 'steps'), [('act', 1), ('groot_n15', 4)])
+def test_published_sizes_have_the_roofline_of_every_device(name, steps, monkeypatch):
+    """With the steps that the family's policies are run with."""
+    monkeypatch.setattr(cost_sweep, 'preset_names', lambda: (name,))
     found = published_floors()
-    family, dims = preset('act')
+    family, dims = preset(name)
     counts = count_operations(family, dims)
-    assert set(found['act']) == set(DEVICES)
+    assert set(found[name]) == set(DEVICES)
     floors = phase_floors(
         counts,
         published_rates(DEVICES['thor'], 'bfloat16'),
         precision='bfloat16',
         rows=1,
-        steps=1,
+        steps=steps,
         views=dims.cameras,
     )
-    assert found['act']['thor']['miss'] == pytest.approx(floors['miss'].milliseconds)
+    assert found[name]['thor']['miss'] == pytest.approx(floors['miss'].milliseconds)
 
 
 def test_sizes_whose_kernels_were_counted_have_predictions_which_the_page_shows(monkeypatch):

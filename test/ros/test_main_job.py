@@ -188,7 +188,6 @@ def test_values_out_of_range_are_refused_and_the_robot_goes_on(job, node, name, 
     job.wait_for_more(job.chunks, 1, 'chunks')
 
 
-@pytest.mark.thorough
 def test_a_killed_executor_leaves_the_policy_unharmed_and_a_new_one_goes_on(job):
     job.executor.stop(signal.SIGKILL)
     assert job.policy.running

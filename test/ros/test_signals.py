@@ -51,13 +51,20 @@ SEQUENCES: dict[str, tuple[Any, ...]] = {
     'twice, 0.3 s apart': (INT, 0.3, INT),
     'SIGINT, then SIGTERM': (INT, 0.1, TERM),
 }
-BY_DEFAULT, TURNS = 2, 20
+# Turns of `./run test`, and of `--all`: each sequence once.
+BY_DEFAULT, EACH_ONCE, TURNS = 2, len(SEQUENCES), 20
+
+
+def marks_of(turn: int) -> list[pytest.MarkDecorator]:
+    if turn < BY_DEFAULT:
+        return []
+    return [pytest.mark.thorough if turn < EACH_ONCE else pytest.mark.slow]
+
+
 in_turn = pytest.mark.parametrize(
     'sequence',
     [
-        pytest.param(
-            name, marks=[pytest.mark.slow] if turn >= BY_DEFAULT else [], id=f'{turn}-{name}'
-        )
+        pytest.param(name, marks=marks_of(turn), id=f'{turn}-{name}')
         for turn, name in enumerate(itertools.islice(itertools.cycle(SEQUENCES), TURNS))
     ],
 )

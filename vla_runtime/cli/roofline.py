@@ -154,9 +154,10 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
     if not arguments.model or not arguments.device:
         missing = '--device' if arguments.model else 'MODEL'
+        model = arguments.model or preset_names()[0]
         raise ValueError(
-            f'{missing} is missing, such as in: vla_runtime roofline {preset_names()[0]} --device '
-            'agx-orin (--list shows the devices)'
+            f'{missing} is missing, such as in: vla_runtime roofline {model} --device agx-orin '
+            '(--list shows the devices)'
         )
     workload, dims = _workload(arguments)
     published = performance_figures(arguments.model)

@@ -3,7 +3,7 @@
 Invariants:
 - only a candidate is chosen (`engines.candidates`);
 - the receipt is that of the ONNX files: PyTorch in its precision also has to give the chunks of the
-  recorded cases here, because it may round elsewhere (ACT's convolutions do);
+  recorded cases here, because it may round elsewhere (convolutions do);
 - candidates stand in a fixed order, and a later one is chosen only where it is faster by a margin,
   so that noise in a measurement does not choose;
 - fewer bits have to win: a candidate is faster by the margin than every one of more bits, or not

@@ -97,7 +97,7 @@ class MeasuredState:
 
     @property
     def oldest_stamp_ns(self) -> int:
-        """Stamp of the column that was heard of least recently; only when `complete`."""
+        """Oldest stamp of any measured column; only when `complete`."""
         return self._oldest if self._oldest is not None else 0
 
     @property

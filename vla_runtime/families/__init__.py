@@ -7,7 +7,8 @@ network is built.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,11 @@ from vla_runtime.files.safetensors_reader import SafetensorsReader
 if TYPE_CHECKING:
     from vla_runtime.families.flow_network import FlowNetwork
 
+logger = logging.getLogger(__name__)
+
 Shapes = dict[str, tuple[int, ...]]
+# Folders whose fault is in the log.
+_reported: set[str] = set()
 
 
 def family_folders() -> list[str]:
@@ -34,12 +39,41 @@ def code_folders() -> list[Path]:
 
 
 def _in_folders() -> dict[str, tuple[str, Family]]:
-    """Family name to its folder and declaration."""
+    """Family name to its folder and declaration.
+
+    Raises:
+        ValueError: two folders declare the same name.
+    """
     families: dict[str, tuple[str, Family]] = {}
     for folder in family_folders():
-        module = importlib.import_module(f'{__name__}.{folder}.declaration')
-        families |= {family.name: (folder, family) for family in module.FAMILIES}
+        for family in _declared_in(folder):
+            if family.name in families:
+                other = families[family.name][0]
+                raise ValueError(
+                    f"family '{family.name}' is declared in families/{other} and in "
+                    f'families/{folder}; give one of them another name in its declaration.py'
+                )
+            families[family.name] = folder, family
     return families
+
+
+def _declared_in(folder: str) -> Sequence[Family]:
+    """Import a folder's declaration; one that is broken leaves the other families usable."""
+    try:
+        module = importlib.import_module(f'{__name__}.{folder}.declaration')
+        return list(module.FAMILIES)
+    except Exception as error:
+        # Of any kind: it is somebody's code in the making.
+        if folder not in _reported:
+            _reported.add(folder)
+            logger.error(
+                'families/%s/declaration.py cannot be imported, and its families are left out: '
+                '%s: %s',
+                folder,
+                type(error).__name__,
+                error,
+            )
+        return []
 
 
 def family_names() -> list[str]:

@@ -43,8 +43,6 @@ KINDS = ('miss', 'hit')
 _FACTORS = (0.25, 0.5, 1, 2, 4)
 _STEPS = (1, 2, 5, 10, 20)
 _SAMPLES = (1, 2, 4, 8)
-# Of published sizes, as their papers run them.
-_PUBLISHED_STEPS = 10
 _PRECISION = 'bfloat16'
 
 
@@ -247,7 +245,7 @@ def published_floors(
         published = preset(name)
         assert published is not None
         family, dims = published
-        steps = 1 if find_family(family).head == 'single' else _PUBLISHED_STEPS
+        steps = find_family(family).denoise_steps
         counts, setup = count_operations(family, dims), Setup(dims.cameras, steps, rows=1)
         found[name] = {
             key: least_times(counts, published_rates(device, _PRECISION), _PRECISION, setup)
@@ -271,9 +269,9 @@ def published_predictions(
     for name, of_device in published.items():
         size = preset(name)
         assert size is not None
-        views = size[1].cameras
+        views, steps = size[1].cameras, find_family(size[0]).denoise_steps
         for run_by, kernels in performance_figures(name).kernels.items():
-            counts = kernels.phases(views=views, steps=_PUBLISHED_STEPS)
+            counts = kernels.phases(views=views, steps=steps)
             found[f'{name}, {run_by}'] = {
                 key: {kind: least[kind] + 1e3 * SECONDS_A_KERNEL * counts[kind] for kind in KINDS}
                 for key, least in of_device.items()

@@ -200,7 +200,7 @@ class Tokenizer:
 
 
 def _check_text(prompt: str) -> None:
-    """Half of a UTF-16 pair can stand in a Python text, but in no file, message or vocabulary."""
+    """Refuse half of a UTF-16 pair: it can stand in no file, message or vocabulary."""
     try:
         prompt.encode('utf-8')
     except UnicodeEncodeError as error:

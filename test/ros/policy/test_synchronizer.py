@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import EXAMPLES
 
 from vla_runtime.execution.columns import Column, CommandColumns
 from vla_runtime.execution.command import Reason
@@ -341,6 +342,7 @@ def test_statuses_count_and_tell_usable_from_silent_cameras():
     assert len(made.joint_problems(NOW)) == 3
 
 
+@settings(max_examples=EXAMPLES)
 @given(st.data())
 def test_whatever_comes_a_selection_keeps_its_promises(data):
     made = a_synchronizer()

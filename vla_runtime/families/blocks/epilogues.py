@@ -25,9 +25,9 @@ Epilogue = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 # How far a right one may be from float32, in errors of the plain operators: by the mean of all
 # numbers, and by the worst.
-_MEAN_RATIO, _WORST_RATIO = 1.5, 3.0
+MEAN_RATIO, WORST_RATIO = 1.5, 3.0
 # Of the product's largest number, in float32, whose reference the plain operators are.
-_EXACT = 2e-5
+EXACT = 2e-5
 # A residual stream's numbers in units of the product's. In a language model they are tens to
 # hundreds. Of equal size, a stream rounded to half precision is no further off than the product.
 _STREAM = 100.0
@@ -121,13 +121,13 @@ def fault_of(
     slack = 0.0
     if dtype == torch.float32:
         product, total = (t.abs().max().item() for t in (exact - beside if adds else exact, exact))
-        slack = _EXACT * product + torch.finfo(dtype).eps * total
+        slack = EXACT * product + torch.finfo(dtype).eps * total
     limits = plain(x, weight, beside).float() - exact
     # A stream is overwritten: what is compared is read before.
     error = epilogue(x, weight, beside).float() - exact
     mean, mean_limit = (float(e.square().mean().sqrt()) for e in (error, limits))
     worst, worst_limit = (float(e.abs().max()) for e in (error, limits))
-    if mean <= _MEAN_RATIO * mean_limit + slack and worst <= _WORST_RATIO * worst_limit + slack:
+    if mean <= MEAN_RATIO * mean_limit + slack and worst <= WORST_RATIO * worst_limit + slack:
         return ''
     of_plain = f'the plain operators {mean_limit:.1e} and {worst_limit:.1e}'
     return f'off by {mean:.1e} on average and {worst:.1e} at most, {of_plain}'

@@ -16,16 +16,12 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vla_runtime.families.blocks.epilogues import EXACT, MEAN_RATIO, WORST_RATIO
 from vla_runtime.families.blocks.flow_update import advance
 from vla_runtime.families.blocks.fused import FusedBlock, Modulation
 from vla_runtime.families.blocks.fused_expert import FusedExpert, Past
 from vla_runtime.families.blocks.fused_lengths import Kernel
 from vla_runtime.families.blocks.layers import apply
-
-# Two right forms round differently: by the mean of all numbers hardly, by the worst number more.
-_MEAN_RATIO, _WORST_RATIO = 1.5, 3.0
-# Of the layer's largest contribution; the operators are float32's own reference in float32.
-_EXACT = 2e-5
 
 
 @dataclass(frozen=True)
@@ -49,8 +45,8 @@ class LayerError:
     def fits(self) -> bool:
         """True where the other form is about as near to the exact result as the operators."""
         return (
-            self.mean <= _MEAN_RATIO * self.operators_mean + _EXACT
-            and self.worst <= _WORST_RATIO * self.operators_worst + _EXACT
+            self.mean <= MEAN_RATIO * self.operators_mean + EXACT
+            and self.worst <= WORST_RATIO * self.operators_worst + EXACT
         )
 
     def describe(self) -> str:

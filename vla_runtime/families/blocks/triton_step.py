@@ -1,4 +1,4 @@
-"""What lies around an expert's layers, each in one Triton kernel: small layers, the flow's update.
+"""Small layers around an expert's own and the flow's update, one Triton kernel each.
 
 In PyTorch's operators these are some twenty kernels, a tenth of a denoise step on an H200.
 """

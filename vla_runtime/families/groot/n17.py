@@ -61,7 +61,7 @@ class GrootN17(GrootHead):
         return images_in_text(text, token_mask, image_tokens, image_mask, self.dims.image_places)
 
     def starts(self, mask: Tensor) -> Tensor:
-        """Position of every text token, and of the first token of the image that a token is of.
+        """Return each text token's position; for an image token, that of its image's first token.
 
         The next token continues behind an image's longer side. A hidden image takes no positions.
 

@@ -214,7 +214,7 @@ class ExecutorNode(ManagedNode):
         return response
 
     def _why_not_start(self) -> str:
-        """Describe what the graph has against a start; empty when nothing."""
+        """Return why the robot must not start beside these nodes and topics; empty if it may."""
         if conflict := self._conflict():
             return f'{conflict}; {_ONE_EXECUTOR}'
         unheard = self._unheard()

@@ -123,5 +123,5 @@ def joints(problems: Iterable[str], warnings: Iterable[str], clock_jumps: int) -
 
 
 def _together(problems: Iterable[str]) -> str:
-    """Join problems; one that all joints of a topic share is said once."""
+    """Join problems, each once: joints of one topic often have the same."""
     return '; '.join(dict.fromkeys(problems))
