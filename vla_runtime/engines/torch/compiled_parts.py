@@ -234,11 +234,11 @@ class _Trial:
         # No number of tokens lies between all known actions, so that none passes for another.
         steps = torch.arange(engine.dims.horizon)
         engine._clean.copy_(torch.isin(steps, steps.square())[:, None])
-        inputs = [*engine._pixels, engine._noise, engine._plan]
-        # No two weights alike, so that none passes for another.
-        self._schedule.plan_weight.copy_(_random(self._schedule.plan_weight, generator, whole))
+        inputs = [*engine._pixels, engine._noise, engine._plan, self._schedule.plan_weight]
         for count, rows in engine._buffers.items():
-            rows.row_weight.copy_(torch.arange(1.0, count + 1) * 2 / (count * (count + 1)))
+            # No two alike, so that none passes for another; their sum is 1, as that of guidance.
+            weights = torch.arange(1.0, count + 1)
+            rows.row_weight.copy_(weights / weights.sum())
             inputs += [*rows.prefix_inputs.values(), *rows.head_inputs.values()]
         for tensor in inputs:
             tensor.copy_(_random(tensor, generator, whole))

@@ -49,11 +49,7 @@ class PiNetwork(FlowNetwork):
         raise NotImplementedError
 
     def embed_suffix(
-        self,
-        x: Tensor,
-        conditioning: Tensor,
-        state: Tensor | None,
-        linear: Apply = apply,
+        self, x: Tensor, conditioning: Tensor, state: Tensor | None, linear: Apply = apply
     ) -> Tensor:
         """Return suffix tokens (B, T, expert width) of actions (B, H, A) and pi0's state (B, S).
 

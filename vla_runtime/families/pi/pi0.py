@@ -29,11 +29,7 @@ class Pi0(PiNetwork):
         return [None] * (2 * self.dims.expert.depth + 1)
 
     def embed_suffix(
-        self,
-        x: Tensor,
-        conditioning: Tensor,
-        state: Tensor | None,
-        linear: Apply = apply,
+        self, x: Tensor, conditioning: Tensor, state: Tensor | None, linear: Apply = apply
     ) -> Tensor:
         if state is None:
             raise ValueError('pi0 needs the state (B, S) of its state token')

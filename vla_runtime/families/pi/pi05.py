@@ -38,11 +38,7 @@ class Pi05(PiNetwork):
         return list(conditioning.chunk(2 * self.dims.expert.depth + 1, dim=-1))
 
     def embed_suffix(
-        self,
-        x: Tensor,
-        conditioning: Tensor,
-        state: Tensor | None,
-        linear: Apply = apply,
+        self, x: Tensor, conditioning: Tensor, state: Tensor | None, linear: Apply = apply
     ) -> Tensor:
         return linear(self.action_in, x)
 
