@@ -202,7 +202,7 @@ def softmax_in_half(model: onnx.ModelProto) -> None:
 
 
 def mask_in_half(model: onnx.ModelProto) -> None:
-    """Scores of what must not be seen are replaced in half."""
+    """The terms that hide keys are made in half."""
     run_in_half(model, nodes_of(model, 'Where')[-1])
 
 

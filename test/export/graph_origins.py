@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
+import numpy as np
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
 from vla_runtime.export.onnx.precision import HALVES, MOVES, in_words, node_fault, type_name
 
@@ -36,7 +38,7 @@ _PROJECTION = re.compile(r'[._](?:self_|cross_)?attention\.([qkv])\.weight$')
 
 # Operators that mix the numbers of their operands, and that compute something else altogether, in
 # float32 or in integers.
-_MIXES = ('Add', 'Div', 'Mul', 'Neg', 'Sub', 'Where')
+_MIXES = ('Add', 'Div', 'Mul', 'Neg', 'Pow', 'Sub', 'Where')
 _COMPUTES = (
     'And',
     'Conv',
@@ -67,11 +69,14 @@ class Origin:
         matrices: names of the bundle's matrices that stand side by side in a half weight, and in
             the product of one.
         rounded: True for a tensor that was float32 before it was half.
+        by_head: True where the products of several matrices lie side by side as heads, (…, D), and
+            no longer in one row.
     """
 
     roles: frozenset[str] = frozenset()
     matrices: tuple[str, ...] = ()
     rounded: bool = False
+    by_head: bool = False
 
     def within(self, *roles: str) -> bool:
         return self.roles <= set(roles)
@@ -87,6 +92,7 @@ def _of(*roles: str) -> Origin:
 
 _INPUT, _POSITIONS, _ANGLES = 'an input', 'positions', 'rotary angles'
 _COMPUTED, _SOFTMAX = 'float32 results', 'attention weights'
+_HIDING = 'terms that hide keys'
 _CONSTANT = 'a constant that is no matrix of attention, MLP or projector'
 _MATRIX, _TABLE, _PRODUCT = 'a matrix', 'text embeddings', 'a product'
 _QUERIES, _KEYS, _VALUES = 'queries', 'keys', 'values'
@@ -97,6 +103,8 @@ _PAST = {'_key': 'past keys', '_value': 'past values'}
 _PAST_KEYS, _PAST_VALUES = _PAST.values()
 _PROJECTED = {'q': _QUERIES, 'k': _KEYS, 'v': _VALUES}
 _PRODUCTS = (_PRODUCT, _QUERIES, _KEYS, _VALUES)
+# Axis of a head's numbers in (B, heads, T, D) and (B, T, heads, D).
+_WITHIN_A_HEAD = 3
 
 
 def is_half_matrix(name: str) -> bool:
@@ -104,17 +112,20 @@ def is_half_matrix(name: str) -> bool:
     return all(_HALF_MATRICES.fullmatch(part) for part in name.split('+'))
 
 
-def origin_faults(graph: onnx.GraphProto, types: Mapping[str, int]) -> list[str]:
+def origin_faults(
+    graph: onnx.GraphProto, types: Mapping[str, int], columns: Mapping[str, int]
+) -> list[str]:
     """List uses of a tensor that do not fit the origin of its numbers.
 
     Args:
         graph: with nodes in the order in which they run.
         types: type of every tensor, as ONNX numbers them.
+        columns: by the names of the bundle's matrices, how many numbers a product by each has.
 
     Returns:
         A sentence a fault, naming node and tensor.
     """
-    walk = _Walk(types)
+    walk = _Walk(types, columns)
     walk.run(graph)
     return walk.faults
 
@@ -122,9 +133,11 @@ def origin_faults(graph: onnx.GraphProto, types: Mapping[str, int]) -> list[str]
 class _Walk:
     """The state of one walk."""
 
-    def __init__(self, types: Mapping[str, int]) -> None:
+    def __init__(self, types: Mapping[str, int], columns: Mapping[str, int]) -> None:
         self.faults: list[str] = []
-        self._types = types
+        self._types, self._columns = types, columns
+        # Constants that nodes take as sizes, by name.
+        self._sizes: dict[str, np.ndarray] = {}
         # Of every tensor so far, by name; an input that is left out is called ''.
         self._origins: dict[str, Origin | None] = {}
         self._where = ''
@@ -134,6 +147,8 @@ class _Walk:
         self._origins[''] = Origin()
         for tensor in graph.initializer:
             self._origins[tensor.name] = self._of_initializer(tensor)
+            if tensor.data_type == TensorProto.INT64 and not tensor.external_data:
+                self._sizes[tensor.name] = numpy_helper.to_array(tensor)
         for port in graph.input:
             self._origins.setdefault(port.name, self._of_input(port.name))
         for node in graph.node:
@@ -184,6 +199,8 @@ class _Walk:
             pass
         elif node.op_type == 'Cast':
             return [self._of_cast(node.input[0], node.output[0])]
+        elif self._misuses_hiding_terms(node):
+            self._fault('goes on with floats made of a mask: count in integers')
         elif self._misuses_operands_of_scores(node):
             self._fault(
                 'takes what was in half before and was widened for the product of queries and '
@@ -200,6 +217,14 @@ class _Walk:
         else:
             self._fault('is an operator that no policy is exported with, so it has no rule here')
         return [None]
+
+    def _misuses_hiding_terms(self, node: onnx.NodeProto) -> bool:
+        """Return whether floats made of a mask go anywhere but onto float32 results, as scores."""
+        origins = [self._origins[name] for name in node.input]
+        roles = [origin.roles for origin in origins if origin is not None and origin.roles]
+        if not any(_HIDING in found for found in roles) or node.op_type in MOVES:
+            return False
+        return node.op_type != 'Add' or sorted(map(sorted, roles)) != [[_COMPUTED], [_HIDING]]
 
     def _misuses_operands_of_scores(self, node: onnx.NodeProto) -> bool:
         """Return whether widened queries or keys go anywhere but into their product."""
@@ -221,7 +246,7 @@ class _Walk:
             return origin
         if made in HALVES:
             if not origin.within(_INPUT, _POSITIONS, _ANGLES):
-                return Origin(origin.roles, rounded=True)
+                return replace(origin, rounded=True)
             self._fault(f'rounds {change}: {origin} must stay in float32')
         elif not origin.rounded and origin.within(*_PRODUCTS, _TABLE):
             return origin
@@ -239,10 +264,31 @@ class _Walk:
     def _of_move(self, node: onnx.NodeProto) -> list[Origin | None]:
         moved = node.input if node.op_type == 'Concat' else node.input[:1]
         origin = self._joined(moved)
-        if origin is not None and node.op_type == 'Split' and _MATRIX not in origin.roles:
-            parts = [_product((name,)) for name in origin.matrices]
-            return [*parts] if len(parts) == len(node.output) else [origin]
+        if origin is None or len(origin.matrices) < 2 or _MATRIX in origin.roles:
+            return [origin]
+        if node.op_type == 'Reshape':
+            return [replace(origin, by_head=True)]
+        if node.op_type == 'Split':
+            return [*self._parts(node, origin)]
         return [origin]
+
+    def _parts(self, node: onnx.NodeProto, origin: Origin) -> list[Origin]:
+        """Origins of the parts of products that lie side by side."""
+        (axis,) = (item.i for item in node.attribute if item.name == 'axis')
+        if origin.by_head and axis == _WITHIN_A_HEAD:
+            return [origin]
+        sizes = self._sizes[node.input[1]]
+        widths = np.array([self._columns[name] for name in origin.matrices])
+        # Where the parts and the products end, as shares of the whole.
+        ends, found = np.cumsum(sizes) * widths.sum(), np.cumsum(widths) * sizes.sum()
+        places = [0, *(int(np.searchsorted(found, end)) + 1 for end in ends)]
+        if not set(ends) <= set(found):
+            return [origin]
+        names = [origin.matrices[start:end] for start, end in pairwise(places)]
+        others = origin.roles - {*_PRODUCTS}
+        return [
+            replace(origin, roles=_product(part).roles | others, matrices=part) for part in names
+        ]
 
     def _joined(self, names: Sequence[str]) -> Origin | None:
         """The origin of something made of all of these; None if one of them is at fault."""
@@ -251,11 +297,12 @@ class _Walk:
         if len(known) < len(origins):
             return None
         # A constant, such as a bias, changes nothing about whose product this is.
-        moving = [origin for origin in known if origin.roles]
+        matrices = {origin.matrices for origin in known if origin.roles - {_ANGLES}}
         return Origin(
             frozenset().union(*(origin.roles for origin in known)),
-            moving[0].matrices if len(moving) == 1 else (),
+            matrices.pop() if len(matrices) == 1 else (),
             any(origin.rounded for origin in known),
+            any(origin.by_head for origin in known),
         )
 
     def _of_half_product(self, node: onnx.NodeProto) -> Origin | None:
@@ -280,8 +327,9 @@ class _Walk:
             return Origin()
         origin = self._joined(floats)
         if origin is not None and node.op_type == 'Where' and not origin.roles:
-            self._fault(f"makes floats, '{node.output[0]}', of a mask: count in integers")
-            return None
+            return _of(_HIDING)
+        if origin is not None and _HIDING in origin.roles:
+            return _of(_COMPUTED)
         return origin
 
     def _of_result(self, node: onnx.NodeProto) -> Origin | None:

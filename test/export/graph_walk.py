@@ -10,8 +10,9 @@ tensor from where its numbers come from to where they are used. The rules:
   but for queries and keys, whose product is in float32; so scores, norms, softmax, time, guidance
   mix, plan term and Euler update are in float32;
 - no input, position, rotary angle, count or constant is rounded at all;
-- no float becomes an integer and no truth value a float: indices are integers from end to end, and
-  rotary angles are made of such integers;
+- no float becomes an integer and no truth value a float, but for the terms that hide keys, which go
+  nowhere but onto scores: indices are integers from end to end, and rotary angles are made of such
+  integers;
 - the operators are those that the export writes, and none of them has a subgraph.
 `graph_constants.py` checks the numbers that stand in the graph. This is a test of our exporter:
 it knows the names of the parameters that every family shares.
@@ -34,7 +35,10 @@ from vla_runtime.export.onnx.weights import BundleWeights
 def precision_faults(path: Path, precision: Precision) -> list[str]:
     """Sentences, one per fault in the types and origins of a graph file; empty if all is well."""
     model = load_graph(path)
-    return type_faults(path, precision) + origin_faults(model.graph, tensor_types(path, model))
+    weights = BundleWeights(path.parents[1] / WEIGHTS_FILE)
+    columns = {name: weights.shape(name)[0] for name in weights.names}
+    origins = origin_faults(model.graph, tensor_types(path, model), columns)
+    return type_faults(path, precision) + origins
 
 
 def bundle_faults(bundle: Path) -> list[str]:

@@ -260,11 +260,7 @@ def _bilinear(image: np.ndarray, out: np.ndarray) -> None:
     """
     _, height, width = out.shape
     above, below, weight_below = _taps(image.shape[0], height)
-    before, after, weight_after = _taps(image.shape[1], width)
-    # Places within a row of the image, ordered by channel first, so the result is planar at once.
-    channel = np.arange(3)[:, None]
-    before, after = (before * 3 + channel).ravel(), (after * 3 + channel).ravel()
-    weight_after = np.tile(weight_after, 3)
+    before, after, weight_after = _planar_taps(image.shape[1], width)
     weight_below = weight_below[:, None]
 
     def between_columns(rows: np.ndarray) -> np.ndarray:
@@ -294,6 +290,15 @@ def _mix(first: np.ndarray, second: np.ndarray, weight: np.ndarray) -> np.ndarra
     return first
 
 
+@lru_cache(maxsize=32)
+def _planar_taps(source: int, target: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`_taps` within a row of pixels, ordered by channel first, so that the result is planar."""
+    lower, upper, weight = _taps(source, target)
+    channel = np.arange(3)[:, None]
+    return (lower * 3 + channel).ravel(), (upper * 3 + channel).ravel(), np.tile(weight, 3)
+
+
+@lru_cache(maxsize=32)
 def _taps(source: int, target: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Neighbours and weight of the second one for each target pixel, half-pixel centres.
 

@@ -196,8 +196,10 @@ def test_the_time_table_is_every_norms_modulation_in_order(path: Path):
     final = network.expert.norm.modulation(condition)
     split = network.modulations(network.time_conditioning(t))
     assert len(split) == 2 * network.dims.expert.depth + 1
-    assert largest_error(split[0], first) <= 1e-6
-    assert largest_error(split[-1], final) <= 1e-6
+    for modulation, projected in ((split[0], first), (split[-1], final)):
+        scale, shift, gate = projected[:, None].chunk(3, dim=-1)
+        for found, expected in zip(modulation, (1.0 + scale, shift, gate), strict=True):
+            assert largest_error(found, expected) <= 1e-6
 
 
 @pytest.mark.parametrize(

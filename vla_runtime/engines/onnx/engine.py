@@ -40,25 +40,36 @@ from vla_runtime.families.family import PolicyDims, image_sizes
 
 
 class _Schedule:
-    """Device buffers of a schedule: flow times, step size, time table and the plan's weights."""
+    """Device buffers of a schedule: flow times, step size, time table and the plan's weights.
 
-    def __init__(self, times: np.ndarray, dt: float, table: np.ndarray, place: Placement) -> None:
+    Attributes:
+        bindings: of the expert, by prompt rows, slot, step and the buffer of the actions. Binding a
+            step's buffers anew takes a tenth of a small policy's step.
+    """
+
+    def __init__(
+        self, times: np.ndarray, dt: float, table: np.ndarray, horizon: int, place: Placement
+    ) -> None:
         steps = len(times)
         self.steps = steps
-        self.times = Buffer(place, (steps,), 'tensor(float)')
-        self.times.write(np.asarray(times, dtype=np.float32))
-        self.dt = Buffer(place, (), 'tensor(float)')
-        self.dt.write(np.asarray(dt, dtype=np.float32))
-        self.table = Buffer(place, table.shape, 'tensor(float)')
-        self.table.write(table)
-        self._place = place
-        self.plan_weight: Buffer | None = None
+        self._times = Buffer(place, (steps,), 'tensor(float)')
+        self._times.write(np.asarray(times, dtype=np.float32))
+        self._dt = Buffer(place, (), 'tensor(float)')
+        self._dt.write(np.asarray(dt, dtype=np.float32))
+        self._table = Buffer(place, table.shape, 'tensor(float)')
+        self._table.write(table)
+        # Of the plan per step and action.
+        self.plan_weight = Buffer(place, (steps, horizon), 'tensor(float)')
+        self.bindings: dict[tuple[int, int, int, int], Binding] = {}
 
-    def write_plan_weight(self, plan_weight: np.ndarray) -> None:
-        """Copy the plan's weight per denoise step and action, (N, H), to the device."""
-        if self.plan_weight is None:
-            self.plan_weight = Buffer(self._place, plan_weight.shape, 'tensor(float)')
-        self.plan_weight.write(plan_weight)
+    def bind(self, binding: Binding, index: int) -> None:
+        """Bind the inputs of one step."""
+        row = (1, self._table.shape[1])
+        binding.input_row('time_conditioning', row, self._table, index)
+        binding.input_row('t', (), self._times, index)
+        binding.input('dt', self._dt)
+        weights = (1, self.plan_weight.shape[1], 1)
+        binding.input_row('plan_weight', weights, self.plan_weight, index)
 
 
 class _Rows:
@@ -67,7 +78,7 @@ class _Rows:
     def __init__(
         self, expert: Session, prefix: Session, image_tokens: Buffer, image_mask: Buffer
     ) -> None:
-        self.expert = expert
+        self._expert = expert
         images = dict(zip(IMAGE_INPUTS, (image_tokens, image_mask), strict=True))
         shared = ('x', *prefix.outputs, *STEP_INPUTS)
         self.prefix_inputs = {
@@ -78,12 +89,8 @@ class _Rows:
         }
         self.row_weight = expert.buffer('row_weight')
         self.velocity = expert.buffer('velocity')
-        self.encode: list[Binding] = []
-        self.denoise: list[Binding] = []
-        for _ in range(SLOTS):
-            past = {name: prefix.buffer(name) for name in prefix.outputs}
-            self.encode.append(self._encoding(prefix, past, images))
-            self.denoise.append(self._denoising(expert, past))
+        self._past = [{name: prefix.buffer(name) for name in prefix.outputs} for _ in range(SLOTS)]
+        self.encode = [self._encoding(prefix, past, images) for past in self._past]
 
     def _encoding(
         self, prefix: Session, past: Mapping[str, Buffer], images: Mapping[str, Buffer]
@@ -95,10 +102,10 @@ class _Rows:
             binding.output(name, buffer)
         return binding
 
-    def _denoising(self, expert: Session, past: Mapping[str, Buffer]) -> Binding:
-        """Bind what stays the same in every step; `OnnxEngine.step` binds the rest."""
-        binding = expert.binding()
-        for name, buffer in {**past, **self.head_inputs}.items():
+    def denoising(self, slot: int) -> Binding:
+        """Bind what is the same in every step over the prefix in this slot."""
+        binding = self._expert.binding()
+        for name, buffer in {**self._past[slot], **self.head_inputs}.items():
             binding.input(name, buffer)
         binding.input('row_weight', self.row_weight)
         binding.output('velocity', self.velocity)
@@ -109,10 +116,19 @@ class _Vision:
     """Vision network of one image size; `tokens` is (N, W) of its image tokens."""
 
     def __init__(self, session: Session) -> None:
+        self._session = session
         self.pixels = session.buffer('pixels')
         self.tokens: tuple[int, ...] = tuple(session.outputs['image_tokens'].shape[1:])
-        self.binding = session.binding()
-        self.binding.input('pixels', self.pixels)
+
+    def binding(self, image_tokens: Buffer, camera: int) -> Binding:
+        """Bind a camera's place among all image tokens.
+
+        A smaller image's tokens come first; what is behind them stays as it is.
+        """
+        binding = self._session.binding()
+        binding.input('pixels', self.pixels)
+        binding.output_row('image_tokens', (1, *self.tokens), image_tokens, camera)
+        return binding
 
 
 class _Ran(local):
@@ -186,6 +202,10 @@ class OnnxEngine:
         tokens = (dims.cameras, *max(vision.tokens for vision in self._vision.values()))
         self._image_tokens = Buffer(place, tokens, 'tensor(float)')
         self._image_tokens.write(np.zeros(tokens, dtype=np.float32))
+        self._encode_image = [
+            self._vision[size].binding(self._image_tokens, camera)
+            for camera, size in enumerate(self._sizes)
+        ]
         self._image_mask = Buffer(place, (dims.cameras,), 'tensor(bool)')
         self._rows = {
             rows: _Rows(
@@ -196,9 +216,6 @@ class OnnxEngine:
         # A step reads one and writes the other.
         self._x = [expert.buffer('x'), expert.buffer('x_next')]
         self._plan = expert.buffer('plan')
-        for rows in self._rows.values():
-            for binding in rows.denoise:
-                binding.input('plan', self._plan)
         self._current = 0
         self._prefix = (1, 0)
         self._ran = _Ran()
@@ -214,16 +231,12 @@ class OnnxEngine:
     def set_schedule(self, times: np.ndarray, dt: float) -> None:
         self._schedules.use(
             (*map(float, times), dt),
-            lambda: _Schedule(times, dt, self._table(times), self._place),
+            lambda: _Schedule(times, dt, self._table(times), self.dims.horizon, self._place),
         )
 
     def encode_image(self, camera: int, pixels: np.ndarray) -> None:
-        vision = self._vision[self._sizes[camera]]
-        vision.pixels.write(pixels)
-        # A smaller image's tokens come first; the zeros behind them stay.
-        shape = (1, *vision.tokens)
-        vision.binding.output_row('image_tokens', shape, self._image_tokens, camera)
-        self._ran.run(vision.binding)
+        self._vision[self._sizes[camera]].pixels.write(pixels)
+        self._ran.run(self._encode_image[camera])
 
     def encode_prefix(
         self, image_mask: np.ndarray, rows: Mapping[str, np.ndarray], slot: int = 0
@@ -248,23 +261,26 @@ class OnnxEngine:
         schedule, rows = self._schedules.require(), self._rows[self._prefix[0]]
         self.write_x(inputs.x)
         self._plan.write(inputs.plan)
-        schedule.write_plan_weight(inputs.plan_weight)
+        schedule.plan_weight.write(inputs.plan_weight)
         rows.row_weight.write(inputs.row_weight)
         for name, buffer in rows.head_inputs.items():
             buffer.write(input_named(name, inputs.rows))
 
     def step(self, index: int) -> None:
-        schedule, (rows, slot) = self._schedules.require(), self._prefix
-        assert schedule.plan_weight is not None, 'load_step_inputs comes first'
-        binding = self._rows[rows].denoise[slot]
-        binding.input('x', self._x[self._current])
-        binding.input_row('time_conditioning', (1, schedule.table.shape[1]), schedule.table, index)
-        binding.input_row('t', (), schedule.times, index)
-        binding.input('dt', schedule.dt)
-        binding.input_row('plan_weight', (1, self.dims.horizon, 1), schedule.plan_weight, index)
+        bindings = self._schedules.require().bindings
+        key = (*self._prefix, index, self._current)
+        if key not in bindings:
+            bindings[key] = self._bind_step(*key)
         self._current = 1 - self._current
-        binding.output('x_next', self._x[self._current])
-        self._ran.run(binding)
+        self._ran.run(bindings[key])
+
+    def _bind_step(self, rows: int, slot: int, index: int, current: int) -> Binding:
+        binding = self._rows[rows].denoising(slot)
+        self._schedules.require().bind(binding, index)
+        binding.input('plan', self._plan)
+        binding.input('x', self._x[current])
+        binding.output('x_next', self._x[1 - current])
+        return binding
 
     def run_steps(self) -> None:
         for index in range(self._schedules.require().steps):
@@ -283,6 +299,15 @@ class OnnxEngine:
         self._ran.wait()
 
     def close(self) -> None:
-        for name in ('_vision', '_rows', '_x', '_plan', '_image_tokens', '_image_mask', '_ran'):
+        for name in (
+            '_vision',
+            '_encode_image',
+            '_rows',
+            '_x',
+            '_plan',
+            '_image_tokens',
+            '_image_mask',
+            '_ran',
+        ):
             setattr(self, name, None)
         self._schedules.clear()

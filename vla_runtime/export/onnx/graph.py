@@ -51,6 +51,8 @@ class GraphWriter:
         self._initializers: dict[str, onnx.TensorProto] = {}
         self._casts: dict[tuple[str, torch.dtype], Value] = {}
         self._cast_from: dict[str, Value] = {}
+        # What was split, along which axis, and all parts, by the name of each part.
+        self._cut_from: dict[str, tuple[Value, int, list[Value]]] = {}
         self._constants: dict[tuple[torch.dtype, tuple[int, ...], bytes], Value] = {}
         self._count = 0
 
@@ -157,6 +159,21 @@ class GraphWriter:
             return value
         assert math.prod(shape) == math.prod(value.shape)
         return self.node('Reshape', [value, self.integers(shape)], shape)
+
+    def split(self, value: Value, shapes: Sequence[tuple[int, ...]], axis: int) -> list[Value]:
+        """Cut along one axis into parts of these shapes."""
+        if len(shapes) == 1:
+            return [value]
+        axis %= len(value.shape)
+        sizes = self.integers([shape[axis] for shape in shapes])
+        parts = self.nodes('Split', [value, sizes], shapes, axis=axis)
+        self._cut_from |= {part.name: (value, axis, parts) for part in parts}
+        return parts
+
+    def cut_from(self, parts: Sequence[Value], axis: int) -> Value | None:
+        """Return the value that these are the parts of, all and in order; None if there is none."""
+        value, split_axis, split_parts = self._cut_from.get(parts[0].name, (None, axis, []))
+        return value if split_axis == axis and split_parts == [*parts] else None
 
     def model(self) -> onnx.ModelProto:
         """The finished graph, without nodes whose outputs nobody reads."""

@@ -21,7 +21,7 @@ from vla_runtime.engines.onnx.files import TEXT_INPUT, TOKENS
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.onnx.eight_bits import EightBits
 from vla_runtime.export.onnx.graph import GraphWriter, Value
-from vla_runtime.export.onnx.operators import lowering, split
+from vla_runtime.export.onnx.operators import lowering
 from vla_runtime.export.onnx.tracing import Trace
 from vla_runtime.export.onnx.weights import BundleWeights
 
@@ -215,7 +215,7 @@ class _Translation:
         if has_bias:
             bias = torch.cat([self._scaled(layer[1]) for layer in layers])
             y = graph.node('Add', [graph.single(y), graph.constant(bias, _name(layers))], y.shape)
-        parts = split(graph, y, [tuple(node.meta['val'].shape) for node in nodes], -1)
+        parts = graph.split(y, [tuple(node.meta['val'].shape) for node in nodes], -1)
         self._known.update(zip(nodes, parts, strict=True))
 
     def _product(self, x: Value, weights: list[_Weight | Tensor], *, widened: bool) -> Value:

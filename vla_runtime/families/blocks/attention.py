@@ -125,3 +125,28 @@ class Attention(SplitHeads):
         self.k = Linear(memory, dims.num_kv_heads * dims.head_dim, bias=bias)
         self.v = Linear(memory, dims.num_kv_heads * dims.head_dim, bias=bias)
         self.out = Linear(dims.num_heads * dims.head_dim, dims.width, bias=False)
+        self._num_heads, self._num_kv_heads = dims.num_heads, dims.num_kv_heads
+
+    def project(self, h: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries and keys, and values, of normed tokens; all heads are rotated at once.
+
+        Args:
+            h: (B, T, W).
+            rotary: positions of the tokens.
+
+        Returns:
+            queries (B, heads, T, D), keys and values (B, kv_heads, T, D), views
+        """
+        projected = torch.cat([self.q(h), self.k(h), self.v(h)], dim=-1)
+        heads, kv_heads = self._num_heads, self._num_kv_heads
+        turned, v = self.heads(projected).split([heads + kv_heads, kv_heads], dim=1)
+        q, k = rotate(turned, rotary).split([heads, kv_heads], dim=1)
+        return q, k, v
+
+    def project_keys_values(self, h: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        """Rotated keys and values, (B, kv_heads, T, D) each, of normed tokens (B, T, W)."""
+        return rotate(self.heads(self.k(h)), rotary), self.heads(self.v(h))
+
+    def project_queries(self, h: Tensor, rotary: Rotary) -> Tensor:
+        """Rotated queries (B, heads, T, D) of normed tokens (B, T, W)."""
+        return rotate(self.heads(self.q(h)), rotary)

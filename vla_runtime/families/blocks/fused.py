@@ -30,13 +30,12 @@ from vla_runtime.families.blocks.fused_lengths import (
     valid_first,
 )
 from vla_runtime.families.blocks.fused_product import GatedProduct, Product
+from vla_runtime.families.blocks.gemma import Modulation
 from vla_runtime.families.blocks.layers import gelu_tanh
 from vla_runtime.families.blocks.siglip import Siglip, VisionBlock
 
 # Epsilon of every norm of a Gemma block; a Llama block's norms have their own.
 EPSILON = 1e-6
-# Scale (one is added already), shift and gate of an adaptive norm.
-Modulation = tuple[Tensor, Tensor, Tensor]
 
 
 def hiding_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:

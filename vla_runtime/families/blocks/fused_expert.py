@@ -16,9 +16,10 @@ from torch import Tensor
 
 from vla_runtime.families.blocks import fused
 from vla_runtime.families.blocks.flow_update import advance
-from vla_runtime.families.blocks.fused import FusedBlock, Modulation
+from vla_runtime.families.blocks.fused import FusedBlock
 from vla_runtime.families.blocks.fused_attention import CrossLayers, OwnLayers
 from vla_runtime.families.blocks.fused_lengths import Kernel
+from vla_runtime.families.blocks.gemma import Modulation
 from vla_runtime.families.blocks.layers import Apply, apply
 
 # Keys and values of the layers of a kind, (layers, B, kv_heads, P, D) each.

@@ -11,9 +11,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from vla_runtime.families.blocks.attention import Attention, Rotary, rotate
+from vla_runtime.families.blocks.attention import Attention, Rotary
 from vla_runtime.families.blocks.dimensions import DecoderDims
 from vla_runtime.families.blocks.layers import GatedMlp, gelu_tanh, normalise_rms
+
+# Scale (one is added already), shift and gate of an adaptive norm, (B or 1, 1 or T, W) each.
+Modulation = tuple[Tensor, Tensor, Tensor]
 
 
 class RMSNorm(nn.Module):
@@ -23,9 +26,11 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(width))
 
-    def forward(self, x: Tensor, modulation: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, x: Tensor, modulation: Modulation | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Norm (B, T, W) to (B, T, W) float32; there is no gate."""
-        return normalise_rms(x) * (1.0 + self.weight.float()), None
+        return normalise_rms(x, 1.0 + self.weight.float()), None
 
 
 class AdaptiveRMSNorm(nn.Module):
@@ -41,15 +46,30 @@ class AdaptiveRMSNorm(nn.Module):
         nn.init.zeros_(self.modulation.weight)
         nn.init.zeros_(self.modulation.bias)
 
-    def forward(self, x: Tensor, modulation: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Norm (B, T, W) to (B, T, W), and return the residual gate (B or 1, 1 or T, W).
-
-        The modulation is (B or 1, 3 W), or (B or 1, T, 3 W) where each token has its own flow time.
-        """
+    def forward(
+        self, x: Tensor, modulation: Modulation | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Norm (B, T, W) to (B, T, W), and return the residual gate."""
         assert modulation is not None
-        of_tokens = modulation if modulation.dim() == 3 else modulation[:, None]
-        scale, shift, gate = of_tokens.chunk(3, dim=-1)
-        return normalise_rms(x) * (1.0 + scale) + shift, gate
+        scale, shift, gate = modulation
+        return normalise_rms(x) * scale + shift, gate
+
+
+def split_modulations(conditioning: Tensor, width: int) -> list[Modulation]:
+    """Split a row of the time table into the modulations of all norms, in the order they run in.
+
+    Args:
+        conditioning: (B or 1, norms * 3 W): scale, shift and gate of each norm; or
+            (B or 1, T, norms * 3 W) where each token has its own flow time.
+        width: W.
+    """
+    rows = conditioning if conditioning.dim() == 3 else conditioning[:, None]
+    norms = rows.shape[-1] // (3 * width)
+    # All norms' scales first, so that one is added once.
+    parts = rows.reshape(*rows.shape[:2], norms, 3, width).chunk(3, dim=3)
+    scale, shift, gate = (part.flatten(2) for part in parts)
+    each = (part.chunk(norms, dim=-1) for part in (1.0 + scale, shift, gate))
+    return list(zip(*each, strict=True))
 
 
 def add_residual(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
@@ -72,24 +92,23 @@ class GemmaBlock(nn.Module):
         self.mlp = GatedMlp(dims, gelu_tanh)
 
     def project(
-        self, x: Tensor, rotary: Rotary, modulation: Tensor | None = None
+        self, x: Tensor, rotary: Rotary, modulation: Modulation | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries (B, heads, T, D), keys and values (B, kv_heads, T, D), and the residual gate."""
         h, gate = self.input_norm(x, modulation)
-        attention = self.attention
-        q = rotate(attention.heads(attention.q(h)), rotary)
-        k = rotate(attention.heads(attention.k(h)), rotary)
-        return q, k, attention.heads(attention.v(h)), gate
+        return *self.attention.project(h, rotary), gate
 
     def project_keys_values(self, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
         """Keys and values only: all that is needed of a prefix's last layer."""
         h, _ = self.input_norm(x)
-        attention = self.attention
-        k = rotate(attention.heads(attention.k(h)), rotary)
-        return k, attention.heads(attention.v(h))
+        return self.attention.project_keys_values(h, rotary)
 
     def combine(
-        self, x: Tensor, attended: Tensor, gate: Tensor | None, modulation: Tensor | None = None
+        self,
+        x: Tensor,
+        attended: Tensor,
+        gate: Tensor | None,
+        modulation: Modulation | None = None,
     ) -> Tensor:
         """Add the attention's output (B, T, heads * D) and the MLP to the residual stream."""
         x = add_residual(x, self.attention.out(attended), gate)

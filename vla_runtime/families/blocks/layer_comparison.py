@@ -18,9 +18,10 @@ from torch.nn import functional as F
 
 from vla_runtime.families.blocks.epilogues import EXACT, MEAN_RATIO, WORST_RATIO
 from vla_runtime.families.blocks.flow_update import advance
-from vla_runtime.families.blocks.fused import FusedBlock, Modulation
+from vla_runtime.families.blocks.fused import FusedBlock
 from vla_runtime.families.blocks.fused_expert import FusedExpert, Past
 from vla_runtime.families.blocks.fused_lengths import Kernel
+from vla_runtime.families.blocks.gemma import Modulation
 from vla_runtime.families.blocks.layers import apply
 
 

@@ -56,10 +56,9 @@ class Linear(nn.Linear):
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
 
-def normalise_rms(x: Tensor, epsilon: float = 1e-6) -> Tensor:
-    """x / rms(x) over the last dimension, in float32."""
-    x = x.float()
-    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + epsilon)
+def normalise_rms(x: Tensor, weight: Tensor | None = None, epsilon: float = 1e-6) -> Tensor:
+    """x / rms(x) over the last dimension, times the weight, in float32 (arXiv 1910.07467)."""
+    return F.rms_norm(x.float(), x.shape[-1:], weight, epsilon)
 
 
 class QueryScale(nn.Module):

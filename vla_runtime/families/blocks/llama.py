@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_runtime.families.blocks.attention import Attention, Rotary, rotate
+from vla_runtime.families.blocks.attention import Attention, Rotary
 from vla_runtime.families.blocks.dimensions import DecoderDims
 from vla_runtime.families.blocks.layers import GatedMlp, QueryScale, normalise_rms
 
@@ -27,7 +27,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return normalise_rms(x, self.epsilon) * self.weight.float()
+        return normalise_rms(x, self.weight.float(), self.epsilon)
 
 
 class QueryNorm(RMSNorm, QueryScale):
@@ -63,22 +63,15 @@ class LlamaBlock(nn.Module):
 
     def project(self, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, heads, T, D), keys and values (B, kv_heads, T, D)."""
-        h = self.input_norm(x)
-        attention = self.attention
-        q = rotate(attention.heads(attention.q(h)), rotary)
-        k = rotate(attention.heads(attention.k(h)), rotary)
-        return q, k, attention.heads(attention.v(h))
+        return self.attention.project(self.input_norm(x), rotary)
 
     def project_keys_values(self, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
         """Keys and values only: all that is needed of a prefix's last layer."""
-        h = self.input_norm(x)
-        attention = self.attention
-        k = rotate(attention.heads(attention.k(h)), rotary)
-        return k, attention.heads(attention.v(h))
+        return self.attention.project_keys_values(self.input_norm(x), rotary)
 
     def project_queries(self, x: Tensor, rotary: Rotary) -> Tensor:
         """Queries only: all that a cross-attending block computes from its own tokens."""
-        return rotate(self.attention.heads(self.attention.q(self.input_norm(x))), rotary)
+        return self.attention.project_queries(self.input_norm(x), rotary)
 
     def combine(self, x: Tensor, attended: Tensor) -> Tensor:
         """Add the attention's output (B, T, heads * D) and the MLP to the residual stream."""

@@ -17,9 +17,10 @@ from torch import Tensor
 from vla_runtime.families.blocks import triton_kernels as kernels
 from vla_runtime.families.blocks import triton_step
 from vla_runtime.families.blocks.attention import rotary
-from vla_runtime.families.blocks.fused import FusedBlock, Modulation
+from vla_runtime.families.blocks.fused import FusedBlock
 from vla_runtime.families.blocks.fused_expert import FusedExpert, Past
 from vla_runtime.families.blocks.fused_lengths import Kernel, valid_first
+from vla_runtime.families.blocks.gemma import Modulation
 from vla_runtime.families.blocks.layers import gelu_tanh
 from vla_runtime.families.blocks.triton_step import power_of_2, tiles
 

@@ -6,13 +6,13 @@ expert runs once per denoise step on top of them (arXiv 2410.24164, 2504.16054).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from vla_runtime.families.blocks.attention import attend, images_of_rows, repeat_rows, rotary
-from vla_runtime.families.blocks.gemma import Gemma
+from vla_runtime.families.blocks.gemma import Gemma, Modulation
 from vla_runtime.families.blocks.layers import Apply, apply
 from vla_runtime.families.blocks.siglip import VisionEncoder
 from vla_runtime.families.flow_network import FlowNetwork
@@ -44,7 +44,7 @@ class PiNetwork(FlowNetwork):
         """Return the expert's conditioning on flow times (N,): one row (C,) per time."""
         raise NotImplementedError
 
-    def modulations(self, conditioning: Tensor) -> list[Tensor | None]:
+    def modulations(self, conditioning: Tensor) -> Sequence[Modulation | None]:
         """Split conditioning (..., C) into one modulation per norm (two per block, one final)."""
         raise NotImplementedError
 

@@ -16,7 +16,6 @@ from vla_runtime.families.blocks.attention import images_of_rows, repeat_rows
 from vla_runtime.families.blocks.fused import (
     FusedBlock,
     FusedVision,
-    Modulation,
     encode_stack,
     norm_scale,
     normalise,
@@ -25,6 +24,7 @@ from vla_runtime.families.blocks.fused import (
 )
 from vla_runtime.families.blocks.fused_expert import FusedExpert
 from vla_runtime.families.blocks.fused_lengths import Kernel, flash
+from vla_runtime.families.blocks.gemma import Modulation
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.pi.flow_policy import PiNetwork
 
@@ -92,13 +92,14 @@ class FusedPi(FlowNetwork):
 
     def split_conditioning(self, conditioning: Tensor) -> StepConditioning:
         """Split a row (1, C), or a row for each action (1, H, C), into modulations."""
-        modulations = []
-        for modulation in self._plain.modulations(conditioning):
-            if modulation is not None:
-                of_tokens = modulation if modulation.dim() == 3 else modulation[:, None]
-                scale, shift, gate = (part.contiguous() for part in of_tokens.chunk(3, dim=-1))
-                modulations.append((1.0 + scale, shift, gate))
-        return StepConditioning(conditioning, tuple(modulations))
+        modulations = (one for one in self._plain.modulations(conditioning) if one is not None)
+        return StepConditioning(
+            conditioning,
+            tuple(
+                (scale.contiguous(), shift.contiguous(), gate.contiguous())
+                for scale, shift, gate in modulations
+            ),
+        )
 
     def lay_out(
         self, past: Mapping[str, Tensor], samples: int, into: FusedExpert | None = None

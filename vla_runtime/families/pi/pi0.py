@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from vla_runtime.families.blocks.action_time import mix_time, time_share
+from vla_runtime.families.blocks.gemma import Modulation
 from vla_runtime.families.blocks.layers import Apply, apply
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.families.pi.flow_policy import PiNetwork
@@ -25,7 +28,7 @@ class Pi0(PiNetwork):
         """Return the time's share of `action_time_in`, bias included; (N,) to (N, W)."""
         return time_share(self.action_time_in, times)
 
-    def modulations(self, conditioning: Tensor) -> list[Tensor | None]:
+    def modulations(self, conditioning: Tensor) -> Sequence[Modulation | None]:
         return [None] * (2 * self.dims.expert.depth + 1)
 
     def embed_suffix(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_runtime.families.blocks.action_time import time_embedding
-from vla_runtime.families.blocks.gemma import AdaptiveRMSNorm
+from vla_runtime.families.blocks.gemma import AdaptiveRMSNorm, Modulation, split_modulations
 from vla_runtime.families.blocks.layers import Apply, apply
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.families.pi.flow_policy import PiNetwork
@@ -34,8 +35,8 @@ class Pi05(PiNetwork):
         adaptive = cast(list[AdaptiveRMSNorm], [*norms, self.expert.norm])
         return torch.cat([norm.modulation(condition) for norm in adaptive], dim=1)
 
-    def modulations(self, conditioning: Tensor) -> list[Tensor | None]:
-        return list(conditioning.chunk(2 * self.dims.expert.depth + 1, dim=-1))
+    def modulations(self, conditioning: Tensor) -> Sequence[Modulation | None]:
+        return split_modulations(conditioning, self.dims.expert.width)
 
     def embed_suffix(
         self, x: Tensor, conditioning: Tensor, state: Tensor | None, linear: Apply = apply
