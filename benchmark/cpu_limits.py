@@ -6,15 +6,17 @@
 In float32, the demo policy on one thread and the middle size on two; new images, and a hit. Times
 of products and of attention are those of PyTorch's profiler; all else is what is left of the time
 without it: norms, activations, copies, and the start of every operator. Each product then runs
-again by itself on random numbers of its shape, in the faster of two layouts of its matrix: no
-inference whose products come from the same library takes less than they do.
+again by itself on random numbers of its shape, in the fastest layout of its matrix and, where it is
+used, in oneDNN: no inference whose products come from these libraries takes less than they do.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -25,11 +27,15 @@ import torch
 from gpu import described_parser
 from measurement import write_result
 
+from vla_runtime.families.blocks import fused_product
+from vla_runtime.families.blocks.layers import Linear
 from vla_runtime.performance.bench import look
 from vla_runtime.policy import Policy
 
 PACKAGES = ('torch', 'numpy', 'opencv-python-headless')
 POLICIES = {'demo': 1, 'mid_size': 2}
+# oneDNN's product with all that follows it.
+ONE_PASS = 'mkldnn::_linear_pointwise'
 PRODUCTS = ('mm', 'addmm', 'bmm', 'baddbmm', 'convolution', 'linear_pointwise')
 _DEMO = Path(__file__).parents[1] / 'engines' / 'demo'
 _IMAGE = (480, 640, 3)
@@ -61,12 +67,18 @@ def split(work: Work) -> tuple[dict[str, float], dict[tuple[int, int, int], int]
         if kind == 'rest':
             continue
         times[kind] += event.self_cpu_time_total / 1e3
-        matrices = [shape for shape in event.input_shapes if len(shape) == 2]
-        if kind == 'products' and len(matrices) >= 2:
-            (tokens, inputs), (_, outputs) = matrices[:2]
-            shape = tokens, inputs, outputs
+        if kind == 'products' and (shape := shape_of(event.key, event.input_shapes)):
             shapes[shape] = shapes.get(shape, 0) + event.count
     return times, shapes, operators
+
+
+def shape_of(operator: str, inputs: list[list[int]]) -> tuple[int, int, int] | None:
+    """Return tokens, inputs and outputs of a product by a matrix; None of another product."""
+    if operator == ONE_PASS:
+        *tokens, width = inputs[0]
+        return math.prod(tokens), width, inputs[1][0]
+    matrices = [shape for shape in inputs if len(shape) == 2]
+    return (*matrices[0], matrices[1][1]) if len(matrices) >= 2 else None
 
 
 def alone_ms(shapes: Mapping[tuple[int, int, int], int]) -> float:
@@ -75,11 +87,15 @@ def alone_ms(shapes: Mapping[tuple[int, int, int], int]) -> float:
     for (tokens, inputs, outputs), count in shapes.items():
         x, out = torch.randn(tokens, inputs), torch.empty(tokens, outputs)
         layouts = torch.randn(inputs, outputs), torch.randn(outputs, inputs).t()
+        ways: list[Work] = [partial(torch.mm, x, matrix, out=out) for matrix in layouts]
+        if fused_product.is_faster(torch.float32):
+            layer = Linear(inputs, outputs, bias=False)
+            ways.append(partial(fused_product.Product([layer], packed=True), x))
         times = []
         for _ in range(_REPEATS):
-            for matrix in layouts:
+            for way in ways:
                 begin = perf_counter()
-                torch.mm(x, matrix, out=out)
+                way()
                 times.append(perf_counter() - begin)
         total += count * min(times) * 1e3
     return total

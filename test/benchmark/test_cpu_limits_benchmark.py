@@ -43,6 +43,12 @@ def test_products_are_found_with_their_shapes():
     assert cpu_limits.alone_ms(twice) > 0.0
 
 
+def test_a_product_in_one_pass_has_its_matrix_the_other_way_round():
+    assert cpu_limits.shape_of('aten::addmm', [[3], [5, 8], [8, 3]]) == (5, 8, 3)
+    assert cpu_limits.shape_of(cpu_limits.ONE_PASS, [[1, 5, 8], [3, 8], [3]]) == (5, 8, 3)
+    assert cpu_limits.shape_of('aten::bmm', [[2, 5, 8], [2, 8, 3]]) is None
+
+
 def test_the_parts_of_an_inference_add_up(tmp_path):
     policy = Policy.load(write_tiny_policy(tmp_path / 'tiny', tiny_spec()), 'torch', threads=1)
     found = cpu_limits.measure(policy, rounds=1)

@@ -206,6 +206,8 @@ def test_an_operator_is_lowered_as_pytorch_computes_it():
     expected = {
         'gelu': F.gelu(numbers, approximate='tanh'),
         'silu': F.silu(numbers),
+        'rms_norm': F.rms_norm(numbers, (5,)),
+        'rms_norm_eps': F.rms_norm(numbers, (5,), eps=0.5),
         'slice': numbers[:, 1:, :],
         'select': numbers[:, -1],
         'repeat': numbers.repeat(1, 2, 3),
@@ -214,6 +216,10 @@ def test_an_operator_is_lowered_as_pytorch_computes_it():
     found = {
         'gelu': lowering('gelu.default')(graph, expected['gelu'], x, approximate='tanh'),
         'silu': lowering('silu.default')(graph, expected['silu'], x),
+        'rms_norm': lowering('rms_norm.default')(graph, expected['rms_norm'], x, [5]),
+        'rms_norm_eps': lowering('rms_norm.default')(
+            graph, expected['rms_norm_eps'], x, [5], None, 0.5
+        ),
         'slice': lowering('slice.Tensor')(graph, expected['slice'], x, 1, 1, 2**63 - 1),
         'select': lowering('select.int')(graph, expected['select'], x, 1, -1),
         'repeat': lowering('repeat.default')(graph, expected['repeat'], x, [1, 2, 3]),
