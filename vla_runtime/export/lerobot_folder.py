@@ -31,6 +31,8 @@ from vla_runtime.export.lerobot_statistics import (
 )
 from vla_runtime.files.json_file import JsonMapping, read_json
 
+# Of a camera's images among the features.
+CAMERA_FEATURE = 'observation.images.'
 # Steps that this runtime does too, or that only move data about.
 _PREPROCESSORS = (
     'rename_observations_processor',
@@ -188,7 +190,7 @@ def _features(config: JsonMapping) -> Features:
         state={key: feature_length(config, 'input_features', key) for key in state},
         action=feature_length(config, 'output_features', ACTION),
         cameras={
-            key: key.removeprefix('observation.images.').removeprefix('observation.')
+            key: key.removeprefix(CAMERA_FEATURE).removeprefix('observation.')
             for key in inputs.values
             if inputs.mapping(key).get('type', str) == 'VISUAL'
         },

@@ -5,6 +5,8 @@ from __future__ import annotations
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 
 RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
+# Where nothing may be lost, as in a recording and its replay.
+LOSSLESS = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE)
 # Of a stream whose older messages are of no use.
 NEWEST = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE)
 # How requests and their chunks are heard. A request is sent again until its chunk has come: a lost

@@ -51,7 +51,7 @@ class GraphWriter:
         self._initializers: dict[str, onnx.TensorProto] = {}
         self._casts: dict[tuple[str, torch.dtype], Value] = {}
         self._cast_from: dict[str, Value] = {}
-        # What was split, along which axis, and all parts, by the name of each part.
+        # By the name of a part: the value that was split, the axis, and all its parts.
         self._cut_from: dict[str, tuple[Value, int, list[Value]]] = {}
         self._constants: dict[tuple[torch.dtype, tuple[int, ...], bytes], Value] = {}
         self._count = 0
@@ -171,7 +171,7 @@ class GraphWriter:
         return parts
 
     def cut_from(self, parts: Sequence[Value], axis: int) -> Value | None:
-        """Return the value that these are the parts of, all and in order; None if there is none."""
+        """Return the value that was split into exactly these parts; None for all others."""
         value, split_axis, split_parts = self._cut_from.get(parts[0].name, (None, axis, []))
         return value if split_axis == axis and split_parts == [*parts] else None
 

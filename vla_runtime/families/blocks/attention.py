@@ -128,14 +128,14 @@ class Attention(SplitHeads):
         self._num_heads, self._num_kv_heads = dims.num_heads, dims.num_kv_heads
 
     def project(self, h: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries and keys, and values, of normed tokens; all heads are rotated at once.
+        """Project normed tokens; the heads of queries and keys are rotated at once.
 
         Args:
             h: (B, T, W).
             rotary: positions of the tokens.
 
         Returns:
-            queries (B, heads, T, D), keys and values (B, kv_heads, T, D), views
+            rotated queries (B, heads, T, D) and keys (B, kv_heads, T, D), and values as the keys
         """
         projected = torch.cat([self.q(h), self.k(h), self.v(h)], dim=-1)
         heads, kv_heads = self._num_heads, self._num_kv_heads

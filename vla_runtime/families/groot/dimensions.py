@@ -16,6 +16,8 @@ from vla_runtime.families.blocks.dimensions import (
 
 # Euler steps of the published base models.
 DENOISE_STEPS = 4
+# Text tokens of a prompt: the layout of several cameras and a long task.
+USUAL_PROMPT_LENGTH = 128
 
 
 @dataclass(frozen=True)

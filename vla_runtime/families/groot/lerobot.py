@@ -13,7 +13,7 @@ import numpy as np
 from vla_runtime.bundle.schema import CameraSpec, ImageSpec, NormalisationSpec
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import CONFIG_FILE, FolderFacts, expect, find_tokenizer
-from vla_runtime.export.lerobot_folder import feature_length
+from vla_runtime.export.lerobot_folder import CAMERA_FEATURE, feature_length
 from vla_runtime.export.lerobot_processors import (
     POSTPROCESSOR_FILE,
     PREPROCESSOR_FILE,
@@ -21,7 +21,7 @@ from vla_runtime.export.lerobot_processors import (
     read_pipeline,
     state_file,
 )
-from vla_runtime.families.groot.dimensions import DENOISE_STEPS
+from vla_runtime.families.groot.dimensions import DENOISE_STEPS, USUAL_PROMPT_LENGTH
 from vla_runtime.files.json_file import JsonMapping, read_json
 
 PACK_STEP, UNPACK_STEP = 'groot_pack_inputs_v3', 'groot_action_unpack_unnormalize_v1'
@@ -34,9 +34,6 @@ PREPROCESSORS = (
     'device_processor',
 )
 _POSTPROCESSORS = (UNPACK_STEP, 'device_processor')
-_CAMERA = 'observation.images.'
-# Text tokens of a prompt: the layout of several cameras and a long task.
-_PROMPT_LENGTH = 128
 # Actions that the published base model makes, whatever the folder's chunk_size.
 _HORIZON = 16
 
@@ -81,7 +78,7 @@ def read_groot_folder(folder: Path, images: ImageSpec) -> FolderFacts:
         action_length=actions,
         deltas=(False,) * actions,
         template='chat',
-        usual_prompt_length=_PROMPT_LENGTH,
+        usual_prompt_length=USUAL_PROMPT_LENGTH,
         horizon=_HORIZON if pack.get('action_horizon', int, _HORIZON) == _HORIZON else None,
         denoise_steps=DENOISE_STEPS,
         action_dim=config.get('max_action_dim', int),
@@ -94,11 +91,11 @@ def read_groot_folder(folder: Path, images: ImageSpec) -> FolderFacts:
 def _cameras(config: JsonMapping) -> tuple[CameraSpec, ...]:
     """Cameras in the order of the alphabet, which is LeRobot's for this policy."""
     names = sorted(
-        key for key in config.mapping('input_features').values if key.startswith(_CAMERA)
+        key for key in config.mapping('input_features').values if key.startswith(CAMERA_FEATURE)
     )
     if not names:
-        raise config.error('input_features', f'no camera (a feature {_CAMERA}…)')
-    return tuple(CameraSpec(name.removeprefix(_CAMERA)) for name in names)
+        raise config.error('input_features', f'no camera (a feature {CAMERA_FEATURE}…)')
+    return tuple(CameraSpec(name.removeprefix(CAMERA_FEATURE)) for name in names)
 
 
 def _statistics(

@@ -13,7 +13,12 @@ from pathlib import Path
 from vla_runtime.bundle.schema import CameraSpec, NormalisationSpec
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import CONFIG_FILE, FolderFacts, Question, expect, find_tokenizer
-from vla_runtime.export.lerobot_folder import feature_image, feature_length, is_lerobot_folder
+from vla_runtime.export.lerobot_folder import (
+    CAMERA_FEATURE,
+    feature_image,
+    feature_length,
+    is_lerobot_folder,
+)
 from vla_runtime.export.lerobot_processors import (
     POSTPROCESSOR_FILE,
     PREPROCESSOR_FILE,
@@ -21,7 +26,7 @@ from vla_runtime.export.lerobot_processors import (
     state_file,
 )
 from vla_runtime.export.options import ExportOptions
-from vla_runtime.families.groot.dimensions import DENOISE_STEPS
+from vla_runtime.families.groot.dimensions import DENOISE_STEPS, USUAL_PROMPT_LENGTH
 from vla_runtime.families.groot.n17_groups import GroupedColumns, flat_columns, grouped_columns
 from vla_runtime.families.groot.n17_images import cut_image, image_spec
 from vla_runtime.files.json_file import JsonMapping, read_json
@@ -41,9 +46,6 @@ _BEFORE = (
     'device_processor',
 )
 _AFTER = (_DECODE, _UNPACK, 'device_processor')
-_CAMERA = 'observation.images.'
-# Text tokens of a prompt: the layout of several cameras and a long task.
-_PROMPT_LENGTH = 128
 # Actions of the published base model.
 _HORIZON = 40
 _IMAGE_SIZE = Question(
@@ -116,7 +118,7 @@ def read_n17_folder(folder: Path, options: ExportOptions) -> FolderFacts:
         action_length=columns.actions,
         deltas=columns.deltas,
         template='chat',
-        usual_prompt_length=_PROMPT_LENGTH,
+        usual_prompt_length=USUAL_PROMPT_LENGTH,
         horizon=found.horizon,
         real_horizon=columns.horizon,
         denoise_steps=DENOISE_STEPS,
@@ -156,7 +158,7 @@ def _lerobot(folder: Path) -> _Settings:
     # LeRobot takes this one at load, whatever the steps were saved with.
     _refuse_transform(config, tag)
     inputs = config.mapping('input_features')
-    cameras = sorted(key for key in inputs.values if key.startswith(_CAMERA))
+    cameras = sorted(key for key in inputs.values if key.startswith(CAMERA_FEATURE))
     modality = pack.mapping('modality_config', optional=True)
     if pack.get('raw_stats', dict, None) and _DECODE in after.steps:
         columns = grouped_columns(
@@ -194,7 +196,7 @@ def _lerobot(folder: Path) -> _Settings:
         columns=columns,
         horizon=pack.get('action_horizon', int, _HORIZON),
         raw_images=tuple(feature_image(config, key) for key in cameras),
-        cameras=tuple(key.removeprefix(_CAMERA) for key in cameras),
+        cameras=tuple(key.removeprefix(CAMERA_FEATURE) for key in cameras),
     )
 
 

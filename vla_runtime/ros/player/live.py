@@ -21,7 +21,6 @@ from rcl_interfaces.srv import SetParameters
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.parameter import Parameter
-from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_srvs.srv import Trigger
@@ -39,9 +38,9 @@ from vla_runtime.ros.middleware import REACH_VARIABLES, lossless_images, stay_on
 from vla_runtime.ros.node_main import MODULES
 from vla_runtime.ros.package_files import share_folder
 from vla_runtime.ros.player.steps import LiveStep, PlayedMessage, PolicyNodeOptions
+from vla_runtime.ros.qos import LOSSLESS
 from vla_runtime.ros.service_call import ServiceCall
 
-_RELIABLE = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE)
 _TYPES: Mapping[str, type] = {
     'sensor_msgs/msg/Image': Image,
     'sensor_msgs/msg/CompressedImage': CompressedImage,
@@ -104,8 +103,8 @@ class LivePlayer:
         self._executor = SingleThreadedExecutor(context=self._context)
         self._executor.add_node(self._node)
         self._clock = self._node.create_publisher(Clock, '/clock', 10)
-        self._plans = self._node.create_publisher(JointTrajectory, 'committed_plan', _RELIABLE)
-        self._node.create_subscription(JointTrajectory, 'action_chunk', self._on_chunk, _RELIABLE)
+        self._plans = self._node.create_publisher(JointTrajectory, 'committed_plan', LOSSLESS)
+        self._node.create_subscription(JointTrajectory, 'action_chunk', self._on_chunk, LOSSLESS)
         name = self._options.name
         self._set = self._node.create_client(SetParameters, f'{name}/set_parameters')
         self._reset = self._node.create_client(Trigger, f'{name}/reset')
@@ -172,7 +171,7 @@ class LivePlayer:
 
     def _publisher(self, message: PlayedMessage) -> Any:
         if message.topic not in self._publishers:
-            made = self._node.create_publisher(_TYPES[message.type_name], message.topic, _RELIABLE)
+            made = self._node.create_publisher(_TYPES[message.type_name], message.topic, LOSSLESS)
             self._publishers[message.topic] = made
             # A message before the two know each other is lost.
             self._wait(lambda: made.get_subscription_count() > 0, _ANSWER_TIMEOUT_S)

@@ -34,7 +34,7 @@ from vla_runtime.ros.messages.diagnostics import values_of
 from vla_runtime.ros.messages.images import to_rgb
 from vla_runtime.ros.node_runner import OnError, guarded
 from vla_runtime.ros.policy.description import read_description
-from vla_runtime.ros.qos import LATCHED
+from vla_runtime.ros.qos import LATCHED, LOSSLESS
 from vla_runtime.ros.robot.schema import Robot, RobotCamera, by_name
 
 _IMAGE_PERIOD_NS = 1_000_000_000 // IMAGE_RATE_HZ
@@ -43,7 +43,6 @@ _DESCRIPTION = 'vla_policy/description'
 _STAMP = 'stamp_ns.'
 _STATE_STAMP = f'{_STAMP}state'
 
-_RELIABLE = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE)
 # Frames of two seconds: a busy machine may keep this process waiting for as long.
 _CAMERA = QoSProfile(depth=60, reliability=ReliabilityPolicy.BEST_EFFORT)
 
@@ -133,7 +132,7 @@ class TopicRecorder:
         topic: str,
         message_type: type,
         offer: Offer = _USUAL,
-        qos: QoSProfile = _RELIABLE,
+        qos: QoSProfile = LOSSLESS,
     ) -> None:
         name = self._node.resolve_topic_name(topic)
         self._recording.add_topic(name, type_name(message_type), offer)

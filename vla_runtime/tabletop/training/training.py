@@ -30,7 +30,7 @@ from vla_runtime.tabletop.training.objectives import (
     SeeObjective,
     chunk_objective,
 )
-from vla_runtime.tabletop.training.recipes import find_recipe
+from vla_runtime.tabletop.training.recipes import DEMO_FAMILY, find_recipe
 from vla_runtime.tabletop.training.recipes.recipe import STAGES, WIDTH, Prefix, Recipe
 from vla_runtime.tabletop.training.samples import Batch, Samples, absolute, frame_batches
 from vla_runtime.tabletop.training.start import Start
@@ -60,7 +60,7 @@ class TrainingSettings:
             second stage teaches only the heads, which no bundle holds.
     """
 
-    family: str = 'pi05'
+    family: str = DEMO_FAMILY
     seed: int = 0
     see_steps: int = 500
     ground_steps: int = 1200
