@@ -76,7 +76,9 @@ def shape_of(operator: str, inputs: list[list[int]]) -> tuple[int, int, int] | N
     """Return tokens, inputs and outputs of a product by a matrix; None of another product."""
     if operator == ONE_PASS:
         *tokens, width = inputs[0]
-        return math.prod(tokens), width, inputs[1][0]
+        # A factor may come before the matrix.
+        matrix = next(shape for shape in inputs[:0:-1] if shape[1:] == [width])
+        return math.prod(tokens), width, matrix[0]
     matrices = [shape for shape in inputs if len(shape) == 2]
     return (*matrices[0], matrices[1][1]) if len(matrices) >= 2 else None
 

@@ -46,6 +46,8 @@ def test_products_are_found_with_their_shapes():
 def test_a_product_in_one_pass_has_its_matrix_the_other_way_round():
     assert cpu_limits.shape_of('aten::addmm', [[3], [5, 8], [8, 3]]) == (5, 8, 3)
     assert cpu_limits.shape_of(cpu_limits.ONE_PASS, [[1, 5, 8], [3, 8], [3]]) == (5, 8, 3)
+    gated = [[1, 5, 8], [1, 5, 3], [3, 8], []]
+    assert cpu_limits.shape_of(cpu_limits.ONE_PASS, gated) == (5, 8, 3)
     assert cpu_limits.shape_of('aten::bmm', [[2, 5, 8], [2, 8, 3]]) is None
 
 

@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,12 @@ def cpu_field(field: str) -> str:
 def cpu_name() -> str:
     """The maker's name of this CPU; the architecture where there is none."""
     return cpu_field('model name') or platform.processor() or platform.machine()
+
+
+@cache
+def cpu_vendor() -> str:
+    """The maker of this CPU as x86 names it, such as `GenuineIntel`; empty elsewhere."""
+    return cpu_field('vendor_id')
 
 
 def cpu_flags() -> set[str]:

@@ -145,20 +145,23 @@ def test_products_below_the_sizes_do_not_pack(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ('has_mkl', 'capability', 'faster'),
+    ('has_mkl', 'capability', 'vendor', 'faster'),
     [
-        (True, 'AVX512', True),
-        (True, 'AVX512_BF16', True),
-        (True, 'AVX2', False),
-        (True, 'DEFAULT', False),
+        (True, 'AVX512', 'AuthenticAMD', True),
+        (True, 'AVX512_BF16', 'AuthenticAMD', True),
+        (True, 'AVX512', 'GenuineIntel', False),
+        (True, 'AVX2', 'AuthenticAMD', False),
+        (True, 'AVX2', 'GenuineIntel', False),
+        (True, 'DEFAULT', 'AuthenticAMD', False),
         # Arm.
-        (False, 'DEFAULT', True),
-        (False, 'SVE256', True),
+        (False, 'DEFAULT', '', True),
+        (False, 'SVE256', '', True),
     ],
 )
-def test_float32_takes_one_pass_by_the_instructions_of_the_processor(
-    monkeypatch, has_mkl, capability, faster
+def test_float32_takes_one_pass_by_the_instructions_and_the_maker_of_the_processor(
+    monkeypatch, has_mkl, capability, vendor, faster
 ):
+    monkeypatch.setattr(fused_product, 'cpu_vendor', lambda: vendor)
     monkeypatch.setattr(torch.backends.mkl, 'is_available', lambda: has_mkl)
     monkeypatch.setattr(torch.backends.cpu, 'get_cpu_capability', lambda: capability)
     assert fused_product.is_faster(torch.float32) == faster

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from vla_runtime.families.blocks.epilogues import Epilogue, add, gelu, usable
 from vla_runtime.families.blocks.float8 import multiply, require_equal
 from vla_runtime.families.blocks.layers import GatedMlp, Linear, gelu_tanh
+from vla_runtime.files.machine import cpu_vendor
 
 # Multiplications from which on one pass is worth the call, which costs some 10 µs more.
 ONE_PASS_FROM = 2**24
@@ -221,15 +222,14 @@ def _usable(wanted: Epilogue | None, matrix: Tensor, x: Tensor) -> Epilogue | No
 def is_faster(dtype: torch.dtype) -> bool:
     """Return whether oneDNN multiplies faster than `F.linear` on this processor.
 
-    In float32 `F.linear` calls MKL, which uses AVX-512 on Intel's processors alone: with it oneDNN
-    is twice as fast on AMD's, and as fast on Intel's. With AVX2 at most MKL is faster. PyTorch for
-    Arm has no MKL.
-    The instructions decide, and no measurement at load: one that comes out otherwise the next time
+    In float32 `F.linear` calls MKL. It uses AVX-512 on Intel's processors alone: on AMD's with
+    AVX-512 oneDNN is twice as fast, on all others MKL is faster. PyTorch for Arm has no MKL.
+    The processor decides, and no measurement at load: one that comes out otherwise the next time
     would change the last bits of a policy's chunks.
     """
     if dtype != torch.float32 or not torch.backends.mkl.is_available():
         return True
-    return 'AVX512' in torch.backends.cpu.get_cpu_capability()
+    return 'AVX512' in torch.backends.cpu.get_cpu_capability() and cpu_vendor() != 'GenuineIntel'
 
 
 @cache
