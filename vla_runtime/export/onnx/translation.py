@@ -1,9 +1,10 @@
 """From a traced PyTorch module to nodes of an ONNX graph.
 
 The trace is PyTorch's own (`tracing.py`, of a network without numbers), so what is exported is what
-runs. Three rewrites that change no result beyond rounding are made on the way:
+runs. Four rewrites that change no result beyond rounding are made on the way:
 - what depends on weights alone is computed now, such as `1 + weight` of every norm;
 - linear layers that read the same tensor become one matrix product (gate and up; q, k and v);
+- what a network joins again as it was split is not split: q, k and v, whose heads turn together;
 - attention's 1/sqrt(head_dim) goes into the query projection's weights.
 """
 
