@@ -225,7 +225,7 @@ def packed_kernels(name: str, bundle: Path, expert_type: type = FusedExpert) -> 
         mock.patch.object(network, '__init__', packed),
         mock.patch.object(fused_product, 'usable', lambda wanted, *of: EPILOGUES[wanted]),
         mock.patch.object(fused, 'norms_at_once', lambda x: True),
-        mock.patch.object(fused, 'rms_norm', rms_norm),
+        mock.patch.object(fused, 'normalise_rms', rms_norm),
         mock.patch.object(network, 'expert_type', expert_type),
     ):
         return phases_of(Policy.load(bundle, 'torch', **AS_ON_CUDA))

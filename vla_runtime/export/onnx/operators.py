@@ -260,8 +260,8 @@ def _attention(
     shape = (*q.shape[:-1], k.shape[-2])
     scores = graph.node('MatMul', [graph.single(q), graph.single(turned)], shape)
     if mask is not None:
-        # A runtime chooses once for all layers that have this mask; the sum takes a third of a
-        # choice's time on a CPU. A score below 1e22 plus -1e30 is -1e30 in float32.
+        # ONNX Runtime keeps one Where for all layers with this mask. The Add of each layer takes a
+        # third of a Where's time on a CPU. A score below 1e22 plus -1e30 is -1e30 in float32.
         seen, unseen = (graph.constant(torch.tensor(number)) for number in (0.0, _UNSEEN))
         hiding = graph.node('Where', [mask, seen, unseen], mask.shape, torch.float32)
         scores = graph.node('Add', [scores, hiding], shape)

@@ -4,7 +4,8 @@ The trace is PyTorch's own (`tracing.py`, of a network without numbers), so what
 runs. Four rewrites that change no result beyond rounding are made on the way:
 - what depends on weights alone is computed now, such as `1 + weight` of every norm;
 - linear layers that read the same tensor become one matrix product (gate and up; q, k and v);
-- what a network joins again as it was split is not split: q, k and v, whose heads turn together;
+- where all outputs of such a product are concatenated again in order, Split and Concat are left
+  out (q, k and v, whose heads are rotated in one go);
 - attention's 1/sqrt(head_dim) goes into the query projection's weights.
 """
 

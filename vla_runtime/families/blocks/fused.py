@@ -31,7 +31,7 @@ from vla_runtime.families.blocks.fused_lengths import (
 )
 from vla_runtime.families.blocks.fused_product import GatedProduct, Product
 from vla_runtime.families.blocks.gemma import Modulation
-from vla_runtime.families.blocks.layers import gelu_tanh
+from vla_runtime.families.blocks.layers import gelu_tanh, normalise_rms
 from vla_runtime.families.blocks.siglip import Siglip, VisionBlock
 
 # Epsilon of every norm of a Gemma block; a Llama block's norms have their own.
@@ -271,7 +271,7 @@ def normalise(
         out: takes the result in its own dtype.
     """
     if norms_at_once(x):
-        found = rms_norm(x, None if modulation else scale, epsilon)
+        found = normalise_rms(x, None if modulation else scale, epsilon)
     else:
         # `vector_norm` rounds twice more, for a whole row alike.
         inverse = x.square().mean(dim=-1, keepdim=True).add_(epsilon).rsqrt_()
@@ -285,13 +285,8 @@ def normalise(
 
 
 def norms_at_once(x: Tensor) -> bool:
-    """Return whether `rms_norm` is faster than its operators one by one, as on a GPU."""
+    """Return whether `normalise_rms` is faster than its operators one by one, as on a GPU."""
     return x.is_cuda
-
-
-def rms_norm(x: Tensor, scale: Tensor | None, epsilon: float) -> Tensor:
-    """RMSNorm of (B, T, W) with its scale (W,); in one kernel where PyTorch has one for it."""
-    return F.rms_norm(x, x.shape[-1:], scale, epsilon)
 
 
 def encode_stack(

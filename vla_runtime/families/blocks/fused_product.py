@@ -222,8 +222,9 @@ def _usable(wanted: Epilogue | None, matrix: Tensor, x: Tensor) -> Epilogue | No
 def is_faster(dtype: torch.dtype) -> bool:
     """Return whether oneDNN multiplies faster than `F.linear` on this processor.
 
-    In float32 `F.linear` calls MKL. It uses AVX-512 on Intel's processors alone: on AMD's with
-    AVX-512 oneDNN is twice as fast, on all others MKL is faster. PyTorch for Arm has no MKL.
+    In float32 `F.linear` calls MKL, which uses AVX-512 on Intel's processors alone: on AMD's with
+    AVX-512 oneDNN is twice as fast. MKL is faster on Intel's with AVX-512 and on AMD's without;
+    Intel's without were not measured, and take MKL. PyTorch for Arm has no MKL.
     The processor decides, and no measurement at load: one that comes out otherwise the next time
     would change the last bits of a policy's chunks.
     """
