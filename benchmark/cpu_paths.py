@@ -17,7 +17,7 @@ from unittest import mock
 import mid_size
 import numpy as np
 import torch
-from measurement import median_ratio, percentiles, write_result
+from measurement import in_turn, median_ratio, percentiles, write_result
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.engines.cpu import check_int8
@@ -84,15 +84,12 @@ def measure(policies: dict[str, Policy], rounds: int) -> dict[str, Any]:
     spec = policies[REFERENCE].spec
     found: dict[str, dict[str, list[float]]] = {name: {} for name in policies}
     apart = dict.fromkeys(policies, 0.0)
-    names = list(policies)
     for round_ in range(rounds + _WARM_UP):
         images: dict[str, np.ndarray | None] = {
             name: random.integers(0, 256, _IMAGE, dtype=np.uint8) for name in spec.camera_names
         }
         chunks = {}
-        # Each kind is in each place equally often: the second of two equal ones took 0.95.
-        first = round_ % len(names)
-        for name in names[first:] + names[:first]:
+        for name in in_turn(list(policies), round_):
             policy = policies[name]
             for case in ('miss', 'hit'):
                 wall, cpu = perf_counter(), process_time()

@@ -20,7 +20,7 @@ from typing import Any
 import mid_size
 import numpy as np
 import onnx
-from measurement import median_ratio, percentiles, write_result
+from measurement import in_turn, median_ratio, percentiles, write_result
 from onnx import TensorProto, numpy_helper
 
 from vla_runtime.bundle.folder import read_bundle
@@ -105,8 +105,7 @@ def measure(
     for round_ in range(rounds + _WARM_UP):
         seen = observations[round_ % len(observations)]
         chunks = {}
-        # Each is first, second, … equally often.
-        for name in (*names[round_ % len(names) :], *names[: round_ % len(names)]):
+        for name in in_turn(names, round_):
             policies[name].reset()
             start = process_time()
             chunk, _ = policies[name].infer(seen, number=round_)

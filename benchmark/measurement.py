@@ -16,9 +16,15 @@ from vla_runtime.files.machine import machine, versions
 from vla_runtime.files.whole_files import write_text
 from vla_runtime.performance.measurement import percentiles
 
-__all__ = ['RESULTS', 'median_interval', 'median_ratio', 'percentiles', 'write_result']
+__all__ = ['RESULTS', 'in_turn', 'median_interval', 'median_ratio', 'percentiles', 'write_result']
 
 RESULTS = Path(__file__).parent / 'results'
+
+
+def in_turn(kinds: Sequence[str], round_: int) -> list[str]:
+    """All kinds, each in each place equally often: the second of two equal ones took 0.95."""
+    first = round_ % len(kinds)
+    return [*kinds[first:], *kinds[:first]]
 
 
 def median_interval(values: np.ndarray) -> list[float]:

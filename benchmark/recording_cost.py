@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measurement import median_interval, percentiles, write_result
+from measurement import in_turn, median_interval, percentiles, write_result
 
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.ros.messages.diagnostics import values_of
@@ -187,10 +187,8 @@ def main() -> None:
     distance: dict[str, list[float]] = {kind: [] for kind in KINDS[1:]}
     with tempfile.TemporaryDirectory(prefix='vla_recording_cost_') as folder:
         for turn in range(arguments.turns):
-            # Each kind is first equally often.
-            first = turn % len(KINDS)
             commands: dict[str, np.ndarray] = {}
-            for kind in (*KINDS[first:], *KINDS[:first]):
+            for kind in in_turn(KINDS, turn):
                 out = Path(folder) / f'{turn}_{kind.replace(" ", "_")}'
                 figures, commands[kind] = run_demo(out, arguments.seconds, turn, kind)
                 found[kind].append(figures)

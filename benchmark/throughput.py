@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measurement import median_interval, percentiles, write_result
+from measurement import in_turn, median_interval, percentiles, write_result
 from mid_size import DIMS, PACKAGES, STEPS, look, mid_size_policy, parse_arguments
 
 from vla_runtime.inference.pipeline import PipelineMode
@@ -77,12 +77,9 @@ def counted() -> float:
 def measure(policy: Policy, rounds: int, threads: int) -> dict[str, list[float]]:
     """Per kind its rates by round; of `latency` also `encoding` and `denoising`, milliseconds."""
     found: dict[str, list[float]] = {}
-    names = list(KINDS)
     for round_ in range(rounds + 1):
         looks = [look(1 + round_ * REQUESTS + request) for request in range(REQUESTS)]
-        # Each kind is in each place equally often.
-        first = round_ % len(names)
-        for name in names[first:] + names[:first]:
+        for name in in_turn(list(KINDS), round_):
             pipeline, times = KINDS[name]
             torch.set_num_threads(times * threads)
             policy.settings = PolicySettings(pipeline=pipeline)

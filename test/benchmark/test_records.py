@@ -55,3 +55,9 @@ def test_the_two_tables_of_cpu_paths_have_a_file_each(monkeypatch, words, name):
     monkeypatch.setattr(cpu_paths, 'write_result', lambda name, *given: asked.append(name))
     cpu_paths.main()
     assert asked == [name]
+
+
+def test_each_kind_is_in_each_place_equally_often():
+    orders = [measurement.in_turn(('a', 'b', 'c'), round_) for round_ in range(6)]
+    assert orders[:3] == [['a', 'b', 'c'], ['b', 'c', 'a'], ['c', 'a', 'b']]
+    assert orders[3:] == orders[:3]

@@ -206,6 +206,9 @@ def test_an_operator_is_lowered_as_pytorch_computes_it():
     expected = {
         'gelu': F.gelu(numbers, approximate='tanh'),
         'silu': F.silu(numbers),
+        'square': numbers.square(),
+        'rsqrt': numbers.square().rsqrt(),
+        'mean': numbers.mean(dim=-1, keepdim=True),
         'rms_norm': F.rms_norm(numbers, (5,)),
         'rms_norm_eps': F.rms_norm(numbers, (5,), eps=0.5),
         'slice': numbers[:, 1:, :],
@@ -213,7 +216,11 @@ def test_an_operator_is_lowered_as_pytorch_computes_it():
         'repeat': numbers.repeat(1, 2, 3),
         'repeat_each': numbers.repeat_interleave(4, dim=1),
     }
+    squared = lowering('square.default')(graph, expected['square'], x)
     found = {
+        'square': squared,
+        'rsqrt': lowering('rsqrt.default')(graph, expected['rsqrt'], squared),
+        'mean': lowering('mean.dim')(graph, expected['mean'], x, [-1], True),
         'gelu': lowering('gelu.default')(graph, expected['gelu'], x, approximate='tanh'),
         'silu': lowering('silu.default')(graph, expected['silu'], x),
         'rms_norm': lowering('rms_norm.default')(graph, expected['rms_norm'], x, [5]),

@@ -47,9 +47,7 @@ class _Schedule:
             step's buffers anew takes a tenth of a small policy's step.
     """
 
-    def __init__(
-        self, times: np.ndarray, dt: float, table: np.ndarray, horizon: int, place: Placement
-    ) -> None:
+    def __init__(self, times: np.ndarray, dt: float, table: np.ndarray, place: Placement) -> None:
         steps = len(times)
         self.steps = steps
         self._times = Buffer(place, (steps,), 'tensor(float)')
@@ -58,18 +56,25 @@ class _Schedule:
         self._dt.write(np.asarray(dt, dtype=np.float32))
         self._table = Buffer(place, table.shape, 'tensor(float)')
         self._table.write(table)
-        # Of the plan per step and action.
-        self.plan_weight = Buffer(place, (steps, horizon), 'tensor(float)')
+        self._place = place
+        self._plan_weight: Buffer | None = None
         self.bindings: dict[tuple[int, int, int, int], Binding] = {}
+
+    def write_plan_weight(self, plan_weight: np.ndarray) -> None:
+        """Copy the plan's weight per denoise step and action, (N, H), to the device."""
+        if self._plan_weight is None:
+            self._plan_weight = Buffer(self._place, plan_weight.shape, 'tensor(float)')
+        self._plan_weight.write(plan_weight)
 
     def bind(self, binding: Binding, index: int) -> None:
         """Bind the inputs of one step."""
+        assert self._plan_weight is not None, 'load_step_inputs comes first'
         row = (1, self._table.shape[1])
         binding.input_row('time_conditioning', row, self._table, index)
         binding.input_row('t', (), self._times, index)
         binding.input('dt', self._dt)
-        weights = (1, self.plan_weight.shape[1], 1)
-        binding.input_row('plan_weight', weights, self.plan_weight, index)
+        weights = (1, self._plan_weight.shape[1], 1)
+        binding.input_row('plan_weight', weights, self._plan_weight, index)
 
 
 class _Rows:
@@ -231,7 +236,7 @@ class OnnxEngine:
     def set_schedule(self, times: np.ndarray, dt: float) -> None:
         self._schedules.use(
             (*map(float, times), dt),
-            lambda: _Schedule(times, dt, self._table(times), self.dims.horizon, self._place),
+            lambda: _Schedule(times, dt, self._table(times), self._place),
         )
 
     def encode_image(self, camera: int, pixels: np.ndarray) -> None:
@@ -261,7 +266,7 @@ class OnnxEngine:
         schedule, rows = self._schedules.require(), self._rows[self._prefix[0]]
         self.write_x(inputs.x)
         self._plan.write(inputs.plan)
-        schedule.plan_weight.write(inputs.plan_weight)
+        schedule.write_plan_weight(inputs.plan_weight)
         rows.row_weight.write(inputs.row_weight)
         for name, buffer in rows.head_inputs.items():
             buffer.write(input_named(name, inputs.rows))

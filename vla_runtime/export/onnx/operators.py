@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -100,10 +101,7 @@ def _silu(graph: GraphWriter, traced: Tensor, x: Value) -> Value:
 @_writes('gelu.default')
 def _gelu(graph: GraphWriter, traced: Tensor, x: Value, *, approximate: str = 'none') -> Value:
     x = graph.single(x)
-
-    def constant(value: float) -> Value:
-        return graph.constant(torch.tensor(value))
-
+    constant = partial(_operand, graph, like=torch.float32)
     if approximate == 'none':
         # x/2 (1 + erf(x / sqrt(2))), arXiv 1606.08415.
         scaled = graph.node('Mul', [x, constant(math.sqrt(0.5))], x.shape)
@@ -231,9 +229,9 @@ def _rms_norm(
     weight = graph.constant(torch.ones(shape)) if weight is None else weight
     epsilon = torch.finfo(torch.float32).eps if eps is None else eps
     row = (*x.shape[:-1], 1)
-    square = graph.node('Pow', [x, graph.constant(torch.tensor(2.0))], x.shape)
+    square = graph.node('Pow', [x, _operand(graph, 2.0, x.dtype)], x.shape)
     mean = graph.node('ReduceMean', [square], row, axes=[-1], keepdims=1)
-    above = graph.node('Add', [mean, graph.constant(torch.tensor(epsilon))], row)
+    above = graph.node('Add', [mean, _operand(graph, epsilon, x.dtype)], row)
     normed = graph.node('Div', [x, graph.node('Sqrt', [above], row)], x.shape)
     return graph.node('Mul', [normed, weight], x.shape)
 
@@ -262,7 +260,7 @@ def _attention(
     if mask is not None:
         # ONNX Runtime keeps one Where for all layers with this mask. The Add of each layer takes a
         # third of a Where's time on a CPU. A score below 1e22 plus -1e30 is -1e30 in float32.
-        seen, unseen = (graph.constant(torch.tensor(number)) for number in (0.0, _UNSEEN))
+        seen, unseen = (_operand(graph, term, scores.dtype) for term in (0.0, _UNSEEN))
         hiding = graph.node('Where', [mask, seen, unseen], mask.shape, torch.float32)
         scores = graph.node('Add', [scores, hiding], shape)
     weights = graph.node('Softmax', [scores], shape, axis=-1)
@@ -382,7 +380,7 @@ def _stack(graph: GraphWriter, traced: Tensor, parts: Sequence[Value], dim: int 
     return _concat(graph, traced, [graph.reshape(part, shape) for part in parts], axis)
 
 
-@_writes('chunk.default', 'split_with_sizes.default', 'split.sizes')
+@_writes('chunk.default', 'split_with_sizes.default')
 def _split(
     graph: GraphWriter, traced: Sequence[Tensor], x: Value, sizes: Any, dim: int = 0
 ) -> list[Value]:

@@ -100,10 +100,15 @@ class SplitHeads(nn.Module):
 
     head_dim: int
 
-    def heads(self, projected: Tensor) -> Tensor:
-        """(B, T, heads * D) to (B, heads, T, D)."""
+    def heads(self, projected: Tensor, norm: nn.Module | None = None) -> Tensor:
+        """(B, T, heads * D) to (B, heads, T, D), each head through the norm if there is one.
+
+        The norm comes before the transposition: ONNX Runtime would move one between its operators,
+        and would no longer find a norm in them.
+        """
         batch, tokens, _ = projected.shape
-        return projected.view(batch, tokens, -1, self.head_dim).transpose(1, 2)
+        by_head = projected.view(batch, tokens, -1, self.head_dim)
+        return (by_head if norm is None else norm(by_head)).transpose(1, 2)
 
 
 class Attention(SplitHeads):
@@ -125,7 +130,6 @@ class Attention(SplitHeads):
         self.k = Linear(memory, dims.num_kv_heads * dims.head_dim, bias=bias)
         self.v = Linear(memory, dims.num_kv_heads * dims.head_dim, bias=bias)
         self.out = Linear(dims.num_heads * dims.head_dim, dims.width, bias=False)
-        self._num_heads, self._num_kv_heads = dims.num_heads, dims.num_kv_heads
 
     def project(self, h: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         """Project normed tokens; the heads of queries and keys are rotated at once.
@@ -137,9 +141,10 @@ class Attention(SplitHeads):
         Returns:
             rotated queries (B, heads, T, D) and keys (B, kv_heads, T, D), and values as the keys
         """
-        projected = torch.cat([self.q(h), self.k(h), self.v(h)], dim=-1)
-        heads, kv_heads = self._num_heads, self._num_kv_heads
-        turned, v = self.heads(projected).split([heads + kv_heads, kv_heads], dim=1)
+        projected = [self.q(h), self.k(h), self.v(h)]
+        heads, kv_heads, _ = (part.shape[-1] // self.head_dim for part in projected)
+        together = self.heads(torch.cat(projected, dim=-1))
+        turned, v = together.split([heads + kv_heads, kv_heads], dim=1)
         q, k = rotate(turned, rotary).split([heads, kv_heads], dim=1)
         return q, k, v
 

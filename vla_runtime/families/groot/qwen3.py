@@ -36,18 +36,9 @@ class Qwen3Attention(SplitHeads):
     def forward(self, x: Tensor, rotary: Rotary, seen: Tensor) -> Tensor:
         """(B, T, W) float32 to (B, T, W), where `seen` (B, T, T) is True."""
         v = self.heads(self.v(x))
-        q = rotate(self.normed_heads(self.q_norm, self.q(x)), rotary).to(v.dtype)
-        k = rotate(self.normed_heads(self.k_norm, self.k(x)), rotary).to(v.dtype)
+        q = rotate(self.heads(self.q(x), self.q_norm), rotary).to(v.dtype)
+        k = rotate(self.heads(self.k(x), self.k_norm), rotary).to(v.dtype)
         return self.out(attend(q, k, v, seen))
-
-    def normed_heads(self, norm: RMSNorm, projected: Tensor) -> Tensor:
-        """Norm each head of (B, T, heads * D); return (B, heads, T, D).
-
-        The norm comes before the transposition: ONNX Runtime would move one between its operators,
-        and would no longer find a norm in them.
-        """
-        by_head = projected.view(*projected.shape[:-1], -1, self.head_dim)
-        return norm(by_head).transpose(1, 2)
 
 
 class Qwen3Block(nn.Module):
