@@ -31,12 +31,18 @@ from vla_runtime.recording.topics import (
 )
 from vla_runtime.ros.messages.conversions import TrajectoryError, message_to_chunk, message_to_plan
 from vla_runtime.ros.messages.diagnostics import values_of
+from vla_runtime.ros.robot.match import command_units
 from vla_runtime.ros.robot.schema import Robot, RobotOutput
 
 _KINDS: Mapping[str, str] = {
     'joint_trajectory': 'trajectory_msgs/msg/JointTrajectory',
     'float64_multi_array': 'std_msgs/msg/Float64MultiArray',
     'joint_state': JOINT_STATE,
+    'joint_group_command': 'interbotix_xs_msgs/msg/JointGroupCommand',
+    'joint_single_command': 'interbotix_xs_msgs/msg/JointSingleCommand',
+    # What the executor asked of the action's server.
+    'gripper_command': JOINT_STATE,
+    'parallel_gripper_command': JOINT_STATE,
     'pose_stamped': 'geometry_msgs/msg/PoseStamped',
     'twist_stamped': 'geometry_msgs/msg/TwistStamped',
 }
@@ -124,7 +130,7 @@ class _EpisodeCollector:
         self._seen: dict[str, str] = {}
         self._stamps = StampLog()
         images = {name for camera in robot.cameras for name in camera_topics(camera.topic)}
-        outputs = {(output.topic, _KINDS[output.kind]) for output in robot.outputs}
+        outputs = {(output.command_topic, _KINDS[output.kind]) for output in robot.outputs}
         self._names: set[tuple[str, str]] = {
             *((name, kind) for name in images for kind in IMAGE_TYPES),
             *((source.topic, JOINT_STATE) for source in robot.joint_states),
@@ -170,7 +176,7 @@ class _EpisodeCollector:
         outputs = {
             output.topic: topic
             for output in robot.outputs
-            if (topic := self._find((output.topic,), (_KINDS[output.kind],))) is not None
+            if (topic := self._find((output.command_topic,), (_KINDS[output.kind],))) is not None
         }
         clock = self._stamps.clock(
             self._reader.path, [*joints.values(), *cameras.values(), *outputs.values()]
@@ -223,8 +229,12 @@ class _EpisodeCollector:
                 continue
             series = JointSeries(_column_names(output))
             read = _READERS[output.kind](output, self._robot)
+            units = command_units(output, self._robot)
             for time_ns, message in self._timed(topics[output.topic], clock):
                 row = read(message)
+                # Commands and measured positions of a joint are in one unit in a data set.
+                if row is not None and units is not None and len(row) == len(output.joints):
+                    row = units.to_policy(np.array(row)).tolist()
                 if row is not None:
                     series.add(time_ns, row)
             if series.rows:
@@ -306,7 +316,7 @@ def _by_name(
 ) -> list[float] | None:
     """Return values in the output's order; None where a joint is missing."""
     given = dict(zip(names, values, strict=False))
-    wanted = [robot.joint(joint).in_messages for joint in output.joints]
+    wanted = [robot.joint(joint).in_commands for joint in output.joints]
     return [float(given[name]) for name in wanted] if given.keys() >= set(wanted) else None
 
 
@@ -335,6 +345,14 @@ def _array(output: RobotOutput, robot: Robot) -> _Read:
     return lambda message: [float(value) for value in message.data]
 
 
+def _group(output: RobotOutput, robot: Robot) -> _Read:
+    return lambda message: [float(value) for value in message.cmd]
+
+
+def _single(output: RobotOutput, robot: Robot) -> _Read:
+    return lambda message: [float(message.cmd)]
+
+
 def _pose(output: RobotOutput, robot: Robot) -> _Read:
     def read(message: Any) -> list[float]:
         position, turn = message.pose.position, message.pose.orientation
@@ -355,6 +373,10 @@ _READERS: Mapping[str, Callable[[RobotOutput, Robot], _Read]] = {
     'joint_trajectory': _trajectory,
     'float64_multi_array': _array,
     'joint_state': _joint_state,
+    'joint_group_command': _group,
+    'joint_single_command': _single,
+    'gripper_command': _joint_state,
+    'parallel_gripper_command': _joint_state,
     'pose_stamped': _pose,
     'twist_stamped': _twist,
 }

@@ -6,7 +6,8 @@ from builtin_interfaces.msg import Time
 from rclpy.serialization import deserialize_message, serialize_message
 
 from vla_runtime.bundle.schema import PoseSpec
-from vla_runtime.ros.executor.outputs import MESSAGE_TYPES, OutputWriter
+from vla_runtime.ros.executor.outputs import OutputWriter
+from vla_runtime.ros.messages.output_types import message_type
 from vla_runtime.ros.robot.match import MatchedOutput
 from vla_runtime.ros.robot.schema import RobotOutput
 
@@ -17,7 +18,7 @@ class Wire:
     """Keeps what a subscriber would get: the bytes at the moment of publishing."""
 
     def __init__(self, kind):
-        self._type = MESSAGE_TYPES[kind]
+        self._type = message_type(kind)
         self.messages = []
 
     def publish(self, message):

@@ -38,7 +38,7 @@ from vla_runtime.execution.config import ExecutorStatus, Mode
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.handover import SeamReport
 from vla_runtime.execution.parameters import ExecutorParameters
-from vla_runtime.ros.executor.outputs import OutputWriter
+from vla_runtime.ros.executor.outputs import Output
 from vla_runtime.ros.executor.realtime import QuietGarbage
 from vla_runtime.ros.messages.conversions import ReceivedChunk, ns_to_stamp
 from vla_runtime.ros.worker import join_thread
@@ -118,7 +118,7 @@ class ControlLoop:
     def __init__(
         self,
         executor: ChunkExecutor,
-        writers: Sequence[OutputWriter],
+        writers: Sequence[Output],
         ros_now_ns: Callable[[], int],
         on_request: Callable[[CommittedSetpoints], None],
         ros_time_of_ns: Callable[[float], int] | None = None,
@@ -237,7 +237,7 @@ class ControlLoop:
         stamp, end_s = ns_to_stamp(outgoing.stamp_ns), time.monotonic() + _HANGS_AFTER_S
         errors: list[Exception] = []
 
-        def send(writer: OutputWriter) -> None:
+        def send(writer: Output) -> None:
             try:
                 writer.send(outgoing.setpoints, stamp, outgoing.follows)
             except Exception as error:

@@ -122,7 +122,7 @@ class ExecutorNode(ManagedNode):
         if misfit is not None:
             raise ParameterError(misfit)
         self._robot, self._match = robot, match
-        self._link = RobotLink(self, robot, match)
+        self._link = RobotLink(self, robot, match, self._on_error)
         self._plan_publisher = self.create_lifecycle_publisher(
             JointTrajectory, PLAN_TOPIC, RELIABLE
         )
@@ -284,9 +284,14 @@ class ExecutorNode(ManagedNode):
         control = executor_status.control(status, answers, self._conflict(), self._unheard())
         if control.level > 0 and self._throttle.passes(control.text, time.monotonic()):
             log(self, control)
+        grippers = self._link.gripper_status() if self._link is not None else []
+        for gripper in grippers:
+            if gripper.level > 0 and self._throttle.passes(gripper.text, time.monotonic()):
+                log(self, gripper)
         rate_hz = self._fixed['control_rate_hz']
         timing = executor_status.timing(session.lateness(), rate_hz, status.counters)
-        self._publish(self._diagnostics, [control, executor_status.chunks(status, answers), timing])
+        items = [control, executor_status.chunks(status, answers), timing, *grippers]
+        self._publish(self._diagnostics, items)
         for timed in loop.take_seams():
             self._publish(self._report, [executor_status.seam(timed, self._match.column_names)])
 
@@ -344,7 +349,7 @@ class ExecutorNode(ManagedNode):
         link = self._link
         if link is None or self._live['dry_run']:
             return ''
-        topics = without_listeners(self, link.topics)
+        topics = [*without_listeners(self, link.topics), *link.unserved]
         return f'no node takes commands from {", ".join(topics)}' if topics else ''
 
     def _now_ns(self) -> int:

@@ -10,8 +10,11 @@ from rclpy.qos import QoSProfile, qos_profile_sensor_data
 from rclpy.subscription import Subscription
 from sensor_msgs.msg import JointState
 
-from vla_runtime.ros.executor.outputs import MESSAGE_TYPES, OutputWriter
+from vla_runtime.ros.executor.gripper_outputs import GripperOutput
+from vla_runtime.ros.executor.outputs import Output, OutputWriter
 from vla_runtime.ros.messages.conversions import stamp_to_ns
+from vla_runtime.ros.messages.diagnostics import StatusItem
+from vla_runtime.ros.messages.output_types import message_type, require_types
 from vla_runtime.ros.node_runner import OnError, guarded
 from vla_runtime.ros.qos import NEWEST
 from vla_runtime.ros.robot.match import RobotMatch
@@ -30,25 +33,43 @@ class RobotLink:
         node: the executor node.
         robot: the robot file.
         match: map of the command's columns onto the robot's outputs.
+        on_error: called with where an exception was raised, and the exception.
+
+    Raises:
+        RobotError: an output needs messages that are not installed.
     """
 
-    def __init__(self, node: LifecycleNode, robot: Robot, match: RobotMatch) -> None:
+    def __init__(
+        self, node: LifecycleNode, robot: Robot, match: RobotMatch, on_error: OnError
+    ) -> None:
         self._node = node
         self._robot = robot
-        self._outputs = match.outputs
+        for matched in match.outputs:
+            require_types(robot, matched.output)
+        self._outputs = [matched for matched in match.outputs if not matched.output.is_action]
         self._subscriptions: list[Subscription] = []
         self._publishers = [
             node.create_lifecycle_publisher(
-                MESSAGE_TYPES[matched.output.kind], matched.output.topic, NEWEST
+                message_type(matched.output.kind), matched.output.topic, NEWEST
             )
+            for matched in self._outputs
+        ]
+        self._grippers = [
+            GripperOutput(node, robot.joint(matched.output.joints[0]), matched, match, on_error)
             for matched in match.outputs
+            if matched.output.is_action
         ]
 
-    def writers(self, period_s: float) -> list[OutputWriter]:
-        """Return the outputs that send a command's columns once a control period."""
+    def writers(self, period_s: float) -> list[Output]:
+        """Return the outputs that take a command's columns once a control period."""
+        for gripper in self._grippers:
+            gripper.begin()
         return [
-            OutputWriter(matched, publisher, period_s)
-            for matched, publisher in zip(self._outputs, self._publishers, strict=True)
+            *(
+                OutputWriter(matched, publisher, period_s)
+                for matched, publisher in zip(self._outputs, self._publishers, strict=True)
+            ),
+            *self._grippers,
         ]
 
     def listen(self, take: TakeState, on_error: OnError) -> None:
@@ -74,16 +95,30 @@ class RobotLink:
 
     @property
     def topics(self) -> list[str]:
-        """Full name of the topic of every output."""
+        """Full name of the topic of every output that has one."""
         return [publisher.topic_name for publisher in self._publishers]
 
+    @property
+    def unserved(self) -> list[str]:
+        """Names of the actions that no server takes goals of."""
+        return [gripper.topic for gripper in self._grippers if not gripper.is_served()]
+
+    def gripper_status(self) -> list[StatusItem]:
+        """Return the status of every gripper behind an action."""
+        return [gripper.status() for gripper in self._grippers]
+
     def wait_until_heard(self) -> None:
-        """Give the last command time to arrive."""
+        """Send the last goals of grippers, and give the last commands time to arrive."""
+        for gripper in self._grippers:
+            gripper.flush()
         for publisher in self._publishers:
             publisher.wait_for_all_acked(_ACKNOWLEDGE)
 
     def close(self) -> None:
-        """Destroy the publishers."""
+        """Destroy publishers and action clients."""
+        grippers, self._grippers = self._grippers, []
+        for gripper in grippers:
+            gripper.close()
         publishers, self._publishers = self._publishers, []
         for publisher in publishers:
             self._node.destroy_lifecycle_publisher(publisher)

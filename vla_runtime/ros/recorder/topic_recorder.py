@@ -28,10 +28,10 @@ from vla_runtime.recording.frame_store import FrameStore, HeldFrame
 from vla_runtime.recording.image_modes import IMAGE_RATE_HZ, JPEG_QUALITY, ImageMode
 from vla_runtime.recording.recording import Recording
 from vla_runtime.recording.stamp_book import StampBook
-from vla_runtime.ros.executor.outputs import MESSAGE_TYPES
 from vla_runtime.ros.messages.conversions import stamp_to_ns
 from vla_runtime.ros.messages.diagnostics import values_of
 from vla_runtime.ros.messages.images import to_rgb
+from vla_runtime.ros.messages.output_types import message_type, require_types
 from vla_runtime.ros.node_runner import OnError, guarded
 from vla_runtime.ros.policy.description import read_description
 from vla_runtime.ros.qos import LATCHED, LOSSLESS
@@ -115,7 +115,8 @@ class TopicRecorder:
             offer = Offer(source.depth, source.reliability == 'reliable')
             self._listen(source.topic, JointState, offer, _JOINTS)
         for output in robot.outputs:
-            self._listen(output.topic, MESSAGE_TYPES[output.kind], Offer(depth=1))
+            require_types(robot, output)
+            self._listen(output.command_topic, message_type(output.kind), Offer(depth=1))
         for topic in ('action_chunk', 'committed_plan'):
             self._listen(topic, JointTrajectory)
         for topic in ('instruction', 'current_instruction'):

@@ -20,11 +20,40 @@ JointUnit = Literal['rad', 'deg', 'm', 'mm', '1', 'percent']
 ImageType = Literal['raw', 'compressed']
 Reliability = Literal['best_effort', 'reliable']
 OutputKind = Literal[
-    'joint_trajectory', 'float64_multi_array', 'joint_state', 'pose_stamped', 'twist_stamped'
+    'joint_trajectory',
+    'float64_multi_array',
+    'joint_state',
+    'joint_group_command',
+    'joint_single_command',
+    'gripper_command',
+    'parallel_gripper_command',
+    'pose_stamped',
+    'twist_stamped',
 ]
 Interface = Literal['position', 'velocity']
 
 POSE_KINDS = ('pose_stamped', 'twist_stamped')
+# Goals of an action instead of messages on a topic.
+ACTION_KINDS = ('gripper_command', 'parallel_gripper_command')
+# Their messages have no place for more than one joint.
+ONE_JOINT_KINDS = (*ACTION_KINDS, 'joint_single_command')
+
+
+@dataclass(frozen=True)
+class JointCommand:
+    """A joint's command, where its driver calls or counts it otherwise than its measured position.
+
+    Attributes:
+        name: name in command messages; the one in joint states where left out.
+        unit: unit of the command; the joint's where left out.
+        zero: command at the joint's own `zero`; at its 0 where the joint is in `'1'` or percent.
+        one: command at the joint's own `one`; at its 1 or 100 percent likewise.
+    """
+
+    name: str | None = None
+    unit: JointUnit | None = None
+    zero: float | None = None
+    one: float | None = None
 
 
 @dataclass(frozen=True)
@@ -33,7 +62,8 @@ class RobotJoint:
 
     Attributes:
         name: name of the joint; unique in the robot.
-        unit: unit of its measured position, its command and its limits.
+        unit: unit of its measured position, its limits, and its command unless `command` has
+            another.
         lower: smallest position that may be commanded; left out for a continuous joint, and where
             the URDF shall decide.
         upper: largest.
@@ -58,6 +88,7 @@ class RobotJoint:
         zero: position where a policy without units (`'1'` or percent) says 0, whatever the
             joint's unit; not used where the policy's numbers are in rad, deg, m or mm.
         one: position where such a policy says 1 (100 percent).
+        command: name and unit of its command, where they are not those of its measured position.
     """
 
     name: str
@@ -76,10 +107,20 @@ class RobotJoint:
     aliases: tuple[str, ...] = ()
     zero: float | None = None
     one: float | None = None
+    command: JointCommand | None = None
 
     @property
     def in_messages(self) -> str:
         return self.message_name or self.name
+
+    @property
+    def in_commands(self) -> str:
+        """Its name in command messages."""
+        return (self.command.name if self.command else None) or self.in_messages
+
+    @property
+    def command_unit(self) -> JointUnit:
+        return (self.command.unit if self.command else None) or self.unit
 
 
 @dataclass(frozen=True)
@@ -152,16 +193,23 @@ class RobotPose:
 
 @dataclass(frozen=True)
 class RobotOutput:
-    """One command topic.
+    """One command topic, or one action.
 
     Attributes:
         kind: `joint_trajectory` (joint_trajectory_controller), `float64_multi_array`
-            (forward_command_controller), `joint_state`, `pose_stamped` (Cartesian controllers) or
+            (forward_command_controller), `joint_state`, `joint_group_command` and
+            `joint_single_command` (Interbotix), `gripper_command` and `parallel_gripper_command`
+            (actions of gripper controllers), `pose_stamped` (Cartesian controllers) or
             `twist_stamped` (MoveIt Servo).
-        topic: relative topics are in the node's namespace.
+        topic: name of the topic or of the action; relative ones are in the node's namespace.
         joints: joints that it carries, in this order; for joint outputs.
         pose: pose that it carries; for `pose_stamped` and `twist_stamped`.
         interface: meaning of the numbers of a joint output.
+        group: name of the joint group in a `joint_group_command`.
+        deadband: least change of the joint, in its unit, that is a new goal of an action; a
+            hundredth of its range where left out.
+        goals_hz: most goals a second; 10 where left out.
+        max_effort: largest effort that a goal allows, N or Nm; the controller's where left out.
     """
 
     kind: OutputKind
@@ -169,6 +217,19 @@ class RobotOutput:
     joints: tuple[str, ...] = ()
     pose: str | None = None
     interface: Interface = 'position'
+    group: str | None = None
+    deadband: float | None = None
+    goals_hz: float | None = None
+    max_effort: float | None = None
+
+    @property
+    def is_action(self) -> bool:
+        return self.kind in ACTION_KINDS
+
+    @property
+    def command_topic(self) -> str:
+        """Topic on which the commands can be heard; of an action the goals as `JointState`."""
+        return f'{self.topic}/goal' if self.is_action else self.topic
 
 
 @dataclass(frozen=True)

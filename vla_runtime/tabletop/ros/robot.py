@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vla_runtime.files.typed_yaml import did_you_mean
+from vla_runtime.ros.robot.match import command_units
 from vla_runtime.ros.robot.schema import Robot, RobotJoint
 from vla_runtime.tabletop.sim.arm import joint_ranges_rad
 from vla_runtime.tabletop.sim.scene import CAMERAS
@@ -62,4 +63,9 @@ def _outputs(robot: Robot) -> Iterator[str]:
             yield (
                 f'field outputs[{index}]: {output.kind} with interface {output.interface}; the '
                 f"tabletop's controllers take positions as {', '.join(OUTPUT_KINDS)}"
+            )
+        if command_units(output, robot) is not None:
+            yield (
+                f'field outputs[{index}]: a joint has a command of another unit; the '
+                "tabletop's controllers take positions in the joints' own units"
             )
