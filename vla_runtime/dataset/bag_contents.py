@@ -187,7 +187,7 @@ class _EpisodeCollector:
             clock=clock,
             states=[self._state(joint, topic, clock) for joint, topic in joints.items()],
             actions=list(actions.values()),
-            missing_outputs=[o.topic for o in robot.outputs if o.topic not in actions],
+            missing_outputs=[o.command_topic for o in robot.outputs if o.topic not in actions],
             camera_topics=cameras,
             frames={camera: np.unique(clock.times(topic)) for camera, topic in cameras.items()},
             events=sorted(self._events(clock), key=lambda event: event.time_ns),

@@ -1,4 +1,4 @@
-"""Setpoints of a gripper become goals: on change, never twice for nothing, and never by themselves."""
+"""Setpoints of a gripper become goals on change, never twice for nothing or by themselves."""
 
 from __future__ import annotations
 

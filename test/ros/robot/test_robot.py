@@ -84,7 +84,16 @@ def place(document: Any, path: tuple[str | int, ...], value: Any) -> Any:
 
 @pytest.mark.parametrize(
     ('name', 'joints', 'cameras'),
-    [('tabletop', 6, 2), ('so101', 6, 2), ('aloha', 14, 4), ('droid', 8, 2)],
+    [
+        ('tabletop', 6, 2),
+        ('so101', 6, 2),
+        ('so101_split', 6, 2),
+        ('so101_one_topic', 6, 2),
+        ('aloha', 14, 4),
+        ('droid', 8, 2),
+        ('franka_fr3', 8, 2),
+        ('ur5e', 6, 2),
+    ],
 )
 def test_shipped_robots_load(name: str, joints: int, cameras: int) -> None:
     robot = load_robot(find_robot(name, ROBOTS))
@@ -97,7 +106,15 @@ def test_shipped_robots_load(name: str, joints: int, cameras: int) -> None:
 
 @pytest.mark.parametrize(
     ('name', 'grippers'),
-    [('so101', ['gripper']), ('aloha', ['left_gripper', 'right_gripper']), ('droid', ['gripper'])],
+    [
+        ('so101', ['gripper']),
+        ('so101_split', ['gripper']),
+        ('so101_one_topic', ['gripper']),
+        ('aloha', ['left_gripper', 'right_gripper']),
+        ('droid', ['gripper']),
+        ('franka_fr3', ['gripper']),
+        ('ur5e', []),
+    ],
 )
 def test_shipped_robots_may_hold_what_they_grip(name: str, grippers: list[str]) -> None:
     robot = load_robot(ROBOTS / f'{name}.yaml')
@@ -105,7 +122,16 @@ def test_shipped_robots_may_hold_what_they_grip(name: str, grippers: list[str]) 
 
 
 def test_no_robot_file_is_shipped_without_being_tested() -> None:
-    assert {file.stem for file in ROBOTS.glob('*.yaml')} == {'tabletop', 'so101', 'aloha', 'droid'}
+    assert {file.stem for file in ROBOTS.glob('*.yaml')} == {
+        'tabletop',
+        'so101',
+        'so101_split',
+        'so101_one_topic',
+        'aloha',
+        'droid',
+        'franka_fr3',
+        'ur5e',
+    }
 
 
 def test_tabletop_file_says_what_the_simulator_does() -> None:
@@ -139,6 +165,11 @@ def test_one_joint_state_topic_brings_all_joints_unless_it_names_some(tmp_path: 
     assert robot.joint_states[0].joints == ()
 
 
+HAND_BY_ACTION = {
+    'kind': 'parallel_gripper_command',
+    'topic': 'hand/gripper_cmd',
+    'joints': ['hand'],
+}
 DEFECTS: dict[str, tuple[tuple[str | int, ...], Any, str, str]] = {
     'unknown key': (('cammeras',), [], 'cammeras', "did you mean 'cameras'?"),
     'unknown joint key': (('joints', 0, 'lowwer'), 1.0, 'joints[0].lowwer', "'lower'"),
@@ -344,6 +375,97 @@ DEFECTS: dict[str, tuple[tuple[str | int, ...], Any, str, str]] = {
         'outputs[0].interface',
         'float64_multi_array',
     ),
+    'action of velocities': (
+        ('outputs', 1),
+        {**HAND_BY_ACTION, 'interface': 'velocity'},
+        'outputs[1].interface',
+        'carries positions',
+    ),
+    'action of two joints': (
+        ('outputs', 0),
+        {'kind': 'gripper_command', 'topic': 'hand/gripper_cmd', 'joints': ['lift', 'turn']},
+        'outputs[0].joints',
+        'carries one joint, not 2',
+    ),
+    'action of a joint without ends': (
+        ('outputs', 0),
+        {'kind': 'gripper_command', 'topic': 'hand/gripper_cmd', 'joints': ['turn']},
+        'outputs[0].joints',
+        'a gripper is not continuous',
+    ),
+    'deadband of a topic': (
+        ('outputs', 1, 'deadband'),
+        0.01,
+        'outputs[1].deadband',
+        'has no use in float64_multi_array',
+    ),
+    'deadband of nothing': (
+        ('outputs', 1),
+        {**HAND_BY_ACTION, 'deadband': 0.0},
+        'outputs[1].deadband',
+        'more than 0',
+    ),
+    'goals without end': (
+        ('outputs', 1),
+        {**HAND_BY_ACTION, 'goals_hz': 1000.0},
+        'outputs[1].goals_hz',
+        '0.1 to 100',
+    ),
+    'effort of a pull': (
+        ('outputs', 1),
+        {**HAND_BY_ACTION, 'max_effort': -5.0},
+        'outputs[1].max_effort',
+        'more than 0',
+    ),
+    'group without name': (
+        ('outputs', 0, 'kind'),
+        'joint_group_command',
+        'outputs[0].group',
+        'is missing',
+    ),
+    'group of no group': (('outputs', 0, 'group'), 'arm', 'outputs[0].group', 'has no use'),
+    'two joints of one name in commands': (
+        ('joints', 1, 'command'),
+        {'name': 'lift'},
+        'outputs[0].joints',
+        "2 joints are called 'lift' in its messages",
+    ),
+    'command of an unknown unit': (
+        ('joints', 2, 'command'),
+        {'unit': 'metre'},
+        'joints[2].command.unit',
+        'unknown',
+    ),
+    'command of another dimension': (
+        ('joints', 2, 'command'),
+        {'unit': 'rad'},
+        'joints[2].command.unit',
+        "'m' of 'hand' cannot become 'rad'",
+    ),
+    'command without a counterpart': (
+        ('joints', 2, 'command'),
+        {'unit': 'rad', 'zero': 0.0, 'one': 1.0},
+        'joints[2].command.zero',
+        "give the joint 'zero' and 'one' too",
+    ),
+    'half a command': (
+        ('joints', 2),
+        {**HAND, 'zero': 0.0, 'one': 0.1, 'command': {'unit': 'rad', 'one': 1.0}},
+        'joints[2].command.zero',
+        'zero and one go together',
+    ),
+    'command that stands still': (
+        ('joints', 2),
+        {**HAND, 'zero': 0.0, 'one': 0.1, 'command': {'zero': 1.0, 'one': 1.0}},
+        'joints[2].command.one',
+        'same command as zero',
+    ),
+    'command with a slip': (
+        ('joints', 2, 'command'),
+        {'units': 'm'},
+        'joints[2].command.units',
+        "did you mean 'unit'?",
+    ),
     'pose output with joints': (
         ('outputs', 2, 'joints'),
         ['lift'],
@@ -495,7 +617,9 @@ def test_a_robot_is_found_by_name_or_path(tmp_path: Path, monkeypatch: pytest.Mo
         find_robot('~nobody_of_that_name/arm.yaml', ROBOTS)
     with pytest.raises(ValueError, match="did you mean 'so101'"):
         find_robot('so100', ROBOTS)
-    with pytest.raises(ValueError, match='aloha, droid, so101, tabletop'):
+    with pytest.raises(
+        ValueError, match='aloha, droid, franka_fr3, so101, so101_one_topic, so101_split, '
+    ):
         find_robot('my_arm.yaml', ROBOTS)
 
 
