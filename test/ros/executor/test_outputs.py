@@ -113,11 +113,12 @@ def test_numbers_are_in_the_units_of_the_message():
 
 
 @needs_interbotix
-def test_a_joint_group_command_is_in_the_groups_order():
-    output = RobotOutput(kind='joint_group_command', topic='t', joints=('b', 'a'), group='arm')
+@pytest.mark.parametrize(('group', 'said'), [(None, 'arm'), ('all', 'all')])
+def test_a_joint_group_command_is_in_the_groups_order(group, said):
+    output = RobotOutput(kind='joint_group_command', topic='t', joints=('b', 'a'), group=group)
     matched = MatchedOutput(output, columns=(2, 0), message_names=('joint_b', 'joint_a'))
     first, second = written(matched, [1.0, 2.0, 3.0], [0.1, 5.0, 6.0])
-    assert (first.name, second.name) == ('arm', 'arm')
+    assert (first.name, second.name) == (said, said)
     assert list(first.cmd) == [3.0, 1.0]
     assert list(second.cmd) == pytest.approx([6.0, 0.1], rel=1e-6)
 

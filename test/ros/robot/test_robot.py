@@ -417,12 +417,6 @@ DEFECTS: dict[str, tuple[tuple[str | int, ...], Any, str, str]] = {
         'outputs[1].max_effort',
         'more than 0',
     ),
-    'group without name': (
-        ('outputs', 0, 'kind'),
-        'joint_group_command',
-        'outputs[0].group',
-        'is missing',
-    ),
     'group of no group': (('outputs', 0, 'group'), 'arm', 'outputs[0].group', 'has no use'),
     'two joints of one name in commands': (
         ('joints', 1, 'command'),

@@ -19,12 +19,15 @@ from vla_runtime.ros.robot.match import MatchedOutput
 if TYPE_CHECKING:
     from vla_runtime.ros.executor.outputs import Numbers
 
+# Of all arms of the X series; the motor configuration of another robot may have others.
+_GROUP = 'arm'
+
 
 def joint_group_command(
     matched: MatchedOutput, numbers: Numbers, period_s: float
 ) -> tuple[Any, Callable[[Time], None]]:
     """Make the message once, and the function that overwrites its numbers."""
-    message = message_type('joint_group_command')(name=matched.output.group)
+    message = message_type('joint_group_command')(name=matched.output.group or _GROUP)
     message.cmd = array.array('f', bytes(4 * len(numbers.now)))
     view = np.frombuffer(message.cmd, dtype=np.float32)
 

@@ -63,15 +63,20 @@ def action_type(kind: str) -> Any:
     return _imported(*_ACTIONS[kind], kind)
 
 
-def require_types(robot: Robot, output: RobotOutput) -> None:
+def require_types(robot: Robot, output: RobotOutput, *, listens_only: bool = False) -> None:
     """Refuse an output whose types cannot be imported here.
+
+    Args:
+        robot: the robot file.
+        output: one of its outputs.
+        listens_only: its messages are heard and not sent, so that no action is needed.
 
     Raises:
         RobotError: names the output's field, and what to install.
     """
     try:
         message_type(output.kind)
-        if output.is_action:
+        if output.is_action and not listens_only:
             action_type(output.kind)
     except MissingTypeError as error:
         field = f'outputs[{robot.outputs.index(output)}].kind'

@@ -115,7 +115,7 @@ class TopicRecorder:
             offer = Offer(source.depth, source.reliability == 'reliable')
             self._listen(source.topic, JointState, offer, _JOINTS)
         for output in robot.outputs:
-            require_types(robot, output)
+            require_types(robot, output, listens_only=True)
             self._listen(output.command_topic, message_type(output.kind), Offer(depth=1))
         for topic in ('action_chunk', 'committed_plan'):
             self._listen(topic, JointTrajectory)

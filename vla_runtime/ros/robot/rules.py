@@ -204,12 +204,6 @@ def _check_output(where: str, output: RobotOutput) -> None:
             f'{output.kind} carries one joint, not {len(output.joints)}: give each an output of '
             'its own',
         )
-    if output.kind == 'joint_group_command' and not output.group:
-        raise FieldError(
-            f'{where}.group',
-            "is missing: the name of the joint group in the driver's motor configuration, such as "
-            'arm',
-        )
 
 
 def _check_fields_of_kind(where: str, output: RobotOutput) -> None:

@@ -205,7 +205,7 @@ class RobotOutput:
         joints: joints that it carries, in this order; for joint outputs.
         pose: pose that it carries; for `pose_stamped` and `twist_stamped`.
         interface: meaning of the numbers of a joint output.
-        group: name of the joint group in a `joint_group_command`.
+        group: name of the joint group in a `joint_group_command`; `arm` where left out.
         deadband: least change of the joint, in its unit, that is a new goal of an action; a
             hundredth of its range where left out.
         goals_hz: most goals a second; 10 where left out.
