@@ -100,8 +100,12 @@ class RobotLink:
 
     @property
     def unserved(self) -> list[str]:
-        """Names of the actions that no server takes goals of."""
-        return [gripper.topic for gripper in self._grippers if not gripper.is_served()]
+        """Full names of the actions that no server takes goals of."""
+        return [
+            self._node.resolve_topic_name(gripper.topic)
+            for gripper in self._grippers
+            if not gripper.is_served()
+        ]
 
     def gripper_status(self) -> list[StatusItem]:
         """Return the status of every gripper behind an action."""
