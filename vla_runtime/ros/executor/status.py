@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vla_runtime.execution.command import Counters, Reason
+from vla_runtime.execution.command import CommandKind, Counters, Reason
 from vla_runtime.execution.config import ExecutorStatus, Mode
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.ros.executor.control_loop import LoopStatus, TimedSeam
@@ -21,6 +21,7 @@ _TEXTS = {
     Reason.BRAKING: 'coming to rest, to hold',
     Reason.NOT_STARTED: 'not started: call ~/start',
     Reason.STOPPED: 'stopped: holding until ~/start',
+    Reason.RELEASED: 'released: nothing is published, others may command until ~/start',
     Reason.WAITING_FOR_CHUNK: 'holding: waiting for the first chunk',
     Reason.SYNCHRONOUS_WAIT: 'holding: waiting for the next chunk',
     Reason.STARVED: 'holding: no chunk came in time',
@@ -91,7 +92,14 @@ def control(
         text += f'; asked {answers.silent_s:.1f} s ago, {_who(answers)}'
     if reason in (Reason.STARVED, Reason.OVERRUN):
         text += _too_slow(executor)
-    if executor.detail and (reason not in _TEXTS or reason is Reason.BRAKING):
+    if reason is Reason.RELEASED:
+        if executor.kind is not CommandKind.IDLE:
+            text = 'coming to rest, to release the robot'
+        # Nobody called for it: another node has taken the robot.
+        level = Level.WARN if executor.detail else Level.OK
+    if executor.detail and (
+        reason not in _TEXTS or reason in (Reason.BRAKING, Reason.RELEASED)
+    ):
         text += f': {executor.detail}'
     if executor.detail and reason is Reason.APPROACHING:
         text += f'; {executor.detail}'

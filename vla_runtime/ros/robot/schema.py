@@ -162,6 +162,8 @@ class RobotOutput:
         joints: joints that it carries, in this order; for joint outputs.
         pose: pose that it carries; for `pose_stamped` and `twist_stamped`.
         interface: meaning of the numbers of a joint output.
+        shared_with: nodes that may send on this topic too. Any other one that does stops the
+            executor. Relative names are in the node's namespace.
     """
 
     kind: OutputKind
@@ -169,6 +171,7 @@ class RobotOutput:
     joints: tuple[str, ...] = ()
     pose: str | None = None
     interface: Interface = 'position'
+    shared_with: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
