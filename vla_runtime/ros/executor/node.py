@@ -61,7 +61,7 @@ PLAN_TOPIC = 'committed_plan'
 _NAME = 'vla_executor'
 _LATCH_CLOSED = 'clamp_latch_closed'
 _ONE_EXECUTOR = (
-    'one robot takes commands from one node: end the other one, or run it in a namespace of its '
+    'one policy answers one executor: end the other one, or run it in a namespace of its '
     'own (a node that was killed leaves the graph after some 20 s)'
 )
 _ONE_SENDER = (

@@ -74,7 +74,7 @@ def control(
     Args:
         status: status of the loop.
         answers: answers that came.
-        conflict: other node that commands this robot; empty without one.
+        conflict: other executor that asks the same policy; empty without one.
         unheard: outputs that no node takes commands from; empty without any.
     """
     executor = status.executor
@@ -114,7 +114,7 @@ def control(
         text = f'{unheard}: is the controller running? {text}'
     if conflict and executor.mode is Mode.RUNNING:
         level = Level.ERROR
-        text = f'two nodes command one robot: {conflict}; stop one of them; {text}'
+        text = f'two executors ask one policy: {conflict}; stop one of them; {text}'
     if executor.dry_run:
         text = f'dry run, nothing is published: {text}'
     return StatusItem('control', level, text, _control_values(status))
