@@ -75,9 +75,7 @@ class OwnPublisher:
         """Return whether a message with this stamp of the middleware is this publisher's."""
         # Newest first, of a copy: the control thread may be adding one. A clock that is set in the
         # middle of a publish leaves a span with its ends reversed.
-        return any(
-            min(span) <= stamp_ns <= max(span) for span in reversed(self._sent.copy())
-        )
+        return any(min(span) <= stamp_ns <= max(span) for span in reversed(self._sent.copy()))
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ from vla_runtime.ros.package_files import share_folder
 from vla_runtime.ros.parameters import ParameterError, declare, values
 from vla_runtime.ros.qos import RELIABLE
 from vla_runtime.ros.restart import note, state_before
+from vla_runtime.ros.robot.urdf_limits import beyond_urdf
 
 PLAN_TOPIC = 'committed_plan'
 _NAME = 'vla_executor'
@@ -135,6 +136,11 @@ class ExecutorNode(ManagedNode):
             f"'{spec.name}' drives '{robot.name}': {', '.join(match.action_names)} at "
             f'{self._fixed["control_rate_hz"]:g} Hz'
         )
+        if beyond := beyond_urdf(robot):
+            self.get_logger().info(
+                f'{robot.urdf} says nothing about {", ".join(beyond)}: the robot file alone limits '
+                'them'
+            )
 
     def _open(self) -> None:
         assert self._link is not None

@@ -97,9 +97,7 @@ def control(
             text = 'coming to rest, to release the robot'
         # Nobody called for it: another node has taken the robot.
         level = Level.WARN if executor.detail else Level.OK
-    if executor.detail and (
-        reason not in _TEXTS or reason in (Reason.BRAKING, Reason.RELEASED)
-    ):
+    if executor.detail and (reason not in _TEXTS or reason in (Reason.BRAKING, Reason.RELEASED)):
         text += f': {executor.detail}'
     if executor.detail and reason is Reason.APPROACHING:
         text += f'; {executor.detail}'

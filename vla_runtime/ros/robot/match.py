@@ -18,17 +18,8 @@ from vla_runtime.execution.limits import Limits
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.ros.robot.column_limits import column_limits
 from vla_runtime.ros.robot.schema import Robot, RobotCamera, RobotJoint, RobotOutput, by_name
+from vla_runtime.ros.robot.units import SIZE
 from vla_runtime.ros.robot.written_columns import WrittenColumns, quaternion_names
-
-# Unit to (dimension, size in the dimension's first unit).
-_SIZE = {
-    'rad': ('angle', 1.0),
-    'deg': ('angle', np.pi / 180.0),
-    'm': ('length', 1.0),
-    'mm': ('length', 1e-3),
-    '1': ('none', 1.0),
-    'percent': ('none', 1e-2),
-}
 
 
 class MatchError(ValueError):
@@ -273,7 +264,7 @@ class _Matcher:
             continuous=joint.continuous,
             # Tolerances and the approach speed are in rad or m; of a unitless joint the whole way
             # from 0 to 1 counts as one.
-            scale=1.0 / _SIZE[joint.unit][1],
+            scale=1.0 / SIZE[joint.unit][1],
         )
 
     def _action_scaling(self, index: int) -> tuple[float, float]:
@@ -281,7 +272,7 @@ class _Matcher:
         unit = action.unit.removesuffix('/s')
         if action.name in self._pose_of:
             # Pose topics are in m, rad and plain numbers, whatever the policy was trained with.
-            return _SIZE[unit][1], 0.0
+            return SIZE[unit][1], 0.0
         joint = self._joint_of(f'actions[{index}].name', action.name)
         if joint is None:
             return 1.0, 0.0
@@ -291,8 +282,8 @@ class _Matcher:
     def _convert(self, field: str, unit: str, joint: RobotJoint) -> tuple[float, float]:
         """Scale and offset from the policy's unit to the joint's."""
         unit = unit.removesuffix('/s')
-        dimension, size = _SIZE[unit]
-        joint_dimension, joint_size = _SIZE[joint.unit]
+        dimension, size = SIZE[unit]
+        joint_dimension, joint_size = SIZE[joint.unit]
         full = 1.0 / size
         # First: `zero` and `one` hold for a joint without a dimension too (an inverted gripper).
         if dimension == 'none' and joint.zero is not None and joint.one is not None:
