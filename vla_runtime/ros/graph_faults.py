@@ -167,7 +167,7 @@ def why_silent(
         asked: its quality of service.
         near_types: types of topics that may have been meant.
     """
-    reasons = []
+    reasons, names_another = [], True
     for info in node.get_publishers_info_by_topic(topic):
         if info.topic_type != message_type:
             reasons.append(
@@ -177,13 +177,13 @@ def why_silent(
             has = ', '.join(f'{one.policy} {one.offered}' for one in wrong)
             asks = ', '.join(f'{one.policy} {one.asked}' for one in wrong)
             reasons.append(f'{_called(info)} offers {has}, but the robot file asks for {asks}')
+            names_another = False
         else:
             return ''
-    if not reasons:
-        reasons = ['no node publishes it']
-    near = _near_topics(node, topic, near_types)
-    there = f'; published near it: {", ".join(near)}' if near else ''
-    return '; '.join(dict.fromkeys(reasons)) + there
+    said = '; '.join(dict.fromkeys(reasons)) or 'no node publishes it'
+    if names_another and (near := _near_topics(node, topic, near_types)):
+        said += f'; published near it: {", ".join(near)}'
+    return said
 
 
 def _near_topics(node: Node, topic: str, types: Sequence[str]) -> list[str]:
