@@ -12,6 +12,7 @@ import yaml
 from paths import ROOT
 
 from vla_runtime.ros.robot.file import RobotError, find_robot, load_robot
+from vla_runtime.ros.robot.urdf_limits import beyond_urdf, urdf_limits
 
 ROBOTS = ROOT / 'config' / 'robots'
 URDF = """<robot name="arm">
@@ -328,7 +329,7 @@ DEFECTS: dict[str, tuple[tuple[str | int, ...], Any, str, str]] = {
         ('on_stop',),
         {'clock_stopped': 'brake'},
         'on_stop.clock_stopped',
-        "did you mean 'stopped'? Expected one of stopped, state_missing, state_stale",
+        "did you mean 'stopped'? Expected one of stopped, released, state_missing",
     ),
     'number with an exponent': (
         ('joints', 0, 'velocity'),
@@ -595,10 +596,75 @@ def test_zero_and_one_are_compared_with_the_urdfs_limits_where_the_file_has_none
     assert caught.value.field == 'joints[0].one'
 
 
-def test_degrees_are_not_compared_with_a_urdf(tmp_path: Path) -> None:
-    document = place(two_joints(tmp_path, URDF), ('joints', 0, 'unit'), 'deg')
-    with pytest.raises(RobotError, match=r'joints\[0\].unit'):
+def test_a_urdf_of_the_arm_alone_goes_with_a_hand_that_the_file_describes(tmp_path: Path) -> None:
+    document = two_joints(tmp_path, URDF)
+    document['joints'].append(dict(HAND))
+    robot = load_robot(write(tmp_path, document))
+    assert beyond_urdf(robot) == ['hand']
+    assert urdf_limits(robot).keys() == {'lift', 'turn'}
+
+
+@pytest.mark.parametrize('left_out', ['velocity', 'lower'])
+def test_a_joint_that_is_in_neither_is_refused_with_what_is_missing(
+    tmp_path: Path, left_out: str
+) -> None:
+    document = two_joints(tmp_path, URDF)
+    hand = dict(HAND)
+    for key in {'lower', 'upper'} if left_out == 'lower' else {left_out}:
+        del hand[key]
+    document['joints'].append(hand)
+    with pytest.raises(RobotError, match=f'give the joint {left_out}') as caught:
         load_robot(write(tmp_path, document))
+    assert caught.value.field == 'joints[2].name'
+
+
+def test_a_slip_in_a_joints_name_is_refused_although_the_file_has_its_limits(
+    tmp_path: Path,
+) -> None:
+    urdf = URDF.replace('"turn"', '"shoulder_turn"')
+    document = two_joints(tmp_path, urdf)
+    document['joints'][1] = {**HAND, 'name': 'shoulder_trun', 'unit': 'rad'}
+    document['outputs'][0]['joints'] = ['lift', 'shoulder_trun']
+    with pytest.raises(RobotError, match="did you mean 'shoulder_turn'") as caught:
+        load_robot(write(tmp_path, document))
+    assert caught.value.field == 'joints[1].name'
+
+
+def test_a_urdf_of_another_robot_is_refused(tmp_path: Path) -> None:
+    document = two_joints(tmp_path, URDF)
+    document['joints'] = [{**HAND, 'name': 'a'}, {**HAND, 'name': 'b'}]
+    document['outputs'][0]['joints'] = ['a', 'b']
+    with pytest.raises(RobotError) as caught:
+        load_robot(write(tmp_path, document))
+    assert caught.value.field == 'joints[0].name'
+
+
+@pytest.mark.parametrize(
+    ('unit', 'lower', 'velocity'),
+    [('deg', -57.29578, 114.59156), ('rad', -1.0, 2.0)],
+)
+def test_a_urdfs_limits_are_converted_to_the_joints_unit(
+    tmp_path: Path, unit: str, lower: float, velocity: float
+) -> None:
+    document = place(two_joints(tmp_path, URDF), ('joints', 0, 'unit'), unit)
+    limits = urdf_limits(load_robot(write(tmp_path, document)))['lift']
+    assert (limits.lower, limits.velocity) == pytest.approx((lower, velocity), rel=1e-6)
+
+
+def test_millimetres_too(tmp_path: Path) -> None:
+    urdf = URDF.replace('<joint name="lift" type="revolute"', '<joint name="lift" type="prismatic"')
+    document = place(two_joints(tmp_path, urdf), ('joints', 0, 'unit'), 'mm')
+    limits = urdf_limits(load_robot(write(tmp_path, document)))['lift']
+    assert (limits.lower, limits.upper, limits.velocity) == (-1000.0, 1000.0, 2000.0)
+
+
+@pytest.mark.parametrize('unit', ['percent', '1', 'm', 'mm'])
+def test_a_unit_that_the_urdfs_cannot_become_leaves_the_joint_to_the_file(
+    tmp_path: Path, unit: str
+) -> None:
+    document = place(two_joints(tmp_path, URDF), ('joints', 0, 'unit'), unit)
+    robot = load_robot(write(tmp_path, document))
+    assert beyond_urdf(robot) == ['lift']
 
 
 def test_a_robot_is_found_by_name_or_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,6 +144,8 @@ class ControlLoop:
         self._seams: deque[TimedSeam] = deque(maxlen=_SEAMS_KEPT)
         self._collected_s = 0.0
         self._closed = False
+        # Topics that another node commands: nothing is sent there until `start`.
+        self._taken: frozenset[str] = frozenset()
 
     # ------------------------------------------------------------ control thread
 
@@ -225,6 +227,8 @@ class ControlLoop:
         stamp = ns_to_stamp(outgoing.stamp_ns)
         errors: tuple[Exception, ...] = ()
         for writer in self._writers:
+            if writer.topic in self._taken:
+                continue
             try:
                 writer.send(outgoing.setpoints, stamp, outgoing.follows)
             except Exception as error:
@@ -246,6 +250,7 @@ class ControlLoop:
         threads = [
             Thread(target=send, args=(writer,), name=f'hold on {writer.topic}', daemon=True)
             for writer in self._writers
+            if writer.topic not in self._taken
         ]
         for thread in threads:
             thread.start()
@@ -273,12 +278,38 @@ class ControlLoop:
 
     def start(self, now_s: float) -> StartResult:
         with self._lock:
-            return self._executor.start(now_s, self._ros_now_ns())
+            result = self._executor.start(now_s, self._ros_now_ns())
+            if result.started:
+                self._taken = frozenset()
+            return result
 
     def stop(self) -> None:
         """Come to rest with the next ticks, and hold."""
         with self._lock:
             self._executor.stop()
+
+    def release(self) -> None:
+        """Come to rest with the next ticks, then send nothing until `start`."""
+        with self._lock:
+            self._executor.release()
+
+    def give_way(self, topic: str, why: str) -> None:
+        """Release the robot to another node that commands it; a dry run commands nothing.
+
+        Args:
+            topic: topic of the robot file that the other node sends on. Nothing more is sent there,
+                while the other outputs come to rest.
+            why: the other node and its topic, for the person at the robot.
+        """
+        with self._lock:
+            executor = self._executor
+            if executor.mode is Mode.IDLE or executor.dry_run:
+                return
+            is_new = topic not in self._taken
+            self._taken |= {topic}
+            executor.release()
+            if is_new:
+                executor.detail = why
 
     def come_to_rest(self, timeout_s: float) -> bool:
         """Stop, and wait until the ticks have brought the robot to rest; whether they have.

@@ -1,4 +1,4 @@
-"""The executor's topics on the robot's side: commands out, joint states in."""
+"""The executor's topics on the robot's side: commands out and others' heard, joint states in."""
 
 from __future__ import annotations
 
@@ -10,15 +10,22 @@ from rclpy.qos import QoSProfile, qos_profile_sensor_data
 from rclpy.subscription import Subscription
 from sensor_msgs.msg import JointState
 
+from vla_runtime.ros.executor.command_watch import (
+    CommandWatch,
+    OnSender,
+    OwnPublisher,
+    WatchedTopic,
+)
 from vla_runtime.ros.executor.gripper_outputs import GripperOutput
 from vla_runtime.ros.executor.outputs import Output, OutputWriter
+from vla_runtime.ros.graph_faults import type_name, why_silent, why_unheard
 from vla_runtime.ros.messages.conversions import stamp_to_ns
 from vla_runtime.ros.messages.diagnostics import StatusItem
 from vla_runtime.ros.messages.output_types import message_type, require_types
 from vla_runtime.ros.node_runner import OnError, guarded
 from vla_runtime.ros.qos import NEWEST
 from vla_runtime.ros.robot.match import RobotMatch
-from vla_runtime.ros.robot.schema import Robot
+from vla_runtime.ros.robot.schema import JointStateTopic, Robot
 
 # Names, positions and stamp (ns, ROS clock) of one message.
 TakeState = Callable[[Sequence[str], Sequence[float], int], None]
@@ -59,6 +66,24 @@ class RobotLink:
             for matched in match.outputs
             if matched.output.is_action
         ]
+        self._own = [OwnPublisher(publisher) for publisher in self._publishers]
+        self._watch = CommandWatch(
+            node,
+            [
+                WatchedTopic(
+                    topic=matched.output.topic,
+                    full_name=publisher.topic_name,
+                    message_type=message_type(matched.output.kind),
+                    publisher=own,
+                    shared_with=frozenset(
+                        _full_name(node, name) for name in matched.output.shared_with
+                    ),
+                )
+                for matched, publisher, own in zip(
+                    self._outputs, self._publishers, self._own, strict=True
+                )
+            ],
+        )
 
     def writers(self, period_s: float) -> list[Output]:
         """Return the outputs that take a command's columns once a control period."""
@@ -67,39 +92,59 @@ class RobotLink:
         return [
             *(
                 OutputWriter(matched, publisher, period_s)
-                for matched, publisher in zip(self._outputs, self._publishers, strict=True)
+                for matched, publisher in zip(self._outputs, self._own, strict=True)
             ),
             *self._grippers,
         ]
 
-    def listen(self, take: TakeState, on_error: OnError) -> None:
-        """Hand over measured positions under the robot's own joint names, until `ignore`."""
+    def listen(self, take: TakeState, on_sender: OnSender, on_error: OnError) -> None:
+        """Hear joint states and other nodes' commands, until `ignore`.
+
+        Args:
+            take: takes measured positions under the robot's own joint names.
+            on_sender: called when another node sends commands.
+            on_error: called with exceptions in callbacks.
+        """
+        self._watch.listen(on_sender, on_error)
         for source in self._robot.joint_states:
             names = source.joints or tuple(joint.name for joint in self._robot.joints)
             mine = {self._robot.joint(name).in_messages: name for name in names}
-            qos = (
-                qos_profile_sensor_data
-                if source.reliability == 'best_effort'
-                else QoSProfile(depth=source.depth)
-            )
             callback = guarded(on_error, source.topic, _StateTaker(take, mine))
             self._subscriptions.append(
-                self._node.create_subscription(JointState, source.topic, callback, qos)
+                self._node.create_subscription(JointState, source.topic, callback, _qos(source))
             )
 
     def ignore(self) -> None:
-        """Stop handing over positions."""
+        """Stop hearing."""
+        self._watch.ignore()
         subscriptions, self._subscriptions = self._subscriptions, []
         for subscription in subscriptions:
             self._node.destroy_subscription(subscription)
 
-    @property
-    def topics(self) -> list[str]:
-        """Full name of the topic of every output that has one."""
-        return [publisher.topic_name for publisher in self._publishers]
+    def senders(self) -> str:
+        """Name other nodes that have just sent commands; empty when none has."""
+        return self._watch.senders()
 
-    @property
-    def unserved(self) -> list[str]:
+    def unheard(self) -> str:
+        """Name the outputs that no node takes commands from, while listening; empty without any."""
+        reasons = (
+            why_unheard(self._node, publisher.topic_name, type_name(publisher.msg_type), NEWEST, 1)
+            for publisher in self._publishers
+        )
+        unserved = (f'no node takes the goals of {action}' for action in self._unserved())
+        return '; '.join(filter(None, (*reasons, *unserved)))
+
+    def silent(self) -> str:
+        """Describe the joint-state topics on which nothing can come; empty without any."""
+        kind = type_name(JointState)
+        reasons = []
+        for source in self._robot.joint_states:
+            topic = self._node.resolve_topic_name(source.topic)
+            if why := why_silent(self._node, topic, kind, _qos(source), [kind]):
+                reasons.append(f'{topic}: {why}')
+        return '; '.join(reasons)
+
+    def _unserved(self) -> list[str]:
         """Full names of the actions that no server takes goals of."""
         return [
             self._node.resolve_topic_name(gripper.topic)
@@ -126,6 +171,17 @@ class RobotLink:
         publishers, self._publishers = self._publishers, []
         for publisher in publishers:
             self._node.destroy_lifecycle_publisher(publisher)
+
+
+def _qos(source: JointStateTopic) -> QoSProfile:
+    if source.reliability == 'best_effort':
+        return qos_profile_sensor_data
+    return QoSProfile(depth=source.depth)
+
+
+def _full_name(node: LifecycleNode, name: str) -> str:
+    """Return a node's full name; like a topic's, a relative one is in this node's namespace."""
+    return name if name.startswith('/') else f'{node.get_namespace().rstrip("/")}/{name}'
 
 
 class _StateTaker:

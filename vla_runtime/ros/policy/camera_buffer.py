@@ -74,6 +74,7 @@ class CameraBuffer:
 
     Attributes:
         first_ns: stamp of the first frame since the last `clear`.
+        silence: why no message can come, from the graph; '' where one can.
     """
 
     def __init__(self, name: str, topic: str, kept_ns: int = 0) -> None:
@@ -81,6 +82,7 @@ class CameraBuffer:
         self.topic = topic
         self.counters = CameraCounters()
         self.first_ns: int | None = None
+        self.silence = ''
         self._kept_ns = kept_ns
         self._kept: list[Frame] = []
         # Frames from before are kept as earlier ones only.
@@ -188,12 +190,13 @@ class CameraBuffer:
         """Describe why no frame can be used."""
         if self.fault is not None:
             return f"camera '{self.name}' ({self.topic}): {self.fault}"
+        why = f': {self.silence}' if self.silence else ''
         if self._last_ns is None:
-            return f"camera '{self.name}': no frame yet on {self.topic}"
+            return f"camera '{self.name}': no frame yet on {self.topic}{why}"
         age_s = (now_ns - self._last_ns) * 1e-9
         return (
             f"camera '{self.name}' ({self.topic}): last frame is {age_s:.2f} s old, limit "
-            f'{max_age_ns * 1e-9:g} s'
+            f'{max_age_ns * 1e-9:g} s{why}'
         )
 
     def _thin(self, tolerance_ns: int) -> None:

@@ -113,6 +113,7 @@ class JointTopic:
         refused: count of those that could not be used.
         fault: why the latest message was refused; None when it was not.
         ahead: description of a latest stamp that lies ahead of the clock; None when it does not.
+        silence: why no message can come, from the graph; '' where one can.
     """
 
     def __init__(self, name: str, joints: Sequence[JointBuffer]) -> None:
@@ -122,6 +123,7 @@ class JointTopic:
         self.refused = 0
         self.fault: str | None = None
         self.ahead: str | None = None
+        self.silence = ''
         self._by_name: dict[str, list[JointBuffer]] = {}
         for joint in joints:
             self._by_name.setdefault(joint.source.joint, []).append(joint)
@@ -198,7 +200,7 @@ class JointTopic:
         if not self._seen and self._latest_ns:
             return f'{self.name}: its messages name no joint; mend the node that publishes them'
         if not self._seen:
-            return f'no joint states yet on {self.name}'
+            return f'no joint states yet on {self.name}{self._why()}'
         if last_ns is None:
             seen = one_line(', '.join(self._seen), 300) or 'none'
             return (
@@ -210,7 +212,8 @@ class JointTopic:
             # The same for all of the topic's joints: a status says it once.
             silent_s = silent_ns * 1e-9
             hint = clock_hint(silent_s)
-            return f'{self.name}: last joint states are {silent_s:.2f} s old, {limit}{hint}'
+            said = f'{self.name}: last joint states are {silent_s:.2f} s old, {limit}{hint}'
+            return said + self._why()
         text = (
             f"joint '{name}' ({self.name}): last position is {(now_ns - last_ns) * 1e-9:.2f} s "
             f'old, {limit}'
@@ -219,3 +222,6 @@ class JointTopic:
             latest = one_line(', '.join(self._latest), 300) or 'no joint at all'
             text += f'; messages still come, without it (with: {latest})'
         return text
+
+    def _why(self) -> str:
+        return f': {self.silence}' if self.silence else ''

@@ -366,6 +366,8 @@ class PolicyNode(ManagedNode):
             return
         if monotonic_ns() - self._opened_ns < _FIRST_MESSAGES_NS:
             return
+        if (sensors := self._sensors) is not None:
+            synchronizer.note_silences(sensors.silences())
         now_ns = self._ros_time_ns()
         missing = responder.readiness(now_ns, monotonic_ns(), self._instruction.text)
         self._status.set(policy_status.observation(missing))

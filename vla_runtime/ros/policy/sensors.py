@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic_ns
+from typing import Any
 
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.node import Node
@@ -16,6 +17,7 @@ from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.subscription import Subscription
 from sensor_msgs.msg import CompressedImage, Image, JointState
 
+from vla_runtime.ros.graph_faults import type_name, why_silent
 from vla_runtime.ros.messages.conversions import stamp_to_ns
 from vla_runtime.ros.messages.images import ImageError, check_image
 from vla_runtime.ros.node_runner import OnError, guarded
@@ -74,27 +76,49 @@ class Sensors:
         self._on_data = on_data
         self._group = MutuallyExclusiveCallbackGroup()
         self._subscriptions: list[Subscription] = []
+        self._mends: list[str] = []
         for name, camera in match.cameras.items():
             if name in match.earlier:
                 continue
             callback = guarded(on_error, f'camera {name}', partial(self._on_image, name, camera))
-            self._subscribe(_IMAGE_TYPES[camera.type], camera, callback)
+            mend = f"mend topic, type or reliability of camera '{camera.name}' in the robot file"
+            self._subscribe(_IMAGE_TYPES[camera.type], camera, callback, mend)
         for source in _used_topics(robot, match):
             topic = node.resolve_topic_name(source.topic)
             callback = guarded(on_error, topic, partial(self._on_joints, topic))
-            self._subscribe(JointState, source, callback)
+            mend = 'mend topic or reliability in joint_states of the robot file'
+            self._subscribe(JointState, source, callback, mend)
 
     def destroy(self) -> None:
         """End all subscriptions."""
         for subscription in self._subscriptions:
             self._node.destroy_subscription(subscription)
         self._subscriptions.clear()
+        self._mends.clear()
+
+    def silences(self) -> dict[str, str]:
+        """Describe by topic why no message can come; topics that one can come on are left out.
+
+        The graph is asked about those only that no publisher is matched with.
+        """
+        images = [type_name(one) for one in _IMAGE_TYPES.values()]
+        found = {}
+        for subscription, mend in zip(self._subscriptions, self._mends, strict=True):
+            if subscription.get_publisher_count():
+                continue
+            message_type: Any = subscription.msg_type
+            kind, topic = type_name(message_type), subscription.topic_name
+            near = images if kind in images else [kind]
+            if why := why_silent(self._node, topic, kind, subscription.qos_profile, near):
+                found[topic] = f'{why}; {mend}'
+        return found
 
     def _subscribe(
         self,
         message_type: type,
         source: RobotCamera | JointStateTopic,
         callback: Callable[..., None],
+        mend: str,
     ) -> None:
         qos = QoSProfile(
             depth=source.depth,
@@ -110,6 +134,7 @@ class Sensors:
                 message_type, source.topic, callback, qos, callback_group=self._group
             )
         )
+        self._mends.append(mend)
 
     def _on_image(self, name: str, camera: RobotCamera, message: Image | CompressedImage) -> None:
         arrived_ns = monotonic_ns()

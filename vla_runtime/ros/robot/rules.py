@@ -50,6 +50,8 @@ _LONGEST_NAME = 200
 _LEAST = 1e-9
 # https://design.ros2.org/articles/topic_and_service_names.html, without substitutions.
 _TOPIC = re.compile(r'(/|~/)?[A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*')
+# Of a node; relative names are in the nodes' namespace.
+_NODE = re.compile(r'/?[A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*')
 
 
 def check_robot(robot: RobotSpec) -> None:
@@ -183,6 +185,12 @@ def _check_pose(where: str, pose: RobotPose) -> None:
 
 
 def _check_output(where: str, output: RobotOutput) -> None:
+    for index, name in enumerate(output.shared_with):
+        if not _NODE.fullmatch(name):
+            raise FieldError(
+                f'{where}.shared_with[{index}]',
+                f"'{name}' is not the name of a node (letters, 0-9, _ and /)",
+            )
     if output.kind in POSE_KINDS:
         if output.pose is None:
             raise FieldError(f'{where}.pose', f'is missing: {output.kind} carries a pose')

@@ -210,6 +210,8 @@ class RobotOutput:
             hundredth of its range where left out.
         goals_hz: most goals a second; 10 where left out.
         max_effort: largest effort that a goal allows, N or Nm; the controller's where left out.
+        shared_with: nodes that may send on this topic too. Any other one that does stops the
+            executor. Relative names are in the node's namespace.
     """
 
     kind: OutputKind
@@ -230,6 +232,8 @@ class RobotOutput:
     def command_topic(self) -> str:
         """Topic on which the commands can be heard; of an action the goals as `JointState`."""
         return f'{self.topic}/goal' if self.is_action else self.topic
+
+    shared_with: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
