@@ -56,6 +56,7 @@ from vla_runtime.ros.package_files import share_folder
 from vla_runtime.ros.parameters import ParameterError, declare, values
 from vla_runtime.ros.qos import RELIABLE
 from vla_runtime.ros.restart import note, state_before
+from vla_runtime.ros.robot.schema import received_topics
 
 PLAN_TOPIC = 'committed_plan'
 _NAME = 'vla_executor'
@@ -281,7 +282,13 @@ class ExecutorNode(ManagedNode):
             unreadable=self._unreadable,
             last_refusal=self._last_refusal,
         )
-        control = executor_status.control(status, answers, self._conflict(), self._unheard())
+        control = executor_status.control(
+            status,
+            answers,
+            self._conflict(),
+            self._unheard(),
+            received_topics(self._robot),
+        )
         if control.level > 0 and self._throttle.passes(control.text, time.monotonic()):
             log(self, control)
         rate_hz = self._fixed['control_rate_hz']
