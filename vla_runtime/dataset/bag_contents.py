@@ -32,7 +32,7 @@ from vla_runtime.recording.topics import (
 from vla_runtime.ros.messages.conversions import TrajectoryError, message_to_chunk, message_to_plan
 from vla_runtime.ros.messages.diagnostics import values_of
 from vla_runtime.ros.robot.match import command_units
-from vla_runtime.ros.robot.schema import Robot, RobotOutput
+from vla_runtime.ros.robot.schema import Robot, RobotCamera, RobotOutput, is_received
 
 _KINDS: Mapping[str, str] = {
     'joint_trajectory': 'trajectory_msgs/msg/JointTrajectory',
@@ -77,6 +77,7 @@ class BagContents:
         actions: one an output of the robot file that is in the bag.
         missing_outputs: topics of those that are not.
         camera_topics: camera to its topic.
+        cameras: camera to what the robot file says of it.
         frames: camera to the times of its frames, (n,) int64, rising.
         events: events in the order of time.
         step_time_s: step time of the policy's chunks, seconds; None without any.
@@ -88,6 +89,7 @@ class BagContents:
     actions: list[JointSeries]
     missing_outputs: list[str]
     camera_topics: dict[str, str]
+    cameras: dict[str, RobotCamera]
     frames: dict[str, np.ndarray]
     events: list[Event]
     step_time_s: float | None
@@ -179,7 +181,12 @@ class _EpisodeCollector:
             if (topic := self._find((output.command_topic,), (_KINDS[output.kind],))) is not None
         }
         clock = self._stamps.clock(
-            self._reader.path, [*joints.values(), *cameras.values(), *outputs.values()]
+            self._reader.path,
+            [*joints.values(), *cameras.values(), *outputs.values()],
+            {
+                *(cameras[one.name] for one in robot.cameras if one.stamp == 'receive'),
+                *(topic for name, topic in joints.items() if is_received(robot, name)),
+            },
         )
         actions = self._actions(outputs, clock)
         return BagContents(
@@ -189,6 +196,7 @@ class _EpisodeCollector:
             actions=list(actions.values()),
             missing_outputs=[o.command_topic for o in robot.outputs if o.topic not in actions],
             camera_topics=cameras,
+            cameras={camera.name: camera for camera in robot.cameras},
             frames={camera: np.unique(clock.times(topic)) for camera, topic in cameras.items()},
             events=sorted(self._events(clock), key=lambda event: event.time_ns),
             step_time_s=self._step_time_s(),

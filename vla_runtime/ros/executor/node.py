@@ -56,6 +56,7 @@ from vla_runtime.ros.package_files import share_folder
 from vla_runtime.ros.parameters import ParameterError, declare, values
 from vla_runtime.ros.qos import RELIABLE
 from vla_runtime.ros.restart import note, state_before
+from vla_runtime.ros.robot.schema import received_topics
 from vla_runtime.ros.robot.urdf_limits import beyond_urdf
 
 PLAN_TOPIC = 'committed_plan'
@@ -307,7 +308,13 @@ class ExecutorNode(ManagedNode):
             unreadable=self._unreadable,
             last_refusal=self._last_refusal,
         )
-        control = executor_status.control(status, answers, self._conflict(), self._unheard())
+        control = executor_status.control(
+            status,
+            answers,
+            self._conflict(),
+            self._unheard(),
+            received_topics(self._robot),
+        )
         if control.level > 0 and self._throttle.passes(control.text, time.monotonic()):
             log(self, control)
         grippers = self._link.gripper_status() if self._link is not None else []

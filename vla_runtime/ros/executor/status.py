@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,7 +68,11 @@ def inactive() -> StatusItem:
 
 
 def control(
-    status: LoopStatus, answers: Answers, conflict: str = '', unheard: str = ''
+    status: LoopStatus,
+    answers: Answers,
+    conflict: str = '',
+    unheard: str = '',
+    received: Sequence[str] = (),
 ) -> StatusItem:
     """Return the status of the present command: its kind and its reason.
 
@@ -76,6 +81,7 @@ def control(
         answers: answers that came.
         conflict: other executor that asks the same policy; empty without one.
         unheard: outputs that no node takes commands from; empty without any.
+        received: topics of joint states that are stamped when they are received.
     """
     executor = status.executor
     reason = executor.reason
@@ -115,7 +121,8 @@ def control(
         text = f'two executors ask one policy: {conflict}; stop one of them; {text}'
     if executor.dry_run:
         text = f'dry run, nothing is published: {text}'
-    return StatusItem('control', level, text, _control_values(status))
+    values = _control_values(status) | {'stamped_when_received': ', '.join(received)}
+    return StatusItem('control', level, text, values)
 
 
 def _too_slow(executor: ExecutorStatus) -> str:

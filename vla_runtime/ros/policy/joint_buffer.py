@@ -14,7 +14,7 @@ from math import pi
 
 from vla_runtime.execution.state import FURTHEST, UNSTAMPED, clock_hint
 from vla_runtime.files.quotes import one_line
-from vla_runtime.ros.policy.future_stamp import describe_ahead, describe_future
+from vla_runtime.ros.policy.future_stamp import OWN_CLOCK, describe_ahead, describe_future
 
 # Ten seconds (the longest `max_observation_age_s`) of a 1 kHz driver.
 _DEPTH = 10_240
@@ -130,6 +130,7 @@ class JointTopic:
         self._seen: dict[str, None] = {}
         self._latest: Sequence[str] = ()
         self._latest_ns = 0
+        self._arrived_ns = 0
 
     def clear(self) -> None:
         self.fault = self.ahead = None
@@ -166,7 +167,7 @@ class JointTopic:
             self.refused += 1
             return False
         self.ahead = describe_ahead(-age_ns, 'and frames are paired with older positions')
-        self._latest, self._latest_ns = names, stamp_ns
+        self._latest, self._latest_ns, self._arrived_ns = names, stamp_ns, now_ns
         for name, position in zip(names, positions, strict=True):
             if len(self._seen) < _SEEN_NAMES:
                 self._seen[name] = None
@@ -211,7 +212,9 @@ class JointTopic:
         if (silent_ns := now_ns - self._latest_ns) > max_age_ns:
             # The same for all of the topic's joints: a status says it once.
             silent_s = silent_ns * 1e-9
-            hint = clock_hint(silent_s)
+            came = now_ns - self._arrived_ns <= max_age_ns
+            own = f'; they come all the time: if the driver has a clock of its own, {OWN_CLOCK}'
+            hint = clock_hint(silent_s, own if came else '')
             said = f'{self.name}: last joint states are {silent_s:.2f} s old, {limit}{hint}'
             return said + self._why()
         text = (

@@ -18,7 +18,7 @@ from rclpy.subscription import Subscription
 from sensor_msgs.msg import CompressedImage, Image, JointState
 
 from vla_runtime.ros.graph_faults import type_name, why_silent
-from vla_runtime.ros.messages.conversions import stamp_to_ns
+from vla_runtime.ros.message_stamps import MessageStamps, with_info
 from vla_runtime.ros.messages.images import ImageError, check_image
 from vla_runtime.ros.node_runner import OnError, guarded
 from vla_runtime.ros.policy.camera_buffer import Frame
@@ -80,14 +80,14 @@ class Sensors:
         for name, camera in match.cameras.items():
             if name in match.earlier:
                 continue
-            callback = guarded(on_error, f'camera {name}', partial(self._on_image, name, camera))
+            take = partial(guarded(on_error, f'camera {name}', self._on_image), name, camera)
             mend = f"mend topic, type or reliability of camera '{camera.name}' in the robot file"
-            self._subscribe(_IMAGE_TYPES[camera.type], camera, callback, mend)
+            self._subscribe(_IMAGE_TYPES[camera.type], camera, take, mend)
         for source in _used_topics(robot, match):
             topic = node.resolve_topic_name(source.topic)
-            callback = guarded(on_error, topic, partial(self._on_joints, topic))
+            take = partial(guarded(on_error, topic, self._on_joints), topic)
             mend = 'mend topic or reliability in joint_states of the robot file'
-            self._subscribe(JointState, source, callback, mend)
+            self._subscribe(JointState, source, take, mend)
 
     def destroy(self) -> None:
         """End all subscriptions."""
@@ -117,9 +117,11 @@ class Sensors:
         self,
         message_type: type,
         source: RobotCamera | JointStateTopic,
-        callback: Callable[..., None],
+        take: Callable[..., None],
         mend: str,
     ) -> None:
+        stamps = MessageStamps(self._node.get_clock(), source.stamp)
+        callback = with_info(partial(take, stamps))
         qos = QoSProfile(
             depth=source.depth,
             reliability=(
@@ -136,23 +138,33 @@ class Sensors:
         )
         self._mends.append(mend)
 
-    def _on_image(self, name: str, camera: RobotCamera, message: Image | CompressedImage) -> None:
+    def _on_image(
+        self,
+        name: str,
+        camera: RobotCamera,
+        stamps: MessageStamps,
+        message: Image | CompressedImage,
+        info: Any,
+    ) -> None:
         arrived_ns = monotonic_ns()
         try:
-            check_image(message, width=camera.width, height=camera.height)
+            facts = check_image(
+                message, width=camera.width, height=camera.height, encoding=camera.encoding
+            )
         except ImageError as error:
             self._synchronizer.refuse_frame(name, str(error))
             return
-        frame = Frame(stamp_to_ns(message.header.stamp), arrived_ns, message)
+        stamped = stamps.of(message, info)
+        frame = Frame(stamped.stamp_ns, arrived_ns, message, facts, stamped.sent_ns)
         if self._synchronizer.add_frame(name, frame, self._node.get_clock().now().nanoseconds):
             self._on_data()
 
-    def _on_joints(self, topic: str, message: JointState) -> None:
+    def _on_joints(self, topic: str, stamps: MessageStamps, message: JointState, info: Any) -> None:
         taken = self._synchronizer.add_joints(
             topic,
             message.name,
             message.position,
-            stamp_to_ns(message.header.stamp),
+            stamps.of(message, info).stamp_ns,
             self._node.get_clock().now().nanoseconds,
         )
         if taken:

@@ -204,7 +204,7 @@ class Synchronizer:
                     copy(buffer.counters),
                     buffer.rate_hz,
                     f'camera {buffer.name}' not in problems,
-                    problems.get(f'camera {buffer.name}', buffer.fault),
+                    problems.get(f'camera {buffer.name}', buffer.fault or buffer.warning),
                 )
                 for buffer in self._cameras.values()
             )

@@ -13,6 +13,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from vla_runtime.files.input_files import read_text, regular_file
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import LARGEST_FILE, FieldError, did_you_mean, loads, parse
@@ -73,6 +75,14 @@ def read_robot(text: str, file: Path, read_urdf: Callable[[str], str | None]) ->
     robot = Robot(**said, file=file, text=text, urdf_text=urdf_text)
     _check_urdf(robot)
     return robot
+
+
+def stamped_by_headers(text: str) -> str:
+    """Return the text of a robot file that was read, for messages that all have stamps by now."""
+    document = loads(text)
+    for source in (*document.get('joint_states', ()), *document.get('cameras', ())):
+        source.pop('stamp', None)
+    return yaml.safe_dump(document, sort_keys=False)
 
 
 def find_robot(name_or_path: str | Path, folder: Path) -> Path:

@@ -77,6 +77,12 @@ def check_robot(robot: RobotSpec) -> None:
     for index, output in enumerate(robot.outputs):
         _check_output(f'outputs[{index}]', output)
         _check_fields_of_kind(f'outputs[{index}]', output)
+    for index, camera in enumerate(robot.cameras):
+        if camera.encoding is not None and camera.type == 'compressed':
+            raise FieldError(
+                f'cameras[{index}].encoding',
+                'is for raw images: compressed ones say what they are; leave it out',
+            )
     _check_joint_states(robot)
     _check_what_outputs_carry(robot)
 

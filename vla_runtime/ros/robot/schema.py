@@ -19,6 +19,20 @@ FORMAT = 1
 JointUnit = Literal['rad', 'deg', 'm', 'mm', '1', 'percent']
 ImageType = Literal['raw', 'compressed']
 Reliability = Literal['best_effort', 'reliable']
+StampSource = Literal['header', 'receive']
+ImageEncoding = Literal[
+    'rgb8',
+    'bgr8',
+    'rgba8',
+    'bgra8',
+    'mono8',
+    'bayer_rggb8',
+    'bayer_bggr8',
+    'bayer_gbrg8',
+    'bayer_grbg8',
+    'yuyv',
+    'uyvy',
+]
 OutputKind = Literal[
     'joint_trajectory',
     'float64_multi_array',
@@ -130,12 +144,15 @@ class JointStateTopic:
     Attributes:
         topic: relative topics are in the node's namespace.
         joints: joints of the robot that it brings; all of them where left out.
+        stamp: time of a message: `header`, as its driver stamps it, or `receive`, the time at which
+            it comes, for drivers that stamp nothing or by a clock of their own.
     """
 
     topic: str
     joints: tuple[str, ...] = ()
     reliability: Reliability = 'best_effort'
     depth: int = 10
+    stamp: StampSource = 'header'
 
 
 @dataclass(frozen=True)
@@ -150,6 +167,8 @@ class RobotCamera:
         depth: frames kept while the node is busy.
         width: pixels, checked on each frame when given.
         height: pixels, checked on each frame when given.
+        stamp: time of a frame; see `JointStateTopic`.
+        encoding: meaning of the bytes of raw images whose own encoding is 8UC1 to 8UC4.
     """
 
     name: str
@@ -159,6 +178,8 @@ class RobotCamera:
     depth: int = 2
     width: int | None = None
     height: int | None = None
+    stamp: StampSource = 'header'
+    encoding: ImageEncoding | None = None
     aliases: tuple[str, ...] = ()
 
 
@@ -290,6 +311,16 @@ class Robot(RobotSpec):
     file: Path = Path()
     text: str = ''
     urdf_text: str | None = None
+
+
+def received_topics(robot: RobotSpec) -> tuple[str, ...]:
+    """Topics of joint states that are stamped when they are received."""
+    return tuple(source.topic for source in robot.joint_states if source.stamp == 'receive')
+
+
+def is_received(robot: RobotSpec, joint: str) -> bool:
+    """Return whether a joint's states are stamped when they are received."""
+    return robot.joint_source(joint).stamp == 'receive'
 
 
 _Named = TypeVar('_Named', bound='RobotJoint | RobotCamera | RobotPose')

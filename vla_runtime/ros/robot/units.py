@@ -1,4 +1,4 @@
-"""Units of joints and URDFs: sizes, and conversion between a joint's measured position and its command."""
+"""Units of joints and URDFs: sizes, and conversion from a measured position to its command."""
 
 from __future__ import annotations
 
