@@ -113,6 +113,9 @@ def compiled(kernel: Any, args: tuple[Any, ...], options: dict[str, Any], capabi
         value = given.get(name)
         if name in constants:
             signature[name] = 'constexpr'
+        elif value is None:
+            # An argument that has a default: None is one kind of kernel by itself.
+            signature[name], constants[name] = 'constexpr', None
         elif isinstance(value, Tensor):
             signature[name] = TYPES[value.dtype]
         elif value == 1 and isinstance(value, int):
