@@ -39,6 +39,8 @@ FETCH = 1
 PER_MULTIPROCESSOR = 1
 # Looks at a counter, of about a microsecond each, before a program gives up.
 LIMIT = 2**18
+# Each program writes when it begins and ends its share of a stage: for measurements.
+NOTED = False
 # All programs are launched together or not at all.
 COOPERATIVE = True
 
@@ -92,6 +94,8 @@ class PersistentExpert(TritonExpert):
         ]
         self._parts = torch.empty(max(self._cut), count, block.width, device=device)
         self._programs = _multiprocessors(device) * PER_MULTIPROCESSOR
+        noted = self._stages * self._programs * 2 if NOTED else 0
+        self._clocks = torch.zeros(max(1, noted), dtype=torch.int64, device=device)
 
     def _addresses(self) -> Tensor:
         """Return where each layer's matrices are behind those of the first, (layers + 1, 4)."""
@@ -154,6 +158,7 @@ class PersistentExpert(TritonExpert):
             self._norms,
             self._counters,
             self._failed,
+            self._clocks,
             first,
             last,
             self._stages,
@@ -196,6 +201,7 @@ class PersistentExpert(TritonExpert):
             PHASES=kernel.PHASES,
             COUNTER=kernel.COUNTER,
             LINES=kernel.LINES,
+            NOTED=NOTED,
             num_warps=WARPS,
             **cooperative,
         )

@@ -79,6 +79,17 @@ def _fetch(numbers, first, count, LINES: tl.constexpr):
 
 
 @triton.jit
+def _note(clocks, place, NOTED: tl.constexpr):
+    """Write the multiprocessor's clock, where the time of each stage is wanted."""
+    if NOTED:
+        tl.debug_barrier()
+        clock = tl.inline_asm_elementwise(
+            'mov.u64 $0, %clock64;', '=l', [], dtype=tl.int64, is_pure=False, pack=1
+        )
+        tl.store(clocks + place, clock)
+
+
+@triton.jit
 def combine_kernel(
     attended,
     weight,
@@ -144,6 +155,7 @@ def step_kernel(
     norms,
     counters,
     failed,
+    clocks,
     first,
     last,
     stages,
@@ -186,6 +198,7 @@ def step_kernel(
     PHASES: tl.constexpr,
     COUNTER: tl.constexpr,
     LINES: tl.constexpr,
+    NOTED: tl.constexpr,
 ):
     """Stages `first` to `last` of a step: PHASES a layer, and one that adds the last product.
 
@@ -202,6 +215,8 @@ def step_kernel(
             scale alone is read.
         counters: (stages, COUNTER) int32, of which the first of each counts programs; 0 at first.
         failed: (1,) int32, 0 at first; stage + 1 where a program waited in vain.
+        clocks: (stages, programs, 2) int64, the clock of each program's multiprocessor before and
+            after its share of a stage; written if NOTED.
         first, last: stages of this launch. One that has all of them needs all of its programs at
             the same time.
         stages: stages of a whole step.
@@ -230,6 +245,7 @@ def step_kernel(
         own_norms = norms + layer * 6 * width
         if stage > first:
             limit = _wait(counters, failed, stage - 1, programs, limit, COUNTER)
+        _note(clocks, (stage * programs + program) * 2, NOTED)
 
         if stage == stages - 1:
             gate = norms + (layer * 6 - 1) * width
@@ -369,9 +385,7 @@ def step_kernel(
                 )
         elif phase == 3:
             all_queries = count * heads
-            for tile in tl.range(
-                program, tl.cdiv(all_queries, COMBINED), programs, num_stages=1
-            ):
+            for tile in tl.range(program, tl.cdiv(all_queries, COMBINED), programs, num_stages=1):
                 combine_kernel(
                     of_parts,
                     part_weight,
@@ -468,6 +482,7 @@ def step_kernel(
                     tile // row_tiles // tiles,
                 )
 
+        _note(clocks, (stage * programs + program) * 2 + 1, NOTED)
         if stage < stages - 1:
             _arrive(counters, stage, COUNTER)
             if FETCH > 0:
