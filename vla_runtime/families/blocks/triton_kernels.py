@@ -9,9 +9,9 @@ Rows of matrices are tokens. A product whose outputs are few is cut into parts o
 the next norm adds up in order, so that equal inputs give equal bits.
 
 Imports Triton: only code that has found it imports this module. Triton reads annotations as code,
-so arguments have none; constants of a compilation are written in capitals. A kernel is also a function of another kernel
-(`triton_persistent_kernel`), which says what of the work is to be done; without, a program does
-that of its place in the grid.
+so arguments have none; constants of a compilation are written in capitals. A kernel is a function
+of another kernel too (`triton_persistent_kernel`), which names the tile that is computed; a program
+of its own computes that of its place in the grid.
 """
 
 # mypy: allow-untyped-defs

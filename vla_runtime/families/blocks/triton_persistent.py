@@ -76,7 +76,7 @@ class PersistentExpert(TritonExpert):
         self._offsets = self._addresses().to(device)
         self._norms = torch.zeros(2 * layers, 3, block.width, device=device)
         if block.input_scale is not None:
-            plain = [s for b in self._blocks for s in (b.input_scale, b.post_scale)]
+            plain: list[Any] = [s for b in self._blocks for s in (b.input_scale, b.post_scale)]
             torch.stack(plain, out=self._norms[:, 0])
         self._counters = torch.zeros(
             self._stages * kernel.COUNTER + 1, dtype=torch.int32, device=device

@@ -79,6 +79,27 @@ def _fetch(numbers, first, count, LINES: tl.constexpr):
 
 
 @triton.jit
+def _shares(stage, norms, project, attend, combine, out, gate, down, PHASES: tl.constexpr):
+    """Tiles of a stage."""
+    phase = stage % PHASES
+    # The last stage is a norm's too.
+    found = norms
+    if phase == 1:
+        found = project
+    elif phase == 2:
+        found = attend
+    elif phase == 3:
+        found = combine
+    elif phase == 4:
+        found = out
+    elif phase == 6:
+        found = gate
+    elif phase == 7:
+        found = down
+    return found
+
+
+@triton.jit
 def _note(clocks, place, NOTED: tl.constexpr):
     """Write the multiprocessor's clock, where the time of each stage is wanted."""
     if NOTED:
@@ -209,14 +230,14 @@ def step_kernel(
             `triton_kernels`, of one layer.
         keys, values: (layers, B, kv_heads, length, D).
         qkv, out, gated, down: matrices of the first layer.
-        offsets: (layers + 1, 4) int64, where the matrices of a layer are, in numbers behind these; the
-            last is read and not used.
+        offsets: (layers + 1, 4) int64, where the matrices of a layer are, in numbers behind these;
+            the last is read and not used.
         norms: (2 layers, 3, W) float32: scale, shift and gate of each norm; without MODULATED the
             scale alone is read.
-        counters: (stages, COUNTER) int32, of which the first of each counts programs; 0 at first.
+        counters: (stages, COUNTER) int32, of which the first of each counts programs with a share; 0 at first.
         failed: (1,) int32, 0 at first; stage + 1 where a program waited in vain.
-        clocks: (stages, programs, 2) int64, the clock of each program's multiprocessor before and
-            after its share of a stage; written if NOTED.
+        clocks: (stages, programs, 2) int64, the multiprocessor's clock before and after a program's
+            share of a stage; written if NOTED.
         first, last: stages of this launch. One that has all of them needs all of its programs at
             the same time.
         stages: stages of a whole step.
@@ -233,6 +254,15 @@ def step_kernel(
     head_dim: tl.constexpr = 2 * HALF
     queries = tokens * (heads // kv_heads)
     pairs: tl.constexpr = (HALF + HEAD_PAIRS - 1) // HEAD_PAIRS
+    out_tiles, down_tiles = tl.cdiv(width, OUT_OUTPUTS), tl.cdiv(width, DOWN_OUTPUTS)
+    query_tiles, gate_tiles = tl.cdiv(queries, QUERIES), tl.cdiv(hidden_width, GATE_PAIRS)
+    all_heads = count // tokens * kv_heads
+    all_project = row_tiles * (heads + 2 * kv_heads) * pairs
+    all_attend = query_tiles * all_heads * KEY_PARTS
+    all_combine = tl.cdiv(count * heads, COMBINED)
+    all_out = row_tiles * out_tiles * OUT_PARTS
+    all_gate = row_tiles * gate_tiles
+    all_down = row_tiles * down_tiles * DOWN_PARTS
     for stage in tl.range(first, last, num_stages=1):
         layer, phase = stage // PHASES, stage % PHASES
         of_layer = offsets + layer * 4
@@ -243,8 +273,33 @@ def step_kernel(
         own_keys = keys + layer * layer_keys
         own_values = values + layer * layer_keys
         own_norms = norms + layer * 6 * width
-        if stage > first:
-            limit = _wait(counters, failed, stage - 1, programs, limit, COUNTER)
+        busy = program < _shares(
+            stage,
+            count,
+            all_project,
+            all_attend,
+            all_combine,
+            all_out,
+            all_gate,
+            all_down,
+            PHASES,
+        )
+        # Who waits for a program's share waits for all before it: an idle one need not be waited
+        # for, nor wait itself.
+        if busy & (stage > first):
+            before = _shares(
+                stage - 1,
+                count,
+                all_project,
+                all_attend,
+                all_combine,
+                all_out,
+                all_gate,
+                all_down,
+                PHASES,
+            )
+            before = tl.minimum(before, programs)
+            limit = _wait(counters, failed, stage - 1, before, limit, COUNTER)
         _note(clocks, (stage * programs + program) * 2, NOTED)
 
         if stage == stages - 1:
@@ -328,8 +383,7 @@ def step_kernel(
                         row,
                     )
         elif phase == 1:
-            tiles = (heads + 2 * kv_heads) * pairs
-            for tile in tl.range(program, row_tiles * tiles, programs, num_stages=1):
+            for tile in tl.range(program, all_project, programs, num_stages=1):
                 project_kernel(
                     normed,
                     own_qkv,
@@ -354,9 +408,7 @@ def step_kernel(
                     tile // row_tiles,
                 )
         elif phase == 2:
-            tiles = tl.cdiv(queries, QUERIES)
-            all_heads = count // tokens * kv_heads
-            for tile in tl.range(program, tiles * all_heads * KEY_PARTS, programs, num_stages=1):
+            for tile in tl.range(program, all_attend, programs, num_stages=1):
                 attend_kernel(
                     query,
                     own_keys,
@@ -379,18 +431,17 @@ def step_kernel(
                     KEYS,
                     PRECISION,
                     KEY_STAGES,
-                    tile % tiles,
-                    tile // tiles % all_heads,
-                    tile // tiles // all_heads,
+                    tile % query_tiles,
+                    tile // query_tiles % all_heads,
+                    tile // query_tiles // all_heads,
                 )
         elif phase == 3:
-            all_queries = count * heads
-            for tile in tl.range(program, tl.cdiv(all_queries, COMBINED), programs, num_stages=1):
+            for tile in tl.range(program, all_combine, programs, num_stages=1):
                 combine_kernel(
                     of_parts,
                     part_weight,
                     attended,
-                    all_queries,
+                    count * heads,
                     KEY_PARTS,
                     tile,
                     head_dim,
@@ -399,8 +450,7 @@ def step_kernel(
                     COMBINED,
                 )
         elif phase == 4:
-            tiles = tl.cdiv(width, OUT_OUTPUTS)
-            for tile in tl.range(program, row_tiles * tiles * OUT_PARTS, programs, num_stages=1):
+            for tile in tl.range(program, all_out, programs, num_stages=1):
                 product_kernel(
                     attended,
                     own_out,
@@ -415,8 +465,8 @@ def step_kernel(
                     PRECISION,
                     STAGES,
                     tile % row_tiles,
-                    tile // row_tiles % tiles,
-                    tile // row_tiles // tiles,
+                    tile // row_tiles % out_tiles,
+                    tile // row_tiles // out_tiles,
                 )
         elif phase == 5:
             for row in tl.range(program, count, programs, num_stages=1):
@@ -443,8 +493,7 @@ def step_kernel(
                     row,
                 )
         elif phase == 6:
-            tiles = tl.cdiv(hidden_width, GATE_PAIRS)
-            for tile in tl.range(program, row_tiles * tiles, programs, num_stages=1):
+            for tile in tl.range(program, all_gate, programs, num_stages=1):
                 gated_kernel(
                     normed,
                     own_gated,
@@ -462,8 +511,7 @@ def step_kernel(
                     tile // row_tiles,
                 )
         else:
-            tiles = tl.cdiv(width, DOWN_OUTPUTS)
-            for tile in tl.range(program, row_tiles * tiles * DOWN_PARTS, programs, num_stages=1):
+            for tile in tl.range(program, all_down, programs, num_stages=1):
                 product_kernel(
                     hidden,
                     own_down,
@@ -478,13 +526,14 @@ def step_kernel(
                     PRECISION,
                     STAGES,
                     tile % row_tiles,
-                    tile // row_tiles % tiles,
-                    tile // row_tiles // tiles,
+                    tile // row_tiles % down_tiles,
+                    tile // row_tiles // down_tiles,
                 )
 
         _note(clocks, (stage * programs + program) * 2 + 1, NOTED)
         if stage < stages - 1:
-            _arrive(counters, stage, COUNTER)
+            if busy:
+                _arrive(counters, stage, COUNTER)
             if FETCH > 0:
                 of_qkv = (heads + 2 * kv_heads) * head_dim * width
                 of_out = width * heads * head_dim
