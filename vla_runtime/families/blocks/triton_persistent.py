@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vla_runtime.families.blocks import triton_persistent_kernel as kernel
+from vla_runtime.families.blocks import triton_persistent_kernel as kernels
 from vla_runtime.families.blocks import triton_step
 from vla_runtime.families.blocks.fused_expert import Past
 from vla_runtime.families.blocks.gemma import Modulation
 from vla_runtime.families.blocks.layers import gelu_tanh
 from vla_runtime.families.blocks.triton_expert import TritonExpert, _half, _power
+from vla_runtime.families.blocks.triton_persistent_kernel import COUNTER, LINES, PHASES
 from vla_runtime.families.blocks.triton_step import tiles
 
 # Tiles, as in `triton_expert`; of the two products that are cut, outputs and inputs of a program.
@@ -72,15 +73,13 @@ class PersistentExpert(TritonExpert):
             return
         block, device = self._blocks[0], self._x.device
         layers, count = len(self._blocks), self._count
-        self._stages = layers * kernel.PHASES + 1
+        self._stages = layers * PHASES + 1
         self._offsets = self._addresses().to(device)
         self._norms = torch.zeros(2 * layers, 3, block.width, device=device)
         if block.input_scale is not None:
             plain: list[Any] = [s for b in self._blocks for s in (b.input_scale, b.post_scale)]
             torch.stack(plain, out=self._norms[:, 0])
-        self._counters = torch.zeros(
-            self._stages * kernel.COUNTER + 1, dtype=torch.int32, device=device
-        )
+        self._counters = torch.zeros(self._stages * COUNTER + 1, dtype=torch.int32, device=device)
         self._failed = self._counters[-1:]
         attention = self._own
         self._part = PART * attention.batch
@@ -121,7 +120,7 @@ class PersistentExpert(TritonExpert):
                 wide = [part.view(-1) for one in modulations[: len(self._norms)] for part in one]
                 torch.stack(wide, out=self._norms.view(len(wide), -1))
             # An interpreter runs one program after the other: none may wait for a later one.
-            for first, last in self._launches(h.is_cuda):
+            for first, last in self._launches(h.device.type != 'cpu'):
                 self._launch(bool(modulations), first, last)
         return self._x
 
@@ -137,8 +136,9 @@ class PersistentExpert(TritonExpert):
         half = block.head_dim // 2
         queries = self._tokens * attention.heads // attention.kv_heads
         # What an interpreter does not know.
-        cooperative = {'launch_cooperative_grid': COOPERATIVE} if self._x.is_cuda else {}
-        kernel.step_kernel[(self._programs,)](
+        interpreted = self._x.device.type == 'cpu'
+        cooperative = {} if interpreted else {'launch_cooperative_grid': COOPERATIVE}
+        kernels.step_kernel[(self._programs,)](
             self._x,
             self._parts,
             self._normed,
@@ -197,10 +197,10 @@ class PersistentExpert(TritonExpert):
             MODULATED=modulated,
             GELU=block.gated.activation is gelu_tanh,
             PRECISION=self._precision,
-            FETCH=FETCH if self._x.is_cuda else 0,
-            PHASES=kernel.PHASES,
-            COUNTER=kernel.COUNTER,
-            LINES=kernel.LINES,
+            FETCH=0 if interpreted else FETCH,
+            PHASES=PHASES,
+            COUNTER=COUNTER,
+            LINES=LINES,
             NOTED=NOTED,
             num_warps=WARPS,
             **cooperative,

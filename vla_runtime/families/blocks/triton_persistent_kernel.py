@@ -234,9 +234,10 @@ def step_kernel(
             the last is read and not used.
         norms: (2 layers, 3, W) float32: scale, shift and gate of each norm; without MODULATED the
             scale alone is read.
-        counters: (stages, COUNTER) int32, of which the first of each counts programs with a share; 0 at first.
+        counters: (stages, COUNTER) int32, whose first numbers count programs that have done
+            their share; 0 at first.
         failed: (1,) int32, 0 at first; stage + 1 where a program waited in vain.
-        clocks: (stages, programs, 2) int64, the multiprocessor's clock before and after a program's
+        clocks: (stages, programs, 2) int64, of the multiprocessor before and after its program's
             share of a stage; written if NOTED.
         first, last: stages of this launch. One that has all of them needs all of its programs at
             the same time.
