@@ -100,11 +100,13 @@ class ImageSpec:
 
     Attributes:
         crop: part of the image that is kept; only with the padding `crop`.
+        bars: pixels of the border, where it is not black (-1); only with a border.
     """
 
     padding: ImagePadding
     resample: ImageResample
     crop: CropSpec | None = None
+    bars: float | None = None
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,8 @@ def _images(spec: BundleSpec) -> str:
     resized = f'{spec.images.padding}, {spec.images.resample}'
     if spec.images.crop is not None:
         resized += f', {spec.images.crop.fraction:.0%} of {spec.images.crop.edge} px'
+    if spec.images.bars is not None:
+        resized += f', bars {spec.images.bars:g}'
     if spec.images.padding == 'none':
         resized = 'not resized'
     return f'{", ".join(written)} px, {resized}'
@@ -82,8 +84,9 @@ def _prompt(spec: BundleSpec) -> str:
     if spec.prompt is None:
         return 'none: the policy has no language'
     advantage = f', advantage {spec.advantage}' if spec.advantage else ''
+    bins = f', state in {spec.prompt.state_bins} bins' if spec.prompt.state_bins else ''
     return (
-        f'{spec.prompt.template}, {spec.prompt.cleaning} cleaning, at most '
+        f'{spec.prompt.template}, {spec.prompt.cleaning} cleaning{bins}, at most '
         f'{language_dims(spec.dims).prompt_length} tokens{advantage}'
     )
 

@@ -26,6 +26,7 @@ from vla_runtime.bundle.schema import (
 from vla_runtime.bundle.statistics import check_statistics
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
+from vla_runtime.export.cameras import settle_cameras
 from vla_runtime.export.checkpoint import CheckpointError, copy_tensors, read_tensors
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, Source, find_reader
 from vla_runtime.export.columns import Columns, ask_for_targets, cut_statistics, resolve_columns
@@ -51,12 +52,14 @@ class ExportPlan:
         tensors: this package's names to the stored tensors.
         statistics: cut to the named dimensions.
         tokenizer: the file to copy; None without language.
+        notes: for people, about how contradictory facts were read.
     """
 
     spec: BundleSpec
     tensors: Mapping[str, StoredTensor]
     statistics: Mapping[str, np.ndarray]
     tokenizer: Path | None
+    notes: tuple[str, ...] = ()
 
     @property
     def weight_bytes(self) -> int:
@@ -79,7 +82,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     tensors = read_tensors(checkpoint, reader.names)
     family = reader.family(tensors)
     if policy is not None:
-        facts = read_lerobot_folder(checkpoint, policy)
+        facts = read_lerobot_folder(checkpoint, policy, options.lerobot)
     else:
         facts = reader.read_folder(checkpoint, family, options)
     missing = MissingFacts(checkpoint, facts)
@@ -119,7 +122,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     file = facts.statistics_file or checkpoint
     ask_for_targets(spec, statistics, options.targets, facts.deltas, file, missing)
     missing.raise_if_any()
-    return ExportPlan(spec, tensors, statistics, settled.tokenizer)
+    return ExportPlan(spec, tensors, statistics, settled.tokenizer, facts.notes)
 
 
 def _check_valid(checkpoint: Path, spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> None:
@@ -140,7 +143,8 @@ def _prompt(
     tokenizer, template, _ = settled.language
     layout = find_family(facts.family).templates[template]
     _check_tokenizer(tokenizer, layout.bos, language_dims(dims).vocabulary)
-    return PromptFormat(template, facts.cleaning, options.advantage)
+    bins = facts.state_bins if find_family(facts.family).templates[template].has_state else None
+    return PromptFormat(template, facts.cleaning, options.advantage, bins)
 
 
 def write_export(
@@ -202,6 +206,8 @@ def _check_facts(
                 )
         if options.adapt_to_pi is not None:
             missing.conflict(f"--adapt-to-pi is openpi's, and this folder is of {facts.kind}")
+    if options.lerobot is not None and facts.kind != 'LeRobot':
+        missing.conflict(f"--lerobot is LeRobot's, and this folder is of {facts.kind}")
     if options.image_size is not None and facts.images.resample != 'area':
         height, width = options.image_size
         missing.conflict(
@@ -256,13 +262,7 @@ def _settle(
     language = _language(reader, facts, options, missing) if has_language else None
     if not has_language:
         _check_no_language(facts, options, missing)
-    cameras = missing.pick(
-        '--cameras',
-        options.cameras,
-        facts.cameras if facts.cameras_stated else None,
-        'camera names in the order the network sees them',
-        default=facts.cameras,
-    )
+    cameras = settle_cameras(options.cameras, facts, missing)
     horizon, denoise_steps = _numbers(reader, facts, options, missing)
     missing.raise_if_any()
     # Every None is noted in `missing`, so nothing is None any more.

@@ -41,10 +41,7 @@ def read_pipeline(path: Path, known: tuple[str, ...]) -> Pipeline:
         ExportError: a missing file, an unknown step, or a step that is there twice.
     """
     if not os.path.lexists(path):
-        raise ExportError(
-            f'{path}: is missing; a LeRobot older than 0.4 kept the statistics elsewhere: convert '
-            'the policy with its lerobot/processor/migrate_policy_normalization.py'
-        )
+        raise ExportError(f'{path}: is missing; copy the whole folder')
     steps: dict[str, JsonMapping] = {}
     files: dict[str, str] = {}
     for step in read_json(path).mappings('steps'):
