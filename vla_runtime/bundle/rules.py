@@ -114,6 +114,8 @@ def _checked(document: Mapping[str, Any]) -> BundleSpec:
             f'{spec.denoise_steps} (trained_delay_steps: {spec.trained_delay_steps}) where 1 (0) '
             f'is expected: the head of {spec.family} runs once',
         )
+    if spec.flow_times is not None and family.head != 'flow':
+        raise FieldError('flow_times', f'is given, but the head of {spec.family} has no flow')
     _check_cameras(spec)
     if spec.trained_delay_steps > spec.horizon:
         raise FieldError(

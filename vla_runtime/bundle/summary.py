@@ -40,13 +40,14 @@ def describe(spec: BundleSpec) -> str:
     if spec.joint_space is not None:
         lines.append(line('joint space', f'{spec.joint_space}, converted from and to the robot'))
     delay = spec.trained_delay_steps
+    summed = f', {spec.flow_times} flow times' if spec.flow_times else ''
     trained = f', trained with up to {delay} known actions' if delay else ''
     lines += [
         line(
             'chunk',
             f'{spec.horizon} actions of {spec.step_time_s * 1e3:g} ms '
             f'({spec.horizon * spec.step_time_s:.2f} s), {spec.denoise_steps} denoise steps'
-            f'{trained}',
+            f'{summed}{trained}',
         ),
         line('prompt', _prompt(spec)),
         line(

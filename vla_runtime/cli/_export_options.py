@@ -136,8 +136,8 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         '--lerobot',
         choices=get_args(LeRobotRelease),
-        help='LeRobot that trained a pi0 or pi0.5 policy: 0.4 (0.4.0 to 0.4.4) or 0.5 (0.5.0); folders '
-        'of other releases say it',
+        help='release of LeRobot that trained the policy, where the folder is asked about: 0.4 '
+        '(0.4.0 to 0.4.4) or 0.5 (0.5.0)',
     )
     group.add_argument(
         '--denoise-steps',

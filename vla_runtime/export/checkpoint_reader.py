@@ -133,7 +133,8 @@ def find_reader(folder: Path) -> tuple[CheckpointReader, LeRobotPolicy | None]:
             policy.type: (reader, policy) for reader in readers for policy in reader.lerobot
         }
         policies |= {name: (reader, None) for reader in readers for name in reader.lerobot_types}
-        return policies[policy_type(folder, list(policies))]
+        described = [policy for _, policy in policies.values() if policy is not None]
+        return policies[policy_type(folder, list(policies), described)]
     stored = read_tensors(folder)
     for prefix in prefixes(stored):
         names = [name.removeprefix(prefix) for name in stored]

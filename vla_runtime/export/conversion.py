@@ -115,6 +115,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         tokenizer=f'tokenizer{settled.tokenizer.suffix}' if settled.tokenizer else None,
         joint_space=facts.joint_space,
         trained_delay_steps=facts.trained_delay_steps,
+        flow_times=facts.flow_times,
         source={**facts.source, **given, 'exported_by': f'vla_runtime {__version__}'},
     )
     statistics = cut_statistics(facts.statistics, settled.columns)

@@ -11,7 +11,7 @@ import numpy as np
 
 from vla_runtime.bundle.schema import CameraSpec, ImageSpec, NormalisationSpec
 from vla_runtime.files.json_file import JsonMapping
-from vla_runtime.types import JointSpaceName, PromptCleaning
+from vla_runtime.types import FlowTimes, JointSpaceName, PromptCleaning
 
 CONFIG_FILE = 'config.json'
 AbsentCameras = Literal['masked', 'left_out']
@@ -54,6 +54,7 @@ class FolderFacts:
         horizon: actions of a chunk.
         real_horizon: first of them that the robot has; None: all.
         denoise_steps: Euler steps.
+        flow_times: rounding of the flow times of the Euler steps; None: each exact.
         trained_delay_steps: longest clean action prefix seen in training, 0 for none.
         image_size: edge of the square input image in pixels.
         image_sizes: (height, width) of each camera's images, where they go in as they are or
@@ -92,6 +93,7 @@ class FolderFacts:
     horizon: int | None = None
     real_horizon: int | None = None
     denoise_steps: int | None = None
+    flow_times: FlowTimes | None = None
     trained_delay_steps: int = 0
     image_size: int | None = None
     image_size_key: str = ''

@@ -63,25 +63,11 @@ def _later_form(config: JsonMapping) -> JsonMapping:
                 )
     values = {
         **config.values,
-        'type': _type_of_2024(config),
         'input_features': features['input'],
         'output_features': features['output'],
         'normalization_mapping': modes,
     }
     return JsonMapping(config.path, values)
-
-
-def _type_of_2024(config: JsonMapping) -> str:
-    """Return the policy type, which these folders do not name, from fields that only one has."""
-    for key, policy in (
-        ('n_vae_encoder_layers', 'act'),
-        ('noise_scheduler_type', 'diffusion'),
-        ('vqvae_n_embed', 'vqbet'),
-        ('latent_dim', 'tdmpc'),
-    ):
-        if key in config:
-            return policy
-    raise config.error('type', 'is missing, and no known policy has these fields')
 
 
 def has_processors(folder: Path) -> bool:

@@ -72,8 +72,8 @@ _EARLIER_BARS = -3.0
 _RELEASE = Question(
     '--lerobot',
     '0.4 or 0.5: the LeRobot that trained the policy, 0.4.0 to 0.4.4 or 0.5.0 (later ones write '
-    f'{_LATER_KEY} into config.json). They differ in what the network sees: 0.4 pads the state in '
-    "pi0.5's prompt and the bars of a padded image in another way",
+    f'{_LATER_KEY} into config.json). They differ in what the network sees: 0.4 pads the state '
+    'before it goes into the prompt, and images with another black',
 )
 # Values that every family is written for: a folder that says otherwise is refused.
 _FIXED: Mapping[str, object] = {'n_obs_steps': 1, 'use_peft': False}
@@ -107,6 +107,8 @@ class LeRobotPolicy:
         source: further keys of config.json that are kept for people.
         absent_cameras: what LeRobot makes of a camera of config.json that the data lack.
         padded_release: LeRobot 0.4 padded the state of the prompt, and padded images with -3.
+        summed_times: LeRobot before 0.4.3 summed the flow times of the steps in float32.
+        of_2024: field that config.json of 2024, which names no type, has of this policy alone.
         early: description of folders from before 0.4, where they differ.
     """
 
@@ -129,6 +131,8 @@ class LeRobotPolicy:
     source: tuple[str, ...] = ()
     absent_cameras: AbsentCameras | None = None
     padded_release: bool = False
+    summed_times: bool = False
+    of_2024: str | None = None
     early: LeRobotPolicy | None = None
 
 
@@ -141,14 +145,20 @@ def is_lerobot_folder(folder: Path) -> bool:
     return 'type' in config or is_of_2024(config)
 
 
-def policy_type(folder: Path, known: Sequence[str]) -> str:
-    """Return the policy type that config.json names.
+def policy_type(folder: Path, known: Sequence[str], policies: Sequence[LeRobotPolicy] = ()) -> str:
+    """Return the policy type that config.json names, or that its fields show.
+
+    Args:
+        folder: folder of the checkpoint.
+        known: types that are served.
+        policies: policies that folders without a type may be of.
 
     Raises:
         ExportError: none of the known.
     """
     config = read_config(folder)
-    found: str = config.get('type', str)
+    shown = [policy.type for policy in policies if policy.of_2024 and policy.of_2024 in config]
+    found: str = config.get('type', str, *shown[:1])
     if found not in known:
         *others, last = (f"'{name}'" for name in known)
         served = f'{", ".join(others)} and {last}' if others else last
@@ -171,7 +181,7 @@ def read_lerobot_folder(
             files that contradict each other, missing or damaged files.
     """
     config = read_config(folder)
-    policy_type(folder, [policy.type])
+    policy_type(folder, [policy.type], [policy])
     early = not has_processors(folder)
     if early:
         policy = policy.early or policy
@@ -218,6 +228,8 @@ def read_lerobot_folder(
         usual_prompt_length=policy.usual_prompt_length,
         horizon=config.get(policy.horizon_key, int),
         denoise_steps=config.get(steps_key, int) if steps_key else 1,
+        # 0.4.3 was the first to write `use_peft`, and to compute each time by itself.
+        flow_times='summed' if policy.summed_times and 'use_peft' not in config else None,
         trained_delay_steps=config.get('rtc_training_max_delay', int, 0),
         image_size=_image_size(config, size_key) if size_key else None,
         image_size_key=size_key or '',
@@ -271,8 +283,8 @@ def _fitted(
     if found is None or found in (stated, longest) or not 0 < found < longest:
         return features, []
     note = (
-        f'{config.path.name} says {stated} numbers of the state, and its statistics are of {found}: '
-        f'the training had {found}, the policy that it began with {stated}'
+        f'{config.path.name} says {stated} numbers of the state, and its statistics are of '
+        f'{found}: the training had {found}, the policy that it began with {stated}'
     )
     return replace(features, state={**features.state, STATE: found}), [note]
 
@@ -284,7 +296,7 @@ def _camera_notes(config: JsonMapping, features: Features, stored: StoredStatist
     if not seen or not unseen:
         return []
     return [
-        f'{config.path.name} lists {", ".join(unseen)}, but only the other cameras have statistics: '
+        f'{config.path.name} lists {", ".join(unseen)}, but only other cameras have statistics: '
         f'if the training lacked it, say --cameras …,{unseen[0]}=absent'
     ]
 

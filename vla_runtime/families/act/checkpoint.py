@@ -106,6 +106,7 @@ class ActReader(CheckpointReader):
             fixed={},
             has_state_token=True,
             padded=False,
+            of_2024='n_vae_encoder_layers',
             source=('vision_backbone', 'temporal_ensemble_coeff', 'n_action_steps'),
         ),
     )

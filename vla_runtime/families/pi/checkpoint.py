@@ -39,6 +39,7 @@ _PI05 = LeRobotPolicy(
     variant_key='paligemma_variant',
     absent_cameras='masked',
     padded_release=True,
+    summed_times=True,
 )
 _PI0 = replace(
     _PI05,
@@ -59,6 +60,7 @@ _PI0 = replace(
         denoise_steps_key='num_steps',
         has_state_token=True,
         absent_cameras='masked',
+        summed_times=True,
     ),
 )
 

@@ -80,6 +80,7 @@ class SmolVlaReader(CheckpointReader):
             denoise_steps_key='num_steps',
             has_state_token=True,
             absent_cameras='left_out',
+            summed_times=True,
         ),
     )
     wanted = VLM_TOKENIZER
