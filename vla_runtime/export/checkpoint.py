@@ -31,6 +31,14 @@ _THEIR_NAMES = TensorNames(())
 _PARALLEL, _COMPILED = 'module.', '_orig_mod.'
 
 
+class ComputedTensor(StoredTensor):
+    """A tensor that is computed when it is written."""
+
+    def data(self) -> bytes:
+        """Return its bytes."""
+        raise NotImplementedError
+
+
 class CheckpointError(ExportError):
     """Tensors that cannot be used; the message names file and tensors."""
 
@@ -163,6 +171,11 @@ def copy_tensors(
 
 
 def _copy(stored: StoredTensor, target: BinaryIO, advance: Callable[[int], object]) -> None:
+    if isinstance(stored, ComputedTensor):
+        data = stored.data()
+        target.write(data)
+        advance(len(data))
+        return
     with stored.path.open('rb') as source:
         source.seek(stored.offset)
         left = stored.size
@@ -225,8 +238,6 @@ def _nearby(folder: Path) -> str:
     below = checkpoint_below(folder)
     if below is not None:
         return f'; did you mean {below}?'
-    if (folder / 'adapter_model.safetensors').exists():
-        return '; this is an adapter (LoRA): merge it into its base policy first'
     return ''
 
 

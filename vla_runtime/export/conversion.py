@@ -26,13 +26,14 @@ from vla_runtime.bundle.schema import (
 from vla_runtime.bundle.statistics import check_statistics
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
+from vla_runtime.export.adapters import find_base, is_adapter, read_adapted
 from vla_runtime.export.cameras import settle_cameras
 from vla_runtime.export.checkpoint import CheckpointError, copy_tensors, read_tensors
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, Source, find_reader
 from vla_runtime.export.columns import Columns, ask_for_targets, cut_statistics, resolve_columns
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import FolderFacts
-from vla_runtime.export.lerobot_folder import read_lerobot_folder
+from vla_runtime.export.lerobot_folder import policy_type, read_lerobot_folder
 from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import DatasetInfo, ExportOptions, read_dataset_info
 from vla_runtime.families import find_family, weight_shapes
@@ -79,7 +80,14 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         JsonError: a JSON file of the checkpoint that cannot be used.
     """
     reader, policy = find_reader(checkpoint)
-    tensors = read_tensors(checkpoint, reader.names)
+    if policy is not None and is_adapter(checkpoint):
+        base = find_base(checkpoint, options.base)
+        policy_type(base, [policy.type], [policy])
+        tensors = read_adapted(checkpoint, base, reader.names)
+    else:
+        if options.base is not None:
+            raise ExportError(f'--base says {options.base}, but {checkpoint} is no adapter (LoRA)')
+        tensors = read_tensors(checkpoint, reader.names)
     family = reader.family(tensors)
     if policy is not None:
         facts = read_lerobot_folder(checkpoint, policy, options.lerobot)

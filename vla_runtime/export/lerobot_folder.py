@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vla_runtime.bundle.schema import CameraSpec, ImageSpec
+from vla_runtime.export.adapters import is_adapter
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.feature_names import feature_names
 from vla_runtime.export.folder import (
@@ -185,7 +186,7 @@ def read_lerobot_folder(
     early = not has_processors(folder)
     if early:
         policy = policy.early or policy
-    _check_values(config, policy)
+    _check_values(config, policy, adapted=is_adapter(folder))
     features = _features(config)
     if early:
         before, after = early_pipelines(config)
@@ -301,10 +302,12 @@ def _camera_notes(config: JsonMapping, features: Features, stored: StoredStatist
     ]
 
 
-def _check_values(config: JsonMapping, policy: LeRobotPolicy) -> None:
+def _check_values(config: JsonMapping, policy: LeRobotPolicy, *, adapted: bool) -> None:
     """Refuse values of config.json that network and processing are not written for."""
     for key, expected in {**_FIXED, **policy.fixed}.items():
-        expect(config, key, expected)
+        # An adapter is merged.
+        if not (adapted and key == 'use_peft'):
+            expect(config, key, expected)
     for key, most in policy.at_most.items():
         found = config.get(key, int, most)
         if found > most:
