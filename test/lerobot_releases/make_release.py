@@ -3,7 +3,9 @@
 Run in an environment that has the release (`pip install --no-deps lerobot==RELEASE` and what its
 policies import) and, for pi0 and pi0.5 before 0.5, its transformers:
 
-    python make_release.py RELEASE TYPE FOLDER
+    python make_release.py RELEASE TYPE FOLDER [BASE]
+
+With BASE, a folder that this script made, FOLDER becomes an adapter (LoRA, by PEFT) of its policy.
 
 The policy is the release's own class with small sizes and made-up weights, in float32. The release
 saves it, loads it again, and makes the chunks with its own processing.
@@ -281,9 +283,34 @@ def make_config(release: str, policy: str, cameras):
     )
 
 
-def refill(folder: Path) -> None:
+def add_adapter(policy, folder: Path, base: str):
+    """Save an adapter of a policy, with made-up weights, and return the policy with it."""
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    layers = (
+        r'.*gemma_expert.*self_attn\.(q|v)_proj|.*language_model.*mlp\.up_proj|.*action_in_proj'
+    )
+    config = LoraConfig(
+        r=4,
+        lora_alpha=6,
+        target_modules=layers,
+        alpha_pattern={'action_in_proj': 2},
+        modules_to_save=['action_out_proj'],
+    )
+    made = get_peft_model(policy, config)
+    made.save_pretrained(folder)
+    refill(folder, 'adapter_model.safetensors')
+    written = folder / 'adapter_config.json'
+    values = json.loads(written.read_text()) | {'base_model_name_or_path': f'someone/{base}'}
+    written.write_text(json.dumps(values, indent=1))
+    policy.config.use_peft = True
+    policy.config.save_pretrained(folder)
+    return PeftModel.from_pretrained(made.unload(), folder).base_model.model.eval()
+
+
+def refill(folder: Path, file: str = 'model.safetensors') -> None:
     """Write made-up weights into the saved file; statistics among them stay."""
-    path = folder / 'model.safetensors'
+    path = folder / file
     tensors = load_file(path)
     shapes = {}
     for name, values in tensors.items():
@@ -299,7 +326,7 @@ def refill(folder: Path) -> None:
 
 
 @torch.no_grad()
-def main(release: str, policy: str, target: str) -> None:
+def main(release: str, policy: str, target: str, base: str | None = None) -> None:
     folder = Path(target)
     cameras = ACT_CAMERAS if policy == 'act' else CAMERAS
     use_small_networks(release, policy)
@@ -323,6 +350,8 @@ def main(release: str, policy: str, target: str) -> None:
         after_step.save_pretrained(folder)
     loaded = cls.from_pretrained(folder).float().eval()
     loaded.config.device = 'cpu'
+    if base is not None:
+        loaded = add_adapter(loaded, folder, Path(base).name)
     noise = uniform('noise', HORIZON * 32).reshape(1, HORIZON, 32).astype(np.float32) * 1.7
     if policy != 'act':
         # A copy: early releases add to it in place.
@@ -356,9 +385,10 @@ def main(release: str, policy: str, target: str) -> None:
         'torch': torch.__version__,
         'cameras': {name: list(size) for name, size in cameras.items()},
         'tasks': list(TASKS),
+        **({} if base is None else {'adapter_of': Path(base).name}),
     }
     (folder / 'description.json').write_text(json.dumps(description, indent=1))
-    for name in ('model.safetensors', 'README.md'):
+    for name in ('model.safetensors', 'adapter_model.safetensors', 'README.md'):
         (folder / name).unlink(missing_ok=True)
     print(release, policy, tensors['chunk_0'][0], np.abs(tensors['chunk_0']).max())
 

@@ -118,7 +118,8 @@ def statistics_notes(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> 
 
     Returns:
         A line for each dimension that hardly moved, and at most one for each: constant actions,
-        constant states, actions and states beyond half of `_FURTHEST`, states beyond all of it, and actions that are far from their states.
+        constant states, actions and states beyond half of `_FURTHEST`, states beyond all of it,
+        and actions that are far from their states.
     """
     notes = []
     actions = _range(spec, 'actions', statistics)

@@ -33,6 +33,17 @@ _FIXED: Mapping[str, object] = {
     'fan_in_fan_out': False,
     'lora_bias': False,
 }
+# Further ways of PEFT, off where they are empty.
+_OFF = (
+    'use_qalora',
+    'use_bdlora',
+    'alora_invocation_tokens',
+    'arrow_config',
+    'kasa_config',
+    'layer_replication',
+    'target_parameters',
+    'trainable_token_indices',
+)
 # Ways to begin that change the weights below the adapter too.
 _INITS_OF_BASE = ('pissa', 'olora', 'loftq', 'corda', 'eva')
 
@@ -133,6 +144,11 @@ def _check(config: JsonMapping) -> None:
             raise config.error(
                 key, f'{found!r} is not merged here; merge it with PEFT (merge_and_unload) first'
             )
+    for key in _OFF:
+        if config.values.get(key):
+            raise config.error(
+                key, 'is given, which is not merged here; merge with PEFT (merge_and_unload) first'
+            )
     init = str(config.values.get('init_lora_weights', True)).lower()
     if init.startswith(_INITS_OF_BASE):
         raise config.error(
@@ -169,17 +185,8 @@ def _merged(
         )
     alpha = _alpha(config, module)
     scale = alpha / (math.sqrt(rank) if config.get('use_rslora', bool, False) else rank)
-    return MergedTensor(
-        base.name,
-        base.path,
-        'F32',
-        base.shape,
-        base.offset,
-        base=base,
-        down=down,
-        up=up,
-        scale=scale,
-    )
+    place = (base.name, base.path, 'F32', base.shape, base.offset)
+    return MergedTensor(*place, base=base, down=down, up=up, scale=scale)
 
 
 def _alpha(config: JsonMapping, module: str) -> float:

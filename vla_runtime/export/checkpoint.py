@@ -238,6 +238,11 @@ def _nearby(folder: Path) -> str:
     below = checkpoint_below(folder)
     if below is not None:
         return f'; did you mean {below}?'
+    if (folder / 'adapter_model.safetensors').exists():
+        return (
+            '; this is an adapter (LoRA): copy config.json and the processors of its training too, '
+            'and give the policy below with --base'
+        )
     return ''
 
 

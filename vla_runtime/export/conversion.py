@@ -131,7 +131,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     file = facts.statistics_file or checkpoint
     ask_for_targets(spec, statistics, options.targets, facts.deltas, file, missing)
     missing.raise_if_any()
-    return ExportPlan(spec, tensors, statistics, settled.tokenizer, facts.notes)
+    return ExportPlan(spec, tensors, statistics, settled.tokenizer, (*facts.notes, *settled.notes))
 
 
 def _check_valid(checkpoint: Path, spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> None:
@@ -240,6 +240,7 @@ class _Settled:
     rate_hz: float
     horizon: int
     denoise_steps: int
+    notes: tuple[str, ...]
 
     @property
     def tokenizer(self) -> Path | None:
@@ -268,6 +269,7 @@ def _settle(
     columns = resolve_columns(facts, options, dataset, missing)
     rate_hz = _rate(options, dataset, missing)
     has_language = find_family(facts.family).has_language
+    notes = _task_notes(dataset) if has_language else ()
     language = _language(reader, facts, options, missing) if has_language else None
     if not has_language:
         _check_no_language(facts, options, missing)
@@ -277,7 +279,20 @@ def _settle(
     # Every None is noted in `missing`, so nothing is None any more.
     assert columns and cameras and make_dims and (language or not has_language)
     assert rate_hz and horizon and denoise_steps
-    return _Settled(columns, cameras, make_dims, language, rate_hz, horizon, denoise_steps)
+    return _Settled(columns, cameras, make_dims, language, rate_hz, horizon, denoise_steps, notes)
+
+
+def _task_notes(dataset: DatasetInfo | None) -> tuple[str, ...]:
+    """Return a note on instructions that say nothing."""
+    tasks = dataset.tasks if dataset else ()
+    empty = sum(not task.strip() for task in tasks)
+    if not empty:
+        return ()
+    return (
+        f'{empty} of the {len(tasks)} tasks of --dataset have no words: what the policy learnt '
+        'there it learnt without an instruction. It is never run without one: any words are new '
+        'to it, so judge it with care, or name the tasks in the data set and train again',
+    )
 
 
 def _language(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, read_array
-from vla_runtime.export.checkpoint import read_stored
+from vla_runtime.export.checkpoint import prefixes, read_stored
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import CONFIG_FILE
 from vla_runtime.export.lerobot_processors import POSTPROCESSOR_FILE, PREPROCESSOR_FILE, Pipeline
@@ -92,7 +92,7 @@ def early_statistics(folder: Path, features: Features) -> StoredStatistics:
     Raises:
         ExportError: there are none, or those of a policy that was never trained.
     """
-    tensors = {tensor.name: tensor for tensor in read_stored(folder)}
+    tensors = _without_prefix({tensor.name: tensor for tensor in read_stored(folder)})
     file = next(iter(tensors.values())).path if tensors else folder
     before = _of_features(tensors, _INPUTS, [*features.state, *features.cameras])
     after = _of_features(tensors, _OUTPUTS, [ACTION])
@@ -104,6 +104,15 @@ def early_statistics(folder: Path, features: Features) -> StoredStatistics:
         )
     # A feature without statistics was not normalised; `read_statistics` knows which may be.
     return StoredStatistics(file, {**before, **after}, file, after)
+
+
+def _without_prefix(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Leave out a prefix before every name, where statistics are behind it."""
+    for prefix in prefixes(tensors):
+        found = {name.removeprefix(prefix): stored for name, stored in tensors.items()}
+        if any(name.startswith((_INPUTS, _OUTPUTS)) for name in found):
+            return found
+    return tensors
 
 
 def _of_features(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Literal, get_args
 from vla_runtime.bundle.schema import CameraSpec, Unit
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.feature_names import feature_names
-from vla_runtime.files.json_file import JsonMapping, read_json
+from vla_runtime.files.input_files import read_text
+from vla_runtime.files.json_file import LARGEST_JSON, JsonMapping, read_json
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.types import AdvantageTemplate
 
@@ -101,11 +103,12 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """Facts of a LeRobot data set's meta/info.json; None where it lacks one."""
+    """Facts of a LeRobot data set's meta/info.json, None where it lacks one, and its tasks."""
 
     state_names: tuple[str, ...] | None
     action_names: tuple[str, ...] | None
     rate_hz: float | None
+    tasks: tuple[str, ...] = ()
 
 
 def read_dataset_info(path: Path) -> DatasetInfo:
@@ -117,14 +120,35 @@ def read_dataset_info(path: Path) -> DatasetInfo:
     Raises:
         ExportError: no such file, or not of that form.
     """
-    info = read_json(path / 'meta' / 'info.json' if path.is_dir() else path)
+    path = path / 'meta' / 'info.json' if path.is_dir() else path
+    info = read_json(path)
     features = info.mapping('features')
     rate_hz = info.get('fps', (int, float), None)
     return DatasetInfo(
         state_names=_names(features, 'observation.state', 'state'),
         action_names=_names(features, 'action', 'actions'),
         rate_hz=None if rate_hz is None else float(rate_hz),
+        tasks=_tasks(path.parent),
     )
+
+
+def _tasks(meta: Path) -> tuple[str, ...]:
+    """Return the instructions of a data set; () where they are not found, or not readable."""
+    lines, table = meta / 'tasks.jsonl', meta / 'tasks.parquet'
+    try:
+        if lines.is_file():
+            rows = [json.loads(line) for line in read_text(lines, LARGEST_JSON).splitlines()]
+            return tuple(row['task'] for row in rows if isinstance(row.get('task'), str))
+        if table.is_file():
+            # In every environment that writes data sets; the others do without the tasks.
+            import pyarrow.parquet as parquet
+
+            columns = parquet.read_table(table).to_pydict()
+            words = [column for column in columns.values() if column and type(column[0]) is str]
+            return tuple(words[0]) if words else ()
+    except (OSError, ValueError, AttributeError, KeyError, ImportError):
+        pass
+    return ()
 
 
 def _names(features: JsonMapping, *keys: str) -> tuple[str, ...] | None:
