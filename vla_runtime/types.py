@@ -33,6 +33,8 @@ NormaliserKind = Literal[
     'clipped_range',
 ]
 # openpi's `adapt_to_pi`.
+# `summed`: step upon step in float32, as training code that counts time down does.
+FlowTimes = Literal['summed']
 JointSpaceName = Literal['openpi_aloha']
 ActionKind = Literal['absolute', 'delta', 'velocity']
 RotationForm = Literal['quaternion_wxyz', 'quaternion_xyzw', 'euler', 'axis_angle', 'rotation_6d']

@@ -169,8 +169,21 @@ class TestFinite:
         edit_weights(folder, change)
         told: list[int] = []
         bundle = read_bundle(folder)
-        check_finite(bundle, told.append)
+        # The largest and the least are no weights that a training ends with.
+        assert check_finite(bundle, told.append) == ["'action_out.bias' [6]: 2"]
         assert sum(told) == weight_bytes(bundle)
+
+    @pytest.mark.parametrize('kind', [torch.float32, torch.float16, torch.bfloat16])
+    def test_numbers_beyond_ten_thousand_are_told_by_tensor(self, folder, kind, capsys):
+        def change(tensors: dict[str, torch.Tensor]) -> None:
+            for name, tensor in tensors.items():
+                tensors[name] = tensor.to(kind)
+            tensors['action_out.bias'][:3] = torch.tensor([1.2e4, -3e4, 9e3], dtype=kind)
+
+        edit_weights(folder, change)
+        assert check_finite(read_bundle(folder)) == ["'action_out.bias' [6]: 2"]
+        assert main(['info', str(folder)]) == 0
+        assert "'action_out.bias' [6]: 2" in capsys.readouterr().out
 
     def test_a_tensor_of_many_blocks_is_read_to_its_end(self, folder):
         large = torch.zeros(3_000_001)

@@ -130,3 +130,19 @@ def test_a_lower_and_an_upper_end_of_different_shapes_are_refused():
     }
     with pytest.raises(FieldError, match=r'has shape .* and actions\.high has'):
         check_statistics(spec, {**statistics(), **ends})
+
+
+@pytest.mark.parametrize(('width', 'said'), [(0.00086, True), (0.009, True), (0.02, False)])
+def test_a_joint_that_hardly_moved_is_named_with_what_a_robot_beside_it_is(width, said):
+    found = statistics(state_q01=[-1, 1.5 - width / 2, -1], state_q99=[1, 1.5 + width / 2, 1])
+    check_statistics(tiny_spec(), found)
+    notes = [note for note in statistics_notes(tiny_spec(), found) if "'elbow'" in note]
+    assert bool(notes) == said
+    if said:
+        assert f'{2 * 0.05 / width:.0f}' in notes[0]
+
+
+def test_an_action_that_hardly_moved_is_named():
+    found = statistics(actions_std=[1, 0.001, 1])
+    (note,) = statistics_notes(tiny_spec(), found)
+    assert "'elbow'" in note

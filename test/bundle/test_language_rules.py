@@ -11,7 +11,7 @@ from tiny_policy import tiny_spec, write_tiny_policy
 from vla_runtime.bundle.contents import check_contents
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.identity import spec_identity
-from vla_runtime.bundle.rules import check_guidable, check_spec
+from vla_runtime.bundle.rules import check_guidable, check_spec, dump_spec, parse_spec
 from vla_runtime.bundle.schema import ImageSpec
 from vla_runtime.bundle.statistics import check_statistics
 from vla_runtime.bundle.summary import describe
@@ -73,3 +73,31 @@ def test_statistics_of_every_camera_are_needed(tmp_path, lost):
         check_statistics(WITHOUT, {**bundle.statistics, 'images.top.mean': np.zeros(2)})
     with pytest.raises(FieldError, match=r'images\.side\.mean: unknown statistic'):
         check_statistics(WITHOUT, {**bundle.statistics, 'images.side.mean': np.zeros(3)})
+
+
+PI05 = tiny_spec('pi05')
+
+
+@pytest.mark.parametrize(
+    ('spec', 'field'),
+    [
+        (replace(WITHOUT, images=replace(WITHOUT.images, bars=-3.0)), 'images.bars'),
+        (replace(WITH, images=replace(WITH.images, bars=-9.0)), 'images.bars'),
+        (replace(WITH, prompt=replace(WITH.prompt, state_bins=32)), 'prompt.state_bins'),
+        (replace(PI05, prompt=replace(PI05.prompt, state_bins=1)), 'prompt.state_bins'),
+        (replace(WITHOUT, flow_times='summed'), 'flow_times'),
+    ],
+)
+def test_what_early_releases_did_goes_with_what_it_is_about(spec, field):
+    with pytest.raises(FieldError) as caught:
+        check_spec(spec)
+    assert caught.value.field == field
+
+
+def test_what_early_releases_did_is_read_back_and_makes_another_bundle():
+    prompt = replace(PI05.prompt, template='pi05_state', state_bins=32)
+    early = replace(
+        PI05, prompt=prompt, images=replace(PI05.images, bars=-3.0), flow_times='summed'
+    )
+    assert parse_spec(dump_spec(early)) == early
+    assert spec_identity(early) != spec_identity(PI05)

@@ -361,7 +361,10 @@ class TestContradictions:
             (['--prompt-length', '200'], '--prompt-length says 200 but'),
             (['--prompt-template', 'pi0'], '--prompt-template says pi0 but'),
             (['--vision-heads', '5'], '--vision-heads says 5, but the vision tower only divides'),
-            (['--cameras', 'left,r=absent'], '--cameras says left,r=absent but the LeRobot pi05 f'),
+            (
+                ['--cameras', 'left,r=absent'],
+                '--cameras says left,r=absent but the folder says top,wrist',
+            ),
             (['--dataset', '/nope'], '--dataset says /nope, but there is no such folder'),
             (['--dataset', __file__], f'--dataset says {__file__}, but {__file__}: cannot be read'),
             (['--delta', 'gripper'], '--delta says gripper but the folder says that no action is'),

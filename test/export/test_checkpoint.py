@@ -251,7 +251,7 @@ class TestFiles:
         ('found', 'hint'),
         [
             ('params/x', 'convert_jax_model_to_pytorch'),
-            ('adapter_model.safetensors', 'an adapter .LoRA.: merge it'),
+            ('adapter_model.safetensors', 'an adapter .LoRA.: copy config.json'),
         ],
     )
     def test_the_usual_wrong_folders_get_a_hint(self, tmp_path, found, hint):

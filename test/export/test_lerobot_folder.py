@@ -152,9 +152,12 @@ class TestRelativeActions:
             folder, r'config\.json says action_feature_names .*preprocessor\.json says action_n'
         )
 
-    def test_there_is_a_name_for_every_action(self, folder):
+    def test_names_that_do_not_name_every_action_are_none(self, folder):
         make_relative(folder, action_names=NAMES[:5])
-        refuses(folder, 'field action_feature_names: 5 names for 6 actions')
+        # As LeRobot's own mask: actions beyond the names are relative.
+        facts = read_lerobot_folder(folder)
+        assert facts.action_names is None
+        assert facts.deltas == (True,) * 6
 
 
 MODES = {'VISUAL': 'IDENTITY', 'STATE': 'QUANTILES', 'ACTION': 'QUANTILES'}
@@ -211,9 +214,9 @@ DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     'not JSON': (lambda f: (f / 'config.json').write_text('{'), r'config\.json: cannot be read'),
     'a list': (lambda f: (f / 'policy_preprocessor.json').write_text('[]'), 'is not a mapping'),
-    'older LeRobot': (
+    'half of the processors': (
         lambda f: (f / 'policy_preprocessor.json').unlink(),
-        r'preprocessor\.json: is missing; a LeRobot older than 0\.4',
+        r'preprocessor\.json: is missing',
     ),
     'unknown step': (
         lambda f: edit_json(

@@ -276,3 +276,16 @@ def test_threads_do_not_disturb_each_other():
         for _ in range(5):
             for one, other in zip(alone, pool.map(pixels, images), strict=True):
                 np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ('padding', 'rows'), [('centre', [*range(7), *range(21, 28)]), ('left_top', range(14))]
+)
+def test_bars_have_the_pixels_that_are_asked_for_and_the_picture_its_own(padding, rows):
+    image = _noise(20, 40)
+    black = to_pixels(image, 28, padding=padding, resample='bilinear')
+    barred = to_pixels(image, 28, padding=padding, resample='bilinear', bars=-3.0)
+    bars = np.zeros(28, bool)
+    bars[list(rows)] = True
+    assert (barred[:, bars] == -3.0).all() and (black[:, bars] == -1.0).all()
+    np.testing.assert_array_equal(barred[:, ~bars], black[:, ~bars])

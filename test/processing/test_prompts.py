@@ -213,3 +213,12 @@ def test_state_of_another_shape_is_an_error(shape):
 def test_unknown_word_names_the_bundle_field(words, field):
     with pytest.raises(ValueError, match=field):
         PromptFormat(*words)
+
+
+@pytest.mark.parametrize('bins', [None, 3, 6])
+def test_a_padded_state_is_followed_by_the_bins_of_zeros(bins):
+    layout = find_family('pi05').templates['pi05_state']
+    fmt = PromptFormat('pi05_state', 'lerobot', state_bins=bins)
+    text = build_prompt_of(layout, fmt, 'pick', np.array([-1.0, 0.0, 1.0]))
+    words = '0 128 255' + ' 128' * ((bins or 3) - 3)
+    assert text == f'Task: pick, State: {words};\nAction: '

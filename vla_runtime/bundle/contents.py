@@ -19,11 +19,12 @@ from vla_runtime.files.quotes import first_of
 from vla_runtime.processing.tokenizer import Tokenizer
 
 _BLOCK_BYTES = 1 << 22
-# By dtype: how it is read, and its exponent bits, all set in an infinity or NaN only.
-_EXPONENT: Mapping[str, tuple[np.dtype[Any], int]] = {
-    'F32': (np.dtype('<u4'), 0x7F800000),
-    'F16': (np.dtype('<u2'), 0x7C00),
-    'BF16': (np.dtype('<u2'), 0x7F80),
+# By dtype: how it is read, its exponent bits, all set in an infinity or NaN only, and 10,000.
+# Without the sign, bits are ordered as numbers are.
+_BITS: Mapping[str, tuple[np.dtype[Any], int, int]] = {
+    'F32': (np.dtype('<u4'), 0x7F800000, 0x461C4000),
+    'F16': (np.dtype('<u2'), 0x7C00, 0x70E2),
+    'BF16': (np.dtype('<u2'), 0x7F80, 0x461C),
 }
 
 
@@ -55,30 +56,38 @@ def check_contents(bundle: Bundle) -> bool:
     return True
 
 
-def check_finite(bundle: Bundle, advance: Callable[[int], object] = lambda count: None) -> None:
+def check_finite(
+    bundle: Bundle, advance: Callable[[int], object] = lambda count: None
+) -> list[str]:
     """Look for weights that are NaN or infinite; reads the whole file, block by block.
 
     Args:
         bundle: a checked bundle.
         advance: called after every block with the number of bytes read.
 
+    Returns:
+        Tensors with numbers above 10,000, which no trained policy has, and how many in each.
+
     Raises:
         BundleError: weights are NaN or infinite; names at most 10 tensors, then a count.
     """
-    found = []
+    found, huge = [], []
     path = bundle.weights_path
     with path.open('rb') as file:
         for tensor in sorted(_header(bundle).values(), key=lambda item: item.offset):
             file.seek(tensor.offset)
-            bad = _count_bad(file, tensor, advance)
+            bad, large = _count_bad(file, tensor, advance)
             if bad:
                 found.append(f"'{tensor.name}' {list(tensor.shape)}: {bad}")
+            if large:
+                huge.append(f"'{tensor.name}' {list(tensor.shape)}: {large}")
     if found:
         raise BundleError(
             f'{path}: holds numbers that are NaN or infinite; no action can come of them. Export '
             f'a checkpoint from before the training failed. How many in which tensor:\n  '
             f'{first_of(found)}'
         )
+    return huge
 
 
 def weight_bytes(bundle: Bundle) -> int:
@@ -86,19 +95,26 @@ def weight_bytes(bundle: Bundle) -> int:
     return sum(tensor.size for tensor in _header(bundle).values())
 
 
-def _count_bad(file: BinaryIO, tensor: StoredTensor, advance: Callable[[int], object]) -> int:
-    """Count the numbers that are NaN or infinite; `file` stands at the tensor's first byte."""
-    kind, exponent = _EXPONENT[tensor.dtype]
-    left, bad = tensor.size, 0
+def _count_bad(
+    file: BinaryIO, tensor: StoredTensor, advance: Callable[[int], object]
+) -> tuple[int, int]:
+    """Count the numbers that are NaN or infinite, and the finite ones above 10,000.
+
+    `file` stands at the tensor's first byte.
+    """
+    kind, exponent, large = _BITS[tensor.dtype]
+    magnitude = np.iinfo(kind).max >> 1
+    left, bad, huge = tensor.size, 0, 0
     while left:
         block = file.read(min(left, _BLOCK_BYTES))
         if not block:
             raise BundleError(f"{tensor.path}: ends inside tensor '{tensor.name}'")
-        numbers = np.frombuffer(block, dtype=kind)
-        bad += int(np.count_nonzero((numbers & exponent) == exponent))
+        numbers = np.frombuffer(block, dtype=kind) & magnitude
+        bad += int(np.count_nonzero(numbers >= exponent))
+        huge += int(np.count_nonzero(numbers > large))
         left -= len(block)
         advance(len(block))
-    return bad
+    return bad, huge - bad
 
 
 def _header(bundle: Bundle) -> dict[str, StoredTensor]:

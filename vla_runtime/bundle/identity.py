@@ -23,6 +23,12 @@ def spec_identity(spec: BundleSpec) -> str:
         del contents['joint_space']
     if spec.images.crop is None:
         del contents['images']['crop']
+    if spec.flow_times is None:
+        del contents['flow_times']
+    if spec.images.bars is None:
+        del contents['images']['bars']
+    if spec.prompt is not None and spec.prompt.state_bins is None:
+        del contents['prompt']['state_bins']
     for camera in contents['cameras']:
         if camera['frame_of'] is None:
             del camera['frame_of'], camera['steps_ago']

@@ -47,6 +47,8 @@ LIMITS: Mapping[str, int] = {
 _EARLIER_KEYS = (('prompt', 'frame'), ('prompt', 'image'), ('dimensions', 'image_frames'))
 # Frames of a camera are kept for so long.
 EARLIEST_FRAME_S = 10.0
+# As many as a padded state has numbers.
+MOST_BINS = LIMITS['dimensions.state_dim']
 # Image tokens of all cameras and prompt tokens: attention masks grow with their square.
 PREFIX_LIMIT = 32768
 
@@ -112,6 +114,8 @@ def _checked(document: Mapping[str, Any]) -> BundleSpec:
             f'{spec.denoise_steps} (trained_delay_steps: {spec.trained_delay_steps}) where 1 (0) '
             f'is expected: the head of {spec.family} runs once',
         )
+    if spec.flow_times is not None and family.head != 'flow':
+        raise FieldError('flow_times', f'is given, but the head of {spec.family} has no flow')
     _check_cameras(spec)
     if spec.trained_delay_steps > spec.horizon:
         raise FieldError(
@@ -160,6 +164,13 @@ def _check_images(spec: BundleSpec) -> None:
             f'edge {crop.edge}, fraction {crop.fraction} where an edge from 1 to 4096 and a '
             'fraction above 0 and at most 1 are expected',
         )
+    bars = spec.images.bars
+    if bars is not None and not (padding in ('centre', 'left_top') and -4.0 <= bars <= 1.0):
+        raise FieldError(
+            'images.bars',
+            f"{bars:g} with the padding '{padding}' where a pixel from -4 to 1 and the padding "
+            "'centre' or 'left_top' are expected",
+        )
     if spec.normalisation.images is not None and padding not in ('none', 'stretch', 'crop'):
         raise FieldError(
             'normalisation.images',
@@ -186,6 +197,15 @@ def _check_language(spec: BundleSpec, family: Family) -> None:
             'prompt.template',
             f"'{spec.prompt.template}' is not a prompt of {spec.family}; expected one of "
             f'{", ".join(family.templates)}',
+        )
+    bins = spec.prompt.state_bins
+    if bins is not None and not (
+        family.templates[spec.prompt.template].has_state and len(spec.state) <= bins <= MOST_BINS
+    ):
+        raise FieldError(
+            'prompt.state_bins',
+            f'{bins} where a template with the state and {len(spec.state)} to {MOST_BINS} bins are '
+            'expected',
         )
     _check_file_name(spec.tokenizer, 'tokenizer')
     if '/' in spec.tokenizer or not spec.tokenizer.endswith(TOKENIZER_SUFFIXES):

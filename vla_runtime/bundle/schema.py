@@ -14,6 +14,7 @@ from vla_runtime.processing.prompts import PromptFormat
 from vla_runtime.types import (
     ActionKind,
     AdvantageTemplate,
+    FlowTimes,
     ImagePadding,
     ImageResample,
     JointSpaceName,
@@ -100,11 +101,13 @@ class ImageSpec:
 
     Attributes:
         crop: part of the image that is kept; only with the padding `crop`.
+        bars: pixels of the border, where it is not black (-1); only with a border.
     """
 
     padding: ImagePadding
     resample: ImageResample
     crop: CropSpec | None = None
+    bars: float | None = None
 
 
 @dataclass(frozen=True)
@@ -201,6 +204,7 @@ class BundleSpec:
         joint_space: joints that the policy was trained on; None: those of the robot.
         trained_delay_steps: longest prefix of known actions, each at flow time 0, that the policy
             was trained with (arXiv 2512.05964); 0: all actions always shared one flow time.
+        flow_times: way in which the flow times of the steps are rounded; None: each exact.
         source: origin of the bundle, for people: tools, versions; never a machine's path.
         files: file name to SHA-256, of every file but policy.yaml and `engines/`.
     """
@@ -220,6 +224,7 @@ class BundleSpec:
     poses: tuple[PoseSpec, ...] = ()
     joint_space: JointSpaceName | None = None
     trained_delay_steps: int = 0
+    flow_times: FlowTimes | None = None
     source: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
 

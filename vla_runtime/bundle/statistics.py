@@ -19,6 +19,20 @@ CHANNELS = ('red', 'green', 'blue')
 _LARGEST = 1e30
 # A dimension with a smaller range, in any unit, was constant in training but for rounding.
 _CONSTANT = 1e-6
+# A dimension with a smaller range hardly moved in training. What lies beside it is far away for the
+# network; `_BESIDE` is so far beside it as robots are placed.
+_HARDLY: Mapping[Unit, float] = {
+    'rad': 0.01,
+    'deg': 0.5,
+    'm': 0.002,
+    'mm': 2.0,
+    'rad/s': 0.01,
+    'deg/s': 0.5,
+    'm/s': 0.002,
+    '1': 0.005,
+    'percent': 0.5,
+}
+_BESIDE = 5.0
 # Largest value that a robot reaches. An action of +1 or -1 on the network's scale that lies beyond
 # it cannot have been recorded on a robot.
 _FURTHEST: Mapping[Unit, float] = {
@@ -103,8 +117,9 @@ def statistics_notes(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> 
     """Notes for a person on statistics that `check_statistics` accepts.
 
     Returns:
-        At most one line for each: constant actions, constant states, actions and states beyond
-        half of `_FURTHEST`, states beyond all of it, and actions that are far from their states.
+        A line for each dimension that hardly moved, and at most one for each: constant actions,
+        constant states, actions and states beyond half of `_FURTHEST`, states beyond all of it,
+        and actions that are far from their states.
     """
     notes = []
     actions = _range(spec, 'actions', statistics)
@@ -119,6 +134,7 @@ def statistics_notes(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> 
             f'states {names} have no range: whatever differs from the data set is blown up for the '
             'network, so the robot must hold them where the data set did'
         )
+    notes += _hardly_moving(spec, 'actions', actions) + _hardly_moving(spec, 'state', state)
     if actions is not None:
         reach = _reach(actions, [item.unit for item in spec.actions])
         if names := _named(spec.action_names, reach > _FAR):
@@ -135,6 +151,32 @@ def statistics_notes(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> 
         notes.append(
             f'absolute actions {names} never come near the states of the same names: if they are '
             'velocities or deltas of the data set and no targets, the robot would leave its pose'
+        )
+    return notes
+
+
+def _hardly_moving(
+    spec: BundleSpec, group: str, found: tuple[np.ndarray, np.ndarray] | None
+) -> list[str]:
+    """Return a note on dimensions that moved in training, but less than a robot is placed."""
+    if found is None:
+        return []
+    items = spec.state if group == 'state' else spec.actions
+    columns = [(item.name, item.unit) for item in items]
+    notes = []
+    for (name, unit), width in zip(columns, (found[1] - found[0]).tolist(), strict=True):
+        least = _HARDLY[unit]
+        if not _CONSTANT < width < least:
+            continue
+        off = _BESIDE * least
+        hint = (
+            f'{off:g} {unit} beside it is {2.0 * off / width:.0f} for the network, where 1 is '
+            'the edge: the robot must hold it where the data set did'
+            if group == 'state'
+            else 'the policy always commands nearly the same number'
+        )
+        notes.append(
+            f'{quoted(name)} ({group}) hardly moved in training, over {width:.2g} {unit}; {hint}'
         )
     return notes
 

@@ -40,13 +40,14 @@ def describe(spec: BundleSpec) -> str:
     if spec.joint_space is not None:
         lines.append(line('joint space', f'{spec.joint_space}, converted from and to the robot'))
     delay = spec.trained_delay_steps
+    summed = f', {spec.flow_times} flow times' if spec.flow_times else ''
     trained = f', trained with up to {delay} known actions' if delay else ''
     lines += [
         line(
             'chunk',
             f'{spec.horizon} actions of {spec.step_time_s * 1e3:g} ms '
             f'({spec.horizon * spec.step_time_s:.2f} s), {spec.denoise_steps} denoise steps'
-            f'{trained}',
+            f'{summed}{trained}',
         ),
         line('prompt', _prompt(spec)),
         line(
@@ -73,6 +74,8 @@ def _images(spec: BundleSpec) -> str:
     resized = f'{spec.images.padding}, {spec.images.resample}'
     if spec.images.crop is not None:
         resized += f', {spec.images.crop.fraction:.0%} of {spec.images.crop.edge} px'
+    if spec.images.bars is not None:
+        resized += f', bars {spec.images.bars:g}'
     if spec.images.padding == 'none':
         resized = 'not resized'
     return f'{", ".join(written)} px, {resized}'
@@ -82,8 +85,9 @@ def _prompt(spec: BundleSpec) -> str:
     if spec.prompt is None:
         return 'none: the policy has no language'
     advantage = f', advantage {spec.advantage}' if spec.advantage else ''
+    bins = f', state in {spec.prompt.state_bins} bins' if spec.prompt.state_bins else ''
     return (
-        f'{spec.prompt.template}, {spec.prompt.cleaning} cleaning, at most '
+        f'{spec.prompt.template}, {spec.prompt.cleaning} cleaning{bins}, at most '
         f'{language_dims(spec.dims).prompt_length} tokens{advantage}'
     )
 

@@ -110,6 +110,28 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     raise TensorsError(f'{path}: tensor {quoted(name)} is {dtypes[name]}; expected F32 or F64')
 
 
+def read_array(stored: StoredTensor) -> np.ndarray:
+    """Read one tensor, as float32 whatever it is stored in.
+
+    Raises:
+        TensorsError: a file that ends inside the tensor, or cannot be read.
+    """
+    try:
+        with stored.path.open('rb') as file:
+            file.seek(stored.offset)
+            data = file.read(stored.size)
+    except OSError as error:
+        raise _unreadable(stored.path, error) from None
+    if len(data) != stored.size:
+        raise TensorsError(f'{stored.path}: ends inside tensor {quoted(stored.name)}')
+    if stored.dtype == 'BF16':
+        # Its bits are the upper half of a float32's.
+        values = (np.frombuffer(data, '<u2').astype('<u4') << 16).view('<f4')
+    else:
+        values = np.frombuffer(data, {'F32': '<f4', 'F16': '<f2'}[stored.dtype])
+    return values.astype(np.float32).reshape(stored.shape)
+
+
 def _bounded(path: Path) -> Path:
     """Follow a path to a file whose header is of a size that a policy's may have."""
     target = regular_file(path)

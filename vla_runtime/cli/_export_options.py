@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from vla_runtime.cli._numbers import at_least
+from vla_runtime.export.options import LeRobotRelease
 from vla_runtime.families import family_names, find_family
 from vla_runtime.types import AdvantageTemplate
 
@@ -41,6 +42,12 @@ def _add_files(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         '--asset-id', metavar='ID', help='which of several assets/ID/norm_stats.json (openpi)'
+    )
+    group.add_argument(
+        '--base',
+        type=Path,
+        metavar='FOLDER',
+        help='policy that an adapter (LoRA) was trained on; the adapter is merged into it',
     )
     group.add_argument(
         '--dataset',
@@ -125,6 +132,12 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
         '--embodiment',
         metavar='TAG',
         help='robot that a policy of several was trained for (default: what the folder says)',
+    )
+    group.add_argument(
+        '--lerobot',
+        choices=get_args(LeRobotRelease),
+        help='release of LeRobot that trained the policy, where the folder is asked about: 0.4 '
+        '(0.4.0 to 0.4.4) or 0.5 (0.5.0)',
     )
     group.add_argument(
         '--denoise-steps',

@@ -143,7 +143,7 @@ def _export_checkpoint(arguments: argparse.Namespace) -> bool:
     )
     print(describe(plan.spec))
     print(line('weights', f'{len(plan.tensors)} tensors, {plan.weight_bytes / 1e6:,.1f} MB'))
-    for note in statistics_notes(plan.spec, plan.statistics):
+    for note in (*plan.notes, *statistics_notes(plan.spec, plan.statistics)):
         print(line('note', note))
     if arguments.dry_run:
         return False

@@ -37,6 +37,7 @@ def main(arguments: argparse.Namespace) -> int:
         from vla_runtime.bundle.folder import BundleError, read_bundle
         from vla_runtime.bundle.statistics import statistics_notes
         from vla_runtime.bundle.summary import describe, line
+        from vla_runtime.files.quotes import first_of
     except ModuleNotFoundError as error:
         how = "./run setup, or pip install '.[torch]' in the source folder"
         print(f'error: {import_problem(error, "info", how)}', file=sys.stderr)
@@ -45,7 +46,7 @@ def main(arguments: argparse.Namespace) -> int:
     verify = not (arguments.no_verify or arguments.quick)
     try:
         bundle = read_bundle(arguments.bundle, verify=verify)
-        weights = _check(bundle, arguments.quick)
+        weights, huge = _check(bundle, arguments.quick)
     except (BundleError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
         return 2
@@ -57,6 +58,9 @@ def main(arguments: argparse.Namespace) -> int:
     print(line('fp8', _fp8(bundle)))
     for engine in sorted(bundle.engines_folder.glob('*')):
         print(line('engine', engine.name))
+    if huge:
+        shown = first_of(huge, ', ')
+        print(line('note', f'weights above 10,000, as of a training that failed: {shown}'))
     for note in statistics_notes(bundle.spec, bundle.statistics):
         print(line('note', note))
     return 0
@@ -90,8 +94,8 @@ def _fp8(bundle: Bundle) -> str:
     return f'not taken by auto: {fault}' if fault else 'may be taken by auto, on a GPU that has it'
 
 
-def _check(bundle: Bundle, quick: bool) -> str:
-    """Check the files' contents; return the findings about the weights as text."""
+def _check(bundle: Bundle, quick: bool) -> tuple[str, list[str]]:
+    """Check the files' contents; return the weights in words, and tensors with huge numbers."""
     from vla_runtime.bundle.contents import check_contents, check_finite, weight_bytes
     from vla_runtime.files.large_files import progress
 
@@ -99,7 +103,7 @@ def _check(bundle: Bundle, quick: bool) -> str:
     fit = 'fit the networks' if compared else 'not compared with the networks (needs PyTorch)'
     size = weight_bytes(bundle)
     if quick:
-        return f'{size / 1e6:,.1f} MB, {fit}, numbers not read'
+        return f'{size / 1e6:,.1f} MB, {fit}, numbers not read', []
     with progress('read weights', size) as advance:
-        check_finite(bundle, advance)
-    return f'{size / 1e6:,.1f} MB, {fit}, every number is finite'
+        huge = check_finite(bundle, advance)
+    return f'{size / 1e6:,.1f} MB, {fit}, every number is finite', huge

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -27,6 +27,16 @@ from vla_runtime.files.quotes import first_of
 PICKLE_SUFFIXES = ('.bin', '.pt', '.pth', '.ckpt', '.pkl', '.pickle')
 _BLOCK_BYTES = 1 << 22
 _THEIR_NAMES = TensorNames(())
+# Wrappers of PyTorch around a whole policy, and around a module that it compiled.
+_PARALLEL, _COMPILED = 'module.', '_orig_mod.'
+
+
+class ComputedTensor(StoredTensor):
+    """A tensor that is computed when it is written."""
+
+    def data(self) -> bytes:
+        """Return its bytes."""
+        raise NotImplementedError
 
 
 class CheckpointError(ExportError):
@@ -37,7 +47,7 @@ def read_tensors(folder: str | Path, names: TensorNames = _THEIR_NAMES) -> dict[
     """Find a checkpoint's tensors, under our names where the table knows them.
 
     Tensors that nothing uses are left out; unknown ones keep their own name, so that
-    `check_tensors` lists them.
+    `check_tensors` lists them. A prefix before every name is left out.
 
     Args:
         folder: folder with `model.safetensors`, or with shards and their
@@ -51,10 +61,13 @@ def read_tensors(folder: str | Path, names: TensorNames = _THEIR_NAMES) -> dict[
     """
     folder = Path(folder)
     tensors: dict[str, StoredTensor] = {}
-    for stored in _stored_tensors(folder):
-        if names.is_unused(stored.name):
+    found = read_stored(folder)
+    prefix = _prefix([stored.name for stored in found], names)
+    for stored in found:
+        bare = stored.name.removeprefix(prefix)
+        if names.is_unused(bare):
             continue
-        for name, part in _parts(stored, names.parts(stored.name) or (stored.name,)):
+        for name, part in _parts(stored, names.parts(bare) or (bare,)):
             if name in tensors:
                 raise CheckpointError(
                     f"{stored.path}: tensors '{tensors[name].name}' and '{stored.name}' are the "
@@ -66,6 +79,45 @@ def read_tensors(folder: str | Path, names: TensorNames = _THEIR_NAMES) -> dict[
         if copy in tensors:
             tensors.setdefault(original, tensors.pop(copy))
     return tensors
+
+
+def read_stored(folder: Path) -> list[StoredTensor]:
+    """Find a checkpoint's tensors under their own names, without the marks of wrappers.
+
+    Raises:
+        CheckpointError, JsonError: as `read_tensors`.
+    """
+    found = _stored_tensors(folder)
+    parallel = bool(found) and all(stored.name.startswith(_PARALLEL) for stored in found)
+    return [
+        replace(stored, name=_unwrapped(stored.name.removeprefix(_PARALLEL if parallel else '')))
+        for stored in found
+    ]
+
+
+def _unwrapped(name: str) -> str:
+    return name.replace(_COMPILED, '') if _COMPILED in name else name
+
+
+def prefixes(names: Collection[str]) -> list[str]:
+    """Return what stands before every name, from nothing to all parts that they share."""
+    first, last = min(names, default=''), max(names, default='')
+    found, parts = [''], first.split('.')
+    for count in range(1, len(parts)):
+        prefix = '.'.join([*parts[:count], ''])
+        # What the first and the last in order share, all between share.
+        if not last.startswith(prefix):
+            break
+        found.append(prefix)
+    return found
+
+
+def _prefix(stored: Collection[str], names: TensorNames) -> str:
+    """Return a prefix that hides all names from the family's table; '' for one it knows."""
+    for prefix in prefixes(stored):
+        if any(names.parts(name.removeprefix(prefix)) for name in stored):
+            return prefix
+    return ''
 
 
 def _parts(stored: StoredTensor, names: tuple[str, ...]) -> list[tuple[str, StoredTensor]]:
@@ -119,6 +171,11 @@ def copy_tensors(
 
 
 def _copy(stored: StoredTensor, target: BinaryIO, advance: Callable[[int], object]) -> None:
+    if isinstance(stored, ComputedTensor):
+        data = stored.data()
+        target.write(data)
+        advance(len(data))
+        return
     with stored.path.open('rb') as source:
         source.seek(stored.offset)
         left = stored.size
@@ -182,7 +239,10 @@ def _nearby(folder: Path) -> str:
     if below is not None:
         return f'; did you mean {below}?'
     if (folder / 'adapter_model.safetensors').exists():
-        return '; this is an adapter (LoRA): merge it into its base policy first'
+        return (
+            '; this is an adapter (LoRA): copy config.json and the processors of its training too, '
+            'and give the policy below with --base'
+        )
     return ''
 
 

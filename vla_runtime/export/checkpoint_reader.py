@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from vla_runtime.bundle.tensors import StoredTensor
-from vla_runtime.export.checkpoint import read_tensors
+from vla_runtime.export.checkpoint import prefixes, read_tensors
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.lerobot_folder import LeRobotPolicy, is_lerobot_folder, policy_type
@@ -73,6 +73,13 @@ class CheckpointReader:
         """Return whether tensors of these names are the family's; not asked for LeRobot folders."""
         return False
 
+    def refuse_unserved(self, folder: Path) -> None:
+        """Refuse a folder that looks like the family's and is not served.
+
+        Raises:
+            ExportError: says what the folder is, and what is served.
+        """
+
     def family(self, tensors: Mapping[str, StoredTensor]) -> str:
         """The family that the tensors, by our names, belong to; by default its one policy type.
 
@@ -119,16 +126,21 @@ def find_reader(folder: Path) -> tuple[CheckpointReader, LeRobotPolicy | None]:
         ExportError: a policy that is not served, or no checkpoint at all.
     """
     readers = _readers()
+    for reader in readers:
+        reader.refuse_unserved(folder)
     if is_lerobot_folder(folder):
         policies: dict[str, tuple[CheckpointReader, LeRobotPolicy | None]] = {
             policy.type: (reader, policy) for reader in readers for policy in reader.lerobot
         }
         policies |= {name: (reader, None) for reader in readers for name in reader.lerobot_types}
-        return policies[policy_type(folder, list(policies))]
+        described = [policy for _, policy in policies.values() if policy is not None]
+        return policies[policy_type(folder, list(policies), described)]
     stored = read_tensors(folder)
-    for reader in readers:
-        if reader.recognises(stored):
-            return reader, None
+    for prefix in prefixes(stored):
+        names = [name.removeprefix(prefix) for name in stored]
+        for reader in readers:
+            if reader.recognises(names):
+                return reader, None
     projects = [project for reader in readers for project in reader.projects]
     raise ExportError(
         f'{folder}: neither its config.json nor its tensors are those of a policy that is served: '

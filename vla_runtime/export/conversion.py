@@ -26,12 +26,14 @@ from vla_runtime.bundle.schema import (
 from vla_runtime.bundle.statistics import check_statistics
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
+from vla_runtime.export.adapters import find_base, is_adapter, read_adapted
+from vla_runtime.export.cameras import settle_cameras
 from vla_runtime.export.checkpoint import CheckpointError, copy_tensors, read_tensors
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, Source, find_reader
 from vla_runtime.export.columns import Columns, ask_for_targets, cut_statistics, resolve_columns
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import FolderFacts
-from vla_runtime.export.lerobot_folder import read_lerobot_folder
+from vla_runtime.export.lerobot_folder import policy_type, read_lerobot_folder
 from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import DatasetInfo, ExportOptions, read_dataset_info
 from vla_runtime.families import find_family, weight_shapes
@@ -51,12 +53,14 @@ class ExportPlan:
         tensors: this package's names to the stored tensors.
         statistics: cut to the named dimensions.
         tokenizer: the file to copy; None without language.
+        notes: for people, about how contradictory facts were read.
     """
 
     spec: BundleSpec
     tensors: Mapping[str, StoredTensor]
     statistics: Mapping[str, np.ndarray]
     tokenizer: Path | None
+    notes: tuple[str, ...] = ()
 
     @property
     def weight_bytes(self) -> int:
@@ -76,10 +80,17 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         JsonError: a JSON file of the checkpoint that cannot be used.
     """
     reader, policy = find_reader(checkpoint)
-    tensors = read_tensors(checkpoint, reader.names)
+    if policy is not None and is_adapter(checkpoint):
+        base = find_base(checkpoint, options.base)
+        policy_type(base, [policy.type], [policy])
+        tensors = read_adapted(checkpoint, base, reader.names)
+    else:
+        if options.base is not None:
+            raise ExportError(f'--base says {options.base}, but {checkpoint} is no adapter (LoRA)')
+        tensors = read_tensors(checkpoint, reader.names)
     family = reader.family(tensors)
     if policy is not None:
-        facts = read_lerobot_folder(checkpoint, policy)
+        facts = read_lerobot_folder(checkpoint, policy, options.lerobot)
     else:
         facts = reader.read_folder(checkpoint, family, options)
     missing = MissingFacts(checkpoint, facts)
@@ -112,6 +123,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         tokenizer=f'tokenizer{settled.tokenizer.suffix}' if settled.tokenizer else None,
         joint_space=facts.joint_space,
         trained_delay_steps=facts.trained_delay_steps,
+        flow_times=facts.flow_times,
         source={**facts.source, **given, 'exported_by': f'vla_runtime {__version__}'},
     )
     statistics = cut_statistics(facts.statistics, settled.columns)
@@ -119,7 +131,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     file = facts.statistics_file or checkpoint
     ask_for_targets(spec, statistics, options.targets, facts.deltas, file, missing)
     missing.raise_if_any()
-    return ExportPlan(spec, tensors, statistics, settled.tokenizer)
+    return ExportPlan(spec, tensors, statistics, settled.tokenizer, (*facts.notes, *settled.notes))
 
 
 def _check_valid(checkpoint: Path, spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> None:
@@ -140,7 +152,8 @@ def _prompt(
     tokenizer, template, _ = settled.language
     layout = find_family(facts.family).templates[template]
     _check_tokenizer(tokenizer, layout.bos, language_dims(dims).vocabulary)
-    return PromptFormat(template, facts.cleaning, options.advantage)
+    bins = facts.state_bins if find_family(facts.family).templates[template].has_state else None
+    return PromptFormat(template, facts.cleaning, options.advantage, bins)
 
 
 def write_export(
@@ -202,6 +215,8 @@ def _check_facts(
                 )
         if options.adapt_to_pi is not None:
             missing.conflict(f"--adapt-to-pi is openpi's, and this folder is of {facts.kind}")
+    if options.lerobot is not None and facts.kind != 'LeRobot':
+        missing.conflict(f"--lerobot is LeRobot's, and this folder is of {facts.kind}")
     if options.image_size is not None and facts.images.resample != 'area':
         height, width = options.image_size
         missing.conflict(
@@ -225,6 +240,7 @@ class _Settled:
     rate_hz: float
     horizon: int
     denoise_steps: int
+    notes: tuple[str, ...]
 
     @property
     def tokenizer(self) -> Path | None:
@@ -253,22 +269,30 @@ def _settle(
     columns = resolve_columns(facts, options, dataset, missing)
     rate_hz = _rate(options, dataset, missing)
     has_language = find_family(facts.family).has_language
+    notes = _task_notes(dataset) if has_language else ()
     language = _language(reader, facts, options, missing) if has_language else None
     if not has_language:
         _check_no_language(facts, options, missing)
-    cameras = missing.pick(
-        '--cameras',
-        options.cameras,
-        facts.cameras if facts.cameras_stated else None,
-        'camera names in the order the network sees them',
-        default=facts.cameras,
-    )
+    cameras = settle_cameras(options.cameras, facts, missing)
     horizon, denoise_steps = _numbers(reader, facts, options, missing)
     missing.raise_if_any()
     # Every None is noted in `missing`, so nothing is None any more.
     assert columns and cameras and make_dims and (language or not has_language)
     assert rate_hz and horizon and denoise_steps
-    return _Settled(columns, cameras, make_dims, language, rate_hz, horizon, denoise_steps)
+    return _Settled(columns, cameras, make_dims, language, rate_hz, horizon, denoise_steps, notes)
+
+
+def _task_notes(dataset: DatasetInfo | None) -> tuple[str, ...]:
+    """Return a note on instructions that say nothing."""
+    tasks = dataset.tasks if dataset else ()
+    empty = sum(not task.strip() for task in tasks)
+    if not empty:
+        return ()
+    return (
+        f'{empty} of the {len(tasks)} tasks of --dataset have no words: what the policy learnt '
+        'there it learnt without an instruction. It is never run without one: any words are new '
+        'to it, so judge it with care, or name the tasks in the data set and train again',
+    )
 
 
 def _language(

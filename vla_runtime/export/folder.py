@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from vla_runtime.bundle.schema import CameraSpec, ImageSpec, NormalisationSpec
 from vla_runtime.files.json_file import JsonMapping
-from vla_runtime.types import JointSpaceName, PromptCleaning
+from vla_runtime.types import FlowTimes, JointSpaceName, PromptCleaning
 
 CONFIG_FILE = 'config.json'
+AbsentCameras = Literal['masked', 'left_out']
 TOKENIZER_FILES = ('tokenizer.json', 'tokenizer.model')
 
 
@@ -45,12 +47,14 @@ class FolderFacts:
         deltas: True for each action that is relative to the state of the same index.
         joint_space: joints that the policy was trained on; None: those of the robot.
         template: template of the prompt; not asked for without language.
+        state_bins: numbers of the state in the prompt, where it is padded; None: as it is.
         prompt_length: tokens of the padded prompt.
         usual_prompt_length: prompt length of the project, where neither folder nor user says
             another.
         horizon: actions of a chunk.
         real_horizon: first of them that the robot has; None: all.
         denoise_steps: Euler steps.
+        flow_times: rounding of the flow times of the Euler steps; None: each exact.
         trained_delay_steps: longest clean action prefix seen in training, 0 for none.
         image_size: edge of the square input image in pixels.
         image_sizes: (height, width) of each camera's images, where they go in as they are or
@@ -63,6 +67,9 @@ class FolderFacts:
         tokenizer: the file, where the folder has one.
         source: facts for people, kept in the bundle.
         questions: facts that the reader could not find.
+        absent_cameras: what becomes of a camera that the robot lacks: `masked`, or `left_out`
+            of the network's input; None: the policy needs all of them.
+        notes: for people, about how contradictory facts were read.
     """
 
     kind: str
@@ -80,11 +87,13 @@ class FolderFacts:
     deltas: tuple[bool, ...] | None = None
     joint_space: JointSpaceName | None = None
     template: str | None = None
+    state_bins: int | None = None
     prompt_length: int | None = None
     usual_prompt_length: int | None = None
     horizon: int | None = None
     real_horizon: int | None = None
     denoise_steps: int | None = None
+    flow_times: FlowTimes | None = None
     trained_delay_steps: int = 0
     image_size: int | None = None
     image_size_key: str = ''
@@ -96,6 +105,8 @@ class FolderFacts:
     tokenizer: Path | None = None
     source: Mapping[str, str] = field(default_factory=dict)
     questions: tuple[Question, ...] = ()
+    absent_cameras: AbsentCameras | None = None
+    notes: tuple[str, ...] = ()
 
 
 def expect(config: JsonMapping, key: str, expected: object) -> None:

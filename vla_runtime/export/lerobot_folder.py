@@ -12,24 +12,46 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vla_runtime.bundle.schema import CameraSpec, ImageSpec
+from vla_runtime.export.adapters import is_adapter
 from vla_runtime.export.errors import ExportError
-from vla_runtime.export.folder import CONFIG_FILE, FolderFacts, expect, find_tokenizer
+from vla_runtime.export.feature_names import feature_names
+from vla_runtime.export.folder import (
+    CONFIG_FILE,
+    AbsentCameras,
+    FolderFacts,
+    Question,
+    expect,
+    find_tokenizer,
+)
+from vla_runtime.export.lerobot_early import (
+    early_pipelines,
+    early_statistics,
+    has_processors,
+    is_of_2024,
+    read_config,
+)
 from vla_runtime.export.lerobot_processors import (
     POSTPROCESSOR_FILE,
     PREPROCESSOR_FILE,
     Pipeline,
     read_pipeline,
+    state_file,
 )
 from vla_runtime.export.lerobot_statistics import (
     ACTION,
     ENVIRONMENT,
     STATE,
     Features,
+    StoredStatistics,
     camera_statistics,
+    has_statistics,
     read_normalisation,
     read_statistics,
+    stored_length,
 )
+from vla_runtime.export.options import LeRobotRelease
 from vla_runtime.files.json_file import JsonMapping, read_json
+from vla_runtime.files.quotes import one_line
 
 # Of a camera's images among the features.
 CAMERA_FEATURE = 'observation.images.'
@@ -43,6 +65,17 @@ _PREPROCESSORS = (
     'device_processor',
 )
 _POSTPROCESSORS = ('unnormalizer_processor', 'absolute_actions_processor', 'device_processor')
+# Of config.json since 0.5.1.
+_LATER_KEY = 'use_relative_actions'
+_LATER: LeRobotRelease = '0.5'
+# -1 on a scale of 0 to 1, stretched as the image is.
+_EARLIER_BARS = -3.0
+_RELEASE = Question(
+    '--lerobot',
+    '0.4 or 0.5: the LeRobot that trained the policy, 0.4.0 to 0.4.4 or 0.5.0 (later ones write '
+    f'{_LATER_KEY} into config.json). They differ in what the network sees: 0.4 pads the state '
+    'before it goes into the prompt, and images with another black',
+)
 # Values that every family is written for: a folder that says otherwise is refused.
 _FIXED: Mapping[str, object] = {'n_obs_steps': 1, 'use_peft': False}
 
@@ -64,6 +97,8 @@ class LeRobotPolicy:
         image_statistics: mean and standard deviation of the colour channels in [0, 1], where the
             network normalises images itself; config.json then leaves them as they are.
         usual_prompt_length: tokens of the padded prompt, where config.json has none.
+        state_in_prompt: the prompt has the state, in bins.
+        horizon_key: key of the number of actions of a chunk in config.json.
         image_size_key: key of the edge of the square images in config.json, as [size, size]; None:
             config.json has the shape of each camera's images alone.
         denoise_steps_key: key of the Euler steps in config.json; None: the network runs once.
@@ -71,6 +106,11 @@ class LeRobotPolicy:
         has_state_token: the network takes the state, padded to `max_state_dim` where `padded`.
         padded: config.json has `max_action_dim` and `max_state_dim`; else nothing is padded.
         source: further keys of config.json that are kept for people.
+        absent_cameras: what LeRobot makes of a camera of config.json that the data lack.
+        padded_release: LeRobot 0.4 padded the state of the prompt, and padded images with -3.
+        summed_times: LeRobot before 0.4.3 summed the flow times of the steps in float32.
+        of_2024: field that config.json of 2024, which names no type, has of this policy alone.
+        early: description of folders from before 0.4, where they differ.
     """
 
     type: str
@@ -81,6 +121,8 @@ class LeRobotPolicy:
     views_key: str | None = None
     image_statistics: tuple[tuple[float, float, float], tuple[float, float, float]] | None = None
     usual_prompt_length: int | None = None
+    state_in_prompt: bool = False
+    horizon_key: str = 'chunk_size'
     image_size_key: str | None = None
     denoise_steps_key: str | None = None
     at_most: Mapping[str, int] = field(default_factory=dict)
@@ -88,22 +130,36 @@ class LeRobotPolicy:
     has_state_token: bool = False
     padded: bool = True
     source: tuple[str, ...] = ()
+    absent_cameras: AbsentCameras | None = None
+    padded_release: bool = False
+    summed_times: bool = False
+    of_2024: str | None = None
+    early: LeRobotPolicy | None = None
 
 
 def is_lerobot_folder(folder: Path) -> bool:
-    """Return whether config.json names a policy type, as LeRobot's does, not openpi's."""
+    """Return whether config.json is LeRobot's, not openpi's."""
     path = folder / CONFIG_FILE
-    return os.path.lexists(path) and 'type' in read_json(path)
+    if not os.path.lexists(path):
+        return False
+    config = read_json(path)
+    return 'type' in config or is_of_2024(config)
 
 
-def policy_type(folder: Path, known: Sequence[str]) -> str:
-    """Return the policy type that config.json names.
+def policy_type(folder: Path, known: Sequence[str], policies: Sequence[LeRobotPolicy] = ()) -> str:
+    """Return the policy type that config.json names, or that its fields show.
+
+    Args:
+        folder: folder of the checkpoint.
+        known: types that are served.
+        policies: policies that folders without a type may be of.
 
     Raises:
         ExportError: none of the known.
     """
-    config = read_json(folder / CONFIG_FILE)
-    found: str = config.get('type', str)
+    config = read_config(folder)
+    shown = [policy.type for policy in policies if policy.of_2024 and policy.of_2024 in config]
+    found: str = config.get('type', str, *shown[:1])
     if found not in known:
         *others, last = (f"'{name}'" for name in known)
         served = f'{", ".join(others)} and {last}' if others else last
@@ -111,53 +167,70 @@ def policy_type(folder: Path, known: Sequence[str]) -> str:
     return found
 
 
-def read_lerobot_folder(folder: Path, policy: LeRobotPolicy) -> FolderFacts:
+def read_lerobot_folder(
+    folder: Path, policy: LeRobotPolicy, release: LeRobotRelease | None = None
+) -> FolderFacts:
     """Read the facts of a LeRobot folder.
 
     Args:
         folder: folder whose config.json names the policy's type.
         policy: description of its policy type.
+        release: release that trained it, as the user says.
 
     Raises:
         ExportError, JsonError: a policy or processing step that this runtime does not reproduce,
             files that contradict each other, missing or damaged files.
     """
-    config = read_json(folder / CONFIG_FILE)
-    policy_type(folder, [policy.type])
-    _check_values(config, policy)
-    before = read_pipeline(folder / PREPROCESSOR_FILE, (*_PREPROCESSORS, *policy.steps))
-    after = read_pipeline(folder / POSTPROCESSOR_FILE, (*_POSTPROCESSORS, *policy.steps))
+    config = read_config(folder)
+    policy_type(folder, [policy.type], [policy])
+    early = not has_processors(folder)
+    if early:
+        policy = policy.early or policy
+    _check_values(config, policy, adapted=is_adapter(folder))
     features = _features(config)
+    if early:
+        before, after = early_pipelines(config)
+        stored = early_statistics(folder, features)
+    else:
+        before = read_pipeline(folder / PREPROCESSOR_FILE, (*_PREPROCESSORS, *policy.steps))
+        after = read_pipeline(folder / POSTPROCESSOR_FILE, (*_POSTPROCESSORS, *policy.steps))
+        stored = StoredStatistics(
+            *state_file(folder, before, 'normalizer_processor'),
+            *state_file(folder, after, 'unnormalizer_processor'),
+        )
+    padded = _padded(config) if policy.padded else {}
+    features, notes = _fitted(features, config, stored, padded)
     state_length, action_length = sum(features.state.values()), features.action
     plain = policy.images.padding == 'none'
     normalisation = read_normalisation(config, before, after, features, normalised_images=plain)
-    padded = _padded(config) if policy.padded else {}
-    statistics = read_statistics(
-        folder, config, before, after, normalisation, features, padded=padded
-    )
+    statistics = read_statistics(config, stored, normalisation, features, padded=padded)
     cameras = _cameras(config, features, policy.views_key)
     if policy.image_statistics is not None:
         normalisation = replace(normalisation, images='mean_std_lerobot')
         statistics |= camera_statistics(cameras, *policy.image_statistics)
     size_key, steps_key = policy.image_size_key, policy.denoise_steps_key
+    images, state_bins, questions = _of_release(config, policy, release, early=early)
     return FolderFacts(
         kind='LeRobot',
         family=policy.type,
         cameras=cameras,
-        images=policy.images,
+        images=images,
         normalisation=normalisation,
         statistics=statistics,
-        statistics_file=folder / before.state_files.get('normalizer_processor', PREPROCESSOR_FILE),
+        statistics_file=stored.path,
         cleaning='lerobot',
         action_names=_action_names(config, before, action_length),
         state_length=state_length,
         action_length=action_length,
         deltas=_deltas(config, before, after, action_length),
         template=policy.template,
+        state_bins=state_bins,
         prompt_length=_prompt_length(config, before, policy),
         usual_prompt_length=policy.usual_prompt_length,
-        horizon=config.get('chunk_size', int),
+        horizon=config.get(policy.horizon_key, int),
         denoise_steps=config.get(steps_key, int) if steps_key else 1,
+        # 0.4.3 was the first to write `use_peft`, and to compute each time by itself.
+        flow_times='summed' if policy.summed_times and 'use_peft' not in config else None,
         trained_delay_steps=config.get('rtc_training_max_delay', int, 0),
         image_size=_image_size(config, size_key) if size_key else None,
         image_size_key=size_key or '',
@@ -167,14 +240,74 @@ def read_lerobot_folder(folder: Path, policy: LeRobotPolicy) -> FolderFacts:
         environment_length=features.state.get(ENVIRONMENT, 0),
         variant=config.get(policy.variant_key, str) if policy.variant_key else None,
         tokenizer=find_tokenizer(folder),
-        source=_source(policy, config, before),
+        source=_source(policy, config, before, release, early=early),
+        questions=questions,
+        absent_cameras=policy.absent_cameras,
+        notes=(*notes, *_camera_notes(config, features, stored)),
     )
 
 
-def _check_values(config: JsonMapping, policy: LeRobotPolicy) -> None:
+def _of_release(
+    config: JsonMapping, policy: LeRobotPolicy, release: LeRobotRelease | None, *, early: bool
+) -> tuple[ImageSpec, int | None, tuple[Question, ...]]:
+    """Return images, state bins and questions that depend on the release that trained the policy.
+
+    0.4.0 to 0.4.4 padded the state with zeros before it was written into the prompt, and images
+    with -1 before their scale of 0 to 1 was stretched to -1 to 1. 0.5.0 does neither, and its
+    config.json is the same. Later ones have `use_relative_actions`.
+    """
+    asked = policy.padded_release and not early and _LATER_KEY not in config
+    if release is not None and not asked and (release != _LATER or not policy.padded_release):
+        raise ExportError(
+            f'--lerobot says {release}, but {config.path} is of another release: '
+            + (f'it has {_LATER_KEY}' if _LATER_KEY in config else 'leave the option out')
+        )
+    if asked and release is None:
+        return policy.images, None, (_RELEASE,)
+    if not asked or release == _LATER:
+        return policy.images, None, ()
+    has_state = policy.template is not None and policy.state_in_prompt
+    bins = int(config.get('max_state_dim', int)) if has_state else None
+    return replace(policy.images, bars=_EARLIER_BARS), bins, ()
+
+
+def _fitted(
+    features: Features, config: JsonMapping, stored: StoredStatistics, padded: Mapping[str, int]
+) -> tuple[Features, list[str]]:
+    """Return the features with the state's length in training, and a note where it is another.
+
+    A policy that was trained on from another keeps that one's `input_features`, and LeRobot pads
+    whatever state arrives; the statistics are those of the training.
+    """
+    stated, longest = features.state[STATE], padded.get(STATE, 0)
+    found = stored_length(stored.before, STATE)
+    if found is None or found in (stated, longest) or not 0 < found < longest:
+        return features, []
+    note = (
+        f'{config.path.name} says {stated} numbers of the state, and its statistics are of '
+        f'{found}: the training had {found}, the policy that it began with {stated}'
+    )
+    return replace(features, state={**features.state, STATE: found}), [note]
+
+
+def _camera_notes(config: JsonMapping, features: Features, stored: StoredStatistics) -> list[str]:
+    """Return a note on cameras that the data of the training seem to have lacked."""
+    seen = [key for key in features.cameras if has_statistics(stored.before, key)]
+    unseen = [name for key, name in features.cameras.items() if key not in seen]
+    if not seen or not unseen:
+        return []
+    return [
+        f'{config.path.name} lists {", ".join(unseen)}, but only other cameras have statistics: '
+        f'if the training lacked it, say --cameras …,{unseen[0]}=absent'
+    ]
+
+
+def _check_values(config: JsonMapping, policy: LeRobotPolicy, *, adapted: bool) -> None:
     """Refuse values of config.json that network and processing are not written for."""
     for key, expected in {**_FIXED, **policy.fixed}.items():
-        expect(config, key, expected)
+        # An adapter is merged.
+        if not (adapted and key == 'use_peft'):
+            expect(config, key, expected)
     for key, most in policy.at_most.items():
         found = config.get(key, int, most)
         if found > most:
@@ -302,17 +435,19 @@ def _relative_step(config: JsonMapping, before: Pipeline) -> JsonMapping:
 
 
 def _action_names(config: JsonMapping, before: Pipeline, length: int) -> tuple[str, ...] | None:
-    written = config.words('action_feature_names')
-    used = _relative_step(config, before).words('action_names')
+    """Return the names of the actions; None where LeRobot wrote none that name each of them."""
+    written = config.get('action_feature_names', list, None)
+    used = _relative_step(config, before).get('action_names', list, None)
     if written is not None and used is not None and written != used:
         raise ExportError(
-            f'{config.path} says action_feature_names {list(written)} but {before.path} says '
-            f'action_names {list(used)}; they must agree'
+            f'{config.path} says action_feature_names {_listed(written)} but {before.path} says '
+            f'action_names {_listed(used)}; they must agree'
         )
-    names = used if used is not None else written
-    if names is not None and len(names) != length:
-        raise config.error('action_feature_names', f'{len(names)} names for {length} actions')
-    return names
+    return feature_names(used if used is not None else written, length)
+
+
+def _listed(names: list[object]) -> str:
+    return one_line(str(names), 200)
 
 
 def _deltas(
@@ -321,7 +456,7 @@ def _deltas(
     """Return per action whether LeRobot trained it relative to the state of the same index.
 
     Its rule: every action whose name does not contain an excluded word, without regard to case;
-    without names, or without excluded words, every action.
+    without names, or without excluded words, every action. Actions beyond the names are relative.
     """
     step = _relative_step(config, before)
     enabled = step.get('enabled', bool, False)
@@ -333,15 +468,27 @@ def _deltas(
         )
     if not enabled:
         return (False,) * length
-    names = step.words('action_names')
+    names = step.get('action_names', list, None)
     words = [word.lower() for word in step.words('exclude_joints') or () if word]
     if names is None or not words:
         return (True,) * length
-    return tuple(not any(word in name.lower() for word in words) for name in names)
+    named = [not any(word in str(name).lower() for word in words) for name in names[:length]]
+    return (*named, *[True] * (length - len(named)))
 
 
-def _source(policy: LeRobotPolicy, config: JsonMapping, before: Pipeline) -> dict[str, str]:
+def _source(
+    policy: LeRobotPolicy,
+    config: JsonMapping,
+    before: Pipeline,
+    release: LeRobotRelease | None,
+    *,
+    early: bool,
+) -> dict[str, str]:
     source = {'checkpoint': f'LeRobot {policy.type}'}
+    if early:
+        source['lerobot'] = 'before 0.4'
+    elif release is not None:
+        source['lerobot'] = release
     for key in policy.source:
         value = config.values.get(key)
         if isinstance(value, (str, int, float)):

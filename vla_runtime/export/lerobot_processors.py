@@ -16,6 +16,9 @@ from vla_runtime.files.json_file import JsonMapping, read_json
 PREPROCESSOR_FILE = 'policy_preprocessor.json'
 POSTPROCESSOR_FILE = 'policy_postprocessor.json'
 
+# Steps that a release registered under another name: 0.5.1.
+_EARLIER_NAMES = {'delta_actions_processor': 'relative_actions_processor'}
+
 
 @dataclass(frozen=True)
 class Pipeline:
@@ -41,15 +44,13 @@ def read_pipeline(path: Path, known: tuple[str, ...]) -> Pipeline:
         ExportError: a missing file, an unknown step, or a step that is there twice.
     """
     if not os.path.lexists(path):
-        raise ExportError(
-            f'{path}: is missing; a LeRobot older than 0.4 kept the statistics elsewhere: convert '
-            'the policy with its lerobot/processor/migrate_policy_normalization.py'
-        )
+        raise ExportError(f'{path}: is missing; copy the whole folder')
     steps: dict[str, JsonMapping] = {}
     files: dict[str, str] = {}
     for step in read_json(path).mappings('steps'):
         # A step that was never registered is saved under its Python class.
         name = step.get('registry_name', str, None) or step.get('class', str, 'without a name')
+        name = _EARLIER_NAMES.get(name, name)
         if name not in known:
             raise ExportError(
                 f"{path}: field {step.field}: the step '{name}' is not supported; known are "

@@ -12,7 +12,7 @@ from vla_runtime.bundle.schema import STATISTICS, STATISTICS_OF, CameraSpec, Nor
 from vla_runtime.bundle.statistics import image_group
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import CONFIG_FILE
-from vla_runtime.export.lerobot_processors import Pipeline, state_file
+from vla_runtime.export.lerobot_processors import Pipeline
 from vla_runtime.files.json_file import JsonMapping
 from vla_runtime.types import NormaliserKind
 
@@ -31,6 +31,23 @@ _NO_CHANGE: Mapping[NormaliserKind, tuple[float, float]] = {
 }
 _CHANNELS = 3
 _EPSILON = 1e-8
+
+
+@dataclass(frozen=True)
+class StoredStatistics:
+    """Statistics of a folder, `action.mean` and so on.
+
+    Attributes:
+        path: file of `before`, for messages.
+        before: what observations are normalised with.
+        after_path: file of `after`.
+        after: what actions are decoded with.
+    """
+
+    path: Path
+    before: Mapping[str, np.ndarray]
+    after_path: Path
+    after: Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -128,20 +145,17 @@ def _normaliser(stated: JsonMapping, group: str, mode: str) -> NormaliserKind:
 
 
 def read_statistics(
-    folder: Path,
     config: JsonMapping,
-    before: Pipeline,
-    after: Pipeline,
+    stored: StoredStatistics,
     normalisation: NormalisationSpec,
     features: Features,
     padded: Mapping[str, int],
 ) -> dict[str, np.ndarray]:
-    """Read the statistics that this runtime knows, from the normaliser's file.
+    """Choose the statistics that this runtime knows.
 
     Args:
-        folder: folder of the checkpoint.
         config: config.json.
-        before, after: the processors.
+        stored: all that the folder has.
         normalisation: kinds that the policy was trained with.
         features: features of the policy.
         padded: feature to its padded length; statistics of that length are cut to the feature's.
@@ -149,8 +163,7 @@ def read_statistics(
     Raises:
         ExportError: statistics that are missing, or not of the features' lengths.
     """
-    path, found = state_file(folder, before, 'normalizer_processor')
-    other_path, other = state_file(folder, after, 'unnormalizer_processor')
+    path, found, other = stored.path, stored.before, stored.after
     statistics: dict[str, np.ndarray] = {}
     groups = [
         (STATE, 'state', features.state[STATE], normalisation.state),
@@ -168,8 +181,8 @@ def read_statistics(
     for key, values in found.items():
         if key.startswith(f'{ACTION}.') and key in other and not np.array_equal(values, other[key]):
             raise ExportError(
-                f"{path} and {other_path} differ in '{key}'; they must agree, or actions are "
-                'decoded with statistics they were not trained with'
+                f"{path} and {stored.after_path} differ in '{key}'; they must agree, or actions "
+                'are decoded with statistics they were not trained with'
             )
     if ENVIRONMENT in features.state:
         untouched = config.mapping('normalization_mapping').get('ENV', str, 'IDENTITY')
@@ -188,6 +201,32 @@ def read_statistics(
     return statistics
 
 
+def stored_length(found: Mapping[str, np.ndarray], feature: str) -> int | None:
+    """Return the length of a feature's statistics; None where there are none."""
+    lengths = {
+        found[key].shape[0]
+        for name in STATISTICS
+        if (key := f'{feature}.{name}') in found and found[key].ndim == 1
+    }
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def has_statistics(found: Mapping[str, np.ndarray], feature: str) -> bool:
+    """Return whether there are any statistics of a feature."""
+    return any(_stored_name(found, feature, name) in found for name in STATISTICS)
+
+
+def _stored_name(found: Mapping[str, np.ndarray], feature: str, name: str) -> str:
+    """Return the key of a feature's statistic.
+
+    LeRobot's conversion of folders from before its processors turns every `_` of a feature's name
+    into `.`.
+    """
+    key = f'{feature}.{name}'
+    converted = f'{feature.replace("_", ".")}.{name}'
+    return converted if key not in found and converted in found else key
+
+
 def _of_feature(
     path: Path,
     found: Mapping[str, np.ndarray],
@@ -199,7 +238,7 @@ def _of_feature(
     """Return a feature's known statistics by name, one row of numbers each."""
     statistics: dict[str, np.ndarray] = {}
     for name in STATISTICS:
-        key = f'{feature}.{name}'
+        key = _stored_name(found, feature, name)
         if key not in found:
             continue
         values = found[key]

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 from vla_runtime.bundle.schema import CameraSpec, Unit
 from vla_runtime.export.errors import ExportError
-from vla_runtime.files.json_file import JsonMapping, read_json
+from vla_runtime.export.feature_names import feature_names
+from vla_runtime.files.input_files import read_text
+from vla_runtime.files.json_file import LARGEST_JSON, JsonMapping, read_json
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.types import AdvantageTemplate
+
+# Releases of LeRobot that treat state and images otherwise than those before and after them:
+# 0.4.0 to 0.4.4, and 0.5.0.
+LeRobotRelease = Literal['0.4', '0.5']
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,8 @@ class ExportOptions:
         kv_heads: key/value heads of the language model.
         heads: attention heads of further parts of the network, by the family's name of the part.
         embodiment: robot that a policy of several was trained for, by its tag.
+        lerobot: release that trained the policy, where its folder does not say.
+        base: folder of the policy that an adapter was trained on.
     """
 
     name: str | None = None
@@ -70,6 +79,8 @@ class ExportOptions:
     kv_heads: int | None = None
     heads: Mapping[str, int] = field(default_factory=dict)
     embodiment: str | None = None
+    lerobot: LeRobotRelease | None = None
+    base: Path | None = None
 
     def __post_init__(self) -> None:
         words = get_args(Unit)
@@ -92,15 +103,16 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """Facts of a LeRobot data set's meta/info.json; None where it lacks one."""
+    """Facts of a LeRobot data set's meta/info.json, None where it lacks one, and its tasks."""
 
     state_names: tuple[str, ...] | None
     action_names: tuple[str, ...] | None
     rate_hz: float | None
+    tasks: tuple[str, ...] = ()
 
 
 def read_dataset_info(path: Path) -> DatasetInfo:
-    """Read names and rate from a LeRobot data set.
+    """Read names and rate from a LeRobot data set; names that cannot be understood are left out.
 
     Args:
         path: the data set's folder, or its meta/info.json.
@@ -108,20 +120,43 @@ def read_dataset_info(path: Path) -> DatasetInfo:
     Raises:
         ExportError: no such file, or not of that form.
     """
-    info = read_json(path / 'meta' / 'info.json' if path.is_dir() else path)
+    path = path / 'meta' / 'info.json' if path.is_dir() else path
+    info = read_json(path)
     features = info.mapping('features')
     rate_hz = info.get('fps', (int, float), None)
     return DatasetInfo(
-        state_names=_names(features, 'observation.state'),
-        action_names=_names(features, 'action'),
+        state_names=_names(features, 'observation.state', 'state'),
+        action_names=_names(features, 'action', 'actions'),
         rate_hz=None if rate_hz is None else float(rate_hz),
+        tasks=_tasks(path.parent),
     )
 
 
-def _names(features: JsonMapping, key: str) -> tuple[str, ...] | None:
-    feature = features.mapping(key, optional=True)
-    wrapped = feature.values.get('names')
-    # Some data sets wrap the list once: {"motors": [...]}.
-    if isinstance(wrapped, dict) and len(wrapped) == 1:
-        return feature.mapping('names').words(next(iter(wrapped)))
-    return feature.words('names')
+def _tasks(meta: Path) -> tuple[str, ...]:
+    """Return the instructions of a data set; () where they are not found, or not readable."""
+    lines, table = meta / 'tasks.jsonl', meta / 'tasks.parquet'
+    try:
+        if lines.is_file():
+            rows = [json.loads(line) for line in read_text(lines, LARGEST_JSON).splitlines()]
+            return tuple(row['task'] for row in rows if isinstance(row.get('task'), str))
+        if table.is_file():
+            # In every environment that writes data sets; the others do without the tasks.
+            import pyarrow.parquet as parquet
+
+            columns = parquet.read_table(table).to_pydict()
+            words = [column for column in columns.values() if column and type(column[0]) is str]
+            return tuple(words[0]) if words else ()
+    except (OSError, ValueError, AttributeError, KeyError, ImportError):
+        pass
+    return ()
+
+
+def _names(features: JsonMapping, *keys: str) -> tuple[str, ...] | None:
+    """Return the names of the first feature that is there; openpi calls it otherwise."""
+    for key in keys:
+        feature = features.values.get(key)
+        if isinstance(feature, Mapping):
+            shape = feature.get('shape')
+            length = shape[0] if isinstance(shape, list) and len(shape) == 1 else None
+            return feature_names(feature.get('names'), length if type(length) is int else None)
+    return None

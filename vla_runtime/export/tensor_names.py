@@ -31,6 +31,9 @@ DECODER: Rows = (
     (r'norm', 'norm'),
 )
 
+# Of LeRobot before 0.4, among every policy's tensors.
+_EARLY_STATISTICS = re.compile(r'(?:un)?normalize_(?:inputs|targets|outputs)\..*')
+
 
 @dataclass(frozen=True)
 class TensorNames:
@@ -52,7 +55,7 @@ class TensorNames:
     def is_unused(self, name: str) -> bool:
         """Return whether a checkpoint's tensor is known to be unused at inference."""
         bare = name.removeprefix('model.')
-        return any(pattern.fullmatch(bare) for pattern in self.unused)
+        return any(pattern.fullmatch(bare) for pattern in (*self.unused, _EARLY_STATISTICS))
 
     def ours(self, name: str) -> str | None:
         """Our name of a checkpoint's tensor, or None where the table has none."""

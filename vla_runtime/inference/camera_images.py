@@ -11,7 +11,7 @@ from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.statistics import CHANNELS, image_group
 from vla_runtime.families.family import image_sizes
 from vla_runtime.processing.cropped_images import cropped
-from vla_runtime.processing.images import black_pixels, to_pixels
+from vla_runtime.processing.images import BLACK, black_pixels, to_pixels
 from vla_runtime.processing.normalization import Normalizer
 from vla_runtime.processing.plain_images import (
     check_size,
@@ -105,7 +105,10 @@ class CameraImages:
     def _convert(self, index: int, image: np.ndarray) -> None:
         size, out, spec = self._sizes[index], self._pixels[index], self._spec.images
         if self._padded:
-            to_pixels(image, size[0], padding=spec.padding, resample=spec.resample, out=out)
+            bars = BLACK if spec.bars is None else spec.bars
+            to_pixels(
+                image, size[0], padding=spec.padding, resample=spec.resample, bars=bars, out=out
+            )
         else:
             image = self._resized(image, size)
             to_plain_pixels(image, size, self._tables[index], out)

@@ -8,12 +8,23 @@ from dataclasses import replace
 import numpy as np
 
 from vla_runtime.engines.protocol import PolicyEngine, StepInputs
+from vla_runtime.types import FlowTimes
 
 StepObserver = Callable[[int, np.ndarray, np.ndarray], None]
 
 
-def flow_times(steps: int) -> np.ndarray:
-    """Flow times of the Euler steps: 1, 1 - 1/N, ... 1/N as (N,) float64."""
+def flow_times(steps: int, kind: FlowTimes | None = None) -> np.ndarray:
+    """Flow times of the Euler steps: 1, 1 - 1/N, ... 1/N as (N,) float64.
+
+    Args:
+        steps: N.
+        kind: `summed`: step upon step in float32, whose roundings the flow's time code magnifies.
+    """
+    if kind == 'summed':
+        step = np.float32(-1.0 / steps)
+        terms = np.array([1.0, *[step] * (steps - 1)], dtype=np.float32)
+        # Adds one by one: each sum is rounded.
+        return np.cumsum(terms, dtype=np.float32).astype(np.float64)
     return 1.0 + np.arange(steps) * (-1.0 / steps)
 
 

@@ -141,7 +141,8 @@ class RequestBuilder:
         """
         state = self._codec.check(observation)
         noise = self._noise(noise, settings, number)
-        times = flow_times(settings.denoise_steps or self._spec.denoise_steps)
+        steps = settings.denoise_steps or self._spec.denoise_steps
+        times = flow_times(steps, self._spec.flow_times)
         tie = self._tie(plan, observation, times, settings)
         advantages = self._advantages(settings)
         guidance = (

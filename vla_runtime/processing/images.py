@@ -19,7 +19,8 @@ import numpy as np
 from vla_runtime.processing.words import check_word
 from vla_runtime.types import ImagePadding, ImageResample
 
-_BLACK = np.float32(-1.0)
+# A black pixel.
+BLACK = -1.0
 _ONE, _TWO, _WHITE = np.float32(1.0), np.float32(2.0), np.float32(255.0)
 # Rows of the result worked on at once: the intermediate arrays then stay in the cache, and are
 # small enough that freeing them does not hand their pages back to the system, image after image.
@@ -33,7 +34,7 @@ _GROUP_LINES = 4
 
 def black_pixels(size: int) -> np.ndarray:
     """The picture of an absent camera: (3, size, size) float32, all -1."""
-    return np.full((3, size, size), _BLACK, dtype=np.float32)
+    return np.full((3, size, size), BLACK, dtype=np.float32)
 
 
 def to_pixels(
@@ -42,6 +43,7 @@ def to_pixels(
     *,
     padding: ImagePadding,
     resample: ImageResample,
+    bars: float = BLACK,
     out: np.ndarray | None = None,
 ) -> np.ndarray:
     """Resize one image into a black square, keeping its aspect, and scale it to [-1, 1].
@@ -56,10 +58,11 @@ def to_pixels(
         resample: `bilinear` interpolates x/255 in float32 without antialiasing, as LeRobot does
             with `torch.nn.functional.interpolate(align_corners=False)`; `antialias` resizes the
             uint8 image with Pillow's BILINEAR, as openpi's client does.
+        bars: pixels of the padding, -1 for black.
         out: (3, S, S) float32 to write into; a new array without it.
 
     Returns:
-        (3, S, S) float32 in [-1, 1], channels first; `out` itself when it was given.
+        (3, S, S) float32 in [-1, 1] beside the bars, channels first; `out` itself if given.
 
     Raises:
         ValueError: image, size or `out` of another type or shape, an unknown word for padding or
@@ -77,7 +80,7 @@ def to_pixels(
     top, left = _offsets(size - height, size - width, padding)
 
     if height < size or width < size:
-        out.fill(_BLACK)
+        out.fill(bars)
     inner = out[:, top : top + height, left : left + width]
     if image.strides[2] < 0:
         # A bgr8 message seen as RGB: walk it in the order it lies in memory, three times faster.

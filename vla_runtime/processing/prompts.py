@@ -32,11 +32,14 @@ class PromptFormat:
             it as Python writes a list of it: `['pick up the cup']`. `letters` turns the text into
             small letters and leaves out all but letters, digits, `_` and white space.
         advantage: place of the advantage tag; None for a policy trained without one.
+        state_bins: numbers of the state in the prompt, where there are more than the state has:
+            zeros follow it. None: as many as the state has.
     """
 
     template: str
     cleaning: PromptCleaning
     advantage: AdvantageTemplate | None = None
+    state_bins: int | None = None
 
     def __post_init__(self) -> None:
         check_word('prompt.cleaning', self.cleaning, PromptCleaning)
@@ -108,7 +111,7 @@ def prompt_parts(
     if fmt.cleaning == 'python_list':
         text = str([text])
     if layout.has_state:
-        after = after.replace(STATE, _state_words(normalised_state))
+        after = after.replace(STATE, _state_words(normalised_state, fmt.state_bins))
     after = after.replace(TAG, tag_line)
     # A task that ends with a newline has the layout's: there is one, not two.
     return before, text, after[1:] if text.endswith('\n') and after.startswith('\n') else after
@@ -146,12 +149,15 @@ def _clean(layout: PromptLayout, fmt: PromptFormat, task: str) -> str:
     return task.strip() if layout.lerobot_task == 'stripped' else task
 
 
-def _state_words(normalised_state: np.ndarray | None) -> str:
+def _state_words(normalised_state: np.ndarray | None, bins: int | None) -> str:
     if normalised_state is None:
         raise ValueError(
             'this prompt.template writes the state into the prompt, but no state was given; a '
             'checkpoint trained without it has another template'
         )
+    normalised_state = np.asarray(normalised_state)
+    if bins is not None and normalised_state.ndim == 1:
+        normalised_state = np.pad(normalised_state, (0, max(0, bins - len(normalised_state))))
     return ' '.join(str(number) for number in discretise_state(normalised_state))
 
 

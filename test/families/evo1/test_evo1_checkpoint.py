@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -340,3 +341,13 @@ def test_a_full_size_policy_is_planned_without_reading_its_weights(folder):
     assert isinstance(dims, Evo1Dims)
     for name in ('vision', 'pixel_shuffle', 'language', 'head', 'vocabulary', 'horizon'):
         assert getattr(dims, name) == getattr(EVO1, name), name
+
+
+@pytest.mark.parametrize('file', ['mp_rank_00_model_states.pt', 'model.safetensors'])
+def test_a_folder_of_its_authors_is_named_and_what_is_served(tmp_path, file):
+    """Whether its pickle was converted or not: nothing would be gained by that."""
+    config = {'vlm_name': 'OpenGVLab/InternVL3-1B', 'per_action_dim': 24, 'state_dim': 24}
+    (tmp_path / 'config.json').write_text(json.dumps(config))
+    (tmp_path / file).write_bytes(b'')
+    with pytest.raises(ExportError, match=r'LeRobot'):
+        find_reader(tmp_path)

@@ -20,6 +20,7 @@ from groot_n17_folders import (
 from network_cases import network_case_paths
 
 from vla_runtime.bundle.schema import CropSpec, ImageSpec
+from vla_runtime.export.checkpoint_reader import find_reader
 from vla_runtime.export.conversion import ExportPlan, plan_export
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.options import ExportOptions
@@ -240,3 +241,38 @@ def test_a_robot_that_the_folder_does_not_have_is_refused(tmp_path, tokenizer):
     folder = write_nvidia_folder(tmp_path / 'policy', CASE)
     with pytest.raises(REFUSED, match='other_arm'):
         plan(folder, tokenizer, embodiment='other_arm')
+
+
+def test_a_robot_is_found_whatever_the_case_of_its_tag(tmp_path, tokenizer):
+    """NVIDIA's own commands take NEW_EMBODIMENT for new_embodiment."""
+    folder = write_nvidia_folder(tmp_path / 'policy', CASE)
+    tag = plan(folder, tokenizer).spec.source['embodiment']
+    assert plan(folder, tokenizer, embodiment=tag.upper()).spec.source['embodiment'] == tag
+
+
+def test_an_unknown_robot_is_answered_with_those_that_are_known(tmp_path, tokenizer):
+    folder = write_nvidia_folder(tmp_path / 'policy', CASE)
+    tag = plan(folder, tokenizer).spec.source['embodiment']
+    with pytest.raises(REFUSED, match=f'so101.*{tag}'):
+        plan(folder, tokenizer, embodiment='so101')
+
+
+def test_statistics_of_mean_and_spread_are_refused_by_name(tmp_path, tokenizer):
+    folder = write_nvidia_folder(tmp_path / 'policy', CASE, use_mean_std=True)
+    with pytest.raises(REFUSED, match='use_mean_std: True is not supported'):
+        plan(folder, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ('file', 'values'),
+    [
+        ('config.json', {'model_type': 'Gr00tN1d6', 'architectures': ['Gr00tN1d6']}),
+        ('config.json', {'type': 'gr00t_n1d6'}),
+        ('config.json', {'type': 'groot_n1_6'}),
+        ('processor_config.json', {'processor_class': 'Gr00tN1d6Processor'}),
+    ],
+)
+def test_n16_is_named_and_what_is_served(tmp_path, file, values):
+    (tmp_path / file).write_text(json.dumps(values))
+    with pytest.raises(REFUSED, match=r'N1\.6.*N1\.5.*N1\.7'):
+        find_reader(tmp_path)

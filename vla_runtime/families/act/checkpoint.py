@@ -13,11 +13,11 @@ from typing import cast, get_args
 from vla_runtime.bundle.schema import ImageSpec
 from vla_runtime.export.block_sizes import Shapes, check_stated, checked_dims
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, Source
-from vla_runtime.export.folder import CONFIG_FILE
+from vla_runtime.export.lerobot_early import read_config
 from vla_runtime.export.lerobot_folder import LeRobotPolicy
 from vla_runtime.export.tensor_names import TensorNames, row, rows_under
 from vla_runtime.families.act.dimensions import ActDims, Activation, ResNetDims, StackDims
-from vla_runtime.files.json_file import JsonMapping, read_json
+from vla_runtime.files.json_file import JsonMapping
 
 _Rows = tuple[tuple[re.Pattern[str], str], ...]
 _STAGES = 4
@@ -106,13 +106,14 @@ class ActReader(CheckpointReader):
             fixed={},
             has_state_token=True,
             padded=False,
+            of_2024='n_vae_encoder_layers',
             source=('vision_backbone', 'temporal_ensemble_coeff', 'n_action_steps'),
         ),
     )
 
     def sizes(self, source: Source) -> MakeDims:
         folder, tensors, facts, _, missing = source
-        shape, config = Shapes(tensors, 'ACT'), read_json(folder / CONFIG_FILE)
+        shape, config = Shapes(tensors, 'ACT'), read_config(folder)
         backbone = _resnet(shape, config)
         heads, activation = config.get('n_heads', int), _activation(config)
         pre_norm = config.get('pre_norm', bool, False)

@@ -25,6 +25,7 @@ from vla_runtime.export.block_sizes import (
 )
 from vla_runtime.export.checkpoint import CheckpointError
 from vla_runtime.export.checkpoint_reader import VLM_TOKENIZER, CheckpointReader, MakeDims, Source
+from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import CONFIG_FILE, FolderFacts
 from vla_runtime.export.image_places import count_image_places
 from vla_runtime.export.lerobot_folder import LeRobotPolicy
@@ -131,6 +132,18 @@ class Evo1Reader(CheckpointReader):
         ),
     )
     wanted = VLM_TOKENIZER
+
+    def refuse_unserved(self, folder: Path) -> None:
+        path = folder / CONFIG_FILE
+        if not path.is_file():
+            return
+        config = read_json(path)
+        if 'type' not in config and 'vlm_name' in config and 'per_action_dim' in config:
+            raise ExportError(
+                f"{path}: is of Evo-1's authors, who keep weights and statistics in another form; "
+                "served are LeRobot's folders (0.6 and later, type evo1): train or fine-tune the "
+                'policy with LeRobot'
+            )
 
     def select(self, source: Source) -> dict[str, StoredTensor]:
         """Keep the matrices of the embodiment that config.json names (`default_embodiment_id`)."""

@@ -25,7 +25,7 @@ from vla_runtime.export.block_sizes import (
 from vla_runtime.export.checkpoint import CheckpointError
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, Source
 from vla_runtime.export.errors import ExportError
-from vla_runtime.export.folder import FolderFacts
+from vla_runtime.export.folder import CONFIG_FILE, FolderFacts
 from vla_runtime.export.image_places import count_image_places
 from vla_runtime.export.lerobot_folder import is_lerobot_folder
 from vla_runtime.export.lerobot_processors import PREPROCESSOR_FILE, read_pipeline
@@ -34,9 +34,10 @@ from vla_runtime.families.groot.declaration import N15_PROMPT
 from vla_runtime.families.groot.dimensions import GrootDims
 from vla_runtime.families.groot.lerobot import PACK_STEP, PREPROCESSORS, read_groot_folder
 from vla_runtime.families.groot.n17_checkpoint import n17_sizes
-from vla_runtime.families.groot.n17_folder import n17_embodiments, read_n17_folder
+from vla_runtime.families.groot.n17_folder import PROCESSOR_FILE, n17_embodiments, read_n17_folder
 from vla_runtime.families.groot.stack_sizes import settle_stack_heads, stack_dims
 from vla_runtime.families.groot.tensor_names import NAMES, SLICED
+from vla_runtime.files.json_file import read_json
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -57,6 +58,22 @@ class GrootReader(CheckpointReader):
     def recognises(self, names: Collection[str]) -> bool:
         return any(name.startswith('action_head.vlln.') for name in names)
 
+    def refuse_unserved(self, folder: Path) -> None:
+        for file, keys in (
+            (CONFIG_FILE, ('type', 'model_type', 'architectures')),
+            (PROCESSOR_FILE, ('processor_class',)),
+        ):
+            path = folder / file
+            if not path.is_file():
+                continue
+            values = read_json(path).values
+            words = [str(values[key]).lower().replace('.', '_') for key in keys if key in values]
+            if any(mark in word for word in words for mark in ('n1d6', 'n1_6')):
+                raise ExportError(
+                    f'{path}: is of GR00T N1.6, which is not served; served are N1.5 (folders of '
+                    "LeRobot 0.4, type groot) and N1.7 (LeRobot's and NVIDIA's folders)"
+                )
+
     def family(self, tensors: Mapping[str, StoredTensor]) -> str:
         return 'groot_n17' if 'vision.merger.norm.weight' in tensors else 'groot_n15'
 
@@ -76,9 +93,12 @@ class GrootReader(CheckpointReader):
         else:
             pack = read_pipeline(source.folder / PREPROCESSOR_FILE, PREPROCESSORS).step(PACK_STEP)
             stated, slots = pack.get('embodiment_tag', str), pack.mapping('embodiment_mapping')
+        given = source.options.embodiment
+        if given is not None and stated is not None and given.casefold() == stated.casefold():
+            given = stated
         tag = source.missing.pick(
             '--embodiment',
-            source.options.embodiment,
+            given,
             stated,
             'tag of the robot that the policy was trained for',
         )

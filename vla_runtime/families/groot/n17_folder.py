@@ -30,6 +30,7 @@ from vla_runtime.families.groot.dimensions import DENOISE_STEPS, USUAL_PROMPT_LE
 from vla_runtime.families.groot.n17_groups import GroupedColumns, flat_columns, grouped_columns
 from vla_runtime.families.groot.n17_images import cut_image, image_spec
 from vla_runtime.files.json_file import JsonMapping, read_json
+from vla_runtime.files.typed_yaml import did_you_mean
 
 PROCESSOR_FILE, STATISTICS_FILE, EMBODIMENTS_FILE = (
     'processor_config.json',
@@ -240,7 +241,17 @@ def _nvidia_tag(folder: Path, options: ExportOptions) -> str | None:
     """The robot that was asked for, or the only one."""
     modalities = read_json(folder / PROCESSOR_FILE).mapping('processor_kwargs')
     tags = list(modalities.mapping('modality_configs').values)
-    return options.embodiment or (tags[0] if len(tags) == 1 else None)
+    given = options.embodiment
+    if given is None:
+        return tags[0] if len(tags) == 1 else None
+    # NVIDIA's own commands take the names of an enumeration: NEW_EMBODIMENT for new_embodiment.
+    for tag in tags:
+        if tag.casefold() == given.casefold():
+            return tag
+    raise ExportError(
+        f"--embodiment says '{given}', but {modalities.path} knows {', '.join(tags)}"
+        f'{did_you_mean(given, tags)}'
+    )
 
 
 def _check(found: _Settings) -> None:
@@ -256,6 +267,8 @@ def _check(found: _Settings) -> None:
         ('letter_box_transform', False),
         ('exclude_state', False),
         ('use_tactile', False),
+        # Their statistics would be others.
+        ('use_mean_std', False),
     ):
         for where in (found.general, found.images):
             expect(where, key, expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,35 +18,56 @@ from vla_runtime.families.pi.openpi_folder import read_openpi_folder
 from vla_runtime.families.pi.tensor_dims import dims_of, family_of, known_heads, pi_shapes
 from vla_runtime.families.pi.tensor_names import NAMES
 
-
-def _policy(family: str, template: str, *, has_state_token: bool) -> LeRobotPolicy:
-    return LeRobotPolicy(
-        type=family,
-        template=template,
-        images=ImageSpec(padding='centre', resample='bilinear'),
-        steps=('pi05_prepare_state_tokenizer_processor_step', 'pi0_new_line_processor'),
-        fixed={
-            'use_visual_memory': False,
-            'use_proprioceptive_memory': False,
-            'min_period': 0.004,
-            'max_period': 4.0,
-            # Of LeRobot's earlier releases.
-            'adapt_to_pi_aloha': False,
-            'use_delta_joint_actions_aloha': False,
-        },
-        image_size_key='image_resolution',
-        denoise_steps_key='num_inference_steps',
-        variant_key='paligemma_variant',
-        has_state_token=has_state_token,
-    )
+_FIXED = {
+    'use_visual_memory': False,
+    'use_proprioceptive_memory': False,
+    'min_period': 0.004,
+    'max_period': 4.0,
+    # Of LeRobot's earlier releases.
+    'adapt_to_pi_aloha': False,
+    'use_delta_joint_actions_aloha': False,
+}
+_PI05 = LeRobotPolicy(
+    type='pi05',
+    template='pi05_state',
+    images=ImageSpec(padding='centre', resample='bilinear'),
+    steps=('pi05_prepare_state_tokenizer_processor_step', 'pi0_new_line_processor'),
+    fixed=_FIXED,
+    state_in_prompt=True,
+    image_size_key='image_resolution',
+    denoise_steps_key='num_inference_steps',
+    variant_key='paligemma_variant',
+    absent_cameras='masked',
+    padded_release=True,
+    summed_times=True,
+)
+_PI0 = replace(
+    _PI05,
+    type='pi0',
+    template='pi0',
+    state_in_prompt=False,
+    has_state_token=True,
+    # A port of its own, from before openpi's in PyTorch.
+    early=LeRobotPolicy(
+        type='pi0',
+        template='pi0',
+        images=ImageSpec(padding='left_top', resample='bilinear'),
+        steps=(),
+        fixed=_FIXED,
+        # It denoises no more actions than it executes.
+        horizon_key='n_action_steps',
+        image_size_key='resize_imgs_with_padding',
+        denoise_steps_key='num_steps',
+        has_state_token=True,
+        absent_cameras='masked',
+        summed_times=True,
+    ),
+)
 
 
 class PiReader(CheckpointReader):
     names = NAMES
-    lerobot = (
-        _policy('pi05', 'pi05_state', has_state_token=False),
-        _policy('pi0', 'pi0', has_state_token=True),
-    )
+    lerobot = (_PI05, _PI0)
     projects = ("openpi's pi0 and pi0.5",)
     wanted: ClassVar[Mapping[str, str]] = {
         '--horizon': 'actions of a chunk (openpi: action_horizon)',

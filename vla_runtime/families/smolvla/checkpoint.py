@@ -79,6 +79,8 @@ class SmolVlaReader(CheckpointReader):
             image_size_key='resize_imgs_with_padding',
             denoise_steps_key='num_steps',
             has_state_token=True,
+            absent_cameras='left_out',
+            summed_times=True,
         ),
     )
     wanted = VLM_TOKENIZER
