@@ -418,6 +418,23 @@ DEFECTS: dict[str, tuple[tuple[str | int, ...], Any, str, str]] = {
         'outputs[1].max_effort',
         'more than 0',
     ),
+    'a node that is no name': (
+        ('outputs', 0, 'shared_with'),
+        ['home', 'go home'],
+        'outputs[0].shared_with[1]',
+        "'go home' is not the name of a node",
+    ),
+    'an action that others share': (
+        ('outputs', 1),
+        {
+            'kind': 'gripper_command',
+            'topic': 'hand/cmd',
+            'joints': ['hand'],
+            'shared_with': ['home'],
+        },
+        'outputs[1].shared_with',
+        'has no use in gripper_command',
+    ),
     'group of no group': (('outputs', 0, 'group'), 'arm', 'outputs[0].group', 'has no use'),
     'two joints of one name in commands': (
         ('joints', 1, 'command'),

@@ -233,6 +233,11 @@ def _check_fields_of_kind(where: str, output: RobotOutput) -> None:
             raise FieldError(
                 f'{where}.{key}', f'has no use in {output.kind}: it is of {" and ".join(kinds)}'
             )
+    if output.shared_with and output.is_action:
+        raise FieldError(
+            f'{where}.shared_with',
+            f'has no use in {output.kind}: who else sends goals is not heard',
+        )
     _require_positive(where, output, ('deadband', 'max_effort'))
     rate = output.goals_hz
     if rate is not None and not _SLOWEST_GOALS_HZ <= rate <= _FASTEST_GOALS_HZ:
