@@ -28,7 +28,6 @@ NODES = ('policy_node', 'executor_node', 'recorder_node', 'tabletop_node')
 ROS_PACKAGES = {
     'ament_index_python',
     'builtin_interfaces',
-    'cv_bridge',
     'diagnostic_msgs',
     'geometry_msgs',
     'launch',

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from rclpy.duration import Duration
 from rclpy.lifecycle import LifecycleNode
@@ -12,7 +11,7 @@ from rclpy.subscription import Subscription
 from sensor_msgs.msg import JointState
 
 from vla_runtime.ros.executor.outputs import MESSAGE_TYPES, OutputWriter
-from vla_runtime.ros.message_stamps import MessageStamps, with_info
+from vla_runtime.ros.message_stamps import MessageStamps
 from vla_runtime.ros.node_runner import OnError, guarded
 from vla_runtime.ros.qos import NEWEST
 from vla_runtime.ros.robot.match import RobotMatch
@@ -63,7 +62,7 @@ class RobotLink:
                 else QoSProfile(depth=source.depth)
             )
             stamps = MessageStamps(self._node.get_clock(), source.stamp)
-            callback = with_info(guarded(on_error, source.topic, _StateTaker(take, mine, stamps)))
+            callback = guarded(on_error, source.topic, _StateTaker(take, mine, stamps))
             self._subscriptions.append(
                 self._node.create_subscription(JointState, source.topic, callback, qos)
             )
@@ -101,9 +100,9 @@ class _StateTaker:
         self._in_message: list[str] = []
         self._names: tuple[str, ...] = ()
 
-    def __call__(self, message: JointState, info: Any) -> None:
+    def __call__(self, message: JointState) -> None:
         if message.name != self._in_message:
             self._in_message = list(message.name)
             # Joints of other topics may bear the same name there: an empty name is nobody's.
             self._names = tuple(self._mine.get(name, '') for name in message.name)
-        self._take(self._names, message.position, self._stamps.of(message, info).stamp_ns)
+        self._take(self._names, message.position, self._stamps.of(message))
