@@ -29,7 +29,6 @@ ROS_PACKAGES = {
     'action_msgs',
     'ament_index_python',
     'builtin_interfaces',
-    'cv_bridge',
     'diagnostic_msgs',
     'geometry_msgs',
     'launch',

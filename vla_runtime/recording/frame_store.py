@@ -1,6 +1,6 @@
 """Frames of the cameras, held in memory until a report names those that an inference used.
 
-Pure: stamps come in as integer nanoseconds. Invariants:
+A key names a frame of its camera: its stamp, or a number of its content. Invariants:
 - the frames held take no more than `most_bytes`; the oldest give way;
 - a frame is given out once, however many inferences used it;
 - a frame that is named before it came is given out when it comes.
@@ -45,10 +45,11 @@ class FrameStore:
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        # By camera and stamp, in the order of arrival.
+        # By camera and key, in the order of arrival.
         self._frames: OrderedDict[tuple[str, int], HeldFrame] = OrderedDict()
         self._wanted: dict[str, deque[int]] = {}
-        self._done: dict[str, deque[int]] = {}
+        # When those that were given out had come.
+        self._done: dict[str, OrderedDict[int, int]] = {}
         self.held_bytes = 0
         self.given = 0
         self.crowded_out = 0
@@ -58,41 +59,55 @@ class FrameStore:
         """Frames that were named and never came."""
         return sum(map(len, self._wanted.values()))
 
-    def add(self, camera: str, stamp_ns: int, frame: HeldFrame) -> HeldFrame | None:
+    def add(self, camera: str, key: int, frame: HeldFrame) -> HeldFrame | None:
         """Hold a frame; returned at once where it has been named already."""
         wanted = self._wanted.get(camera, ())
-        if stamp_ns in wanted:
-            self._wanted[camera].remove(stamp_ns)
-            return self._give(camera, stamp_ns, frame)
-        self._drop((camera, stamp_ns))
-        self._frames[camera, stamp_ns] = frame
+        if key in wanted:
+            self._wanted[camera].remove(key)
+            return self._give(camera, key, frame)
+        self._drop((camera, key))
+        self._frames[camera, key] = frame
         self.held_bytes += len(frame.serialised)
         while self.held_bytes > self._most_bytes:
             self._drop(next(iter(self._frames)))
             self.crowded_out += 1
         return None
 
-    def name(self, camera: str, stamps_ns: Iterable[int]) -> list[HeldFrame]:
+    def name(self, camera: str, keys: Iterable[int]) -> list[HeldFrame]:
         """Take the held frames that an inference used; `add` returns those that come later.
 
-        Frames of the camera before the oldest are dropped: a later inference uses none of them.
+        Frames of the camera that came before all of them are dropped: a later inference uses none.
         """
-        taken = []
-        named = sorted(stamps_ns)
-        for stamp_ns in named:
-            if stamp_ns in self._done.get(camera, ()):
+        taken: list[HeldFrame] = []
+        came_ns: list[int] = []
+        done = self._done.get(camera, OrderedDict[int, int]())
+        all_came = True
+        for key in keys:
+            if key in done:
+                came_ns.append(done[key])
                 continue
-            frame = self._drop((camera, stamp_ns))
+            frame = self._drop((camera, key))
             if frame is None:
-                self._remember(self._wanted, camera, stamp_ns)
+                self._want(camera, key)
+                all_came = False
             else:
-                taken.append(self._give(camera, stamp_ns, frame))
-        for key in [key for key in self._frames if key[0] == camera and key[1] < named[0]]:
-            self._drop(key)
-        return taken
+                came_ns.append(frame.arrived_ns)
+                taken.append(self._give(camera, key, frame))
+        if all_came and came_ns:
+            older = [
+                key
+                for key, frame in self._frames.items()
+                if key[0] == camera and frame.arrived_ns < min(came_ns)
+            ]
+            for one in older:
+                self._drop(one)
+        return sorted(taken, key=lambda frame: frame.arrived_ns)
 
-    def _give(self, camera: str, stamp_ns: int, frame: HeldFrame) -> HeldFrame:
-        self._remember(self._done, camera, stamp_ns)
+    def _give(self, camera: str, key: int, frame: HeldFrame) -> HeldFrame:
+        done = self._done.setdefault(camera, OrderedDict())
+        done[key] = frame.arrived_ns
+        if len(done) > _REMEMBERED:
+            done.popitem(last=False)
         self.given += 1
         return frame
 
@@ -102,8 +117,7 @@ class FrameStore:
             self.held_bytes -= len(frame.serialised)
         return frame
 
-    @staticmethod
-    def _remember(stamps: dict[str, deque[int]], camera: str, stamp_ns: int) -> None:
-        known = stamps.setdefault(camera, deque(maxlen=_REMEMBERED))
-        if stamp_ns not in known:
-            known.append(stamp_ns)
+    def _want(self, camera: str, key: int) -> None:
+        wanted = self._wanted.setdefault(camera, deque(maxlen=_REMEMBERED))
+        if key not in wanted:
+            wanted.append(key)

@@ -48,20 +48,19 @@ def with_frames(run: RecordedRun) -> Iterator[CompleteInference | SkippedInferen
     frames = NeededFrames(
         run.reader,
         (
-            (topic, stamp_ns)
+            (topic, key)
             for recorded, missing in waiting
             if not missing
-            for _, topic, stamp_ns in recorded.frames
+            for _, topic, key in recorded.frames
         ),
         lambda raw: None if (message := run.reader.read(raw)) is None else (raw, message),
+        run.frame_key,
     )
     for recorded, reason in waiting:
         if reason:
             yield SkippedInference(recorded, reason)
             continue
-        taken = {
-            camera: frames.take((topic, stamp_ns)) for camera, topic, stamp_ns in recorded.frames
-        }
+        taken = {camera: frames.take((topic, key)) for camera, topic, key in recorded.frames}
         found = {camera: frame for camera, frame in taken.items() if frame is not None}
         gone = [camera for camera in taken if camera not in found]
         if gone:
@@ -78,12 +77,12 @@ def _missing(run: RecordedRun, recorded: RecordedInference) -> str:
     """Return what an inference lacks to be repeated; empty when nothing is missing."""
     if recorded.plan is None:
         return 'its committed_plan is not in the recording'
-    for camera, topic, stamp_ns in recorded.frames:
+    for camera, topic, key in recorded.frames:
         if topic in run.reduced_topics:
             return (
                 f"camera {camera}: {topic} has reduced images only (record_images: 'reduced'); "
                 "record with 'used' to replay"
             )
-        if stamp_ns not in run.frame_stamps.get(topic, ()):
+        if key not in run.frame_keys.get(topic, ()):
             return f'camera {camera}: its frame of {topic} is not in the recording'
     return ''

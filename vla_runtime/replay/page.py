@@ -19,11 +19,13 @@ import numpy as np
 from vla_runtime import __version__
 from vla_runtime.files.html_page import html_page
 from vla_runtime.files.whole_files import write_text
+from vla_runtime.recording.topics import is_topic
 from vla_runtime.replay.events import Events
 from vla_runtime.replay.frames import SkippedInference
 from vla_runtime.replay.rerun import ReplayedInference
 from vla_runtime.replay.summary import ReplaySummary
 from vla_runtime.ros.messages.images import to_rgb
+from vla_runtime.ros.policy.description import PolicyDescription
 from vla_runtime.types import ActionChunk
 
 # Width of the images, pixels, and their quality: some 8 kB each.
@@ -79,7 +81,7 @@ class ReplayPage:
                 entry['identical'] = found.error.identical
                 entry['error'] = f'{found.error.absolute.max():.3g}'
             if len(self._entries) % self._every == 0:
-                encodings = recorded.description.encodings
+                encodings = _encodings(recorded.description)
                 entry['images'] = {
                     name: _jpeg(message, encodings[name])
                     for name, message in found.messages.items()
@@ -187,6 +189,15 @@ def _number(text: str | None) -> float | None:
 def _cache(report: Any) -> str:
     parts = [report[key] for key in ('cache.vision', 'cache.prefix') if key in report]
     return '; prefix '.join(parts)
+
+
+def _encodings(description: PolicyDescription) -> dict[str, str | None]:
+    """Policy's camera name to the `encoding` of its camera in the robot file."""
+    known = {camera.topic: camera.encoding for camera in description.robot.cameras}
+    return {
+        name: next((known[one] for one in known if is_topic(topic, one)), None)
+        for name, topic in description.cameras.items()
+    }
 
 
 def _jpeg(message: Any, encoding: str | None) -> str:

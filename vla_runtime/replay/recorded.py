@@ -24,7 +24,8 @@ from vla_runtime.ros.messages.conversions import (
     message_to_plan,
 )
 from vla_runtime.ros.messages.diagnostics import values_of
-from vla_runtime.ros.policy.description import SENT, PolicyDescription, read_description
+from vla_runtime.ros.messages.images import content_id
+from vla_runtime.ros.policy.description import CONTENT, PolicyDescription, read_description
 from vla_runtime.ros.policy.settings import live_settings, read_value
 
 _REPORT, _DESCRIPTION = '/report', '/description'
@@ -69,12 +70,12 @@ class RecordedInference:
 
     @property
     def frames(self) -> tuple[tuple[str, str, int], ...]:
-        """Camera, its topic, and the stamp that the frame that was used has in the recording."""
+        """Camera, its topic, and the key of the frame that was used; see `frame_key`."""
         return tuple(
             (
                 camera,
                 self.description.cameras[camera],
-                int(self.report.get(SENT + camera, stamp_ns)),
+                int(self.report.get(CONTENT + camera, stamp_ns)),
             )
             for camera, stamp_ns in self.stamps_ns.items()
             if camera != _STATE
@@ -89,7 +90,8 @@ class RecordedRun:
         reader: reader of the recording.
         node: full name of the policy node.
         inferences: inferences in the order of their reports.
-        frame_stamps: topic to stamps of the frames that are there bit for bit.
+        frame_keys: topic to keys of the frames that are there bit for bit.
+        content_topics: camera topics whose frames are known by their content.
         reduced_topics: camera topics that have reduced frames only.
         problems: reports and descriptions that cannot be used; those of the reader are its own.
     """
@@ -97,9 +99,20 @@ class RecordedRun:
     reader: BagReader
     node: str
     inferences: list[RecordedInference] = field(default_factory=list)
-    frame_stamps: dict[str, set[int]] = field(default_factory=dict)
+    frame_keys: dict[str, set[int]] = field(default_factory=dict)
+    content_topics: set[str] = field(default_factory=set)
     reduced_topics: set[str] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
+
+    def frame_key(self, raw: RawMessage) -> int | None:
+        """The number that a report names a frame by: its stamp, or that of its content.
+
+        None where the message is damaged.
+        """
+        if raw.topic not in self.content_topics:
+            return header_stamp_ns(raw.serialised)
+        message = self.reader.read(raw)
+        return None if message is None else content_id(message)
 
 
 def read_run(reader: BagReader, node: str | None = None) -> RecordedRun:
@@ -158,7 +171,7 @@ class _InferenceCollector:
             kept.setdefault(topic, []).append(converted)
 
     def run(self, node: str | None) -> RecordedRun:
-        found = RecordedRun(self._reader, self._node(node), frame_stamps=self._frames)
+        found = RecordedRun(self._reader, self._node(node), frame_keys=self._frames)
         descriptions = self._read_descriptions(found)
         for topic in self._frames:
             raw = topic.removesuffix('/compressed')
@@ -183,6 +196,7 @@ class _InferenceCollector:
                 reason = f'it lacks {error}' if isinstance(error, KeyError) else str(error)
                 _note(found.problems, f'a report of {found.node} cannot be used: {reason}')
         _note_lost(found)
+        _read_contents(found)
         return found
 
     def _node(self, wanted: str | None) -> str:
@@ -271,6 +285,24 @@ def _inference(
         chunk=chunks.get((episode, number, stamp_ns)),
         description=description,
     )
+
+
+def _read_contents(run: RecordedRun) -> None:
+    """Find the frames that reports name by their content."""
+    run.content_topics = {
+        topic
+        for one in run.inferences
+        for camera, topic, _ in one.frames
+        if CONTENT + camera in one.report
+    }
+    for topic in run.content_topics:
+        run.frame_keys[topic] = set()
+    wanted = lambda topic, kind: topic in run.content_topics and kind in IMAGE_TYPES  # noqa: E731
+    if run.content_topics:
+        for raw in run.reader.messages(wanted):
+            key = run.frame_key(raw)
+            if key is not None:
+                run.frame_keys[raw.topic].add(key)
 
 
 def _note_lost(run: RecordedRun) -> None:

@@ -79,8 +79,10 @@ def test_byte_order_means_nothing_for_bytes():
 @pytest.mark.parametrize(
     ('change', 'reason'),
     [
-        ({'encoding': '16UC1'}, 'encoding .16UC1. needs cv_bridge'),
-        ({'encoding': ''}, 'needs cv_bridge'),
+        ({'encoding': '16UC1'}, 'encoding .16UC1. .* it is depth'),
+        ({'encoding': 'mono16'}, 'encoding .mono16. .* it is depth'),
+        ({'encoding': ''}, 'is not read; let the driver publish rgb8'),
+        ({'encoding': '8UC3'}, r'this camera .encoding. in the robot file \(rgb8, bgr8\)'),
         ({'step': 14}, 'step is 14 bytes, but 5 pixels of .rgb8. take 15'),
         ({'width': 0}, 'it is empty'),
         ({'height': 8}, r'data has 105 bytes, but 8 rows of 15 take 120'),
@@ -127,7 +129,7 @@ def test_jpeg_keeps_red_red(text):
         (CompressedImage(format='', data=array.array('B', [1])), 'expected jpeg or png'),
         (
             CompressedImage(format='16UC1; compressedDepth png', data=array.array('B', [1])),
-            'expected jpeg or png',
+            'is depth',
         ),
         (
             CompressedImage(format='16UC1; png compressed ', data=array.array('B', [1])),
@@ -148,11 +150,9 @@ def test_damaged_jpeg_is_refused():
         to_rgb(message)
 
 
-def test_size_of_a_compressed_image_is_checked_once_it_is_known():
-    message = encoded(RGB, '.png', 'png')
-    check_image(message, width=640, height=480)
+def test_size_of_a_compressed_image_is_checked_at_arrival():
     with pytest.raises(ImageError, match='5x7'):
-        to_rgb(message, width=640, height=480)
+        check_image(encoded(RGB, '.png', 'png'), width=640, height=480)
 
 
 @pytest.mark.parametrize('suffix', ['.png', '.jpg'])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from vla_runtime.ros.messages.diagnostics import Level
-from vla_runtime.ros.policy.status import joints, observation
-from vla_runtime.ros.policy.synchronizer import MissingInput
+from vla_runtime.ros.policy.camera_buffer import CameraCounters
+from vla_runtime.ros.policy.status import camera, joints, observation
+from vla_runtime.ros.policy.synchronizer import CameraStatus, MissingInput
 
 TWICE = "/joint_states: the message names 'elbow' twice; mend the node that publishes it"
 
@@ -27,6 +28,17 @@ def test_no_problem_is_ok():
 
 def test_a_warning_is_said_where_there_is_no_problem():
     status = joints([], ['/joint_states: stamp is 0.200 s in the future'], 3)
-    assert (status.level, status.values) == (Level.WARN, {'clock_jumps': 3})
+    assert (status.level, status.values['clock_jumps']) == (Level.WARN, 3)
     assert 'in the future' in status.text
     assert joints([TWICE], ['ahead'], 0).text == TWICE
+
+
+def test_it_is_said_that_stamps_are_those_of_the_receipt():
+    status = CameraStatus('top', '/top/image', CameraCounters(), 30.0, True, None)
+    assert 'received' not in camera(status, 'header').text
+    received = camera(status, 'receive')
+    assert (received.level, received.values['stamp']) == (Level.OK, 'receive')
+    assert 'stamped when received' in received.text
+    states = joints([], [], 0, ['gripper/joint_states'])
+    assert states.values['stamped_when_received'] == 'gripper/joint_states'
+    assert 'stamped when received: gripper/joint_states' in states.text

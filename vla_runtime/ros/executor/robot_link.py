@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from rclpy.duration import Duration
 from rclpy.lifecycle import LifecycleNode
@@ -20,7 +19,7 @@ from vla_runtime.ros.executor.command_watch import (
 from vla_runtime.ros.executor.gripper_outputs import GripperOutput
 from vla_runtime.ros.executor.outputs import Output, OutputWriter
 from vla_runtime.ros.graph_faults import type_name, why_silent, why_unheard
-from vla_runtime.ros.message_stamps import MessageStamps, with_info
+from vla_runtime.ros.message_stamps import MessageStamps
 from vla_runtime.ros.messages.diagnostics import StatusItem
 from vla_runtime.ros.messages.output_types import message_type, require_types
 from vla_runtime.ros.node_runner import OnError, guarded
@@ -111,7 +110,7 @@ class RobotLink:
             names = source.joints or tuple(joint.name for joint in self._robot.joints)
             mine = {self._robot.joint(name).in_messages: name for name in names}
             stamps = MessageStamps(self._node.get_clock(), source.stamp)
-            callback = with_info(guarded(on_error, source.topic, _StateTaker(take, mine, stamps)))
+            callback = guarded(on_error, source.topic, _StateTaker(take, mine, stamps))
             self._subscriptions.append(
                 self._node.create_subscription(JointState, source.topic, callback, _qos(source))
             )
@@ -196,9 +195,9 @@ class _StateTaker:
         self._in_message: list[str] = []
         self._names: tuple[str, ...] = ()
 
-    def __call__(self, message: JointState, info: Any) -> None:
+    def __call__(self, message: JointState) -> None:
         if message.name != self._in_message:
             self._in_message = list(message.name)
             # Joints of other topics may bear the same name there: an empty name is nobody's.
             self._names = tuple(self._mine.get(name, '') for name in message.name)
-        self._take(self._names, message.position, self._stamps.of(message, info).stamp_ns)
+        self._take(self._names, message.position, self._stamps.of(message))

@@ -25,12 +25,15 @@ _JPEG_SEQUENTIAL = frozenset((0xC0, 0xC1))
 # Markers without a length: fill bytes aside, TEM and the restart markers (table B.1).
 _JPEG_BARE = frozenset((0x01, *range(0xD0, 0xD8)))
 _JPEG_SCAN, _JPEG_RESTART, _JPEG_END = 0xDA, 0xDD, 0xD9
+_JPEG_TAIL = bytes((0xFF, _JPEG_END))
 _JPEG_FILL = re.compile(rb'\xff+')
 # In a scan: a marker, neither a stuffed byte nor a restart.
 _JPEG_AFTER_SCAN = re.compile(rb'\xff+[^\x00\xd0-\xd7\xff]')
 _JPEG_RESTARTS = re.compile(rb'\xff([\xd0-\xd7])')
 # A camera's frame has some twenty segments in front of the pixels.
 _MOST_SEGMENTS = 1000
+# So many zeros at the end are no pixels.
+_EMPTY_BYTES = 16
 # A bit pattern that every Huffman table has codes for, unlike ones; more than a row of blocks.
 _MORE_BLOCKS = b'\x55' * 4096
 
@@ -86,10 +89,10 @@ def decode(data: memoryview) -> np.ndarray | None:
     is_png = bytes(data[:8]) == _PNG
     if not (_is_whole_png(data) if is_png else _is_whole_jpeg(data)):
         return None
-    try:
-        image = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), cv2.IMREAD_COLOR)
-    except cv2.error:
-        return None
+    image = _decoded(data, cv2.IMREAD_COLOR)
+    if image is None and not is_png:
+        # OpenCV refuses a JPEG without an end marker, which some cameras leave out.
+        image = _decoded(bytes(data) + _JPEG_TAIL, cv2.IMREAD_COLOR)
     return None if image is None else image[:, :, ::-1]
 
 
@@ -136,9 +139,9 @@ def _is_whole_jpeg(data: memoryview) -> bool:
     found = _JPEG_AFTER_SCAN.search(data, layout.scan)
     if layout.marker not in _JPEG_SEQUENTIAL or not layout.scans_all:
         # In several scans, whose ends are not told by the blocks.
-        return data.tobytes().rfind(bytes((0xFF, _JPEG_END)), layout.scan) >= 0
-    # Some cameras leave out the end marker: what is in front of it decides.
-    end = len(data) if found is None else found.start()
+        return bytes(data).rfind(_JPEG_TAIL, layout.scan) >= 0
+    # Some cameras leave out the end marker: what is in front of it decides, and no empty buffer.
+    end = _used(data) if found is None else found.start()
     if found is not None and data[found.end() - 1] != _JPEG_END:
         return False
     if layout.restart_every and not _has_all_restarts(layout, data[layout.scan : end]):
@@ -146,7 +149,13 @@ def _is_whole_jpeg(data: memoryview) -> bool:
     # A decoder that has had all blocks reads no further, whatever follows. One that has not makes
     # up the rest: of the end marker grey or the last colour, of more data something else.
     whole = bytes(data[:end])
-    return _is_same(_small(whole + bytes((0xFF, _JPEG_END))), _small(whole + _MORE_BLOCKS))
+    return _is_same(_small(whole + _JPEG_TAIL), _small(whole + _MORE_BLOCKS))
+
+
+def _used(data: memoryview) -> int:
+    """Return the bytes in front of a run of zeros at the end."""
+    used = len(bytes(data).rstrip(b'\0'))
+    return used if len(data) - used >= _EMPTY_BYTES else len(data)
 
 
 def _has_all_restarts(layout: _JpegLayout, scan: memoryview) -> bool:
@@ -162,8 +171,12 @@ def _has_all_restarts(layout: _JpegLayout, scan: memoryview) -> bool:
 
 def _small(jpeg: bytes) -> np.ndarray | None:
     """Decode at an eighth of the size: all bits are read, and few pixels computed."""
+    return _decoded(jpeg, cv2.IMREAD_REDUCED_COLOR_8)
+
+
+def _decoded(data: bytes | memoryview, how: int) -> np.ndarray | None:
     try:
-        return cv2.imdecode(np.frombuffer(jpeg, dtype=np.uint8), cv2.IMREAD_REDUCED_COLOR_8)
+        return cv2.imdecode(np.frombuffer(data, dtype=np.uint8), how)
     except cv2.error:
         return None
 

@@ -44,14 +44,12 @@ class Frame:
         arrived_ns: steady time at which the node got it.
         message: received message, not yet converted.
         facts: what its header says; None where nobody has looked.
-        sent_ns: time at which it was sent, of a camera with `stamp: receive`; see `message_stamps`.
     """
 
     stamp_ns: int
     arrived_ns: int
     message: Any
     facts: ImageFacts | None = None
-    sent_ns: int | None = None
 
 
 @dataclass

@@ -20,7 +20,6 @@ from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.engines.torch_compile import NONE
 from vla_runtime.files.machine import machine, versions
 from vla_runtime.files.quotes import quoted
-from vla_runtime.recording.topics import is_topic
 from vla_runtime.ros.robot.file import read_robot
 from vla_runtime.ros.robot.match import RobotMatch, Scaling
 from vla_runtime.ros.robot.schema import Robot
@@ -31,9 +30,9 @@ _PACKAGES = (
     'numpy', 'opencv-python-headless', 'pillow', 'tokenizers', 'sentencepiece', 'torch',
     'onnxruntime', 'tensorrt',
 )  # fmt: skip
-# Keys of a report: when a camera's frame was sent, which names its message where it is stamped when
-# it is received; and the state in the robot's units.
-SENT, MEASURED = 'sent_ns.', 'measured'
+# Keys of a report: what names a camera's message in place of its stamp, where it is stamped when it
+# is received; and the state in the robot's units.
+CONTENT, MEASURED = 'content.', 'measured'
 # Of the node's parameters.
 _HOW = ('backend', 'device', 'precision', 'use_cuda_graphs', 'torch_compile')
 
@@ -87,15 +86,6 @@ class PolicyDescription:
     action_chunk: str
     versions: Mapping[str, str]
     machine: Mapping[str, Any]
-
-    @property
-    def encodings(self) -> dict[str, str | None]:
-        """Policy's camera name to the `encoding` of its camera in the robot file."""
-        known = {camera.topic: camera.encoding for camera in self.robot.cameras}
-        return {
-            name: next((known[one] for one in known if is_topic(topic, one)), None)
-            for name, topic in self.cameras.items()
-        }
 
     @property
     def state(self) -> Scaling:

@@ -21,7 +21,7 @@ from vla_runtime.execution.watchdog import WatchdogParameters
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 from vla_runtime.ros.messages.conversions import ReceivedPlan
-from vla_runtime.ros.messages.images import ImageError
+from vla_runtime.ros.messages.images import ImageError, content_id
 from vla_runtime.ros.policy.incoming_requests import Request
 from vla_runtime.ros.policy.robot_policy import RobotInference, RobotPolicy, then
 from vla_runtime.ros.policy.synchronizer import MissingInput, Selection, Synchronizer
@@ -59,7 +59,7 @@ class Answer:
         state: (state_dim,) float64 as the policy was given it, in its own units.
         ages_ms: per source, age of its stamp on the ROS clock when the inference began.
         ready_ns: steady time at which request and newest frame were both there.
-        sent_ns: cameras whose frames are stamped when they are received: when theirs was sent.
+        content: cameras whose frames are stamped when they are received: `content_id` of theirs.
         measured: (joints,) float64, the same state as it was measured, in robot units.
     """
 
@@ -70,7 +70,7 @@ class Answer:
     state: np.ndarray
     ages_ms: Mapping[str, float]
     ready_ns: int
-    sent_ns: Mapping[str, int]
+    content: Mapping[str, int]
     measured: np.ndarray
 
     @property
@@ -172,6 +172,11 @@ class Responder:
             instruction=given.instruction,
             stamps_ns=stamps,
         )
+        content = {
+            name: content_id(frame.message)
+            for name, frame in selection.frames.items()
+            if self._robot_policy.match.cameras[name].stamp == 'receive'
+        }
         inferred = self._robot_policy.submit(
             observation, request.plan, given.settings, stamp_ns=selection.stamp_ns
         )
@@ -187,7 +192,7 @@ class Responder:
                 ready_ns=max(
                     request.arrived_ns, *(frame.arrived_ns for frame in selection.frames.values())
                 ),
-                sent_ns=_sent_ns(selection),
+                content=content,
                 measured=selection.state,
             )
 
@@ -219,12 +224,6 @@ class Responder:
                 self._synchronizer.discard_frame(name, frame, str(error))
                 return MissingInput(f'camera {name}', f"camera '{name}': {error}")
         return images
-
-
-def _sent_ns(selection: Selection) -> dict[str, int]:
-    return {
-        name: frame.sent_ns for name, frame in selection.frames.items() if frame.sent_ns is not None
-    }
 
 
 def _paused(now_ns: int) -> MissingInput:

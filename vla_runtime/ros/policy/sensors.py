@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic_ns
-from typing import Any
 
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.node import Node
@@ -18,7 +17,7 @@ from rclpy.subscription import Subscription
 from sensor_msgs.msg import CompressedImage, Image, JointState
 
 from vla_runtime.ros.graph_faults import type_name, why_silent
-from vla_runtime.ros.message_stamps import MessageStamps, with_info
+from vla_runtime.ros.message_stamps import MessageStamps
 from vla_runtime.ros.messages.images import ImageError, check_image
 from vla_runtime.ros.node_runner import OnError, guarded
 from vla_runtime.ros.policy.camera_buffer import Frame
@@ -121,7 +120,7 @@ class Sensors:
         mend: str,
     ) -> None:
         stamps = MessageStamps(self._node.get_clock(), source.stamp)
-        callback = with_info(partial(take, stamps))
+        callback = partial(take, stamps)
         qos = QoSProfile(
             depth=source.depth,
             reliability=(
@@ -144,7 +143,6 @@ class Sensors:
         camera: RobotCamera,
         stamps: MessageStamps,
         message: Image | CompressedImage,
-        info: Any,
     ) -> None:
         arrived_ns = monotonic_ns()
         try:
@@ -154,17 +152,16 @@ class Sensors:
         except ImageError as error:
             self._synchronizer.refuse_frame(name, str(error))
             return
-        stamped = stamps.of(message, info)
-        frame = Frame(stamped.stamp_ns, arrived_ns, message, facts, stamped.sent_ns)
+        frame = Frame(stamps.of(message), arrived_ns, message, facts)
         if self._synchronizer.add_frame(name, frame, self._node.get_clock().now().nanoseconds):
             self._on_data()
 
-    def _on_joints(self, topic: str, stamps: MessageStamps, message: JointState, info: Any) -> None:
+    def _on_joints(self, topic: str, stamps: MessageStamps, message: JointState) -> None:
         taken = self._synchronizer.add_joints(
             topic,
             message.name,
             message.position,
-            stamps.of(message, info).stamp_ns,
+            stamps.of(message),
             self._node.get_clock().now().nanoseconds,
         )
         if taken:

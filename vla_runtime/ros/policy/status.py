@@ -7,7 +7,7 @@ from typing import Any
 
 from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.ros.messages.diagnostics import Level, StatusItem
-from vla_runtime.ros.policy.description import MEASURED, SENT
+from vla_runtime.ros.policy.description import CONTENT, MEASURED
 from vla_runtime.ros.policy.responder import Answer
 from vla_runtime.ros.policy.synchronizer import CameraStatus, MissingInput
 from vla_runtime.ros.robot.schema import StampSource
@@ -57,7 +57,7 @@ def report(answer: Answer, parameters: Mapping[str, Any], overhead_ms: float) ->
     values |= {f'ms.{phase}': float(value) for phase, value in inner.milliseconds.items()}
     values |= {f'age_ms.{source}': value for source, value in answer.ages_ms.items()}
     values |= {f'stamp_ns.{source}': stamp for source, stamp in inner.stamps_ns.items()}
-    values |= {f'{SENT}{camera}': sent_ns for camera, sent_ns in answer.sent_ns.items()}
+    values |= {f'{CONTENT}{camera}': number for camera, number in answer.content.items()}
     values |= {f'cache.{level}': words for level, words in cache_words(inner.cache).items()}
     values |= {f'cache.camera.{name}': one.reuse.value for name, one in inner.cache.images.items()}
     values['cache.rows'] = ' '.join(one.reuse.value for one in inner.cache.prefixes)

@@ -3,8 +3,7 @@
 Messages are taken serialised and written as they came. Images are the exception: of the frames
 that come, those are written that a chunk's report names (`used`), which is known only after the
 inference; or all of them; or a few a second as JPEG (`reduced`), under `<topic>/compressed`.
-A frame of a camera with `stamp: receive` has as its stamp the time at which it was sent, which
-every node is told alike: so a report names it.
+A report names a frame by its stamp, or by its content where the camera has `stamp: receive`.
 Each topic is recorded with the QoS that its publisher offers, so that a replay offers the same.
 """
 
@@ -25,18 +24,17 @@ from std_msgs.msg import String
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.recording.bag_writer import Offer
-from vla_runtime.recording.cdr import header_stamp_ns, with_header_stamp
+from vla_runtime.recording.cdr import header_stamp_ns
 from vla_runtime.recording.frame_store import FrameStore, HeldFrame
 from vla_runtime.recording.image_modes import IMAGE_RATE_HZ, JPEG_QUALITY, ImageMode
 from vla_runtime.recording.recording import Recording
 from vla_runtime.recording.stamp_book import StampBook
-from vla_runtime.ros.message_stamps import sent_ns, with_info
 from vla_runtime.ros.messages.conversions import stamp_to_ns
 from vla_runtime.ros.messages.diagnostics import values_of
-from vla_runtime.ros.messages.images import to_rgb
+from vla_runtime.ros.messages.images import content_id, to_rgb
 from vla_runtime.ros.messages.output_types import message_type, require_types
 from vla_runtime.ros.node_runner import OnError, guarded
-from vla_runtime.ros.policy.description import SENT, read_description
+from vla_runtime.ros.policy.description import CONTENT, read_description
 from vla_runtime.ros.qos import LATCHED, LOSSLESS
 from vla_runtime.ros.robot.schema import Robot, RobotCamera, by_name, received_topics
 
@@ -148,7 +146,7 @@ class TopicRecorder:
         elif topic == _DESCRIPTION:
             listeners.append(self._on_description)
 
-        def on_bytes(serialised: bytes, _: Any) -> None:
+        def on_bytes(serialised: bytes) -> None:
             now_ns = self._now_ns()
             self._recording.write(name, now_ns, serialised)
             if message_type is JointState and (stamp_ns := header_stamp_ns(serialised)):
@@ -168,16 +166,20 @@ class TopicRecorder:
             self._recording.add_topic(reduced, type_name(CompressedImage), offer)
         else:
             self._recording.add_topic(name, type_name(message_type), offer)
+
+        def key_of(serialised: bytes) -> int | None:
+            if camera.stamp == 'header':
+                return header_stamp_ns(serialised)
+            return content_id(deserialize_message(serialised, message_type))
+
         reduces = self._images == 'reduced' or self._on_reduced is not None
 
-        def on_bytes(serialised: bytes, info: Any) -> None:
+        def on_bytes(serialised: bytes) -> None:
             now_ns = self._now_ns()
-            if camera.stamp == 'receive':
-                serialised = with_header_stamp(serialised, sent_ns(info))
             if self._images == 'all':
                 self._recording.write(name, now_ns, serialised)
             elif self._images == 'used':
-                self._hold(name, serialised, now_ns)
+                self._hold(name, key_of(serialised), serialised, now_ns)
             left_ns = self._reduced_due_ns.get(name, 0) - now_ns
             # More than a period is left after the clock was set back.
             if reduces and not 0 < left_ns <= _IMAGE_PERIOD_NS:
@@ -190,16 +192,15 @@ class TopicRecorder:
         self,
         topic: str,
         message_type: type,
-        on_bytes: Callable[[bytes, Any], None],
+        on_bytes: Callable[[bytes], None],
         qos: QoSProfile,
     ) -> None:
-        callback = with_info(guarded(self._on_error, topic, on_bytes))
+        callback = guarded(self._on_error, topic, on_bytes)
         self._node.create_subscription(message_type, topic, callback, qos, raw=True)
 
-    def _hold(self, topic: str, serialised: bytes, now_ns: int) -> None:
-        stamp_ns = header_stamp_ns(serialised)
-        if stamp_ns is not None:
-            frame = self.frames.add(topic, stamp_ns, HeldFrame(now_ns, serialised))
+    def _hold(self, topic: str, key: int | None, serialised: bytes, now_ns: int) -> None:
+        if key is not None:
+            frame = self.frames.add(topic, key, HeldFrame(now_ns, serialised))
             if frame is not None:
                 self._recording.write(topic, frame.arrived_ns, frame.serialised)
 
@@ -216,10 +217,10 @@ class TopicRecorder:
             for key, value in values.items():
                 topic = self._camera_topics.get(key.removeprefix(_STAMP))
                 if key.startswith(_STAMP) and topic is not None:
-                    sent = values.get(key.replace(_STAMP, SENT, 1), value)
-                    used.setdefault(topic, []).append(int(sent))
-            for topic, stamps_ns in used.items():
-                for frame in self.frames.name(topic, stamps_ns):
+                    named = values.get(key.replace(_STAMP, CONTENT, 1), value)
+                    used.setdefault(topic, []).append(int(named))
+            for topic, keys in used.items():
+                for frame in self.frames.name(topic, keys):
                     self._recording.write(topic, frame.arrived_ns, frame.serialised)
 
     def finish(self) -> None:
