@@ -8,7 +8,7 @@ Forms, all in radians where there are angles:
 - `axis_angle`: the rotation vector, axis times angle; its length is in [0, pi] on the way out.
 - `rotation_6d`: the first column of the matrix, then the second; Gram-Schmidt on the way in
   (Zhou et al., arXiv 1812.07035, section B).
-- `rotation_6d_rows`: the same of the matrix's first two rows (GR00T).
+- `rotation_6d_rows`: the same of the matrix's first two rows.
 """
 
 from __future__ import annotations
