@@ -270,7 +270,7 @@ FAULTS = {
         lambda d: d.offset_ns.update(top=None),
         'header.stamp is zero',
     ),
-    'encoding changes': (lambda d: setattr(d, 'encoding', '16UC1'), "encoding '16UC1' needs"),
+    'encoding changes': (lambda d: setattr(d, 'encoding', '16UC1'), "encoding '16UC1'"),
     'rows do not fit': (lambda d: setattr(d, 'encoding', 'bgra8'), 'step is 192 bytes'),
     'joint states stop': (silence('arm'), '/joint_states: last joint states are'),
     'gripper stops': (silence('gripper'), '/gripper/joint_states: last joint states are'),
