@@ -151,7 +151,7 @@ class Commander:
             state.leave_as_they_came()
         measured = state.positions
         away = np.abs(setpoints - measured)
-        stays = self._grips | (away <= self._follows)
+        stays = self._grips | (away <= self._follows)[guarded].all()
         goal = np.where(stays, setpoints, measured) if self.has_commanded else measured
         inside = np.where(guarded, self._inside(goal), setpoints)
         excess = np.where(guarded, np.abs(goal - inside) / self._tolerance, 0.0)
@@ -160,7 +160,7 @@ class Commander:
         worst = int(np.argmax(excess))
         if excess[worst] > tolerated:
             return self._describe_outside(worst, measured[worst])
-        self._was_moved = self.has_commanded and bool((~stays & guarded).any())
+        self._was_moved = self.has_commanded and not stays[guarded].all()
         if self.has_commanded:
             self._seat(guarded & ~self._grips & (away > self._same), measured)
         else:
