@@ -248,11 +248,13 @@ class Motion:
             return None
         command = commander.command
         if command.dry_run or not commander.has_commanded or commander.moving or self.braking:
+            returned[:] = False
             return None
         state = self._trusted_state(now_ros_ns)
         if state is None:
             return None
         away = commander.resting_place.away(command.setpoints, state.positions) & returned
+        away &= ~self._guard.state.plausibility.taken_over
         returned[:] = False
         if not commander.seat(away, state.positions):
             return None

@@ -25,6 +25,9 @@ _PERSIST_NS = 500_000_000
 _PERSIST_SAMPLES = 5
 # After a value that was refused nothing measured is trusted for so long.
 DOUBT_NS = 500_000_000
+# While values are refused the robot comes to rest: the time since the last good one counts for no
+# more than this, or any value would be near enough after a while.
+_DOUBT_REACH_NS = 100_000_000
 # Samples after a gap of which each may still show that the first one was wrong.
 _PROBATION = 5
 _FULL_TURN = 2.0 * math.pi
@@ -39,8 +42,16 @@ def noise_of(columns: CommandColumns, limits: Limits) -> np.ndarray:
 class _Candidate:
     """Values that were refused, and agree with one another so far."""
 
-    def __init__(self, source: str, target: np.ndarray, values: np.ndarray, stamp_ns: int) -> None:
+    def __init__(
+        self,
+        source: str,
+        target: np.ndarray,
+        wrong: np.ndarray,
+        values: np.ndarray,
+        stamp_ns: int,
+    ) -> None:
         self.source = source
+        self.wrong = wrong
         self.target = target
         self.values = values
         self.first_ns = self.last_ns = stamp_ns
@@ -65,7 +76,7 @@ class Plausibility:
     Attributes:
         doubted_until_ns: nothing measured is to be trusted before this stamp.
         refused: count of refused messages.
-        returned: (columns,) bool, columns whose newest value is the first after a gap.
+        returned: (columns,) bool, columns that came back after a gap; for the reader to clear.
         taken_over: (columns,) bool, columns whose place was given up for values that had been
             refused and stayed. No hold follows them there.
     """
@@ -87,7 +98,9 @@ class Plausibility:
         self._gap_ns = gap_ns
         self._jitter_s = jitter_s
         self._last = np.full(columns.count, np.nan)
+        # Stamps of the last message that was taken, and of the last that came.
         self._stamps = np.zeros(columns.count, dtype=np.int64)
+        self._heard = np.zeros(columns.count, dtype=np.int64)
         self._since_gap = np.full(columns.count, _PROBATION)
         self._candidate: _Candidate | None = None
         self._worst = 0
@@ -104,8 +117,10 @@ class Plausibility:
         self._candidate = None
         self.doubted_until_ns = 0
 
-    def accepts(self, target: np.ndarray, values: np.ndarray, stamp_ns: int, source: str) -> bool:
-        """Judge a message; return whether to take it.
+    def accepts(
+        self, target: np.ndarray, values: np.ndarray, stamp_ns: int, source: str
+    ) -> np.ndarray | None:
+        """Judge a message; return None to refuse it, else which values are the first after a gap.
 
         Args:
             target: (n,) columns that it brings.
@@ -115,9 +130,14 @@ class Plausibility:
         """
         last = self._last[target]
         elapsed_ns = np.abs(stamp_ns - self._stamps[target])
+        silent_ns = np.abs(stamp_ns - self._heard[target])
+        np.minimum(elapsed_ns, silent_ns + _DOUBT_REACH_NS, out=elapsed_ns)
+        self._heard[target] = stamp_ns
         jump, reach = self._jump(target, values, last, elapsed_ns)
         wrong = jump > reach
-        returns = (elapsed_ns > self._gap_ns) | np.isnan(last)
+        returns = (silent_ns > self._gap_ns) | np.isnan(last)
+        if self._candidate is not None and not returns.any():
+            wrong |= self._goes_on(self._candidate, target, values, jump)
         if returns.any():
             outside = (values < self._lower[target]) | (values > self._upper[target])
             failed = (values == 0.0) & (last != 0.0)
@@ -128,16 +148,16 @@ class Plausibility:
                 # The first sample after the gap was wrong, or this one is: this one is newer.
                 returns = wrong
                 self._since_gap[target] = _PROBATION
-            elif self._persists(target, values, stamp_ns, source):
+            elif self._persists(target, wrong, values, stamp_ns, source):
                 self.taken_over[target[wrong]] = True
                 self.doubted_until_ns = 0
             else:
                 self._refuse(int(target[worst]), values[worst], last[worst], source, stamp_ns)
-                return False
+                return None
         elif self._candidate is not None and np.isin(target, self._candidate.target).any():
             self._candidate = None
         self._take(target, values, stamp_ns, returns)
-        return True
+        return returns
 
     def _jump(
         self, target: np.ndarray, values: np.ndarray, last: np.ndarray, elapsed_ns: np.ndarray
@@ -150,8 +170,22 @@ class Plausibility:
         reach = self._speed[target] * (elapsed_ns * 1e-9 + self._jitter_s) + self._floor[target]
         return np.abs(jump), reach
 
+    @staticmethod
+    def _goes_on(
+        candidate: _Candidate, target: np.ndarray, values: np.ndarray, jump: np.ndarray
+    ) -> np.ndarray:
+        """Return which values are nearer to those that were refused than to the last good ones."""
+        if not np.array_equal(candidate.target, target):
+            return np.zeros(len(target), dtype=bool)
+        return candidate.wrong & (np.abs(values - candidate.values) < jump)
+
     def _persists(
-        self, target: np.ndarray, values: np.ndarray, stamp_ns: int, source: str
+        self,
+        target: np.ndarray,
+        wrong: np.ndarray,
+        values: np.ndarray,
+        stamp_ns: int,
+        source: str,
     ) -> bool:
         """Note a refused message; return whether such values have come for long enough."""
         candidate = self._candidate
@@ -160,13 +194,14 @@ class Plausibility:
             or candidate.source != source
             or not np.array_equal(candidate.target, target)
         ):
-            self._candidate = _Candidate(source, target, values, stamp_ns)
+            self._candidate = _Candidate(source, target, wrong, values, stamp_ns)
             return False
         elapsed_ns = np.full(len(target), abs(stamp_ns - candidate.last_ns))
         jump, reach = self._jump(target, values, candidate.values, elapsed_ns)
         if (jump > reach).any() or elapsed_ns[0] > self._gap_ns:
-            self._candidate = _Candidate(source, target, values, stamp_ns)
+            self._candidate = _Candidate(source, target, wrong, values, stamp_ns)
             return False
+        candidate.wrong = wrong
         candidate.values, candidate.last_ns = values, stamp_ns
         candidate.samples += 1
         if (
@@ -195,7 +230,7 @@ class Plausibility:
         else:
             self._last[target[known]] = values[known]
         self._stamps[target] = stamp_ns
-        self.returned[target] = returns
+        self.returned[target] |= returns
         self._since_gap[target] += 1
         if returns.any():
             self._since_gap[target[returns & ~first]] = 0

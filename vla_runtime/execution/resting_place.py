@@ -17,6 +17,9 @@ from vla_runtime.execution.state import MeasuredState
 RESTS_AFTER_S = 0.5
 # Way of a joint at rest, as a share of `hold_follows`, that only a person explains.
 _MOVED_SHARE = 0.5
+# Distance from its command at which a joint is not where it was left, after a gap: the command is
+# sent at once, but a motor that came on may have begun to move.
+_AWAY_SHARE = 0.3
 # A way that was covered from one message to the next by this share was not seen: it is a wrong
 # reading, or too fast to tell from one.
 _SEEN_SHARE = 0.5
@@ -35,6 +38,7 @@ class RestingPlace:
         self._movable = movable
         self._follows = follows
         self._small = _MOVED_SHARE * follows
+        self._away = _AWAY_SHARE * follows
         self._begun = False
         # Where the joints came to rest, how far short of their command, and whether they have.
         self._place = np.zeros(columns.count)
@@ -82,4 +86,4 @@ class RestingPlace:
 
     def away(self, command: np.ndarray, measured: np.ndarray) -> np.ndarray:
         """Return the joints that are not where their command holds them, (columns,) bool."""
-        return self._movable & (np.abs(command - measured - self._sag) > self._small)
+        return self._movable & (np.abs(command - measured - self._sag) > self._away)

@@ -225,9 +225,10 @@ class MeasuredState:
             return
         values = np.asarray(positions, dtype=np.float64)[places]
         values = np.where(np.abs(values) <= FURTHEST, values, np.nan)
-        if not self.plausibility.accepts(target, values, stamp_ns, source):
+        returns = self.plausibility.accepts(target, values, stamp_ns, source)
+        if returns is None:
             return
-        self._note_motion(target, values, stamp_ns)
+        self._note_motion(target, values, returns, stamp_ns)
         self._came[target] = values
         self.positions[target] = values
         if angles:
@@ -237,14 +238,15 @@ class MeasuredState:
         measured = self._stamps[self._columns.has_feedback]
         self._oldest, self._newest = int(measured.min()), int(measured.max())
 
-    def _note_motion(self, target: np.ndarray, values: np.ndarray, stamp_ns: int) -> None:
+    def _note_motion(
+        self, target: np.ndarray, values: np.ndarray, returns: np.ndarray, stamp_ns: int
+    ) -> None:
         """Note which of these columns moved, and since when the others have not."""
         step = np.abs(values - self._came[target])
         if self._columns.any_continuous:
             angles = self._columns.is_continuous[target]
             step[angles] = np.minimum(step[angles], np.abs(_FULL_TURN - step[angles]))
         np.fmax(step, self.largest_step[target], out=step)
-        returns = self.plausibility.returned[target]
         step[returns] = 0.0
         self.largest_step[target] = step
         # Not near its place either where there is none.
