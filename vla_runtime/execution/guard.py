@@ -16,6 +16,7 @@ from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import Command, CommandKind, Counters, Reason
 from vla_runtime.execution.following import Following
 from vla_runtime.execution.limits import Limits
+from vla_runtime.execution.plausibility import SIMULATED_JITTER_S, STAMP_JITTER_S
 from vla_runtime.execution.state import MeasuredState
 from vla_runtime.execution.watchdog import LOOK, ClockWatch, StateWatch, WatchdogParameters
 
@@ -61,8 +62,13 @@ class Guard:
         self._blocked_joints = blocked_joints
         self._state_watch = StateWatch(parameters, columns, tracking_error)
         self._tick_timeout_s = tick_timeout_s
+        simulated = parameters.motion_clock == 'ros'
         self.state = MeasuredState(
-            columns, limits, tolerance, gap_ns=round(parameters.max_state_age_s * 1e9)
+            columns,
+            limits,
+            tolerance,
+            gap_ns=round(parameters.max_state_age_s * 1e9),
+            jitter_s=SIMULATED_JITTER_S if simulated else STAMP_JITTER_S,
         )
         grips = columns.has_feedback & columns.is_position & np.isinf(tracking_error)
         self._following = Following(columns, grips, limits.hold_distance(columns))

@@ -15,8 +15,9 @@ from vla_runtime.execution.limits import Limits
 
 # A joint may be pushed or fall faster than it is commanded.
 _MARGIN = 1.5
-# Drivers stamp what they read by so many seconds unevenly.
-_STAMP_JITTER_S = 0.01
+# Drivers stamp what they read by so many seconds unevenly; in a simulated world by the time from
+# one clock message to the next.
+STAMP_JITTER_S, SIMULATED_JITTER_S = 0.01, 0.1
 # Noise of an encoder, rad, and at most this share of the joint's range.
 _NOISE, _NOISE_SHARE = 0.01, 0.01
 # New values that agree with one another for so long are the robot's place after all.
@@ -59,6 +60,7 @@ class Plausibility:
         limits: velocities and positions.
         tolerance: (columns,) distance outside its limits at which a robot may be found.
         gap_ns: time without a message that is a gap.
+        jitter_s: unevenness of stamps.
 
     Attributes:
         doubted_until_ns: nothing measured is to be trusted before this stamp.
@@ -69,7 +71,12 @@ class Plausibility:
     """
 
     def __init__(
-        self, columns: CommandColumns, limits: Limits, tolerance: np.ndarray, gap_ns: int
+        self,
+        columns: CommandColumns,
+        limits: Limits,
+        tolerance: np.ndarray,
+        gap_ns: int,
+        jitter_s: float,
     ) -> None:
         self._columns = columns
         self._speed = _MARGIN * limits.velocity
@@ -78,6 +85,7 @@ class Plausibility:
         self._lower = np.where(columns.is_continuous, -np.inf, limits.lower - tolerance)
         self._upper = np.where(columns.is_continuous, np.inf, limits.upper + tolerance)
         self._gap_ns = gap_ns
+        self._jitter_s = jitter_s
         self._last = np.full(columns.count, np.nan)
         self._stamps = np.zeros(columns.count, dtype=np.int64)
         self._since_gap = np.full(columns.count, _PROBATION)
@@ -139,7 +147,7 @@ class Plausibility:
         if self._columns.any_continuous:
             angles = self._columns.is_continuous[target]
             jump[angles] -= _FULL_TURN * np.round(jump[angles] / _FULL_TURN)
-        reach = self._speed[target] * (elapsed_ns * 1e-9 + _STAMP_JITTER_S) + self._floor[target]
+        reach = self._speed[target] * (elapsed_ns * 1e-9 + self._jitter_s) + self._floor[target]
         return np.abs(jump), reach
 
     def _persists(

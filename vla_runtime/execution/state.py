@@ -12,7 +12,7 @@ import numpy as np
 from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.doubled_joints import DoubledJoints
 from vla_runtime.execution.limits import Limits, make_limits
-from vla_runtime.execution.plausibility import Plausibility, noise_of
+from vla_runtime.execution.plausibility import STAMP_JITTER_S, Plausibility, noise_of
 
 _NEVER = np.iinfo(np.int64).min
 _FULL_TURN = 2.0 * math.pi
@@ -72,6 +72,7 @@ class MeasuredState:
         limits: of these columns; none where not given.
         tolerance: (columns,) distance outside the limits at which a robot may be found.
         gap_ns: time without a message of a column that is a gap.
+        jitter_s: unevenness of stamps.
 
     Attributes:
         positions: (columns,) the newest that were taken.
@@ -87,11 +88,12 @@ class MeasuredState:
         limits: Limits | None = None,
         tolerance: np.ndarray | None = None,
         gap_ns: int = 200_000_000,
+        jitter_s: float = STAMP_JITTER_S,
     ) -> None:
         limits = limits or make_limits(columns.names)
         tolerance = np.zeros(columns.count) if tolerance is None else tolerance
         self._columns = columns
-        self.plausibility = Plausibility(columns, limits, tolerance, gap_ns)
+        self.plausibility = Plausibility(columns, limits, tolerance, gap_ns, jitter_s)
         self.doubled = DoubledJoints(columns.names)
         self._noise = noise_of(columns, limits)
         self._place = np.full(columns.count, np.nan)

@@ -206,11 +206,14 @@ class ExecutorNode(ManagedNode):
         self._follow_parameters()
         refused = self._why_not_start()
         result = StartResult(False, refused) if refused else self._loop.start(time.monotonic())
-        response.success, response.message = result.started, result.text or 'started'
+        text = result.text
+        if result.reason in executor_status.DOUBTED and self._link is not None:
+            text = '; '.join(part for part in (text, self._link.state_publishers()) if part)
+        response.success, response.message = result.started, text or 'started'
         if result.started:
             self.get_logger().info('started')
         else:
-            self.get_logger().error(f'not started: {result.text}')
+            self.get_logger().error(f'not started: {text}')
         return response
 
     def _why_not_start(self) -> str:
@@ -281,7 +284,14 @@ class ExecutorNode(ManagedNode):
             unreadable=self._unreadable,
             last_refusal=self._last_refusal,
         )
-        control = executor_status.control(status, answers, self._conflict(), self._unheard())
+        doubted = status.executor.reason in executor_status.DOUBTED
+        control = executor_status.control(
+            status,
+            answers,
+            self._conflict(),
+            self._unheard(),
+            self._link.state_publishers() if doubted and self._link is not None else '',
+        )
         if control.level > 0 and self._throttle.passes(control.text, time.monotonic()):
             log(self, control)
         rate_hz = self._fixed['control_rate_hz']

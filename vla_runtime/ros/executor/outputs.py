@@ -51,10 +51,12 @@ class OutputWriter:
 
     Attributes:
         topic: name of the topic in the robot file.
+        repeats_hold: a hold that is settled is sent on and on (`hold: send`).
     """
 
     def __init__(self, matched: MatchedOutput, publisher: Publisher, period_s: float) -> None:
         self.topic = matched.output.topic
+        self.repeats_hold = matched.output.hold == 'send'
         self._publisher = publisher
         self._columns = np.array(matched.columns, dtype=np.int64)
         count = len(matched.columns)
@@ -69,7 +71,7 @@ class OutputWriter:
             setpoints: (columns,) of the whole command, robot units.
             stamp: ROS time of the tick.
             follows: the command goes on from the last one. It does not where the robot was not
-                commanded in between, and may be anywhere.
+                commanded in between or was seated where it is.
         """
         before, now = self._numbers
         np.take(setpoints, self._columns, out=now)

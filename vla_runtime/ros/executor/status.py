@@ -20,12 +20,14 @@ _TEXTS = {
     Reason.APPROACHING: 'approaching at the set speed: {progress}',
     Reason.BRAKING: 'coming to rest, to hold',
     Reason.NOT_STARTED: 'not started: call ~/start',
-    Reason.STOPPED: 'stopped: holding until ~/start',
+    Reason.STOPPED: 'stopped until ~/start',
     Reason.WAITING_FOR_CHUNK: 'holding: waiting for the first chunk',
     Reason.SYNCHRONOUS_WAIT: 'holding: waiting for the next chunk',
     Reason.STARVED: 'holding: no chunk came in time',
 }
 _WAITING = (Reason.WAITING_FOR_CHUNK, Reason.SYNCHRONOUS_WAIT, Reason.STARVED, Reason.OVERRUN)
+# Faults that a second publisher of joint states may be behind.
+DOUBTED = (Reason.STATE_IMPLAUSIBLE, Reason.STATE_DOUBLED)
 # A request is answered within an inference; after so long, say who does not answer.
 _SILENT_AFTER_S = 1.0
 # p99 of the lateness above this share of the period is worth a warning.
@@ -66,7 +68,11 @@ def inactive() -> StatusItem:
 
 
 def control(
-    status: LoopStatus, answers: Answers, conflict: str = '', unheard: str = ''
+    status: LoopStatus,
+    answers: Answers,
+    conflict: str = '',
+    unheard: str = '',
+    state_publishers: str = '',
 ) -> StatusItem:
     """Return the status of the present command: its kind and its reason.
 
@@ -75,6 +81,7 @@ def control(
         answers: answers that came.
         conflict: other node that commands this robot; empty without one.
         unheard: outputs that no node takes commands from; empty without any.
+        state_publishers: publishers of joint-state topics that have several; empty without any.
     """
     executor = status.executor
     reason = executor.reason
@@ -91,8 +98,12 @@ def control(
         text += f'; asked {answers.silent_s:.1f} s ago, {_who(answers)}'
     if reason in (Reason.STARVED, Reason.OVERRUN):
         text += _too_slow(executor)
+    if reason is Reason.STARVED and executor.mode is not Mode.RUNNING:
+        level, text = Level.ERROR, f'stopped: {executor.detail}'
     if executor.detail and (reason not in _TEXTS or reason is Reason.BRAKING):
         text += f': {executor.detail}'
+    if reason in DOUBTED and state_publishers:
+        text += f'; {state_publishers}'
     if executor.detail and reason is Reason.APPROACHING:
         text += f'; {executor.detail}'
     if executor.gave_way:
@@ -228,6 +239,7 @@ def timing(lateness: Lateness, rate_hz: float, counters: Counters) -> StatusItem
             'clock_jumps': counters.clock_jumps,
             'states_malformed': counters.states_malformed,
             'states_out_of_order': counters.states_out_of_order,
+            'states_implausible': counters.states_implausible,
             'internal_errors': counters.internal_errors,
         },
     )
