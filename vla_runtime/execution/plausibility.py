@@ -150,9 +150,7 @@ class Plausibility:
         reach = self._speed[target] * (elapsed_ns * 1e-9 + self._jitter_s) + self._floor[target]
         return np.abs(jump), reach
 
-    def _persists(
-        self, target: np.ndarray, values: np.ndarray, stamp_ns: int, source: str
-    ) -> bool:
+    def _persists(self, target: np.ndarray, values: np.ndarray, stamp_ns: int, source: str) -> bool:
         """Note a refused message; return whether such values have come for long enough."""
         candidate = self._candidate
         if (
@@ -169,17 +167,12 @@ class Plausibility:
             return False
         candidate.values, candidate.last_ns = values, stamp_ns
         candidate.samples += 1
-        if (
-            candidate.samples < _PERSIST_SAMPLES
-            or stamp_ns - candidate.first_ns < _PERSIST_NS
-        ):
+        if candidate.samples < _PERSIST_SAMPLES or stamp_ns - candidate.first_ns < _PERSIST_NS:
             return False
         self._candidate = None
         return True
 
-    def _refuse(
-        self, column: int, value: float, before: float, source: str, stamp_ns: int
-    ) -> None:
+    def _refuse(self, column: int, value: float, before: float, source: str, stamp_ns: int) -> None:
         self.refused += 1
         self.doubted_until_ns = stamp_ns + DOUBT_NS
         self._worst, self._value, self._before = column, value, before
