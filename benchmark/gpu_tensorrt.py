@@ -1,7 +1,10 @@
-"""Builds and measures a pi0.5 of full width and two layers with TensorRT on a GPU machine.
+"""Builds and measures a pi0.5 with TensorRT on a GPU machine.
 
     python benchmark/gpu_tensorrt.py prepare KIT [--precision int8]   here: torch, onnxruntime
     python benchmark/gpu_tensorrt.py run KIT [--json OUT]             there: tensorrt, cuda-bindings
+
+By default its widths are the published ones and it has two layers. `prepare --size full` makes the
+published policy with three cameras, on the GPU machine itself, and times it in PyTorch there.
 
 `prepare` writes our ONNX graphs, inputs and ONNX Runtime's outputs, a few megabytes (remove
 KIT/onnx/weights.data before carrying it: the weights are drawn again there; those in int8 have to
@@ -124,6 +127,7 @@ def measure(kit: Kit, adapter: TensorRT, runtime: CudaRuntime, repeats: int) -> 
         'checks': {**checks, 'all graphs captured': captured},
         'cuda_graph': status,
         'latency_ms': latency,
+        'pytorch': kit.pytorch,
     }
 
 
@@ -148,8 +152,11 @@ def compare_networks(
         )
         step = {**past, 'prefix_mask': mask, **expert_inputs(reference, rows)}
         if rows == ROWS[0]:
-            outputs = run_network(runtime, networks[vision], {'pixels': reference['pixels']})
-            error = _error(outputs['image_tokens'], reference['image_tokens'])
+            tokens = [
+                run_network(runtime, networks[vision], {'pixels': pixels[None]})['image_tokens']
+                for pixels in reference['pixels']
+            ]
+            error = _error(np.concatenate(tokens), reference['image_tokens'])
             found.append(('vision: image_tokens', error))
         outputs = run_network(runtime, networks[prefix], inputs)
         for name, value in past.items():
@@ -256,6 +263,9 @@ def show(figures: Mapping[str, Any]) -> None:
     for phase in next(iter(figures['latency_ms'].values())):
         values = [mode[phase]['median'] for mode in figures['latency_ms'].values()]
         print(f'  {phase:24}' + ''.join(f'{value:18.3f}' for value in values))
+    for name, found in figures['pytorch'].items():
+        times = {phase: value['median'] for phase, value in found['milliseconds'].items()}
+        print(f'  PyTorch bfloat16, {name}: ' + ', '.join(f'{k} {v:.2f}' for k, v in times.items()))
 
 
 def _engine_figures(metadata: Metadata) -> dict[str, Any]:

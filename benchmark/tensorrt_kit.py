@@ -28,7 +28,7 @@ from vla_runtime.families.pi.dimensions import PI05, PiDims
 from vla_runtime.files.large_files import file_sha256
 from vla_runtime.files.safetensors_reader import float32_to_bfloat16
 
-SIZES = ('reduced_depth', 'tiny')
+SIZES = ('reduced_depth', 'tiny', 'full')
 ROWS = (1, 2)
 STEPS = 10
 _MANIFEST, _KEPT, _REFERENCE = 'manifest.json', 'kept.npz', 'reference.npz'
@@ -65,12 +65,14 @@ class Kit:
         precision: precision of the ONNX files; the reference of bfloat16 is of float32 files, and
             that of int8, with bfloat16 beside, of the same products in 8 bits with float32 beside.
         reference: inputs and ONNX Runtime's outputs, see `prepare`.
+        pytorch: figures of the same policy in PyTorch, of a kit prepared on the GPU machine.
     """
 
     folder: Path
     dims: PiDims
     precision: str
     reference: dict[str, np.ndarray]
+    pytorch: dict[str, Any]
 
     def step_inputs(self, rows: int) -> StepInputs:
         names = ('x', 'row_weight', 'plan', 'plan_weight')
@@ -78,7 +80,10 @@ class Kit:
 
 
 def kit_dims(size: str) -> PiDims:
-    """pi0.5 with every width as published, two layers and one camera; or tiny, for tests."""
+    """pi0.5 as published; with every width so, two layers and one camera; or tiny, for tests."""
+    if size == 'full':
+        # Rows of the text table are looked up on the host: a small one serves.
+        return replace(PI05, cameras=3, vocabulary=4096)
     full = replace(PI05, cameras=1, vocabulary=4096)
     if size == 'reduced_depth':
         return replace(
@@ -116,7 +121,7 @@ def prepare(folder: Path, size: str, precision: str, seed: int = 0) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f'{folder.name}.') as scratch:
         kit = Path(scratch, 'kit')
         kit.mkdir()
-        _prepare(kit, Path(scratch), size, precision, seed)
+        (_prepare_on_gpu if size == 'full' else _prepare)(kit, Path(scratch), size, precision, seed)
         kit.rename(folder)
 
 
@@ -162,6 +167,91 @@ def _prepare(folder: Path, bundle: Path, size: str, precision: str, seed: int) -
         'weights_sha256': file_sha256(folder / ONNX_FOLDER / WEIGHTS_DATA),
     }
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1) + '\n')
+
+
+def _prepare_on_gpu(
+    folder: Path, bundle: Path, size: str, precision: str, seed: int, device: str = 'cuda'
+) -> None:
+    """Fill a folder with the files and PyTorch's outputs in float32, of the same rounded weights.
+
+    The weights are rounded to bfloat16 once, and every precision is of those.
+    """
+    import torch
+    from random_policy import infer, random_inputs, random_network, torch_engine
+    from safetensors.torch import save_file
+
+    from vla_runtime.export.onnx.export import write_onnx
+    from vla_runtime.families import read_time_table
+    from vla_runtime.families.flow_step import Prefix
+    from vla_runtime.inference.denoise import flow_times
+
+    if precision == 'int8':
+        raise ValueError('a kit of the full size is float32, float16 or bfloat16')
+    dims = kit_dims(size)
+    network = random_network('pi05', dims, device, 'bfloat16', seed)
+    weights = bundle / 'weights.safetensors'
+    save_file({name: value.cpu() for name, value in network.state_dict().items()}, weights)
+    write_onnx(bundle, _spec(dims), precision)
+    for path in (bundle / ONNX_FOLDER).glob('monolithic*'):
+        path.unlink()
+    text = TextTable.of(bundle, precision)
+    (bundle / ONNX_FOLDER).rename(folder / ONNX_FOLDER)
+    pytorch = _pytorch_milliseconds(network) if device == 'cuda' else {}
+    network = network.float()
+    engine = torch_engine(network, graphs=False)
+    reference: dict[str, np.ndarray] = {
+        'time_table': read_time_table('pi05', dims, weights)(flow_times(STEPS))
+    }
+    for rows in ROWS:
+        inputs = random_inputs(dims, rows, seed, steps=STEPS)
+        reference |= _inputs(inputs, rows)
+        reference[f'{TEXT_INPUT}_r{rows}'] = text(inputs.prefix_inputs['tokens'])
+        with torch.no_grad():
+            on_gpu = {
+                name: torch.from_numpy(np.asarray(value)).to(device)
+                for name, value in (
+                    ('pixels', inputs.pixels),
+                    ('image_mask', inputs.image_mask),
+                    *inputs.prefix_inputs.items(),
+                    ('x', inputs.step_inputs.x[None]),
+                    ('conditioning', reference['time_table'][:1]),
+                )
+            }
+            image_tokens = network.vision(on_gpu['pixels'])
+            prompt = {name: on_gpu[name] for name in inputs.prefix_inputs}
+            past = Prefix(network)(image_tokens, on_gpu['image_mask'], prompt)
+            x = on_gpu['x'].expand(rows, -1, -1)
+            velocity = network.velocity(x, past, on_gpu['conditioning'])
+            outputs = {'past_key': past['past_key'], 'past_value': past['past_value']}
+            outputs['velocity'] = velocity
+            reference['image_tokens'] = image_tokens.float().cpu().numpy()
+            for name, value in outputs.items():
+                reference[f'{name}_r{rows}'] = value.float().cpu().numpy()
+        reference[f'chunk_r{rows}'] = infer(engine, inputs)
+    engine.close()
+    np.savez(folder / _REFERENCE, **reference)
+    manifest = {
+        'size': size,
+        'precision': precision,
+        'seed': seed,
+        'dims': asdict(dims),
+        'tensors': [],
+        'pytorch': pytorch,
+        'weights_sha256': file_sha256(folder / ONNX_FOLDER / WEIGHTS_DATA),
+    }
+    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1) + '\n')
+
+
+def _pytorch_milliseconds(network: Any) -> dict[str, Any]:
+    """Time the same policy in PyTorch, in bfloat16: operators and Triton kernels, in graphs."""
+    from gpu_latency import GRAPH, TRITON_GRAPH, measure
+
+    cameras = network.dims.cameras
+    return {
+        f'{mode.name}, {rows} row(s)': measure(network, 'pi05', cameras, rows, mode, repeats=50)
+        for mode in (GRAPH, TRITON_GRAPH)
+        for rows in ROWS
+    }
 
 
 def _write_int8(folder: Path, bundle: Path, spec: Any, seed: int) -> None:
@@ -231,7 +321,8 @@ def restore(folder: Path) -> Kit:
         _draw(folder, [Weight(**tensor) for tensor in manifest['tensors']], manifest['seed'])
     if file_sha256(weights) != manifest['weights_sha256']:
         raise ValueError(f'{weights}: is not what prepare made; remove it and try again')
-    return Kit(folder, _dims(manifest['dims']), manifest['precision'], reference)
+    dims = _dims(manifest['dims'])
+    return Kit(folder, dims, manifest['precision'], reference, manifest.get('pytorch', {}))
 
 
 def _draw_all(folder: Path, seed: int) -> list[Weight]:

@@ -4,6 +4,7 @@ ros2 launch vla_runtime demo.launch.py instruction:='touch the red block'
 """
 
 import os
+import sys
 from pathlib import Path
 from runpy import run_path
 
@@ -23,6 +24,7 @@ from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
 
 from vla_runtime.processes.parent_death import LAUNCH_VARIABLE
+from vla_runtime.ros.launch_arguments import starts_here
 
 SHARE = Path(get_package_share_directory('vla_runtime'))
 RUNTIME = str(SHARE / 'launch' / 'vla.launch.py')
@@ -36,9 +38,11 @@ PASSED_ON = {
     'use_sim_time': '',
     'replan_interval': '',
     'cfg_beta': '',
+    'dry_run': '',
     'autostart': '',
     'respawn': 'false',
     'record': 'false',
+    'record_images': '',
 }
 
 
@@ -57,7 +61,15 @@ def generate_launch_description() -> LaunchDescription:
             *((name, LaunchConfiguration(name)) for name in PASSED_ON),
         ],
     )
-    return LaunchDescription([*arguments, runtime, OpaqueFunction(function=tabletop)])
+    refusal = OpaqueFunction(function=refuse_robot)
+    return LaunchDescription([*arguments, refusal, runtime, OpaqueFunction(function=tabletop)])
+
+
+def refuse_robot(context: LaunchContext) -> list[Action]:
+    """Refuse `robot`, which the demo sets itself: it would be dropped without a word."""
+    if starts_here(sys.argv) and 'robot' in context.launch_configurations:
+        raise ValueError('launch argument robot: the demo drives tabletop; use vla.launch.py')
+    return []
 
 
 def tabletop(context: LaunchContext) -> list[Action]:

@@ -4,7 +4,7 @@ ros2 launch vla_runtime vla.launch.py bundle:=/path/to/bundle robot:=so101
 """
 
 import os
-from difflib import get_close_matches
+import sys
 from pathlib import Path
 from uuid import uuid4
 
@@ -27,6 +27,7 @@ from launch_ros.utilities import make_namespace_absolute, prefix_namespace
 
 from vla_runtime.processes.parent_death import LAUNCH_VARIABLE
 from vla_runtime.ros.autostart import COULD_NOT_START
+from vla_runtime.ros.launch_arguments import check_arguments, starts_here
 from vla_runtime.ros.middleware import lossless_images
 from vla_runtime.ros.parameter_file import check_parameter_file
 from vla_runtime.ros.policy.kept_instruction import FILE_VARIABLE
@@ -34,8 +35,8 @@ from vla_runtime.ros.robot.file import find_robot
 
 SHARE = Path(get_package_share_directory('vla_runtime'))
 RESPAWN_DELAY_S = 1.0
-# A name as near as this to an argument is a slip of the pen.
-NEARLY = 0.83
+# What launch_ros keeps beside the arguments.
+NOT_ARGUMENTS = {'ros_namespace', 'ros_params', 'ros_remaps', 'global_params', 'global_remaps'}
 
 ARGUMENTS = (
     DeclareLaunchArgument('bundle', description='Folder of the policy bundle.'),
@@ -81,6 +82,12 @@ ARGUMENTS = (
         description='Guidance scale, which also turns guidance on; empty: as configured.',
     ),
     DeclareLaunchArgument(
+        'dry_run',
+        default_value='',
+        description='Compute and report all, command nothing: true or false; empty: as '
+        'configured, or false.',
+    ),
+    DeclareLaunchArgument(
         'autostart',
         default_value='',
         description='Configure and activate both nodes: true or false; empty: as configured, or '
@@ -97,6 +104,12 @@ ARGUMENTS = (
         description='Record all topics and every frame that an inference used: true, false, or '
         "the new folder to record to. Section '/**/vla_recorder' of params_file has the rest.",
     ),
+    DeclareLaunchArgument(
+        'record_images',
+        default_value='',
+        description='Frames that are recorded: used, all or reduced; empty: as configured, or '
+        'used. Needs record.',
+    ),
 )
 
 
@@ -109,19 +122,17 @@ def start(context: LaunchContext) -> list[Action]:
     said = {
         argument.name: LaunchConfiguration(argument.name).perform(context) for argument in ARGUMENTS
     }
-    for name in context.launch_configurations.keys() - said.keys():
-        # launch takes any name, and a person's own launch file may have arguments of its own.
-        for meant in get_close_matches(name, said, n=1, cutoff=NEARLY):
-            get_logger('launch').warning(
-                f"argument '{name}' is none of vla.launch.py and has no effect; did you mean "
-                f"'{meant}'?"
-            )
+    # Of a person's own launch file; the nodes' full names begin with it.
+    pushed = context.launch_configurations.get('ros_namespace')
+    namespace = make_namespace_absolute(prefix_namespace(pushed, said['namespace'])) or ''
+    given = context.launch_configurations.keys() - NOT_ARGUMENTS
+    for warning in check_arguments(
+        given, said, namespace.rstrip('/'), all_are_meant=starts_here(sys.argv)
+    ):
+        get_logger('launch').warning(warning)
     own = []
     if said['params_file']:
         own = [str(Path(said['params_file']).expanduser().resolve())]
-        # Of a person's own launch file; the nodes' full names begin with it.
-        pushed = context.launch_configurations.get('ros_namespace')
-        namespace = make_namespace_absolute(prefix_namespace(pushed, said['namespace'])) or ''
         for section in check_parameter_file(Path(own[0]), namespace):
             get_logger('launch').warning(
                 f"{own[0]}: section '{section}' matches none of vla_runtime's nodes and is let be"
@@ -142,9 +153,11 @@ def start(context: LaunchContext) -> list[Action]:
         policy_only['instruction'] = _text(said['instruction'])
     if said['cfg_beta']:
         policy_only |= {'cfg_enabled': True, 'cfg_beta': _number(said, 'cfg_beta', float)}
-    executor_only = {}
+    executor_only: dict[str, object] = {}
     if said['replan_interval']:
-        executor_only = {'replan_interval': _number(said, 'replan_interval', int)}
+        executor_only['replan_interval'] = _number(said, 'replan_interval', int)
+    if said['dry_run']:
+        executor_only['dry_run'] = _truth(said, 'dry_run')
     # A person's file wins over the launch's defaults, and what is given here wins over the file.
     # The defaults are a file too: of a dictionary launch would make a section that wins over own.
     defaults = SHARE / 'config/launch.yaml'
@@ -202,11 +215,16 @@ def _recorder(said: dict[str, str], own: list[str], given: dict[str, object]) ->
     """The recorder node, when it is asked for; the others go on after it, once it has started."""
     words = {'true': '', '1': '', 'false': None, '0': None, '': None}
     folder = words.get(said['record'].lower(), said['record'])
+    images = said['record_images']
     if folder is None:
+        if images:
+            raise ValueError(f'launch argument record_images:={images}: give record:=true too')
         return []
     given = {name: value for name, value in given.items() if name != 'bundle'}
     if folder:
         given['folder'] = _text(Path(folder).expanduser().resolve())
+    if images:
+        given['record_images'] = _text(images)
     return _node(said, 'recorder', [*own, given])
 
 

@@ -26,6 +26,7 @@ from vla_runtime.ros import node_main
 
 NODES = ('policy_node', 'executor_node', 'recorder_node', 'tabletop_node')
 ROS_PACKAGES = {
+    'action_msgs',
     'ament_index_python',
     'builtin_interfaces',
     'cv_bridge',

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
+import yaml
 from pages import PAGES, anchors, blocks, first_cells, prose, text_of
 from paths import ROOT
 
@@ -23,6 +24,7 @@ from vla_runtime.execution.handover import HandoverMode
 from vla_runtime.families import family_names, find_family
 from vla_runtime.files.typed_yaml import key_of
 from vla_runtime.processes import supervisor
+from vla_runtime.ros.executor.gripper_goals import GoalState
 from vla_runtime.ros.robot.file import load_robot
 from vla_runtime.ros.robot.schema import RobotSpec
 from vla_runtime.tabletop.study.catalogue import STUDIES
@@ -196,6 +198,39 @@ def test_the_robot_file_of_a_page_is_a_valid_one(page: str, tmp_path: Path) -> N
     (written,) = (block for block in blocks(page, 'yaml') if 'joint_states' in block)
     (tmp_path / 'my_arm.yaml').write_text(written, encoding='utf-8')
     assert load_robot(tmp_path / 'my_arm.yaml').name == 'my_arm'
+
+
+def test_the_gripper_of_a_page_goes_with_the_arm_that_it_is_for(tmp_path: Path) -> None:
+    snippets = [yaml.safe_load(block) for block in blocks('docs/grippers.md', 'yaml')]
+    (added,) = (one for one in snippets if 'outputs' in one)
+    robot = yaml.safe_load(text_of('config/robots/ur5e.yaml'))
+    for key, items in added.items():
+        robot[key] += items
+    (tmp_path / 'ur5e_gripper.yaml').write_text(yaml.safe_dump(robot), encoding='utf-8')
+    loaded = load_robot(tmp_path / 'ur5e_gripper.yaml')
+    assert len(loaded.joints) == 7 and loaded.outputs[-1].is_action
+
+
+def test_the_joint_of_the_grippers_page_is_that_of_aloha() -> None:
+    snippets = [yaml.safe_load(block) for block in blocks('docs/grippers.md', 'yaml')]
+    (joint,) = (one['joints'][0] for one in snippets if 'outputs' not in one)
+    aloha = yaml.safe_load(text_of('config/robots/aloha.yaml'))
+    (left,) = (one for one in aloha['joints'] if one['name'] == 'left_gripper')
+    assert joint == {**left, 'name': 'gripper'}
+
+
+def test_every_state_of_a_gripper_is_explained() -> None:
+    rows = re.findall(
+        r'^\| ((?:`\w+`(?:, )?)+) \| (?:OK|WARN|ERROR)', prose('docs/grippers.md'), re.M
+    )
+    named = [name for row in rows for name in quoted(row)]
+    assert sorted(named) == sorted(state.value for state in GoalState)
+
+
+def test_every_robot_file_of_the_package_is_listed() -> None:
+    table = prose('docs/robot_file.md').partition('## Robot files of the package')[2]
+    named = re.findall(r'^\| `(\w+)` \|', table, re.MULTILINE)
+    assert sorted(named) == sorted(file.stem for file in (ROOT / 'config/robots').glob('*.yaml'))
 
 
 # --- architecture -----------------------------------------------------------------------------

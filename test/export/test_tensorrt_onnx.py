@@ -14,6 +14,7 @@ from vla_runtime.engines.onnx.files import GRAPHS_FILE, ROWS_GRAPHS, graph_names
 from vla_runtime.export.graph_facts import GraphFacts, read_graph_facts
 from vla_runtime.export.tensorrt.operators import OPERATORS_8_6, unsupported
 from vla_runtime.files.json_file import JsonError
+from vla_runtime.selftest.policies import tried_families, unpack
 
 EVERY_GRAPH = (*graph_names(), *ROWS_GRAPHS)
 
@@ -49,6 +50,14 @@ def test_our_graphs_have_only_operators_that_8_6_reads(folders):
     expert = read_graph_facts(folders['bfloat16'], ['expert.onnx']).graphs['expert.onnx']
     assert unsupported(expert, 'bfloat16', '8.6.1') == ['bfloat16']
     assert unsupported(expert, 'bfloat16', '10.3.0') == []
+
+
+def test_8_6_reads_the_graphs_of_every_family(tmp_path):
+    unpack(tmp_path)
+    for family in tried_families():
+        graphs = read_graph_facts(tmp_path / family / 'onnx', ROWS_GRAPHS).graphs
+        for name, graph in graphs.items():
+            assert unsupported(graph, 'float32', '8.6.0') == [], (family, name)
 
 
 def test_an_operator_and_a_set_that_8_6_does_not_know_are_named():

@@ -100,9 +100,11 @@ def test_arguments_are_declared_with_a_description(file: str) -> None:
         'use_sim_time',
         'replan_interval',
         'cfg_beta',
+        'dry_run',
         'autostart',
         'respawn',
         'record',
+        'record_images',
     }
     assert set(arguments) == wanted | ({'robot'} if file == 'vla.launch.py' else set())
     assert all(argument.description for argument in arguments.values())
@@ -134,15 +136,69 @@ def test_profile_is_set_unless_the_user_has_one_or_another_middleware(
 
 
 @pytest.mark.graph
-def test_an_argument_that_is_nearly_one_is_named_with_the_one_that_was_meant() -> None:
-    # No robot is called nobody, so nothing is started.
-    arguments = ('bundle:=.', 'robot:=nobody', 'replan_intervall:=4', 'lab:=3')
-    with launched('vla.launch.py', *arguments) as process:
+@pytest.mark.parametrize(
+    ('argument', 'words'),
+    [
+        ('replan_intervall:=4', ("did you mean 'replan_interval'?",)),
+        ('lab:=3', ('launch argument lab is unknown',)),
+        ('max_state_age_s:=0.1', ('vla_executor', 'params_file')),
+        ('denoise_steps:=4', ('params_file', 'ros2 param set /vla_policy denoise_steps')),
+        ('seed:=4', ('vla_policy and tabletop',)),
+        ('record_images:=all', ('give record:=true too',)),
+        ('dry_run:=maybe', ('dry_run:=maybe: expected true or false',)),
+    ],
+)
+@pytest.mark.parametrize('file', ['vla.launch.py', 'demo.launch.py'])
+def test_an_argument_that_would_do_nothing_ends_the_launch_before_anything_starts(
+    file: str, argument: str, words: tuple[str, ...]
+) -> None:
+    arguments = ['bundle:=.', argument]
+    if file == 'vla.launch.py':
+        arguments.append('robot:=tabletop')
+    with launched(file, *arguments) as process:
         output, _ = process.communicate(timeout=60)
-    warned = [line for line in output.splitlines() if 'has no effect' in line]
-    assert len(warned) == 1
-    assert "argument 'replan_intervall' is none of vla.launch.py" in warned[0]
-    assert "did you mean 'replan_interval'?" in warned[0]
+    assert process.returncode != 0
+    assert all(word in output for word in words), output
+    assert 'process started' not in output
+
+
+@pytest.mark.graph
+def test_the_demo_takes_no_other_robot() -> None:
+    with launched('demo.launch.py', 'robot:=so101') as process:
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode != 0 and 'the demo drives tabletop' in output
+
+
+def test_arguments_of_a_persons_own_launch_file_are_let_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launch_file, context, warned = load('vla.launch.py'), LaunchContext(), []
+    monkeypatch.setattr(sys, 'argv', ['ros2', 'launch', 'my_lab', 'lab.launch.py'])
+    monkeypatch.setattr(launch_file, 'get_logger', lambda _: SimpleNamespace(warning=warned.append))
+    for argument in launch_file.ARGUMENTS:
+        context.launch_configurations[argument.name] = ''
+    context.launch_configurations.update(
+        robot='tabletop', respawn='false', lab='3', replan_intervall='4'
+    )
+    launch_file.start(context)
+    assert len(warned) == 1 and "did you mean 'replan_interval'?" in warned[0]
+    context.launch_configurations['max_state_age_s'] = '0.1'
+    with pytest.raises(ValueError, match='forwarding=False'):
+        launch_file.start(context)
+
+
+@pytest.mark.graph
+def test_a_dry_run_and_the_recorded_images_are_arguments(peer: Graph, tmp_path: Path) -> None:
+    pytest.importorskip('rosbags', reason='recording needs the Python package rosbags')
+    arguments = ('dry_run:=true', 'record_images:=reduced', f'record:={tmp_path / "bag"}')
+    with launched('demo.launch.py', *arguments, 'autostart:=false'):
+        for node, name, value in (
+            ('vla_executor', 'dry_run', True),
+            ('vla_recorder', 'record_images', 'reduced'),
+        ):
+            request = GetParameters.Request(names=[name])
+            answer = peer.call(GetParameters, f'/{node}/get_parameters', request).values[0]
+            assert (answer.bool_value or answer.string_value) == value
 
 
 @pytest.mark.parametrize(

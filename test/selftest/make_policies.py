@@ -1,10 +1,11 @@
 """Makes `vla_runtime/selftest/policies.tar.xz`: tiny random policies and their chunks.
 
-    ./run exec python test/selftest/make_policies.py [--out policies.tar.xz]
+    ./run exec python test/selftest/make_policies.py [--out policies.tar.xz] [--float16]
 
 Needs PyTorch and onnx; the self-test itself needs neither. Weights are numbers that bfloat16 has,
 so that half of every file is zeros and the archive small. Those of the bfloat16 policy, which has
-more of them, are multiples of a sixteenth.
+more of them, are multiples of a sixteenth. `--float16` adds every family in float16: TensorRT 8.6
+has no other reduced precision.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from written_bundle import write_bundle  # noqa: E402
 from vla_runtime.bundle.folder import read_bundle  # noqa: E402
 from vla_runtime.bundle.schema import STATISTICS_FILE, WEIGHTS_FILE, BundleSpec  # noqa: E402
 from vla_runtime.bundle.writer import seal  # noqa: E402
-from vla_runtime.engines.onnx.files import ONNX_FOLDER  # noqa: E402
+from vla_runtime.engines.onnx.files import ONNX_FOLDER, Precision  # noqa: E402
 from vla_runtime.export.onnx.export import write_onnx  # noqa: E402
 from vla_runtime.families import family_names, find_family  # noqa: E402
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims  # noqa: E402
@@ -38,6 +39,9 @@ from vla_runtime.selftest.policies import ARCHIVE, REFERENCE, infer_cases  # noq
 
 # A pi05 of 64 numbers a head.
 BFLOAT16 = 'pi05_bfloat16'
+
+
+FLOAT16_ENDING = '_float16'
 
 
 def spec_of(name: str) -> BundleSpec:
@@ -65,7 +69,7 @@ def rounded(weight: np.ndarray, name: str) -> np.ndarray:
 
 def make_policy(folder: Path, name: str) -> None:
     """Write one bundle with its ONNX files, and PyTorch's chunks in float32 beside it."""
-    bundle, spec = folder / name, spec_of(name)
+    bundle, spec = folder / name, spec_of(name.removesuffix(FLOAT16_ENDING))
     with tempfile.TemporaryDirectory() as drawn:
         source = write_tiny_policy(Path(drawn) / name, spec)
         weights = load_file(source / WEIGHTS_FILE)
@@ -77,7 +81,8 @@ def make_policy(folder: Path, name: str) -> None:
             tokenizer=tokenizer_of(spec.family) if spec.tokenizer else None,
         )
     spec = read_bundle(bundle, verify=False).spec
-    write_onnx(bundle, spec, 'bfloat16' if name == BFLOAT16 else 'float32')
+    precision: Precision = 'float16' if name.endswith(FLOAT16_ENDING) else 'float32'
+    write_onnx(bundle, spec, 'bfloat16' if name == BFLOAT16 else precision)
     for path in (bundle / ONNX_FOLDER).glob('monolithic*'):
         path.unlink()
     seal(bundle, spec)
@@ -90,11 +95,16 @@ def main() -> None:
     """Write the archive."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--out', type=Path, default=ARCHIVE)
-    out = parser.parse_args().out
+    parser.add_argument('--float16', action='store_true', help='each family in float16 as well')
+    arguments = parser.parse_args()
+    out = arguments.out
+    names = [*family_names(), BFLOAT16]
+    if arguments.float16:
+        names += [f'{name}{FLOAT16_ENDING}' for name in family_names()]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / 'policies'
         folder.mkdir()
-        for name in (*family_names(), BFLOAT16):
+        for name in names:
             make_policy(folder, name)
         made = shutil.make_archive(str(Path(temporary) / 'policies'), 'xztar', folder)
         shutil.move(made, out)

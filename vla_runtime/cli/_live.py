@@ -141,6 +141,7 @@ def _options(run: RecordedRun, changes: Changes, folder: Path) -> tuple[Any, flo
     """Return the node's start options and the step time; write its robot file to the folder."""
     from vla_runtime.bundle.folder import read_bundle
     from vla_runtime.ros.player.steps import PolicyNodeOptions
+    from vla_runtime.ros.robot.file import stamped_by_headers
 
     description = run.inferences[0].description
     if any(one.description is not description for one in run.inferences):
@@ -148,7 +149,7 @@ def _options(run: RecordedRun, changes: Changes, folder: Path) -> tuple[Any, flo
             f'{run.reader.path}: the policy node was started anew in it, and --live plays to one'
         )
     robot = description.robot
-    (folder / robot.file.name).write_text(robot.text, encoding='utf-8')
+    (folder / robot.file.name).write_text(stamped_by_headers(robot.text), encoding='utf-8')
     if robot.urdf is not None and robot.urdf_text is not None:
         (folder / Path(robot.urdf).name).write_text(robot.urdf_text, encoding='utf-8')
     bundle = (changes.bundle or description.bundle).resolve()

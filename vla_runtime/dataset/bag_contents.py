@@ -31,12 +31,18 @@ from vla_runtime.recording.topics import (
 )
 from vla_runtime.ros.messages.conversions import TrajectoryError, message_to_chunk, message_to_plan
 from vla_runtime.ros.messages.diagnostics import values_of
-from vla_runtime.ros.robot.schema import Robot, RobotOutput
+from vla_runtime.ros.robot.match import command_units
+from vla_runtime.ros.robot.schema import Robot, RobotCamera, RobotOutput, is_received
 
 _KINDS: Mapping[str, str] = {
     'joint_trajectory': 'trajectory_msgs/msg/JointTrajectory',
     'float64_multi_array': 'std_msgs/msg/Float64MultiArray',
     'joint_state': JOINT_STATE,
+    'joint_group_command': 'interbotix_xs_msgs/msg/JointGroupCommand',
+    'joint_single_command': 'interbotix_xs_msgs/msg/JointSingleCommand',
+    # What the executor asked of the action's server.
+    'gripper_command': JOINT_STATE,
+    'parallel_gripper_command': JOINT_STATE,
     'pose_stamped': 'geometry_msgs/msg/PoseStamped',
     'twist_stamped': 'geometry_msgs/msg/TwistStamped',
 }
@@ -71,6 +77,7 @@ class BagContents:
         actions: one an output of the robot file that is in the bag.
         missing_outputs: topics of those that are not.
         camera_topics: camera to its topic.
+        cameras: camera to what the robot file says of it.
         frames: camera to the times of its frames, (n,) int64, rising.
         events: events in the order of time.
         step_time_s: step time of the policy's chunks, seconds; None without any.
@@ -82,6 +89,7 @@ class BagContents:
     actions: list[JointSeries]
     missing_outputs: list[str]
     camera_topics: dict[str, str]
+    cameras: dict[str, RobotCamera]
     frames: dict[str, np.ndarray]
     events: list[Event]
     step_time_s: float | None
@@ -124,7 +132,7 @@ class _EpisodeCollector:
         self._seen: dict[str, str] = {}
         self._stamps = StampLog()
         images = {name for camera in robot.cameras for name in camera_topics(camera.topic)}
-        outputs = {(output.topic, _KINDS[output.kind]) for output in robot.outputs}
+        outputs = {(output.command_topic, _KINDS[output.kind]) for output in robot.outputs}
         self._names: set[tuple[str, str]] = {
             *((name, kind) for name in images for kind in IMAGE_TYPES),
             *((source.topic, JOINT_STATE) for source in robot.joint_states),
@@ -170,10 +178,15 @@ class _EpisodeCollector:
         outputs = {
             output.topic: topic
             for output in robot.outputs
-            if (topic := self._find((output.topic,), (_KINDS[output.kind],))) is not None
+            if (topic := self._find((output.command_topic,), (_KINDS[output.kind],))) is not None
         }
         clock = self._stamps.clock(
-            self._reader.path, [*joints.values(), *cameras.values(), *outputs.values()]
+            self._reader.path,
+            [*joints.values(), *cameras.values(), *outputs.values()],
+            {
+                *(cameras[one.name] for one in robot.cameras if one.stamp == 'receive'),
+                *(topic for name, topic in joints.items() if is_received(robot, name)),
+            },
         )
         actions = self._actions(outputs, clock)
         return BagContents(
@@ -181,8 +194,9 @@ class _EpisodeCollector:
             clock=clock,
             states=[self._state(joint, topic, clock) for joint, topic in joints.items()],
             actions=list(actions.values()),
-            missing_outputs=[o.topic for o in robot.outputs if o.topic not in actions],
+            missing_outputs=[o.command_topic for o in robot.outputs if o.topic not in actions],
             camera_topics=cameras,
+            cameras={camera.name: camera for camera in robot.cameras},
             frames={camera: np.unique(clock.times(topic)) for camera, topic in cameras.items()},
             events=sorted(self._events(clock), key=lambda event: event.time_ns),
             step_time_s=self._step_time_s(),
@@ -223,8 +237,12 @@ class _EpisodeCollector:
                 continue
             series = JointSeries(_column_names(output))
             read = _READERS[output.kind](output, self._robot)
+            units = command_units(output, self._robot)
             for time_ns, message in self._timed(topics[output.topic], clock):
                 row = read(message)
+                # Commands and measured positions of a joint are in one unit in a data set.
+                if row is not None and units is not None and len(row) == len(output.joints):
+                    row = units.to_policy(np.array(row)).tolist()
                 if row is not None:
                     series.add(time_ns, row)
             if series.rows:
@@ -306,7 +324,7 @@ def _by_name(
 ) -> list[float] | None:
     """Return values in the output's order; None where a joint is missing."""
     given = dict(zip(names, values, strict=False))
-    wanted = [robot.joint(joint).in_messages for joint in output.joints]
+    wanted = [robot.joint(joint).in_commands for joint in output.joints]
     return [float(given[name]) for name in wanted] if given.keys() >= set(wanted) else None
 
 
@@ -335,6 +353,14 @@ def _array(output: RobotOutput, robot: Robot) -> _Read:
     return lambda message: [float(value) for value in message.data]
 
 
+def _group(output: RobotOutput, robot: Robot) -> _Read:
+    return lambda message: [float(value) for value in message.cmd]
+
+
+def _single(output: RobotOutput, robot: Robot) -> _Read:
+    return lambda message: [float(message.cmd)]
+
+
 def _pose(output: RobotOutput, robot: Robot) -> _Read:
     def read(message: Any) -> list[float]:
         position, turn = message.pose.position, message.pose.orientation
@@ -355,6 +381,10 @@ _READERS: Mapping[str, Callable[[RobotOutput, Robot], _Read]] = {
     'joint_trajectory': _trajectory,
     'float64_multi_array': _array,
     'joint_state': _joint_state,
+    'joint_group_command': _group,
+    'joint_single_command': _single,
+    'gripper_command': _joint_state,
+    'parallel_gripper_command': _joint_state,
     'pose_stamped': _pose,
     'twist_stamped': _twist,
 }

@@ -14,7 +14,8 @@ from vla_runtime.dataset.errors import DatasetError
 from vla_runtime.dataset.frames import DatasetFrame, EncodedImage
 from vla_runtime.recording.needed_frames import NeededFrames
 from vla_runtime.recording.storage_file import RawMessage
-from vla_runtime.ros.messages.images import ImageError, to_rgb
+from vla_runtime.ros.messages.images import ImageError, describe_encoding, to_rgb
+from vla_runtime.ros.robot.schema import RobotCamera
 
 _JPEG, _PNG = b'\xff\xd8', b'\x89PNG'
 # Larger files are hardly smaller above it, and take far longer.
@@ -30,13 +31,16 @@ class BagFrames:
 
     Attributes:
         damaged: frames that could not be decoded; the one before was taken.
+        faults: camera to the first of them, in words for a person.
         repeated: frames that a camera had shown before.
     """
 
     def __init__(self, contents: BagContents, episodes: Sequence[PlannedEpisode]) -> None:
         self.damaged = self.repeated = 0
+        self.faults: dict[str, str] = {}
         self._reader = contents.reader
         self._topics = contents.camera_topics
+        self._cameras = {topic: contents.cameras[name] for name, topic in self._topics.items()}
         uses = (
             (self._topics[camera], int(stamp_ns))
             for episode in episodes
@@ -64,18 +68,26 @@ class BagFrames:
 
     def _encoded(self, raw: RawMessage) -> EncodedImage | None:
         message = self._reader.read(raw)
-        return None if message is None else encode(message)
+        if message is None:
+            return None
+        camera = self._cameras[raw.topic]
+        try:
+            return encode(message, camera)
+        except ImageError as error:
+            text = f"camera '{camera.name}' ({raw.topic}, {describe_encoding(message)}): {error}"
+            self.faults.setdefault(camera.name, text)
+            return None
 
 
-def encode(message: Any) -> EncodedImage | None:
-    """Encode an image message without loss; None where it cannot be decoded.
+def encode(message: Any, camera: RobotCamera) -> EncodedImage:
+    """Encode an image message without loss.
 
     What came as JPEG or PNG is kept as it is.
+
+    Raises:
+        ImageError: it cannot be decoded.
     """
-    try:
-        pixels = to_rgb(message)
-    except ImageError:
-        return None
+    pixels = to_rgb(message, encoding=camera.encoding)
     if hasattr(message, 'format'):
         data = bytes(message.data)
         if data.startswith((_JPEG, _PNG)):

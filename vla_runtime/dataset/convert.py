@@ -64,6 +64,7 @@ class Result:
         others: likewise, for their verdict.
         repeated: camera frames that were shown before.
         damaged: camera frames that could not be decoded.
+        faults: the first of them of each camera, in words for a person.
         times: way in which messages got their times, where that is not by their stamps; and in how
             many bags.
         problems: parts of the bags that could not be read.
@@ -79,6 +80,7 @@ class Result:
     others: int = 0
     repeated: int = 0
     damaged: int = 0
+    faults: list[str] = field(default_factory=list)
     times: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -99,7 +101,10 @@ class Result:
                 f"{fps} a second (record_images: 'all' records every one; --fps asks for fewer)"
             )
         if self.damaged:
-            lines.append(f'{self.damaged} camera frames are damaged: the one before was taken')
+            lines.append(
+                f'{self.damaged} camera frames cannot be decoded: the one before was taken'
+            )
+        lines += [f'first of them: {fault}' for fault in self.faults]
         if self.too_short:
             lines.append(f'{self.too_short} stretches are shorter than --shortest and left out')
         if self.others:
@@ -312,10 +317,12 @@ def _write(
             result.verdicts.append(episode.success)
         result.repeated += frames.repeated
         result.damaged += frames.damaged
+        result.faults += frames.faults.values()
         result.times.update(bag.contents.clock.notes)
         result.problems += bag.contents.reader.problems
     if writer is None:
-        raise DatasetError('no frame of a camera could be decoded')
+        reasons = '; '.join(result.faults) or 'they are damaged'
+        raise DatasetError(f'a camera has no frame that can be decoded: {reasons}')
     writer.finish()
     result.episodes, result.frames = writer.episodes, writer.frames
     return result

@@ -33,6 +33,7 @@ class Reason(str, Enum):
     # waiting, nothing is wrong
     NOT_STARTED = 'not_started'
     STOPPED = 'stopped'
+    RELEASED = 'released'
     WAITING_FOR_CHUNK = 'waiting_for_chunk'
     SYNCHRONOUS_WAIT = 'synchronous_wait'
     # the policy is late

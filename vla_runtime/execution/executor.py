@@ -116,6 +116,8 @@ class ChunkExecutor:
         self._stop_reason = Reason.NOT_STARTED
         # A change that waits until the robot has come to rest.
         self._wanted_dry_run = dry_run
+        # A release waits until a tick has commanded the rest.
+        self._releases = self._rested = False
         self._motion = Motion(
             self._guard,
             self._commander,
@@ -132,8 +134,8 @@ class ChunkExecutor:
     def start(self, now_s: float, now_ros_ns: int) -> StartResult:
         """Allow motion. Needs a fresh state and an open latch; commands nothing by itself.
 
-        The robot sets out from where it is measured, and goes back to the last command at the
-        approach speed where it merely sags below it (`hold_follows`). Chunks whose observation is more
+        The robot sets out from where it is measured. Where it merely sags below the last command
+        (`hold_follows`) it goes back there at the approach speed. Chunks whose observation is more
         than `max_state_age_s` older than the start are not taken.
         """
         if self._mode is Mode.RUNNING:
@@ -147,6 +149,7 @@ class ChunkExecutor:
         if refused:
             return StartResult(False, refused, fault)
         self._mode = Mode.RUNNING
+        self._releases = False
         # While the robot moves ticks have been coming, and the time since the last one counts.
         self._guard.restart(now_s, ticks_come=not self.at_rest)
         self._motion.restart(now_s, now_ros_ns)
@@ -171,6 +174,25 @@ class ChunkExecutor:
         if reason is Reason.STOPPED:
             self.detail = ''
         self._motion.begin_halt(reason)
+
+    def release(self) -> None:
+        """Come to rest, then command nothing until `start`: others have the robot.
+
+        What was commanded is forgotten, so that the next start sets out from where the robot is.
+        """
+        released = self._mode is Mode.STOPPED and self._stop_reason is Reason.RELEASED
+        if self._mode is Mode.IDLE or released:
+            return
+        self.stop(Reason.RELEASED)
+        self._stop_reason, self.detail = Reason.RELEASED, ''
+        self._releases, self._rested = True, False
+
+    def _let_go(self) -> None:
+        """Command nothing more after a hold was published."""
+        if self._releases and self._rested:
+            self._releases = False
+            self._commander.forget(self.dry_run)
+            self._commander.hold(Reason.RELEASED)
 
     def freeze(self) -> Command:
         """Hold at once, until `start`; for shutdown, when no more ticks will come.
@@ -410,6 +432,11 @@ class ChunkExecutor:
         return self._mode
 
     @property
+    def dry_run(self) -> bool:
+        """True while commands are computed and reported only."""
+        return self._commander.command.dry_run
+
+    @property
     def episode(self) -> int:
         return self._replanner.episode
 
@@ -468,7 +495,9 @@ class ChunkExecutor:
             command = self._move(fault, now_s, now_ros_ns)
         else:
             self._take_up_dry_run()
+            self._let_go()
             command = self._motion.stand(self._stop_reason, fault, now_s, now_ros_ns)
+            self._rested = self.at_rest
         self._motion.commanded_s = now_s
         if fault is not Reason.CLOCK_JUMP and fault is not Reason.CLOCK_INVALID:
             self._replanner.record(now_ros_ns)

@@ -204,17 +204,12 @@ class Plausibility:
         candidate.wrong = wrong
         candidate.values, candidate.last_ns = values, stamp_ns
         candidate.samples += 1
-        if (
-            candidate.samples < _PERSIST_SAMPLES
-            or stamp_ns - candidate.first_ns < _PERSIST_NS
-        ):
+        if candidate.samples < _PERSIST_SAMPLES or stamp_ns - candidate.first_ns < _PERSIST_NS:
             return False
         self._candidate = None
         return True
 
-    def _refuse(
-        self, column: int, value: float, before: float, source: str, stamp_ns: int
-    ) -> None:
+    def _refuse(self, column: int, value: float, before: float, source: str, stamp_ns: int) -> None:
         self.refused += 1
         self.doubted_until_ns = stamp_ns + DOUBT_NS
         self._worst, self._value, self._before = column, value, before

@@ -22,12 +22,16 @@ _SOURCES_KEPT = 32
 # No joint of any robot measures more, in any unit; far from where single precision overflows.
 FURTHEST = 1e9
 # Fault of a message with a zero stamp, in the words of every node that reads it.
-UNSTAMPED = 'header.stamp is zero: the driver does not stamp its messages'
+UNSTAMPED = (
+    'header.stamp is zero: the driver does not stamp its messages; mend the driver, or give the '
+    "topic 'stamp: receive' in the robot file"
+)
 # Clocks of two computers differ by less; a simulator's clock begins at zero.
 _OTHER_CLOCK_S = 3600.0
 OTHER_CLOCK = (
     'a new message so far from now is stamped by another clock: set use_sim_time of every node to '
-    'true with a simulator, to false with real drivers'
+    'true with a simulator, to false with real drivers; a driver with a clock of its own needs '
+    "'stamp: receive' for its topic in the robot file"
 )
 
 

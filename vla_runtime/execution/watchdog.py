@@ -285,7 +285,8 @@ class StateWatch:
         if reason is Reason.STATE_FROM_FUTURE:
             ahead_s = (state.newest_stamp_ns - now_ros_ns) * 1e-9
             question = (
-                "; are the computers' clocks synchronised, is use_sim_time the same everywhere?"
+                "; are the computers' clocks synchronised, is use_sim_time the same everywhere? A "
+                "driver with a clock of its own needs 'stamp: receive' in the robot file"
             )
             return (
                 f'the measured position of {state.newest_columns()} is stamped {ahead_s:.3f} s in '

@@ -2,14 +2,15 @@
 
 A stamp says when something was measured, a bag when it was received. These may be two clocks, such
 as a simulation's and the machine's, of which one runs slower, pauses or is set back. Topics whose
-stamps are of one clock are paired by them. A topic without stamps, or with those of another clock,
-has the time of its recording, put between the two stamps that were recorded around it.
+stamps are of one clock are paired by them. A topic without stamps, with those of another clock, or
+of which the robot file says `stamp: receive`, has the time of its recording, put between the two
+stamps that were recorded around it.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -49,18 +50,19 @@ class StampLog:
         times.append(raw.time_ns)
         stamps.append(_stamp_ns(raw))
 
-    def clock(self, path: Path, topics: Iterable[str]) -> BagClock:
+    def clock(self, path: Path, topics: Iterable[str], received: Collection[str] = ()) -> BagClock:
         """Return the clock of the first of these topics that has stamps.
 
         Args:
             path: path of the bag.
             topics: topics whose messages are paired, those that are sent most often first.
+            received: those of them whose stamps do not count, but the times of their recording.
 
         Raises:
             ClockError: the clock of the recording was set back.
         """
         noted = {topic: (np.array(one), np.array(two)) for topic, (one, two) in self._noted.items()}
-        return BagClock(path, noted, [topic for topic in topics if topic in noted])
+        return BagClock(path, noted, [topic for topic in topics if topic in noted], received)
 
 
 class BagClock:
@@ -71,7 +73,11 @@ class BagClock:
     """
 
     def __init__(
-        self, path: Path, noted: dict[str, tuple[np.ndarray, np.ndarray]], topics: list[str]
+        self,
+        path: Path,
+        noted: dict[str, tuple[np.ndarray, np.ndarray]],
+        topics: list[str],
+        received: Collection[str],
     ) -> None:
         self.notes: list[str] = []
         self._noted = noted
@@ -79,8 +85,12 @@ class BagClock:
         self._fit(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
         self._begins: np.ndarray = np.zeros(1, np.int64)
         self._shifts: np.ndarray = np.zeros(1, np.int64)
-        self._others: set[str] = set()
-        stamped = [topic for topic in topics if np.mean(noted[topic][1] > 0) > 0.5]
+        self._others: set[str] = set(received)
+        stamped = [
+            topic
+            for topic in topics
+            if topic not in self._others and np.mean(noted[topic][1] > 0) > 0.5
+        ]
         if stamped:
             self._read(path, stamped[0])
         for topic in dict.fromkeys(topics):
@@ -141,6 +151,9 @@ class BagClock:
         used = 'the times of their recording are used'
         if first is not None:
             used += f', on the clock of {first}'
+        if topic in self._others:
+            self.notes.append(f"{topic} has 'stamp: receive' in the robot file: {used}")
+            return
         if not known.any():
             self.notes.append(f'messages of {topic} have no stamps: {used}')
             return

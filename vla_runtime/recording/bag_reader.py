@@ -10,16 +10,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
-
-from rosbags.typesys import Stores, get_typestore
 
 from vla_runtime.files.input_files import read_text
 from vla_runtime.files.quotes import one_line
 from vla_runtime.files.typed_yaml import LARGEST_FILE, loads
 from vla_runtime.recording.mcap_file import McapFile
+from vla_runtime.recording.message_types import message_types
 from vla_runtime.recording.ring_folder import is_ring, parts_of
 from vla_runtime.recording.sqlite_file import SqliteFile
 from vla_runtime.recording.storage_file import RawMessage, StorageFile, Wanted
@@ -112,14 +110,14 @@ def read_message(message: RawMessage) -> Any:
         MessageError: it is damaged, or of a type that is not known.
     """
     try:
-        kind = _types().get_msgdef(message.type_name)
+        kind = message_types().get_msgdef(message.type_name)
     except Exception:
         raise MessageError(f'messages of type {message.type_name} are not known') from None
     data = message.serialised
     try:
         # What rclpy serialises has spare bytes at its end, which `deserialize_cdr` refuses.
         make = kind.deserialize_cdr_le if data[1] & 1 else kind.deserialize_cdr_be
-        return make(memoryview(data)[4:], 0, kind.cls, _types())[0]
+        return make(memoryview(data)[4:], 0, kind.cls, message_types())[0]
     # A damaged length or text ends in whatever it runs into.
     except Exception as error:
         reason = one_line(f'{type(error).__name__}: {error}', _LONGEST_REASON)
@@ -167,11 +165,6 @@ def _recordings_in(folder: Path, visited: set[Path]) -> list[Path]:
         return []
     # A file that lies beside recordings is one, and no part of them.
     return found + loose + ([folder] if len(own) > 1 else own)
-
-
-@cache
-def _types() -> Any:
-    return get_typestore(Stores.ROS2_JAZZY)
 
 
 def _files_of(path: Path) -> list[Path]:

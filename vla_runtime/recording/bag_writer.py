@@ -27,8 +27,8 @@ from rosbags.interfaces import (
     QosTime,
 )
 from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin, Writer
-from rosbags.typesys import Stores, get_typestore
 
+from vla_runtime.recording.message_types import message_types
 from vla_runtime.recording.reserve import Reserve
 
 _VERSION: Literal[9] = 9
@@ -90,7 +90,7 @@ class Bag:
             raise BagError(f'{folder} exists already: name another folder, or remove it')
         self._on_failure = on_failure
         self._room = Reserve(folder.parent, _CLOSING_BYTES, 'the end of the bag')
-        self._types = get_typestore(Stores.ROS2_JAZZY)
+        self._types = message_types()
         self._writer = Writer(folder, version=_VERSION, storage_plugin=StoragePlugin.MCAP)
         self._writer.set_compression(CompressionMode.STORAGE, CompressionFormat.ZSTD)
         self._writer.open()

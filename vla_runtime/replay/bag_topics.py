@@ -25,7 +25,7 @@ from vla_runtime.recording.topics import (
 from vla_runtime.replay.recorded import ReplayError
 from vla_runtime.ros.policy.joint_buffer import JointSource
 from vla_runtime.ros.policy.robot_policy import RobotPolicy
-from vla_runtime.ros.robot.schema import Robot
+from vla_runtime.ros.robot.schema import Robot, is_received
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,12 @@ def find_topics(
         place_of = topic(name, names, (JOINT_STATE,))
         sources[name] = JointSource(place_of, joint.in_messages, joint.continuous)
     clock = stamps.clock(
-        reader.path, [*(source.topic for source in sources.values()), *found.values()]
+        reader.path,
+        [*(source.topic for source in sources.values()), *found.values()],
+        {
+            *(found[name] for name, one in policy.match.cameras.items() if one.stamp == 'receive'),
+            *(one.topic for name, one in sources.items() if is_received(robot, name)),
+        },
     )
     ordered = [sources[name] for name in policy.match.state_joints]
     return BagTopics(found, ordered, sources, place, clock)

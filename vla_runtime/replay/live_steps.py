@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vla_runtime.recording.bag_reader import BagReader
-from vla_runtime.recording.cdr import header_stamp_ns
+from vla_runtime.recording.cdr import header_stamp_ns, joint_state, with_header_stamp
 from vla_runtime.recording.storage_file import RawMessage
 from vla_runtime.replay.frames import CompleteInference, SkippedInference, with_frames
 from vla_runtime.replay.recorded import RecordedInference, RecordedRun
 from vla_runtime.ros.player.steps import LiveStep, PlayedMessage
-from vla_runtime.ros.policy.description import PolicyDescription
+from vla_runtime.ros.policy.description import MEASURED, PolicyDescription
+from vla_runtime.ros.robot.schema import received_topics
 
 _JOINTS = 'sensor_msgs/msg/JointState'
 _STATE = 'state'
@@ -97,7 +98,15 @@ def _step(
         for source in recorded.stamps_ns
     }
     source, stamp_ns = next(iter(recorded.stamps_ns.items()))
-    frames = [PlayedMessage(raw.topic, raw.type_name, raw.serialised) for raw in found.raw.values()]
+    # Also of those that were stamped when they were received: the node is told to take stamps.
+    frames = [
+        PlayedMessage(
+            raw.topic,
+            raw.type_name,
+            with_header_stamp(raw.serialised, recorded.stamps_ns[camera]),
+        )
+        for camera, raw in found.raw.items()
+    ]
     now_ns = stamp_ns + ages_ns[source]
     return LiveStep(
         now_ns=now_ns,
@@ -123,14 +132,17 @@ class _JointStates:
         topics = {topic for one in descriptions for topic in one.joint_states}
         self._waiting = _sorted(run.reader, topics)
         self._stamps_ns = {stamp_ns for stamp_ns, _ in self._waiting}
+        self._received = any(received_topics(one.robot) for one in descriptions)
         self._place = 0
 
     def has(self, recorded: RecordedInference) -> bool:
         """Return whether the newest message that the inference's state was made of is there."""
-        return recorded.stamps_ns[_STATE] in self._stamps_ns
+        return self._received or recorded.stamps_ns[_STATE] in self._stamps_ns
 
     def until(self, recorded: RecordedInference) -> list[PlayedMessage]:
         """Messages since the last call, up to those that the inference's state was made of."""
+        if self._received:
+            return _measured(recorded)
         stamp_ns, begin = recorded.stamps_ns[_STATE], self._place
         while self._place < len(self._waiting) and self._waiting[self._place][0] <= stamp_ns:
             self._place += 1
@@ -141,6 +153,27 @@ class _JointStates:
             if at_ns > stamp_ns - 1_000_000_000
         ]
         return [PlayedMessage(raw.topic, raw.type_name, raw.serialised) for raw in recent]
+
+
+def _measured(recorded: RecordedInference) -> list[PlayedMessage]:
+    """The state of an inference as messages, one a topic.
+
+    Which time each joint state was given when it was received, only the node knew.
+    """
+    description = recorded.description
+    numbers = (float(text) for text in recorded.report[MEASURED].split())
+    state = dict(zip(description.state_joints, numbers, strict=True))
+    messages = []
+    for topic, source in zip(description.joint_states, description.robot.joint_states, strict=True):
+        joints = [name for name in state if description.robot.joint_source(name) == source]
+        if joints:
+            serialised = joint_state(
+                min(recorded.stamp_ns, recorded.stamps_ns[_STATE]),
+                [description.robot.joint(name).in_messages for name in joints],
+                [state[name] for name in joints],
+            )
+            messages.append(PlayedMessage(topic, _JOINTS, serialised))
+    return messages
 
 
 def _sorted(reader: BagReader, topics: set[str]) -> list[tuple[int, RawMessage]]:

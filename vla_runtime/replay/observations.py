@@ -39,6 +39,7 @@ def observation_of(
                 found.messages[name],
                 width=match.cameras[camera].width,
                 height=match.cameras[camera].height,
+                encoding=match.cameras[camera].encoding,
             )
             for camera, name in cameras.items()
         },

@@ -79,7 +79,11 @@ class ReplayPage:
                 entry['identical'] = found.error.identical
                 entry['error'] = f'{found.error.absolute.max():.3g}'
             if len(self._entries) % self._every == 0:
-                entry['images'] = {name: _jpeg(m) for name, m in found.messages.items()}
+                encodings = recorded.description.encodings
+                entry['images'] = {
+                    name: _jpeg(message, encodings[name])
+                    for name, message in found.messages.items()
+                }
         for chunk in (entry['replayed'], entry['recorded']):
             self._joints.update(dict.fromkeys(() if chunk is None else chunk.names))
         self._entries.append(entry)
@@ -185,9 +189,9 @@ def _cache(report: Any) -> str:
     return '; prefix '.join(parts)
 
 
-def _jpeg(message: Any) -> str:
+def _jpeg(message: Any, encoding: str | None) -> str:
     """A frame as a small JPEG, as the source of an image."""
-    pixels = np.ascontiguousarray(to_rgb(message)[:, :, ::-1])
+    pixels = np.ascontiguousarray(to_rgb(message, encoding=encoding)[:, :, ::-1])
     height, width = pixels.shape[:2]
     if width > _WIDTH:
         size = _WIDTH, max(1, round(height * _WIDTH / width))

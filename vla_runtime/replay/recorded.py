@@ -24,7 +24,7 @@ from vla_runtime.ros.messages.conversions import (
     message_to_plan,
 )
 from vla_runtime.ros.messages.diagnostics import values_of
-from vla_runtime.ros.policy.description import PolicyDescription, read_description
+from vla_runtime.ros.policy.description import SENT, PolicyDescription, read_description
 from vla_runtime.ros.policy.settings import live_settings, read_value
 
 _REPORT, _DESCRIPTION = '/report', '/description'
@@ -69,9 +69,13 @@ class RecordedInference:
 
     @property
     def frames(self) -> tuple[tuple[str, str, int], ...]:
-        """Camera, its topic, and the stamp of the frame that was used."""
+        """Camera, its topic, and the stamp that the frame that was used has in the recording."""
         return tuple(
-            (camera, self.description.cameras[camera], stamp_ns)
+            (
+                camera,
+                self.description.cameras[camera],
+                int(self.report.get(SENT + camera, stamp_ns)),
+            )
             for camera, stamp_ns in self.stamps_ns.items()
             if camera != _STATE
         )

@@ -58,6 +58,14 @@ def owners(parameter: str) -> tuple[str, ...]:
     return tuple(node for node in NODE_PARAMETERS if parameter in names_of(node))
 
 
+def is_live(node: str, parameter: str) -> bool:
+    """Return whether a node's parameter may be changed while it runs.
+
+    Those of the simulated robot may not.
+    """
+    return any(row.name == parameter and not row.read_only for row in _TABLES.get(node, ()))
+
+
 def nearest(name: str, known: Collection[str], in_file: bool = False) -> str:
     """Ask whether a parameter of this node, or of another one, was meant.
 

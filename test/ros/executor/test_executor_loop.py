@@ -393,3 +393,47 @@ def wait_for(condition) -> None:
     while not condition():
         assert time.monotonic() < end_s
         time.sleep(0.01)
+
+
+def ticked(bench: Bench, count: int) -> None:
+    for _ in range(count):
+        bench.tick()
+
+
+def test_an_output_that_another_node_commands_gets_nothing_more_and_the_others_a_hold() -> None:
+    bench = Bench()
+    bench.first.topic = 'base'
+    bench.loop.give_way('base', '/person sends commands on /base')
+    sent = len(bench.first.sent), len(bench.second.sent)
+    ticked(bench, 200)
+    assert len(bench.first.sent) == sent[0]
+    assert len(bench.second.sent) > sent[1] and bench.second.sent[-1][1] == 0.0
+    status = bench.loop.status().executor
+    assert (status.reason.value, status.detail) == ('released', '/person sends commands on /base')
+    # At rest nobody gets anything; a close sends no hold either.
+    last = len(bench.second.sent)
+    ticked(bench, 10)
+    bench.loop.close()
+    assert (len(bench.first.sent), len(bench.second.sent)) == (sent[0], last)
+
+
+def test_a_close_while_another_node_commands_an_output_sends_its_hold_to_the_others_only() -> None:
+    bench = Bench()
+    bench.first.topic = 'base'
+    sent = len(bench.first.sent)
+    bench.loop.give_way('base', '/person sends commands on /base')
+    bench.loop.close()
+    assert len(bench.first.sent) == sent
+    assert bench.second.sent[-1][1] == 0.0
+
+
+def test_a_start_sends_to_every_output_again() -> None:
+    bench = Bench()
+    bench.first.topic = 'base'
+    bench.loop.give_way('base', '/person sends commands on /base')
+    ticked(bench, 200)
+    sent = len(bench.first.sent)
+    assert bench.loop.start(bench.now_s).started
+    ticked(bench, 2)
+    assert len(bench.first.sent) == sent + 2
+    assert bench.first.follows[-2:] == [False, True]

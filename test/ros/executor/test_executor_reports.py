@@ -136,18 +136,15 @@ def test_an_untied_chunk_under_rtc_is_blended_and_the_cause_named(bench: Reporte
     assert bench.graph.set_parameter(bench.node, 'handover_mode', 'blend').successful
 
 
-@pytest.mark.parametrize('topic', ['arm_controller/joint_trajectory', 'committed_plan'])
-def test_a_second_commander_keeps_it_from_starting_and_is_named(
-    bench: Reported, topic: str
-) -> None:
+def test_a_second_executor_keeps_it_from_starting_and_is_named(bench: Reported) -> None:
     node = bench.graph.node
-    rival = node.create_publisher(JointTrajectory, topic, 1)
+    rival = node.create_publisher(JointTrajectory, 'committed_plan', 1)
 
     def refusal() -> bool:
         response = bench.call('start')
         if response.success:
             bench.call('stop')
-        return f'/{topic} is also published by /{node.get_name()};' in response.message
+        return f'/committed_plan is also published by /{node.get_name()};' in response.message
 
     try:
         # Its name may be discovered after its publisher.
@@ -157,19 +154,19 @@ def test_a_second_commander_keeps_it_from_starting_and_is_named(
     bench.graph.wait_for(lambda: bench.call('start').success, 'a start')
 
 
-def test_a_second_commander_while_it_runs_is_an_error(bench: Reported) -> None:
+def test_a_second_executor_while_it_runs_is_an_error(bench: Reported) -> None:
     bench.start()
     node = bench.graph.node
-    rival = node.create_publisher(JointTrajectory, 'arm_controller/joint_trajectory', 1)
+    rival = node.create_publisher(JointTrajectory, 'committed_plan', 1)
     try:
         named = f'/{node.get_name()};'
         status = bench.wait_for_status(
-            'the rival', lambda s: 'two nodes command' in s['text'] and named in s['text']
+            'the rival', lambda s: 'two executors' in s['text'] and named in s['text']
         )
         assert status['level'] == 2
     finally:
         node.destroy_publisher(rival)
-    bench.wait_for_status('its end', lambda s: 'two nodes' not in s['text'])
+    bench.wait_for_status('its end', lambda s: 'two executors' not in s['text'])
 
 
 def test_of_two_real_executors_neither_starts(bundle: Path) -> None:

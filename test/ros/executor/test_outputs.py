@@ -1,23 +1,31 @@
 """Every kind of output carries exactly the command's numbers, tick after tick."""
 
+from dataclasses import replace
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 from builtin_interfaces.msg import Time
 from rclpy.serialization import deserialize_message, serialize_message
 
 from vla_runtime.bundle.schema import PoseSpec
-from vla_runtime.ros.executor.outputs import MESSAGE_TYPES, OutputWriter
-from vla_runtime.ros.robot.match import MatchedOutput
+from vla_runtime.ros.executor.outputs import OutputWriter
+from vla_runtime.ros.messages.output_types import message_type
+from vla_runtime.ros.robot.match import MatchedOutput, Scaling
 from vla_runtime.ros.robot.schema import RobotOutput
 
 STAMP = Time(sec=7, nanosec=8)
+needs_interbotix = pytest.mark.skipif(
+    find_spec('interbotix_xs_msgs') is None,
+    reason='interbotix_xs_msgs of Interbotix/interbotix_ros_core is not built and sourced here',
+)
 
 
 class Wire:
     """Keeps what a subscriber would get: the bytes at the moment of publishing."""
 
     def __init__(self, kind):
-        self._type = MESSAGE_TYPES[kind]
+        self._type = message_type(kind)
         self.messages = []
 
     def publish(self, message):
@@ -92,6 +100,37 @@ def test_joint_state_fills_the_field_of_its_interface(interface):
     assert list(getattr(message, interface)) == [3.0, 1.0]
     assert not getattr(message, other)
     assert message.header.stamp == STAMP
+
+
+def test_numbers_are_in_the_units_of_the_message():
+    matched = replace(
+        joint_output('joint_trajectory'),
+        units=Scaling(scale=np.array([-2.0, 1000.0]), offset=np.array([40.0, 0.0])),
+    )
+    first, second = written(matched, [0.5, 9.0, 10.0], [0.25, 9.0, 20.0])
+    assert [list(point.positions) for point in first.points] == [[20.0, 500.0]] * 2
+    assert [list(point.positions) for point in second.points] == [[20.0, 500.0], [0.0, 250.0]]
+
+
+@needs_interbotix
+@pytest.mark.parametrize(('group', 'said'), [(None, 'arm'), ('all', 'all')])
+def test_a_joint_group_command_is_in_the_groups_order(group, said):
+    output = RobotOutput(kind='joint_group_command', topic='t', joints=('b', 'a'), group=group)
+    matched = MatchedOutput(output, columns=(2, 0), message_names=('joint_b', 'joint_a'))
+    first, second = written(matched, [1.0, 2.0, 3.0], [0.1, 5.0, 6.0])
+    assert (first.name, second.name) == (said, said)
+    assert list(first.cmd) == [3.0, 1.0]
+    assert list(second.cmd) == pytest.approx([6.0, 0.1], rel=1e-6)
+
+
+@needs_interbotix
+def test_a_joint_single_command_has_the_commands_name_and_unit():
+    output = RobotOutput(kind='joint_single_command', topic='t', joints=('hand',))
+    units = Scaling(scale=np.array([50.0]), offset=np.array([-1.0]))
+    matched = MatchedOutput(output, columns=(1,), message_names=('gripper',), units=units)
+    (message,) = written(matched, [0.0, 0.04])
+    assert message.name == 'gripper'
+    assert message.cmd == pytest.approx(1.0, rel=1e-6)
 
 
 def test_pose_carries_position_and_quaternion_of_the_command():

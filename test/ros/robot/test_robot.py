@@ -12,6 +12,7 @@ import yaml
 from paths import ROOT
 
 from vla_runtime.ros.robot.file import RobotError, find_robot, load_robot
+from vla_runtime.ros.robot.urdf_limits import beyond_urdf, urdf_limits
 
 ROBOTS = ROOT / 'config' / 'robots'
 URDF = """<robot name="arm">
@@ -84,7 +85,16 @@ def place(document: Any, path: tuple[str | int, ...], value: Any) -> Any:
 
 @pytest.mark.parametrize(
     ('name', 'joints', 'cameras'),
-    [('tabletop', 6, 2), ('so101', 6, 2), ('aloha', 14, 4), ('droid', 8, 2)],
+    [
+        ('tabletop', 6, 2),
+        ('so101', 6, 2),
+        ('so101_split', 6, 2),
+        ('so101_one_topic', 6, 2),
+        ('aloha', 14, 4),
+        ('droid', 8, 2),
+        ('franka_fr3', 8, 2),
+        ('ur5e', 6, 2),
+    ],
 )
 def test_shipped_robots_load(name: str, joints: int, cameras: int) -> None:
     robot = load_robot(find_robot(name, ROBOTS))
@@ -97,7 +107,15 @@ def test_shipped_robots_load(name: str, joints: int, cameras: int) -> None:
 
 @pytest.mark.parametrize(
     ('name', 'grippers'),
-    [('so101', ['gripper']), ('aloha', ['left_gripper', 'right_gripper']), ('droid', ['gripper'])],
+    [
+        ('so101', ['gripper']),
+        ('so101_split', ['gripper']),
+        ('so101_one_topic', ['gripper']),
+        ('aloha', ['left_gripper', 'right_gripper']),
+        ('droid', ['gripper']),
+        ('franka_fr3', ['gripper']),
+        ('ur5e', []),
+    ],
 )
 def test_shipped_robots_may_hold_what_they_grip(name: str, grippers: list[str]) -> None:
     robot = load_robot(ROBOTS / f'{name}.yaml')
@@ -105,7 +123,16 @@ def test_shipped_robots_may_hold_what_they_grip(name: str, grippers: list[str]) 
 
 
 def test_no_robot_file_is_shipped_without_being_tested() -> None:
-    assert {file.stem for file in ROBOTS.glob('*.yaml')} == {'tabletop', 'so101', 'aloha', 'droid'}
+    assert {file.stem for file in ROBOTS.glob('*.yaml')} == {
+        'tabletop',
+        'so101',
+        'so101_split',
+        'so101_one_topic',
+        'aloha',
+        'droid',
+        'franka_fr3',
+        'ur5e',
+    }
 
 
 def test_tabletop_file_says_what_the_simulator_does() -> None:
@@ -139,6 +166,11 @@ def test_one_joint_state_topic_brings_all_joints_unless_it_names_some(tmp_path: 
     assert robot.joint_states[0].joints == ()
 
 
+HAND_BY_ACTION = {
+    'kind': 'parallel_gripper_command',
+    'topic': 'hand/gripper_cmd',
+    'joints': ['hand'],
+}
 DEFECTS: dict[str, tuple[tuple[str | int, ...], Any, str, str]] = {
     'unknown key': (('cammeras',), [], 'cammeras', "did you mean 'cameras'?"),
     'unknown joint key': (('joints', 0, 'lowwer'), 1.0, 'joints[0].lowwer', "'lower'"),
@@ -297,7 +329,7 @@ DEFECTS: dict[str, tuple[tuple[str | int, ...], Any, str, str]] = {
         ('on_stop',),
         {'clock_stopped': 'brake'},
         'on_stop.clock_stopped',
-        "did you mean 'stopped'? Expected one of stopped, state_missing, state_stale",
+        "did you mean 'stopped'? Expected one of stopped, released, state_missing",
     ),
     'number with an exponent': (
         ('joints', 0, 'velocity'),
@@ -343,6 +375,91 @@ DEFECTS: dict[str, tuple[tuple[str | int, ...], Any, str, str]] = {
         'velocity',
         'outputs[0].interface',
         'float64_multi_array',
+    ),
+    'action of velocities': (
+        ('outputs', 1),
+        {**HAND_BY_ACTION, 'interface': 'velocity'},
+        'outputs[1].interface',
+        'carries positions',
+    ),
+    'action of two joints': (
+        ('outputs', 0),
+        {'kind': 'gripper_command', 'topic': 'hand/gripper_cmd', 'joints': ['lift', 'turn']},
+        'outputs[0].joints',
+        'carries one joint, not 2',
+    ),
+    'action of a joint without ends': (
+        ('outputs', 0),
+        {'kind': 'gripper_command', 'topic': 'hand/gripper_cmd', 'joints': ['turn']},
+        'outputs[0].joints',
+        'a gripper is not continuous',
+    ),
+    'deadband of a topic': (
+        ('outputs', 1, 'deadband'),
+        0.01,
+        'outputs[1].deadband',
+        'has no use in float64_multi_array',
+    ),
+    'deadband of nothing': (
+        ('outputs', 1),
+        {**HAND_BY_ACTION, 'deadband': 0.0},
+        'outputs[1].deadband',
+        'more than 0',
+    ),
+    'goals without end': (
+        ('outputs', 1),
+        {**HAND_BY_ACTION, 'goals_hz': 1000.0},
+        'outputs[1].goals_hz',
+        '0.1 to 100',
+    ),
+    'effort of a pull': (
+        ('outputs', 1),
+        {**HAND_BY_ACTION, 'max_effort': -5.0},
+        'outputs[1].max_effort',
+        'more than 0',
+    ),
+    'group of no group': (('outputs', 0, 'group'), 'arm', 'outputs[0].group', 'has no use'),
+    'two joints of one name in commands': (
+        ('joints', 1, 'command'),
+        {'name': 'lift'},
+        'outputs[0].joints',
+        "2 joints are called 'lift' in its messages",
+    ),
+    'command of an unknown unit': (
+        ('joints', 2, 'command'),
+        {'unit': 'metre'},
+        'joints[2].command.unit',
+        'unknown',
+    ),
+    'command of another dimension': (
+        ('joints', 2, 'command'),
+        {'unit': 'rad'},
+        'joints[2].command.unit',
+        "'m' of 'hand' cannot become 'rad'",
+    ),
+    'command without a counterpart': (
+        ('joints', 2, 'command'),
+        {'unit': 'rad', 'zero': 0.0, 'one': 1.0},
+        'joints[2].command.zero',
+        "give the joint 'zero' and 'one' too",
+    ),
+    'half a command': (
+        ('joints', 2),
+        {**HAND, 'zero': 0.0, 'one': 0.1, 'command': {'unit': 'rad', 'one': 1.0}},
+        'joints[2].command.zero',
+        'zero and one go together',
+    ),
+    'command that stands still': (
+        ('joints', 2),
+        {**HAND, 'zero': 0.0, 'one': 0.1, 'command': {'zero': 1.0, 'one': 1.0}},
+        'joints[2].command.one',
+        'same command as zero',
+    ),
+    'command with a slip': (
+        ('joints', 2, 'command'),
+        {'units': 'm'},
+        'joints[2].command.units',
+        "did you mean 'unit'?",
     ),
     'pose output with joints': (
         ('outputs', 2, 'joints'),
@@ -479,10 +596,75 @@ def test_zero_and_one_are_compared_with_the_urdfs_limits_where_the_file_has_none
     assert caught.value.field == 'joints[0].one'
 
 
-def test_degrees_are_not_compared_with_a_urdf(tmp_path: Path) -> None:
-    document = place(two_joints(tmp_path, URDF), ('joints', 0, 'unit'), 'deg')
-    with pytest.raises(RobotError, match=r'joints\[0\].unit'):
+def test_a_urdf_of_the_arm_alone_goes_with_a_hand_that_the_file_describes(tmp_path: Path) -> None:
+    document = two_joints(tmp_path, URDF)
+    document['joints'].append(dict(HAND))
+    robot = load_robot(write(tmp_path, document))
+    assert beyond_urdf(robot) == ['hand']
+    assert urdf_limits(robot).keys() == {'lift', 'turn'}
+
+
+@pytest.mark.parametrize('left_out', ['velocity', 'lower'])
+def test_a_joint_that_is_in_neither_is_refused_with_what_is_missing(
+    tmp_path: Path, left_out: str
+) -> None:
+    document = two_joints(tmp_path, URDF)
+    hand = dict(HAND)
+    for key in {'lower', 'upper'} if left_out == 'lower' else {left_out}:
+        del hand[key]
+    document['joints'].append(hand)
+    with pytest.raises(RobotError, match=f'give the joint {left_out}') as caught:
         load_robot(write(tmp_path, document))
+    assert caught.value.field == 'joints[2].name'
+
+
+def test_a_slip_in_a_joints_name_is_refused_although_the_file_has_its_limits(
+    tmp_path: Path,
+) -> None:
+    urdf = URDF.replace('"turn"', '"shoulder_turn"')
+    document = two_joints(tmp_path, urdf)
+    document['joints'][1] = {**HAND, 'name': 'shoulder_trun', 'unit': 'rad'}
+    document['outputs'][0]['joints'] = ['lift', 'shoulder_trun']
+    with pytest.raises(RobotError, match="did you mean 'shoulder_turn'") as caught:
+        load_robot(write(tmp_path, document))
+    assert caught.value.field == 'joints[1].name'
+
+
+def test_a_urdf_of_another_robot_is_refused(tmp_path: Path) -> None:
+    document = two_joints(tmp_path, URDF)
+    document['joints'] = [{**HAND, 'name': 'a'}, {**HAND, 'name': 'b'}]
+    document['outputs'][0]['joints'] = ['a', 'b']
+    with pytest.raises(RobotError) as caught:
+        load_robot(write(tmp_path, document))
+    assert caught.value.field == 'joints[0].name'
+
+
+@pytest.mark.parametrize(
+    ('unit', 'lower', 'velocity'),
+    [('deg', -57.29578, 114.59156), ('rad', -1.0, 2.0)],
+)
+def test_a_urdfs_limits_are_converted_to_the_joints_unit(
+    tmp_path: Path, unit: str, lower: float, velocity: float
+) -> None:
+    document = place(two_joints(tmp_path, URDF), ('joints', 0, 'unit'), unit)
+    limits = urdf_limits(load_robot(write(tmp_path, document)))['lift']
+    assert (limits.lower, limits.velocity) == pytest.approx((lower, velocity), rel=1e-6)
+
+
+def test_millimetres_too(tmp_path: Path) -> None:
+    urdf = URDF.replace('<joint name="lift" type="revolute"', '<joint name="lift" type="prismatic"')
+    document = place(two_joints(tmp_path, urdf), ('joints', 0, 'unit'), 'mm')
+    limits = urdf_limits(load_robot(write(tmp_path, document)))['lift']
+    assert (limits.lower, limits.upper, limits.velocity) == (-1000.0, 1000.0, 2000.0)
+
+
+@pytest.mark.parametrize('unit', ['percent', '1', 'm', 'mm'])
+def test_a_unit_that_the_urdfs_cannot_become_leaves_the_joint_to_the_file(
+    tmp_path: Path, unit: str
+) -> None:
+    document = place(two_joints(tmp_path, URDF), ('joints', 0, 'unit'), unit)
+    robot = load_robot(write(tmp_path, document))
+    assert beyond_urdf(robot) == ['lift']
 
 
 def test_a_robot_is_found_by_name_or_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -495,7 +677,9 @@ def test_a_robot_is_found_by_name_or_path(tmp_path: Path, monkeypatch: pytest.Mo
         find_robot('~nobody_of_that_name/arm.yaml', ROBOTS)
     with pytest.raises(ValueError, match="did you mean 'so101'"):
         find_robot('so100', ROBOTS)
-    with pytest.raises(ValueError, match='aloha, droid, so101, tabletop'):
+    with pytest.raises(
+        ValueError, match='aloha, droid, franka_fr3, so101, so101_one_topic, so101_split, '
+    ):
         find_robot('my_arm.yaml', ROBOTS)
 
 

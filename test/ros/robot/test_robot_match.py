@@ -550,3 +550,49 @@ outputs: [{kind: float64_multi_array, topic: commands, joints: [shoulder, elbow,
         match_robot(load_robot(path), bundle, tmp_path)
     # A policy whose images are resized takes any.
     match_robot(load_robot(path), tiny_spec('pi0'), tmp_path)
+
+
+def test_a_robot_in_degrees_is_held_to_the_urdf_in_degrees(arm: Robot) -> None:
+    spec = policy(measured(*JOINTS), absolute(*JOINTS))
+    degrees = {'unit': 'deg', 'velocity': None, 'lower': None, 'upper': None}
+    joints = [replace(joint, **degrees) if joint.name == 'lift' else joint for joint in arm.joints]
+    limits = match_robot(replace(arm, joints=tuple(joints), urdf_text=URDF), spec, 'bundle').limits
+    index = limits.names.index('lift')
+    assert limits.upper[index] == pytest.approx(np.rad2deg(1.0))
+    assert limits.velocity[index] == pytest.approx(np.rad2deg(2.0))
+    loose = [
+        replace(joint, lower=-70.0, upper=57.2, velocity=9.0) if joint.name == 'lift' else joint
+        for joint in joints
+    ]
+    with pytest.raises(MatchError, match='only tighten'):
+        match_robot(replace(arm, joints=tuple(loose), urdf_text=URDF), spec, 'bundle')
+
+
+@pytest.mark.parametrize(
+    ('changes', 'words'),
+    [
+        ({'unit': 'percent'}, 'cannot be converted to percent'),
+        ({'message_name': 'other'}, 'the URDF is without the joint'),
+    ],
+)
+def test_a_joint_that_the_urdf_says_nothing_about_needs_limits_of_its_own(
+    arm: Robot, changes: dict[str, str], words: str
+) -> None:
+    spec = policy(measured(*JOINTS), absolute(*JOINTS))
+    changed = {'zero': 0.0, 'one': 100.0, **changes}
+    spec = replace(
+        spec,
+        state=tuple(replace(one, unit='1') if one.name == 'lift' else one for one in spec.state),
+        actions=tuple(
+            replace(one, unit='1') if one.name == 'lift' else one for one in spec.actions
+        ),
+    )
+    own = {'lower': 0.0, 'upper': 100.0, 'velocity': 50.0}
+    joints = [replace(one, **changed, **own) if one.name == 'lift' else one for one in arm.joints]
+    robot = replace(arm, joints=tuple(joints), urdf_text=URDF)
+    limits = match_robot(robot, spec, 'bundle').limits
+    index = limits.names.index('lift')
+    assert (limits.upper[index], limits.velocity[index]) == (100.0, 50.0)
+    joints = [replace(one, velocity=None) if one.name == 'lift' else one for one in joints]
+    with pytest.raises(MatchError, match=words):
+        match_robot(replace(robot, joints=tuple(joints)), spec, 'bundle')

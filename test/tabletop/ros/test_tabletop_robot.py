@@ -8,7 +8,7 @@ import pytest
 from paths import ROOT
 
 from vla_runtime.ros.robot.file import load_robot
-from vla_runtime.ros.robot.schema import Robot
+from vla_runtime.ros.robot.schema import JointCommand, Robot
 from vla_runtime.tabletop.ros.robot import require_tabletop
 from vla_runtime.tabletop.sim.arm import JOINT_NAMES, joint_ranges_rad
 
@@ -32,7 +32,7 @@ def test_its_own_file_passes_and_so_does_a_narrower_one(tabletop: Robot) -> None
     require_tabletop(with_joint(tabletop, 0, lower=None, upper=None))
 
 
-@pytest.mark.parametrize('name', ['so101', 'aloha', 'droid'])
+@pytest.mark.parametrize('name', ['so101', 'so101_split', 'aloha', 'droid', 'ur5e'])
 def test_another_robots_file_is_refused_with_what_mends_it(name: str) -> None:
     with pytest.raises(ValueError, match=rf'{name}\.yaml: is of another robot') as error:
         require_tabletop(load_robot(ROBOTS / f'{name}.yaml'))
@@ -45,6 +45,7 @@ def test_another_robots_file_is_refused_with_what_mends_it(name: str) -> None:
         ({'upper': 2.8}, "joints[2].upper: 2.8; the tabletop's 'elbow_flex' goes from 0.1 to 2.7"),
         ({'continuous': True}, 'joints[2].continuous: true'),
         ({'unit': 'deg'}, "joints[2].unit: 'deg'"),
+        ({'command': JointCommand(unit='deg')}, 'joints[2].command: '),
         ({'name': 'elbow'}, "joints[2].name: no joint 'elbow'; did you mean 'elbow_flex'?"),
     ],
 )

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from vla_runtime.engines.torch.engine import TorchEngine
 
 FORM = 'in Triton kernels'
+# All layers of a step in one kernel. Not measured yet.
+PERSISTENT = False
 
 
 def compare_layers(engine: TorchEngine, part: Part, run: Any) -> str:
@@ -44,6 +46,10 @@ def triton_layers(network: str, call: Run) -> Run:
     Raises:
         ImportError: no Triton, or one that does not work here.
     """
+    if PERSISTENT:
+        from vla_runtime.families.blocks.triton_persistent import PersistentExpert
+
+        return PersistentExpert
     from vla_runtime.families.blocks.triton_expert import TritonExpert
 
     return TritonExpert

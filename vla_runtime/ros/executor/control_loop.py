@@ -40,7 +40,7 @@ from vla_runtime.execution.config import ExecutorStatus, Mode
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.handover import SeamReport
 from vla_runtime.execution.parameters import ExecutorParameters
-from vla_runtime.ros.executor.outputs import OutputWriter
+from vla_runtime.ros.executor.outputs import Output
 from vla_runtime.ros.executor.realtime import QuietGarbage
 from vla_runtime.ros.messages.conversions import ReceivedChunk, ns_to_stamp
 from vla_runtime.ros.worker import join_thread
@@ -77,8 +77,8 @@ class LoopStatus:
 class _Outgoing:
     """A command on its way to the outputs, copied from the core under its lock.
 
-    The control thread has one, rclpy's has one, and all others share one, so that a thread that is kept waiting on
-    its way sends what it took, or nothing where a newer command has been sent meanwhile.
+    The control thread has one, rclpy's has one, and all others share one, so that a thread that is
+    kept waiting on its way sends what it took, or nothing where a newer command has been sent.
 
     Attributes:
         setpoints: (columns,) float64.
@@ -122,7 +122,7 @@ class ControlLoop:
     def __init__(
         self,
         executor: ChunkExecutor,
-        writers: Sequence[OutputWriter],
+        writers: Sequence[Output],
         ros_now_ns: Callable[[], int],
         on_request: Callable[[CommittedSetpoints], None],
         ros_time_of_ns: Callable[[float], int] | None = None,
@@ -150,6 +150,8 @@ class ControlLoop:
         self._seams: deque[TimedSeam] = deque(maxlen=_SEAMS_KEPT)
         self._collected_s = 0.0
         self._closed = False
+        # Topics that another node commands: nothing is sent there until `start`.
+        self._taken: frozenset[str] = frozenset()
 
     # ------------------------------------------------------------ control thread
 
@@ -235,7 +237,8 @@ class ControlLoop:
         stamp = ns_to_stamp(outgoing.stamp_ns)
         errors: tuple[Exception, ...] = ()
         for writer in self._writers:
-            if outgoing.settled and not writer.repeats_hold:
+            rests = outgoing.settled and not writer.repeats_hold
+            if rests or writer.topic in self._taken:
                 continue
             try:
                 writer.send(outgoing.setpoints, stamp, outgoing.follows)
@@ -249,7 +252,7 @@ class ControlLoop:
         stamp, end_s = ns_to_stamp(outgoing.stamp_ns), time.monotonic() + _HANGS_AFTER_S
         errors: list[Exception] = []
 
-        def send(writer: OutputWriter) -> None:
+        def send(writer: Output) -> None:
             try:
                 writer.send(outgoing.setpoints, stamp, outgoing.follows)
             except Exception as error:
@@ -258,7 +261,7 @@ class ControlLoop:
         threads = [
             Thread(target=send, args=(writer,), name=f'hold on {writer.topic}', daemon=True)
             for writer in self._writers
-            if writer.repeats_hold or not outgoing.settled
+            if (writer.repeats_hold or not outgoing.settled) and writer.topic not in self._taken
         ]
         for thread in threads:
             thread.start()
@@ -286,12 +289,38 @@ class ControlLoop:
 
     def start(self, now_s: float) -> StartResult:
         with self._lock:
-            return self._executor.start(now_s, self._ros_now_ns())
+            result = self._executor.start(now_s, self._ros_now_ns())
+            if result.started:
+                self._taken = frozenset()
+            return result
 
     def stop(self) -> None:
         """Come to rest with the next ticks, and hold."""
         with self._lock:
             self._executor.stop()
+
+    def release(self) -> None:
+        """Come to rest with the next ticks, then send nothing until `start`."""
+        with self._lock:
+            self._executor.release()
+
+    def give_way(self, topic: str, why: str) -> None:
+        """Release the robot to another node that commands it; a dry run commands nothing.
+
+        Args:
+            topic: topic of the robot file that the other node sends on. Nothing more is sent there,
+                while the other outputs come to rest.
+            why: the other node and its topic, for the person at the robot.
+        """
+        with self._lock:
+            executor = self._executor
+            if executor.mode is Mode.IDLE or executor.dry_run:
+                return
+            is_new = topic not in self._taken
+            self._taken |= {topic}
+            executor.release()
+            if is_new:
+                executor.detail = why
 
     def come_to_rest(self, timeout_s: float) -> bool:
         """Stop, and wait until the ticks have brought the robot to rest; whether they have.

@@ -45,7 +45,7 @@ from vla_runtime.ros.executor.realtime import prefer_this_thread, share_interpre
 from vla_runtime.ros.executor.robot_link import RobotLink
 from vla_runtime.ros.executor.session import CHUNK_TOPIC, ExecutorSession, SessionHooks
 from vla_runtime.ros.executor.setup import check_fixed, make_core, read_files
-from vla_runtime.ros.graph_faults import other_publishers, without_listeners
+from vla_runtime.ros.graph_faults import other_publishers
 from vla_runtime.ros.managed_node import ManagedNode, place_of_bug
 from vla_runtime.ros.messages.conversions import TrajectoryError, message_to_chunk, plan_to_message
 from vla_runtime.ros.messages.diagnostics import REPEAT_LOG_S, StatusItem, Throttle, log, to_message
@@ -56,13 +56,19 @@ from vla_runtime.ros.package_files import share_folder
 from vla_runtime.ros.parameters import ParameterError, declare, values
 from vla_runtime.ros.qos import RELIABLE
 from vla_runtime.ros.restart import note, state_before
+from vla_runtime.ros.robot.schema import received_topics
+from vla_runtime.ros.robot.urdf_limits import beyond_urdf
 
 PLAN_TOPIC = 'committed_plan'
 _NAME = 'vla_executor'
 _LATCH_CLOSED = 'clamp_latch_closed'
 _ONE_EXECUTOR = (
-    'one robot takes commands from one node: end the other one, or run it in a namespace of its '
+    'one policy answers one executor: end the other one, or run it in a namespace of its '
     'own (a node that was killed leaves the graph after some 20 s)'
+)
+_ONE_SENDER = (
+    'let it stop sending first, then call ~/start; a node that may always send there is named in '
+    'shared_with of the output in the robot file'
 )
 _LISTENERS = (
     "start the robot's controller, or mend the topic of the output in the robot file; with dry_run "
@@ -108,6 +114,7 @@ class ExecutorNode(ManagedNode):
         for name, callback in (
             ('start', self._on_start),
             ('stop', self._on_stop),
+            ('release', self._on_release),
             ('reset', self._on_reset),
         ):
             self.create_service(Trigger, f'~/{name}', self._guarded(name, callback))
@@ -122,7 +129,7 @@ class ExecutorNode(ManagedNode):
         if misfit is not None:
             raise ParameterError(misfit)
         self._robot, self._match = robot, match
-        self._link = RobotLink(self, robot, match)
+        self._link = RobotLink(self, robot, match, self._on_error)
         self._plan_publisher = self.create_lifecycle_publisher(
             JointTrajectory, PLAN_TOPIC, RELIABLE
         )
@@ -130,6 +137,11 @@ class ExecutorNode(ManagedNode):
             f"'{spec.name}' drives '{robot.name}': {', '.join(match.action_names)} at "
             f'{self._fixed["control_rate_hz"]:g} Hz'
         )
+        if beyond := beyond_urdf(robot):
+            self.get_logger().info(
+                f'{robot.urdf} says nothing about {", ".join(beyond)}: the robot file alone limits '
+                'them'
+            )
 
     def _open(self) -> None:
         assert self._link is not None
@@ -207,8 +219,11 @@ class ExecutorNode(ManagedNode):
         refused = self._why_not_start()
         result = StartResult(False, refused) if refused else self._loop.start(time.monotonic())
         text = result.text
-        if result.reason in executor_status.DOUBTED and self._link is not None:
-            text = '; '.join(part for part in (text, self._link.state_publishers()) if part)
+        if self._link is not None:
+            if result.reason in executor_status.DOUBTED:
+                text = '; '.join(filter(None, (text, self._link.state_publishers())))
+            elif not (result.started or refused):
+                text = '; '.join(filter(None, (text, self._link.silent())))
         response.success, response.message = result.started, text or 'started'
         if result.started:
             self.get_logger().info('started')
@@ -220,6 +235,8 @@ class ExecutorNode(ManagedNode):
         """Return why the robot must not start beside these nodes and topics; empty if it may."""
         if conflict := self._conflict():
             return f'{conflict}; {_ONE_EXECUTOR}'
+        if senders := self._senders():
+            return f'{senders}; {_ONE_SENDER}'
         unheard = self._unheard()
         return f'{unheard}; {_LISTENERS}' if unheard else ''
 
@@ -231,6 +248,17 @@ class ExecutorNode(ManagedNode):
         self._asked_s = None
         response.success, response.message = True, 'stopping: the robot comes to rest and holds'
         self.get_logger().info('stopped: holding')
+        return response
+
+    def _on_release(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        response.success = True
+        if self._loop is None:
+            response.message = 'the executor is not active: nothing is published'
+            return response
+        self._loop.release()
+        self._asked_s = None
+        response.message = 'released: once at rest nothing is published, until ~/start'
+        self.get_logger().info(response.message)
         return response
 
     def _on_reset(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
@@ -291,12 +319,18 @@ class ExecutorNode(ManagedNode):
             self._conflict(),
             self._unheard(),
             self._link.state_publishers() if doubted and self._link is not None else '',
+            received_topics(self._robot),
         )
         if control.level > 0 and self._throttle.passes(control.text, time.monotonic()):
             log(self, control)
+        grippers = self._link.gripper_status() if self._link is not None else []
+        for gripper in grippers:
+            if gripper.level > 0 and self._throttle.passes(gripper.text, time.monotonic()):
+                log(self, gripper)
         rate_hz = self._fixed['control_rate_hz']
         timing = executor_status.timing(session.lateness(), rate_hz, status.counters)
-        self._publish(self._diagnostics, [control, executor_status.chunks(status, answers), timing])
+        items = [control, executor_status.chunks(status, answers), timing, *grippers]
+        self._publish(self._diagnostics, items)
         for timed in loop.take_seams():
             self._publish(self._report, [executor_status.seam(timed, self._match.column_names)])
 
@@ -343,19 +377,21 @@ class ExecutorNode(ManagedNode):
     # ------------------------------------------------------------ helpers
 
     def _conflict(self) -> str:
-        """Name other publishers on this executor's topics; empty without any."""
-        link, plans = self._link, self._plan_publisher
-        if link is None or plans is None:
-            return ''
-        return other_publishers(self, [*link.topics, plans.topic_name])
+        """Name another executor that asks the same policy; empty without one."""
+        plans = self._plan_publisher
+        return '' if plans is None else other_publishers(self, [plans.topic_name])
+
+    def _senders(self) -> str:
+        """Name other nodes that have just sent commands; empty when none has."""
+        link = self._link
+        return '' if link is None or self._live['dry_run'] else link.senders()
 
     def _unheard(self) -> str:
         """Name the outputs that no node takes commands from; empty without any."""
         link = self._link
         if link is None or self._live['dry_run']:
             return ''
-        topics = without_listeners(self, link.topics)
-        return f'no node takes commands from {", ".join(topics)}' if topics else ''
+        return link.unheard()
 
     def _now_ns(self) -> int:
         return self.get_clock().now().nanoseconds

@@ -24,15 +24,17 @@ from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
+from vla_runtime.ros.executor.interbotix_outputs import joint_group_command, joint_single_command
 from vla_runtime.ros.robot.match import MatchedOutput
 
-MESSAGE_TYPES: dict[str, type] = {
-    'joint_trajectory': JointTrajectory,
-    'float64_multi_array': Float64MultiArray,
-    'joint_state': JointState,
-    'pose_stamped': PoseStamped,
-    'twist_stamped': TwistStamped,
-}
+
+class Output(Protocol):
+    """The side of an output that the control loop sees: a topic's writer, or an action's."""
+
+    topic: str
+    repeats_hold: bool
+
+    def send(self, setpoints: np.ndarray, stamp: Time, follows: bool) -> None: ...
 
 
 class Publisher(Protocol):
@@ -46,7 +48,7 @@ class OutputWriter:
 
     Args:
         matched: the output and its columns of a command.
-        publisher: publisher of the message type in `MESSAGE_TYPES`.
+        publisher: publisher of the kind's `message_type`.
         period_s: control period.
 
     Attributes:
@@ -59,8 +61,9 @@ class OutputWriter:
         self.repeats_hold = matched.output.hold == 'send'
         self._publisher = publisher
         self._columns = np.array(matched.columns, dtype=np.int64)
+        self._units = matched.units
         count = len(matched.columns)
-        self._numbers = _Numbers(np.zeros(count), np.zeros(count))
+        self._numbers = Numbers(np.zeros(count), np.zeros(count))
         self._sent: np.ndarray | None = None
         self._message, self._fill = _FILLERS[matched.output.kind](matched, self._numbers, period_s)
 
@@ -75,6 +78,9 @@ class OutputWriter:
         """
         before, now = self._numbers
         np.take(setpoints, self._columns, out=now)
+        if self._units is not None:
+            np.multiply(now, self._units.scale, out=now)
+            np.add(now, self._units.offset, out=now)
         np.copyto(before, self._sent if follows and self._sent is not None else now)
         self._fill(stamp)
         self._publisher.publish(self._message)
@@ -83,7 +89,7 @@ class OutputWriter:
         np.copyto(self._sent, now)
 
 
-class _Numbers(NamedTuple):
+class Numbers(NamedTuple):
     """An output's numbers of the last command that was sent, and of this one."""
 
     before: np.ndarray
@@ -94,7 +100,7 @@ _Fill = Callable[[Time], None]
 
 
 def _joint_trajectory(
-    matched: MatchedOutput, numbers: _Numbers, period_s: float
+    matched: MatchedOutput, numbers: Numbers, period_s: float
 ) -> tuple[JointTrajectory, _Fill]:
     begin, end = JointTrajectoryPoint(), JointTrajectoryPoint()
     views = [_view(point, 'positions', len(numbers.now)) for point in (begin, end)]
@@ -110,7 +116,7 @@ def _joint_trajectory(
 
 
 def _float64_multi_array(
-    matched: MatchedOutput, numbers: _Numbers, period_s: float
+    matched: MatchedOutput, numbers: Numbers, period_s: float
 ) -> tuple[Float64MultiArray, _Fill]:
     message = Float64MultiArray()
     view = _view(message, 'data', len(numbers.now))
@@ -122,7 +128,7 @@ def _float64_multi_array(
 
 
 def _joint_state(
-    matched: MatchedOutput, numbers: _Numbers, period_s: float
+    matched: MatchedOutput, numbers: Numbers, period_s: float
 ) -> tuple[JointState, _Fill]:
     message = JointState(name=list(matched.message_names))
     view = _view(message, matched.output.interface, len(numbers.now))
@@ -135,7 +141,7 @@ def _joint_state(
 
 
 def _pose_stamped(
-    matched: MatchedOutput, numbers: _Numbers, period_s: float
+    matched: MatchedOutput, numbers: Numbers, period_s: float
 ) -> tuple[PoseStamped, _Fill]:
     message = PoseStamped()
     message.header.frame_id = matched.frame_id
@@ -150,7 +156,7 @@ def _pose_stamped(
 
 
 def _twist_stamped(
-    matched: MatchedOutput, numbers: _Numbers, period_s: float
+    matched: MatchedOutput, numbers: Numbers, period_s: float
 ) -> tuple[TwistStamped, _Fill]:
     message = TwistStamped()
     message.header.frame_id = matched.frame_id
@@ -164,10 +170,12 @@ def _twist_stamped(
     return message, fill
 
 
-_FILLERS: dict[str, Callable[[MatchedOutput, _Numbers, float], tuple[Any, _Fill]]] = {
+_FILLERS: dict[str, Callable[[MatchedOutput, Numbers, float], tuple[Any, _Fill]]] = {
     'joint_trajectory': _joint_trajectory,
     'float64_multi_array': _float64_multi_array,
     'joint_state': _joint_state,
+    'joint_group_command': joint_group_command,
+    'joint_single_command': joint_single_command,
     'pose_stamped': _pose_stamped,
     'twist_stamped': _twist_stamped,
 }

@@ -1,9 +1,8 @@
-"""The executor's topics on the robot's side: commands out, joint states in."""
+"""The executor's topics on the robot's side: commands out and others' heard, joint states in."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from inspect import signature
 from typing import Any
 
 from rclpy.duration import Duration
@@ -12,19 +11,31 @@ from rclpy.qos import QoSProfile, qos_profile_sensor_data
 from rclpy.subscription import Subscription
 from sensor_msgs.msg import JointState
 
-from vla_runtime.ros.executor.outputs import MESSAGE_TYPES, OutputWriter
+from vla_runtime.ros.executor.command_watch import (
+    CommandWatch,
+    OnSender,
+    OwnPublisher,
+    WatchedTopic,
+)
+from vla_runtime.ros.executor.gripper_outputs import GripperOutput
+from vla_runtime.ros.executor.outputs import Output, OutputWriter
 from vla_runtime.ros.executor.publisher_streams import PublisherStreams
-from vla_runtime.ros.graph_faults import several_publishers
-from vla_runtime.ros.messages.conversions import stamp_to_ns
+from vla_runtime.ros.graph_faults import (
+    several_publishers,
+    type_name,
+    why_silent,
+    why_unheard,
+)
+from vla_runtime.ros.message_stamps import MessageStamps, with_info
+from vla_runtime.ros.messages.diagnostics import StatusItem
+from vla_runtime.ros.messages.output_types import message_type, require_types
 from vla_runtime.ros.node_runner import OnError, guarded
 from vla_runtime.ros.qos import NEWEST
 from vla_runtime.ros.robot.match import RobotMatch
-from vla_runtime.ros.robot.schema import Robot
+from vla_runtime.ros.robot.schema import JointStateTopic, Robot
 
 # Names, positions, stamp (ns, ROS clock) and source (`topic#publisher`) of one message.
 TakeState = Callable[[Sequence[str], Sequence[float], int, str], None]
-# From ROS 2 Iron on a callback may ask for what the middleware knows of a message.
-_TELLS_PUBLISHERS = hasattr(Subscription, 'CallbackType')
 # rmw's number of messages that the middleware does not count.
 _UNCOUNTED = 2**64 - 1
 
@@ -38,114 +49,181 @@ class RobotLink:
         node: the executor node.
         robot: the robot file.
         match: map of the command's columns onto the robot's outputs.
+        on_error: called with where an exception was raised, and the exception.
+
+    Raises:
+        RobotError: an output needs messages that are not installed.
     """
 
-    def __init__(self, node: LifecycleNode, robot: Robot, match: RobotMatch) -> None:
+    def __init__(
+        self, node: LifecycleNode, robot: Robot, match: RobotMatch, on_error: OnError
+    ) -> None:
         self._node = node
         self._robot = robot
-        self._outputs = match.outputs
+        for matched in match.outputs:
+            require_types(robot, matched.output)
+        self._outputs = [matched for matched in match.outputs if not matched.output.is_action]
         self._subscriptions: list[Subscription] = []
         self._publishers = [
             node.create_lifecycle_publisher(
-                MESSAGE_TYPES[matched.output.kind], matched.output.topic, NEWEST
+                message_type(matched.output.kind), matched.output.topic, NEWEST
             )
+            for matched in self._outputs
+        ]
+        self._grippers = [
+            GripperOutput(node, robot.joint(matched.output.joints[0]), matched, match, on_error)
             for matched in match.outputs
+            if matched.output.is_action
         ]
+        self._own = [OwnPublisher(publisher) for publisher in self._publishers]
+        self._watch = CommandWatch(
+            node,
+            [
+                WatchedTopic(
+                    topic=matched.output.topic,
+                    full_name=publisher.topic_name,
+                    message_type=message_type(matched.output.kind),
+                    publisher=own,
+                    shared_with=frozenset(
+                        _full_name(node, name) for name in matched.output.shared_with
+                    ),
+                )
+                for matched, publisher, own in zip(
+                    self._outputs, self._publishers, self._own, strict=True
+                )
+            ],
+        )
 
-    def writers(self, period_s: float) -> list[OutputWriter]:
-        """Return the outputs that send a command's columns once a control period."""
+    def writers(self, period_s: float) -> list[Output]:
+        """Return the outputs that take a command's columns once a control period."""
+        for gripper in self._grippers:
+            gripper.begin()
         return [
-            OutputWriter(matched, publisher, period_s)
-            for matched, publisher in zip(self._outputs, self._publishers, strict=True)
+            *(
+                OutputWriter(matched, publisher, period_s)
+                for matched, publisher in zip(self._outputs, self._own, strict=True)
+            ),
+            *self._grippers,
         ]
 
-    def listen(self, take: TakeState, on_error: OnError) -> None:
-        """Hand over measured positions under the robot's own joint names, until `ignore`."""
+    def listen(self, take: TakeState, on_sender: OnSender, on_error: OnError) -> None:
+        """Hear joint states and other nodes' commands, until `ignore`.
+
+        Args:
+            take: takes measured positions under the robot's own joint names.
+            on_sender: called when another node sends commands.
+            on_error: called with exceptions in callbacks.
+        """
+        self._watch.listen(on_sender, on_error)
         for source in self._robot.joint_states:
             names = source.joints or tuple(joint.name for joint in self._robot.joints)
             mine = {self._robot.joint(name).in_messages: name for name in names}
-            qos = (
-                qos_profile_sensor_data
-                if source.reliability == 'best_effort'
-                else QoSProfile(depth=source.depth)
-            )
+            stamps = MessageStamps(self._node.get_clock(), source.stamp)
             topic = self._node.resolve_topic_name(source.topic)
-            taker = _StateTaker(take, mine, topic)
-            callback = guarded(on_error, source.topic, taker)
-            if _TELLS_PUBLISHERS:
-                callback = _with_info(guarded(on_error, source.topic, taker.take_with_info))
+            taker = _StateTaker(take, mine, topic, stamps)
+            callback = with_info(guarded(on_error, source.topic, taker))
             self._subscriptions.append(
-                self._node.create_subscription(JointState, source.topic, callback, qos)
+                self._node.create_subscription(JointState, source.topic, callback, _qos(source))
             )
 
     def state_publishers(self) -> str:
         """Name the publishers of joint-state topics that have several; empty without any."""
-        topics = [self._node.resolve_topic_name(source.topic) for source in self._robot.joint_states]
+        topics = [
+            self._node.resolve_topic_name(source.topic) for source in self._robot.joint_states
+        ]
         found = [several_publishers(self._node, topic) for topic in dict.fromkeys(topics)]
         return '; '.join(text for text in found if text)
 
     def ignore(self) -> None:
-        """Stop handing over positions."""
+        """Stop hearing."""
+        self._watch.ignore()
         subscriptions, self._subscriptions = self._subscriptions, []
         for subscription in subscriptions:
             self._node.destroy_subscription(subscription)
 
-    @property
-    def topics(self) -> list[str]:
-        """Full name of the topic of every output."""
-        return [publisher.topic_name for publisher in self._publishers]
+    def senders(self) -> str:
+        """Name other nodes that have just sent commands; empty when none has."""
+        return self._watch.senders()
+
+    def unheard(self) -> str:
+        """Name the outputs that no node takes commands from, while listening; empty without any."""
+        reasons = (
+            why_unheard(self._node, publisher.topic_name, type_name(publisher.msg_type), NEWEST, 1)
+            for publisher in self._publishers
+        )
+        unserved = (f'no node takes the goals of {action}' for action in self._unserved())
+        return '; '.join(filter(None, (*reasons, *unserved)))
+
+    def silent(self) -> str:
+        """Describe the joint-state topics on which nothing can come; empty without any."""
+        kind = type_name(JointState)
+        reasons = []
+        for source in self._robot.joint_states:
+            topic = self._node.resolve_topic_name(source.topic)
+            if why := why_silent(self._node, topic, kind, _qos(source), [kind]):
+                reasons.append(f'{topic}: {why}')
+        return '; '.join(reasons)
+
+    def _unserved(self) -> list[str]:
+        """Full names of the actions that no server takes goals of."""
+        return [
+            self._node.resolve_topic_name(gripper.topic)
+            for gripper in self._grippers
+            if not gripper.is_served()
+        ]
+
+    def gripper_status(self) -> list[StatusItem]:
+        """Return the status of every gripper behind an action."""
+        return [gripper.status() for gripper in self._grippers]
 
     def wait_until_heard(self) -> None:
-        """Give the last command time to arrive."""
+        """Send the last goals of grippers, and give the last commands time to arrive."""
+        for gripper in self._grippers:
+            gripper.flush()
         for publisher in self._publishers:
             publisher.wait_for_all_acked(_ACKNOWLEDGE)
 
     def close(self) -> None:
-        """Destroy the publishers."""
+        """Destroy publishers and action clients."""
+        grippers, self._grippers = self._grippers, []
+        for gripper in grippers:
+            gripper.close()
         publishers, self._publishers = self._publishers, []
         for publisher in publishers:
             self._node.destroy_lifecycle_publisher(publisher)
 
 
+def _qos(source: JointStateTopic) -> QoSProfile:
+    if source.reliability == 'best_effort':
+        return qos_profile_sensor_data
+    return QoSProfile(depth=source.depth)
+
+
+def _full_name(node: LifecycleNode, name: str) -> str:
+    """Return a node's full name; like a topic's, a relative one is in this node's namespace."""
+    return name if name.startswith('/') else f'{node.get_namespace().rstrip("/")}/{name}'
+
+
 class _StateTaker:
     """One topic's messages under the robot's joint names."""
 
-    def __init__(self, take: TakeState, mine: Mapping[str, str], topic: str) -> None:
+    def __init__(
+        self, take: TakeState, mine: Mapping[str, str], topic: str, stamps: MessageStamps
+    ) -> None:
         self._topic = topic
         self._streams = PublisherStreams()
         self._take = take
         self._mine = mine
+        self._stamps = stamps
         self._in_message: list[str] = []
         self._names: tuple[str, ...] = ()
 
-    def take_with_info(self, message: JointState, info: Mapping[str, Any]) -> None:
-        """Take a message of which the middleware says how its publisher numbered it."""
-        number = info.get('publication_sequence_number')
-        if number is None or number == _UNCOUNTED:
-            self(message)
-        else:
-            self._hand_over(message, f'{self._topic}#{self._streams.name_of(number)}')
-
-    def __call__(self, message: JointState) -> None:
-        self._hand_over(message, self._topic)
-
-    def _hand_over(self, message: JointState, source: str) -> None:
+    def __call__(self, message: JointState, info: Any) -> None:
         if message.name != self._in_message:
             self._in_message = list(message.name)
             # Joints of other topics may bear the same name there: an empty name is nobody's.
             self._names = tuple(self._mine.get(name, '') for name in message.name)
-        self._take(self._names, message.position, stamp_to_ns(message.header.stamp), source)
-
-
-def _with_info(call: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """Return a callback that asks rclpy for what the middleware knows of a message.
-
-    rclpy looks at the signature for two arguments. Jazzy's events executor gives both as one tuple.
-    """
-
-    def take(*args: Any) -> None:
-        message, info = args if len(args) == 2 else args[0]
-        call(message, info)
-
-    take.__signature__ = signature(lambda message, info: None)  # type: ignore[attr-defined]
-    return take
+        number = info.get('publication_sequence_number')
+        told = number is not None and number != _UNCOUNTED
+        source = f'{self._topic}#{self._streams.name_of(number)}' if told else self._topic
+        self._take(self._names, message.position, self._stamps.of(message, info).stamp_ns, source)

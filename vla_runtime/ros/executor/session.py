@@ -117,7 +117,7 @@ class ExecutorSession:
             guarded(hooks.on_error, 'chunk', hooks.on_chunk),
             CHUNKS,
         )
-        self._link.listen(loop.observe_state, hooks.on_error)
+        self._link.listen(loop.observe_state, loop.give_way, hooks.on_error)
         loop.keep_garbage_out()
         self._control.start()
         self._dead_man.start()

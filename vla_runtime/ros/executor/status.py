@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from vla_runtime.execution.command import Counters, Reason
+from vla_runtime.execution.command import CommandKind, Counters, Reason
 from vla_runtime.execution.config import ExecutorStatus, Mode
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.ros.executor.control_loop import LoopStatus, TimedSeam
@@ -21,6 +22,7 @@ _TEXTS = {
     Reason.BRAKING: 'coming to rest, to hold',
     Reason.NOT_STARTED: 'not started: call ~/start',
     Reason.STOPPED: 'stopped until ~/start',
+    Reason.RELEASED: 'released: nothing is published, others may command until ~/start',
     Reason.WAITING_FOR_CHUNK: 'holding: waiting for the first chunk',
     Reason.SYNCHRONOUS_WAIT: 'holding: waiting for the next chunk',
     Reason.STARVED: 'holding: no chunk came in time',
@@ -73,15 +75,17 @@ def control(
     conflict: str = '',
     unheard: str = '',
     state_publishers: str = '',
+    received: Sequence[str] = (),
 ) -> StatusItem:
     """Return the status of the present command: its kind and its reason.
 
     Args:
         status: status of the loop.
         answers: answers that came.
-        conflict: other node that commands this robot; empty without one.
+        conflict: other executor that asks the same policy; empty without one.
         unheard: outputs that no node takes commands from; empty without any.
         state_publishers: publishers of joint-state topics that have several; empty without any.
+        received: topics of joint states that are stamped when they are received.
     """
     executor = status.executor
     reason = executor.reason
@@ -100,7 +104,12 @@ def control(
         text += _too_slow(executor)
     if reason is Reason.STARVED and executor.mode is not Mode.RUNNING:
         level, text = Level.ERROR, f'stopped: {executor.detail}'
-    if executor.detail and (reason not in _TEXTS or reason is Reason.BRAKING):
+    if reason is Reason.RELEASED:
+        if executor.kind is not CommandKind.IDLE:
+            text = 'coming to rest, to release the robot'
+        # Nobody called for it: another node has taken the robot.
+        level = Level.WARN if executor.detail else Level.OK
+    if executor.detail and (reason not in _TEXTS or reason in (Reason.BRAKING, Reason.RELEASED)):
         text += f': {executor.detail}'
     if reason in DOUBTED and state_publishers:
         text += f'; {state_publishers}'
@@ -117,10 +126,11 @@ def control(
         text = f'{unheard}: is the controller running? {text}'
     if conflict and executor.mode is Mode.RUNNING:
         level = Level.ERROR
-        text = f'two nodes command one robot: {conflict}; stop one of them; {text}'
+        text = f'two executors ask one policy: {conflict}; stop one of them; {text}'
     if executor.dry_run:
         text = f'dry run, nothing is published: {text}'
-    return StatusItem('control', level, text, _control_values(status))
+    values = _control_values(status) | {'stamped_when_received': ', '.join(received)}
+    return StatusItem('control', level, text, values)
 
 
 def _too_slow(executor: ExecutorStatus) -> str:

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from vla_runtime.execution.state import clock_hint
-from vla_runtime.ros.policy.future_stamp import describe_ahead, describe_future
+from vla_runtime.execution.state import UNSTAMPED, clock_hint
+from vla_runtime.ros.messages.images import ImageFacts
+from vla_runtime.ros.policy.future_stamp import OWN_CLOCK, describe_ahead, describe_future
 
 # Frames kept whatever their distance: 28 MB of 480x640 pixels.
 _FULL = 30
@@ -30,6 +31,8 @@ _MOST = 120
 _PERIODS = 31
 _ENOUGH_PERIODS = 5
 _OUTAGE_NS = 1_000_000_000
+# So long, by the stamps, a status tells of a frame that could not be used.
+_TOLD_NS = 10_000_000_000
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,15 @@ class Frame:
         stamp_ns: stamp of the header, ROS time.
         arrived_ns: steady time at which the node got it.
         message: received message, not yet converted.
+        facts: what its header says; None where nobody has looked.
+        sent_ns: time at which it was sent, of a camera with `stamp: receive`; see `message_stamps`.
     """
 
     stamp_ns: int
     arrived_ns: int
     message: Any
+    facts: ImageFacts | None = None
+    sent_ns: int | None = None
 
 
 @dataclass
@@ -74,6 +81,7 @@ class CameraBuffer:
 
     Attributes:
         first_ns: stamp of the first frame since the last `clear`.
+        silence: why no message can come, from the graph; '' where one can.
     """
 
     def __init__(self, name: str, topic: str, kept_ns: int = 0) -> None:
@@ -81,6 +89,7 @@ class CameraBuffer:
         self.topic = topic
         self.counters = CameraCounters()
         self.first_ns: int | None = None
+        self.silence = ''
         self._kept_ns = kept_ns
         self._kept: list[Frame] = []
         # Frames from before are kept as earlier ones only.
@@ -91,6 +100,12 @@ class CameraBuffer:
         self.fault: str | None = None
         self._last_ns: int | None = None
         self._periods: deque[int] = deque(maxlen=_PERIODS)
+        # Of the first and the newest frame that came since the last `clear`.
+        self._first_facts: ImageFacts | None = None
+        self._facts: ImageFacts | None = None
+        # The newest stamp when a frame could not be used for the last time, and why.
+        self._refused_ns: int | None = None
+        self._refusal = ''
 
     def clear(self) -> None:
         """Forget all frames and stamps; counters stay."""
@@ -101,6 +116,33 @@ class CameraBuffer:
         self.fault = None
         self._last_ns = None
         self._periods.clear()
+        self._first_facts = self._facts = None
+        self._refused_ns = None
+
+    @property
+    def warning(self) -> str | None:
+        """What is wrong with frames that are used, or with some of them; None for nothing."""
+        last_ns, refused_ns = self._last_ns, self._refused_ns
+        if last_ns is not None and refused_ns is not None and last_ns - refused_ns < _TOLD_NS:
+            return (
+                f'{self.counters.refused} frames could not be used, the last '
+                f'{(last_ns - refused_ns) * 1e-9:.1f} s ago: {self._refusal}'
+            )
+        first, now = self._first_facts, self._facts
+        if first is None or now is None:
+            return None
+        if (first.width, first.height) != (now.width, now.height):
+            return (
+                f'frames are {now.width}x{now.height} pixels, and were {first.width}x'
+                f'{first.height}: the policy sees another part of the scene, or another scale; set '
+                'the driver back, or call ~/reset if it is meant'
+            )
+        if now.grey:
+            return (
+                'frames are grey, and the policy was trained with colours: set the driver to a '
+                "colour encoding, or give the colour stream's topic in the robot file"
+            )
+        return None
 
     @property
     def frames(self) -> list[Frame]:
@@ -128,7 +170,7 @@ class CameraBuffer:
         """
         self.counters.received += 1
         if frame.stamp_ns == 0:
-            return self._refuse('header.stamp is zero: the driver does not stamp its frames')
+            return self._refuse(UNSTAMPED)
         age_ns = now_ns - frame.stamp_ns
         # Not remembered as the last stamp: else no frame would follow it for a long time.
         if age_ns < -max_age_ns:
@@ -147,11 +189,15 @@ class CameraBuffer:
         if age_ns > max_age_ns:
             self.counters.late += 1
             age_s = age_ns * 1e-9
-            self.fault = f'frames arrive {age_s:.3f} s after their stamp{clock_hint(age_s)}'
+            hint = clock_hint(age_s, f'; if the driver has a clock of its own, {OWN_CLOCK}')
+            self.fault = f'frames arrive {age_s:.3f} s after their stamp{hint}'
             return False
         self.fault = describe_ahead(-age_ns, 'and the executor refuses chunks from such frames')
         if self.first_ns is None:
             self.first_ns = frame.stamp_ns
+        self._facts = frame.facts
+        if self._first_facts is None:
+            self._first_facts = frame.facts
         self._kept.append(frame)
         self._thin(tolerance_ns)
         return True
@@ -188,12 +234,13 @@ class CameraBuffer:
         """Describe why no frame can be used."""
         if self.fault is not None:
             return f"camera '{self.name}' ({self.topic}): {self.fault}"
+        why = f': {self.silence}' if self.silence else ''
         if self._last_ns is None:
-            return f"camera '{self.name}': no frame yet on {self.topic}"
+            return f"camera '{self.name}': no frame yet on {self.topic}{why}"
         age_s = (now_ns - self._last_ns) * 1e-9
         return (
             f"camera '{self.name}' ({self.topic}): last frame is {age_s:.2f} s old, limit "
-            f'{max_age_ns * 1e-9:g} s'
+            f'{max_age_ns * 1e-9:g} s{why}'
         )
 
     def _thin(self, tolerance_ns: int) -> None:
@@ -214,7 +261,8 @@ class CameraBuffer:
 
     def _refuse(self, reason: str) -> bool:
         self.counters.refused += 1
-        self.fault = reason
+        self.fault = self._refusal = reason
+        self._refused_ns = self._last_ns
         return False
 
     def _estimate_lost(self, stamp_ns: int) -> None:

@@ -20,6 +20,7 @@ from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.engines.torch_compile import NONE
 from vla_runtime.files.machine import machine, versions
 from vla_runtime.files.quotes import quoted
+from vla_runtime.recording.topics import is_topic
 from vla_runtime.ros.robot.file import read_robot
 from vla_runtime.ros.robot.match import RobotMatch, Scaling
 from vla_runtime.ros.robot.schema import Robot
@@ -30,6 +31,9 @@ _PACKAGES = (
     'numpy', 'opencv-python-headless', 'pillow', 'tokenizers', 'sentencepiece', 'torch',
     'onnxruntime', 'tensorrt',
 )  # fmt: skip
+# Keys of a report: when a camera's frame was sent, which names its message where it is stamped when
+# it is received; and the state in the robot's units.
+SENT, MEASURED = 'sent_ns.', 'measured'
 # Of the node's parameters.
 _HOW = ('backend', 'device', 'precision', 'use_cuda_graphs', 'torch_compile')
 
@@ -83,6 +87,15 @@ class PolicyDescription:
     action_chunk: str
     versions: Mapping[str, str]
     machine: Mapping[str, Any]
+
+    @property
+    def encodings(self) -> dict[str, str | None]:
+        """Policy's camera name to the `encoding` of its camera in the robot file."""
+        known = {camera.topic: camera.encoding for camera in self.robot.cameras}
+        return {
+            name: next((known[one] for one in known if is_topic(topic, one)), None)
+            for name, topic in self.cameras.items()
+        }
 
     @property
     def state(self) -> Scaling:

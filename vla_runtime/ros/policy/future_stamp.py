@@ -8,6 +8,9 @@ from vla_runtime.execution.watchdog import WatchdogParameters
 # The executor takes neither a chunk nor a state from further ahead of its clock.
 AHEAD_NS = round(WatchdogParameters.future_tolerance_s * 1e9)
 
+# What mends a driver whose clock cannot be set.
+OWN_CLOCK = "give the topic 'stamp: receive' in the robot file"
+
 
 def describe_future(ahead_s: float) -> str:
     """Describe why a stamp that lies so many seconds ahead of the node's clock is not used."""
@@ -15,7 +18,7 @@ def describe_future(ahead_s: float) -> str:
         return f'stamp is {ahead_s:.3f} s in the future{hint}'
     return (
         f'stamp is {ahead_s:.3f} s in the future: the clocks of driver and node differ '
-        '(synchronise them, or check use_sim_time)'
+        f'(synchronise them, check use_sim_time, or {OWN_CLOCK})'
     )
 
 
@@ -30,5 +33,5 @@ def describe_ahead(ahead_ns: int, consequence: str) -> str | None:
         return None
     return (
         f'stamp is {ahead_ns * 1e-9:.3f} s in the future, {consequence}: synchronise the '
-        "driver's clock, or check use_sim_time"
+        f"driver's clock, check use_sim_time, or {OWN_CLOCK}"
     )

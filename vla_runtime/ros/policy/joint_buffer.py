@@ -14,7 +14,7 @@ from math import pi
 
 from vla_runtime.execution.state import FURTHEST, UNSTAMPED, clock_hint
 from vla_runtime.files.quotes import one_line
-from vla_runtime.ros.policy.future_stamp import describe_ahead, describe_future
+from vla_runtime.ros.policy.future_stamp import OWN_CLOCK, describe_ahead, describe_future
 
 # Ten seconds (the longest `max_observation_age_s`) of a 1 kHz driver.
 _DEPTH = 10_240
@@ -113,6 +113,7 @@ class JointTopic:
         refused: count of those that could not be used.
         fault: why the latest message was refused; None when it was not.
         ahead: description of a latest stamp that lies ahead of the clock; None when it does not.
+        silence: why no message can come, from the graph; '' where one can.
     """
 
     def __init__(self, name: str, joints: Sequence[JointBuffer]) -> None:
@@ -122,12 +123,14 @@ class JointTopic:
         self.refused = 0
         self.fault: str | None = None
         self.ahead: str | None = None
+        self.silence = ''
         self._by_name: dict[str, list[JointBuffer]] = {}
         for joint in joints:
             self._by_name.setdefault(joint.source.joint, []).append(joint)
         self._seen: dict[str, None] = {}
         self._latest: Sequence[str] = ()
         self._latest_ns = 0
+        self._arrived_ns = 0
 
     def clear(self) -> None:
         self.fault = self.ahead = None
@@ -164,7 +167,7 @@ class JointTopic:
             self.refused += 1
             return False
         self.ahead = describe_ahead(-age_ns, 'and frames are paired with older positions')
-        self._latest, self._latest_ns = names, stamp_ns
+        self._latest, self._latest_ns, self._arrived_ns = names, stamp_ns, now_ns
         for name, position in zip(names, positions, strict=True):
             if len(self._seen) < _SEEN_NAMES:
                 self._seen[name] = None
@@ -198,7 +201,7 @@ class JointTopic:
         if not self._seen and self._latest_ns:
             return f'{self.name}: its messages name no joint; mend the node that publishes them'
         if not self._seen:
-            return f'no joint states yet on {self.name}'
+            return f'no joint states yet on {self.name}{self._why()}'
         if last_ns is None:
             seen = one_line(', '.join(self._seen), 300) or 'none'
             return (
@@ -209,8 +212,11 @@ class JointTopic:
         if (silent_ns := now_ns - self._latest_ns) > max_age_ns:
             # The same for all of the topic's joints: a status says it once.
             silent_s = silent_ns * 1e-9
-            hint = clock_hint(silent_s)
-            return f'{self.name}: last joint states are {silent_s:.2f} s old, {limit}{hint}'
+            came = now_ns - self._arrived_ns <= max_age_ns
+            own = f'; they come all the time: if the driver has a clock of its own, {OWN_CLOCK}'
+            hint = clock_hint(silent_s, own if came else '')
+            said = f'{self.name}: last joint states are {silent_s:.2f} s old, {limit}{hint}'
+            return said + self._why()
         text = (
             f"joint '{name}' ({self.name}): last position is {(now_ns - last_ns) * 1e-9:.2f} s "
             f'old, {limit}'
@@ -219,3 +225,6 @@ class JointTopic:
             latest = one_line(', '.join(self._latest), 300) or 'no joint at all'
             text += f'; messages still come, without it (with: {latest})'
         return text
+
+    def _why(self) -> str:
+        return f': {self.silence}' if self.silence else ''

@@ -65,7 +65,7 @@ from vla_runtime.ros.policy.synchronizer import Synchronizer
 from vla_runtime.ros.qos import LATCHED, RELIABLE, REPEATED
 from vla_runtime.ros.robot.file import find_robot, load_robot
 from vla_runtime.ros.robot.match import RobotMatch, match_robot
-from vla_runtime.ros.robot.schema import Robot
+from vla_runtime.ros.robot.schema import Robot, received_topics
 from vla_runtime.ros.status_board import StatusBoard
 from vla_runtime.ros.worker import LatestJobWorker
 
@@ -366,16 +366,22 @@ class PolicyNode(ManagedNode):
             return
         if monotonic_ns() - self._opened_ns < _FIRST_MESSAGES_NS:
             return
+        if (sensors := self._sensors) is not None:
+            synchronizer.note_silences(sensors.silences())
         now_ns = self._ros_time_ns()
         missing = responder.readiness(now_ns, monotonic_ns(), self._instruction.text)
         self._status.set(policy_status.observation(missing))
         several = several_publishers(self, self.resolve_topic_name(_REQUEST_TOPIC))
         self._status.set(policy_status.requests(several))
-        yield from map(policy_status.camera, synchronizer.camera_statuses(now_ns))
+        robot, match = self._robot, self._match
+        assert robot is not None and match is not None
+        for status in synchronizer.camera_statuses(now_ns):
+            yield policy_status.camera(status, match.cameras[status.name].stamp)
         yield policy_status.joints(
             synchronizer.joint_problems(now_ns),
             synchronizer.joint_warnings(),
             synchronizer.clock_jumps,
+            received_topics(robot),
         )
 
     def _check_parameters(self, given: Mapping[str, Any]) -> str | None:

@@ -59,6 +59,8 @@ class Answer:
         state: (state_dim,) float64 as the policy was given it, in its own units.
         ages_ms: per source, age of its stamp on the ROS clock when the inference began.
         ready_ns: steady time at which request and newest frame were both there.
+        sent_ns: cameras whose frames are stamped when they are received: when theirs was sent.
+        measured: (joints,) float64, the same state as it was measured, in robot units.
     """
 
     inference: RobotInference
@@ -68,6 +70,8 @@ class Answer:
     state: np.ndarray
     ages_ms: Mapping[str, float]
     ready_ns: int
+    sent_ns: Mapping[str, int]
+    measured: np.ndarray
 
     @property
     def report(self) -> InferenceReport:
@@ -183,6 +187,8 @@ class Responder:
                 ready_ns=max(
                     request.arrived_ns, *(frame.arrived_ns for frame in selection.frames.values())
                 ),
+                sent_ns=_sent_ns(selection),
+                measured=selection.state,
             )
 
         return then(inferred, answer)
@@ -213,6 +219,12 @@ class Responder:
                 self._synchronizer.discard_frame(name, frame, str(error))
                 return MissingInput(f'camera {name}', f"camera '{name}': {error}")
         return images
+
+
+def _sent_ns(selection: Selection) -> dict[str, int]:
+    return {
+        name: frame.sent_ns for name, frame in selection.frames.items() if frame.sent_ns is not None
+    }
 
 
 def _paused(now_ns: int) -> MissingInput:

@@ -68,7 +68,7 @@ class RobotPolicy:
             ImageError: it cannot be decoded, or is not of the robot file's size.
         """
         known = self.match.cameras[camera]
-        return to_rgb(message, width=known.width, height=known.height)
+        return to_rgb(message, width=known.width, height=known.height, encoding=known.encoding)
 
     def state(self, measured: np.ndarray) -> np.ndarray:
         """Return measured positions, (joints,) in robot units, as the policy's state, float64."""

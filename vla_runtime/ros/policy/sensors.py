@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic_ns
+from typing import Any
 
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.node import Node
@@ -16,7 +17,8 @@ from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.subscription import Subscription
 from sensor_msgs.msg import CompressedImage, Image, JointState
 
-from vla_runtime.ros.messages.conversions import stamp_to_ns
+from vla_runtime.ros.graph_faults import type_name, why_silent
+from vla_runtime.ros.message_stamps import MessageStamps, with_info
 from vla_runtime.ros.messages.images import ImageError, check_image
 from vla_runtime.ros.node_runner import OnError, guarded
 from vla_runtime.ros.policy.camera_buffer import Frame
@@ -74,28 +76,52 @@ class Sensors:
         self._on_data = on_data
         self._group = MutuallyExclusiveCallbackGroup()
         self._subscriptions: list[Subscription] = []
+        self._mends: list[str] = []
         for name, camera in match.cameras.items():
             if name in match.earlier:
                 continue
-            callback = guarded(on_error, f'camera {name}', partial(self._on_image, name, camera))
-            self._subscribe(_IMAGE_TYPES[camera.type], camera, callback)
+            take = partial(guarded(on_error, f'camera {name}', self._on_image), name, camera)
+            mend = f"mend topic, type or reliability of camera '{camera.name}' in the robot file"
+            self._subscribe(_IMAGE_TYPES[camera.type], camera, take, mend)
         for source in _used_topics(robot, match):
             topic = node.resolve_topic_name(source.topic)
-            callback = guarded(on_error, topic, partial(self._on_joints, topic))
-            self._subscribe(JointState, source, callback)
+            take = partial(guarded(on_error, topic, self._on_joints), topic)
+            mend = 'mend topic or reliability in joint_states of the robot file'
+            self._subscribe(JointState, source, take, mend)
 
     def destroy(self) -> None:
         """End all subscriptions."""
         for subscription in self._subscriptions:
             self._node.destroy_subscription(subscription)
         self._subscriptions.clear()
+        self._mends.clear()
+
+    def silences(self) -> dict[str, str]:
+        """Describe by topic why no message can come; topics that one can come on are left out.
+
+        The graph is asked about those only that no publisher is matched with.
+        """
+        images = [type_name(one) for one in _IMAGE_TYPES.values()]
+        found = {}
+        for subscription, mend in zip(self._subscriptions, self._mends, strict=True):
+            if subscription.get_publisher_count():
+                continue
+            message_type: Any = subscription.msg_type
+            kind, topic = type_name(message_type), subscription.topic_name
+            near = images if kind in images else [kind]
+            if why := why_silent(self._node, topic, kind, subscription.qos_profile, near):
+                found[topic] = f'{why}; {mend}'
+        return found
 
     def _subscribe(
         self,
         message_type: type,
         source: RobotCamera | JointStateTopic,
-        callback: Callable[..., None],
+        take: Callable[..., None],
+        mend: str,
     ) -> None:
+        stamps = MessageStamps(self._node.get_clock(), source.stamp)
+        callback = with_info(partial(take, stamps))
         qos = QoSProfile(
             depth=source.depth,
             reliability=(
@@ -110,24 +136,35 @@ class Sensors:
                 message_type, source.topic, callback, qos, callback_group=self._group
             )
         )
+        self._mends.append(mend)
 
-    def _on_image(self, name: str, camera: RobotCamera, message: Image | CompressedImage) -> None:
+    def _on_image(
+        self,
+        name: str,
+        camera: RobotCamera,
+        stamps: MessageStamps,
+        message: Image | CompressedImage,
+        info: Any,
+    ) -> None:
         arrived_ns = monotonic_ns()
         try:
-            check_image(message, width=camera.width, height=camera.height)
+            facts = check_image(
+                message, width=camera.width, height=camera.height, encoding=camera.encoding
+            )
         except ImageError as error:
             self._synchronizer.refuse_frame(name, str(error))
             return
-        frame = Frame(stamp_to_ns(message.header.stamp), arrived_ns, message)
+        stamped = stamps.of(message, info)
+        frame = Frame(stamped.stamp_ns, arrived_ns, message, facts, stamped.sent_ns)
         if self._synchronizer.add_frame(name, frame, self._node.get_clock().now().nanoseconds):
             self._on_data()
 
-    def _on_joints(self, topic: str, message: JointState) -> None:
+    def _on_joints(self, topic: str, stamps: MessageStamps, message: JointState, info: Any) -> None:
         taken = self._synchronizer.add_joints(
             topic,
             message.name,
             message.position,
-            stamp_to_ns(message.header.stamp),
+            stamps.of(message, info).stamp_ns,
             self._node.get_clock().now().nanoseconds,
         )
         if taken:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.ros.messages.diagnostics import Level, StatusItem
+from vla_runtime.ros.policy.description import MEASURED, SENT
 from vla_runtime.ros.policy.responder import Answer
 from vla_runtime.ros.policy.synchronizer import CameraStatus, MissingInput
+from vla_runtime.ros.robot.schema import StampSource
 
 # What a person has to give before anything can run; all else is something that went wrong.
 _AWAITED = ('instruction', 'clock')
@@ -33,6 +35,7 @@ def report(answer: Answer, parameters: Mapping[str, Any], overhead_ms: float) ->
         'request.certain': request.certain,
         'request.rows': len(request.rows),
         'state': ' '.join(repr(float(number)) for number in answer.state),
+        MEASURED: ' '.join(repr(float(number)) for number in answer.measured),
         'instruction': answer.instruction,
         'seed': inner.seed,
         'beta': inner.beta,
@@ -54,6 +57,7 @@ def report(answer: Answer, parameters: Mapping[str, Any], overhead_ms: float) ->
     values |= {f'ms.{phase}': float(value) for phase, value in inner.milliseconds.items()}
     values |= {f'age_ms.{source}': value for source, value in answer.ages_ms.items()}
     values |= {f'stamp_ns.{source}': stamp for source, stamp in inner.stamps_ns.items()}
+    values |= {f'{SENT}{camera}': sent_ns for camera, sent_ns in answer.sent_ns.items()}
     values |= {f'cache.{level}': words for level, words in cache_words(inner.cache).items()}
     values |= {f'cache.camera.{name}': one.reuse.value for name, one in inner.cache.images.items()}
     values['cache.rows'] = ' '.join(one.reuse.value for one in inner.cache.prefixes)
@@ -86,11 +90,17 @@ def requests(several: str) -> StatusItem:
     return StatusItem('requests', Level.WARN, text)
 
 
-def camera(status: CameraStatus) -> StatusItem:
-    """One camera: whether it can be used, and what became of its frames."""
+def camera(status: CameraStatus, stamp: StampSource) -> StatusItem:
+    """One camera: whether it can be used, and what became of its frames.
+
+    Args:
+        status: status of its frames.
+        stamp: time of a frame, by the robot file.
+    """
     counters = status.counters
     values = {
         'topic': status.topic,
+        'stamp': stamp,
         'rate_hz': status.rate_hz,
         'received': counters.received,
         'lost': counters.lost,
@@ -103,23 +113,33 @@ def camera(status: CameraStatus) -> StatusItem:
         level = Level.WARN if status.usable else Level.ERROR
         return StatusItem(f'camera {status.name}', level, status.problem, values)
     text = f'{status.rate_hz:.1f} Hz, {counters.lost} lost, {counters.late} late'
+    if stamp == 'receive':
+        text += '; stamped when received'
     return StatusItem(f'camera {status.name}', Level.OK, text, values)
 
 
-def joints(problems: Iterable[str], warnings: Iterable[str], clock_jumps: int) -> StatusItem:
+def joints(
+    problems: Iterable[str],
+    warnings: Iterable[str],
+    clock_jumps: int,
+    received: Sequence[str] = (),
+) -> StatusItem:
     """The measured state.
 
     Args:
         problems: why joints cannot be used.
         warnings: faults of joints that are used nevertheless.
         clock_jumps: count of the times that the ROS clock went back.
+        received: topics whose messages are stamped when they are received.
     """
-    values = {'clock_jumps': clock_jumps}
+    stamped = ', '.join(received)
+    values = {'clock_jumps': clock_jumps, 'stamped_when_received': stamped}
     if text := _together(problems):
         return StatusItem('joint states', Level.ERROR, text, values)
     if text := _together(warnings):
         return StatusItem('joint states', Level.WARN, text, values)
-    return StatusItem('joint states', Level.OK, 'all joints are measured', values)
+    text = 'all joints are measured' + (f'; stamped when received: {stamped}' if stamped else '')
+    return StatusItem('joint states', Level.OK, text, values)
 
 
 def _together(problems: Iterable[str]) -> str:

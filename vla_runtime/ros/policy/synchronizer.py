@@ -204,10 +204,18 @@ class Synchronizer:
                     copy(buffer.counters),
                     buffer.rate_hz,
                     f'camera {buffer.name}' not in problems,
-                    problems.get(f'camera {buffer.name}', buffer.fault),
+                    problems.get(f'camera {buffer.name}', buffer.fault or buffer.warning),
                 )
                 for buffer in self._cameras.values()
             )
+
+    def note_silences(self, silences: Mapping[str, str]) -> None:
+        """Note why no message can come, by topic, from what the graph shows; the others can."""
+        with self._lock:
+            for camera in self._cameras.values():
+                camera.silence = silences.get(camera.topic, '')
+            for name, topic in self._topics.items():
+                topic.silence = silences.get(name, '')
 
     def joint_problems(self, now_ns: int) -> tuple[str, ...]:
         """Return why joints cannot be used now; empty when all can."""

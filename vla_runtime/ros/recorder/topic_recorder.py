@@ -3,6 +3,8 @@
 Messages are taken serialised and written as they came. Images are the exception: of the frames
 that come, those are written that a chunk's report names (`used`), which is known only after the
 inference; or all of them; or a few a second as JPEG (`reduced`), under `<topic>/compressed`.
+A frame of a camera with `stamp: receive` has as its stamp the time at which it was sent, which
+every node is told alike: so a report names it.
 Each topic is recorded with the QoS that its publisher offers, so that a replay offers the same.
 """
 
@@ -23,19 +25,20 @@ from std_msgs.msg import String
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.recording.bag_writer import Offer
-from vla_runtime.recording.cdr import header_stamp_ns
+from vla_runtime.recording.cdr import header_stamp_ns, with_header_stamp
 from vla_runtime.recording.frame_store import FrameStore, HeldFrame
 from vla_runtime.recording.image_modes import IMAGE_RATE_HZ, JPEG_QUALITY, ImageMode
 from vla_runtime.recording.recording import Recording
 from vla_runtime.recording.stamp_book import StampBook
-from vla_runtime.ros.executor.outputs import MESSAGE_TYPES
+from vla_runtime.ros.message_stamps import sent_ns, with_info
 from vla_runtime.ros.messages.conversions import stamp_to_ns
 from vla_runtime.ros.messages.diagnostics import values_of
 from vla_runtime.ros.messages.images import to_rgb
+from vla_runtime.ros.messages.output_types import message_type, require_types
 from vla_runtime.ros.node_runner import OnError, guarded
-from vla_runtime.ros.policy.description import read_description
+from vla_runtime.ros.policy.description import SENT, read_description
 from vla_runtime.ros.qos import LATCHED, LOSSLESS
-from vla_runtime.ros.robot.schema import Robot, RobotCamera, by_name
+from vla_runtime.ros.robot.schema import Robot, RobotCamera, by_name, received_topics
 
 _IMAGE_PERIOD_NS = 1_000_000_000 // IMAGE_RATE_HZ
 _REPORT = 'vla_policy/report'
@@ -104,6 +107,8 @@ class TopicRecorder:
         self._listeners = listeners or {}
         self._on_reduced = on_reduced
         self._reduced_due_ns: dict[str, int] = {}
+        # Their stamps are the policy's own: a report has the positions themselves.
+        self._received = bool(received_topics(robot))
         # Policies know cameras by name or alias; a description says it of earlier frames too.
         self._camera_topics = {
             name: node.resolve_topic_name(camera.topic)
@@ -115,7 +120,8 @@ class TopicRecorder:
             offer = Offer(source.depth, source.reliability == 'reliable')
             self._listen(source.topic, JointState, offer, _JOINTS)
         for output in robot.outputs:
-            self._listen(output.topic, MESSAGE_TYPES[output.kind], Offer(depth=1))
+            require_types(robot, output, listens_only=True)
+            self._listen(output.command_topic, message_type(output.kind), Offer(depth=1))
         for topic in ('action_chunk', 'committed_plan'):
             self._listen(topic, JointTrajectory)
         for topic in ('instruction', 'current_instruction'):
@@ -142,7 +148,7 @@ class TopicRecorder:
         elif topic == _DESCRIPTION:
             listeners.append(self._on_description)
 
-        def on_bytes(serialised: bytes) -> None:
+        def on_bytes(serialised: bytes, _: Any) -> None:
             now_ns = self._now_ns()
             self._recording.write(name, now_ns, serialised)
             if message_type is JointState and (stamp_ns := header_stamp_ns(serialised)):
@@ -164,8 +170,10 @@ class TopicRecorder:
             self._recording.add_topic(name, type_name(message_type), offer)
         reduces = self._images == 'reduced' or self._on_reduced is not None
 
-        def on_bytes(serialised: bytes) -> None:
+        def on_bytes(serialised: bytes, info: Any) -> None:
             now_ns = self._now_ns()
+            if camera.stamp == 'receive':
+                serialised = with_header_stamp(serialised, sent_ns(info))
             if self._images == 'all':
                 self._recording.write(name, now_ns, serialised)
             elif self._images == 'used':
@@ -179,9 +187,13 @@ class TopicRecorder:
         self._subscribe(camera.topic, message_type, on_bytes, _CAMERA)
 
     def _subscribe(
-        self, topic: str, message_type: type, on_bytes: Callable[[bytes], None], qos: QoSProfile
+        self,
+        topic: str,
+        message_type: type,
+        on_bytes: Callable[[bytes, Any], None],
+        qos: QoSProfile,
     ) -> None:
-        callback = guarded(self._on_error, topic, on_bytes)
+        callback = with_info(guarded(self._on_error, topic, on_bytes))
         self._node.create_subscription(message_type, topic, callback, qos, raw=True)
 
     def _hold(self, topic: str, serialised: bytes, now_ns: int) -> None:
@@ -195,7 +207,7 @@ class TopicRecorder:
         self.chunks += len(message.status)
         for status in message.status:
             values = values_of(status)
-            if _STATE_STAMP in values:
+            if _STATE_STAMP in values and not self._received:
                 self.states.wanted(int(values[_STATE_STAMP]))
             if self._images != 'used':
                 continue
@@ -204,7 +216,8 @@ class TopicRecorder:
             for key, value in values.items():
                 topic = self._camera_topics.get(key.removeprefix(_STAMP))
                 if key.startswith(_STAMP) and topic is not None:
-                    used.setdefault(topic, []).append(int(value))
+                    sent = values.get(key.replace(_STAMP, SENT, 1), value)
+                    used.setdefault(topic, []).append(int(sent))
             for topic, stamps_ns in used.items():
                 for frame in self.frames.name(topic, stamps_ns):
                     self._recording.write(topic, frame.arrived_ns, frame.serialised)
@@ -221,7 +234,7 @@ class TopicRecorder:
 
     def _reduce(self, camera: RobotCamera, name: str, message: Any, now_ns: int) -> None:
         if camera.type == 'raw':
-            message = _compress(message)
+            message = _compress(message, camera.encoding)
         if self._images == 'reduced':
             self._recording.write(name, now_ns, serialize_message(message))
         if self._on_reduced is not None:
@@ -231,10 +244,10 @@ class TopicRecorder:
         return int(self._node.get_clock().now().nanoseconds)
 
 
-def _compress(message: Image) -> CompressedImage:
+def _compress(message: Image, encoding: str | None) -> CompressedImage:
     """A raw image as JPEG, with its own stamp."""
     quality = [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY]
-    encoded = cv2.imencode('.jpg', to_rgb(message)[:, :, ::-1], quality)[1]
+    encoded = cv2.imencode('.jpg', to_rgb(message, encoding=encoding)[:, :, ::-1], quality)[1]
     compressed = CompressedImage(header=message.header, format='rgb8; jpeg compressed bgr8')
     compressed.data = array.array('B', encoded.tobytes())
     return compressed

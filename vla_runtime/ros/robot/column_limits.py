@@ -11,6 +11,7 @@ from vla_runtime.execution.limits import ColumnLimits, Limits, make_limits
 from vla_runtime.execution.urdf import tighten_with_urdf
 from vla_runtime.ros.robot.rules import needed_limits
 from vla_runtime.ros.robot.schema import Robot, RobotJoint, RobotPose, by_name
+from vla_runtime.ros.robot.urdf_limits import urdf_limits, why_without
 from vla_runtime.ros.robot.written_columns import WrittenColumns
 
 
@@ -42,16 +43,17 @@ def column_limits(robot: Robot, written: WrittenColumns) -> Limits:
     result = make_limits(names, limits, workspace, robot.on_violation)
     if robot.urdf_text is None:
         return result
-    in_urdf = {name: joints[name].in_messages for name in names if name in joints}
-    result = tighten_with_urdf(result, robot.urdf_text, in_urdf)
+    known = urdf_limits(robot)
+    in_urdf = {name: known[name] for name in names if name in joints and name in known}
+    result = tighten_with_urdf(result, in_urdf)
     # Limits that the robot file leaves to the URDF; without one the file was refused.
     found = {'lower': result.lower, 'upper': result.upper, 'velocity': result.velocity}
     for index, name in enumerate(names):
         for key in needed_limits(joints[name]) if name in joints else ():
             if not np.isfinite(found[key][index]):
                 raise ValueError(
-                    f"joints[{name}].{key}: is missing, in the URDF too: '{name}' would move "
-                    'without this limit; give it here'
+                    f"joints[{name}].{key}: {why_without(robot, joints[name])}: '{name}' would "
+                    'move without this limit; give it here'
                 )
     return result
 

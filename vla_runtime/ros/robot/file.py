@@ -13,12 +13,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from vla_runtime.execution.urdf import read_urdf_limits
+import yaml
+
 from vla_runtime.files.input_files import read_text, regular_file
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import LARGEST_FILE, FieldError, did_you_mean, loads, parse
 from vla_runtime.ros.robot.rules import check_robot, check_with_limits
 from vla_runtime.ros.robot.schema import Robot, RobotSpec
+from vla_runtime.ros.robot.urdf_limits import check_names, urdf_limits
 
 _LARGEST_URDF = 1 << 24
 
@@ -75,6 +77,14 @@ def read_robot(text: str, file: Path, read_urdf: Callable[[str], str | None]) ->
     return robot
 
 
+def stamped_by_headers(text: str) -> str:
+    """Return the text of a robot file that was read, for messages that all have stamps by now."""
+    document = loads(text)
+    for source in (*document.get('joint_states', ()), *document.get('cameras', ())):
+        source.pop('stamp', None)
+    return yaml.safe_dump(document, sort_keys=False)
+
+
 def find_robot(name_or_path: str | Path, folder: Path) -> Path:
     """The robot file that `so101` or `path/to/my_robot.yaml` means.
 
@@ -122,24 +132,17 @@ def _read(robot_file: Path, path: Path, field: str, most_bytes: int) -> str:
 
 
 def _check_urdf(robot: Robot) -> None:
-    """Names and units against the URDF; its limits join the robot's own in `robot_match`."""
+    """Names and positions against the URDF; its limits join the robot's own in `column_limits`."""
     if robot.urdf_text is None:
         return
     try:
-        known = read_urdf_limits(robot.urdf_text)
+        check_names(robot)
+        known = urdf_limits(robot)
+        for index, joint in enumerate(robot.joints):
+            limits = known.get(joint.name)
+            if limits is not None and joint.lower is None and not joint.continuous:
+                check_with_limits(f'joints[{index}]', joint, limits.lower, limits.upper)
+    except FieldError as error:
+        raise RobotError(robot.file, error.field, error.message) from None
     except ValueError as error:
         raise RobotError(robot.file, 'urdf', f'{robot.urdf}: {error}') from None
-    for index, joint in enumerate(robot.joints):
-        name = joint.in_messages
-        if name not in known:
-            message = f"'{name}' is no movable joint of {robot.urdf}{did_you_mean(name, known)}"
-            raise RobotError(robot.file, f'joints[{index}].name', message)
-        if joint.unit not in ('rad', 'm'):
-            message = f"'{joint.unit}' cannot be compared with the URDF's rad and m"
-            raise RobotError(robot.file, f'joints[{index}].unit', message)
-        if joint.lower is None and not joint.continuous:
-            try:
-                limits = known[name]
-                check_with_limits(f'joints[{index}]', joint, limits.lower, limits.upper)
-            except FieldError as error:
-                raise RobotError(robot.file, error.field, error.message) from None

@@ -18,17 +18,8 @@ from vla_runtime.execution.limits import Limits
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.ros.robot.column_limits import column_limits
 from vla_runtime.ros.robot.schema import Robot, RobotCamera, RobotJoint, RobotOutput, by_name
+from vla_runtime.ros.robot.units import SIZE, command_scaling
 from vla_runtime.ros.robot.written_columns import WrittenColumns, quaternion_names
-
-# Unit to (dimension, size in the dimension's first unit).
-_SIZE = {
-    'rad': ('angle', 1.0),
-    'deg': ('angle', np.pi / 180.0),
-    'm': ('length', 1.0),
-    'mm': ('length', 1e-3),
-    '1': ('none', 1.0),
-    'percent': ('none', 1e-2),
-}
 
 
 class MatchError(ValueError):
@@ -37,7 +28,7 @@ class MatchError(ValueError):
 
 @dataclass(frozen=True)
 class Scaling:
-    """Per column: robot value = policy value * scale + offset.
+    """Per column: robot value = policy value * scale + offset; commands from positions likewise.
 
     Attributes:
         scale: (columns,) float64, never zero.
@@ -65,6 +56,7 @@ class MatchedOutput:
         columns: places of its numbers in a command, in the output's own order: of a pose x, y, z
             and its quaternion's w, x, y, z; of a twist its linear and its angular velocity.
         message_names: the joints' names in the message; empty for poses.
+        units: scaling from the robot's units to those of the message; None where they are the same.
         pose: the policy's pose; None for joint outputs.
         frame_id: frame of the pose; '' for joint outputs.
     """
@@ -74,6 +66,7 @@ class MatchedOutput:
     message_names: tuple[str, ...] = ()
     pose: PoseSpec | None = None
     frame_id: str = ''
+    units: Scaling | None = None
 
 
 @dataclass(frozen=True)
@@ -273,7 +266,7 @@ class _Matcher:
             continuous=joint.continuous,
             # Tolerances and the approach speed are in rad or m; of a unitless joint the whole way
             # from 0 to 1 counts as one.
-            scale=1.0 / _SIZE[joint.unit][1],
+            scale=1.0 / SIZE[joint.unit][1],
         )
 
     def _action_scaling(self, index: int) -> tuple[float, float]:
@@ -281,7 +274,7 @@ class _Matcher:
         unit = action.unit.removesuffix('/s')
         if action.name in self._pose_of:
             # Pose topics are in m, rad and plain numbers, whatever the policy was trained with.
-            return _SIZE[unit][1], 0.0
+            return SIZE[unit][1], 0.0
         joint = self._joint_of(f'actions[{index}].name', action.name)
         if joint is None:
             return 1.0, 0.0
@@ -291,8 +284,8 @@ class _Matcher:
     def _convert(self, field: str, unit: str, joint: RobotJoint) -> tuple[float, float]:
         """Scale and offset from the policy's unit to the joint's."""
         unit = unit.removesuffix('/s')
-        dimension, size = _SIZE[unit]
-        joint_dimension, joint_size = _SIZE[joint.unit]
+        dimension, size = SIZE[unit]
+        joint_dimension, joint_size = SIZE[joint.unit]
         full = 1.0 / size
         # First: `zero` and `one` hold for a joint without a dimension too (an inverted gripper).
         if dimension == 'none' and joint.zero is not None and joint.one is not None:
@@ -358,8 +351,13 @@ class _Matcher:
                 f"outputs[{index}].interface is '{output.interface}', but the policy commands "
                 f'the {columns[place[wrong[0]]].kind} of {wrong}',
             )
-        names = tuple(self._robot.joint(name).in_messages for name in output.joints)
-        return MatchedOutput(output, where, message_names=names)
+        joints = [self._robot.joint(name) for name in output.joints]
+        return MatchedOutput(
+            output,
+            where,
+            message_names=tuple(joint.in_commands for joint in joints),
+            units=command_units(output, self._robot),
+        )
 
     def _pose_output(self, output: RobotOutput, place: Mapping[str, int]) -> MatchedOutput | None:
         robot_pose = next(pose for pose in self._robot.poses if pose.name == output.pose)
@@ -384,6 +382,14 @@ class _Matcher:
             )
         where = tuple(place[name] for name in (*pose.position, *rotation))
         return MatchedOutput(output, where, pose=pose, frame_id=robot_pose.frame_id)
+
+
+def command_units(output: RobotOutput, robot: Robot) -> Scaling | None:
+    """Return the scaling from an output's joints to the numbers of its messages; None: the same."""
+    pairs = [command_scaling(robot.joint(name)) for name in output.joints]
+    if output.interface == 'velocity':
+        pairs = [(scale, 0.0) for scale, _ in pairs]
+    return _scaling(pairs) if any(pair != (1.0, 0.0) for pair in pairs) else None
 
 
 def _scaling(pairs: Sequence[tuple[float, float]]) -> Scaling:

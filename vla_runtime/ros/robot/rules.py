@@ -12,8 +12,11 @@ from collections.abc import Iterable, Sequence
 
 from vla_runtime.files.typed_yaml import FieldError, did_you_mean
 from vla_runtime.ros.robot.schema import (
+    ACTION_KINDS,
     FORMAT,
+    ONE_JOINT_KINDS,
     POSE_KINDS,
+    JointCommand,
     JointStateTopic,
     RobotCamera,
     RobotJoint,
@@ -21,6 +24,7 @@ from vla_runtime.ros.robot.schema import (
     RobotPose,
     RobotSpec,
 )
+from vla_runtime.ros.robot.units import command_scaling
 
 # Messages kept while a node is busy: at its rates many seconds of them.
 _MOST_DEPTH = 1000
@@ -33,6 +37,9 @@ _POSITIVE = (
     'approach_speed',
     'hold_follows',
 )
+# Their messages name each joint; those of the others count on its place.
+_NAMED_KINDS = ('joint_trajectory', 'joint_state')
+_SLOWEST_GOALS_HZ, _FASTEST_GOALS_HZ = 0.1, 100.0
 # Names that the package's nodes and ROS itself publish on: alone, last in a topic, or anywhere.
 _TOPICS_OF_ROS = ('clock', 'diagnostics', 'parameter_events', 'rosout', 'tf', 'tf_static')
 _TOPICS = ('action_chunk', 'committed_plan')
@@ -44,6 +51,8 @@ _LONGEST_NAME = 200
 _LEAST = 1e-9
 # https://design.ros2.org/articles/topic_and_service_names.html, without substitutions.
 _TOPIC = re.compile(r'(/|~/)?[A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*')
+# Of a node; relative names are in the nodes' namespace.
+_NODE = re.compile(r'/?[A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*')
 
 
 def check_robot(robot: RobotSpec) -> None:
@@ -73,6 +82,13 @@ def check_robot(robot: RobotSpec) -> None:
         _check_pose(f'poses[{index}]', pose)
     for index, output in enumerate(robot.outputs):
         _check_output(f'outputs[{index}]', output)
+        _check_fields_of_kind(f'outputs[{index}]', output)
+    for index, camera in enumerate(robot.cameras):
+        if camera.encoding is not None and camera.type == 'compressed':
+            raise FieldError(
+                f'cameras[{index}].encoding',
+                'is for raw images: compressed ones say what they are; leave it out',
+            )
     _check_joint_states(robot)
     _check_what_outputs_carry(robot)
 
@@ -105,6 +121,8 @@ def _check_joint(where: str, joint: RobotJoint, *, has_urdf: bool) -> None:
         raise FieldError(f'{where}.{missing}', 'is missing: zero and one go together')
     if joint.zero is not None and joint.zero == joint.one:
         raise FieldError(f'{where}.one', f'is the same position as zero ({joint.zero:g})')
+    if joint.command is not None:
+        _check_command(where, joint, joint.command)
     if joint.lower is not None and joint.upper is not None:
         check_with_limits(where, joint, joint.lower, joint.upper)
     for key in needed_limits(joint):
@@ -114,6 +132,20 @@ def _check_joint(where: str, joint: RobotJoint, *, has_urdf: bool) -> None:
                 f"is missing: '{joint.name}' would move without this limit; give it, or name the "
                 "robot's URDF in 'urdf'",
             )
+
+
+def _check_command(where: str, joint: RobotJoint, command: JointCommand) -> None:
+    if (command.zero is None) != (command.one is None):
+        missing = 'zero' if command.zero is None else 'one'
+        raise FieldError(f'{where}.command.{missing}', 'is missing: zero and one go together')
+    if command.zero is not None and command.zero == command.one:
+        raise FieldError(f'{where}.command.one', f'is the same command as zero ({command.zero:g})')
+    if command.name is not None:
+        _require_short(f'{where}.command.name', command.name)
+    try:
+        command_scaling(joint)
+    except FieldError as error:
+        raise FieldError(f'{where}.{error.field}', error.message) from None
 
 
 def check_with_limits(where: str, joint: RobotJoint, lower: float, upper: float) -> None:
@@ -165,6 +197,12 @@ def _check_pose(where: str, pose: RobotPose) -> None:
 
 
 def _check_output(where: str, output: RobotOutput) -> None:
+    for index, name in enumerate(output.shared_with):
+        if not _NODE.fullmatch(name):
+            raise FieldError(
+                f'{where}.shared_with[{index}]',
+                f"'{name}' is not the name of a node (letters, 0-9, _ and /)",
+            )
     if output.kind in POSE_KINDS:
         if output.pose is None:
             raise FieldError(f'{where}.pose', f'is missing: {output.kind} carries a pose')
@@ -175,10 +213,39 @@ def _check_output(where: str, output: RobotOutput) -> None:
         raise FieldError(f'{where}.joints', f'is missing: {output.kind} carries joints')
     if output.pose is not None:
         raise FieldError(f'{where}.pose', f'{output.kind} carries joints, not a pose')
-    if output.kind == 'joint_trajectory' and output.interface != 'position':
+    if output.kind in ('joint_trajectory', *ACTION_KINDS) and output.interface != 'position':
         raise FieldError(
             f'{where}.interface',
-            'joint_trajectory carries positions; use float64_multi_array or joint_state',
+            f'{output.kind} carries positions; use float64_multi_array or joint_state',
+        )
+    if output.kind in ONE_JOINT_KINDS and len(output.joints) != 1:
+        raise FieldError(
+            f'{where}.joints',
+            f'{output.kind} carries one joint, not {len(output.joints)}: give each an output of '
+            'its own',
+        )
+
+
+def _check_fields_of_kind(where: str, output: RobotOutput) -> None:
+    """Refuse fields that an output of this kind has no use for, and numbers out of range."""
+    of_kinds = {
+        'group': ('joint_group_command',),
+        'deadband': ACTION_KINDS,
+        'goals_hz': ACTION_KINDS,
+        'max_effort': ACTION_KINDS,
+    }
+    for key, kinds in of_kinds.items():
+        if getattr(output, key) is not None and output.kind not in kinds:
+            raise FieldError(
+                f'{where}.{key}', f'has no use in {output.kind}: it is of {" and ".join(kinds)}'
+            )
+    _require_positive(where, output, ('deadband', 'max_effort'))
+    rate = output.goals_hz
+    if rate is not None and not _SLOWEST_GOALS_HZ <= rate <= _FASTEST_GOALS_HZ:
+        raise FieldError(
+            f'{where}.goals_hz',
+            f'{rate:g} where {_SLOWEST_GOALS_HZ:g} to {_FASTEST_GOALS_HZ:g} goals a second are '
+            'expected',
         )
 
 
@@ -218,7 +285,15 @@ def _check_what_outputs_carry(robot: RobotSpec) -> None:
             where = f'outputs[{index}].joints'
             _require_known(where, 'joints', output.joints, joints)
             _require_one_source(where, 'is commanded by outputs', output.joints, index, output_of)
+            called = Counter(robot.joint(name).in_commands for name in output.joints)
+            for name, count in called.items():
+                if count > 1 and output.kind in _NAMED_KINDS:
+                    raise FieldError(where, f"{count} joints are called '{name}' in its messages")
             for joint in robot.joints:
+                if output.is_action and joint.continuous and joint.name in output.joints:
+                    raise FieldError(
+                        where, f'{output.kind} is for grippers, and a gripper is not continuous'
+                    )
                 if output.interface == 'velocity' and joint.grips and joint.name in output.joints:
                     raise FieldError(
                         f'outputs[{index}].interface',
@@ -232,7 +307,9 @@ def _require_some(field: str, items: Sequence[object], question: str) -> None:
         raise FieldError(field, f'is empty: {question}')
 
 
-def _require_positive(where: str, item: RobotJoint | RobotPose, keys: Iterable[str]) -> None:
+def _require_positive(
+    where: str, item: RobotJoint | RobotPose | RobotOutput, keys: Iterable[str]
+) -> None:
     for key in keys:
         value = getattr(item, key)
         if value is not None and value <= 0.0:

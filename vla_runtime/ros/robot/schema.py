@@ -19,13 +19,56 @@ FORMAT = 1
 JointUnit = Literal['rad', 'deg', 'm', 'mm', '1', 'percent']
 ImageType = Literal['raw', 'compressed']
 Reliability = Literal['best_effort', 'reliable']
+StampSource = Literal['header', 'receive']
+ImageEncoding = Literal[
+    'rgb8',
+    'bgr8',
+    'rgba8',
+    'bgra8',
+    'mono8',
+    'bayer_rggb8',
+    'bayer_bggr8',
+    'bayer_gbrg8',
+    'bayer_grbg8',
+    'yuyv',
+    'uyvy',
+]
 OutputKind = Literal[
-    'joint_trajectory', 'float64_multi_array', 'joint_state', 'pose_stamped', 'twist_stamped'
+    'joint_trajectory',
+    'float64_multi_array',
+    'joint_state',
+    'joint_group_command',
+    'joint_single_command',
+    'gripper_command',
+    'parallel_gripper_command',
+    'pose_stamped',
+    'twist_stamped',
 ]
 Interface = Literal['position', 'velocity']
 HoldKind = Literal['silent', 'send']
 
 POSE_KINDS = ('pose_stamped', 'twist_stamped')
+# Goals of an action instead of messages on a topic.
+ACTION_KINDS = ('gripper_command', 'parallel_gripper_command')
+# Their messages have no place for more than one joint.
+ONE_JOINT_KINDS = (*ACTION_KINDS, 'joint_single_command')
+
+
+@dataclass(frozen=True)
+class JointCommand:
+    """A joint's command, where its driver calls or counts it otherwise than its measured position.
+
+    Attributes:
+        name: name in command messages; the one in joint states where left out.
+        unit: unit of the command; the joint's where left out.
+        zero: command at the joint's own `zero`; at its 0 where the joint is in `'1'` or percent.
+        one: command at the joint's own `one`; at its 1 or 100 percent likewise.
+    """
+
+    name: str | None = None
+    unit: JointUnit | None = None
+    zero: float | None = None
+    one: float | None = None
 
 
 @dataclass(frozen=True)
@@ -34,7 +77,8 @@ class RobotJoint:
 
     Attributes:
         name: name of the joint; unique in the robot.
-        unit: unit of its measured position, its command and its limits.
+        unit: unit of its measured position, its limits, and its command unless `command` has
+            another.
         lower: smallest position that may be commanded; left out for a continuous joint, and where
             the URDF shall decide.
         upper: largest.
@@ -62,6 +106,7 @@ class RobotJoint:
         zero: position where a policy without units (`'1'` or percent) says 0, whatever the
             joint's unit; not used where the policy's numbers are in rad, deg, m or mm.
         one: position where such a policy says 1 (100 percent).
+        command: name and unit of its command, where they are not those of its measured position.
     """
 
     name: str
@@ -81,10 +126,20 @@ class RobotJoint:
     aliases: tuple[str, ...] = ()
     zero: float | None = None
     one: float | None = None
+    command: JointCommand | None = None
 
     @property
     def in_messages(self) -> str:
         return self.message_name or self.name
+
+    @property
+    def in_commands(self) -> str:
+        """Its name in command messages."""
+        return (self.command.name if self.command else None) or self.in_messages
+
+    @property
+    def command_unit(self) -> JointUnit:
+        return (self.command.unit if self.command else None) or self.unit
 
 
 @dataclass(frozen=True)
@@ -94,12 +149,15 @@ class JointStateTopic:
     Attributes:
         topic: relative topics are in the node's namespace.
         joints: joints of the robot that it brings; all of them where left out.
+        stamp: time of a message: `header`, as its driver stamps it, or `receive`, the time at which
+            it comes, for drivers that stamp nothing or by a clock of their own.
     """
 
     topic: str
     joints: tuple[str, ...] = ()
     reliability: Reliability = 'best_effort'
     depth: int = 10
+    stamp: StampSource = 'header'
 
 
 @dataclass(frozen=True)
@@ -114,6 +172,8 @@ class RobotCamera:
         depth: frames kept while the node is busy.
         width: pixels, checked on each frame when given.
         height: pixels, checked on each frame when given.
+        stamp: time of a frame; see `JointStateTopic`.
+        encoding: meaning of the bytes of raw images whose own encoding is 8UC1 to 8UC4.
     """
 
     name: str
@@ -123,6 +183,8 @@ class RobotCamera:
     depth: int = 2
     width: int | None = None
     height: int | None = None
+    stamp: StampSource = 'header'
+    encoding: ImageEncoding | None = None
     aliases: tuple[str, ...] = ()
 
 
@@ -157,18 +219,27 @@ class RobotPose:
 
 @dataclass(frozen=True)
 class RobotOutput:
-    """One command topic.
+    """One command topic, or one action.
 
     Attributes:
         kind: `joint_trajectory` (joint_trajectory_controller), `float64_multi_array`
-            (forward_command_controller), `joint_state`, `pose_stamped` (Cartesian controllers) or
+            (forward_command_controller), `joint_state`, `joint_group_command` and
+            `joint_single_command` (Interbotix), `gripper_command` and `parallel_gripper_command`
+            (actions of gripper controllers), `pose_stamped` (Cartesian controllers) or
             `twist_stamped` (MoveIt Servo).
-        topic: relative topics are in the node's namespace.
+        topic: name of the topic or of the action; relative ones are in the node's namespace.
         joints: joints that it carries, in this order; for joint outputs.
         pose: pose that it carries; for `pose_stamped` and `twist_stamped`.
         interface: meaning of the numbers of a joint output.
         hold: `silent` sends nothing more once a stopped robot has come to rest and its controller
             has the hold; `send` repeats the hold, for a controller that forgets its last command.
+        group: name of the joint group in a `joint_group_command`; `arm` where left out.
+        deadband: least change of the joint, in its unit, that is a new goal of an action; a
+            hundredth of its range where left out.
+        goals_hz: most goals a second; 10 where left out.
+        max_effort: largest effort that a goal allows, N or Nm; the controller's where left out.
+        shared_with: nodes that may send on this topic too. Any other one that does stops the
+            executor. Relative names are in the node's namespace.
     """
 
     kind: OutputKind
@@ -177,6 +248,20 @@ class RobotOutput:
     pose: str | None = None
     interface: Interface = 'position'
     hold: HoldKind = 'silent'
+    group: str | None = None
+    deadband: float | None = None
+    goals_hz: float | None = None
+    max_effort: float | None = None
+    shared_with: tuple[str, ...] = ()
+
+    @property
+    def is_action(self) -> bool:
+        return self.kind in ACTION_KINDS
+
+    @property
+    def command_topic(self) -> str:
+        """Topic on which the commands can be heard; of an action the goals as `JointState`."""
+        return f'{self.topic}/goal' if self.is_action else self.topic
 
 
 @dataclass(frozen=True)
@@ -236,6 +321,16 @@ class Robot(RobotSpec):
     file: Path = Path()
     text: str = ''
     urdf_text: str | None = None
+
+
+def received_topics(robot: RobotSpec) -> tuple[str, ...]:
+    """Topics of joint states that are stamped when they are received."""
+    return tuple(source.topic for source in robot.joint_states if source.stamp == 'receive')
+
+
+def is_received(robot: RobotSpec, joint: str) -> bool:
+    """Return whether a joint's states are stamped when they are received."""
+    return robot.joint_source(joint).stamp == 'receive'
 
 
 _Named = TypeVar('_Named', bound='RobotJoint | RobotCamera | RobotPose')

@@ -56,7 +56,7 @@ def command_taker(
 
     The robot file has passed `require_tabletop`.
     """
-    own = {robot.joint(name).in_messages: name for name in output.joints}
+    own = {robot.joint(name).in_commands: name for name in output.joints}
     take = _TAKERS[output.kind]
 
     def taker(message: Any, now_s: float) -> None:

@@ -39,7 +39,6 @@ from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
-from vla_runtime.ros.executor.outputs import MESSAGE_TYPES
 from vla_runtime.ros.executor.steady_loop import SteadyLoop
 from vla_runtime.ros.messages.conversions import ns_to_stamp
 from vla_runtime.ros.messages.diagnostics import (
@@ -49,6 +48,7 @@ from vla_runtime.ros.messages.diagnostics import (
     Throttle,
     to_message,
 )
+from vla_runtime.ros.messages.output_types import message_type
 from vla_runtime.ros.node_parameters import refuse_unknown
 from vla_runtime.ros.node_runner import guarded, run_node
 from vla_runtime.ros.package_files import share_folder
@@ -156,7 +156,7 @@ class TabletopNode(Node):
                     take(message, time.monotonic())
 
             self.create_subscription(
-                MESSAGE_TYPES[output.kind],
+                message_type(output.kind),
                 output.topic,
                 self._guarded(output.topic, on_command),
                 RELIABLE,

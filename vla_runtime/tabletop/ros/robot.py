@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.ros.robot.schema import Robot, RobotJoint
+from vla_runtime.ros.robot.units import command_scaling
 from vla_runtime.tabletop.sim.arm import joint_ranges_rad
 from vla_runtime.tabletop.sim.scene import CAMERAS
 
@@ -35,6 +36,8 @@ def _joints(robot: Robot) -> Iterator[str]:
             yield f"{field}.name: no joint '{joint.name}'{did_you_mean(joint.name, ranges)}"
         elif joint.unit != 'rad':
             yield f"{field}.unit: '{joint.unit}'; the tabletop's '{joint.name}' is in rad"
+        elif command_scaling(joint) != (1.0, 0.0):
+            yield f"{field}.command: the tabletop's controllers take positions as they are measured"
         else:
             yield from _limits(field, joint, *ranges[joint.name])
 

@@ -1,0 +1,156 @@
+"""Goals of one gripper: which setpoints become one, and what became of the newest. No ROS here.
+
+Invariants:
+- a setpoint is a new goal when it differs from the last goal by more than the deadband, comes to an
+  end of the joint's range, or is the first after the robot was not commanded;
+- nothing is sent while the server owes an answer, for a second;
+- a goal that no server took is sent again once a second while the robot is commanded, and never
+  after that: a gripper must not move by itself when its controller comes back.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+# A server answers within milliseconds.
+ANSWERS_WITHIN_S = 1.0
+AGAIN_AFTER_S = 1.0
+# A setpoint of this age is no command any more: the executor has fallen silent.
+_SILENT_AFTER_S = 0.5
+# Of the range: closer to its end than this is at its end.
+_AT_END = 1e-6
+
+
+class GoalState(str, Enum):
+    """What became of the newest goal."""
+
+    NONE = 'none'
+    SENT = 'sent'
+    NO_SERVER = 'no_server'
+    UNANSWERED = 'unanswered'
+    REFUSED = 'refused'
+    MOVING = 'moving'
+    REACHED = 'reached'
+    STALLED = 'stalled'
+    ABORTED = 'aborted'
+    TAKEN_OVER = 'taken_over'
+    FINISHED = 'finished'
+
+
+# Not taken by any server.
+_LOST = (GoalState.NO_SERVER, GoalState.UNANSWERED, GoalState.REFUSED)
+
+
+class Setpoint(NamedTuple):
+    """A setpoint of the gripper.
+
+    Attributes:
+        position: in the joint's unit.
+        beginning: counts the times that commands began anew.
+        at_s: steady time at which it came.
+    """
+
+    position: float
+    beginning: int
+    at_s: float
+
+
+@dataclass
+class GoalCounters:
+    """What happened since the activation."""
+
+    goals: int = 0
+    no_server: int = 0
+    unanswered: int = 0
+    refused: int = 0
+    reached: int = 0
+    stalled: int = 0
+    aborted: int = 0
+    taken_over: int = 0
+    finished: int = 0
+
+
+class GripperGoals:
+    """See the module's invariants.
+
+    Args:
+        lower, upper: the joint's limits.
+        deadband: largest change that is none, in the joint's unit.
+
+    Attributes:
+        goal: the newest goal; None before the first.
+        state: what became of it.
+        stopped_at: where the server said that the gripper is at its end; None where it did not.
+        counters: what happened.
+    """
+
+    def __init__(self, lower: float, upper: float, deadband: float) -> None:
+        self._lower, self._upper, self._deadband = lower, upper, deadband
+        self._wanted: Setpoint | None = None
+        self._beginning = 0
+        self._sent_s = -math.inf
+        self.goal: Setpoint | None = None
+        self.state = GoalState.NONE
+        self.stopped_at: float | None = None
+        self.counters = GoalCounters()
+
+    def want(self, position: float, now_s: float, *, follows: bool) -> None:
+        """Take a setpoint; any one thread, which waits for nothing here.
+
+        Args:
+            position: in the joint's unit.
+            now_s: steady time.
+            follows: it goes on from the one before it.
+        """
+        if not follows:
+            self._beginning += 1
+        # One assignment, so that the other thread sees all of it or nothing.
+        self._wanted = Setpoint(position, self._beginning, now_s)
+
+    def due(self, now_s: float) -> Setpoint | None:
+        """Return the setpoint that is to be sent now, if one is."""
+        wanted = self._wanted
+        if self.state is GoalState.SENT:
+            if now_s - self._sent_s < ANSWERS_WITHIN_S:
+                return None
+            self.note(GoalState.UNANSWERED)
+        if wanted is None:
+            return None
+        if self.state in _LOST:
+            commanded = now_s - wanted.at_s < _SILENT_AFTER_S
+            return wanted if commanded and now_s - self._sent_s >= AGAIN_AFTER_S else None
+        return wanted if self._is_new(wanted) else None
+
+    def last(self) -> Setpoint | None:
+        """Return the newest setpoint if it is a new goal, whatever is still owed."""
+        wanted = self._wanted
+        return wanted if wanted is not None and self._is_new(wanted) else None
+
+    def sent(self, goal: Setpoint, now_s: float, *, served: bool) -> None:
+        """Note that a goal was sent, or that there was no server to send it to."""
+        self.goal, self._sent_s, self.stopped_at = goal, now_s, None
+        self.counters.goals += served
+        self.state = GoalState.SENT
+        if not served:
+            self.note(GoalState.NO_SERVER)
+
+    def note(self, state: GoalState) -> None:
+        """Note what became of the newest goal."""
+        self.state = state
+        name = state.value
+        if hasattr(self.counters, name):
+            setattr(self.counters, name, getattr(self.counters, name) + 1)
+
+    def _is_new(self, wanted: Setpoint) -> bool:
+        goal = self.goal
+        if goal is None or goal.beginning != wanted.beginning:
+            return True
+        change = abs(wanted.position - goal.position)
+        if change > self._deadband:
+            return True
+        near = _AT_END * (self._upper - self._lower)
+        at_end = min(wanted.position - self._lower, self._upper - wanted.position) <= near
+        return at_end and change > near
