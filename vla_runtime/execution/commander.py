@@ -151,7 +151,8 @@ class Commander:
             state.leave_as_they_came()
         measured = state.positions
         away = np.abs(setpoints - measured)
-        stays = self._grips | (away <= self._follows)[guarded].all()
+        near = self._grips | (away <= self._follows)
+        stays = self._grips | near[guarded].all()
         goal = np.where(stays, setpoints, measured) if self.has_commanded else measured
         inside = np.where(guarded, self._inside(goal), setpoints)
         excess = np.where(guarded, np.abs(goal - inside) / self._tolerance, 0.0)
@@ -331,9 +332,8 @@ class Commander:
         np.greater(self.target, self._near, out=self._far)
         np.logical_and(self._gives_way, self._far, out=self._gives_way)
         # What still moves, or was taken for wrong before, is not followed.
-        self._gives_way &= self._grips | (
-            state.still_for(RESTS_AFTER_S) & ~state.plausibility.taken_over
-        )
+        self._gives_way &= self._grips | state.still_for(RESTS_AFTER_S)
+        self._gives_way &= ~state.plausibility.taken_over
         return bool(np.count_nonzero(self._gives_way))
 
     def _brake(self, positions: np.ndarray | None, dt_s: float) -> None:
