@@ -8,6 +8,7 @@ which message is meant.
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any, NamedTuple
 
 from rclpy.clock import Clock, ROSClock
@@ -73,8 +74,17 @@ class MessageStamps:
 
 
 def with_info(callback: Callable[..., None]) -> Any:
-    """Return a subscription's callback of message and info, which rclpy tells by its parameters."""
-    return lambda message, info: callback(message, info)
+    """Return a subscription's callback of message and info.
+
+    rclpy looks at the signature for two parameters. Jazzy's events executor gives both as one tuple.
+    """
+
+    def take(*args: Any) -> None:
+        message, info = args if len(args) == 2 else args[0]
+        callback(message, info)
+
+    take.__signature__ = signature(lambda message, info: None)  # type: ignore[attr-defined]
+    return take
 
 
 def sent_ns(info: Any) -> int:
