@@ -44,6 +44,8 @@ class Reason(str, Enum):
     STATE_STALE = 'state_stale'
     STATE_FROM_FUTURE = 'state_from_future'
     STATE_NOT_FINITE = 'state_not_finite'
+    STATE_IMPLAUSIBLE = 'state_implausible'
+    STATE_DOUBLED = 'state_doubled'
     TRACKING_ERROR = 'tracking_error'
     STEP_FROM_MEASURED = 'step_from_measured'
     APPROACH_TIMEOUT = 'approach_timeout'
@@ -99,6 +101,10 @@ class Command:
         row: row of that chunk, -1 while none is.
         limited: the motion limiter changed this command.
         dry_run: computed and reported only; must not be published.
+        seats: the setpoints were set to where the robot is: they do not go on from the last
+            command, and no motion leads from there to here.
+        settled: the robot is stopped and at rest, and this hold has been given for a while: an
+            output whose controller keeps its last command needs no more of it.
     """
 
     kind: CommandKind
@@ -110,6 +116,8 @@ class Command:
     row: int = -1
     limited: bool = False
     dry_run: bool = False
+    seats: bool = False
+    settled: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,10 +147,17 @@ class SubmitResult:
 
 @dataclass(frozen=True)
 class StartResult:
-    """Answer to a start."""
+    """Answer to a start.
+
+    Attributes:
+        started: it was.
+        text: why it was not, or what the robot does first.
+        reason: fault of the measured state that kept it from starting, in a word; None otherwise.
+    """
 
     started: bool
     text: str = ''
+    reason: Reason | None = None
 
 
 @dataclass(frozen=True)
@@ -205,6 +220,7 @@ class Counters:
     late_ticks: int = 0
     states_malformed: int = 0
     states_out_of_order: int = 0
+    states_implausible: int = 0
     internal_errors: int = 0
 
     @property

@@ -18,6 +18,8 @@ _FAR = 1e9
 # A command nearer to its target than this, in rad, m or per second of them, counts as unlimited:
 # rounding at a limit is no limiting, and no encoder sees it.
 _ROUNDING = 1e-6
+# Share of the acceleration that a plan may need and still be followed exactly.
+_RESERVED = 0.25
 
 
 class MotionLimiter:
@@ -337,7 +339,7 @@ class MotionLimiter:
         if self._accelerates:
             if self._columns.any_velocity:
                 closing[self._columns.is_velocity] = _FAR
-            self._clip_next(velocity, closing)
+            self._clip_next(velocity, np.maximum(closing, self._reserve(dt_s), out=closing))
         if speed is not None:
             self._clip_next(self._zeros, limit)
         if at_most is not None:
@@ -354,6 +356,14 @@ class MotionLimiter:
         np.minimum(self._next, up, out=self._next)
         np.negative(down, out=down)
         np.maximum(self._next, down, out=self._next)
+
+    def _reserve(self, dt_s: float) -> np.ndarray:
+        """Speed, beyond the target's, that a quarter of the acceleration takes away in a tick.
+
+        A plan that accelerates is ahead of its own velocity by a little at every tick. That is no
+        way to be made up for, however small the share of the acceleration that it needs.
+        """
+        return np.multiply(self._acceleration, _RESERVED * self._span(dt_s), out=self._scratch)
 
     def _clip_late(self, limit: np.ndarray, dt_s: float) -> None:
         """Keep a command after a pause to the way of `longest_s` at the limit of speed."""
