@@ -254,8 +254,9 @@ class _StateTaker:
             # Joints of other topics may bear the same name there: an empty name is nobody's.
             self._names = tuple(self._mine.get(name, '') for name in message.name)
         number = info.get('publication_sequence_number')
-        told = number is not None and number != _UNCOUNTED
-        source = f'{self._topic}#{self._streams.name_of(number)}' if told else self._topic
+        source = self._topic
+        if number is not None and number != _UNCOUNTED:
+            source = f'{source}#{self._streams.name_of(number)}'
         self._take(self._names, message.position, self._stamps.of(message), source)
 
 
