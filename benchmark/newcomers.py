@@ -39,7 +39,7 @@ STALL_S = 0.25
 TURNS = ('nobody joins', 'clients end in order', 'clients are killed')
 CLIENTS = 5
 # As the machine's other ROS programs must not join, the graph is one of this machine.
-PROFILES = {'shared_memory': 'fastdds.xml', 'udp': 'fastdds_executor.xml'}
+PROFILES = {'shared_memory': 'fastdds.xml', 'udp': 'fastdds_executor_localhost.xml'}
 
 # Wakes at 100 Hz and prints the ROS time of each wake-up that came 0.25 s or more after the last.
 IDLER = """

@@ -52,6 +52,7 @@ class Story:
         slow: seconds of the recording's clock in one of the stamps'.
         reset_ms: time at which the stamps begin at zero again; 0 for never.
         camera_ms: by how much stamps of the top camera are ahead; None: it has none.
+        encoding: encoding of the top camera.
         prefix: namespace of all topics.
     """
 
@@ -69,6 +70,7 @@ class Story:
     slow: float = 1.0
     reset_ms: int = 0
     camera_ms: int | None = 0
+    encoding: str = 'rgb8'
     prefix: str = ''
     plugin: StoragePlugin = StoragePlugin.MCAP
 
@@ -215,7 +217,7 @@ class _Teller:
                 header=self._header(None if camera_ms is None else ms + camera_ms),
                 height=HEIGHT,
                 width=WIDTH,
-                encoding='rgb8',
+                encoding=self._story.encoding,
                 is_bigendian=0,
                 step=3 * WIDTH,
                 data=pixels(number).ravel(),

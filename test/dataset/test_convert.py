@@ -315,7 +315,11 @@ def test_several_bags_become_one_data_set(tmp_path: Path, robot_file: Path) -> N
         (Story(commands=False), {}, 'topic arm/joint_trajectory.*--actions measured'),
         (Story(no_frames={'top': (0, 3000)}), {}, "no topic top/image for 'top'.*: /hand/image"),
         (Story(length_ms=500), {}, 'no episode in which'),
-        (Story(damaged=tuple(range(60))), {}, 'no frame of a camera could be decoded'),
+        (
+            Story(damaged=tuple(range(60))),
+            {},
+            "no frame that can be decoded: camera 'hand' \\(/hand/image, 'jpeg'\\)",
+        ),
     ],
 )
 def test_what_is_missing_is_named_with_what_mends_it(
@@ -422,10 +426,10 @@ def test_what_was_begun_is_not_left_behind(
         convert([bag], out, options)
     encode, calls = bag_frames.encode, iter(range(1000))
 
-    def fail_later(message: Any) -> Any:
+    def fail_later(message: Any, camera: Any) -> Any:
         if next(calls) == 30:
             raise OSError(28, 'No space left on device')
-        return encode(message)
+        return encode(message, camera)
 
     monkeypatch.setattr(bag_frames, 'encode', fail_later)
     with pytest.raises(DatasetError, match='out: cannot be written: No space left'):
@@ -443,3 +447,64 @@ def test_what_appears_while_it_is_written_is_kept(tmp_path: Path, name: str) -> 
         (out / name).write_text('kept')
     assert (out / name).read_text() == 'kept'
     assert list(tmp_path.iterdir()) == [out]
+
+
+def changed(robot_file: Path, tmp_path: Path, old: str, new: str) -> Path:
+    path = tmp_path / 'changed.yaml'
+    path.write_text(robot_file.read_text().replace(old, new))
+    return path
+
+
+@pytest.mark.parametrize(
+    ('encoding', 'words'),
+    [
+        (
+            '8UC3',
+            r"camera 'top' \(/top/image, '8UC3'\): .*'encoding' in the robot file \(rgb8, bgr8",
+        ),
+        ('32FC1', r"camera 'top' \(/top/image, '32FC1'\): .* it is depth"),
+        ('yuv444', r"camera 'top' \(/top/image, 'yuv444'\): .* let the driver publish rgb8"),
+    ],
+)
+def test_an_encoding_that_is_not_read_is_named_with_camera_topic_and_remedy(
+    make: Any, encoding: str, words: str
+) -> None:
+    with pytest.raises(DatasetError, match=words):
+        make(Story(encoding=encoding))
+
+
+def test_the_robot_file_says_what_bytes_of_a_camera_mean(
+    make: Any, tmp_path: Path, robot_file: Path
+) -> None:
+    robot = changed(robot_file, tmp_path, 'topic: top/image', 'topic: top/image, encoding: bgr8')
+    made = make(Story(encoding='8UC3'), robot=load_robot(robot))
+    shown = Image.open(io.BytesIO(made.column('observation.images.top')[0]['bytes']))
+    np.testing.assert_array_equal(np.asarray(shown), pixels(0)[:, :, ::-1])
+
+
+def test_frames_that_are_damaged_are_named_once(make: Any) -> None:
+    made = make(Story(damaged=(10, 11)))
+    assert made.result.damaged == 2
+    (fault,) = (line for line in made.result.lines() if "camera 'hand'" in line)
+    assert '/hand/image' in fault
+
+
+def test_stamps_of_the_receipt_are_the_times_of_the_recording(
+    make: Any, tmp_path: Path, robot_file: Path
+) -> None:
+    """A camera's clock is wrong by so little that nothing but the robot file can tell."""
+    story = Story(camera_ms=-400)
+    robot = changed(robot_file, tmp_path, 'topic: top/image', 'topic: top/image, stamp: receive')
+    # A frame that says that it is older than it is is shown too late.
+    assert np.median(ages_ms(make(story))) == pytest.approx(-400, abs=1)
+    right = make(story, robot=load_robot(robot))
+    assert np.abs(ages_ms(right)).max() <= 60
+    assert any('stamp: receive' in line for line in right.result.lines())
+
+
+def ages_ms(made: Any) -> np.ndarray:
+    """Return by how much the top camera's frames are older than the measured angle beside them."""
+    shown = [Image.open(io.BytesIO(made.image('top', at))) for at in range(len(made.frames))]
+    number = {pixels(n).tobytes(): n for n in range(60)}
+    frames = np.array([number[np.asarray(one).tobytes()] for one in shown])
+    return made.column('observation.state')[:, 0] / position(1.0) - 50 * frames

@@ -98,3 +98,25 @@ def test_without_any_stamps_the_clock_is_the_recordings() -> None:
     found = clock(*(message('/said', WALL + at, None) for at in range(3)))
     assert found.times('/said').tolist() == [WALL, WALL + 1, WALL + 2]
     assert clock().at(np.array([WALL])).tolist() == [WALL]
+
+
+def test_a_topic_without_stamps_that_count_has_the_times_of_its_recording() -> None:
+    log = StampLog()
+    messages = [
+        *joints(np.arange(0, 5, 0.1), np.arange(100, 105, 0.1)),
+        # A driver with a clock that is near, and wrong by 0.4 s.
+        *(message('/camera', WALL + n * SECOND, (100 + n) * SECOND - 4 * 10**8) for n in range(5)),
+    ]
+    for one in messages:
+        log.note(one)
+    topics = ['/camera', '/joints']
+    wrong = log.clock(BAG, topics).times('/camera')
+    np.testing.assert_array_equal(wrong, np.arange(100, 105) * SECOND - 4 * 10**8)
+    found = log.clock(BAG, topics, ['/camera'])
+    np.testing.assert_allclose(found.times('/camera') / SECOND, np.arange(100, 105), atol=1e-6)
+    assert [note.split()[0] for note in found.notes] == ['/camera']
+    assert found.time_ns(messages[-1]) == found.times('/camera')[-1]
+    # All of them: the clock is the recording's.
+    assert log.clock(BAG, topics, topics).times('/camera').tolist() == [
+        WALL + n * SECOND for n in range(5)
+    ]

@@ -63,3 +63,17 @@ def test_memory_is_bounded_and_what_gave_way_is_missing() -> None:
 def test_the_same_frame_again_takes_the_place_of_the_first() -> None:
     store = filled(1, 1)
     assert store.held_bytes == 10
+
+
+def test_keys_need_not_rise() -> None:
+    store = FrameStore(10_000)
+    for came, key in enumerate((70, 20, 50, 10)):
+        store.add('top', key, HeldFrame(came, b'1234567890'))
+    assert [one.arrived_ns for one in store.name('top', [50])] == [2]
+    # What came before it is gone, what came after it is not.
+    assert store.held_bytes == 10
+    assert [one.arrived_ns for one in store.name('top', [10])] == [3]
+    # The same picture again is in the recording once.
+    store.add('top', 10, HeldFrame(4, b'1234567890'))
+    assert store.name('top', [10]) == []
+    assert store.missing == 0

@@ -92,6 +92,10 @@ class Arm:
     def now_ns(self) -> int:
         return int(self._graph.node.get_clock().now().nanoseconds)
 
+    def state_ns(self) -> int:
+        """Stamp of a joint state."""
+        return self.now_ns()
+
     def commanded(self) -> np.ndarray:
         """(n, 5) positions that the arm was commanded, in order."""
         return np.array([list(command.points[-1].positions) for command in self.commands])
@@ -134,7 +138,7 @@ class Arm:
             if self.silent:
                 continue
             message = JointState(name=self.names, position=self.positions.tolist())
-            message.header.stamp = ns_to_stamp(self.now_ns())
+            message.header.stamp = ns_to_stamp(self.state_ns())
             self._states.publish(message)
 
     def _on_arm(self, message: JointTrajectory) -> None:

@@ -15,7 +15,7 @@ from graph import Graph, graph
 from paths import ROOT
 from thorough import thorough_but
 
-from vla_runtime.ros.middleware import PROFILE_VARIABLES, keep_to_udp
+from vla_runtime.ros.middleware import PROFILE_VARIABLES, REACH_VARIABLES, keep_to_udp
 
 CONFIG = ROOT / 'config'
 SHIPPED = str(CONFIG / 'fastdds.xml')
@@ -29,36 +29,55 @@ def profile_with(environment: dict[str, str]) -> str:
     return files.pop()
 
 
+UDP, UDP_HERE = 'fastdds_executor.xml', 'fastdds_executor_localhost.xml'
+RANGE, LOCAL = REACH_VARIABLES
+
+
 @pytest.mark.parametrize(
-    ('environment', 'profile', 'discovery'),
+    ('environment', 'profile', 'reach'),
     [
-        ({}, 'fastdds_executor.xml', None),
-        (dict.fromkeys(PROFILE_VARIABLES, SHIPPED), 'fastdds_executor.xml', None),
-        ({'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST'}, '', 'LOCALHOST'),
-        ({'RMW_IMPLEMENTATION': 'rmw_cyclonedds_cpp'}, '', None),
+        ({}, UDP, {}),
+        (dict.fromkeys(PROFILE_VARIABLES, SHIPPED), UDP, {}),
+        ({RANGE: 'LOCALHOST'}, UDP_HERE, {RANGE: 'SYSTEM_DEFAULT'}),
+        (
+            {RANGE: 'LOCALHOST', **dict.fromkeys(PROFILE_VARIABLES, SHIPPED)},
+            UDP_HERE,
+            {RANGE: 'SYSTEM_DEFAULT'},
+        ),
+        # As Jazzy and Humble take it.
+        ({RANGE: 'SUBNET', LOCAL: '1'}, UDP_HERE, {RANGE: 'SYSTEM_DEFAULT'}),
+        ({RANGE: 'SUBNET', LOCAL: '0'}, UDP, {RANGE: 'SUBNET', LOCAL: '0'}),
+        ({RANGE: 'LOCALHOST', 'ROS_DISTRO': 'humble'}, UDP, {RANGE: 'LOCALHOST'}),
+        ({RANGE: 'LOCALHOST', 'ROS_STATIC_PEERS': '192.168.0.5'}, '', {RANGE: 'LOCALHOST'}),
+        ({'RMW_IMPLEMENTATION': 'rmw_cyclonedds_cpp'}, '', {}),
     ],
 )
 def test_the_profile_without_shared_memory_is_taken_in_the_shipped_ones_place(
-    environment: dict[str, str], profile: str, discovery: str | None
+    environment: dict[str, str], profile: str, reach: dict[str, str]
 ) -> None:
-    assert profile_with(environment) == profile
-    assert environment.get('ROS_AUTOMATIC_DISCOVERY_RANGE') == discovery
+    given = dict(environment)
+    assert profile_with(given) == profile
+    assert {name: given[name] for name in REACH_VARIABLES if name in given} == reach
 
 
 def test_a_profile_of_the_users_own_stays_in_force(tmp_path: Path) -> None:
     mine = tmp_path / 'fastdds.xml'
     mine.write_text('<profiles/>', encoding='utf-8')
-    assert profile_with(dict.fromkeys(PROFILE_VARIABLES, str(mine))) == 'fastdds.xml'
+    for reach in ('SUBNET', 'LOCALHOST'):
+        environment = {RANGE: reach, **dict.fromkeys(PROFILE_VARIABLES, str(mine))}
+        assert profile_with(environment) == 'fastdds.xml'
+        assert environment[RANGE] == reach
 
 
 @pytest.mark.graph
 @pytest.mark.parametrize('profile', thorough_but([SHIPPED], ['', SHIPPED]))
+@pytest.mark.parametrize('reach', ['SUBNET', 'LOCALHOST'])
 def test_the_running_node_maps_no_shared_memory_of_fast_dds(
-    monkeypatch: pytest.MonkeyPatch, profile: str
+    monkeypatch: pytest.MonkeyPatch, profile: str, reach: str
 ) -> None:
     for name in PROFILE_VARIABLES:
         monkeypatch.setenv(name, profile)
-    monkeypatch.setenv('ROS_AUTOMATIC_DISCOVERY_RANGE', 'SUBNET')
+    monkeypatch.setenv('ROS_AUTOMATIC_DISCOVERY_RANGE', reach)
     with graph() as made:
         executor = made.start('vla_runtime.ros.executor.node')
         tabletop = made.start('vla_runtime.tabletop.ros.node')

@@ -54,6 +54,7 @@ def move(bench: Bench, number: int) -> None:
 @pytest.mark.parametrize(
     ('by_ns', 'reason', 'words'),
     [
+        (MINUTE_NS, 'state_from_future', "'stamp: receive' in the robot file"),
         (MINUTE_NS, 'state_from_future', "are the computers' clocks synchronised"),
         (-MINUTE_NS, 'state_stale', 'max_state_age_s'),
     ],
@@ -77,6 +78,34 @@ def test_joint_states_whose_clock_is_set_hold_and_recover_when_it_is_set_back(
         del bench.arm.now_ns
     bench.wait_for_status('recovery', lambda s: s['reason'] == 'waiting_for_chunk')
     move(bench, 1)
+
+
+@pytest.mark.parametrize('by_ns', [None, MINUTE_NS, -MINUTE_NS])
+def test_joint_states_that_are_stamped_when_they_are_received(
+    bundle: Path, tmp_path: Path, by_ns: int | None
+) -> None:
+    robot = yaml.safe_load(ROBOT.read_text(encoding='utf-8'))
+    for source in robot.setdefault('joint_states', [{'topic': 'joint_states'}]):
+        source['stamp'] = 'receive'
+    path = tmp_path / 'received.yaml'
+    path.write_text(yaml.safe_dump(robot), encoding='utf-8')
+    with graph() as made:
+        bench = Bench(made, bundle, '/received', '-p', f'robot:={path}')
+        true_ns = bench.arm.now_ns
+        bench.begin()
+
+        def stamp_ns() -> int:
+            return 0 if by_ns is None else true_ns() + by_ns
+
+        bench.arm.state_ns = stamp_ns  # type: ignore[method-assign]
+        bench.start()
+        bench.arm.answer(0)
+        status = bench.wait_for_status('motion', lambda s: s['kind'] == 'track')
+        assert status['stamped_when_received']
+        bench.arm.silent = True
+        # An outage is one all the same.
+        bench.wait_for_status('a hold', lambda s: s['reason'] == 'state_stale')
+        bench.arm.close()
 
 
 def test_chunks_whose_clock_is_set_are_refused_and_the_next_good_one_moves_on(

@@ -59,7 +59,8 @@ def test_a_whole_jpeg_is_never_taken_for_damaged(
     np.testing.assert_array_equal(to_rgb(message(data)), expected)
     # Buffers of a fixed size have zeros behind it; and some cameras leave out the end.
     assert is_whole(data + bytes(5000))
-    assert progressive or is_whole(data[:-2])
+    # With tables of its own a flat picture may end in zeros, as an empty buffer does.
+    assert progressive or optimised or is_whole(data[:-2])
 
 
 @pytest.mark.parametrize('pixels', [SCENE, FLAT])

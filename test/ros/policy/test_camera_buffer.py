@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 
 from vla_runtime.execution.state import OTHER_CLOCK
+from vla_runtime.ros.messages.images import ImageFacts
 from vla_runtime.ros.policy.camera_buffer import CameraBuffer, Frame
 
 S = 1_000_000_000
@@ -163,3 +164,52 @@ def test_clearing_forgets_stamps_but_not_counts():
     buffer.clear()
     assert buffer.add(a_frame(S), S, MAX_AGE, TOLERANCE)
     assert buffer.counters.received == 2
+
+
+def test_what_mends_a_driver_with_no_clock_or_one_of_its_own_is_said():
+    buffer = CameraBuffer('top', '/top/image')
+    for stamp_ns in (0, 10 * S - 4 * S, 10 * S + 4 * S, 10 * S + 100 * MS, 9_999 * S):
+        buffer.add(a_frame(stamp_ns), 10 * S, MAX_AGE, TOLERANCE)
+        assert "'stamp: receive'" in buffer.fault
+
+
+def with_facts(stamp_ns, width=640, height=480, *, grey=False):
+    return Frame(stamp_ns, 0, 'image', ImageFacts(width, height, grey))
+
+
+def test_another_resolution_is_said_for_as_long_as_it_lasts():
+    buffer = CameraBuffer('top', '/top/image')
+
+    def add(number, width):
+        stamp_ns = 10 * S + number * 33 * MS
+        assert buffer.add(with_facts(stamp_ns, width), stamp_ns, MAX_AGE, TOLERANCE)
+        return buffer.warning
+
+    assert add(0, 640) is None
+    assert 'frames are 320x480 pixels, and were 640x480' in add(1, 320)
+    assert '320x480' in add(2, 320)
+    assert add(3, 640) is None
+    assert '320x480' in add(4, 320)
+    # A new episode begins with what is there.
+    buffer.clear()
+    assert add(5, 320) is None
+
+
+def test_grey_frames_are_said():
+    buffer = CameraBuffer('top', '/top/image')
+    buffer.add(with_facts(10 * S, grey=True), 10 * S, MAX_AGE, TOLERANCE)
+    assert 'frames are grey' in buffer.warning
+    buffer.add(with_facts(11 * S), 11 * S, MAX_AGE, TOLERANCE)
+    assert buffer.warning is None
+
+
+def test_a_frame_that_could_not_be_used_is_said_for_a_while():
+    buffer = a_buffer(10 * S)
+    buffer.discard(buffer.frames[0], 'its data is damaged')
+    assert buffer.frames == [] and buffer.fault == 'its data is damaged'
+    buffer.add(a_frame(11 * S), 11 * S, MAX_AGE, TOLERANCE)
+    assert buffer.fault is None
+    assert '1 frames could not be used' in buffer.warning
+    assert 'its data is damaged' in buffer.warning
+    buffer.add(a_frame(21 * S), 21 * S, MAX_AGE, TOLERANCE)
+    assert buffer.warning is None

@@ -241,7 +241,8 @@ def test_joint_states_ahead_of_the_clock_are_used_and_said():
     assert made.joint_problems(NOW) == ()
     assert made.joint_warnings() == (
         f'{ARM}: stamp is 0.200 s in the future, and frames are paired with older positions: '
-        "synchronise the driver's clock, or check use_sim_time",
+        "synchronise the driver's clock, check use_sim_time, or give the topic 'stamp: receive' in "
+        'the robot file',
     )
     made.add_joints(ARM, ['elbow', 'base'], [1.0, 2.0], NOW + 210 * MS, NOW + 200 * MS)
     assert made.joint_warnings() == ()
@@ -364,3 +365,17 @@ def test_whatever_comes_a_selection_keeps_its_promises(data):
         assert max(stamps) - min(stamps) <= LIMITS.tolerance_ns
         assert all(abs(now - stamp) <= LIMITS.max_age_ns for stamp in stamps)
         assert np.isfinite(found.state).all()
+
+
+@pytest.mark.parametrize('behind_s', [4.3, 4300.0])
+def test_joint_states_of_a_clock_that_is_behind_name_what_mends_it(behind_s):
+    made = a_synchronizer()
+    stamp = NOW - round(behind_s * S)
+    made.add_joints(ARM, ['elbow', 'base'], [1.0, 2.0], stamp, NOW)
+    (problem, *_) = made.joint_problems(NOW)
+    assert "'stamp: receive'" in problem
+    # Of a driver that has ended the stamps are old as well.
+    made = a_synchronizer()
+    made.add_joints(ARM, ['elbow', 'base'], [1.0, 2.0], NOW, NOW)
+    (problem, *_) = made.joint_problems(NOW + 5 * S)
+    assert "'stamp: receive'" not in problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -10,15 +11,17 @@ from collections import Counter
 import numpy as np
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray
-from graph import Graph, graph
+from forked import Fork
+from graph import Graph, Process, graph
 from rosbags.interfaces import QosDurability
 from rosbags.rosbag2 import Reader
 from std_srvs.srv import Trigger
 from tiny_policy import CAMERAS, tiny_spec, two_frames_spec, write_tiny_policy
-from tiny_robot import Drivers, write_robot
+from tiny_robot import ROBOT, Drivers, write_robot
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.recording.bag_reader import BagReader
+from vla_runtime.recording.cdr import header_stamp_ns
 from vla_runtime.replay.frames import SkippedInference
 from vla_runtime.replay.recorded import read_run
 from vla_runtime.replay.rerun import Replay
@@ -146,6 +149,48 @@ def test_what_it_records_replays_bit_for_bit(bundle, robot, tmp_path):
     # At the end once more: damage at the begin must not cost the recording.
     assert counts[f'{NODE}/description'] == 2
     assert qos[f'{NODE}/description'].durability is QosDurability.TRANSIENT_LOCAL
+
+
+@pytest.mark.parametrize('images', ['used', 'all'])
+@pytest.mark.parametrize('bundle', ['pi05'], indirect=True)
+def test_what_is_stamped_when_it_is_received_replays_bit_for_bit(bundle, tmp_path, images):
+    """Stamps of a recorder's own would not be those that the policy node gave."""
+    robot = write_robot(
+        tmp_path / 'tiny.yaml',
+        ROBOT.replace('topic: top/image', 'topic: top/image, stamp: receive')
+        .replace('topic: wrist/image', 'topic: wrist/image, stamp: receive')
+        .replace('{topic: joint_states', '{topic: joint_states, stamp: receive')
+        .replace('{topic: gripper', '{stamp: receive, topic: gripper'),
+    )
+    folder = tmp_path / 'bag'
+    with graph() as made:
+        bench = Bench(made, bundle, robot, folder, '-p', f'record_images:={images}')
+        # No stamps, and a clock of its own.
+        bench.drivers.offset_ns = {'top': None, 'wrist': 10**13, 'arm': None, 'gripper': -(10**13)}
+        bench.chunk()
+        assert made.set_parameter(NODE, 'real_time_chunking', True).successful
+        for _ in range(3):
+            bench.chunk(rows=np.linspace(-0.5, 0.5, 18).reshape(6, 3), certain=2)
+        bench.chunk(episode=4)
+        bench.wait_for_chunks(5)
+        assert bench.status()['joint_states_missing'] == '0'
+        assert bench.recorder.stop(signal.SIGINT) == 0
+    run = read_run(BagReader(folder))
+    found = list(Replay(run, Changes()).inferences())
+    assert [one.error is not None and one.error.identical for one in found] == [True] * 5
+    # The stamps that were used are in the recording, and are those of the receipt.
+    for one in found:
+        assert all(abs(at - one.recorded.time_ns) < 60e9 for at in one.recorded.stamps_ns.values())
+    # As they came: a driver that stamps nothing has no stamps there either.
+    tops = list(run.reader.messages(lambda topic, _: topic == '/top/image'))
+    assert tops and {header_stamp_ns(raw.serialised) for raw in tops} == {0}
+    result = tmp_path / 'result.json'
+    live = Process(
+        Fork('vla_runtime', ['replay', str(folder), '--live', '--json', str(result)]), 'r'
+    )
+    assert live.wait() == 0, live.text()
+    (played,) = json.loads(result.read_text())['recordings']
+    assert (played['live']['played'], played['live']['as_recorded']) == (5, 5), live.text()
 
 
 @pytest.mark.thorough

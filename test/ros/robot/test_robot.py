@@ -11,7 +11,8 @@ import pytest
 import yaml
 from paths import ROOT
 
-from vla_runtime.ros.robot.file import RobotError, find_robot, load_robot
+from vla_runtime.ros.robot.file import RobotError, find_robot, load_robot, stamped_by_headers
+from vla_runtime.ros.robot.schema import received_topics
 from vla_runtime.ros.robot.urdf_limits import beyond_urdf, urdf_limits
 
 ROBOTS = ROOT / 'config' / 'robots'
@@ -718,3 +719,42 @@ def test_a_file_that_is_no_robot_is_not_printed(tmp_path):
     with pytest.raises(RobotError, match='where a mapping is expected') as caught:
         load_robot(path)
     assert 'user50' not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_stamps_and_encodings_of_drivers(tmp_path: Path) -> None:
+    document = arm()
+    document['joint_states'][1]['stamp'] = 'receive'
+    document['cameras'][0] |= {'stamp': 'receive', 'encoding': 'bgr8'}
+    path = tmp_path / 'arm.yaml'
+    path.write_text(yaml.safe_dump(document))
+    robot = load_robot(path)
+    assert [one.stamp for one in robot.joint_states] == ['header', 'receive']
+    assert [(one.stamp, one.encoding) for one in robot.cameras] == [
+        ('receive', 'bgr8'),
+        ('header', None),
+    ]
+    assert received_topics(robot) == ('hand/joint_states',)
+    path.write_text(stamped_by_headers(robot.text))
+    headers = load_robot(path)
+    assert received_topics(headers) == () and headers.cameras[0].stamp == 'header'
+    assert headers.cameras[0].encoding == 'bgr8' and headers.joints == robot.joints
+
+
+@pytest.mark.parametrize(
+    ('change', 'field'),
+    [
+        ({'stamp': 'now'}, 'cameras[0].stamp'),
+        ({'encoding': '8UC3'}, 'cameras[0].encoding'),
+        ({'encoding': 'bgr8', 'type': 'compressed'}, 'cameras[0].encoding'),
+    ],
+)
+def test_a_stamp_or_an_encoding_that_means_nothing_is_refused(
+    tmp_path: Path, change: dict[str, str], field: str
+) -> None:
+    document = arm()
+    document['cameras'][0] |= change
+    path = tmp_path / 'arm.yaml'
+    path.write_text(yaml.safe_dump(document))
+    with pytest.raises(RobotError) as error:
+        load_robot(path)
+    assert error.value.field == field
