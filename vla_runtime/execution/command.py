@@ -36,6 +36,7 @@ class Reason(str, Enum):
     RELEASED = 'released'
     WAITING_FOR_CHUNK = 'waiting_for_chunk'
     SYNCHRONOUS_WAIT = 'synchronous_wait'
+    SPEED_SCALED_TO_ZERO = 'speed_scaled_to_zero'
     # the policy is late
     STARVED = 'starved'
     # something is wrong
@@ -51,6 +52,7 @@ class Reason(str, Enum):
     CLOCK_STOPPED = 'clock_stopped'
     CLOCK_INVALID = 'clock_invalid'
     CLAMP_LATCH = 'clamp_latch'
+    CONTROLLER = 'controller'
     INTERNAL_ERROR = 'internal_error'
 
 

@@ -407,9 +407,10 @@ class Commander:
         np.copyto(self.command.setpoints, row, where=self.unknown)
         self.approach.begin(self.command.setpoints, row)
 
-    def go_near(self, measured: np.ndarray, dt_s: float) -> Command:
-        """One tick of the approach."""
-        np.copyto(self.target, self.approach.advance(dt_s, self.command.velocities))
+    def go_near(self, measured: np.ndarray, dt_s: float, pace: float) -> Command:
+        """One tick of the approach, at a share of its speed."""
+        np.copyto(self.target, self.approach.advance(dt_s * pace, self.command.velocities))
+        self.command.velocities *= pace
         command = self._move(measured, dt_s, self.approach.speed)
         command.kind = CommandKind.APPROACH
         command.reason = Reason.APPROACHING

@@ -252,6 +252,13 @@ class ChunkExecutor:
         self._commander.forget(self._wanted_dry_run)
         self._commander.hold(Reason.NOT_STARTED)
 
+    def set_speed_scaling(self, factor: float) -> None:
+        """Follow plans and approaches at this share of their speed: 0.0 holds, 1.0 is full speed.
+
+        Braking for any other reason is not scaled. A factor that is not a number holds.
+        """
+        self._motion.scaling.wanted = min(factor, 1.0) if factor > 0.0 else 0.0
+
     # ------------------------------------------------------------ what comes in
 
     def observe_state(

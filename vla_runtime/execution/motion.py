@@ -16,6 +16,7 @@ from vla_runtime.execution.commander import Commander
 from vla_runtime.execution.guard import Guard
 from vla_runtime.execution.intake import Standstill
 from vla_runtime.execution.replanner import Replanner
+from vla_runtime.execution.speed_scaling import SpeedScaling
 from vla_runtime.execution.stopping import StopActions
 
 
@@ -41,6 +42,7 @@ class Motion:
 
     Attributes:
         commanded_s: steady time of the last command, a tick's or the dead-man's; None before it.
+        scaling: speed at which plans and approaches are followed.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Motion:
         self._cold_after_s = cold_after_s
         self._on_ros_clock = on_ros_clock
         self.commanded_s: float | None = None
+        self.scaling = SpeedScaling()
         # Plan time per time while the robot brakes, 1.0 to 0.0; None while it does not.
         self._pace: float | None = None
         self._cause = Reason.NOT_STARTED
@@ -99,15 +102,22 @@ class Motion:
         dt_ns = self._guard.dt_ns
         if dt_ns == 0:
             return self._commander.command
-        self._replanner.elapsed_ns += dt_ns
         dt_s = dt_ns * 1e-9
+        if self.scaling.factor != self.scaling.wanted:
+            self.scaling.advance(dt_s, self._commander.slower(dt_s))
+        factor = self.scaling.factor
+        if factor == 0.0 and not self._commander.moving:
+            return self._commander.pause(Reason.SPEED_SCALED_TO_ZERO, now_s)
+        # A step that takes longer is no delay of the policy.
+        plan_ns = round(dt_ns * factor)
+        self._replanner.elapsed_ns += plan_ns
         if self._commander.approach.active:
-            return self._go_near(dt_s)
+            return self._go_near(dt_s, factor)
         if self._replanner.timeline.at_end:
             if self._commander.outside and not self._commander.moving:
                 self._guard.detail = self._commander.go_back_inside()
             return self._rest(dt_s, now_s)
-        return self._track(dt_ns, now_s, now_ros_ns)
+        return self._track(dt_ns, plan_ns, factor, now_s, now_ros_ns)
 
     def begin_halt(self, reason: Reason) -> bool:
         """Stop for this reason, braking or at once; return whether the robot brakes."""
@@ -276,11 +286,15 @@ class Motion:
             replanner.finish_plan(command.setpoints)
         return command
 
-    def _track(self, dt_ns: int, now_s: float, now_ros_ns: int) -> Command:
+    def _track(
+        self, dt_ns: int, plan_ns: int, factor: float, now_s: float, now_ros_ns: int
+    ) -> Command:
         replanner, commander, guard = self._replanner, self._commander, self._guard
         self._cold = False
-        segment = replanner.advance(dt_ns)
+        segment = replanner.advance(plan_ns)
         step = replanner.timeline.sample_into(commander.target, commander.command.velocities)
+        if factor != 1.0:
+            commander.slow_target(factor)
         if replanner.timeline.at_end:
             commander.come_to_rest()
         if commander.refuses(guard.state.positions):
@@ -290,14 +304,14 @@ class Motion:
         guard.detail = ''
         return commander.track(guard.state.positions, dt_ns * 1e-9, segment, step)
 
-    def _go_near(self, dt_s: float) -> Command:
+    def _go_near(self, dt_s: float, factor: float) -> Command:
         """Run one tick of the approach; drop the plan at its end and ask for a new one."""
         commander, guard = self._commander, self._guard
         # First, because the stop moves the command in this very tick.
         if commander.approach.overdue:
             guard.detail = commander.approach.describe(commander.command.setpoints)
             raise PersonNeeded(Reason.APPROACH_TIMEOUT)
-        command = commander.go_near(guard.state.positions, dt_s)
+        command = commander.go_near(guard.state.positions, dt_s, factor)
         if commander.arrived(guard.state.positions):
             guard.detail = ''
             self.drop_plan()

@@ -18,3 +18,5 @@ CHUNKS = QoSProfile(depth=10, reliability=ReliabilityPolicy.BEST_EFFORT)
 LATCHED = QoSProfile(
     depth=1, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL
 )
+# How a stream of states is heard by who wants the newest state only.
+NEWEST_HEARD = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)

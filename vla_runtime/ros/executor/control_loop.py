@@ -38,7 +38,8 @@ from vla_runtime.execution.config import ExecutorStatus, Mode
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.handover import SeamReport
 from vla_runtime.execution.parameters import ExecutorParameters
-from vla_runtime.ros.executor.outputs import Output
+from vla_runtime.ros.executor.controller_watch import ControllerWatch, why_refused
+from vla_runtime.ros.executor.outputs import Output, OutputWriter
 from vla_runtime.ros.executor.realtime import QuietGarbage
 from vla_runtime.ros.messages.conversions import ReceivedChunk, ns_to_stamp
 from vla_runtime.ros.worker import join_thread
@@ -310,6 +311,24 @@ class ControlLoop:
             executor.release()
             if is_new:
                 executor.detail = why
+
+    def heed_controllers(self, watch: ControllerWatch) -> None:
+        """Send in the form that the controllers understand, at their speed; stop where they refuse.
+
+        For a thread that looks at the controllers again and again.
+        """
+        scaling = watch.scaling()
+        controllers = watch.trajectory_controllers()
+        for writer in self._writers:
+            if isinstance(writer, OutputWriter):
+                writer.controller, writer.scaling = controllers.get(writer.topic), scaling
+        refused = why_refused(watch.verdicts)
+        with self._lock:
+            executor = self._executor
+            executor.set_speed_scaling(scaling)
+            if refused and executor.mode is Mode.RUNNING and not executor.dry_run:
+                executor.stop(Reason.CONTROLLER)
+                executor.detail = refused
 
     def come_to_rest(self, timeout_s: float) -> bool:
         """Stop, and wait until the ticks have brought the robot to rest; whether they have.

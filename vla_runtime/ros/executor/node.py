@@ -40,6 +40,7 @@ from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.command import ChunkRefusal, CommittedSetpoints, StartResult
 from vla_runtime.ros.executor import status as executor_status
 from vla_runtime.ros.executor.control_loop import ControlLoop
+from vla_runtime.ros.executor.controller_watch import Verdict, warnings_of, why_refused
 from vla_runtime.ros.executor.parameters import EXECUTOR_PARAMETERS, executor_parameters
 from vla_runtime.ros.executor.realtime import prefer_this_thread, share_interpreter
 from vla_runtime.ros.executor.robot_link import RobotLink
@@ -233,8 +234,9 @@ class ExecutorNode(ManagedNode):
             return f'{conflict}; {_ONE_EXECUTOR}'
         if senders := self._senders():
             return f'{senders}; {_ONE_SENDER}'
-        unheard = self._unheard()
-        return f'{unheard}; {_LISTENERS}' if unheard else ''
+        if unheard := self._unheard():
+            return f'{unheard}; {_LISTENERS}'
+        return '' if self._live['dry_run'] else why_refused(self._verdicts())
 
     def _on_stop(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         if self._loop is None:
@@ -314,6 +316,7 @@ class ExecutorNode(ManagedNode):
             self._conflict(),
             self._unheard(),
             received_topics(self._robot),
+            controllers=warnings_of(self._verdicts()),
         )
         if control.level > 0 and self._throttle.passes(control.text, time.monotonic()):
             log(self, control)
@@ -386,6 +389,11 @@ class ExecutorNode(ManagedNode):
         if link is None or self._live['dry_run']:
             return ''
         return link.unheard()
+
+    def _verdicts(self) -> Sequence[Verdict]:
+        """Return what is known of the robot's controllers."""
+        watch = self._session.watch if self._session is not None else None
+        return () if watch is None else watch.verdicts
 
     def _now_ns(self) -> int:
         return self.get_clock().now().nanoseconds

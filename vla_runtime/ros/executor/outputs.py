@@ -3,29 +3,33 @@
 Invariants:
 - the message is made once; a tick only overwrites its numbers and sends it;
 - `IDLE` and dry-run commands never come here: the caller leaves them out;
-- a trajectory goes in a straight line from the last command, on arrival, to this one, one control
-  period later. Its zero stamp tells `joint_trajectory_controller` to begin on arrival: clocks of
-  two computers do not matter then. To a first point that lies ahead that controller goes from the
-  measured position, anew with every message: an arm that gets messages as often as the controller
-  updates would be told to stay where it is, and sink. It holds positions only: a last point with a
-  velocity is refused by that controller.
+- what a trajectory says is in `trajectory_message`; it changes its form at rest only.
 """
 
 from __future__ import annotations
 
-import array
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
-from builtin_interfaces.msg import Duration, Time
+from builtin_interfaces.msg import Time
 from geometry_msgs.msg import PoseStamped, TwistStamped
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64MultiArray
-from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
+from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.ros.executor.interbotix_outputs import joint_group_command, joint_single_command
+from vla_runtime.ros.executor.trajectory_message import (
+    DelayedWay,
+    LineOnArrival,
+    TrajectoryController,
+)
+from vla_runtime.ros.messages.float_fields import float_view
 from vla_runtime.ros.robot.match import MatchedOutput
+
+# Lowest and highest of each of an output's numbers.
+Bounds = tuple[np.ndarray, np.ndarray]
 
 
 class Output(Protocol):
@@ -49,20 +53,40 @@ class OutputWriter:
         matched: the output and its columns of a command.
         publisher: publisher of the kind's `message_type`.
         period_s: control period.
+        bounds: (joints,) each, position limits in the units of the message; none where left out.
 
     Attributes:
         topic: name of the topic in the robot file.
+        controller: the `joint_trajectory_controller` that takes the messages; None where nobody
+            knows one.
+        scaling: trajectory time per time in that controller.
     """
 
-    def __init__(self, matched: MatchedOutput, publisher: Publisher, period_s: float) -> None:
+    def __init__(
+        self,
+        matched: MatchedOutput,
+        publisher: Publisher,
+        period_s: float,
+        bounds: Bounds | None = None,
+    ) -> None:
         self.topic = matched.output.topic
+        self.controller: TrajectoryController | None = None
+        self.scaling = 1.0
         self._publisher = publisher
         self._columns = np.array(matched.columns, dtype=np.int64)
         self._units = matched.units
         count = len(matched.columns)
         self._numbers = Numbers(np.zeros(count), np.zeros(count))
         self._sent: np.ndarray | None = None
-        self._message, self._fill = _FILLERS[matched.output.kind](matched, self._numbers, period_s)
+        self._message: Any
+        self._fill: _Fill
+        if matched.output.kind == 'joint_trajectory':
+            bounds = bounds or (np.full(count, -np.inf), np.full(count, np.inf))
+            self._message = JointTrajectory(joint_names=list(matched.message_names))
+            self._fill = _Trajectories(self, self._message, self._numbers, period_s, bounds).fill
+        else:
+            filler = _FILLERS[matched.output.kind]
+            self._message, self._fill = filler(matched, self._numbers, period_s)
 
     def send(self, setpoints: np.ndarray, stamp: Time, follows: bool) -> None:
         """Publish this output's columns.
@@ -73,12 +97,13 @@ class OutputWriter:
             follows: the command goes on from the last one. It does not where the robot was not
                 commanded in between, and may be anywhere.
         """
-        before, now = self._numbers
+        numbers, now = self._numbers, self._numbers.now
         np.take(setpoints, self._columns, out=now)
         if self._units is not None:
             np.multiply(now, self._units.scale, out=now)
             np.add(now, self._units.offset, out=now)
-        np.copyto(before, self._sent if follows and self._sent is not None else now)
+        numbers.follows = follows and self._sent is not None
+        np.copyto(numbers.before, now if self._sent is None or not follows else self._sent)
         self._fill(stamp)
         self._publisher.publish(self._message)
         if self._sent is None:
@@ -86,37 +111,74 @@ class OutputWriter:
         np.copyto(self._sent, now)
 
 
-class Numbers(NamedTuple):
-    """An output's numbers of the last command that was sent, and of this one."""
+@dataclass
+class Numbers:
+    """An output's numbers of the last command that was sent, and of this one.
+
+    Attributes:
+        follows: this command goes on from the last one.
+    """
 
     before: np.ndarray
     now: np.ndarray
+    follows: bool = False
 
 
 _Fill = Callable[[Time], None]
 
 
-def _joint_trajectory(
-    matched: MatchedOutput, numbers: Numbers, period_s: float
-) -> tuple[JointTrajectory, _Fill]:
-    begin, end = JointTrajectoryPoint(), JointTrajectoryPoint()
-    views = [_view(point, 'positions', len(numbers.now)) for point in (begin, end)]
-    seconds, nanoseconds = divmod(round(period_s * 1e9), 1_000_000_000)
-    end.time_from_start = Duration(sec=seconds, nanosec=nanoseconds)
-    message = JointTrajectory(joint_names=list(matched.message_names), points=[begin, end])
+class _Trajectories:
+    """Trajectories in the form that their subscriber understands best."""
 
-    def fill(_: Time) -> None:
-        np.copyto(views[0], numbers.before)
-        np.copyto(views[1], numbers.now)
+    def __init__(
+        self,
+        writer: OutputWriter,
+        message: JointTrajectory,
+        numbers: Numbers,
+        period_s: float,
+        bounds: Bounds,
+    ) -> None:
+        self._writer, self._message, self._numbers = writer, message, numbers
+        self._period_s, self._bounds = period_s, bounds
+        self._update_period_s: float | None = None
+        self._form: LineOnArrival | DelayedWay = LineOnArrival(len(numbers.now), period_s)
+        message.points = self._form.points
 
-    return message, fill
+    def fill(self, stamp: Time) -> None:
+        numbers, controller = self._numbers, self._writer.controller
+        at_ns = stamp.sec * 1_000_000_000 + stamp.nanosec
+        begins = not numbers.follows
+        if begins or np.array_equal(numbers.before, numbers.now):
+            begins |= self._choose_form(controller)
+        if isinstance(self._form, LineOnArrival):
+            self._form.fill(self._message, numbers.before, numbers.now)
+            return
+        if begins:
+            self._form.begin(numbers.before, at_ns)
+        same_clock = controller is not None and controller.same_clock
+        scaling = self._writer.scaling
+        self._form.fill(self._message, numbers.now, at_ns, same_clock=same_clock, scaling=scaling)
+
+    def _choose_form(self, controller: TrajectoryController | None) -> bool:
+        """Take up the form for this controller; return whether it is another one."""
+        wanted_s = None if controller is None else controller.update_period_s
+        if wanted_s == self._update_period_s:
+            return False
+        self._update_period_s = wanted_s
+        count = len(self._numbers.now)
+        if wanted_s is None:
+            self._form = LineOnArrival(count, self._period_s)
+        else:
+            self._form = DelayedWay(count, self._period_s, wanted_s, *self._bounds)
+        self._message.points = self._form.points
+        return True
 
 
 def _float64_multi_array(
     matched: MatchedOutput, numbers: Numbers, period_s: float
 ) -> tuple[Float64MultiArray, _Fill]:
     message = Float64MultiArray()
-    view = _view(message, 'data', len(numbers.now))
+    view = float_view(message, 'data', len(numbers.now))
 
     def fill(_: Time) -> None:
         np.copyto(view, numbers.now)
@@ -128,7 +190,7 @@ def _joint_state(
     matched: MatchedOutput, numbers: Numbers, period_s: float
 ) -> tuple[JointState, _Fill]:
     message = JointState(name=list(matched.message_names))
-    view = _view(message, matched.output.interface, len(numbers.now))
+    view = float_view(message, matched.output.interface, len(numbers.now))
 
     def fill(stamp: Time) -> None:
         message.header.stamp = stamp
@@ -168,7 +230,6 @@ def _twist_stamped(
 
 
 _FILLERS: dict[str, Callable[[MatchedOutput, Numbers, float], tuple[Any, _Fill]]] = {
-    'joint_trajectory': _joint_trajectory,
     'float64_multi_array': _float64_multi_array,
     'joint_state': _joint_state,
     'joint_group_command': joint_group_command,
@@ -176,12 +237,3 @@ _FILLERS: dict[str, Callable[[MatchedOutput, Numbers, float], tuple[Any, _Fill]]
     'pose_stamped': _pose_stamped,
     'twist_stamped': _twist_stamped,
 }
-
-
-def _view(message: Any, field: str, count: int) -> np.ndarray:
-    """Size a `float64[]` field and look at its memory: (count,) float64, writable.
-
-    Taken from the message after the assignment, because assigning may copy.
-    """
-    setattr(message, field, array.array('d', bytes(8 * count)))
-    return np.frombuffer(getattr(message, field), dtype=np.float64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 from rclpy.duration import Duration
 from rclpy.lifecycle import LifecycleNode
 from rclpy.qos import QoSProfile, qos_profile_sensor_data
@@ -16,15 +17,16 @@ from vla_runtime.ros.executor.command_watch import (
     OwnPublisher,
     WatchedTopic,
 )
+from vla_runtime.ros.executor.controller_watch import ControllerWatch
 from vla_runtime.ros.executor.gripper_outputs import GripperOutput
-from vla_runtime.ros.executor.outputs import Output, OutputWriter
+from vla_runtime.ros.executor.outputs import Bounds, Output, OutputWriter
 from vla_runtime.ros.graph_faults import type_name, why_silent, why_unheard
 from vla_runtime.ros.message_stamps import MessageStamps
 from vla_runtime.ros.messages.diagnostics import StatusItem
 from vla_runtime.ros.messages.output_types import message_type, require_types
 from vla_runtime.ros.node_runner import OnError, guarded
 from vla_runtime.ros.qos import NEWEST
-from vla_runtime.ros.robot.match import RobotMatch
+from vla_runtime.ros.robot.match import MatchedOutput, RobotMatch
 from vla_runtime.ros.robot.schema import JointStateTopic, Robot
 
 # Names, positions and stamp (ns, ROS clock) of one message.
@@ -54,6 +56,7 @@ class RobotLink:
         for matched in match.outputs:
             require_types(robot, matched.output)
         self._outputs = [matched for matched in match.outputs if not matched.output.is_action]
+        self._limits = match.limits
         self._subscriptions: list[Subscription] = []
         self._publishers = [
             node.create_lifecycle_publisher(
@@ -91,11 +94,21 @@ class RobotLink:
             gripper.begin()
         return [
             *(
-                OutputWriter(matched, publisher, period_s)
+                OutputWriter(matched, publisher, period_s, self._bounds(matched))
                 for matched, publisher in zip(self._outputs, self._own, strict=True)
             ),
             *self._grippers,
         ]
+
+    def _bounds(self, matched: MatchedOutput) -> Bounds | None:
+        """Return the position limits of an output's joints, in the units of its messages."""
+        if not matched.message_names:
+            return None
+        columns = list(matched.columns)
+        lower, upper = self._limits.hard_lower[columns], self._limits.hard_upper[columns]
+        if matched.units is not None:
+            lower, upper = matched.units.to_robot(lower), matched.units.to_robot(upper)
+        return np.minimum(lower, upper), np.maximum(lower, upper)
 
     def listen(self, take: TakeState, on_sender: OnSender, on_error: OnError) -> None:
         """Hear joint states and other nodes' commands, until `ignore`.
@@ -114,6 +127,22 @@ class RobotLink:
             self._subscriptions.append(
                 self._node.create_subscription(JointState, source.topic, callback, _qos(source))
             )
+
+    def watch_controllers(
+        self, now_ns: Callable[[], int], *, use_sim_time: bool
+    ) -> ControllerWatch:
+        """Look at the outputs' controllers, until the watch is closed."""
+        outputs = [
+            (matched, self._node.resolve_topic_name(matched.output.topic))
+            for matched in self._outputs
+        ]
+        return ControllerWatch(
+            self._node,
+            outputs,
+            self._robot.speed_scaling,
+            use_sim_time=use_sim_time,
+            now_ns=now_ns,
+        )
 
     def ignore(self) -> None:
         """Stop hearing."""

@@ -1,8 +1,9 @@
 """Everything that an active executor node has, from its activation to its deactivation.
 
 Invariants:
-- three threads: the control thread (`ControlLoop.tick` at the control rate), the dead-man's, which
-  no callback can keep waiting, and one that publishes requests; rclpy's callbacks only deliver;
+- four threads: the control thread (`ControlLoop.tick` at the control rate), the dead-man's, which
+  no callback can keep waiting, one that publishes requests and one that looks at the controllers;
+  rclpy's callbacks only deliver;
 - only the control thread and, beside it, the dead-man's and the teardown send commands;
 - teardown: nothing comes in any more, the robot brakes to rest, the threads that command end, then
   the hold is sent and acknowledged. The hold is the last command on the wire;
@@ -24,6 +25,7 @@ from trajectory_msgs.msg import JointTrajectory
 from vla_runtime.execution.command import CommittedSetpoints
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.ros.executor.control_loop import ControlLoop
+from vla_runtime.ros.executor.controller_watch import LOOKS_HZ, ControllerWatch
 from vla_runtime.ros.executor.robot_link import RobotLink
 from vla_runtime.ros.executor.steady_loop import Lateness, SteadyLoop, system_time_ns
 from vla_runtime.ros.node_runner import OnError, guarded
@@ -85,6 +87,8 @@ class ExecutorSession:
         self._control: SteadyLoop | None = None
         self._dead_man: SteadyLoop | None = None
         self._chunks: Subscription | None = None
+        self._watching: SteadyLoop | None = None
+        self.watch: ControllerWatch | None = None
         self.loop: ControlLoop | None = None
         self._braking_s = 0.0
 
@@ -99,12 +103,14 @@ class ExecutorSession:
         )
         limits = core.config.limits
         self._braking_s = 0.0 if limits is None else limits.braking_s
+        use_sim_time = core.config.watchdog.motion_clock == 'ros'
+        writers = self._link.writers(1.0 / rate_hz)
         loop = ControlLoop(
             core,
-            self._link.writers(1.0 / rate_hz),
+            writers,
             hooks.now_ns,
             self._requests.submit,
-            None if core.config.watchdog.motion_clock == 'ros' else system_time_ns,
+            None if use_sim_time else system_time_ns,
         )
         self.loop = loop
         loop.begin_episode(episode)
@@ -118,9 +124,20 @@ class ExecutorSession:
             CHUNKS,
         )
         self._link.listen(loop.observe_state, loop.give_way, hooks.on_error)
+        watch = self._link.watch_controllers(hooks.now_ns, use_sim_time=use_sim_time)
+        self.watch = watch
+
+        def look(now_s: float) -> None:
+            watch.look(now_s)
+            loop.heed_controllers(watch)
+
+        self._watching = SteadyLoop(
+            look, LOOKS_HZ, 'controllers', lambda error: hooks.on_error('controllers', error)
+        )
         loop.keep_garbage_out()
         self._control.start()
         self._dead_man.start()
+        self._watching.start()
 
     def _thread(self, call: Callable[[float], Any], rate_hz: float, name: str) -> SteadyLoop:
         hooks = self._hooks
@@ -151,6 +168,10 @@ class ExecutorSession:
                     steps.callback(thread.stop, _HANGS_AFTER_S)
             if self.loop is not None:
                 steps.callback(self._come_to_rest, self.loop)
+            if self.watch is not None:
+                steps.callback(self.watch.close)
+            if self._watching is not None:
+                steps.callback(self._watching.stop, _HANGS_AFTER_S)
             if self._chunks is not None:
                 steps.callback(self._node.destroy_subscription, self._chunks)
             steps.callback(self._link.ignore)

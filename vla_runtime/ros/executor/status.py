@@ -26,6 +26,7 @@ _TEXTS = {
     Reason.WAITING_FOR_CHUNK: 'holding: waiting for the first chunk',
     Reason.SYNCHRONOUS_WAIT: 'holding: waiting for the next chunk',
     Reason.STARVED: 'holding: no chunk came in time',
+    Reason.SPEED_SCALED_TO_ZERO: "holding: the robot's speed scaling is 0",
 }
 _WAITING = (Reason.WAITING_FOR_CHUNK, Reason.SYNCHRONOUS_WAIT, Reason.STARVED, Reason.OVERRUN)
 # A request is answered within an inference; after so long, say who does not answer.
@@ -73,6 +74,7 @@ def control(
     conflict: str = '',
     unheard: str = '',
     received: Sequence[str] = (),
+    controllers: str = '',
 ) -> StatusItem:
     """Return the status of the present command: its kind and its reason.
 
@@ -82,6 +84,7 @@ def control(
         conflict: other executor that asks the same policy; empty without one.
         unheard: outputs that no node takes commands from; empty without any.
         received: topics of joint states that are stamped when they are received.
+        controllers: controllers that make the motion worse than it could be; empty without any.
     """
     executor = status.executor
     reason = executor.reason
@@ -113,6 +116,9 @@ def control(
     if executor.untied:
         level = max(level, Level.WARN)
         text += _UNTIED
+    if controllers and executor.mode is Mode.RUNNING:
+        level = max(level, Level.WARN)
+        text += f'; {controllers}'
     if unheard and executor.mode is Mode.RUNNING:
         level = max(level, Level.WARN)
         text = f'{unheard}: is the controller running? {text}'

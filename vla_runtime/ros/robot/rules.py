@@ -23,6 +23,7 @@ from vla_runtime.ros.robot.schema import (
     RobotOutput,
     RobotPose,
     RobotSpec,
+    SpeedScalingTopic,
 )
 from vla_runtime.ros.robot.units import command_scaling
 
@@ -39,6 +40,7 @@ _POSITIVE = (
 # Their messages name each joint; those of the others count on its place.
 _NAMED_KINDS = ('joint_trajectory', 'joint_state')
 _SLOWEST_GOALS_HZ, _FASTEST_GOALS_HZ = 0.1, 100.0
+_FASTEST_CONTROLLER_HZ = 10_000.0
 # Names that the package's nodes and ROS itself publish on: alone, last in a topic, or anywhere.
 _TOPICS_OF_ROS = ('clock', 'diagnostics', 'parameter_events', 'rosout', 'tf', 'tf_static')
 _TOPICS = ('action_chunk', 'committed_plan')
@@ -83,6 +85,10 @@ def check_robot(robot: RobotSpec) -> None:
                 f'cameras[{index}].encoding',
                 'is for raw images: compressed ones say what they are; leave it out',
             )
+    if robot.speed_scaling is not None and not robot.speed_scaling.full > 0.0:
+        raise FieldError(
+            'speed_scaling.full', f'{robot.speed_scaling.full:g} where more than 0 is expected'
+        )
     _check_joint_states(robot)
     _check_what_outputs_carry(robot)
 
@@ -227,6 +233,8 @@ def _check_fields_of_kind(where: str, output: RobotOutput) -> None:
         'deadband': ACTION_KINDS,
         'goals_hz': ACTION_KINDS,
         'max_effort': ACTION_KINDS,
+        'update_rate_hz': ('joint_trajectory',),
+        'same_clock': ('joint_trajectory',),
     }
     for key, kinds in of_kinds.items():
         if getattr(output, key) is not None and output.kind not in kinds:
@@ -239,6 +247,12 @@ def _check_fields_of_kind(where: str, output: RobotOutput) -> None:
             f'has no use in {output.kind}: who else sends goals is not heard',
         )
     _require_positive(where, output, ('deadband', 'max_effort'))
+    cycles = output.update_rate_hz
+    if cycles is not None and not 1.0 <= cycles <= _FASTEST_CONTROLLER_HZ:
+        raise FieldError(
+            f'{where}.update_rate_hz',
+            f'{cycles:g} where 1 to {_FASTEST_CONTROLLER_HZ:g} cycles a second are expected',
+        )
     rate = output.goals_hz
     if rate is not None and not _SLOWEST_GOALS_HZ <= rate <= _FASTEST_GOALS_HZ:
         raise FieldError(
@@ -358,14 +372,17 @@ def _require_unique_names(
 def _check_topics(robot: RobotSpec) -> None:
     """Every topic is one stream, and none is a topic of the package's own nodes."""
     taken: dict[str, tuple[str, str]] = {}
-    groups: dict[str, Sequence[JointStateTopic | RobotCamera | RobotOutput]] = {
+    groups: dict[str, Sequence[JointStateTopic | RobotCamera | RobotOutput | SpeedScalingTopic]]
+    groups = {
         'joint_states': robot.joint_states,
         'cameras': robot.cameras,
         'outputs': robot.outputs,
+        'speed_scaling': () if robot.speed_scaling is None else (robot.speed_scaling,),
     }
     for field, items in groups.items():
         for index, item in enumerate(items):
-            where, topic = f'{field}[{index}].topic', item.topic
+            where = 'speed_scaling.topic' if field == 'speed_scaling' else f'{field}[{index}].topic'
+            topic = item.topic
             if not _TOPIC.fullmatch(topic):
                 raise FieldError(
                     where, f"'{topic}' is not a ROS topic name (letters, 0-9, _ and /)"

@@ -45,6 +45,7 @@ OutputKind = Literal[
     'twist_stamped',
 ]
 Interface = Literal['position', 'velocity']
+ScalingType = Literal['std_msgs/Float64', 'control_msgs/SpeedScalingFactor']
 
 POSE_KINDS = ('pose_stamped', 'twist_stamped')
 # Goals of an action instead of messages on a topic.
@@ -233,6 +234,10 @@ class RobotOutput:
         max_effort: largest effort that a goal allows, N or Nm; the controller's where left out.
         shared_with: nodes that may send on this topic too. Any other one that does stops the
             executor. Relative names are in the node's namespace.
+        update_rate_hz: cycles a second of the trajectory controller, where its parameters do not
+            say so.
+        same_clock: the trajectory controller's clock is the executor's; found by the stamps of its
+            `controller_state` where left out.
     """
 
     kind: OutputKind
@@ -244,6 +249,9 @@ class RobotOutput:
     deadband: float | None = None
     goals_hz: float | None = None
     max_effort: float | None = None
+    shared_with: tuple[str, ...] = ()
+    update_rate_hz: float | None = None
+    same_clock: bool | None = None
 
     @property
     def is_action(self) -> bool:
@@ -254,7 +262,20 @@ class RobotOutput:
         """Topic on which the commands can be heard; of an action the goals as `JointState`."""
         return f'{self.topic}/goal' if self.is_action else self.topic
 
-    shared_with: tuple[str, ...] = ()
+
+@dataclass(frozen=True)
+class SpeedScalingTopic:
+    """Topic on which the robot says at which share of its speed it moves.
+
+    Attributes:
+        topic: relative topics are in the node's namespace.
+        full: its number at full speed; UR's driver publishes percent: 100.
+        type: type of its messages.
+    """
+
+    topic: str
+    full: float
+    type: ScalingType = 'std_msgs/Float64'
 
 
 @dataclass(frozen=True)
@@ -273,6 +294,8 @@ class RobotSpec:
         on_violation: action on a chunk that violates a limit.
         on_stop: way to stop, by cause: brake along the plan, or freeze at once.
         urdf: path of a URDF, relative to the robot file, whose limits are never exceeded.
+        speed_scaling: topic of the speed scaling that the executor follows. A
+            `joint_trajectory_controller` that scales by itself needs none.
     """
 
     format: int
@@ -286,6 +309,7 @@ class RobotSpec:
     on_violation: LimitActions = field(default_factory=LimitActions)
     on_stop: StopActions = field(default_factory=StopActions)
     urdf: str | None = None
+    speed_scaling: SpeedScalingTopic | None = None
 
     def joint(self, name: str) -> RobotJoint:
         """The joint of this name (not alias)."""
