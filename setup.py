@@ -95,6 +95,21 @@ setup(
         'transforms3d>=0.4.1',
     ],
     extras_require={
+        # All verbs but `ray` and the tests, with PyTorch and the simulator.
+        'all': [
+            'argcomplete>=3.1',
+            'huggingface_hub>=0.34',
+            'matplotlib>=3.5',
+            'mujoco>=3.1',
+            'onnx>=1.15',
+            'onnxruntime>=1.17',
+            'pyarrow>=14',
+            'pyopengl>=3.1.6',
+            'rosbags>=0.10',
+            'torch>=2.4',
+        ],
+        # Tab completion in a shell.
+        'completion': ['argcomplete>=3.1'],
         'torch': ['torch>=2.4'],
         # PyTorch's CUDA build brings its own.
         'triton': ['triton>=3.0; sys_platform == "linux"'],

@@ -204,8 +204,18 @@ def extras_of_run() -> set[str]:
 
 def test_run_brings_the_command_that_downloads_checkpoints() -> None:
     lines = metadata().get_all('Requires-Dist') or []
-    (extra,) = (line.split('extra == ')[1].strip('"') for line in lines if 'huggingface' in line)
-    assert extra in extras_of_run()
+    extras = {line.split('extra == ')[1].strip('"') for line in lines if 'huggingface' in line}
+    assert extras & extras_of_run()
+
+
+def test_extra_all_serves_every_verb() -> None:
+    lines = metadata().get_all('Requires-Dist') or []
+    of = {
+        extra: {re.match(r'[\w-]+', line)[0] for line in lines if f'extra == "{extra}"' in line}
+        for extra in ('all', 'torch', 'onnx', 'sim', 'record', 'dataset', 'report', 'hub')
+    }
+    everything = of.pop('all')
+    assert all(names and names <= everything for names in of.values())
 
 
 def test_remedies_install_from_the_source_folder_and_name_extras_that_there_are() -> None:

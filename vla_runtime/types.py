@@ -37,8 +37,17 @@ NormaliserKind = Literal[
 FlowTimes = Literal['summed']
 JointSpaceName = Literal['openpi_aloha']
 ActionKind = Literal['absolute', 'delta', 'velocity']
-RotationForm = Literal['quaternion_wxyz', 'quaternion_xyzw', 'euler', 'axis_angle', 'rotation_6d']
+RotationForm = Literal[
+    'quaternion_wxyz',
+    'quaternion_xyzw',
+    'euler',
+    'axis_angle',
+    'rotation_6d',
+    'rotation_6d_rows',
+]
 PoseFrame = Literal['base', 'tool']
+# What a delta of a pose starts from: the pose at the start of the chunk, or that of the row before.
+PoseDelta = Literal['chunk', 'step']
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,43 @@ def test_an_unknown_argument_shows_the_verbs_usage_and_the_nearest_option(argv, 
     assert error.endswith(f'vla_runtime {argv[0]}: error: {told}\n')
 
 
+@pytest.mark.parametrize(
+    ('word', 'verb'), [('exprt', 'export'), ('to_dataset', 'to-dataset'), ('chek', 'check')]
+)
+def test_a_misspelt_verb_is_told_the_nearest(word, verb, capsys):
+    assert program.main([word, 'x']) == 2
+    assert f"did you mean '{verb}'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ('line', 'offered'), [('vla_runtime ex', {'export '}), ('vla_runtime info --q', {'--quick '})]
+)
+def test_a_shell_is_offered_verbs_and_options(line, offered, tmp_path):
+    pytest.importorskip('argcomplete')
+    answer = tmp_path / 'answer'
+    environment = {
+        **os.environ,
+        '_ARGCOMPLETE': '1',
+        '_ARGCOMPLETE_IFS': '\n',
+        '_ARGCOMPLETE_STDOUT_FILENAME': str(answer),
+        'COMP_LINE': line,
+        'COMP_POINT': str(len(line)),
+    }
+    command = [sys.executable, '-m', 'vla_runtime', *line.split()[1:]]
+    subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=60)
+    assert set(answer.read_text().splitlines()) == offered
+
+
+def test_help_of_the_tests_needs_no_setup(tmp_path):
+    (tmp_path / 'run').write_bytes((ROOT / 'run').read_bytes())
+    for words in (['test', '--help'], ['test', '-h']):
+        done = subprocess.run(
+            ['bash', str(tmp_path / 'run'), *words], capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode, done.stdout[:6]) == (0, 'usage:')
+    assert not (tmp_path / '.venv').exists()
+
+
 def test_a_list_with_a_hole_is_refused(capsys):
     assert program.main(['export', 'x', '--out', 'y', '--state-names', 'a,,b']) == 2
     assert "'a,,b' has an empty entry" in capsys.readouterr().err

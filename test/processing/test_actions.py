@@ -14,7 +14,14 @@ from transforms3d import quaternions as t3d
 from vla_runtime.processing.actions import ActionSpace, PoseColumns
 from vla_runtime.processing.poses import from_matrix, rotation_width, to_matrix
 
-FORMS = ('quaternion_wxyz', 'quaternion_xyzw', 'euler', 'axis_angle', 'rotation_6d')
+FORMS = (
+    'quaternion_wxyz',
+    'quaternion_xyzw',
+    'euler',
+    'axis_angle',
+    'rotation_6d',
+    'rotation_6d_rows',
+)
 QUARTER = math.pi / 2
 
 

@@ -25,7 +25,14 @@ from vla_runtime.processing.poses import (
     write_near,
 )
 
-FORMS = ('quaternion_wxyz', 'quaternion_xyzw', 'euler', 'axis_angle', 'rotation_6d')
+FORMS = (
+    'quaternion_wxyz',
+    'quaternion_xyzw',
+    'euler',
+    'axis_angle',
+    'rotation_6d',
+    'rotation_6d_rows',
+)
 AXES = ('sxyz', 'rzyx', 'szxz', 'rxyz')
 ALL_AXES = tuple(
     f'{frame}{first}{second}{third}'

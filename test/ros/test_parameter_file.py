@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import rclpy
+import yaml
 from paths import ROOT
 from rclpy._rclpy_pybind11 import RCLError
 
+from vla_runtime.ros.executor.parameters import EXECUTOR_PARAMETERS
 from vla_runtime.ros.parameter_file import check_files_on_command_line, check_parameter_file
-from vla_runtime.ros.parameters import ParameterError
+from vla_runtime.ros.parameters import ParameterError, declare
 
 
 def write(folder: Path, text: str) -> Path:
@@ -333,3 +335,25 @@ def test_a_file_that_is_missing_or_no_text_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize('name', ['policy', 'executor'])
 def test_the_files_that_come_with_the_package_pass(name: str) -> None:
     check_parameter_file(ROOT / 'config' / f'{name}.yaml', 'left')
+
+
+@pytest.mark.parametrize('namespace', ['', '/left'])
+def test_a_dump_of_a_node_is_accepted(tmp_path: Path, namespace: str) -> None:
+    """`ros2 param dump` writes every parameter of a node, those of the launch too."""
+    rclpy.init()
+    try:
+        node = rclpy.create_node('vla_executor', namespace=namespace)
+        declare(node, EXECUTOR_PARAMETERS)
+        names = list(node.get_parameters_by_prefix('').keys())
+        values = {name: node.get_parameter(name).value for name in names}
+        node.destroy_node()
+    finally:
+        rclpy.shutdown()
+    values |= {'bundle': '/b', 'robot': 'so101'}
+    dump = {f'{namespace}/vla_executor': {'ros__parameters': values}}
+    file = write(tmp_path, yaml.dump(dump, default_flow_style=False))
+    assert check_parameter_file(file, namespace) == ()
+    # One that is left out was not dumped: then `bundle` would do nothing, unnoticed.
+    del values['replan_interval']
+    with pytest.raises(ParameterError):
+        check_parameter_file(write(tmp_path, yaml.dump(dump)), namespace)

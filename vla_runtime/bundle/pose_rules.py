@@ -46,6 +46,8 @@ def check_poses(spec: BundleSpec) -> None:
                 f'{here}.euler_axes',
                 f"'{pose.euler_axes}' where s or r and three axes are expected, e.g. 'sxyz'",
             )
+        if pose.delta_from == 'step' and pose.kind != 'delta':
+            raise FieldError(f'{here}.delta_from', "'step' is for the kind 'delta' alone")
         _check_pose_state(spec, pose, here)
 
 

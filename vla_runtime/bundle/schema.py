@@ -19,6 +19,7 @@ from vla_runtime.types import (
     ImageResample,
     JointSpaceName,
     NormaliserKind,
+    PoseDelta,
     PoseFrame,
     RotationForm,
 )
@@ -48,6 +49,7 @@ ROTATION_LENGTH: Mapping[RotationForm, int] = {
     'euler': 3,
     'axis_angle': 3,
     'rotation_6d': 6,
+    'rotation_6d_rows': 6,
 }
 # Statistics that a normaliser reads.
 STATISTICS_OF: Mapping[NormaliserKind, tuple[str, ...]] = {
@@ -149,6 +151,8 @@ class PoseSpec:
         euler_axes: transforms3d's order, e.g. `sxyz`; for the form `euler` only.
         state_position: names of the state's x, y and z; needed for `delta`.
         state_rotation: names of the state's rotation, same form; needed for `delta`.
+        delta_from: what a delta starts from: `chunk`, the measured pose for every row; `step`, the
+            row before, and the measured pose for the first.
     """
 
     name: str
@@ -160,6 +164,7 @@ class PoseSpec:
     euler_axes: str | None = None
     state_position: tuple[str, ...] = ()
     state_rotation: tuple[str, ...] = ()
+    delta_from: PoseDelta = 'chunk'
 
     @property
     def actions(self) -> tuple[str, ...]:

@@ -127,7 +127,7 @@ def success_fault(bundle: Bundle, backend: str, precision: str) -> str:
     if record is None:
         return f'no closed-loop success was judged: {command}'
     if not _is_of(record, bundle, backend):
-        return f'closed-loop success was judged with other files; judge these: {command}'
+        return f'closed-loop success was judged with other files: {command}'
     judged = [_condition(one) for one in record.mappings('conditions')]
     if len(judged) < LEAST_CONDITIONS:
         return (

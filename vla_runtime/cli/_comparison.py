@@ -46,14 +46,15 @@ def show_receipt(receipt: Receipt) -> None:
     Each chunk has a bound of its own, so that the largest error is not always the worst one.
     """
     print(f'{receipt.precision} on {receipt.device}, {len(receipt.cases)} cases')
-    print(f'{"file":<20} {"tensor":<18} {"largest":>9} {"mean":>9} {"bound":>9}')
+    wide = max([18, *(len(item.tensor) for item in receipt.tensors)])
+    print(f'{"file":<20} {"tensor":<{wide}} {"largest":>9} {"mean":>9} {"bound":>9}')
     for item in receipt.tensors:
-        _line(item.file, item.tensor, item.max_error, item.mean_error, item.bound)
+        _line(wide, item.file, item.tensor, item.max_error, item.mean_error, item.bound)
     for file in dict.fromkeys(item.file for item in receipt.chunks):
         chunks = [item for item in receipt.chunks if item.file == file]
         worst = max(chunks, key=lambda item: item.bound_fraction)
         name = f'chunk of case {worst.case}'
-        _line(file, name, worst.max_error, worst.mean_error, worst.bound)
+        _line(wide, file, name, worst.max_error, worst.mean_error, worst.bound)
     print('chunks: of each file the case that is nearest to its own bound')
     if receipt.actions:
         largest = (f'{one.name} {one.max_error:.2g} {one.unit}' for one in receipt.actions)
@@ -64,5 +65,5 @@ def show_receipt(receipt: Receipt) -> None:
         print('all within the bounds')
 
 
-def _line(file: str, tensor: str, largest: float, mean: float, bound: float) -> None:
-    print(f'{file:<20} {tensor:<18} {largest:>9.2g} {mean:>9.2g} {bound:>9.2g}')
+def _line(wide: int, file: str, tensor: str, largest: float, mean: float, bound: float) -> None:
+    print(f'{file:<20} {tensor:<{wide}} {largest:>9.2g} {mean:>9.2g} {bound:>9.2g}')

@@ -80,7 +80,7 @@ def play_live(
         LivePlayError: the node did not start, or ended.
     """
     from vla_runtime.replay.frames import SkippedInference
-    from vla_runtime.replay.live_steps import live_steps
+    from vla_runtime.replay.live_steps import StandIn, live_steps
     from vla_runtime.ros.player.live import LivePlayer
 
     result = LiveResult()
@@ -91,6 +91,10 @@ def play_live(
             for found in live_steps(run, changes.settings):
                 if isinstance(found, SkippedInference):
                     _count(result.skipped, found.reason)
+                    continue
+                if isinstance(found, StandIn):
+                    _count(result.skipped, found.skipped.reason)
+                    player.play(found.step)
                     continue
                 inference, step, note = found
                 first_ns = step.now_ns if first_ns is None else first_ns

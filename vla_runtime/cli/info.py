@@ -76,9 +76,31 @@ def _backends(bundle: Bundle) -> str:
     except ValueError:
         return 'none that is installed here runs it on a CPU'
     refused = ''.join(
-        f', and not {one}: {why}' for one, why in reduced_precisions(bundle, 'cpu').items() if why
+        f', and not {one}: {_runnable(bundle, why)}'
+        for one, why in reduced_precisions(bundle, 'cpu').items()
+        if why
     )
     return f'on cpu: {", ".join(map(str, found))}; auto takes the fastest at load{refused}'
+
+
+def _runnable(bundle: Bundle, fault: str) -> str:
+    """Return a reason without the command of a study that cannot run for this bundle.
+
+    Studies judge on the simulated tabletop robot.
+    """
+    from vla_runtime.ros.package_files import share_folder
+    from vla_runtime.ros.robot.file import load_robot
+    from vla_runtime.ros.robot.match import MatchError, match_robot
+
+    reason, study, _ = fault.partition(': vla_runtime study')
+    if not study:
+        return fault
+    try:
+        robot = load_robot(share_folder() / 'config' / 'robots' / 'tabletop.yaml')
+        match_robot(robot, bundle.spec, bundle.folder)
+    except MatchError:
+        return f'{reason} (studies judge on the simulated tabletop robot, which it does not drive)'
+    return fault
 
 
 def _fp8(bundle: Bundle) -> str:
@@ -91,6 +113,7 @@ def _fp8(bundle: Bundle) -> str:
         fault = success_fault(bundle, FP8.backend, FP8.precision)
     except JsonError as error:
         fault = str(error)
+    fault = _runnable(bundle, fault)
     return f'not taken by auto: {fault}' if fault else 'may be taken by auto, on a GPU that has it'
 
 

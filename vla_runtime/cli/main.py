@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import pkgutil
 import signal
 import sys
@@ -36,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for Ctrl-C, 143 for SIGTERM and 129 for SIGHUP where the verb does not say otherwise,
             141 where nobody reads the output any more (`| head`).
     """
+    _complete()
     argv = list(sys.argv[1:] if argv is None else argv)
     with _tidy_end():
         return _run(argv)
@@ -106,6 +108,10 @@ def _run_verb(argv: list[str]) -> int:
 
 def _parsed(argv: Sequence[str]) -> argparse.Namespace:
     """Read the command line; a wrong argument ends it with the usage of its verb."""
+    if argv and not argv[0].startswith('-') and argv[0] not in (verbs := _verbs()):
+        from vla_runtime.files.typed_yaml import did_you_mean
+
+        _parser(['info']).error(f"'{argv[0]}' is no verb{did_you_mean(argv[0], verbs)}")
     arguments, unknown = _parser(argv).parse_known_args(argv)
     if unknown:
         # Needs a package that a verb may say is missing.
@@ -116,6 +122,18 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace:
         mend = did_you_mean(options[0], parser._option_string_actions) if options else ''
         parser.error(f'unrecognized arguments: {" ".join(unknown)}{mend}')
     return arguments
+
+
+def _complete() -> None:
+    """Answer a shell that asks for completions, and end; argcomplete gives it the variable."""
+    if '_ARGCOMPLETE' not in os.environ:
+        return
+    try:
+        import argcomplete
+    except ModuleNotFoundError:
+        sys.exit(1)
+    words = os.environ.get('COMP_LINE', '').split()
+    argcomplete.autocomplete(_parser(words[1:2]))
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:

@@ -31,6 +31,7 @@ from vla_runtime.cli._files import bundle_folder, make_folder, output_folder
 from vla_runtime.cli._numbers import MOST_PROCESSES, MOST_SEED, at_least, between
 from vla_runtime.cli._packages import import_problem
 from vla_runtime.cli._ray import add_ray_argument, ray_pool
+from vla_runtime.files.counts import counted
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import did_you_mean
 
@@ -121,7 +122,10 @@ def _main(arguments: argparse.Namespace) -> int:
     if arguments.list:
         for study in STUDIES.values():
             print(f'{study.name:12} {study.title}')
-            print(f'{"":12} {len(study.conditions)} conditions of {study.episodes} episodes')
+            print(
+                f'{"":12} {counted(len(study.conditions), "condition")} of '
+                f'{counted(study.episodes, "episode")}'
+            )
         return 0
     if arguments.page:
         print(f'wrote {_write_page(arguments.out)}')

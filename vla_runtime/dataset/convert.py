@@ -16,6 +16,7 @@ from vla_runtime.dataset.errors import DatasetError
 from vla_runtime.dataset.frames import DatasetFrame, EpisodeFacts
 from vla_runtime.dataset.layout import FRAME_AGE_S, MOST_FPS, SHORTEST_S, Layout
 from vla_runtime.dataset.writer import DatasetWriter, dataset_folder
+from vla_runtime.files.counts import counted
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.ros.policy.description import find_description, is_description
 from vla_runtime.ros.robot.schema import Robot
@@ -90,8 +91,8 @@ class Result:
         judged = [verdict for verdict in self.verdicts if verdict is not None]
         fps = self.layout.fps
         lines = [
-            f'{self.episodes} episodes, {self.frames} frames at {fps} Hz '
-            f'({self.frames / fps:.1f} s), {len(set(self.tasks))} tasks',
+            f'{counted(self.episodes, "episode")}, {counted(self.frames, "frame")} at {fps} Hz '
+            f'({self.frames / fps:.1f} s), {counted(len(set(self.tasks)), "task")}',
             f'judged {len(judged)}, of them successful {sum(judged)}',
         ]
         shown = self.frames * len(self.layout.cameras)

@@ -9,7 +9,15 @@ from typing import cast, get_args
 
 import numpy as np
 
-from vla_runtime.bundle.schema import STATISTICS_OF, ActionSpec, BundleSpec, StateSpec, Unit
+from vla_runtime.bundle.schema import (
+    ROTATION_LENGTH,
+    STATISTICS_OF,
+    ActionSpec,
+    BundleSpec,
+    PoseSpec,
+    StateSpec,
+    Unit,
+)
 from vla_runtime.bundle.statistics import apart_from_states
 from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.missing_facts import MissingFacts
@@ -29,6 +37,7 @@ class Columns:
 
     state: tuple[StateSpec, ...]
     actions: tuple[ActionSpec, ...]
+    poses: tuple[PoseSpec, ...] = ()
 
 
 def resolve_columns(
@@ -55,6 +64,10 @@ def resolve_columns(
     action_units = _units(options.units, 'action', action_names, state_names, missing)
     if options.units is None:
         missing.ask('--units', f'unit of all dimensions, or NAME=UNIT for each: {_UNIT_WORDS}')
+    poses = _poses(facts, state_names, action_names)
+    for pose in poses:
+        _measure_pose(pose, state_units, action_units)
+    in_pose = {name for pose in poses for name in pose.actions}
     deltas = _deltas(facts, options.deltas, action_names, missing)
     velocities = _known('--velocity', options.velocities, action_names, missing)
     targets = _known('--target', options.targets, action_names, missing)
@@ -72,7 +85,7 @@ def resolve_columns(
         if name in targets and kind != 'absolute':
             other = 'is a velocity' if kind == 'velocity' else 'is relative to the state'
             missing.conflict(f"--target names '{name}', which {other}")
-        if kind == 'delta' and index >= len(state_names):
+        if kind == 'delta' and name not in in_pose and index >= len(state_names):
             missing.conflict(
                 f"action '{name}' is relative to state dimension {index + 1}, but the state has "
                 f'only {len(state_names)}'
@@ -80,12 +93,55 @@ def resolve_columns(
             return None
         actions.append(
             ActionSpec(
-                name, action_units[name], kind, state_names[index] if kind == 'delta' else None
+                name,
+                action_units[name],
+                kind,
+                state_names[index] if kind == 'delta' and name not in in_pose else None,
             )
         )
     return Columns(
-        tuple(StateSpec(name, state_units[name]) for name in state_names), tuple(actions)
+        tuple(StateSpec(name, state_units[name]) for name in state_names), tuple(actions), poses
     )
+
+
+def _poses(
+    facts: FolderFacts, state: tuple[str, ...] | None, actions: tuple[str, ...] | None
+) -> tuple[PoseSpec, ...]:
+    """Return the folder's poses under the names of their dimensions."""
+    if state is None or actions is None:
+        return ()
+    found = []
+    for pose in facts.poses:
+        width = 3 + ROTATION_LENGTH[pose.form]
+        names = actions[pose.action : pose.action + width]
+        measured = () if pose.state is None else state[pose.state : pose.state + width]
+        found.append(
+            PoseSpec(
+                name=pose.name,
+                position=names[:3],  # type: ignore[arg-type]
+                rotation=names[3:],
+                form=pose.form,
+                kind='absolute' if pose.state is None else 'delta',
+                frame='tool',
+                state_position=measured[:3],
+                state_rotation=measured[3:],
+            )
+        )
+    return tuple(found)
+
+
+def _measure_pose(
+    pose: PoseSpec, state: dict[str, Unit] | None, actions: dict[str, Unit] | None
+) -> None:
+    """Give a pose's dimensions their units: numbers of a matrix have none, positions are in m."""
+    for units, position, rotation in (
+        (actions, pose.position, pose.rotation),
+        (state, pose.state_position, pose.state_rotation),
+    ):
+        if units is not None:
+            units.update(dict.fromkeys(rotation, '1'))
+            lengths = {name: units[name] for name in position}
+            units.update({name: one if one == 'mm' else 'm' for name, one in lengths.items()})
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         images=facts.images,
         state=settled.columns.state,
         actions=settled.columns.actions,
+        poses=settled.columns.poses,
         step_time_s=1.0 / settled.rate_hz,
         denoise_steps=settled.denoise_steps,
         prompt=_prompt(settled, facts, dims, options),

@@ -11,7 +11,7 @@ import numpy as np
 
 from vla_runtime.bundle.schema import CameraSpec, ImageSpec, NormalisationSpec
 from vla_runtime.files.json_file import JsonMapping
-from vla_runtime.types import FlowTimes, JointSpaceName, PromptCleaning
+from vla_runtime.types import FlowTimes, JointSpaceName, PromptCleaning, RotationForm
 
 CONFIG_FILE = 'config.json'
 AbsentCameras = Literal['masked', 'left_out']
@@ -24,6 +24,23 @@ class Question:
 
     option: str
     wanted: str
+
+
+@dataclass(frozen=True)
+class FolderPose:
+    """An end-effector pose of a folder: x, y, z and a rotation in metres and plain numbers.
+
+    Attributes:
+        name: name of the end effector.
+        action: its first column among the actions.
+        state: its first column among the state, where a delta is composed with it; None: absolute.
+        form: representation of the rotation, in actions and state alike.
+    """
+
+    name: str
+    action: int
+    state: int | None
+    form: RotationForm
 
 
 @dataclass(frozen=True)
@@ -45,6 +62,7 @@ class FolderFacts:
         state_length: number of measured dimensions.
         action_length: number of real action dimensions.
         deltas: True for each action that is relative to the state of the same index.
+        poses: groups of actions that are end-effector poses; deltas are in the tool's frame.
         joint_space: joints that the policy was trained on; None: those of the robot.
         template: template of the prompt; not asked for without language.
         state_bins: numbers of the state in the prompt, where it is padded; None: as it is.
@@ -85,6 +103,7 @@ class FolderFacts:
     state_length: int | None = None
     action_length: int | None = None
     deltas: tuple[bool, ...] | None = None
+    poses: tuple[FolderPose, ...] = ()
     joint_space: JointSpaceName | None = None
     template: str | None = None
     state_bins: int | None = None

@@ -21,6 +21,19 @@ from vla_runtime.types import AdvantageTemplate
 LeRobotRelease = Literal['0.4', '0.5']
 
 
+# Units as people write them out.
+_SHORT = {
+    'radian': 'rad',
+    'degree': 'deg',
+    'metre': 'm',
+    'meter': 'm',
+    'millimetre': 'mm',
+    'millimeter': 'mm',
+    'percentage': 'percent',
+    '%': 'percent',
+}
+
+
 @dataclass(frozen=True)
 class ExportOptions:
     """Options of an export; each is optional, and the user is asked for facts the folder lacks.
@@ -83,6 +96,8 @@ class ExportOptions:
     base: Path | None = None
 
     def __post_init__(self) -> None:
+        if self.units is not None:
+            object.__setattr__(self, 'units', tuple(map(_in_short, self.units)))
         words = get_args(Unit)
         for text in self.units or ():
             unit = text.rpartition('=')[2]
@@ -160,3 +175,12 @@ def _names(features: JsonMapping, *keys: str) -> tuple[str, ...] | None:
             length = shape[0] if isinstance(shape, list) and len(shape) == 1 else None
             return feature_names(feature.get('names'), length if type(length) is int else None)
     return None
+
+
+def _in_short(text: str) -> str:
+    """Return a unit, or `name=unit`, with the unit's short name: `radians/s` is `rad/s`."""
+    name, equals, unit = text.rpartition('=')
+    word, slash, second = unit.partition('/')
+    word = word.lower()
+    short = _SHORT.get(word, _SHORT.get(word.removesuffix('s')))
+    return f'{name}{equals}{short}{slash}{second}' if short else text

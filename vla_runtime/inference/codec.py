@@ -300,6 +300,7 @@ def _action_space(bundle: Bundle) -> ActionSpace:
             frame=pose.frame,
             state_position=tuple(states[name] for name in pose.state_position),
             state_rotation=tuple(states[name] for name in pose.state_rotation),
+            delta_from=pose.delta_from,
         )
         for pose in spec.poses
     )

@@ -2,8 +2,8 @@
 
 A chunk may hold absolute targets, deltas and velocities, each column for itself. Deltas are
 relative to the state at the start of the chunk, for every row (LeRobot's relative actions, openpi's
-`DeltaActions`); they do not accumulate from row to row. End-effector poses are groups of columns,
-because a rotation cannot be composed number by number.
+`DeltaActions`). End-effector poses are groups of columns, because a rotation cannot be composed
+number by number; their deltas may also go from row to row (LIBERO's controller).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from vla_runtime.processing import poses
 from vla_runtime.processing.words import check_word
-from vla_runtime.types import ActionKind, PoseFrame, RotationForm
+from vla_runtime.types import ActionKind, PoseDelta, PoseFrame, RotationForm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,8 @@ class PoseColumns:
             dp, R = R0 dR.
         state_position: state columns of x, y, z; needed for `delta` only.
         state_rotation: state columns of the rotation; needed for `delta` only.
+        delta_from: `chunk`: each row is relative to the state; `step`: each row to the row before,
+            the first one to the state.
     """
 
     name: str
@@ -46,10 +48,12 @@ class PoseColumns:
     frame: PoseFrame
     state_position: tuple[int, ...] = ()
     state_rotation: tuple[int, ...] = ()
+    delta_from: PoseDelta = 'chunk'
 
     def __post_init__(self) -> None:
         check_word(f'pose {self.name!r}: kind', self.kind, ActionKind)
         check_word(f'pose {self.name!r}: frame', self.frame, PoseFrame)
+        check_word(f'pose {self.name!r}: delta_from', self.delta_from, PoseDelta)
         try:
             width = poses.rotation_width(self.form)
             if self.form == 'euler':
@@ -141,7 +145,11 @@ class ActionSpace:
             position, rotation = _start(pose, state)
             step = actions[:, pose.position]
             turn = _matrices(pose, actions[:, pose.rotation], 'action')
-            if pose.frame == 'base':
+            if pose.delta_from == 'step':
+                result[:, pose.position], turned = _accumulated(
+                    pose, position, rotation, step, turn
+                )
+            elif pose.frame == 'base':
                 result[:, pose.position] = position + step
                 turned = turn @ rotation
             else:
@@ -173,14 +181,19 @@ class ActionSpace:
             result[:, column] -= state[state_column]
         for pose in self._delta_poses():
             position, rotation = _start(pose, state)
-            step = actions[:, pose.position] - position
             turned = _matrices(pose, actions[:, pose.rotation], 'action')
+            # Poses that the rows are relative to: one for all, or one for each.
+            places, starts = position[None], rotation[None]
+            if pose.delta_from == 'step':
+                places = np.vstack([places, actions[:-1, pose.position]])
+                starts = np.concatenate([starts, turned[:-1]])
+            step = actions[:, pose.position] - places
+            back = starts.transpose(0, 2, 1)
             if pose.frame == 'base':
-                turn = turned @ rotation.T
+                turn = turned @ back
             else:
-                # Rows are vectors: step @ R is R transposed times each of them.
-                step = step @ rotation
-                turn = rotation.T @ turned
+                step = (back @ step[..., None])[..., 0]
+                turn = back @ turned
             result[:, pose.position] = step
             result[:, pose.rotation] = poses.from_matrix(turn, pose.form, pose.euler_axes)
         return result
@@ -260,6 +273,22 @@ class ActionSpace:
                     )
                 owner[column] = pose.name
         return set(owner)
+
+
+def _accumulated(
+    pose: PoseColumns,
+    position: np.ndarray,
+    rotation: np.ndarray,
+    steps: np.ndarray,
+    turns: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Compose deltas row upon row: positions (H, 3) and matrices (H, 3, 3)."""
+    positions, rotations = np.empty_like(steps), np.empty_like(turns)
+    for index, (step, turn) in enumerate(zip(steps, turns, strict=True)):
+        position = position + (step if pose.frame == 'base' else rotation @ step)
+        rotation = turn @ rotation if pose.frame == 'base' else rotation @ turn
+        positions[index], rotations[index] = position, rotation
+    return positions, rotations
 
 
 def _start(pose: PoseColumns, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

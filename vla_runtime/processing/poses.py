@@ -1,4 +1,4 @@
-"""Rotations in the five forms that policies speak, to matrices and back (through transforms3d).
+"""Rotations in the six forms that policies speak, to matrices and back (through transforms3d).
 
 Forms, all in radians where there are angles:
 - `quaternion_wxyz`, `quaternion_xyzw`: 4 numbers, any length but zero on the way in; unit length
@@ -8,6 +8,7 @@ Forms, all in radians where there are angles:
 - `axis_angle`: the rotation vector, axis times angle; its length is in [0, pi] on the way out.
 - `rotation_6d`: the first column of the matrix, then the second; Gram-Schmidt on the way in
   (Zhou et al., arXiv 1812.07035, section B).
+- `rotation_6d_rows`: the same of the matrix's first two rows (GR00T).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _WIDTHS: dict[str, int] = {
     'euler': 3,
     'axis_angle': 3,
     'rotation_6d': 6,
+    'rotation_6d_rows': 6,
 }
 # Below this length, or sine of an angle, a quaternion's or a 6D vector's direction is noise: no
 # policy means such a rotation.
@@ -74,6 +76,8 @@ def to_matrix(values: np.ndarray, form: RotationForm, euler_axes: str = 'sxyz') 
     rows = _rows(values, form)
     if form == 'rotation_6d':
         matrices = _from_6d(rows)
+    elif form == 'rotation_6d_rows':
+        matrices = _from_6d(rows).transpose(0, 2, 1)
     elif form == 'euler':
         matrices = _from_euler(rows, euler_axes)
     elif form == 'axis_angle':
@@ -100,6 +104,8 @@ def from_matrix(matrices: np.ndarray, form: RotationForm, euler_axes: str = 'sxy
     flat = matrices.reshape(-1, 3, 3)
     if form == 'rotation_6d':
         rows = flat[:, :, :2].transpose(0, 2, 1).reshape(-1, 6)
+    elif form == 'rotation_6d_rows':
+        rows = flat[:, :2].reshape(-1, 6)
     elif form == 'euler':
         rows = _to_euler(flat, euler_axes)
     else:
@@ -237,7 +243,7 @@ def write_near(
 
 def _same(rows: np.ndarray, near: np.ndarray, form: RotationForm, euler_axes: str) -> np.ndarray:
     """Return where two rotations are one: (..., k) and (..., k) to (...) bool."""
-    if form in ('euler', 'rotation_6d'):
+    if form in ('euler', 'rotation_6d', 'rotation_6d_rows'):
         apart = to_matrix(rows, form, euler_axes) - to_matrix(near, form, euler_axes)
         # This norm is sqrt(8) sin(angle / 2).
         return np.linalg.norm(apart, axis=(-2, -1)) < math.sqrt(2.0) * _SAME

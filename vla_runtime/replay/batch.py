@@ -108,11 +108,12 @@ def lines(results: Sequence[Json]) -> list[str]:
     total = totals(results)
     counts = ', '.join(f'{name} {value}' for name, value in total.items() if name != 'joints')
     shown += ['', counts]
+    wide = max([20, *map(len, total['joints'])])
     for name, values in total['joints'].items():
         if not values['largest_error']:
             continue
         shown.append(
-            f'  {name:<20} {values["unit"]:<8} mean error {values["mean_error"]:.3g}, largest '
+            f'  {name:<{wide}} {values["unit"]:<8} mean error {values["mean_error"]:.3g}, largest '
             f'{values["largest_error"]:.3g}'
         )
     return shown

@@ -1,12 +1,14 @@
 """Recorded inferences as steps that a player plays to a real policy node.
 
-A node counts its inferences from 0 in each episode. So an episode can be played from its beginning
-and up to its first gap; what cannot be played is named.
+A node counts its inferences from 0 in each episode. So an inference whose frames were lost is
+played with other frames of the recording, and its answer is not used: those after it have their
+numbers. An episode ends where a request is missing; what cannot be played is named.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from vla_runtime.recording.bag_reader import BagReader
@@ -27,9 +29,22 @@ _APART_NS = 2_000_000
 _LEAST_LIMIT_S = 0.01
 
 
+@dataclass(frozen=True)
+class StandIn:
+    """A step for an inference whose frames were lost; the node counts it, and nobody compares it.
+
+    Attributes:
+        skipped: the inference, and what was lost.
+        step: step with frames of another inference under the stamps of those that were lost.
+    """
+
+    skipped: SkippedInference
+    step: LiveStep
+
+
 def live_steps(
     run: RecordedRun, settings: Mapping[str, Any]
-) -> Iterator[tuple[CompleteInference, LiveStep, str] | SkippedInference]:
+) -> Iterator[tuple[CompleteInference, LiveStep, str] | StandIn | SkippedInference]:
     """Yield every inference with its step, or why it cannot be played.
 
     With a step comes why its chunk may be another one, empty when nothing is missing.
@@ -41,6 +56,8 @@ def live_steps(
     joints = _JointStates(run)
     before: RecordedInference | None = None
     playable = False
+    # Frames for those that were lost; of the recording's first inference until another one comes.
+    frames = _first_frames(run)
     for found in with_frames(run):
         recorded = found.recorded
         if _begins(before, recorded):
@@ -48,15 +65,26 @@ def live_steps(
         elif before is not None and recorded.number != before.number + 1:
             playable = False
         begins, last, before = _begins(before, recorded), before, recorded
-        if isinstance(found, SkippedInference):
+        if isinstance(found, SkippedInference) and playable and recorded.plan and frames:
+            whole = CompleteInference(recorded, {}, frames)
+            yield StandIn(found, _step(whole, last, begins, settings, joints))
+        elif isinstance(found, SkippedInference):
             playable = False
             yield found
         elif not playable:
             reason = 'inferences of its episode before it are missing, so its number cannot be had'
             yield SkippedInference(recorded, reason)
         else:
+            frames = found.raw
             note = '' if joints.has(recorded) else _NO_STATE
             yield found, _step(found, last, begins, settings, joints), note
+
+
+def _first_frames(run: RecordedRun) -> Mapping[str, RawMessage]:
+    for found in with_frames(run):
+        if isinstance(found, CompleteInference):
+            return found.raw
+    return {}
 
 
 def _begins(before: RecordedInference | None, recorded: RecordedInference) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.files.counts import counted
 from vla_runtime.policy import Policy
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.replay.bag_topics import find_instructions, find_topics
@@ -72,7 +73,8 @@ class OpenLoopResult:
         """Lines of text for a person."""
         error = self.error
         lines = [
-            f'{self.recording}: open loop, {error.predictions} predictions in {self.replay_s:.1f} s'
+            f'{self.recording}: open loop, {counted(error.predictions, "prediction")} in '
+            f'{self.replay_s:.1f} s'
         ]
         for reason, count in self.missing.items():
             lines.append(f'  no prediction {count} times: {reason}')
@@ -80,14 +82,16 @@ class OpenLoopResult:
         for problem in self.problems:
             lines.append(f'  problem: {problem}')
         lines += ['', '  mean error; in brackets that of standing still']
-        lines.append('  ahead, s ' + ''.join(f'{name:>20}' for name in error.joints))
-        lines.append('           ' + ''.join(f'{unit:>20}' for unit in error.units))
+        # Two columns never touch, however long a joint's name is.
+        wide = 2 + max(18, *map(len, error.joints))
+        lines.append('  ahead, s ' + ''.join(f'{name:>{wide}}' for name in error.joints))
+        lines.append('           ' + ''.join(f'{unit:>{wide}}' for unit in error.units))
         steps = len(error.mean)
         for step in range(0, steps, max(1, -(-steps // _STEPS_SHOWN))):
             cells = zip(error.mean[step], error.still[step], strict=True)
             lines.append(
                 f'  {step * error.step_time_s:<9.2f}'
-                + ''.join(f'{f"{mean:.3g} ({still:.3g})":>20}' for mean, still in cells)
+                + ''.join(f'{f"{mean:.3g} ({still:.3g})":>{wide}}' for mean, still in cells)
             )
         return lines
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from vla_runtime.files.counts import counted
 from vla_runtime.replay.comparison import ChunkError, ErrorTotal
 from vla_runtime.replay.frames import SkippedInference
 from vla_runtime.replay.recorded import RecordedInference, RecordedRun
@@ -155,7 +156,8 @@ class ReplaySummary:
         """Lines of text for a person."""
         error = self.error
         lines = [
-            f'{self.recording}: {self.inferences} inferences of {self.node}, '
+            f'{self.recording}: {counted(self.inferences, "inference")} of '
+            f'{self.node}, '
             f'{self.recorded_s:.1f} s; replayed in {self.replay_s:.1f} s',
             f'  replayed {self.replayed}, compared {error.chunks}, bit-identical {error.identical}',
         ]
@@ -182,10 +184,11 @@ class ReplaySummary:
 
     def _error_lines(self) -> list[str]:
         error = self.error
-        lines = ['', f'  {"joint":<20} {"unit":<8} {"mean error":>12} {"largest":>12}']
+        wide = max(20, *map(len, error.joints))
+        lines = ['', f'  {"joint":<{wide}} {"unit":<8} {"mean error":>12} {"largest":>12}']
         for column, name in enumerate(error.joints):
             lines.append(
-                f'  {name:<20} {self.units.get(name, ""):<8} '
+                f'  {name:<{wide}} {self.units.get(name, ""):<8} '
                 f'{error.mean[:, column].mean():>12.3g} {error.largest[:, column].max():>12.3g}'
             )
         lines += ['', f'  {"step":<6} {"mean error":>12} {"largest":>12}   (over all joints)']

@@ -188,6 +188,8 @@ def _check_section(section: str, parameters: Mapping[str, Any], namespace: str) 
         return
     # One for every node may have what only one of them knows.
     known = names_of(*nodes)
+    # `ros2 param dump` writes every parameter of one node; the launch's arguments win over it.
+    dumped = len(nodes) == 1 and set(known) <= {name for name, _ in _values(parameters, '')}
     for name, value in _values(parameters, ''):
         if value is None:
             raise FieldError(f'{section}.{_PARAMETERS}.{name}', 'has no value')
@@ -195,7 +197,7 @@ def _check_section(section: str, parameters: Mapping[str, Any], namespace: str) 
         if name not in known and not is_of_rclpy(name):
             mend = nearest(name, known, in_file=True)
             raise FieldError(where, f'no parameter of {" or ".join(nodes)}{mend}')
-        if name in _OF_THE_LAUNCH:
+        if name in _OF_THE_LAUNCH and not dumped:
             raise FieldError(
                 where, f'is set by the launch for all nodes: give the launch argument {name}:=...'
             )

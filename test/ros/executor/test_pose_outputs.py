@@ -22,7 +22,14 @@ from vla_runtime.ros.robot.file import load_robot
 from vla_runtime.ros.robot.match import match_robot
 from vla_runtime.types import ActionChunk
 
-FORMS = ('quaternion_wxyz', 'quaternion_xyzw', 'euler', 'axis_angle', 'rotation_6d')
+FORMS = (
+    'quaternion_wxyz',
+    'quaternion_xyzw',
+    'euler',
+    'axis_angle',
+    'rotation_6d',
+    'rotation_6d_rows',
+)
 GIVEN = {row.name: row.default for row in EXECUTOR_PARAMETERS}
 ROS_NS = 10**18
 ARM = """

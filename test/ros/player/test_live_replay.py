@@ -92,8 +92,19 @@ def test_the_first_live_chunk_that_differs_is_named():
     assert any(words in line for line in result.lines())
 
 
+@pytest.mark.parametrize('place', [0, 1])
+def test_a_lost_frame_costs_its_own_inference_alone(tmp_path, bundle, robot_file, place):
+    turns = [Turn(lost=['/top/image'] if place == index else []) for index in range(3)]
+    folder = record(tmp_path / 'bag', bundle, robot_file, turns)
+    _, found, said = replay(folder, tmp_path)
+    live = found['live']
+    assert (live['played'], live['as_offline'], live['as_recorded']) == (2, 2, 2), said
+    assert sum(live['skipped'].values()) == 1
+    assert live['agrees']
+
+
 def test_an_episode_is_played_up_to_its_first_gap(tmp_path, bundle, robot_file):
-    turns = [Turn(), Turn(lost=['/top/image']), Turn(), Turn(episode=2)]
+    turns = [Turn(), Turn(lost=['/committed_plan']), Turn(), Turn(episode=2)]
     folder = record(tmp_path / 'bag', bundle, robot_file, turns)
     found = list(live_steps(read_run(BagReader(folder)), {}))
     reasons = [one.reason if isinstance(one, SkippedInference) else '' for one in found]

@@ -362,6 +362,7 @@ FORMS = {
     'euler': ('roll', 'pitch', 'yaw'),
     'axis_angle': ('rx', 'ry', 'rz'),
     'rotation_6d': tuple('abcdef'),
+    'rotation_6d_rows': tuple('abcdef'),
 }
 
 

@@ -118,6 +118,7 @@ def read_n17_folder(folder: Path, options: ExportOptions) -> FolderFacts:
         state_length=columns.state,
         action_length=columns.actions,
         deltas=columns.deltas,
+        poses=columns.poses,
         template='chat',
         usual_prompt_length=USUAL_PROMPT_LENGTH,
         horizon=found.horizon,

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from vla_runtime.export.errors import ExportError
+from vla_runtime.export.folder import FolderPose
 from vla_runtime.files.json_file import JsonMapping
 
 # A `delta` of NVIDIA's is one of the data set's own, from step to step: it is no target.
 _KINDS = ('absolute', 'relative')
+_POSE_WIDTH = 9
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class GroupedColumns:
         state, actions: numbers of dimensions.
         deltas: True for each action that is relative to the state of the same index.
         horizon: actions of a chunk that this robot has.
+        poses: groups that are end-effector poses.
     """
 
     statistics: Mapping[str, np.ndarray]
@@ -33,6 +36,7 @@ class GroupedColumns:
     actions: int
     deltas: tuple[bool, ...]
     horizon: int
+    poses: tuple[FolderPose, ...] = ()
 
 
 def grouped_columns(
@@ -48,7 +52,7 @@ def grouped_columns(
         relative: groups that are declared so are relative to the state.
 
     Raises:
-        JsonError, ExportError: missing or contradictory entries, or actions of an end effector.
+        JsonError, ExportError: missing or contradictory entries, or poses that are not 9 numbers.
     """
     usual = ('q01', 'q99') if percentiles else ('min', 'max')
     _refuse_spread(modality)
@@ -62,6 +66,7 @@ def grouped_columns(
     if steps != list(range(horizon)):
         raise action.error('delta_indices', f'{steps} where 0, 1, 2 and so on are expected')
     ranges, deltas, column = [], [], 0
+    poses: list[FolderPose] = []
     for name, config in zip(names, configs, strict=True):
         kind = _word(config, 'rep')
         if kind not in _KINDS:
@@ -70,7 +75,11 @@ def grouped_columns(
         group = statistics.mapping('relative_action' if is_relative else 'action').mapping(name)
         low, high = _range(group, ('min', 'max') if is_relative else usual)
         width = low.shape[-1]
-        if is_relative:
+        if _word(config, 'type') == 'eef':
+            poses.append(
+                _pose(config, name, column, width, places, statistics, is_relative=is_relative)
+            )
+        elif is_relative:
             _check_relative(config, name, column, width, places, statistics)
         if low.ndim == 2 and len(low) < horizon:
             raise group.error('min', f'{len(low)} steps where {horizon} are expected')
@@ -92,6 +101,7 @@ def grouped_columns(
         actions=column,
         deltas=tuple(deltas),
         horizon=horizon,
+        poses=tuple(poses),
     )
 
 
@@ -185,9 +195,7 @@ def _check_relative(
 ) -> None:
     """Refuse relative groups that are not relative to the state dimensions of the same places."""
     if _word(config, 'type') != 'non_eef':
-        raise config.error(
-            'type', f"group '{name}': relative poses of an end effector are not supported"
-        )
+        raise config.error('type', f"group '{name}' is neither EEF nor NON_EEF")
     key = config.get('state_key', str, None) or name
     if places.get(key) != column:
         raise config.error(
@@ -198,6 +206,39 @@ def _check_relative(
     length = len(statistics.mapping('state').mapping(key).get('min', list))
     if length != width:
         raise config.error('state_key', f"'{key}' has {length} numbers, '{name}' {width}")
+
+
+def _pose(
+    config: JsonMapping,
+    name: str,
+    column: int,
+    width: int,
+    places: Mapping[str, int],
+    statistics: JsonMapping,
+    *,
+    is_relative: bool,
+) -> FolderPose:
+    """Return the pose of a group: a position and the first two rows of a matrix, 9 numbers.
+
+    Raises:
+        JsonError: it has another form, or its state has.
+    """
+    form = _word(config, 'format')
+    if width != _POSE_WIDTH or form not in ('', 'default', 'xyz_rot6d', 'xyz+rot6d'):
+        raise config.error(
+            'format',
+            f"group '{name}': a pose of an end effector has {_POSE_WIDTH} numbers, x, y, z and two "
+            f"rows of a matrix (XYZ_ROT6D); this one has {width} in the format '{form}'",
+        )
+    if not is_relative:
+        return FolderPose(name, column, None, 'rotation_6d_rows')
+    key = config.get('state_key', str, None) or name
+    if key not in places:
+        raise config.error('state_key', f"group '{name}': the state has no group '{key}'")
+    length = len(statistics.mapping('state').mapping(key).get('min', list))
+    if length != width:
+        raise config.error('state_key', f"'{key}' has {length} numbers, '{name}' {width}")
+    return FolderPose(name, column, places[key], 'rotation_6d_rows')
 
 
 def _word(config: JsonMapping, key: str) -> str:

@@ -1,0 +1,45 @@
+"""`vla_runtime check`: what a launch would say of a robot file and a bundle, without one."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from paths import ROOT
+from tiny_policy import tiny_spec, write_tiny_policy
+
+from vla_runtime.cli.main import main
+
+
+def test_files_that_fit_give_0(capsys):
+    assert main(['check', 'tabletop', str(ROOT / 'engines' / 'demo')]) == 0
+    assert main(['check', str(ROOT / 'config' / 'robots' / 'ur5e.yaml')]) == 0
+
+
+def test_every_misfit_is_told_and_gives_2(tmp_path, capsys):
+    spec = tiny_spec()
+    bundle = write_tiny_policy(tmp_path / 'tiny', spec)
+    assert main(['check', 'so101', str(bundle)]) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) > 1
+    assert all('so101.yaml' in line for line in error.splitlines())
+
+
+@pytest.mark.parametrize('words', [['so102'], ['so101', 'nowhere'], ['/no/file.yaml']])
+def test_files_that_cannot_be_read_give_2(words, capsys):
+    assert main(['check', *words]) == 2
+    assert 'error: ' in capsys.readouterr().err
+
+
+def test_info_names_a_study_only_for_a_policy_of_the_tabletop(tmp_path, capsys):
+    bundle = write_tiny_policy(tmp_path / 'tiny', tiny_spec())
+    assert main(['info', str(bundle)]) == 0
+    assert 'vla_runtime study' not in capsys.readouterr().out
+    # The demo policy drives that robot; without its receipt nothing of it is judged.
+    demo = shutil.copytree(ROOT / 'engines' / 'demo', tmp_path / 'demo')
+    (demo / 'verification.json').unlink()
+    text = (demo / 'policy.yaml').read_text()
+    lines = [line for line in text.splitlines() if 'verification.json' not in line]
+    (demo / 'policy.yaml').write_text('\n'.join(lines))
+    assert main(['info', '--quick', str(demo)]) == 0
+    assert 'vla_runtime study' in capsys.readouterr().out

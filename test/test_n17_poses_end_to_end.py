@@ -1,0 +1,155 @@
+"""End-effector groups of GR00T N1.7 through `vla_runtime export`, against numpy's matrices.
+
+The reference decodes a relative group to p = R_ref p_rel + p_ref and R = R_ref R_rel, rotations as
+the first two rows of a matrix.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from groot_cases import N17, load_groot_case
+from groot_n17_folders import cameras_of, joints_of, write_backbone, write_lerobot_folder
+from network_cases import network_case_paths
+
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.cli.main import main
+from vla_runtime.policy import Policy
+from vla_runtime.types import Observation
+
+pytestmark = pytest.mark.cases
+
+# Fields of the state and of the actions, in orders that differ.
+WIDTHS = {'eef_9d': 9, 'gripper': 1, 'arm': 2}
+STATE = ('gripper', 'arm', 'eef_9d')
+
+
+def matrix(rows: np.ndarray) -> np.ndarray:
+    """(6,) two rows to a matrix, made orthonormal."""
+    first = rows[:3] / np.linalg.norm(rows[:3])
+    second = rows[3:] - (first @ rows[3:]) * first
+    second /= np.linalg.norm(second)
+    return np.stack([first, second, np.cross(first, second)])
+
+
+def ranges(random: np.random.Generator, *shape: int) -> dict[str, list]:
+    low = random.uniform(-1.0, -0.5, shape)
+    width = random.uniform(1.0, 2.0, shape)
+    values = {'min': low, 'max': low + width}
+    values |= {'q01': low + 0.05 * width, 'q99': low + 0.9 * width}
+    return {name: value.tolist() for name, value in values.items()}
+
+
+def posed(folder: Path, source: Path, *, percentiles: bool, relative: bool) -> Path:
+    """A case of the same weights whose groups are a pose, a gripper and joints."""
+    d = json.loads(source.read_text())
+    random = np.random.default_rng(5 + percentiles)
+    steps = d['modality_config']['action']['delta_indices']
+    rep = 'RELATIVE' if relative else 'ABSOLUTE'
+    configs = {
+        'eef_9d': {'rep': rep, 'type': 'EEF', 'format': 'XYZ_ROT6D'},
+        'gripper': {'rep': 'ABSOLUTE', 'type': 'NON_EEF', 'format': 'DEFAULT'},
+        'arm': {'rep': rep, 'type': 'NON_EEF', 'format': 'DEFAULT'},
+    }
+    d['modality_config'] = {
+        'state': {'modality_keys': list(STATE), 'delta_indices': [0]},
+        'action': {
+            # The relative joints stand at number 1 of both.
+            'modality_keys': ['gripper', 'arm', 'eef_9d'],
+            'delta_indices': steps,
+            'action_configs': [configs[name] for name in ('gripper', 'arm', 'eef_9d')],
+        },
+    }
+    d['statistics'] = {
+        'state': {name: ranges(random, WIDTHS[name]) for name in STATE},
+        'action': {name: ranges(random, width) for name, width in WIDTHS.items()},
+        'relative_action': {
+            name: ranges(random, len(steps), WIDTHS[name]) for name in ('arm', 'eef_9d')
+        },
+    }
+    d['use_percentiles'] = percentiles
+    folder.mkdir()
+    case = folder / source.name
+    for file in source.parent.glob(f'{source.stem}.*'):
+        shutil.copy(file, folder / file.name)
+    case.write_text(json.dumps(d))
+    return case
+
+
+def decoded(case: Path, normalised: np.ndarray, state: np.ndarray, relative: bool) -> np.ndarray:
+    """The training code's way back, group by group, in float64."""
+    d = json.loads(case.read_text())
+    usual = ('q01', 'q99') if d['use_percentiles'] else ('min', 'max')
+    parts, column = [], 0
+    for name in ('gripper', 'arm', 'eef_9d'):
+        is_relative = relative and name != 'gripper'
+        group = d['statistics']['relative_action' if is_relative else 'action'][name]
+        low, high = (
+            np.array(group[key], dtype=np.float32).astype(np.float64)
+            for key in (('min', 'max') if is_relative else usual)
+        )
+        values = np.clip(normalised[:, column : column + WIDTHS[name]].astype(np.float64), -1, 1)
+        values = (values + 1.0) / 2.0 * (high - low) + low
+        column += WIDTHS[name]
+        if is_relative and name == 'arm':
+            values = values + state[1:3]
+        elif is_relative:
+            place, turn = state[3:6], matrix(state[6:12])
+            rows = []
+            for row in values:
+                turned = turn @ matrix(row[3:])
+                rows.append(np.concatenate([turn @ row[:3] + place, turned[:2].reshape(-1)]))
+            values = np.array(rows)
+        parts.append(values)
+    return np.concatenate(parts, axis=1)
+
+
+@pytest.mark.parametrize('relative', [True, False])
+@pytest.mark.parametrize('percentiles', [True, False])
+def test_groups_of_an_end_effector_become_absolute_poses(tmp_path, percentiles, relative):
+    source = next(
+        path for path in network_case_paths(N17) if json.loads(path.read_text())['batch'] == 1
+    )
+    case = posed(tmp_path / 'case', source, percentiles=percentiles, relative=relative)
+    folder = write_lerobot_folder(tmp_path / 'policy', case)
+    tokenizer = write_backbone(tmp_path / 'backbone', case)
+    bundle, d = tmp_path / 'bundle', json.loads(case.read_text())
+    heads = f'dit={d["dit_heads"]}' + (f',context={d["vlsa_heads"]}' if d['vlsa_layers'] else '')
+    words = [
+        *('--state-names', ','.join(joints_of(case))),
+        *('--action-names', ','.join(joints_of(case, 'action'))),
+        *('--units', 'rad', '--rate-hz', '30', '--prompt-length', '40'),
+        *('--tokenizer', str(tokenizer), '--heads', heads),
+    ]
+    assert main(['export', str(folder), '--out', str(bundle), *words]) == 0
+    (pose,) = read_bundle(bundle).spec.poses
+    assert (pose.name, pose.form) == ('eef_9d', 'rotation_6d_rows')
+    assert (pose.kind, pose.frame) == ('delta' if relative else 'absolute', 'tool')
+
+    recorded = load_groot_case(source, 0)
+    turned = matrix(np.array([0.2, 0.9, -0.3, -0.8, 0.1, 0.4]))
+    state = np.concatenate([[0.1, 0.2, -0.3, 0.4, -0.1, 0.3], turned[:2].reshape(-1)])
+    seen = Observation(
+        images={name: recorded.tensors[name][0].numpy() for name in cameras_of(source)},
+        state=state,
+        instruction=recorded.description['tasks'][0],
+    )
+    policy = Policy.load(bundle, backend='torch')
+    chunk, _ = policy.infer(seen, noise=recorded.tensors['noise'][0].numpy())
+    expected = decoded(case, chunk.normalised[: len(chunk.actions)], state, relative)
+    found = chunk.actions.copy()
+    if not relative:
+        # An absolute pose passes as the network wrote it.
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+        return
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    moved, _ = policy.infer(
+        replace(seen, state=state + np.eye(12)[3] * 0.25),
+        noise=recorded.tensors['noise'][0].numpy(),
+    )
+    assert np.abs(moved.actions - found).max() > 0.1
