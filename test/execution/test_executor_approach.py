@@ -188,7 +188,9 @@ def test_when_no_joint_follows_an_approach_expect_a_stop_long_before_its_time_ou
     assert rig.reason == 'tracking_error' and rig.executor.mode is Mode.STOPPED
     # At 0.5 a second for at most the 0.3 s in which a joint sets out.
     rig.tick(100)
-    assert np.abs(np.array([tick.command.setpoints for tick in rig.ticks]) - at).max() <= 0.05 + 1e-9
+    assert (
+        np.abs(np.array([tick.command.setpoints for tick in rig.ticks]) - at).max() <= 0.05 + 1e-9
+    )
     assert rig.command.setpoints == pytest.approx(at, abs=0.05 + 1e-9)
 
 

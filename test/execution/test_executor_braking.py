@@ -284,7 +284,7 @@ def test_when_a_joint_was_pushed_away_expect_it_held_near_where_it_is(by: float)
 
 
 def test_when_pushed_away_expect_no_step_of_the_hold_but_to_where_the_robot_rests() -> None:
-    """The command of a stopped robot is set to where it rests in one step; nothing moves by that."""
+    """The command of a stopped robot is set to where it rests in one step: nothing moves by it."""
     rig = moving(rig_of())
     at = len(rig.ticks)
     push(rig, 1.0, 1.5)
