@@ -75,7 +75,7 @@ class Commander:
         # A grip stays at its reach, where rounding must not put it beyond.
         self._reach[self._grips] *= 1.0 + 1e-9
         self._near = np.where(self._grips, self._reach, _NEAR_SHARE * self._reach)
-        self._blocked = blocked
+        self.blocked = self._blocked = blocked
         self._far = np.zeros(columns.count, dtype=bool)
         self._gives_way = np.zeros(columns.count, dtype=bool)
         # How far this hold has given way so far, to and fro, and where it was a tick ago; a grip
@@ -164,6 +164,7 @@ class Commander:
         self._was_moved = self.has_commanded and not stays[guarded].all()
         if self.has_commanded:
             self._seat(guarded & ~self._grips & (away > self._same), measured)
+            self._leave_place()
         else:
             # A robot that is outside by a rounding is commanded inside at once.
             outside = goes_back & (excess > NEGLIGIBLE)
@@ -185,9 +186,12 @@ class Commander:
         if not self.has_commanded or not np.count_nonzero(columns):
             return False
         inside = self._inside(measured)
-        # A robot that a person has left outside its limits stays there.
-        place = np.where(np.abs(inside - measured) <= self._follows, inside, measured)
-        self._seat(columns, place)
+        # A robot that a person has left a little outside its limits stays there, as at a start. No
+        # command leads further outside than a start may.
+        outside = np.abs(inside - measured)
+        stays = (outside > self._follows) & (outside <= self._tolerance)
+        self._seat(columns, np.where(stays, measured, inside))
+        self.resting_place.seat(columns, measured)
         self.command.seats = True
         return True
 
@@ -195,7 +199,9 @@ class Commander:
         np.copyto(self.command.setpoints, place, where=columns)
         self.command.velocities[:] = 0.0
         self._limiter.stop()
-        self._leave_place()
+        self._gives_way[columns] = False
+        self._given[columns] = 0.0
+        np.copyto(self._anchor, place, where=columns)
 
     def _leave_place(self) -> None:
         self.resting_place.leave()
@@ -520,7 +526,8 @@ class Commander:
             stay_near=not command.dry_run,
             at_most=at_most,
         )
-        self._counters.limited_ticks += command.limited
+        if command.limited:
+            self._counters.count_limited(self._limiter.causes())
         self.has_commanded = True
         self.held_since_s = None
         return command

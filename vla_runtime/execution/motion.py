@@ -84,8 +84,9 @@ class Motion:
         self._has_moved = False
         # Steady time of the last command that moved, or was for a started robot.
         self._changed_s = -math.inf
-        # Whether this stop may give up what the robot presses on.
+        # Whether this stop may give up what the robot presses on, and where it has done so.
         self._presses = False
+        self._gave_up = np.zeros_like(commander.blocked)
         self.commanded_s: float | None = None
         self.scaling = SpeedScaling()
         # Plan time per time while the robot brakes, 1.0 to 0.0; None while it does not.
@@ -146,6 +147,7 @@ class Motion:
         """Note a start: no outage lasts, and the robot has not moved since."""
         self._good_s = now_ros_ns * 1e-9 if self._on_ros_clock else now_s
         self._presses = False
+        self._gave_up[:] = False
         self.expect_first_answer()
 
     def expect_first_answer(self) -> None:
@@ -222,26 +224,31 @@ class Motion:
             reason = Reason.TRACKING_ERROR if blocked else reason
             self.halt(reason, dt_s, now_s, now_ros_ns)
         else:
+            if state is not None:
+                # Before the hold gives way, which moves it on.
+                commander.resting_place.notice_sinking(commander.command.setpoints, state)
             commander.stay(reason, state, dt_s, now_s)
             if state is not None and not commander.moving and not commander.command.dry_run:
-                self._take_along(state, blocked=blocked)
+                self._take_along(state)
         command = commander.command
         if self.braking or commander.moving or command.seats:
             self._changed_s = now_s
         command.settled = now_s - self._changed_s > _REPEATED_S
         return command
 
-    def _take_along(self, state: MeasuredState, *, blocked: bool) -> None:
+    def _take_along(self, state: MeasuredState) -> None:
         """Set the command of joints that a person moved, and that rest, to where they are.
 
-        Where the controller's own reference is there already, it needs no command.
+        What a joint presses on is given up once in a stop: one that hangs below every command would
+        sink further each time. Where the controller's own reference is there already, it needs no
+        command.
         """
         commander = self._commander
-        pressed = self._presses or blocked
+        pressed = (commander.blocked | self._presses) & ~self._gave_up
         setpoints = commander.command.setpoints
         moved = commander.resting_place.moved(setpoints, state, pressed=pressed)
         if commander.seat(moved, state.positions):
-            self._presses = False
+            self._gave_up |= pressed & moved
             self._replanner.drop(setpoints)
 
     def seat_after_gap(self, now_s: float, now_ros_ns: int) -> Command | None:

@@ -20,6 +20,10 @@ _MOVED_SHARE = 0.5
 # Distance from its command at which a joint is not where it was left, after a gap: the command is
 # sent at once, but a motor that came on may have begun to move.
 _AWAY_SHARE = 0.3
+# A joint that comes to rest again this soon after its command was set to where it was, about as far
+# from it as before, hangs below every command. To set it again would sink it step by step.
+_SINKS_WITHIN_NS = 1_000_000_000
+_SAME_SAG = 0.3
 # A way that was covered from one message to the next by this share was not seen: it is a wrong
 # reading, or too fast to tell from one.
 _SEEN_SHARE = 0.5
@@ -44,25 +48,38 @@ class RestingPlace:
         self._place = np.zeros(columns.count)
         self._sag = np.zeros(columns.count)
         self._known = np.zeros(columns.count, dtype=bool)
+        # How far they were from their command when it was set to where they were, and when.
+        self._left = np.zeros(columns.count)
+        self._left_ns = np.zeros(columns.count, dtype=np.int64)
+        self._fresh = np.zeros(columns.count, dtype=bool)
 
     def leave(self) -> None:
         """Note that the command moves."""
         self._begun = False
 
-    def moved(self, command: np.ndarray, state: MeasuredState, *, pressed: bool) -> np.ndarray:
+    def seat(self, columns: np.ndarray, measured: np.ndarray) -> None:
+        """Note that the command of some columns was set to where they are."""
+        np.copyto(self._place, measured, where=columns)
+        self._sag[columns] = 0.0
+        self._known[columns] = False
+
+    def moved(
+        self, command: np.ndarray, state: MeasuredState, *, pressed: np.ndarray
+    ) -> np.ndarray:
         """Return the joints whose command is to be set to where they are, (columns,) bool.
 
         Args:
             command: (columns,) command that stands still.
             state: plausible measured positions.
-            pressed: the robot was stopped because it did not get where it was commanded to: what
-                it still presses on, or would jump to, is given up.
+            pressed: (columns,) bool, columns that did not get where they were commanded to: what
+                they still press on, or would jump to, is given up.
         """
         measured = state.positions
         if not self._begun:
             self._begun = True
             self._known[:] = False
             self._sag[:] = 0.0
+            self._fresh[:] = False
             np.copyto(self._place, measured)
             state.largest_step[:] = 0.0
         rests = state.still_for(RESTS_AFTER_S)
@@ -72,17 +89,36 @@ class RestingPlace:
         way = np.abs(measured - self._place)
         seen = state.largest_step <= _SEEN_SHARE * way
         found = (way > self._small) & (np.abs(lead - self._sag) > self._small) & seen
-        if pressed:
-            found |= np.abs(lead) > self._follows
+        found |= pressed & (np.abs(lead) > self._follows)
         found &= rests & self._movable & ~state.plausibility.taken_over
         # A joint that has come to its command but for its sag is where it was sent.
         arrived = rests & ~self._known & ~found & (np.abs(lead) <= self._follows)
         if np.count_nonzero(arrived):
-            np.copyto(self._place, measured, where=arrived)
-            np.copyto(self._sag, lead, where=arrived)
-            self._known |= arrived
-            state.largest_step[arrived] = 0.0
+            self._settle(arrived, lead, state)
+        if np.count_nonzero(found):
+            np.copyto(self._left, lead, where=found)
+            self._left_ns[found] = state.newest_stamp_ns
+            self._fresh[found] = True
         return found
+
+    def _settle(self, columns: np.ndarray, lead: np.ndarray, state: MeasuredState) -> None:
+        """Take joints to be where they were sent, but for their sag."""
+        np.copyto(self._place, state.positions, where=columns)
+        np.copyto(self._sag, lead, where=columns)
+        self._known |= columns
+        state.largest_step[columns] = 0.0
+
+    def notice_sinking(self, command: np.ndarray, state: MeasuredState) -> None:
+        """Find joints that hang as far below their new command as they did below their last one."""
+        if not np.count_nonzero(self._fresh):
+            return
+        lead = command - state.positions
+        since_ns = state.since_ns - self._left_ns
+        soon = (since_ns > 0) & (since_ns <= _SINKS_WITHIN_NS)
+        same = np.abs(lead - self._left) <= _SAME_SAG * np.abs(self._left)
+        sinks = self._fresh & state.still_for(RESTS_AFTER_S) & soon & same
+        self._settle(sinks, lead, state)
+        self._fresh &= ~sinks & (since_ns <= _SINKS_WITHIN_NS)
 
     def away(self, command: np.ndarray, measured: np.ndarray) -> np.ndarray:
         """Return the joints that are not where their command holds them, (columns,) bool."""
