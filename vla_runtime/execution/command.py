@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -58,6 +59,15 @@ class Reason(str, Enum):
     INTERNAL_ERROR = 'internal_error'
 
 
+class LimitKind(str, Enum):
+    """Limit that changed a command."""
+
+    POSITION = 'position'
+    VELOCITY = 'velocity'
+    ACCELERATION = 'acceleration'
+    STEP_FROM_MEASURED = 'step_from_measured'
+
+
 class ChunkRefusal(str, Enum):
     """Reason why a chunk is refused."""
 
@@ -99,7 +109,7 @@ class Command:
         step: step of the plan that is being executed, -1 while none is.
         chunk: inference number of the chunk that the step comes from, -1 while none is.
         row: row of that chunk, -1 while none is.
-        limited: the motion limiter changed this command.
+        limited: the motion limiter changed this command by what a person would care about.
         dry_run: computed and reported only; must not be published.
         seats: the setpoints were set to where the robot is: they do not go on from the last
             command, and no motion leads from there to here.
@@ -195,6 +205,8 @@ class Counters:
 
     `received == accepted + sum(refused)`, and
     `accepted == taken_over + superseded + dropped + (1 if a chunk is pending)`.
+
+    `limited` counts the ticks in which a limit changed the command of a column or of a rotation.
     """
 
     ticks: int = 0
@@ -213,6 +225,7 @@ class Counters:
     overrun_steps: int = 0
     starved_ticks: int = 0
     limited_ticks: int = 0
+    limited: dict[tuple[str, LimitKind], int] = field(default_factory=dict)
     requests: int = 0
     requests_timed_out: int = 0
     holds: dict[Reason, int] = field(default_factory=lambda: dict.fromkeys(Reason, 0))
@@ -227,3 +240,9 @@ class Counters:
     def starvations(self) -> int:
         """Number of holds because a chunk was late."""
         return self.holds[Reason.STARVED]
+
+    def count_limited(self, causes: Iterable[tuple[str, LimitKind]]) -> None:
+        """Count a tick that was limited, and what limited it."""
+        self.limited_ticks += 1
+        for cause in causes:
+            self.limited[cause] = self.limited.get(cause, 0) + 1

@@ -441,7 +441,12 @@ class ControlLoop:
     def status(self) -> LoopStatus:
         with self._lock:
             counters = self._executor.counters
-            copied = replace(counters, refused=dict(counters.refused), holds=dict(counters.holds))
+            copied = replace(
+                counters,
+                refused=dict(counters.refused),
+                holds=dict(counters.holds),
+                limited=dict(counters.limited),
+            )
             return LoopStatus(self._executor.status(), copied, self._sent)
 
     def take_seams(self) -> list[TimedSeam]:

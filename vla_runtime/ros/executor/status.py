@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from vla_runtime.execution.command import CommandKind, Counters, Reason
+from vla_runtime.execution.command import CommandKind, Counters, LimitKind, Reason
 from vla_runtime.execution.config import ExecutorStatus, Mode
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.ros.executor.control_loop import LoopStatus, TimedSeam
@@ -182,9 +182,19 @@ def _control_values(status: LoopStatus) -> dict[str, object]:
         'overrun_ticks': counters.overrun_ticks,
         'overrun_steps': counters.overrun_steps,
         'limited_ticks': counters.limited_ticks,
+        'limited_most': limited_most(counters.limited),
+        **{f'limited.{name}.{by.value}': count for (name, by), count in counters.limited.items()},
         **{f'holds.{key.value}': count for key, count in counters.holds.items() if count},
         **_parameters(executor.parameters, dry_run=executor.dry_run),
     }
+
+
+def limited_most(limited: Mapping[tuple[str, LimitKind], int]) -> str:
+    """Name the joint and the limit that changed the command most often; empty if none did."""
+    if not limited:
+        return ''
+    (name, by), count = max(limited.items(), key=lambda item: item[1])
+    return f"'{name}' by {by.value}, {count} ticks"
 
 
 def _parameters(parameters: ExecutorParameters, *, dry_run: bool) -> dict[str, object]:
