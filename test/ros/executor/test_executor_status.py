@@ -8,7 +8,7 @@ import pytest
 
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import LimitKind, Reason
-from vla_runtime.execution.config import ExecutorConfig
+from vla_runtime.execution.config import ExecutorConfig, Mode
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.ros.executor.control_loop import LoopStatus
@@ -37,8 +37,13 @@ def test_a_pause_says_whether_the_next_answer_will_be_late_too(
         max_overrun_steps=3,
     )
     executor = ChunkExecutor(ExecutorConfig((Column('a'),)), parameters)
+    # A starved robot that is not running any more needs a start, and says that instead.
     starved = replace(
-        executor.status(), reason=Reason.STARVED, delay_estimate=delay, horizon=horizon
+        executor.status(),
+        mode=Mode.RUNNING,
+        reason=Reason.STARVED,
+        delay_estimate=delay,
+        horizon=horizon,
     )
     text = control(LoopStatus(starved, executor.counters, 0), ANSWERS, '').text
     assert 'no chunk came in time' in text
