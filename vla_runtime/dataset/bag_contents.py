@@ -336,7 +336,8 @@ def _trajectory(output: RobotOutput, robot: Robot) -> _Read:
     def read(message: Any) -> list[float] | None:
         if not message.points:
             return None
-        # A first point at time zero is where the motion begins, unless it is alone.
+        # A first point at time zero is where the motion begins, unless it is alone. Of commands at
+        # the times when they are due the next one is about where the controller is now.
         ahead = (point for point in message.points if _is_ahead(point.time_from_start))
         point = next(ahead, message.points[-1])
         values = point.velocities if output.interface == 'velocity' else point.positions

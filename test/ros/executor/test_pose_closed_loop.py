@@ -75,7 +75,7 @@ class Controller:
 
 def test_step_deltas_bring_the_simulated_arm_to_its_goal(tmp_path):
     from vla_runtime.tabletop.sim.expert import Expert
-    from vla_runtime.tabletop.sim.world import TabletopWorld
+    from vla_runtime.tabletop.sim.world import Tabletop
 
     bundle = read_bundle(write_tiny_policy(tmp_path / 'steps', step_spec()))
     cameras = [{'name': name, 'topic': f'{name}/image'} for name in bundle.spec.camera_names]
@@ -94,7 +94,7 @@ def test_step_deltas_bring_the_simulated_arm_to_its_goal(tmp_path):
     core = make_core(GIVEN, robot, match, ClampLatch(0), use_sim_time=False)
     space = PolicyCodec(bundle).action_space
 
-    world, expert = TabletopWorld(1.0 / PERIOD_S), Expert()
+    world, expert = Tabletop(1.0 / PERIOD_S), Expert()
     # Upright, where the expert holds the tool.
     start = expert.reach(world.state().tip_m, world.state().joint_rad)
     for _ in range(100):

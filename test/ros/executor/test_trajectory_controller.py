@@ -1,7 +1,8 @@
 """An arm under `joint_trajectory_controller` follows the executor at every rate of the controller.
 
 The arm is modelled here: a servo with lag, and with sag under its own weight. The controller's
-rules are the simulated robot's (`tabletop.sim.controller`). A real controller was not run.
+rules are the simulated robot's (`tabletop.sim.controller`), and its messages those to a subscriber
+that nobody knows; `test_trajectory_message` has the rules of the real controller.
 """
 
 from __future__ import annotations
