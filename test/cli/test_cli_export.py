@@ -370,7 +370,7 @@ class TestContradictions:
             (['--delta', 'gripper'], '--delta says gripper but the folder says that no action is'),
             (['--velocity', 'gripperr'], "is no action; did you mean 'gripper'?"),
             (['--units', 'rad,griper=1'], "which is no dimension; did you mean 'gripper'?"),
-            (['--units', 'radian'], "'radian', which is no unit; did you mean"),
+            (['--units', 'radiann'], "'radiann', which is no unit; did you mean"),
             (['--state-names', 'a,b'], '--state-names says 2 names for the measured state but'),
             (['--state-names', 'a'], '--state-names says 1 name for the measured state but'),
             (['--rate-hz', '-3'], '--rate-hz says -3; expected 0.017 to 1000, actions a second'),
