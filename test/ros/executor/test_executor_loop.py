@@ -80,7 +80,6 @@ class Output:
     """Keeps sent commands and their stamps; or fails, from a given call on."""
 
     topic = 'arm'
-    repeats_hold = False
 
     def __init__(self) -> None:
         self.follows: list[bool] = []
