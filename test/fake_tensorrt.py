@@ -227,7 +227,7 @@ class FakeEngine(Named):
         return max(1, len(self._profiles))
 
     def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, ...]]:
-        return [tuple(shape) for shape in self._profiles[profile][name]]
+        return [tuple(self._profiles[profile][name])] * 3
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
         return _free(self._tensors[name].shape)
@@ -312,8 +312,7 @@ class FakeContext(Named):
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         assert self._profile is not None, 'a context without a profile was given a shape'
-        least, _, most = self._engine.get_tensor_profile_shape(name, self._profile)
-        if not all(a <= b <= c for a, b, c in zip(least, shape, most, strict=True)):
+        if tuple(shape) != self._engine.get_tensor_profile_shape(name, self._profile)[1]:
             return False
         free = self._engine.get_tensor_shape(name)
         self._lengths |= {size for size, known in zip(shape, free, strict=True) if known == -1}
@@ -439,10 +438,11 @@ class FakeProfile:
     """Shapes of inputs: smallest, usual and largest."""
 
     def __init__(self) -> None:
-        self.shapes: dict[str, list[tuple[int, ...]]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
 
     def set_shape(self, name: str, smallest, usual, largest) -> None:
-        self.shapes[name] = [smallest, usual, largest]
+        assert smallest == usual == largest
+        self.shapes[name] = usual
 
 
 class FakeParser(Named):
