@@ -31,7 +31,7 @@ def test_it_says_what_it_wrote(
 ) -> None:
     assert main(given) == 0
     first, second, *times = capsys.readouterr().out.splitlines()
-    assert first == f'{tmp_path / "out"}: 1 episodes, 60 frames at 20 Hz (3.0 s), 1 tasks'
+    assert first == f'{tmp_path / "out"}: 1 episode, 60 frames at 20 Hz (3.0 s), 1 task'
     assert second == 'judged 0, of them successful 0'
     assert [line.partition(' have')[0] for line in times] == [
         'time: messages of /arm/joint_trajectory',
@@ -74,7 +74,7 @@ def test_a_folder_of_recordings_is_read_and_none_twice(
     Path(bag).rename(tmp_path / 'many' / 'bag')
     folder = str(tmp_path / 'many')
     assert main(['to-dataset', folder, f'{folder}/bag', *others]) == 0
-    assert '1 episodes, 60 frames' in capsys.readouterr().out
+    assert '1 episode, 60 frames' in capsys.readouterr().out
 
 
 def test_a_path_that_is_no_bag_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
