@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 
 import numpy as np
@@ -23,6 +24,8 @@ from vla_runtime.execution.watchdog import WatchdogParameters
 MAX_STEP = 0.2
 PERIOD_S = 0.01
 NEAR = 0.05 * MAX_STEP
+# What a hold follows a robot by at most (`hold_follows`).
+FOLLOWS = 0.05
 WATCHDOG = WatchdogParameters(blocked_after_s=0.5)
 LIMIT = ColumnLimits(velocity=2.0, acceleration=40.0, step_from_measured=MAX_STEP)
 
@@ -163,9 +166,12 @@ def test_when_a_joint_is_blocked_expect_a_stop_that_says_so_and_a_hold_near_the_
     rig.tick(40)
     assert abs(rig.command.setpoints[0] - rig.measured[0]) <= NEAR
     assert rig.command.setpoints[1] == 0.0
-    assert rig.executor.detail == words and rig.executor.status().gave_way.startswith("'a' by")
-    steps = np.diff([tick.command.setpoints[0] for tick in rig.ticks])
-    assert np.abs(steps).max() <= LIMIT.velocity * PERIOD_S * (1 + 1e-9)
+    assert rig.executor.detail == words
+    # But for the one step to where the joint rests, by which nothing moves.
+    for before, now in itertools.pairwise(tick.command for tick in rig.ticks):
+        step = abs(now.setpoints[0] - before.setpoints[0])
+        seated = now.seats and now.setpoints[0] == pytest.approx(rig.measured[0])
+        assert seated or step <= LIMIT.velocity * PERIOD_S * (1 + 1e-9)
 
 
 def test_when_started_again_against_the_obstacle_expect_the_whole_time_anew() -> None:
@@ -185,7 +191,8 @@ def test_when_started_again_against_the_obstacle_expect_the_whole_time_anew() ->
 
 
 def test_when_a_started_robot_holds_against_an_obstacle_expect_a_stop() -> None:
-    rig = pressing(watchdog=WatchdogParameters(blocked_after_s=3.0))
+    # In less time than a silent policy has (`restart_after_outage_s`).
+    rig = pressing(watchdog=WatchdogParameters(blocked_after_s=1.2))
     rig.run_until(lambda command: command.reason is Reason.STARVED)
     rig.run_until(lambda command: command.reason is Reason.TRACKING_ERROR)
     assert rig.executor.mode is Mode.STOPPED
@@ -214,7 +221,8 @@ def test_when_dry_run_expect_no_joint_blocked() -> None:
     limits = make_limits(TWO, dict.fromkeys(TWO, LIMIT))
     rig = Rig(holding(replan_interval=40), limits=limits, watchdog=WATCHDOG, dry_run=True).started()
     assert rig.submit([0.02 * row for row in range(41)]).accepted
-    rig.tick(400)
+    # A policy that is silent for longer than 1.5 s (`restart_after_outage_s`) needs a start.
+    rig.tick(250)
     assert rig.reason == 'starved' and rig.executor.mode is Mode.RUNNING
 
 
@@ -228,7 +236,11 @@ def test_when_an_approach_is_blocked_expect_a_stop_long_before_its_time_out() ->
     rig.submit([0.9] * 41)
     rig.tick(10)
     rig.robot_follows = False
-    rig.run_until(lambda command: command.kind is CommandKind.HOLD)
+    # The other joint follows: a robot of which none does is switched off (`Following`).
+    for _ in range(400):
+        if rig.tick().kind is CommandKind.HOLD:
+            break
+        rig.measured[1] = rig.command.setpoints[1]
     assert rig.reason == 'tracking_error' and 'is blocked' in rig.executor.detail
     assert pressed_s(rig) == pytest.approx(0.5, abs=0.03)
 
@@ -288,7 +300,8 @@ def test_when_states_are_not_trusted_for_a_while_expect_the_time_to_stand_still(
     rig.run_until(lambda command: command.setpoints[0] - rig.measured[0] >= 0.95 * MAX_STEP)
     rig.tick(20)
     rig.state_arrives = False
-    rig.tick(200)
+    # Longer than `restart_after_outage_s` would need a start.
+    rig.tick(100)
     assert rig.reason == 'state_stale'
     rig.state_arrives = True
     rig.tick(3)
@@ -334,9 +347,9 @@ def test_a_blocked_joint_always_stops_the_robot_in_time_and_is_not_pressed_after
         )
     assert pressed_s <= after_s + 3e-3 * period_ms
     assert rig.reason == 'tracking_error', rig.command
-    rig.run_until(
-        lambda command: abs(command.setpoints[0] - rig.measured[0]) <= 0.05 * max_step + 1e-9, 1000
-    )
+    # What is left is no more than a stopped robot may move by: by less, nobody has pushed it.
+    near = max(0.05 * max_step, FOLLOWS) + 1e-9
+    rig.run_until(lambda command: abs(command.setpoints[0] - rig.measured[0]) <= near, 1000)
 
 
 @settings(max_examples=40, deadline=None)

@@ -8,7 +8,7 @@ from execution_rig import Rig, holding
 
 from vla_runtime.execution.approach import StartParameters, start_limits
 from vla_runtime.execution.columns import Column, CommandColumns
-from vla_runtime.execution.command import ChunkRefusal, CommandKind
+from vla_runtime.execution.command import ChunkRefusal, Command, CommandKind, Reason
 from vla_runtime.execution.config import Mode
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.limits import ColumnLimits, make_limits
@@ -149,10 +149,24 @@ def test_when_arriving_expect_the_acceleration_limit_kept(acceleration: float) -
 # ---------------------------------------------------------------- against an obstacle
 
 
-def blocked_rig(**start: object) -> Rig:
-    """On its way over 0.5 at 0.5 a second, and something holds the robot after a tenth of it."""
+class _OneHeld(Rig):
+    """A rig of which something holds the first joint; a robot that stands still is switched off."""
+
+    held = False
+
+    def tick_now(self) -> Command:
+        at = float(self.measured[0])
+        command = super().tick_now()
+        if self.held:
+            self.measured[0] = at
+        return command
+
+
+def blocked_rig(**start: object) -> _OneHeld:
+    """On its way over 0.5 at 0.5 a second, and something holds a joint after a tenth of it."""
     limits = make_limits(TWO, dict.fromkeys(TWO, ColumnLimits(step_from_measured=0.05)))
-    rig = rig_of(
+    rig = _OneHeld(
+        holding(replan_interval=20, handover=HandoverParameters(mode='switch')),
         limits=limits,
         start=StartParameters(tolerance=0.1, approach_speed=0.5, **start),  # type: ignore[arg-type]
         # Longer than any time-out here; `test_blocked_joints` has the usual one.
@@ -161,8 +175,23 @@ def blocked_rig(**start: object) -> Rig:
     rig.submit([0.5] * 30)
     rig.tick(10)
     assert rig.command.kind is CommandKind.APPROACH
-    rig.robot_follows = False
+    rig.held = True
     return rig
+
+
+def test_when_no_joint_follows_an_approach_expect_a_stop_long_before_its_time_out() -> None:
+    """Motors without power are no obstacle: the command must not go on without the robot."""
+    rig = blocked_rig(approach_timeout_s=2.0)
+    rig.robot_follows = False
+    at = rig.measured.copy()
+    rig.run_until(lambda command: command.kind is CommandKind.HOLD, 50)
+    assert rig.reason == 'tracking_error' and rig.executor.mode is Mode.STOPPED
+    # At 0.5 a second for at most the 0.3 s in which a joint sets out.
+    rig.tick(100)
+    assert (
+        np.abs(np.array([tick.command.setpoints for tick in rig.ticks]) - at).max() <= 0.05 + 1e-9
+    )
+    assert rig.command.setpoints == pytest.approx(at, abs=0.05 + 1e-9)
 
 
 def test_when_the_approach_is_blocked_expect_a_hold_that_says_so_after_the_time_out() -> None:
@@ -183,7 +212,7 @@ def test_when_the_obstacle_goes_away_in_time_expect_the_approach_to_arrive() -> 
     rig = blocked_rig(approach_timeout_s=2.0)
     rig.tick(200)
     assert rig.command.kind is CommandKind.APPROACH
-    rig.robot_follows = True
+    rig.held = False
     rig.run_until(lambda command: command.kind is CommandKind.HOLD)
     assert rig.reason == 'waiting_for_chunk'
     assert rig.command.setpoints == pytest.approx([0.5, 0.5], abs=0.001)
@@ -192,10 +221,10 @@ def test_when_the_obstacle_goes_away_in_time_expect_the_approach_to_arrive() -> 
 def test_when_started_again_after_the_time_out_expect_a_new_approach() -> None:
     rig = blocked_rig(approach_timeout_s=0.5)
     rig.run_until(lambda command: command.kind is CommandKind.HOLD)
-    rig.robot_follows = True
+    rig.held = False
     assert rig.executor.start(rig.now_s, rig.ros_ns).started
-    rig.tick()
-    assert rig.reason == 'waiting_for_chunk' and rig.executor.detail == ''
+    rig.run_until(lambda command: command.reason is Reason.WAITING_FOR_CHUNK, 50)
+    assert 'approach_timeout_s' not in rig.executor.detail
     assert 'approaching' in rig.submit([0.5] * 30).text
 
 

@@ -28,6 +28,8 @@ LIMIT = ColumnLimits(-6.0, 6.0, 3.14, ACCELERATION, 0.4)
 NAMES = ('a', 'b')
 # A hold gives way to a blocked joint too: so late that no test here runs into that.
 WATCHDOG = WatchdogParameters(max_tracking_error=0.5, blocked_after_s=60.0)
+# What a hold follows a robot by at most (`hold_follows`).
+FOLLOWS = 0.05
 
 
 def rig_of(on_stop: StopActions | None = None, columns: tuple[Column, ...] | None = None) -> Rig:
@@ -281,34 +283,53 @@ def test_when_a_joint_was_pushed_away_expect_it_held_near_where_it_is(by: float)
     assert np.abs(way - way[0]).max() <= 0.05 * LIMIT.step_from_measured
 
 
-def test_when_a_hold_gives_way_expect_it_within_speed_and_acceleration() -> None:
+def test_when_pushed_away_expect_no_step_of_the_hold_but_to_where_the_robot_rests() -> None:
+    """The command of a stopped robot is set to where it rests in one step: nothing moves by it."""
     rig = moving(rig_of())
-    push(rig, 1.0, 1.0)
+    at = len(rig.ticks)
+    push(rig, 1.0, 1.5)
     assert is_near(rig)
-    at = next(
-        i for i, tick in enumerate(rig.ticks) if tick.command.kind is CommandKind.HOLD and i > 5
-    )
-    held = Rig.__new__(Rig)
-    held.ticks = rig.ticks[at:]
-    assert np.abs(speeds(held)).max() <= LIMIT.velocity * (1 + 1e-9)
-    assert hardest(held) <= ACCELERATION * (1 + 1e-6)
+    held = [tick.command for tick in rig.ticks[at:] if tick.command.kind is CommandKind.HOLD]
+    for before, command in itertools.pairwise(held):
+        step = abs(command.setpoints[0] - before.setpoints[0])
+        if command.seats and step:
+            assert command.setpoints[0] == pytest.approx(rig.measured[0], abs=1e-9)
+        else:
+            assert step <= rig.config.start.approach_speed * PERIOD_S * (1 + 1e-9)
+    assert any(command.seats for command in held)
 
 
-def test_when_an_arm_sags_by_more_than_its_reach_expect_the_status_to_say_how_far_it_went() -> None:
+def test_when_two_joints_were_pushed_away_and_rest_one_after_the_other_expect_both_held() -> None:
+    rig = moving(rig_of())
+    rig.executor.stop()
+    rig.tick(80)
+    rig.robot_follows = False
+    for tick in range(160):
+        rig.measured[0] -= 0.01 * (tick < 20)
+        rig.measured[1] -= 0.01 * (tick < 65)
+        rig.tick()
+    assert rig.command.setpoints == pytest.approx(rig.measured, abs=0.02)
+
+
+def test_when_an_arm_hangs_below_every_command_expect_it_not_to_sink_step_by_step() -> None:
     rig = moving(rig_of())
     rig.executor.stop()
     rig.tick(50)
     assert rig.executor.status().gave_way == ''
     rig.robot_follows = False
     held_at = rig.command.setpoints[0]
-    for _ in range(200):
+    ways = []
+    for _ in range(1500):
         # The load pulls the joint away from every setpoint.
         sagged = rig.command.setpoints[0] - 1.2 * LIMIT.step_from_measured
         rig.measured[0] += np.clip(sagged - rig.measured[0], -0.05, 0.05)
         rig.tick()
-    fell = held_at - rig.command.setpoints[0]
-    assert fell > LIMIT.step_from_measured
-    assert rig.executor.status().gave_way == f"'a' by {fell:.3g}"
+        ways.append(held_at - rig.command.setpoints[0])
+        if 0.0 < ways[-1] < FOLLOWS:
+            assert rig.executor.status().gave_way.startswith("'a' by 0.0")
+    # At first it looks like an arm that a person has moved down: that is followed once.
+    assert 0.0 < ways[-1] <= 1.2 * LIMIT.step_from_measured + 2 * FOLLOWS
+    assert ways[-1] == ways[700]
 
 
 def test_when_a_hold_gives_way_at_a_limit_expect_it_to_stay_inside() -> None:
@@ -319,20 +340,22 @@ def test_when_a_hold_gives_way_at_a_limit_expect_it_to_stay_inside() -> None:
     assert rig.command.setpoints[0] == pytest.approx(6.0)
 
 
-def test_when_an_encoder_lies_once_expect_next_to_no_motion() -> None:
+def test_when_an_encoder_lies_once_expect_the_value_refused_and_the_way_of_braking_only() -> None:
+    """A value that no motion explains is not taken: it is no tracking error, and heals alone."""
     rig = moving(rig_of())
-    rig.robot_follows = False
-    at = rig.measured.copy()
+    before = rig.command.setpoints[0]
     rig.measured[0] += 1.0
     rig.tick()
-    rig.measured[:] = at
-    before = rig.command.setpoints[0]
-    rig.tick(50)
-    assert rig.reason == 'tracking_error'
-    assert abs(rig.command.setpoints[0] - before) < 0.01
+    assert rig.reason == 'braking'
+    rig.run_until(lambda command: command.reason is Reason.STATE_IMPLAUSIBLE, 20)
+    rig.run_until(lambda command: command.reason is Reason.WAITING_FOR_CHUNK, 60)
+    assert rig.executor.counters.states_implausible == 1
+    way = rig.command.setpoints[0] - before
+    assert 0.0 <= way <= SPEED**2 / (2 * ACCELERATION) + SPEED * PERIOD_S
 
 
-def test_when_started_after_a_push_expect_the_command_to_go_to_the_robot_without_a_jump() -> None:
+def test_when_started_after_a_push_expect_the_command_where_the_robot_is_at_once() -> None:
+    """It sets out from where the robot is measured: a step of the command, none of the robot."""
     rig = moving(rig_of())
     rig.executor.stop()
     rig.tick(30)
@@ -341,12 +364,11 @@ def test_when_started_after_a_push_expect_the_command_to_go_to_the_robot_without
     at = len(rig.ticks)
     result = rig.executor.start(rig.now_s, rig.ros_ns)
     assert result.started and 'was moved while it held' in result.text
-    rig.run_until(lambda command: command.reason is Reason.APPROACHING, 10)
-    rig.run_until(lambda command: command.reason is Reason.WAITING_FOR_CHUNK, 400)
-    assert rig.command.setpoints[0] == pytest.approx(rig.measured[0], abs=0.01)
-    after = Rig.__new__(Rig)
-    after.ticks = rig.ticks[at - 2 :]
-    assert hardest(after) <= ACCELERATION * (1 + 1e-6)
+    rig.tick(100)
+    assert rig.reason == 'waiting_for_chunk'
+    assert rig.ticks[at].command.seats
+    for tick in rig.ticks[at:]:
+        assert tick.command.setpoints[0] == pytest.approx(rig.measured[0], abs=1e-9)
 
 
 # ---------------------------------------------------------------- how far is too far
@@ -448,32 +470,42 @@ def test_when_a_chunk_is_too_far_after_a_reset_in_motion_expect_no_step_of_the_v
     assert hardest(rig) <= ACCELERATION * (1 + 1e-6)
 
 
-def test_when_pushed_while_it_waits_expect_the_hold_to_go_with_it_without_a_rattle() -> None:
+def test_when_pushed_while_it_waits_expect_the_hold_to_follow_a_little_without_a_rattle() -> None:
+    """By `hold_follows` in all, and at the speed of an approach, once the joint rests."""
     rig = rig_of()
     assert rig.reason == 'waiting_for_chunk'
     at = len(rig.ticks)
-    push(rig, 0.45, 0.1)
-    rig.run_until(lambda command: abs(command.setpoints[0] - rig.measured[0]) < 0.05, 60)
+    push(rig, 0.45, 0.5)
+    assert rig.command.setpoints[0] == 0.0
+    rig.tick(150)
+    assert rig.reason == 'waiting_for_chunk'
+    assert 0.5 * FOLLOWS < rig.command.setpoints[0] <= FOLLOWS * (1 + 1e-9)
     speed = speeds(rig)[at:, 0]
-    turns = np.count_nonzero(np.diff(np.sign(np.diff(speed))) != 0)
-    assert turns <= 2
+    assert np.abs(speed).max() <= rig.config.start.approach_speed * (1 + 1e-9)
+    assert (speed >= 0.0).all()
+    # It speeds up once and slows down once; what is left are roundings.
+    changes = np.sign(np.diff(speed).round(6))
+    assert np.count_nonzero(np.diff(changes[changes != 0.0])) <= 1
     assert hardest(rig) <= ACCELERATION * (1 + 1e-6)
 
 
 @pytest.mark.parametrize('wait_ticks', [1, 3, 8])
-def test_when_started_while_a_hold_gives_way_expect_no_step_of_the_velocity(
+def test_when_started_while_a_hold_gives_way_expect_the_command_at_rest_where_the_robot_is(
     wait_ticks: int,
 ) -> None:
+    """Before the hold has got where it would have gone, the start sets it to the robot."""
     rig = moving(rig_of())
     rig.executor.stop()
     rig.tick(30)
-    rig.robot_follows = False
-    rig.measured[0] += 0.45
-    rig.tick(wait_ticks)
-    assert speeds(rig)[-1, 0] > 0.0
+    push(rig, 0.45, 0.1)
+    rig.run_until(lambda command: command.velocities[0] > 0.0, 60)
+    rig.tick(wait_ticks - 1)
     assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    at = len(rig.ticks)
     rig.tick(40)
-    assert hardest(rig) <= ACCELERATION * (1 + 1e-6)
+    for tick in rig.ticks[at:]:
+        assert tick.command.setpoints[0] == pytest.approx(rig.measured[0], abs=1e-9)
+        assert tick.command.velocities[0] == 0.0
 
 
 @pytest.mark.parametrize(('lag', 'every'), [(0.1, 1), (0.12, 2), (0.1, 4), (0.02, 10)])
@@ -640,8 +672,11 @@ def test_when_fingers_are_pried_open_in_a_hold_expect_no_command_further_than_ma
     rig = grasping(max_step=0.3)
     rig.executor.stop()
     rig.run_until(lambda command: command.kind is CommandKind.HOLD, 60)
-    rig.contact = OPEN
-    rig.tick(100)
+    # No faster than the gripper can be told from a wrong reading.
+    while rig.contact > OPEN:
+        rig.contact = max(rig.contact - 0.02, OPEN)
+        rig.tick()
+    rig.tick(200)
     assert rig.command.setpoints[1] == pytest.approx(OPEN + 0.3)
     assert np.abs(speeds(rig)[-100:, 1]).max() <= 2.0 + 1e-9
     # They close again no further than that.
@@ -658,15 +693,12 @@ def test_when_far_steps_are_refused_expect_a_grip_clamped_all_the_same() -> None
 
 def test_when_another_joint_was_pushed_away_expect_the_object_held_on_and_on_at_start() -> None:
     rig = grasping()
-    rig.robot_follows = False
-    rig.measured[0] += 1.0
-    rig.run_until(lambda command: command.kind is CommandKind.HOLD, 60)
+    push(rig, 1.0, 0.3)
     assert rig.reason == 'tracking_error'
-    # By hand, once the hold has given way.
+    # By hand, once the hold has come to where the robot is.
     rig.tick(200)
     assert is_near(rig)
-    rig.measured[0] -= 0.3
-    rig.measure()
+    push(rig, -0.3, 0.1)
     result = rig.executor.start(rig.now_s, rig.ros_ns)
     assert result.started and 'was moved' in result.text
     rig.robot_follows = True

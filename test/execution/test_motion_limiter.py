@@ -287,3 +287,18 @@ def test_when_the_robot_was_pushed_out_of_reach_expect_the_way_back_within_speed
     assert steps.min() >= -1e-12
     assert steps.max() <= 1.0 * DT_S * (1 + 1e-9)
     assert commands[-1] == pytest.approx(0.5, abs=1e-9)
+
+
+@pytest.mark.parametrize('acceleration', [0.5, 5.0])
+def test_when_a_smooth_plan_accelerates_gently_expect_it_followed_exactly(
+    acceleration: float,
+) -> None:
+    """Once a plan's own curvature counted as a way to be made up for, at every tick."""
+    columns = CommandColumns([Column('a')])
+    limits = make_limits(('a',), {'a': ColumnLimits(-6.0, 6.0, 3.0, 40.0)})
+    limiter, command = MotionLimiter(limits, columns), np.zeros(1)
+    for tick in range(1, 50):
+        time_s = 0.01 * tick
+        target = np.array([0.5 * acceleration * time_s**2])
+        assert not limiter.apply(command, target, np.array([acceleration * time_s]), None, 0.01)
+        assert command == pytest.approx(target, abs=1e-12)

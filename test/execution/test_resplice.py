@@ -9,6 +9,7 @@ import pytest
 from execution_rig import Rig, holding
 
 from vla_runtime.execution.command import Reason
+from vla_runtime.execution.config import Mode
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.limits import ColumnLimits, LimitActions, OnViolation, make_limits
 
@@ -61,12 +62,18 @@ def test_when_a_newer_chunk_replaces_the_pending_one_expect_no_jump_within_the_s
     assert np.abs(speeds(rig, 60)).max() <= 1.5 * SLOPE / 0.04 + 1e-9
 
 
-def test_when_the_robot_starved_expect_an_ensemble_without_the_chunks_of_before() -> None:
+@pytest.mark.parametrize('ticks', [100, 6000])
+def test_when_the_robot_starved_expect_an_ensemble_without_the_chunks_of_before(ticks: int) -> None:
+    """A policy that is silent for longer than `restart_after_outage_s` needs a start besides."""
     rig = Rig(holding(replan_interval=5, handover=HandoverParameters(mode='ensemble'))).started()
     rig.submit([0.05 * (i + 1) for i in range(50)])
     rig.run_until(lambda command: command.reason is Reason.STARVED)
-    rig.tick(6000)
+    rig.tick(ticks)
     held = float(rig.measured[0])
+    if ticks > 150:
+        assert rig.executor.mode is Mode.STOPPED
+        assert rig.executor.start(rig.now_s, rig.ros_ns).started
+        rig.tick()
     assert rig.submit([held] * 50, number=1).accepted
     rig.tick(40)
     assert float(rig.measured[0]) == pytest.approx(held, abs=1e-9)

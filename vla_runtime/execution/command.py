@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -44,6 +45,8 @@ class Reason(str, Enum):
     STATE_STALE = 'state_stale'
     STATE_FROM_FUTURE = 'state_from_future'
     STATE_NOT_FINITE = 'state_not_finite'
+    STATE_IMPLAUSIBLE = 'state_implausible'
+    STATE_DOUBLED = 'state_doubled'
     TRACKING_ERROR = 'tracking_error'
     STEP_FROM_MEASURED = 'step_from_measured'
     APPROACH_TIMEOUT = 'approach_timeout'
@@ -54,6 +57,15 @@ class Reason(str, Enum):
     CLAMP_LATCH = 'clamp_latch'
     CONTROLLER = 'controller'
     INTERNAL_ERROR = 'internal_error'
+
+
+class LimitKind(str, Enum):
+    """Limit that changed a command."""
+
+    POSITION = 'position'
+    VELOCITY = 'velocity'
+    ACCELERATION = 'acceleration'
+    STEP_FROM_MEASURED = 'step_from_measured'
 
 
 class ChunkRefusal(str, Enum):
@@ -97,8 +109,12 @@ class Command:
         step: step of the plan that is being executed, -1 while none is.
         chunk: inference number of the chunk that the step comes from, -1 while none is.
         row: row of that chunk, -1 while none is.
-        limited: the motion limiter changed this command.
+        limited: the motion limiter changed this command by what a person would care about.
         dry_run: computed and reported only; must not be published.
+        seats: the setpoints were set to where the robot is: they do not go on from the last
+            command, and no motion leads from there to here.
+        settled: the robot is stopped and at rest, and this hold has been given for a while: an
+            output whose controller keeps its last command needs no more of it.
     """
 
     kind: CommandKind
@@ -110,6 +126,8 @@ class Command:
     row: int = -1
     limited: bool = False
     dry_run: bool = False
+    seats: bool = False
+    settled: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,10 +157,17 @@ class SubmitResult:
 
 @dataclass(frozen=True)
 class StartResult:
-    """Answer to a start."""
+    """Answer to a start.
+
+    Attributes:
+        started: it was.
+        text: why it was not, or what the robot does first.
+        reason: fault of the measured state that kept it from starting, in a word; None otherwise.
+    """
 
     started: bool
     text: str = ''
+    reason: Reason | None = None
 
 
 @dataclass(frozen=True)
@@ -180,6 +205,8 @@ class Counters:
 
     `received == accepted + sum(refused)`, and
     `accepted == taken_over + superseded + dropped + (1 if a chunk is pending)`.
+
+    `limited` counts the ticks in which a limit changed the command of a column or of a rotation.
     """
 
     ticks: int = 0
@@ -198,6 +225,7 @@ class Counters:
     overrun_steps: int = 0
     starved_ticks: int = 0
     limited_ticks: int = 0
+    limited: dict[tuple[str, LimitKind], int] = field(default_factory=dict)
     requests: int = 0
     requests_timed_out: int = 0
     holds: dict[Reason, int] = field(default_factory=lambda: dict.fromkeys(Reason, 0))
@@ -205,9 +233,16 @@ class Counters:
     late_ticks: int = 0
     states_malformed: int = 0
     states_out_of_order: int = 0
+    states_implausible: int = 0
     internal_errors: int = 0
 
     @property
     def starvations(self) -> int:
         """Number of holds because a chunk was late."""
         return self.holds[Reason.STARVED]
+
+    def count_limited(self, causes: Iterable[tuple[str, LimitKind]]) -> None:
+        """Count a tick that was limited, and what limited it."""
+        self.limited_ticks += 1
+        for cause in causes:
+            self.limited[cause] = self.limited.get(cause, 0) + 1

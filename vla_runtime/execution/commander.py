@@ -3,12 +3,12 @@
 To hold is to repeat the last commanded position and to command zero velocity. Before anything was
 commanded there is nothing to hold: the command is `IDLE` and must not be published.
 
-A hold gives way: where the robot is found further from the command than a command may lead it, the
-command moves to where the robot is, inside all limits and without a jump. So a joint that was
-pushed away does not swing back when it is let go. It gives way to a blocked joint too, which would
-be pressed on otherwise. A gripper is left out of this: an object keeps it from its command, and the
-distance is the force of the grip. It follows fingers that are opened by hand no nearer than
-`max_step` demands.
+A hold gives way a little: where a joint rests further from the command than a command may lead it,
+the command moves towards it at the speed of an approach, by `hold_follows` in all. A robot that is
+stopped takes its command along: where a person has moved it, the command is set to where it is
+(`RestingPlace`), because no motion follows from that. A gripper is left out of this: an object
+keeps it from its command, and the distance is the force of the grip. It follows fingers that are
+opened by hand no nearer than `max_step` demands.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import Command, CommandKind, Counters, Reason
 from vla_runtime.execution.limits import Limits
 from vla_runtime.execution.motion_limiter import MotionLimiter
+from vla_runtime.execution.resting_place import RESTS_AFTER_S, RestingPlace
 from vla_runtime.execution.state import MeasuredState
 from vla_runtime.execution.timeline import Segment
 
 # A hold that gives way comes this near to the robot, as a share of its reach.
 _NEAR_SHARE = 0.05
 _GOES_BACK = 'the robot is outside its limits: going back inside'
+# Command that is no further from the robot than this share of `hold_follows`, nor than the robot
+# may go in a control period, stays at a start.
+_SAME_SHARE = 0.2
 # A gripper whose command leads it by this share of what it may is stopped by an object.
 _PRESSES_SHARE = 0.5
 
@@ -43,6 +47,7 @@ class Commander:
         blocked: np.ndarray,
         *,
         longest_s: float,
+        control_period_s: float,
         dry_run: bool,
     ) -> None:
         self._columns = columns
@@ -55,7 +60,14 @@ class Commander:
         self._unguarded = ~columns.has_feedback & columns.is_position
         self._rejects_far_steps = limits.actions.step_from_measured == 'reject'
         self.approach = Approach(columns, self._tolerance, speed, start.approach_timeout_s)
-        self._grips = self._guarded & np.isinf(tracking_error)
+        self.grips = self._grips = self._guarded & np.isinf(tracking_error)
+        self._follows = limits.hold_distance(columns)
+        self.resting_place = RestingPlace(
+            columns, self._guarded & ~self._grips & ~columns.in_rotation, self._follows
+        )
+        self._same = np.minimum(limits.velocity * control_period_s, _SAME_SHARE * self._follows)
+        # Whether the next tick's command begins where the robot is.
+        self._seated = False
         # How far a hold may be from the robot, and which columns are on their way back to it.
         self._reach = np.where(
             self._guarded, np.minimum(limits.step_from_measured, tracking_error), np.inf
@@ -63,17 +75,22 @@ class Commander:
         # A grip stays at its reach, where rounding must not put it beyond.
         self._reach[self._grips] *= 1.0 + 1e-9
         self._near = np.where(self._grips, self._reach, _NEAR_SHARE * self._reach)
-        self._blocked = blocked
+        self.blocked = self._blocked = blocked
         self._far = np.zeros(columns.count, dtype=bool)
         self._gives_way = np.zeros(columns.count, dtype=bool)
         # How far this hold has given way so far, to and fro, and where it was a tick ago; a grip
         # that follows its noise is not worth a word.
         self._yields = ~self._grips
+        self._reached = np.zeros(columns.count)
+        # Where this hold began: it gives way by no more than `hold_follows` from there.
+        self._anchor = np.zeros(columns.count)
+        self._anchored = False
         self._given = np.zeros(columns.count)
         self._before = np.zeros(columns.count)
         # Where to go first after a start away from the last command, or outside the limits.
         self._first_goal: np.ndarray | None = None
         self._found_outside = False
+        self._was_moved = False
         # Where the plan or the approach is now; tracked within the limits.
         self.target = np.zeros(columns.count)
         # Whether the setpoints stand for something that may be published.
@@ -111,13 +128,17 @@ class Commander:
         self.has_commanded = False
         self.command.dry_run = dry_run
 
-    def take_position(self, state: MeasuredState) -> str:
-        """Set the position to set out from: the measured one, or the last command.
+    def begin_tick(self) -> None:
+        """Note whether the command of this tick begins where the robot is."""
+        self.command.seats, self._seated = self._seated, False
 
-        Where something was commanded already, the command stays: it never jumps. Where the robot
-        is not near it any more, `set_out_first` takes the command to the robot, but for grippers:
-        they keep their grip. A robot that is found outside its limits is held where it is, and
-        brought back inside the same way.
+    def take_position(self, state: MeasuredState) -> str:
+        """Set the position to set out from: the measured one.
+
+        A command that was somewhere else stays so for no controller that is switched on: it is set
+        to where the robot is, and `set_out_first` takes it back to where it held, as far as an arm
+        sags (`hold_follows`). Grippers keep their grip. A robot that is found outside its limits is
+        held where it is, and brought back inside the same way.
 
         Returns:
             Why that cannot be done; empty when it was.
@@ -129,7 +150,8 @@ class Commander:
             # Nothing that the setpoints say is of the robot: the driver's own number counts.
             state.leave_as_they_came()
         measured = state.positions
-        near = self._grips | (np.abs(setpoints - measured) <= self._tolerance)
+        away = np.abs(setpoints - measured)
+        near = self._grips | (away <= self._follows)
         stays = self._grips | near[guarded].all()
         goal = np.where(stays, setpoints, measured) if self.has_commanded else measured
         inside = np.where(guarded, self._inside(goal), setpoints)
@@ -139,15 +161,53 @@ class Commander:
         worst = int(np.argmax(excess))
         if excess[worst] > tolerated:
             return self._describe_outside(worst, measured[worst])
-        if not self.has_commanded:
+        self._was_moved = self.has_commanded and not stays[guarded].all()
+        if self.has_commanded:
+            self._seat(guarded & ~self._grips & (away > self._same), measured)
+            self._leave_place()
+        else:
             # A robot that is outside by a rounding is commanded inside at once.
             outside = goes_back & (excess > NEGLIGIBLE)
             np.copyto(setpoints, np.where(outside, measured, inside), where=guarded)
+        self._seated = True
         self._first_goal = None if (setpoints == inside).all() else inside
         self._found_outside = goes_back and self._limiter.outside(setpoints)
         if not self._unguarded.any():
             self.has_commanded = True
         return ''
+
+    def seat(self, columns: np.ndarray, measured: np.ndarray) -> bool:
+        """Set the command to where the robot is; return whether that changed it.
+
+        Args:
+            columns: (columns,) bool, columns to set.
+            measured: (columns,) measured positions, plausible.
+        """
+        if not self.has_commanded or not np.count_nonzero(columns):
+            return False
+        inside = self._inside(measured)
+        # A robot that a person has left a little outside its limits stays there, as at a start. No
+        # command leads further outside than a start may.
+        outside = np.abs(inside - measured)
+        stays = (outside > self._follows) & (outside <= self._tolerance)
+        self._seat(columns, np.where(stays, measured, inside))
+        self.resting_place.seat(columns, measured)
+        self.command.seats = True
+        return True
+
+    def _seat(self, columns: np.ndarray, place: np.ndarray) -> None:
+        np.copyto(self.command.setpoints, place, where=columns)
+        self.command.velocities[:] = 0.0
+        self._limiter.stop()
+        self._gives_way[columns] = False
+        self._given[columns] = 0.0
+        np.copyto(self._anchor, place, where=columns)
+
+    def _leave_place(self) -> None:
+        self.resting_place.leave()
+        self._gives_way[:] = False
+        self._given[:] = 0.0
+        self._anchored = False
 
     def _describe_outside(self, column: int, measured: float) -> str:
         limits, names = self._limits, self._columns.names
@@ -170,11 +230,16 @@ class Commander:
         """Begin the approach that a start needs; return its description, empty without one."""
         goal, self._first_goal = self._first_goal, None
         if goal is None:
-            return ''
+            return self._describe_move()
         self.approach.begin(self.command.setpoints, goal)
         if self.outside:
             return _GOES_BACK
-        return 'the robot was moved while it held: the command goes to where it is'
+        return self._describe_move()
+
+    def _describe_move(self) -> str:
+        if self._was_moved:
+            return 'the robot was moved while it held: it sets out from where it is'
+        return ''
 
     @property
     def outside(self) -> bool:
@@ -202,38 +267,57 @@ class Commander:
         return np.where(self._guarded, inside, positions)
 
     def stay(
-        self, reason: Reason, positions: np.ndarray | None, dt_s: float, now_s: float
+        self, reason: Reason, state: MeasuredState | None, dt_s: float, now_s: float
     ) -> Command:
-        """One tick of a hold, which gives way to a robot that is found too far from it.
+        """One tick of a hold, which gives way to a joint that rests too far from it.
 
         Args:
             reason: reason of the hold.
-            positions: (columns,) measured; None where they are not to be trusted.
+            state: the measured positions; None where they are not to be trusted.
             dt_s: seconds since the last command; 0.0 where that is unknown.
             now_s: steady clock.
         """
         command = self.command
         if dt_s <= 0.0 or command.dry_run or not self.has_commanded:
             return self.hold(reason, now_s, dt_s)
-        if positions is not None and self._gives_way_to(positions):
-            np.copyto(self.target, command.setpoints)
-            np.copyto(self.target, positions, where=self._gives_way)
-            # The limiter keeps these within reach.
-            np.copyto(self.target, command.setpoints, where=self._grips)
-            if self._columns.any_velocity:
-                self.target[self._columns.is_velocity] = 0.0
-            np.copyto(self._before, command.setpoints)
-            command.velocities[:] = 0.0
-            self._limiter.apply(command.setpoints, self.target, command.velocities, positions, dt_s)
-            np.subtract(self._before, command.setpoints, out=self._before)
-            np.abs(self._before, out=self._before)
-            np.add(self._given, self._before, out=self._given, where=self._yields)
+        if state is not None and self._gives_way_to(state):
+            self._give_way(state.positions, dt_s)
         elif self.moving:
-            self._brake(positions, dt_s)
+            self._brake(None if state is None else state.positions, dt_s)
         else:
             return self.hold(reason, now_s, dt_s)
         self._describe_hold(reason, now_s)
         return command
+
+    def _give_way(self, positions: np.ndarray, dt_s: float) -> None:
+        """Move the command of the joints that it gives way to by one tick towards them."""
+        command, target = self.command, self.target
+        if not self._anchored:
+            self._anchored = True
+            np.copyto(self._anchor, command.setpoints)
+        np.subtract(positions, self._anchor, out=target)
+        np.maximum(target, -self._follows, out=target)
+        np.minimum(target, self._follows, out=target)
+        target += self._anchor
+        np.copyto(target, command.setpoints, where=~self._gives_way | self._grips)
+        if self._columns.any_velocity:
+            target[self._columns.is_velocity] = 0.0
+        # The limiter keeps grips within reach; all others give way by no more than that.
+        np.copyto(self._reached, command.setpoints)
+        np.copyto(self._reached, positions, where=self._grips | self._columns.is_velocity)
+        np.copyto(self._before, command.setpoints)
+        command.velocities[:] = 0.0
+        self._limiter.apply(
+            command.setpoints,
+            target,
+            command.velocities,
+            self._reached,
+            dt_s,
+            self.approach.speed,
+        )
+        np.subtract(self._before, command.setpoints, out=self._before)
+        np.abs(self._before, out=self._before)
+        np.add(self._given, self._before, out=self._given, where=self._yields)
 
     def gave_way(self) -> str:
         """Name the column in which this hold gave way most, and how far; empty if it did not."""
@@ -242,15 +326,20 @@ class Commander:
             return ''
         return f"'{self._columns.names[worst]}' by {self._given[worst]:.3g}"
 
-    def _gives_way_to(self, positions: np.ndarray) -> bool:
+    def _gives_way_to(self, state: MeasuredState) -> bool:
         """Return whether a hold must give way: from out of reach, or blocked, until near again."""
-        np.subtract(self.command.setpoints, positions, out=self.target)
+        np.subtract(self.command.setpoints, state.positions, out=self.target)
         np.abs(self.target, out=self.target)
         np.greater(self.target, self._reach, out=self._far)
         np.logical_or(self._gives_way, self._far, out=self._gives_way)
         np.logical_or(self._gives_way, self._blocked, out=self._gives_way)
+        if not np.count_nonzero(self._gives_way):
+            return False
         np.greater(self.target, self._near, out=self._far)
         np.logical_and(self._gives_way, self._far, out=self._gives_way)
+        # What still moves, or was taken for wrong before, is not followed.
+        self._gives_way &= self._grips | state.still_for(RESTS_AFTER_S)
+        self._gives_way &= ~state.plausibility.taken_over
         return bool(np.count_nonzero(self._gives_way))
 
     def _brake(self, positions: np.ndarray | None, dt_s: float) -> None:
@@ -304,7 +393,7 @@ class Commander:
             self.held_since_s = now_s
 
     def rest(
-        self, reason: Reason, positions: np.ndarray | None, dt_s: float, now_s: float
+        self, reason: Reason, state: MeasuredState | None, dt_s: float, now_s: float
     ) -> Command:
         """Brake within the limits for one tick, or hold: nothing is left to execute.
 
@@ -312,10 +401,10 @@ class Commander:
         """
         command = self.command
         if not self.moving or command.kind is CommandKind.HOLD:
-            return self.stay(reason, positions, dt_s, now_s)
+            return self.stay(reason, state, dt_s, now_s)
         if dt_s <= 0.0:
             return command
-        self._brake(positions, dt_s)
+        self._brake(None if state is None else state.positions, dt_s)
         if not self.moving:
             return self.hold(reason, now_s, dt_s)
         command.reason = Reason.BRAKING
@@ -426,8 +515,7 @@ class Commander:
     ) -> Command:
         """Move the command towards `target` within the limits."""
         command = self.command
-        self._gives_way[:] = False
-        self._given[:] = 0.0
+        self._leave_place()
         command.limited = self._limiter.apply(
             command.setpoints,
             self.target,
@@ -438,7 +526,8 @@ class Commander:
             stay_near=not command.dry_run,
             at_most=at_most,
         )
-        self._counters.limited_ticks += command.limited
+        if command.limited:
+            self._counters.count_limited(self._limiter.causes())
         self.has_commanded = True
         self.held_since_s = None
         return command

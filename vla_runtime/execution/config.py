@@ -38,6 +38,9 @@ class ExecutorConfig:
             further than one and a half periods at top speed allow, because the robot's controller
             executes each command in about one, and then rests. Not limited when not given, nor
             under `motion_clock` ros, where the simulated robot waits for the clock as well.
+        restart_after_outage_s: after a loss of joint states, of the policy's answers or of ticks
+            that lasted longer, the robot moves again only after `start`. A policy that takes longer
+            than this for an answer is lost after three times its usual delay.
         form: how chunks and plans write the columns; as they are when not given.
     """
 
@@ -53,6 +56,7 @@ class ExecutorConfig:
         10_000,
     )
     control_period_s: float = math.inf
+    restart_after_outage_s: float = 1.5
     form: ChunkForm | None = None
 
     def __post_init__(self) -> None:
@@ -64,10 +68,9 @@ class ExecutorConfig:
         if self.limits is not None:
             self._require_endless(self.limits)
         check_ranges(self)
-        if not self.control_period_s > 0.0:
-            raise ValueError(
-                f'control_period_s is {self.control_period_s}, expected more than 0 seconds'
-            )
+        for name in ('control_period_s', 'restart_after_outage_s'):
+            if not (value := getattr(self, name)) > 0.0:
+                raise ValueError(f'{name} is {value}, expected more than 0 seconds')
 
     @property
     def longest_s(self) -> float:

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
+from vla_runtime.execution.approach import start_limits
 from vla_runtime.execution.blocked_joints import BlockedJoints
 from vla_runtime.execution.chunk_check import CheckedChunk, check_chunk
 from vla_runtime.execution.clamp_latch import ClampLatch
@@ -94,6 +95,7 @@ class ChunkExecutor:
             tracking_error,
             blocked_joints.blocked,
             longest_s=config.longest_s,
+            control_period_s=config.control_period_s,
             dry_run=dry_run,
         )
         self._replanner = Replanner(
@@ -103,6 +105,8 @@ class ChunkExecutor:
             config.watchdog,
             tick_timeout(config.watchdog, config.control_period_s),
             self.columns,
+            self._limits,
+            start_limits(self.columns, self._limits, config.start)[0],
             tracking_error,
             blocked_joints,
             self.latch,
@@ -120,6 +124,7 @@ class ChunkExecutor:
             self._replanner,
             self.counters,
             config.on_stop,
+            config.restart_after_outage_s,
             config.start.cold_after_s,
             on_ros_clock=config.watchdog.motion_clock == 'ros',
         )
@@ -129,24 +134,25 @@ class ChunkExecutor:
     def start(self, now_s: float, now_ros_ns: int) -> StartResult:
         """Allow motion. Needs a fresh state and an open latch; commands nothing by itself.
 
-        The robot holds the last command where it is still near it. Where it was moved by hand, the
-        command goes to where it is now, at the approach speed. Chunks whose observation is more
+        The robot sets out from where it is measured. Where it merely sags below the last command
+        (`hold_follows`) it goes back there at the approach speed. Chunks whose observation is more
         than `max_state_age_s` older than the start are not taken.
         """
         if self._mode is Mode.RUNNING:
             return StartResult(True, 'already started')
-        refused = self._guard.why_not_start(now_ros_ns)
+        refused, fault = self._guard.why_not_start(now_ros_ns)
         if self._wanted_dry_run != self._commander.command.dry_run:
             refused = 'dry_run changes when the robot has come to rest; start it again then'
         braking = self._motion.braking
         if not refused and not braking:
             refused = self._commander.take_position(self._guard.state)
         if refused:
-            return StartResult(False, refused)
+            return StartResult(False, refused, fault)
         self._mode = Mode.RUNNING
         self._releases = False
         # While the robot moves ticks have been coming, and the time since the last one counts.
         self._guard.restart(now_s, ticks_come=not self.at_rest)
+        self._motion.restart(now_s, now_ros_ns)
         # A camera frame may be as old as a joint state that one may start on.
         fresh_ns = round(self.config.watchdog.max_state_age_s * 1e9)
         self._replanner.history.forget_before(now_ros_ns - fresh_ns)
@@ -196,6 +202,7 @@ class ChunkExecutor:
         """
         if self._mode is Mode.RUNNING:
             self._mode, self._stop_reason = Mode.STOPPED, Reason.STOPPED
+            self._commander.command.settled = False
         self._motion.drop_plan()
         return self._commander.hold(self._stop_reason)
 
@@ -218,6 +225,7 @@ class ChunkExecutor:
         of the new episode comes. Where the robot was on its way back inside its limits, it goes on.
         """
         self._motion.drop_plan()
+        self._motion.expect_first_answer()
         self._replanner.begin_episode(episode, self._commander.command.setpoints)
         if self._mode is Mode.RUNNING:
             self._commander.leave_plan()
@@ -262,10 +270,18 @@ class ChunkExecutor:
     # ------------------------------------------------------------ what comes in
 
     def observe_state(
-        self, names: Sequence[str], positions: Sequence[float], stamp_ns: int
+        self,
+        names: Sequence[str],
+        positions: Sequence[float],
+        stamp_ns: int,
+        source: str = '',
     ) -> None:
         """Take measured positions by name; see `MeasuredState.observe`."""
-        self._guard.observe(names, positions, stamp_ns)
+        self._guard.observe(names, positions, stamp_ns, source)
+
+    def seat_after_gap(self, now_s: float, now_ros_ns: int) -> Command | None:
+        """Return a command to send at once after a measurement; see `Motion.seat_after_gap`."""
+        return self._motion.seat_after_gap(now_s, now_ros_ns)
 
     def check_chunk(self, chunk: ActionChunk) -> CheckedChunk:
         """Read a chunk and check all that does not depend on the robot's motion; never raises.
@@ -303,6 +319,8 @@ class ChunkExecutor:
                 current at its observation.
         """
         self.counters.received += 1
+        if episode == self._replanner.episode:
+            self._motion.hear_policy()
         try:
             self._require_motion()
             return self._replanner.take(
@@ -475,6 +493,7 @@ class ChunkExecutor:
 
     def _tick(self, now_s: float, now_ros_ns: int) -> Command:
         self.counters.ticks += 1
+        self._commander.begin_tick()
         fault = self._guard.advance(now_s, now_ros_ns)
         if fault is Reason.CLOCK_JUMP:
             self._replanner.history.clear()

@@ -14,8 +14,13 @@ from vla_runtime.execution.blocked_joints import BlockedJoints
 from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import Command, CommandKind, Counters, Reason
+from vla_runtime.execution.following import Following
+from vla_runtime.execution.limits import Limits
+from vla_runtime.execution.plausibility import SIMULATED_JITTER_S, STAMP_JITTER_S
 from vla_runtime.execution.state import MeasuredState
 from vla_runtime.execution.watchdog import LOOK, ClockWatch, StateWatch, WatchdogParameters
+
+_MOTION = (CommandKind.TRACK, CommandKind.APPROACH)
 
 
 class Guard:
@@ -25,6 +30,8 @@ class Guard:
         parameters: the watchdog's.
         tick_timeout_s: longest time between two ticks.
         columns: the executor's.
+        limits: of these columns.
+        tolerance: (columns,) of a start, see `start_limits`.
         tracking_error: (columns,) as `tracking_error_limits` gives them.
         blocked_joints: watched while the command is published.
         latch: closed by too many clamped chunks in a row.
@@ -41,6 +48,8 @@ class Guard:
         parameters: WatchdogParameters,
         tick_timeout_s: float,
         columns: CommandColumns,
+        limits: Limits,
+        tolerance: np.ndarray,
         tracking_error: np.ndarray,
         blocked_joints: BlockedJoints,
         latch: ClampLatch,
@@ -53,7 +62,16 @@ class Guard:
         self._blocked_joints = blocked_joints
         self._state_watch = StateWatch(parameters, columns, tracking_error)
         self._tick_timeout_s = tick_timeout_s
-        self.state = MeasuredState(columns)
+        simulated = parameters.motion_clock == 'ros'
+        self.state = MeasuredState(
+            columns,
+            limits,
+            tolerance,
+            gap_ns=round(parameters.max_state_age_s * 1e9),
+            jitter_s=SIMULATED_JITTER_S if simulated else STAMP_JITTER_S,
+        )
+        grips = columns.has_feedback & columns.is_position & np.isinf(tracking_error)
+        self._following = Following(columns, grips, limits.hold_distance(columns))
         self._started_s: float | None = None
         self.fault: Reason | None = None
         self.detail = ''
@@ -68,27 +86,31 @@ class Guard:
         """Seconds since the last tick, a late one too; 0.0 where no clock can tell."""
         return self._clock.elapsed_ns * 1e-9
 
-    def trusted_positions(self, now_ros_ns: int, command: Command) -> np.ndarray | None:
-        """(columns,) measured positions that may be acted on; None while there are none."""
+    def trusted_state(self, now_ros_ns: int, command: Command) -> MeasuredState | None:
+        """Measured positions that may be acted on; None while there are none."""
         if self._state_watch.check(self.state, now_ros_ns) is not None:
             return None
         # Before the first command there is nothing that a measured angle could be near to.
         if self._columns.any_continuous and command.kind is not CommandKind.IDLE:
             self.state.bring_near(command.setpoints)
-        return self.state.positions
+        return self.state
 
-    def observe(self, names: Sequence[str], positions: Sequence[float], stamp_ns: int) -> None:
+    def observe(
+        self, names: Sequence[str], positions: Sequence[float], stamp_ns: int, source: str
+    ) -> None:
         """Take measured positions by name; see `MeasuredState.observe`."""
-        self.state.observe(names, positions, stamp_ns)
+        self.state.observe(names, positions, stamp_ns, source)
+        self._counters.states_implausible = self.state.plausibility.refused
         self._counters.states_malformed = self.state.malformed
         self._counters.states_out_of_order = self.state.out_of_order
 
-    def why_not_start(self, now_ros_ns: int) -> str:
-        """Describe what keeps the robot from starting; empty when nothing does."""
+    def why_not_start(self, now_ros_ns: int) -> tuple[str, Reason | None]:
+        """Describe what keeps the robot from starting, empty when nothing does; and its fault."""
         if self._latch.closed:
-            return self._latch.text
+            return self._latch.text, Reason.CLAMP_LATCH
         fault = self._state_watch.check(self.state, now_ros_ns)
-        return self._state_watch.describe(fault, self.state, now_ros_ns) if fault else ''
+        text = self._state_watch.describe(fault, self.state, now_ros_ns) if fault else ''
+        return text, fault
 
     def restart(self, now_s: float, *, ticks_come: bool) -> None:
         """Clear earlier faults: the operator has started the robot.
@@ -100,6 +122,7 @@ class Guard:
         """
         self._started_s = now_s
         self._blocked_joints.restart()
+        self.state.plausibility.taken_over[:] = False
         self.fault = None
         self.detail = ''
         if not ticks_come:
@@ -144,10 +167,20 @@ class Guard:
                 f'{words}. {LOOK}, an arm that sags so far under its load a larger max_step'
             )
             return Reason.TRACKING_ERROR
+        if self._leaves_robot(command):
+            self.detail = self._following.describe(command.setpoints, state.positions)
+            return Reason.TRACKING_ERROR
         if self._latch.closed:
             self.detail = self._latch.text
             return Reason.CLAMP_LATCH
         return None
+
+    def _leaves_robot(self, command: Command) -> bool:
+        """Return whether a command that moves has left a robot that does not."""
+        if command.dry_run or command.kind not in _MOTION:
+            self._following.restart(command.setpoints)
+            return False
+        return self._following.advance(command.setpoints, self.state)
 
     def too_far(self, command: Command, positions: np.ndarray | None) -> bool:
         """Return whether the command is further from trusted positions than max_tracking_error."""

@@ -20,7 +20,9 @@ _SLACK = 1e-9
 # as a share of the joint's range, is clamped without a word and does not count for the latch.
 _SCATTER = 0.02
 # Limits that follow from the column's range where nothing else is said.
-_DERIVED = ('tracking_error', 'start_tolerance', 'approach_speed')
+_DERIVED = ('tracking_error', 'start_tolerance', 'approach_speed', 'hold_follows')
+# How far a hold gives way where nothing else is said: rad, and at most this share of the range.
+_HOLD_FOLLOWS, _HOLD_FOLLOWS_SHARE = 0.05, 0.05
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class ColumnLimits:
         start_tolerance: distance that a start may jump over, rad or m; `None` derives it from the
             range (`approach.start_limits`).
         approach_speed: speed of an approach, rad/s or m/s; `None` derives it from the range.
+        hold_follows: distance that a hold gives way to the robot in all, rad or m; `None` derives
+            it from the range (`Limits.hold_distance`).
     """
 
     lower: float = -np.inf
@@ -52,6 +56,7 @@ class ColumnLimits:
     tracking_error: float | None = None
     start_tolerance: float | None = None
     approach_speed: float | None = None
+    hold_follows: float | None = None
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,8 @@ class Limits:
     """Limits of all columns, each (columns,) float64, and what happens when one is violated.
 
     `workspace_lower` and `workspace_upper` are a box for Cartesian columns, infinite elsewhere.
-    `tracking_error`, `start_tolerance` and `approach_speed` are NaN where the range gives them.
+    `tracking_error`, `start_tolerance`, `approach_speed` and `hold_follows` are NaN where the range
+    gives them.
     """
 
     names: tuple[str, ...]
@@ -95,6 +101,7 @@ class Limits:
     tracking_error: np.ndarray
     start_tolerance: np.ndarray
     approach_speed: np.ndarray
+    hold_follows: np.ndarray
     workspace_lower: np.ndarray
     workspace_upper: np.ndarray
     actions: LimitActions = field(default_factory=LimitActions)
@@ -126,6 +133,13 @@ class Limits:
         limited = np.isfinite(self.velocity) & np.isfinite(self.acceleration)
         times = self.velocity[limited] / self.acceleration[limited]
         return float(times.max(initial=0.0))
+
+    def hold_distance(self, columns: CommandColumns) -> np.ndarray:
+        """Return the distance that a hold gives way in all, (columns,), rad or m."""
+        derived = np.minimum(
+            _HOLD_FOLLOWS * columns.scale, _HOLD_FOLLOWS_SHARE * (self.upper - self.lower)
+        )
+        return np.where(np.isnan(self.hold_follows), derived, self.hold_follows)
 
     @property
     def hard_lower(self) -> np.ndarray:

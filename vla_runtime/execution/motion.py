@@ -17,7 +17,18 @@ from vla_runtime.execution.guard import Guard
 from vla_runtime.execution.intake import Standstill
 from vla_runtime.execution.replanner import Replanner
 from vla_runtime.execution.speed_scaling import SpeedScaling
+from vla_runtime.execution.state import MeasuredState
 from vla_runtime.execution.stopping import StopActions
+
+# A stopped robot that has come to rest is given its hold for so long, on the steady clock: its
+# controller has it by then.
+_REPEATED_S = 0.5
+# A policy is lost when it takes so many times its usual delay to answer.
+_PATIENCE = 3
+# Stops after which the robot may press on something, or be far from its command.
+_PRESSES = (Reason.TRACKING_ERROR, Reason.APPROACH_TIMEOUT)
+# Not an outage: the latch has a reset of its own, and a simulated clock may be paused.
+_HEALTHY = (None, Reason.CLAMP_LATCH, Reason.CLOCK_STOPPED, Reason.CLOCK_JUMP)
 
 
 class PersonNeeded(Exception):  # noqa: N818 - it is an answer, not an error
@@ -37,6 +48,7 @@ class Motion:
         replanner: owns the plan.
         counters: counters of the executor.
         on_stop: way to stop, by cause.
+        restart_after_outage_s: see `ExecutorConfig`.
         cold_after_s: a hold of this length makes the next chunk a new start.
         on_ros_clock: time passes as the ROS clock says, in a simulated world.
 
@@ -52,6 +64,7 @@ class Motion:
         replanner: Replanner,
         counters: Counters,
         on_stop: StopActions,
+        restart_after_outage_s: float,
         cold_after_s: float,
         *,
         on_ros_clock: bool,
@@ -63,6 +76,17 @@ class Motion:
         self._on_stop = on_stop
         self._cold_after_s = cold_after_s
         self._on_ros_clock = on_ros_clock
+        self._restart_after_s = restart_after_outage_s
+        # Time of the last tick without a fault, on the clock that motion follows.
+        self._good_s = -math.inf
+        # Plan time for which a robot that has moved has been waiting for an answer.
+        self._waited_s = 0.0
+        self._has_moved = False
+        # Steady time of the last command that moved, or was for a started robot.
+        self._changed_s = -math.inf
+        # Whether this stop may give up what the robot presses on, and where it has done so.
+        self._presses = False
+        self._gave_up = np.zeros_like(commander.blocked)
         self.commanded_s: float | None = None
         self.scaling = SpeedScaling()
         # Plan time per time while the robot brakes, 1.0 to 0.0; None while it does not.
@@ -88,9 +112,9 @@ class Motion:
             PersonNeeded: the robot must stop, and not go on by itself.
         """
         fault = self._guard.check(clock_fault, now_ros_ns, self._commander.command)
-        if fault is Reason.TRACKING_ERROR:
-            # Whether to push on against whatever is in the way is for a person to decide.
-            raise PersonNeeded(fault)
+        self._changed_s = now_s
+        self._commander.command.settled = False
+        self._require_no_person(fault, now_s, now_ros_ns)
         if fault is Reason.CLOCK_STOPPED:
             # The plan waits for the clock as well, and goes on at the speed it had.
             return self._commander.pause(fault, now_s)
@@ -119,10 +143,54 @@ class Motion:
             return self._rest(dt_s, now_s)
         return self._track(dt_ns, plan_ns, factor, now_s, now_ros_ns)
 
+    def restart(self, now_s: float, now_ros_ns: int) -> None:
+        """Note a start: no outage lasts, and the robot has not moved since."""
+        self._good_s = now_ros_ns * 1e-9 if self._on_ros_clock else now_s
+        self._presses = False
+        self._gave_up[:] = False
+        self.expect_first_answer()
+
+    def expect_first_answer(self) -> None:
+        """Wait for the next answer without an end: it is the first, and may take its time."""
+        self._has_moved = False
+        self._waited_s = 0.0
+
+    def hear_policy(self) -> None:
+        """Note that the policy has answered, whatever becomes of it."""
+        self._waited_s = 0.0
+
+    def _require_no_person(self, fault: Reason | None, now_s: float, now_ros_ns: int) -> None:
+        """Raise `PersonNeeded` after a fault that does not heal alone, or lasts too long."""
+        guard = self._guard
+        if fault is Reason.TRACKING_ERROR or fault is Reason.STATE_DOUBLED:
+            # Whether to push on against whatever is in the way is for a person to decide.
+            self._presses = fault is Reason.TRACKING_ERROR
+            raise PersonNeeded(fault)
+        if np.count_nonzero(guard.state.plausibility.taken_over):
+            guard.detail = guard.state.plausibility.describe() + '; it stayed there: call ~/start'
+            raise PersonNeeded(Reason.STATE_IMPLAUSIBLE)
+        clock_s = now_ros_ns * 1e-9 if self._on_ros_clock else now_s
+        if fault in _HEALTHY:
+            self._good_s = clock_s
+            return
+        lasts_s = clock_s - self._good_s
+        if fault is Reason.STATE_STALE:
+            lasts_s = max(lasts_s, (now_ros_ns - guard.state.oldest_stamp_ns) * 1e-9)
+        if lasts_s > self._restart_after_s:
+            self._need_restart(lasts_s)
+            raise PersonNeeded(fault)
+
+    def _need_restart(self, lasts_s: float) -> None:
+        self._guard.detail += (
+            f'; this lasted for {lasts_s:.2g} s, longer than {self._restart_after_s:g} s '
+            '(restart_after_outage_s): call ~/start'
+        )
+
     def begin_halt(self, reason: Reason) -> bool:
         """Stop for this reason, braking or at once; return whether the robot brakes."""
         commander = self._commander
         commander.approach.stop()
+        self._presses |= reason in _PRESSES
         if commander.in_motion and not self._on_stop.freezes(reason):
             if self._pace is None:
                 self._pace, self._cause = 1.0, reason
@@ -148,13 +216,69 @@ class Motion:
             if clock_fault is None:
                 return self._commander.command
             return self._commander.pause(reason, now_s)
-        positions = self._trusted_positions(now_ros_ns)
-        blocked = self._guard.blocked(self._commander.command, positions)
+        commander = self._commander
+        state = self._trusted_state(now_ros_ns)
+        blocked = self._guard.blocked(commander.command, None if state is None else state.positions)
         if self.braking:
             # What is in the way is not pushed any further.
             reason = Reason.TRACKING_ERROR if blocked else reason
-            return self.halt(reason, dt_s, now_s, now_ros_ns)
-        return self._commander.stay(reason, positions, dt_s, now_s)
+            self.halt(reason, dt_s, now_s, now_ros_ns)
+        else:
+            if state is not None:
+                # Before the hold gives way, which moves it on.
+                commander.resting_place.notice_sinking(commander.command.setpoints, state)
+            commander.stay(reason, state, dt_s, now_s)
+            if state is not None and not commander.moving and not commander.command.dry_run:
+                self._take_along(state)
+        command = commander.command
+        if self.braking or commander.moving or command.seats:
+            self._changed_s = now_s
+        command.settled = now_s - self._changed_s > _REPEATED_S
+        return command
+
+    def _take_along(self, state: MeasuredState) -> None:
+        """Set the command of joints that a person moved, and that rest, to where they are.
+
+        What a joint presses on is given up once in a stop: one that hangs below every command would
+        sink further each time. Where the controller's own reference is there already, it needs no
+        command.
+        """
+        commander = self._commander
+        pressed = (commander.blocked | self._presses) & ~self._gave_up
+        setpoints = commander.command.setpoints
+        moved = commander.resting_place.moved(setpoints, state, pressed=pressed)
+        if commander.seat(moved, state.positions):
+            self._gave_up |= pressed & moved
+            self._replanner.drop(setpoints)
+
+    def seat_after_gap(self, now_s: float, now_ros_ns: int) -> Command | None:
+        """Set the command to where the robot is found at the first measurement after a gap.
+
+        Whatever the controller still has is of before the gap. To be called with every measurement:
+        a controller whose motors come on goes to its last command at once.
+
+        Returns:
+            The command to send; None where it needs none.
+        """
+        commander, returned = self._commander, self._guard.state.plausibility.returned
+        if not np.count_nonzero(returned):
+            return None
+        command = commander.command
+        if command.dry_run or not commander.has_commanded or commander.moving or self.braking:
+            returned[:] = False
+            return None
+        state = self._trusted_state(now_ros_ns)
+        if state is None:
+            return None
+        away = commander.resting_place.away(command.setpoints, state.positions) & returned
+        away &= ~self._guard.state.plausibility.taken_over
+        returned[:] = False
+        if not commander.seat(away, state.positions):
+            return None
+        self._replanner.drop(command.setpoints)
+        self._changed_s = now_s
+        command.settled = False
+        return command
 
     def halt(self, reason: Reason, dt_s: float, now_s: float, now_ros_ns: int | None) -> Command:
         """One tick of a stop, or of the hold that it ends in.
@@ -166,7 +290,8 @@ class Motion:
             now_ros_ns: ROS clock; None where no measured position is to be looked at.
         """
         commander = self._commander
-        positions = None if now_ros_ns is None else self._trusted_positions(now_ros_ns)
+        state = None if now_ros_ns is None else self._trusted_state(now_ros_ns)
+        positions = None if state is None else state.positions
         if self.braking and self._guard.too_far(commander.command, positions):
             # Whatever the stop was for, what is in the way is not pushed any further.
             reason = Reason.TRACKING_ERROR
@@ -174,13 +299,13 @@ class Motion:
             self.drop_plan()
             return commander.hold(reason, now_s, dt_s)
         if not self.begin_halt(reason):
-            return commander.stay(reason, positions, dt_s, now_s)
+            return commander.stay(reason, state, dt_s, now_s)
         if dt_s > 0.0:
             self._replanner.elapsed_ns += round(dt_s * 1e9)
             if self._brake(positions, dt_s):
                 return commander.command
         # A stop keeps the reason that it began with, whatever else was found meanwhile.
-        commander.rest(self._cause, positions, dt_s, now_s)
+        commander.rest(self._cause, state, dt_s, now_s)
         if not commander.moving:
             self.drop_plan()
         return commander.command
@@ -197,6 +322,8 @@ class Motion:
         if silent_s is None:
             return None
         begins = started and guard.fault is None
+        if started:
+            commander.command.settled = False
         if begins:
             guard.fault = Reason.TICK_LATE
             guard.detail = f'no tick for {silent_s:.3f} s'
@@ -227,8 +354,8 @@ class Motion:
         elapsed_s = 0.0 if self.commanded_s is None else now_s - self.commanded_s
         return elapsed_s if 0.0 < elapsed_s < math.inf else 0.0
 
-    def _trusted_positions(self, now_ros_ns: int) -> np.ndarray | None:
-        return self._guard.trusted_positions(now_ros_ns, self._commander.command)
+    def _trusted_state(self, now_ros_ns: int) -> MeasuredState | None:
+        return self._guard.trusted_state(now_ros_ns, self._commander.command)
 
     def drop_plan(self) -> None:
         """Drop the plan; the next chunk makes a new start."""
@@ -280,17 +407,32 @@ class Motion:
         else:
             self._counters.starved_ticks += 1
         was_moving = commander.moving
-        command = commander.rest(reason, self._guard.state.positions, dt_s, now_s)
+        if self._has_moved and not was_moving:
+            self._require_policy(dt_s)
+        command = commander.rest(reason, self._guard.state, dt_s, now_s)
         if was_moving or replanner.timeline.in_force is not None:
             # The next chunk sets out from where the robot comes to rest.
             replanner.finish_plan(command.setpoints)
         return command
+
+    def _require_policy(self, dt_s: float) -> None:
+        """Raise `PersonNeeded` where the policy has not answered for too long."""
+        self._waited_s += dt_s
+        replanner = self._replanner
+        usual_steps = replanner.delays.estimate(replanner.parameters.delay)
+        usual_s = usual_steps * replanner.timeline.step_ns * 1e-9
+        if self._waited_s > max(self._restart_after_s, _PATIENCE * usual_s):
+            self._guard.detail = 'the policy has not answered'
+            self._need_restart(self._waited_s)
+            raise PersonNeeded(Reason.STARVED)
 
     def _track(
         self, dt_ns: int, plan_ns: int, factor: float, now_s: float, now_ros_ns: int
     ) -> Command:
         replanner, commander, guard = self._replanner, self._commander, self._guard
         self._cold = False
+        self._has_moved = True
+        self._waited_s = 0.0
         segment = replanner.advance(plan_ns)
         step = replanner.timeline.sample_into(commander.target, commander.command.velocities)
         if factor != 1.0:

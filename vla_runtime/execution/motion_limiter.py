@@ -6,18 +6,24 @@ Every command passes here last: rows of a chunk, seams, resumed plans and approa
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
 from vla_runtime.execution.columns import CommandColumns
+from vla_runtime.execution.command import LimitKind
 from vla_runtime.execution.limits import Limits
 from vla_runtime.execution.turn_limiter import Turns
 
 # Stands for 'no limit' where an infinity would turn into not-a-number.
 _FAR = 1e9
-# A command nearer to its target than this, in rad, m or per second of them, counts as unlimited:
-# rounding at a limit is no limiting, and no encoder sees it.
+# Change of a command that a person would care about, as a share of the distance from the measured
+# position that is allowed, or of the way that the limit of speed allows in the tick.
+_WORTH_COUNTING = 0.01
+# The same where neither is limited, in rad, m or per second of them: no encoder sees less.
 _ROUNDING = 1e-6
+# Share of the acceleration that a plan may need and still be followed exactly.
+_RESERVED = 0.25
 
 
 class MotionLimiter:
@@ -66,11 +72,15 @@ class MotionLimiter:
         self._acceleration = np.minimum(acceleration, _FAR)
         self._slowest = -self._speed
         self._inverse = 4.0 / acceleration
+        self._countable_speed = _WORTH_COUNTING * limits.velocity
         self._accelerates = bool(np.isfinite(acceleration).any())
         self._step = np.where(
             columns.has_feedback & columns.is_position, limits.step_from_measured, np.inf
         )
         self._step_limited = bool(np.isfinite(self._step).any())
+        self._countable_step = _WORTH_COUNTING * self._step
+        self._countable_step[np.isinf(self._step) & np.isinf(limits.velocity)] = _ROUNDING
+        self._highest_speed = limits.velocity
         # A velocity column is stopped at a position limit only where its position is known.
         unguarded = columns.is_velocity & ~columns.has_feedback
         self._lower[unguarded] = -_FAR
@@ -90,6 +100,12 @@ class MotionLimiter:
         self._farthest = np.zeros(columns.count)
         self._scratch = np.zeros(columns.count)
         self._changed = np.zeros(columns.count, dtype=bool)
+        self._countable = np.zeros(columns.count)
+        # What the last tick kept to: which columns count as limited, and by what.
+        self._limited = np.zeros(columns.count, dtype=bool)
+        self._near = False
+        self._speed_kept = self._highest_speed
+        self._pace = 1.0
         # Rows: the distance to the target, the room to the upper and to the lower limit.
         self._distance = np.zeros((3, columns.count))
         self._fastest = np.zeros((3, columns.count))
@@ -163,13 +179,17 @@ class MotionLimiter:
             at_most: share of its present velocity that no column may exceed, nor turn round.
 
         Returns:
-            Whether any column was limited by more than rounding.
+            Whether any column was limited by what a person would care about (`causes`).
 
         Raises:
             FloatingPointError: the target is not a number; `command` is what it was.
         """
         columns, goal, wanted = self._columns, self._result, self._wanted
-        near = self._measure_reach(measured, stay_near)
+        near = self._near = self._measure_reach(measured, stay_near)
+        self._speed_kept = self._highest_speed
+        if speed is not None:
+            self._speed_kept = np.minimum(self._highest_speed, speed)
+        self._pace = min(1.0, self._longest_s / dt_s)
         np.copyto(goal, target)
         if near:
             np.maximum(goal, self._nearest, out=goal)
@@ -184,13 +204,10 @@ class MotionLimiter:
         self._find_result(command, near, dt_s)
         if not math.isfinite(np.dot(goal, self._ones)):
             raise FloatingPointError(f'a target is not a number: {target}')
-        turn_left = 0.0
         if self._turns:
             span_s = self._span(dt_s)
-            turn_left = self._turns.apply(
-                goal, command, target, velocity, dt_s, span_s, speed, at_most
-            )
-        return self._give(command, target, velocity, dt_s, turn_left)
+            self._turns.apply(goal, command, target, velocity, dt_s, span_s, speed, at_most)
+        return self._give(command, target, velocity, dt_s)
 
     def _give(
         self,
@@ -198,16 +215,14 @@ class MotionLimiter:
         target: np.ndarray,
         velocity: np.ndarray,
         dt_s: float,
-        turn_left: float,
     ) -> bool:
-        """Make the result the command, and say whether it is not the target.
+        """Make the result the command, and say whether it counts as limited.
 
         Args:
             command: (columns,) overwritten.
             target: (columns,) what was wanted.
             velocity: (columns,) velocity of the target; overwritten with the command's.
             dt_s: seconds since the last command.
-            turn_left: largest distance of a rotation from its target, rad.
         """
         columns, goal = self._columns, self._result
         np.not_equal(goal, target, out=self._changed)
@@ -222,8 +237,44 @@ class MotionLimiter:
         np.subtract(goal, target, out=self._scratch)
         np.abs(self._scratch, out=self._scratch)
         if self._turns:
-            self._scratch[self._columns.in_rotation] = turn_left
-        return float(self._scratch.max()) > _ROUNDING
+            self._turns.write(self._scratch, self._fastest[0])
+        np.multiply(self._countable_speed, dt_s, out=self._countable)
+        if columns.any_velocity:
+            np.copyto(self._countable, self._countable_speed, where=columns.is_velocity)
+        np.minimum(self._countable, self._countable_step, out=self._countable)
+        np.greater(self._scratch, self._countable, out=self._limited)
+        if not np.count_nonzero(self._limited):
+            return False
+        # `causes` looks at it after the target is gone.
+        np.copyto(self._wanted, target)
+        return True
+
+    def causes(self) -> Iterator[tuple[str, LimitKind]]:
+        """Yield what counts as limited in the last command, by its label, and the limit.
+
+        To be called after an `apply` that returned True.
+        """
+        for column in np.flatnonzero(self._limited).tolist():
+            yield self._columns.labels[column], self._cause(column)
+
+    def _cause(self, column: int) -> LimitKind:
+        """Return the limit that was nearest to letting the column go on."""
+        speed, wanted = self._fastest[0, column], self._wanted[column]
+        if not self._columns.in_rotation[column]:
+            low, high = self._lowest[column], self._highest[column]
+            speed, up, down = abs(self._next[column]), *self._fastest[1:, column]
+            slack = 1e-9 * (1.0 + speed)
+            if self._near and np.isfinite(self._step[column]):
+                nearest, farthest = self._nearest[column], self._farthest[column]
+                if wanted > farthest < high or wanted < nearest > low:
+                    return LimitKind.STEP_FROM_MEASURED
+            if not low <= wanted <= high or self._next[column] >= up - slack > 0.0:
+                return LimitKind.POSITION
+            if self._next[column] <= down + slack < 0.0:
+                return LimitKind.POSITION
+        if speed >= self._speed_kept[column] * self._pace * (1.0 - 1e-9):
+            return LimitKind.VELOCITY
+        return LimitKind.ACCELERATION
 
     def brake(
         self,
@@ -337,7 +388,7 @@ class MotionLimiter:
         if self._accelerates:
             if self._columns.any_velocity:
                 closing[self._columns.is_velocity] = _FAR
-            self._clip_next(velocity, closing)
+            self._clip_next(velocity, np.maximum(closing, self._reserve(dt_s), out=closing))
         if speed is not None:
             self._clip_next(self._zeros, limit)
         if at_most is not None:
@@ -354,6 +405,14 @@ class MotionLimiter:
         np.minimum(self._next, up, out=self._next)
         np.negative(down, out=down)
         np.maximum(self._next, down, out=self._next)
+
+    def _reserve(self, dt_s: float) -> np.ndarray:
+        """Speed, beyond the target's, that a quarter of the acceleration takes away in a tick.
+
+        A plan that accelerates is ahead of its own velocity by a little at every tick. That is no
+        way to be made up for, however small the share of the acceleration that it needs.
+        """
+        return np.multiply(self._acceleration, _RESERVED * self._span(dt_s), out=self._scratch)
 
     def _clip_late(self, limit: np.ndarray, dt_s: float) -> None:
         """Keep a command after a pause to the way of `longest_s` at the limit of speed."""

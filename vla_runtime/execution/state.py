@@ -10,6 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from vla_runtime.execution.columns import CommandColumns
+from vla_runtime.execution.doubled_joints import DoubledJoints
+from vla_runtime.execution.limits import Limits, make_limits
+from vla_runtime.execution.plausibility import STAMP_JITTER_S, Plausibility, noise_of
 
 _NEVER = np.iinfo(np.int64).min
 _FULL_TURN = 2.0 * math.pi
@@ -65,10 +68,42 @@ class MeasuredState:
     command a whole turn away is the same; to one that counts, it is a whole turn of motion. Numbers
     that jump by more than half a turn from one message to the next are wrapped. Numbers further
     than a turn from zero, or more than a turn apart, are counted, whatever they did before.
+
+    A message with a position that the joint cannot have is refused whole (`Plausibility`).
+
+    Args:
+        columns: the executor's.
+        limits: of these columns; none where not given.
+        tolerance: (columns,) distance outside the limits at which a robot may be found.
+        gap_ns: time without a message of a column that is a gap.
+        jitter_s: unevenness of stamps.
+
+    Attributes:
+        positions: (columns,) the newest that were taken.
+        since_ns: (columns,) int64, stamp since which each has stayed where it is, but for noise.
+        samples: (columns,) int, messages since then.
+        largest_step: (columns,) largest distance from one message to the next; for the reader to
+            set to zero.
     """
 
-    def __init__(self, columns: CommandColumns) -> None:
+    def __init__(
+        self,
+        columns: CommandColumns,
+        limits: Limits | None = None,
+        tolerance: np.ndarray | None = None,
+        gap_ns: int = 200_000_000,
+        jitter_s: float = STAMP_JITTER_S,
+    ) -> None:
+        limits = limits or make_limits(columns.names)
+        tolerance = np.zeros(columns.count) if tolerance is None else tolerance
         self._columns = columns
+        self.plausibility = Plausibility(columns, limits, tolerance, gap_ns, jitter_s)
+        self.doubled = DoubledJoints(columns.names)
+        self._noise = noise_of(columns, limits)
+        self._place = np.full(columns.count, np.nan)
+        self.since_ns = np.zeros(columns.count, dtype=np.int64)
+        self.samples = np.zeros(columns.count, dtype=np.int64)
+        self.largest_step = np.zeros(columns.count)
         self._index = {
             name: column
             for column, name in enumerate(columns.names)
@@ -141,6 +176,8 @@ class MeasuredState:
         self._oldest = _NEVER if self._index else None
         self._newest = _NEVER
         self._distrusted[:] = False
+        self.plausibility.clear()
+        self.doubled.clear()
         # A simulated world that begins anew puts joints elsewhere: no driver wrapped an angle.
         self._before = [math.nan] * len(self._before)
 
@@ -152,7 +189,9 @@ class MeasuredState:
         """
         self._distrusted |= self._stamps > stamp_ns
 
-    def observe(self, names: Sequence[str], positions: Sequence[float], stamp_ns: int) -> None:
+    def observe(
+        self, names: Sequence[str], positions: Sequence[float], stamp_ns: int, source: str = ''
+    ) -> None:
         """Take one message. Names that are not commanded are ignored; bad messages are counted.
 
         A message older than the last one is dropped, unless that one is distrusted. One that
@@ -163,12 +202,14 @@ class MeasuredState:
             positions: one position for each name, rad or m. Those beyond `FURTHEST` count as
                 not-a-number, which is kept: it is for the watchdog.
             stamp_ns: the message's stamp, ROS clock.
+            source: topic and publisher that it came from, as `topic#publisher`; the topic alone
+                where the middleware does not tell publishers apart.
         """
         key = tuple(names)
         found = self._maps.get(key)
         if found is None:
             found = self._map(key)
-        source, target, angles, twice = found
+        places, target, angles, twice = found
         if len(positions) != len(key) or twice:
             fault = f'the message has {len(positions)} positions for {len(key)} names'
             if twice:
@@ -181,18 +222,52 @@ class MeasuredState:
             return
         if self._refused:
             self._forgive(target)
+        if '#' in source:
+            self.doubled.observe(target, source, stamp_ns)
         if stamp_ns < np.where(self._distrusted[target], _NEVER, self._stamps[target]).max():
             self.out_of_order += 1
             return
-        values = np.asarray(positions, dtype=np.float64)[source]
-        self._came[target] = np.where(np.abs(values) <= FURTHEST, values, np.nan)
-        self.positions[target] = self._came[target]
+        values = np.asarray(positions, dtype=np.float64)[places]
+        values = np.where(np.abs(values) <= FURTHEST, values, np.nan)
+        returns = self.plausibility.accepts(target, values, stamp_ns, source)
+        if returns is None:
+            return
+        self._note_motion(target, values, returns, stamp_ns)
+        self._came[target] = values
+        self.positions[target] = values
         if angles:
             self._note_turns(angles)
         self._stamps[target] = stamp_ns
         self._distrusted[target] = False
         measured = self._stamps[self._columns.has_feedback]
         self._oldest, self._newest = int(measured.min()), int(measured.max())
+
+    def _note_motion(
+        self, target: np.ndarray, values: np.ndarray, returns: np.ndarray, stamp_ns: int
+    ) -> None:
+        """Note which of these columns moved, and since when the others have not."""
+        step = np.abs(values - self._came[target])
+        if self._columns.any_continuous:
+            angles = self._columns.is_continuous[target]
+            step[angles] = np.minimum(step[angles], np.abs(_FULL_TURN - step[angles]))
+        np.fmax(step, self.largest_step[target], out=step)
+        step[returns] = 0.0
+        self.largest_step[target] = step
+        # Not near its place either where there is none.
+        moved = ~(np.abs(values - self._place[target]) <= self._noise[target]) | returns
+        self.samples[target] += 1
+        if moved.any():
+            at = target[moved]
+            self._place[at] = values[moved]
+            self.since_ns[at] = stamp_ns
+            self.samples[at] = 0
+
+    def still_for(self, seconds: float) -> np.ndarray:
+        """Return which columns have stayed where they are for so long, (columns,) bool.
+
+        By their stamps, and by more than two messages: one that is heard of seldom is not still.
+        """
+        return (self._stamps - self.since_ns >= round(seconds * 1e9)) & (self.samples >= 3)
 
     def _map(self, names: tuple[str, ...]) -> _Mapping:
         pairs = [(at, self._index[name]) for at, name in enumerate(names) if name in self._index]

@@ -35,6 +35,8 @@ class StopActions:
     state_stale: OnStop = 'brake'
     state_from_future: OnStop = 'brake'
     state_not_finite: OnStop = 'brake'
+    state_implausible: OnStop = 'brake'
+    state_doubled: OnStop = 'brake'
     tracking_error: OnStop = 'freeze'
     step_from_measured: OnStop = 'brake'
     approach_timeout: OnStop = 'brake'

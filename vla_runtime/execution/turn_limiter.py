@@ -31,6 +31,7 @@ class TurnLimiter:
 
     Attributes:
         rate: angular velocity of the last command, rad/s.
+        left: distance of the last command from its target, rad.
     """
 
     def __init__(self, velocity: float, acceleration: float, longest_s: float) -> None:
@@ -38,6 +39,7 @@ class TurnLimiter:
         self._acceleration = acceleration
         self._longest_s = longest_s
         self.rate = _STILL
+        self.left = 0.0
 
     def slowing(self, span_s: float) -> float:
         """Share of the present angular velocity that may be lost in a tick; see `_span`."""
@@ -61,7 +63,7 @@ class TurnLimiter:
         span_s: float,
         speed: float = math.inf,
         at_most: float | None = None,
-    ) -> tuple[Quaternion, float]:
+    ) -> Quaternion:
         """Turn the command towards its target for one tick.
 
         Args:
@@ -74,7 +76,7 @@ class TurnLimiter:
             at_most: share of the present angular velocity that is not to be exceeded.
 
         Returns:
-            The next command, and its distance from the target along the turn, rad.
+            The next command.
         """
         wanted = _scaled(turn_between(command, target), 1.0 / dt_s)
         limit = min(self._velocity, speed)
@@ -88,10 +90,10 @@ class TurnLimiter:
             # Between two rates within the limit, so within the limit as well.
             rate = _clipped(rate, change, self.rate)
         self.rate = rate = self._not_late(_clipped(rate, self._velocity), limit, dt_s)
-        left = dt_s * _length(_difference(wanted, rate))
-        if left == 0.0:
-            return _written_like(command, target), 0.0
-        return turned(command, _scaled(rate, dt_s)), left
+        self.left = dt_s * _length(_difference(wanted, rate))
+        if self.left == 0.0:
+            return _written_like(command, target)
+        return turned(command, _scaled(rate, dt_s))
 
     def _not_late(self, rate: Vector, limit: float, dt_s: float) -> Vector:
         """Keep a command after a pause to the turn of `longest_s` at the limit."""
@@ -156,7 +158,7 @@ class Turns:
         span_s: float,
         speed: np.ndarray | None,
         at_most: float | None,
-    ) -> float:
+    ) -> None:
         """Set the rotations of the next command; see `TurnLimiter.apply`.
 
         Args:
@@ -168,12 +170,9 @@ class Turns:
             span_s: seconds for which velocities may change at full acceleration.
             speed: (columns,) a lower speed that is wanted, in a rotation's columns rad/s.
             at_most: share of its present velocity that no rotation is to exceed.
-
-        Returns:
-            Largest distance of a rotation from its target, rad.
         """
-        furthest = 0.0
         for group, limiter in self._groups:
+            limiter.left = 0.0
             here, wanted = unit(command[group].tolist()), target[group].tolist()
             there, rate = unit(wanted), rate_of(wanted, velocity[group].tolist())
             if here is None and there is not None:
@@ -183,7 +182,7 @@ class Turns:
             if here is None:
                 continue
             # Between opposite rotations there is none: the rotation stays for a moment.
-            next_one, left = limiter.apply(
+            result[group] = limiter.apply(
                 here,
                 there or here,
                 rate,
@@ -192,9 +191,17 @@ class Turns:
                 math.inf if speed is None else float(speed[group[0]]),
                 at_most,
             )
-            result[group] = next_one
-            furthest = max(furthest, left)
-        return furthest
+
+    def write(self, distances: np.ndarray, speeds: np.ndarray) -> None:
+        """Write, in the first column of each rotation, its distance from its target and its speed.
+
+        Args:
+            distances: (columns,) rad; 0 in the other columns of a rotation.
+            speeds: (columns,) rad/s; likewise.
+        """
+        for group, limiter in self._groups:
+            distances[group] = speeds[group] = 0.0
+            distances[group[0]], speeds[group[0]] = limiter.left, _length(limiter.rate)
 
     def brake(self, result: np.ndarray, command: np.ndarray, dt_s: float, span_s: float) -> None:
         """Set the rotations of the next command to those that brake; arguments as in `apply`."""

@@ -250,6 +250,10 @@ class StateWatch:
             return None
         if not state.complete:
             return Reason.STATE_MISSING
+        if now_ros_ns < state.doubled.until_ns:
+            return Reason.STATE_DOUBLED
+        if now_ros_ns < state.plausibility.doubted_until_ns:
+            return Reason.STATE_IMPLAUSIBLE
         # Every source counts: one that is ahead would otherwise hide behind one that is not.
         latest_ns = now_ros_ns + self._future_ns
         if state.newest_stamp_ns > latest_ns:
@@ -270,6 +274,10 @@ class StateWatch:
                 f'no measured position has come for {state.missing}; check the joint_states '
                 f"topics and the robot file's joint names{refused}"
             )
+        if reason is Reason.STATE_DOUBLED:
+            return state.doubled.describe()
+        if reason is Reason.STATE_IMPLAUSIBLE:
+            return state.plausibility.describe()
         if reason is Reason.STATE_NOT_FINITE:
             wrong = np.flatnonzero(~np.isfinite(state.positions))
             names = [self._columns.names[column] for column in wrong]

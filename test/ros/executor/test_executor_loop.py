@@ -80,6 +80,7 @@ class Output:
     """Keeps sent commands and their stamps; or fails, from a given call on."""
 
     topic = 'arm'
+    repeats_hold = False
 
     def __init__(self) -> None:
         self.follows: list[bool] = []

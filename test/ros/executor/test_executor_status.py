@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from vla_runtime.execution.columns import Column
-from vla_runtime.execution.command import Reason
-from vla_runtime.execution.config import ExecutorConfig
+from vla_runtime.execution.command import LimitKind, Reason
+from vla_runtime.execution.config import ExecutorConfig, Mode
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.ros.executor.control_loop import LoopStatus
@@ -37,9 +37,26 @@ def test_a_pause_says_whether_the_next_answer_will_be_late_too(
         max_overrun_steps=3,
     )
     executor = ChunkExecutor(ExecutorConfig((Column('a'),)), parameters)
+    # A starved robot that is not running any more needs a start, and says that instead.
     starved = replace(
-        executor.status(), reason=Reason.STARVED, delay_estimate=delay, horizon=horizon
+        executor.status(),
+        mode=Mode.RUNNING,
+        reason=Reason.STARVED,
+        delay_estimate=delay,
+        horizon=horizon,
     )
     text = control(LoopStatus(starved, executor.counters, 0), ANSWERS, '').text
     assert 'no chunk came in time' in text
     assert words in text and ('answers take' in text) == bool(words)
+
+
+def test_the_joint_and_the_limit_that_changed_commands_most_are_named() -> None:
+    executor = ChunkExecutor(ExecutorConfig((Column('a'), Column('b'))), ExecutorParameters())
+    values = control(LoopStatus(executor.status(), executor.counters, 0), ANSWERS).values
+    assert values['limited_most'] == ''
+    executor.counters.count_limited([('a', LimitKind.VELOCITY), ('b', LimitKind.ACCELERATION)])
+    executor.counters.count_limited([('b', LimitKind.ACCELERATION)])
+    values = control(LoopStatus(executor.status(), executor.counters, 0), ANSWERS).values
+    assert (values['limited_ticks'], values['limited.b.acceleration']) == (2, 2)
+    assert values['limited.a.velocity'] == 1
+    assert values['limited_most'] == "'b' by acceleration, 2 ticks"

@@ -49,7 +49,12 @@ def telemetry() -> Telemetry:
     ]  # fmt: skip
     jpeg = cv2.imencode('.jpg', np.full((24, 32, 3), 99, dtype=np.uint8))[1].tobytes()
     told.thumbnails = [Thumbnail(START_NS + SECOND_NS, 'front', jpeg)]
-    told.counters = {'starved_ticks': {'1': 3, '2': 4}, 'limited_ticks': {'1': 2}}
+    told.counters = {
+        'starved_ticks': {'1': 3, '2': 4},
+        'limited_ticks': {'1': 2},
+        'limited.elbow.acceleration': {'1': 1},
+        'limited.elbow.velocity': {'1': 2},
+    }
     return told
 
 
@@ -75,7 +80,7 @@ def test_the_page_says_how_many_instructions_were_completed(tmp_path):
     assert '1 of 1 instructions completed; 1 cut off by the end' in page
     assert 'cut off by the end of the demo' in page
     assert 'starved 7' in page
-    assert 'limited 2 (the motion limiter changed the command)' in page
+    assert 'limited 2 (the motion limiter changed the command: elbow by velocity most, 2)' in page
 
 
 def test_an_instruction_without_a_verdict_counts_as_not_completed(tmp_path):

@@ -10,6 +10,8 @@ Invariants:
 - requests and seams leave through `on_request` and `take_seams`: their messages are made elsewhere;
 - a command that cannot be sent stops the executor; an output that fails keeps no other one from its
   command, so the hold reaches all that can be reached;
+- a stopped robot at rest gets its hold for a moment, then nothing (`Command.settled`), but on
+  outputs that repeat it: others may command it then;
 - after `close` nothing is sent any more, and the last command sent was a hold; even where a thread
   hangs in the core, or an output for good, every other output gets it, within seconds.
 """
@@ -76,12 +78,13 @@ class LoopStatus:
 class _Outgoing:
     """A command on its way to the outputs, copied from the core under its lock.
 
-    The control thread has one and all others share one, so that a thread that is kept waiting on
-    its way sends what it took, or nothing where a newer command has been sent meanwhile.
+    The control thread has one, rclpy's has one, and all others share one, so that a thread that is
+    kept waiting on its way sends what it took, or nothing where a newer command has been sent.
 
     Attributes:
         setpoints: (columns,) float64.
         follows: the command before it was for sending too, so that it goes on from there.
+        settled: only outputs that repeat a hold get it.
         number: counts commands in the order in which they were computed.
         stamp_ns: header stamp.
     """
@@ -89,6 +92,7 @@ class _Outgoing:
     def __init__(self, columns: int) -> None:
         self.setpoints = np.zeros(columns)
         self.follows = False
+        self.settled = False
         self.number = 0
         self.stamp_ns = 0
 
@@ -134,7 +138,9 @@ class ControlLoop:
         # One sender at a time: the writers' messages are used again and again.
         self._sending = Lock()
         self._of_tick = _Outgoing(executor.columns.count)
+        self._of_states = _Outgoing(executor.columns.count)
         self._of_others = _Outgoing(executor.columns.count)
+        self._repeats_hold = any(writer.repeats_hold for writer in writers)
         # Whether the last command was for sending.
         self._follows = False
         self._computed = 0
@@ -198,8 +204,12 @@ class ControlLoop:
         if command.kind is CommandKind.IDLE or command.dry_run:
             self._follows = False
             return False
+        if command.settled and not self._repeats_hold:
+            self._follows = False
+            return False
         np.copyto(outgoing.setpoints, command.setpoints)
-        outgoing.follows, self._follows = self._follows, True
+        outgoing.follows, self._follows = self._follows and not command.seats, True
+        outgoing.settled = command.settled
         self._computed += 1
         outgoing.number, outgoing.stamp_ns = self._computed, stamp_ns
         return True
@@ -228,7 +238,8 @@ class ControlLoop:
         stamp = ns_to_stamp(outgoing.stamp_ns)
         errors: tuple[Exception, ...] = ()
         for writer in self._writers:
-            if writer.topic in self._taken:
+            rests = outgoing.settled and not writer.repeats_hold
+            if rests or writer.topic in self._taken:
                 continue
             try:
                 writer.send(outgoing.setpoints, stamp, outgoing.follows)
@@ -251,7 +262,7 @@ class ControlLoop:
         threads = [
             Thread(target=send, args=(writer,), name=f'hold on {writer.topic}', daemon=True)
             for writer in self._writers
-            if writer.topic not in self._taken
+            if (writer.repeats_hold or not outgoing.settled) and writer.topic not in self._taken
         ]
         for thread in threads:
             thread.start()
@@ -382,10 +393,20 @@ class ControlLoop:
             self._executor.set_dry_run(dry_run)
 
     def observe_state(
-        self, names: Sequence[str], positions: Sequence[float], stamp_ns: int
+        self,
+        names: Sequence[str],
+        positions: Sequence[float],
+        stamp_ns: int,
+        source: str = '',
     ) -> None:
+        """Take measured positions; the first after a gap may have a command sent at once."""
         with self._lock:
-            self._executor.observe_state(names, positions, stamp_ns)
+            self._executor.observe_state(names, positions, stamp_ns, source)
+            now_ns = self._ros_now_ns()
+            command = self._executor.seat_after_gap(self._computed_s, now_ns)
+            sends = command is not None and self._take(command, self._of_states, now_ns)
+        if sends:
+            self._send(self._of_states)
 
     def submit(self, received: ReceivedChunk, now_s: float) -> SubmitResult:
         # Most of the work, and none that the tick would have to wait for.
@@ -420,7 +441,12 @@ class ControlLoop:
     def status(self) -> LoopStatus:
         with self._lock:
             counters = self._executor.counters
-            copied = replace(counters, refused=dict(counters.refused), holds=dict(counters.holds))
+            copied = replace(
+                counters,
+                refused=dict(counters.refused),
+                holds=dict(counters.holds),
+                limited=dict(counters.limited),
+            )
             return LoopStatus(self._executor.status(), copied, self._sent)
 
     def take_seams(self) -> list[TimedSeam]:
@@ -446,12 +472,17 @@ class ControlLoop:
                 self._lock.release()
         else:
             # Nobody knows what the core is doing: hold where the last command was.
-            last = max(self._of_tick, self._of_others, key=lambda outgoing: outgoing.number)
+            last = max(
+                self._of_tick,
+                self._of_states,
+                self._of_others,
+                key=lambda outgoing: outgoing.number,
+            )
             last.setpoints[self._executor.columns.is_velocity] = 0.0
             last.stamp_ns = self._ros_now_ns()
             sends = self._sent > 0
         # What a thread that hangs in an output is about to send becomes a hold as well.
-        for outgoing in (self._of_tick, self._of_others):
+        for outgoing in (self._of_tick, self._of_states, self._of_others):
             if sends:
                 np.copyto(outgoing.setpoints, last.setpoints)
             outgoing.setpoints[self._executor.columns.is_velocity] = 0.0

@@ -101,6 +101,8 @@ class GripperOutput:
     ) -> None:
         output = matched.output
         self.topic = output.topic
+        # A gripper keeps its last goal.
+        self.repeats_hold = False
         self._node, self._joint, self._on_error, self._clock_s = node, joint, on_error, clock_s
         (self._column,) = matched.columns
         (self._name,) = matched.message_names

@@ -219,13 +219,17 @@ class ExecutorNode(ManagedNode):
         self._follow_parameters()
         refused = self._why_not_start()
         result = StartResult(False, refused) if refused else self._loop.start(time.monotonic())
-        if not (result.started or refused) and self._link is not None:
-            result = StartResult(False, '; '.join(filter(None, (result.text, self._link.silent()))))
-        response.success, response.message = result.started, result.text or 'started'
+        text = result.text
+        if self._link is not None:
+            if result.reason in executor_status.DOUBTED:
+                text = '; '.join(filter(None, (text, self._link.state_publishers())))
+            elif not (result.started or refused):
+                text = '; '.join(filter(None, (text, self._link.silent())))
+        response.success, response.message = result.started, text or 'started'
         if result.started:
             self.get_logger().info('started')
         else:
-            self.get_logger().error(f'not started: {result.text}')
+            self.get_logger().error(f'not started: {text}')
         return response
 
     def _why_not_start(self) -> str:
@@ -310,11 +314,13 @@ class ExecutorNode(ManagedNode):
             unreadable=self._unreadable,
             last_refusal=self._last_refusal,
         )
+        doubted = status.executor.reason in executor_status.DOUBTED
         control = executor_status.control(
             status,
             answers,
             self._conflict(),
             self._unheard(),
+            self._link.state_publishers() if doubted and self._link is not None else '',
             received_topics(self._robot),
             controllers=warnings_of(self._verdicts()),
         )

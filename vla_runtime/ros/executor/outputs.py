@@ -36,6 +36,7 @@ class Output(Protocol):
     """The side of an output that the control loop sees: a topic's writer, or an action's."""
 
     topic: str
+    repeats_hold: bool
 
     def send(self, setpoints: np.ndarray, stamp: Time, follows: bool) -> None: ...
 
@@ -60,6 +61,7 @@ class OutputWriter:
         controller: the `joint_trajectory_controller` that takes the messages; None where nobody
             knows one.
         scaling: trajectory time per time in that controller.
+        repeats_hold: a hold that is settled is sent on and on (`hold: send`).
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class OutputWriter:
         self.topic = matched.output.topic
         self.controller: TrajectoryController | None = None
         self.scaling = 1.0
+        self.repeats_hold = matched.output.hold == 'send'
         self._publisher = publisher
         self._columns = np.array(matched.columns, dtype=np.int64)
         self._units = matched.units
@@ -95,7 +98,7 @@ class OutputWriter:
             setpoints: (columns,) of the whole command, robot units.
             stamp: ROS time of the tick.
             follows: the command goes on from the last one. It does not where the robot was not
-                commanded in between, and may be anywhere.
+                commanded in between or was seated where it is.
         """
         numbers, now = self._numbers, self._numbers.now
         np.take(setpoints, self._columns, out=now)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
+from typing import Any
 
 import numpy as np
 from rclpy.duration import Duration
@@ -20,7 +22,13 @@ from vla_runtime.ros.executor.command_watch import (
 from vla_runtime.ros.executor.controller_watch import ControllerWatch
 from vla_runtime.ros.executor.gripper_outputs import GripperOutput
 from vla_runtime.ros.executor.outputs import Bounds, Output, OutputWriter
-from vla_runtime.ros.graph_faults import type_name, why_silent, why_unheard
+from vla_runtime.ros.executor.publisher_streams import PublisherStreams
+from vla_runtime.ros.graph_faults import (
+    several_publishers,
+    type_name,
+    why_silent,
+    why_unheard,
+)
 from vla_runtime.ros.message_stamps import MessageStamps
 from vla_runtime.ros.messages.diagnostics import StatusItem
 from vla_runtime.ros.messages.output_types import message_type, require_types
@@ -29,8 +37,10 @@ from vla_runtime.ros.qos import NEWEST
 from vla_runtime.ros.robot.match import MatchedOutput, RobotMatch
 from vla_runtime.ros.robot.schema import JointStateTopic, Robot
 
-# Names, positions and stamp (ns, ROS clock) of one message.
-TakeState = Callable[[Sequence[str], Sequence[float], int], None]
+# Names, positions, stamp (ns, ROS clock) and source (`topic#publisher`) of one message.
+TakeState = Callable[[Sequence[str], Sequence[float], int, str], None]
+# rmw's number of messages that the middleware does not count.
+_UNCOUNTED = 2**64 - 1
 
 _ACKNOWLEDGE = Duration(seconds=0.5)
 
@@ -123,7 +133,9 @@ class RobotLink:
             names = source.joints or tuple(joint.name for joint in self._robot.joints)
             mine = {self._robot.joint(name).in_messages: name for name in names}
             stamps = MessageStamps(self._node.get_clock(), source.stamp)
-            callback = guarded(on_error, source.topic, _StateTaker(take, mine, stamps))
+            topic = self._node.resolve_topic_name(source.topic)
+            taker = _StateTaker(take, mine, topic, stamps)
+            callback = _with_info(guarded(on_error, source.topic, taker))
             self._subscriptions.append(
                 self._node.create_subscription(JointState, source.topic, callback, _qos(source))
             )
@@ -143,6 +155,14 @@ class RobotLink:
             use_sim_time=use_sim_time,
             now_ns=now_ns,
         )
+
+    def state_publishers(self) -> str:
+        """Name the publishers of joint-state topics that have several; empty without any."""
+        topics = [
+            self._node.resolve_topic_name(source.topic) for source in self._robot.joint_states
+        ]
+        found = [several_publishers(self._node, topic) for topic in dict.fromkeys(topics)]
+        return '; '.join(text for text in found if text)
 
     def ignore(self) -> None:
         """Stop hearing."""
@@ -217,16 +237,40 @@ def _full_name(node: LifecycleNode, name: str) -> str:
 class _StateTaker:
     """One topic's messages under the robot's joint names."""
 
-    def __init__(self, take: TakeState, mine: Mapping[str, str], stamps: MessageStamps) -> None:
+    def __init__(
+        self, take: TakeState, mine: Mapping[str, str], topic: str, stamps: MessageStamps
+    ) -> None:
+        self._topic = topic
+        self._streams = PublisherStreams()
         self._take = take
         self._mine = mine
         self._stamps = stamps
         self._in_message: list[str] = []
         self._names: tuple[str, ...] = ()
 
-    def __call__(self, message: JointState) -> None:
+    def __call__(self, message: JointState, info: Mapping[str, Any]) -> None:
         if message.name != self._in_message:
             self._in_message = list(message.name)
             # Joints of other topics may bear the same name there: an empty name is nobody's.
             self._names = tuple(self._mine.get(name, '') for name in message.name)
-        self._take(self._names, message.position, self._stamps.of(message))
+        number = info.get('publication_sequence_number')
+        source = self._topic
+        if number is not None and number != _UNCOUNTED:
+            source = f'{source}#{self._streams.name_of(number)}'
+        self._take(self._names, message.position, self._stamps.of(message), source)
+
+
+def _with_info(call: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """Return a callback that asks rclpy for what the middleware knows of a message.
+
+    rclpy looks at the signature for two parameters. Jazzy's events executor gives both as one
+    tuple; Humble asks for nothing and gives the message alone.
+    """
+
+    def take(*args: Any) -> None:
+        found = args[0] if len(args) == 1 and isinstance(args[0], tuple) else args
+        message, info = (*found, {})[:2]
+        call(message, info)
+
+    take.__signature__ = signature(lambda message, info: None)  # type: ignore[attr-defined]
+    return take

@@ -98,5 +98,6 @@ def make_core(
         on_stop=robot.on_stop,
         clamp_latch=given['clamp_latch'],
         control_period_s=1.0 / given['control_rate_hz'],
+        restart_after_outage_s=robot.restart_after_outage_s,
     )
     return ChunkExecutor(config, executor_parameters(given), given['dry_run'], latch)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from vla_runtime.execution.command import CommandKind, Counters, Reason
+from vla_runtime.execution.command import CommandKind, Counters, LimitKind, Reason
 from vla_runtime.execution.config import ExecutorStatus, Mode
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.ros.executor.control_loop import LoopStatus, TimedSeam
@@ -21,7 +21,7 @@ _TEXTS = {
     Reason.APPROACHING: 'approaching at the set speed: {progress}',
     Reason.BRAKING: 'coming to rest, to hold',
     Reason.NOT_STARTED: 'not started: call ~/start',
-    Reason.STOPPED: 'stopped: holding until ~/start',
+    Reason.STOPPED: 'stopped until ~/start',
     Reason.RELEASED: 'released: nothing is published, others may command until ~/start',
     Reason.WAITING_FOR_CHUNK: 'holding: waiting for the first chunk',
     Reason.SYNCHRONOUS_WAIT: 'holding: waiting for the next chunk',
@@ -29,6 +29,8 @@ _TEXTS = {
     Reason.SPEED_SCALED_TO_ZERO: "holding: the robot's speed scaling is 0",
 }
 _WAITING = (Reason.WAITING_FOR_CHUNK, Reason.SYNCHRONOUS_WAIT, Reason.STARVED, Reason.OVERRUN)
+# Faults that a second publisher of joint states may be behind.
+DOUBTED = (Reason.STATE_IMPLAUSIBLE, Reason.STATE_DOUBLED)
 # A request is answered within an inference; after so long, say who does not answer.
 _SILENT_AFTER_S = 1.0
 # p99 of the lateness above this share of the period is worth a warning.
@@ -73,6 +75,7 @@ def control(
     answers: Answers,
     conflict: str = '',
     unheard: str = '',
+    state_publishers: str = '',
     received: Sequence[str] = (),
     controllers: str = '',
 ) -> StatusItem:
@@ -83,6 +86,7 @@ def control(
         answers: answers that came.
         conflict: other executor that asks the same policy; empty without one.
         unheard: outputs that no node takes commands from; empty without any.
+        state_publishers: publishers of joint-state topics that have several; empty without any.
         received: topics of joint states that are stamped when they are received.
         controllers: controllers that make the motion worse than it could be; empty without any.
     """
@@ -101,6 +105,8 @@ def control(
         text += f'; asked {answers.silent_s:.1f} s ago, {_who(answers)}'
     if reason in (Reason.STARVED, Reason.OVERRUN):
         text += _too_slow(executor)
+    if reason is Reason.STARVED and executor.mode is not Mode.RUNNING:
+        level, text = Level.ERROR, f'stopped: {executor.detail}'
     if reason is Reason.RELEASED:
         if executor.kind is not CommandKind.IDLE:
             text = 'coming to rest, to release the robot'
@@ -108,6 +114,8 @@ def control(
         level = Level.WARN if executor.detail else Level.OK
     if executor.detail and (reason not in _TEXTS or reason in (Reason.BRAKING, Reason.RELEASED)):
         text += f': {executor.detail}'
+    if reason in DOUBTED and state_publishers:
+        text += f'; {state_publishers}'
     if executor.detail and reason is Reason.APPROACHING:
         text += f'; {executor.detail}'
     if executor.gave_way:
@@ -174,9 +182,19 @@ def _control_values(status: LoopStatus) -> dict[str, object]:
         'overrun_ticks': counters.overrun_ticks,
         'overrun_steps': counters.overrun_steps,
         'limited_ticks': counters.limited_ticks,
+        'limited_most': limited_most(counters.limited),
+        **{f'limited.{name}.{by.value}': count for (name, by), count in counters.limited.items()},
         **{f'holds.{key.value}': count for key, count in counters.holds.items() if count},
         **_parameters(executor.parameters, dry_run=executor.dry_run),
     }
+
+
+def limited_most(limited: Mapping[tuple[str, LimitKind], int]) -> str:
+    """Name the joint and the limit that changed the command most often; empty if none did."""
+    if not limited:
+        return ''
+    (name, by), count = max(limited.items(), key=lambda item: item[1])
+    return f"'{name}' by {by.value}, {count} ticks"
 
 
 def _parameters(parameters: ExecutorParameters, *, dry_run: bool) -> dict[str, object]:
@@ -247,6 +265,7 @@ def timing(lateness: Lateness, rate_hz: float, counters: Counters) -> StatusItem
             'clock_jumps': counters.clock_jumps,
             'states_malformed': counters.states_malformed,
             'states_out_of_order': counters.states_out_of_order,
+            'states_implausible': counters.states_implausible,
             'internal_errors': counters.internal_errors,
         },
     )

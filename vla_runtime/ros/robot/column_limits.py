@@ -68,6 +68,7 @@ def _joint_limits(joint: RobotJoint) -> ColumnLimits:
         'tracking_error': np.inf if joint.grips else joint.max_tracking_error,
         'start_tolerance': joint.start_tolerance,
         'approach_speed': joint.approach_speed,
+        'hold_follows': joint.hold_follows,
     }
     said = {key: value for key, value in given.items() if value is not None}
     return replace(ColumnLimits(), **said)

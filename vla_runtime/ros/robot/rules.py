@@ -36,6 +36,7 @@ _POSITIVE = (
     'max_tracking_error',
     'start_tolerance',
     'approach_speed',
+    'hold_follows',
 )
 # Their messages name each joint; those of the others count on its place.
 _NAMED_KINDS = ('joint_trajectory', 'joint_state')
@@ -68,6 +69,11 @@ def check_robot(robot: RobotSpec) -> None:
     _require_some('joints', robot.joints, 'what does the robot move?')
     _require_some('joint_states', robot.joint_states, 'where are the joints measured?')
     _require_some('outputs', robot.outputs, 'where do the commands go?')
+    if not robot.restart_after_outage_s >= _LEAST:
+        raise FieldError(
+            'restart_after_outage_s',
+            f'{robot.restart_after_outage_s:g} where more than 0 is expected',
+        )
     _require_unique_names('joints', robot.joints)
     _require_unique_names('cameras', robot.cameras)
     _require_unique_names('poses', robot.poses)

@@ -46,6 +46,7 @@ OutputKind = Literal[
 ]
 Interface = Literal['position', 'velocity']
 ScalingType = Literal['std_msgs/Float64', 'control_msgs/SpeedScalingFactor']
+HoldKind = Literal['silent', 'send']
 
 POSE_KINDS = ('pose_stamped', 'twist_stamped')
 # Goals of an action instead of messages on a topic.
@@ -96,6 +97,9 @@ class RobotJoint:
             one, or a quarter of the joint's range where that is smaller.
         approach_speed: `approach_speed` of `start` for this joint, `unit` a second. Where left
             out: that one, or half the joint's range a second where that is smaller.
+        hold_follows: distance that a hold gives way in all to a joint that rests elsewhere, `unit`.
+            A joint that a person moved by half of it takes the hold of a stopped robot along. Where
+            left out: 0.05 rad or m, or 5% of the joint's range where that is smaller.
         continuous: an angle without end stops.
         message_name: name in messages and in the URDF, when not `name`; two arms under two
             namespaces may both have a `waist`.
@@ -116,6 +120,7 @@ class RobotJoint:
     max_tracking_error: float | None = None
     start_tolerance: float | None = None
     approach_speed: float | None = None
+    hold_follows: float | None = None
     continuous: bool = False
     grips: bool = False
     message_name: str | None = None
@@ -227,6 +232,8 @@ class RobotOutput:
         joints: joints that it carries, in this order; for joint outputs.
         pose: pose that it carries; for `pose_stamped` and `twist_stamped`.
         interface: meaning of the numbers of a joint output.
+        hold: `silent` sends nothing more once a stopped robot has come to rest and its controller
+            has the hold; `send` repeats the hold, for a controller that forgets its last command.
         group: name of the joint group in a `joint_group_command`; `arm` where left out.
         deadband: least change of the joint, in its unit, that is a new goal of an action; a
             hundredth of its range where left out.
@@ -245,6 +252,7 @@ class RobotOutput:
     joints: tuple[str, ...] = ()
     pose: str | None = None
     interface: Interface = 'position'
+    hold: HoldKind = 'silent'
     group: str | None = None
     deadband: float | None = None
     goals_hz: float | None = None
@@ -293,6 +301,8 @@ class RobotSpec:
         start: tolerance and speed of a start from standstill, in the joints' units.
         on_violation: action on a chunk that violates a limit.
         on_stop: way to stop, by cause: brake along the plan, or freeze at once.
+        restart_after_outage_s: a loss of joint states, of the policy's answers or of control ticks
+            that lasts longer stops the robot until it is started again.
         urdf: path of a URDF, relative to the robot file, whose limits are never exceeded.
         speed_scaling: topic of the speed scaling that the executor follows. A
             `joint_trajectory_controller` that scales by itself needs none.
@@ -308,6 +318,7 @@ class RobotSpec:
     start: StartParameters = field(default_factory=StartParameters)
     on_violation: LimitActions = field(default_factory=LimitActions)
     on_stop: StopActions = field(default_factory=StopActions)
+    restart_after_outage_s: float = 1.5
     urdf: str | None = None
     speed_scaling: SpeedScalingTopic | None = None
 

@@ -126,9 +126,17 @@ def _summary(telemetry: Telemetry) -> dict[str, str]:
         else 'none',
         'ticks': f'{telemetry.total("ticks")}, of which starved {telemetry.total("starved_ticks")},'
         f' overrun {telemetry.total("overrun_ticks")}, limited {telemetry.total("limited_ticks")}'
-        ' (the motion limiter changed the command)',
+        f' (the motion limiter changed the command{_limited_most(telemetry)})',
         'tick lateness': f'p99 {p99[-1][0]:.2f} ms at the end' if p99 else 'none',
     }
+
+
+def _limited_most(telemetry: Telemetry) -> str:
+    """Name the joint and the limit that changed the command most often."""
+    for cause, count in telemetry.limited.items():
+        joint, limit = cause.rsplit('.', 1)
+        return f': {joint} by {limit} most, {count}'
+    return ''
 
 
 def _refused(telemetry: Telemetry) -> str:

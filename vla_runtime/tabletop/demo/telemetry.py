@@ -117,7 +117,14 @@ class Telemetry:
     @property
     def refused(self) -> dict[str, int]:
         """Chunks that the executor refused, by its name of the reason, the most frequent first."""
-        prefix = 'refused.'
+        return self._totals('refused.')
+
+    @property
+    def limited(self) -> dict[str, int]:
+        """Ticks in which a limit changed a command, by `JOINT.LIMIT`, the most frequent first."""
+        return self._totals('limited.')
+
+    def _totals(self, prefix: str) -> dict[str, int]:
         names = [name for name in self.counters if name.startswith(prefix)]
         totals = {name.removeprefix(prefix): self.total(name) for name in names}
         return dict(sorted(totals.items(), key=lambda item: -item[1]))

@@ -116,8 +116,8 @@ class TelemetryListener:
             given = values_of(status)
             self._telemetry.executor[condition] = {**given, 'text': status.message}
             episode = given.get('episode', episode)
-            refused = {name for name in given if name.startswith('refused.')}
-            for counter in (_COUNTERS & given.keys()) | refused:
+            by_kind = {name for name in given if name.startswith(('refused.', 'limited.'))}
+            for counter in (_COUNTERS & given.keys()) | by_kind:
                 by_episode = self._telemetry.counters.setdefault(counter, {})
                 by_episode[episode] = int(given[counter])
             why = given.get('newest_refusal', '')
