@@ -27,6 +27,7 @@ LIMITS = make_limits(
     actions=LimitActions(acceleration='clamp'),
 )
 TOLERANCE = StartParameters().tolerance
+HOLD_FOLLOWS = 0.05
 WATCHDOG = WatchdogParameters(tick_timeout_s=0.05, max_state_age_s=0.1, max_tracking_error=0.4)
 
 handovers = st.builds(

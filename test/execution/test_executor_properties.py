@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from anything_goes import (
     HORIZON,
+    HOLD_FOLLOWS,
     KINDS,
     LIMITS,
     NAMES,
@@ -37,6 +38,9 @@ from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.parameters import ExecutorParameters
 
 _FUTURE_NS = round(WATCHDOG.future_tolerance_s * 1e9)
+APPROACH_SPEED = 2.0
+# A robot that was pushed, or whose readings jumped, is taken for granted again after so many ticks.
+SETTLES = 120
 
 
 @dataclass
@@ -68,7 +72,7 @@ class AnythingGoes(RuleBasedStateMachine):
         config = ExecutorConfig(
             columns,
             LIMITS,
-            StartParameters(on_too_far=on_too_far, approach_speed=2.0),  # type: ignore[arg-type]
+            StartParameters(on_too_far=on_too_far, approach_speed=APPROACH_SPEED),  # type: ignore[arg-type]
             WATCHDOG,
             clamp_latch=latch,
             control_period_s=period_s,
@@ -89,8 +93,10 @@ class AnythingGoes(RuleBasedStateMachine):
         self.setpoints = np.zeros(3)
         self.velocity = np.zeros(3)
         self.last_dt_s = 0.0
-        # Columns that were out of reach since the hold began: it gives way until it is near them.
-        self.pushed = np.zeros(3, dtype=bool)
+        # Where each column of a hold came to rest: it gives way by no more than HOLD_FOLLOWS.
+        self.anchor = np.full(3, np.nan)
+        # Stamp of the last reading that was refused; nothing moves for a while after it.
+        self.refused_ns: int | None = None
         self.kind = CommandKind.IDLE
         self.number = 0
         self.seen: list[Observed] = []
@@ -114,20 +120,15 @@ class AnythingGoes(RuleBasedStateMachine):
         # A time that comes twice was, from now on, the second time.
         self.seen = [seen for seen in self.seen if seen.ros_ns < self.ros_ns]
         if self.state_arrives:
-            self.executor.observe_state(list(NAMES), list(self.measured), self.ros_ns)
-            newest = self.state_stamp_ns
-            if newest is None or self.distrusted or self.ros_ns >= newest:
-                self.state_stamp_ns, self.distrusted = self.ros_ns, False
-                self.jumped = self.jumped or abs(self.measured[1] - self.known[1]) > math.pi
-                self.known = self.measured.copy()
-                self.lowest = min(self.lowest, self.known[1])
-                self.highest = max(self.highest, self.known[1])
+            self.state_comes()
         running = self.executor.mode is Mode.RUNNING
         command = self.executor.tick(self.now_s, self.ros_ns)
         jumped = abs(jump_ns) > 200_000_000
         must_hold = not running or gap_ns > 50_000_000 or jumped or self.state_is_bad()
         if running and self.is_far():
             must_hold = True
+        if command.seats:
+            self.check_seat(command, gap_ns * 1e-9 if dt_s is None else dt_s)
         assert command.reason is not Reason.INTERNAL_ERROR, self.executor.detail
         self.check_motion(command, gap_ns * 1e-9 if dt_s is None else dt_s)
         if must_hold:
@@ -144,8 +145,42 @@ class AnythingGoes(RuleBasedStateMachine):
         if jumped or command.reason is Reason.CLOCK_JUMP:
             # Nothing of before can be told from what comes.
             self.state_stamp_ns, self.distrusted = self.ros_ns, False
+            self.refused_ns = None
             self.seen = []
         self.seen.append(Observed(self.ros_ns, self.executor.status().step, self.executor.episode))
+
+    def state_comes(self) -> None:
+        """A reading comes, and is taken, dropped as too old, or refused as impossible."""
+        newest, refused = self.state_stamp_ns, self.executor.counters.states_implausible
+        self.executor.observe_state(list(NAMES), list(self.measured), self.ros_ns)
+        if newest is not None and not self.distrusted and self.ros_ns < newest:
+            return
+        if self.executor.counters.states_implausible > refused:
+            self.refused_ns = self.ros_ns
+            return
+        self.state_stamp_ns, self.distrusted = self.ros_ns, False
+        self.jumped = self.jumped or abs(self.measured[1] - self.known[1]) > math.pi
+        self.known = self.measured.copy()
+        self.lowest = min(self.lowest, self.known[1])
+        self.highest = max(self.highest, self.known[1])
+        found = self.executor.seat_after_gap(self.now_s, self.ros_ns)
+        if found is not None:
+            assert found.kind is not CommandKind.IDLE
+            self.check_seat(found, 0.0)
+            self.remember(found)
+
+    def check_seat(self, command: Command, dt_s: float) -> None:
+        """A command that begins where the robot is: its columns stay, or are as measured."""
+        measured = self.known.copy()
+        turns = np.round((command.setpoints[1] - measured[1]) / (2 * math.pi))
+        measured[1] += 2 * math.pi * turns
+        inside = np.clip(measured, LIMITS.lower, LIMITS.upper)
+        at = np.minimum(np.abs(command.setpoints - measured), np.abs(command.setpoints - inside))
+        stays = np.abs(command.setpoints - self.setpoints) <= APPROACH_SPEED * dt_s + 1e-9
+        assert (stays | (at <= 1e-9))[POSITIONS].all(), (command, self.setpoints, self.known)
+        self.setpoints = np.where(POSITIONS, command.setpoints, self.setpoints)
+        self.velocity[POSITIONS] = 0.0
+        self.anchor[:] = np.nan
 
     def remember(self, command: Command) -> None:
         self.kind = command.kind
@@ -159,7 +194,8 @@ class AnythingGoes(RuleBasedStateMachine):
     def state_is_bad(self) -> bool:
         assert self.state_stamp_ns is not None
         age_s = (self.ros_ns - self.state_stamp_ns) * 1e-9
-        return age_s > WATCHDOG.max_state_age_s or not np.isfinite(self.known).all()
+        stale = age_s > WATCHDOG.max_state_age_s or not np.isfinite(self.known).all()
+        return stale or self.refused_ns == self.ros_ns
 
     def is_far(self) -> bool:
         gap = (self.setpoints - self.known)[POSITIONS]
@@ -194,16 +230,15 @@ class AnythingGoes(RuleBasedStateMachine):
             assert gentle or freezes, (command, change / span_s)
         assert (np.abs(velocity) <= LIMITS.velocity * (1 + 1e-9)).all()
         if kind is CommandKind.HOLD and self.kind is not CommandKind.IDLE:
-            self.pushed |= np.abs(self.setpoints - self.known) > WATCHDOG.max_tracking_error - 1e-9
-            at_rest = ~self.pushed & (self.velocity == 0.0)
-            assert (setpoints == self.setpoints)[POSITIONS & at_rest].all(), (
-                command,
-                self.setpoints,
-                self.known,
-                self.velocity,
-            )
+            # What has come to rest is held there, and gives way by little in all, slowly.
+            begins = np.isnan(self.anchor) & (self.velocity == 0.0)
+            self.anchor[begins] = self.setpoints[begins]
+            held = POSITIONS & ~np.isnan(self.anchor)
+            given = np.abs(setpoints - self.anchor)
+            assert (given <= HOLD_FOLLOWS + 1e-9)[held].all(), (command, self.anchor, self.known)
+            assert (np.abs(velocity) <= APPROACH_SPEED * (1 + 1e-9))[held].all(), command
         else:
-            self.pushed[:] = False
+            self.anchor[:] = np.nan
         self.velocity, self.last_dt_s = velocity, dt_s
 
     def check_inside(self, setpoints: np.ndarray, kind: CommandKind) -> None:
@@ -249,14 +284,20 @@ class AnythingGoes(RuleBasedStateMachine):
     def start(self) -> None:
         if self.executor.start(self.now_s, self.ros_ns).started:
             before, kind_before = self.setpoints, self.kind
-            self.remember(self.executor.tick(self.now_s, self.ros_ns))
+            command = self.executor.tick(self.now_s, self.ros_ns)
+            if command.seats:
+                self.velocity[POSITIONS] = 0.0
+            self.remember(command)
             outside = np.abs(self.setpoints - np.clip(self.setpoints, LIMITS.lower, LIMITS.upper))
             assert outside[0] == 0.0 or self.setpoints[0] == self.known[0]
             assert outside[0] <= TOLERANCE
             if kind_before is not CommandKind.IDLE and self.executor.mode is Mode.RUNNING:
+                # It sets out from where the robot is, or brakes first.
                 near = np.abs(self.setpoints - self.known)[POSITIONS]
-                near[1] = min(near[1], abs(near[1] - 2 * math.pi))
-                assert (self.setpoints == before).all() or near.max() <= 0.2 + 1e-9
+                near[1] = abs((near[1] + math.pi) % (2 * math.pi) - math.pi)
+                braked = not self.executor.at_rest or (self.setpoints == before).all()
+                assert braked or near.max() <= 0.2 * HOLD_FOLLOWS + 1e-9
+            self.anchor[:] = np.nan
 
     @rule(
         back=st.integers(0, 30),
@@ -317,7 +358,8 @@ class AnythingGoes(RuleBasedStateMachine):
     def policy_answers(self) -> None:
         """The well-behaved policy: what keeps the robot moving through all of this."""
         self.state_arrives = True
-        self.tick_one()
+        for _ in range(SETTLES):
+            self.tick_one()
         self.start()
         moved = False
         for _ in range(12):
@@ -381,6 +423,40 @@ class AnythingGoes(RuleBasedStateMachine):
         if column == 0:
             self.measured[0] = np.clip(self.measured[0], -1.1, 1.1)
 
+    @rule(
+        column=st.integers(0, 1),
+        by=st.floats(-1.2, 1.2),
+        speed=st.floats(0.05, 3.0),
+        rests=st.integers(0, 80),
+    )
+    def robot_is_led_by_hand(self, column: int, by: float, speed: float, rests: int) -> None:
+        """At a speed that a person's hand has, against motors that are off."""
+        follows, self.follows = self.follows, 0.0
+        for _ in range(math.ceil(abs(by) / (speed * PERIOD_NS * 1e-9))):
+            self.measured[column] += math.copysign(speed * PERIOD_NS * 1e-9, by)
+            if column == 0:
+                self.measured[0] = np.clip(self.measured[0], -1.1, 1.1)
+            self.tick_one()
+        for _ in range(rests):
+            self.tick_one()
+        self.follows = follows
+
+    @rule(column=st.integers(0, 1), value=st.floats(-7, 7), samples=st.integers(1, 30))
+    def encoder_lies(self, column: int, value: float, samples: int) -> None:
+        """A reading that is refused, for less than half a second, moves nothing at rest."""
+        self.state_arrives = True
+        self.tick_one()
+        before, at_rest = self.measured.copy(), self.executor.at_rest
+        setpoints, refused = self.setpoints.copy(), self.executor.counters.states_implausible
+        follows, self.follows = self.follows, 0.0
+        self.measured[column] = value
+        for _ in range(samples):
+            self.tick_one()
+        self.measured, self.follows = before, follows
+        all_refused = self.executor.counters.states_implausible - refused == samples
+        if all_refused and at_rest and self.executor.at_rest:
+            assert (self.setpoints == setpoints)[POSITIONS].all()
+
     @rule()
     def encoder_fails(self) -> None:
         before = self.measured.copy()
@@ -440,18 +516,17 @@ class AnythingGoes(RuleBasedStateMachine):
             assert number <= interval + overrun
 
 
-AnythingGoes.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+AnythingGoes.TestCase.settings = settings(max_examples=400, stateful_step_count=30, deadline=None)
 TestAnythingGoes = AnythingGoes.TestCase
 
 
-def test_a_robot_pushed_while_the_clock_is_set_back_is_given_way_to() -> None:
+def test_a_robot_led_away_while_the_clock_is_set_back_is_not_pulled_back() -> None:
     """A case that the machine once found: states of before are newer than those that come."""
     machine = AnythingGoes()
     machine.begin(ExecutorParameters(), 'refuse', 0, PERIOD_NS * 1e-9)
-    machine.robot_is_pushed(column=0, by=-1.0)
+    machine.stop()
+    machine.time_passes(2)
     for nudge_ms in (-37, -37, -8):
         machine.clock_is_set_by_a_little(nudge_ms)
-    for _ in range(4):
-        machine.robot_is_pushed(column=0, by=-1.0)
-        machine.clock_is_set_by_a_little(0)
-    assert machine.setpoints[0] < 0.0
+    machine.robot_is_led_by_hand(column=0, by=-0.8, speed=1.0, rests=80)
+    assert machine.setpoints[0] == machine.measured[0]
