@@ -408,8 +408,7 @@ class Commander:
         if not self.moving:
             return self.hold(reason, now_s, dt_s)
         command.reason = Reason.BRAKING
-        command.limited = True
-        self._counters.limited_ticks += 1
+        command.limited = False
         return command
 
     def arrived(self, measured: np.ndarray) -> bool:
