@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from anything_goes import (
-    HORIZON,
     HOLD_FOLLOWS,
+    HORIZON,
     KINDS,
     LIMITS,
     NAMES,

@@ -132,13 +132,18 @@ class Commander:
         """Note whether the command of this tick begins where the robot is."""
         self.command.seats, self._seated = self._seated, False
 
-    def take_position(self, state: MeasuredState) -> str:
-        """Set the position to set out from: the measured one.
+    def take_position(self, state: MeasuredState, references: np.ndarray) -> str:
+        """Set the position to set out from: the measured one, or its controller's near to it.
 
         A command that was somewhere else stays so for no controller that is switched on: it is set
         to where the robot is, and `set_out_first` takes it back to where it held, as far as an arm
         sags (`hold_follows`). Grippers keep their grip. A robot that is found outside its limits is
         held where it is, and brought back inside the same way.
+
+        Args:
+            state: plausible measured positions.
+            references: (columns,) where the controllers hold the robot; not-a-number where nobody
+                says so.
 
         Returns:
             Why that cannot be done; empty when it was.
@@ -149,7 +154,9 @@ class Commander:
         else:
             # Nothing that the setpoints say is of the robot: the driver's own number counts.
             state.leave_as_they_came()
-        measured = state.positions
+        # An arm that sags under its controller would drop by as much again.
+        sags = np.abs(references - state.positions) <= self._follows
+        measured = np.where(sags, references, state.positions)
         away = np.abs(setpoints - measured)
         near = self._grips | (away <= self._follows)
         stays = self._grips | near[guarded].all()
@@ -194,6 +201,12 @@ class Commander:
         self.resting_place.seat(columns, measured)
         self.command.seats = True
         return True
+
+    def led_away(self, references: np.ndarray) -> np.ndarray:
+        """Return the columns whose controllers do not hold the last command, (columns,) bool."""
+        np.subtract(references, self.command.setpoints, out=self._before)
+        np.abs(self._before, out=self._before)
+        return self._yields & (self._before > self._follows)
 
     def _seat(self, columns: np.ndarray, place: np.ndarray) -> None:
         np.copyto(self.command.setpoints, place, where=columns)

@@ -21,6 +21,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from vla_runtime.execution.approach import start_limits
 from vla_runtime.execution.blocked_joints import BlockedJoints
 from vla_runtime.execution.chunk_check import CheckedChunk, check_chunk
@@ -145,7 +147,7 @@ class ChunkExecutor:
             refused = 'dry_run changes when the robot has come to rest; start it again then'
         braking = self._motion.braking
         if not refused and not braking:
-            refused = self._commander.take_position(self._guard.state)
+            refused = self._commander.take_position(self._guard.state, self._motion.references)
         if refused:
             return StartResult(False, refused, fault)
         self._mode = Mode.RUNNING
@@ -259,6 +261,17 @@ class ChunkExecutor:
         self._stop_reason = Reason.NOT_STARTED
         self._commander.forget(self._wanted_dry_run)
         self._commander.hold(Reason.NOT_STARTED)
+
+    def note_references(self, positions: np.ndarray) -> None:
+        """Note where the controllers hold the robot, or lead it.
+
+        A start sets out from there. Where it is not what was commanded last, another node has
+        commanded a stopped robot: nothing is sent into its motion.
+
+        Args:
+            positions: (columns,) robot units; not-a-number where nobody says so.
+        """
+        np.copyto(self._motion.references, positions)
 
     def set_speed_scaling(self, factor: float) -> None:
         """Follow plans and approaches at this share of their speed: 0.0 holds, 1.0 is full speed.

@@ -16,6 +16,7 @@ from vla_runtime.execution.commander import Commander
 from vla_runtime.execution.guard import Guard
 from vla_runtime.execution.intake import Standstill
 from vla_runtime.execution.replanner import Replanner
+from vla_runtime.execution.resting_place import RESTS_AFTER_S
 from vla_runtime.execution.speed_scaling import SpeedScaling
 from vla_runtime.execution.state import MeasuredState
 from vla_runtime.execution.stopping import StopActions
@@ -55,6 +56,8 @@ class Motion:
     Attributes:
         commanded_s: steady time of the last command, a tick's or the dead-man's; None before it.
         scaling: speed at which plans and approaches are followed.
+        references: (columns,) where the controllers hold or lead the robot; not-a-number where
+            nobody says so.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Motion:
         self._gave_up = np.zeros_like(commander.blocked)
         self.commanded_s: float | None = None
         self.scaling = SpeedScaling()
+        self.references = np.full(len(commander.blocked), np.nan)
         # Plan time per time while the robot brakes, 1.0 to 0.0; None while it does not.
         self._pace: float | None = None
         self._cause = Reason.NOT_STARTED
@@ -223,6 +227,8 @@ class Motion:
             # What is in the way is not pushed any further.
             reason = Reason.TRACKING_ERROR if blocked else reason
             self.halt(reason, dt_s, now_s, now_ros_ns)
+        elif commander.command.settled and self._others_lead(state):
+            return commander.hold(reason, now_s, dt_s)
         else:
             if state is not None:
                 # Before the hold gives way, which moves it on.
@@ -236,12 +242,23 @@ class Motion:
         command.settled = now_s - self._changed_s > _REPEATED_S
         return command
 
+    def _others_lead(self, state: MeasuredState | None) -> bool:
+        """Return whether a controller follows another node; the command goes along unsent."""
+        commander = self._commander
+        led = commander.led_away(self.references)
+        if not np.count_nonzero(led):
+            return False
+        if state is not None and commander.seat(
+            led & state.still_for(RESTS_AFTER_S), state.positions
+        ):
+            self._replanner.drop(commander.command.setpoints)
+        return True
+
     def _take_along(self, state: MeasuredState) -> None:
         """Set the command of joints that a person moved, and that rest, to where they are.
 
         What a joint presses on is given up once in a stop: one that hangs below every command would
-        sink further each time. Where the controller's own reference is there already, it needs no
-        command.
+        sink further each time.
         """
         commander = self._commander
         pressed = (commander.blocked | self._presses) & ~self._gave_up

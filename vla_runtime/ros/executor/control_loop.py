@@ -337,6 +337,7 @@ class ControlLoop:
         with self._lock:
             executor = self._executor
             executor.set_speed_scaling(scaling)
+            executor.note_references(watch.references(executor.columns.count))
             if refused and executor.mode is Mode.RUNNING and not executor.dry_run:
                 executor.stop(Reason.CONTROLLER)
                 executor.detail = refused

@@ -132,13 +132,19 @@ class ControllerWatch:
         said += [controller.scaling for controller in self._controllers]
         return min(said, default=1.0)
 
-    def references(self) -> dict[str, float]:
-        """Positions that the active controllers hold or follow, by their joints' names."""
-        return {
-            joint: position
-            for controller in self._controllers
-            for joint, position in controller.reference.items()
-        }
+    def references(self, columns: int) -> np.ndarray:
+        """Return the positions that the active controllers hold or follow.
+
+        Args:
+            columns: of a command.
+
+        Returns:
+            (columns,) float64, robot units; not-a-number where nobody says so.
+        """
+        found = np.full(columns, np.nan)
+        for controller in self._controllers:
+            found[controller.columns] = controller.reference
+        return found
 
     def close(self) -> None:
         for controller in self._controllers:
@@ -176,6 +182,8 @@ class _Controller:
         self._output: RobotOutput = matched.output
         self.topic = matched.output.topic
         self._joints = tuple(matched.message_names)
+        self.columns = list(matched.columns)
+        self._units = matched.units
         self._listed = listed
         self._now_ns, self._use_sim_time = now_ns, use_sim_time
         self._parameters = ControllerParameters(node, name)
@@ -191,7 +199,8 @@ class _Controller:
         self._scales = False
         self._lag: dict[str, float] = {}
         self.scaling = 1.0
-        self.reference: dict[str, float] = {}
+        # (joints,) robot units; not-a-number where it is unknown.
+        self.reference = np.full(len(self.columns), np.nan)
         self.trajectory: TrajectoryController | None = None
 
     def look(self, now_s: float) -> Verdict:
@@ -200,7 +209,7 @@ class _Controller:
         active, state = self._is_active(now_s)
         self.trajectory = self._as_trajectory_controller()
         if not active:
-            self.reference = {}
+            self.reference[:] = np.nan
         return Verdict(self.name, active, self._refusal(active, state), self._warning(active))
 
     def close(self) -> None:
@@ -217,7 +226,11 @@ class _Controller:
         here_ns = self._heard_ros_ns if self._use_sim_time else taken.received_ns
         self._ages_ns.append(here_ns - stamp_to_ns(state.header.stamp))
         names, positions = list(state.joint_names), state.reference.positions
-        self.reference = dict(zip(names, positions, strict=False))
+        said = dict(zip(names, positions, strict=False))
+        found = np.array([said.get(name, np.nan) for name in self._joints])
+        if self._units is not None:
+            found = (found - self._units.offset) / self._units.scale
+        self.reference = found
         self._note_lag(names, state.error.positions)
         self._note_scaling(state)
 
