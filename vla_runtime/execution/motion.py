@@ -27,7 +27,7 @@ _REPEATED_S = 0.5
 # A policy is lost when it takes so many times its usual delay to answer.
 _PATIENCE = 3
 # Stops after which the robot may press on something, or be far from its command.
-_PRESSES = (Reason.TRACKING_ERROR, Reason.APPROACH_TIMEOUT)
+_PRESSES = (Reason.TRACKING_ERROR, Reason.APPROACH_TIMEOUT, Reason.CONTROLLER)
 # Not an outage: the latch has a reset of its own, and a simulated clock may be paused.
 _HEALTHY = (None, Reason.CLAMP_LATCH, Reason.CLOCK_STOPPED, Reason.CLOCK_JUMP)
 

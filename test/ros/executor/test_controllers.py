@@ -19,7 +19,7 @@ from std_msgs.msg import Float64
 from std_srvs.srv import Trigger
 from tabletop_policy import write_tabletop_policy
 from trajectory_controller import TrajectoryController
-from trajectory_msgs.msg import JointTrajectory
+from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
 from vla_runtime.ros.messages.conversions import ns_to_stamp
 from vla_runtime.ros.messages.diagnostics import values_of
@@ -30,6 +30,8 @@ pytestmark = pytest.mark.graph
 MODULE = 'vla_runtime.ros.executor.node'
 PATIENT = {'max_state_age_s': 1.0, 'tick_timeout_s': 1.0, 'clock_jump_s': 5.0}
 JOINTS = list(JOINT_NAMES[:5])
+# What the velocity limit of tabletop.yaml, 3 rad/s, allows in a cycle of 4 ms.
+STEP = 0.012
 needs_control_msgs = pytest.mark.skipif(
     find_spec('control_msgs') is None,
     reason='control_msgs is not installed: sudo apt install ros-$ROS_DISTRO-control-msgs',
@@ -89,6 +91,16 @@ class Controller:
     def switch(self, *, on: bool) -> None:
         with self._lock:
             self.rules.switch(on=on)
+
+    def lead_to(self, positions: np.ndarray, seconds: float) -> None:
+        """Take a goal of its action: nothing of it is seen on the topic."""
+        goal = JointTrajectory(joint_names=list(self.rules.joints))
+        for at, time_s in ((self.rules.reference, 0.0), (positions, seconds)):
+            point = JointTrajectoryPoint(positions=[float(value) for value in at])
+            point.time_from_start.nanosec = round(time_s * 1e9)
+            goal.points.append(point)
+        with self._lock:
+            self.rules.take(goal, self._now_s())
 
     def _spin(self) -> None:
         while not self._stop.is_set():
@@ -162,6 +174,26 @@ class Bench:
     def start(self) -> None:
         self.graph.wait_for(lambda: self.call('start').success, 'a start')
         self.graph.wait_for(lambda: self.arm.plans, 'a request')
+
+    def wait_for_motion(self) -> None:
+        begun = self.controller.outputs[-1]
+        self.graph.wait_for(
+            lambda: (np.abs(self.controller.outputs[-1] - begun) > 0.1).all(), 'motion'
+        )
+
+    def wait_for_cycles(self, count: int) -> None:
+        end = len(self.controller.outputs) + count
+        self.graph.wait_for(lambda: len(self.controller.outputs) >= end, f'{count} cycles')
+
+    def wait_for_silence(self) -> None:
+        """Wait until no command has come for a while."""
+
+        def silent() -> bool:
+            sent = len(self.arm.commands)
+            self.wait_for_cycles(50)
+            return len(self.arm.commands) == sent
+
+        self.graph.wait_for(silent, 'an executor that sends nothing')
 
     def status(self):
         for message in reversed(list(self.diagnostics)):
@@ -313,6 +345,43 @@ def test_an_inactive_controller_is_named_at_start_and_stops_the_executor(bench):
     assert '/inactive/arm_controller' in status['detail'] and status['mode'] == 'stopped'
     one.controller.switch(on=True)
     one.start()
+
+
+@needs_control_msgs
+def test_a_controller_that_comes_back_on_after_the_stop_makes_no_step(bench):
+    one = bench('/comes_back')
+    one.start()
+    one.arm.answer(1, rise_rad=0.02)
+    one.wait_for_motion()
+    one.controller.switch(on=False)
+    one.refusal('not active')
+    begun = len(one.controller.outputs)
+    one.controller.switch(on=True)
+    one.wait_for_cycles(250)
+    steps = np.abs(np.diff(np.array(one.controller.outputs[begun:]), axis=0))
+    assert steps.max() <= STEP
+
+
+@needs_control_msgs
+def test_a_stopped_executor_leaves_the_arm_to_a_goal_of_the_action_and_sets_out_from_its_end(bench):
+    one = bench('/goal')
+    one.start()
+    one.arm.answer(1, rise_rad=0.02)
+    one.wait_for_motion()
+    one.call('stop')
+    one.wait_for_reason('stopped')
+    one.wait_for_silence()
+    sent, goal = len(one.arm.commands), one.controller.outputs[-1] - 0.1
+    one.controller.lead_to(goal, 0.9)
+    one.graph.wait_for(lambda: np.allclose(one.controller.outputs[-1], goal), 'the goal')
+    # For longer than it takes to find that an arm rests.
+    one.wait_for_cycles(250)
+    assert len(one.arm.commands) == sent
+    begun = len(one.controller.outputs)
+    one.start()
+    one.wait_for_cycles(50)
+    steps = np.abs(np.diff(np.array(one.controller.outputs[begun:]), axis=0))
+    assert steps.max() <= STEP
 
 
 @needs_control_msgs

@@ -10,6 +10,8 @@ Invariants:
 - requests and seams leave through `on_request` and `take_seams`: their messages are made elsewhere;
 - a command that cannot be sent stops the executor; an output that fails keeps no other one from its
   command, so the hold reaches all that can be reached;
+- a controller that is not active gets nothing: it would take the newest command when it is switched
+  on, in one cycle;
 - a stopped robot at rest gets its hold for a moment, then nothing (`Command.settled`), but on
   outputs that repeat it: others may command it then;
 - after `close` nothing is sent any more, and the last command sent was a hold; even where a thread
@@ -153,6 +155,8 @@ class ControlLoop:
         self._closed = False
         # Topics that another node commands: nothing is sent there until `start`.
         self._taken: frozenset[str] = frozenset()
+        # Topics whose controllers would refuse a command, or take it when they are switched on.
+        self._refusing: frozenset[str] = frozenset()
 
     # ------------------------------------------------------------ control thread
 
@@ -239,7 +243,7 @@ class ControlLoop:
         errors: tuple[Exception, ...] = ()
         for writer in self._writers:
             rests = outgoing.settled and not writer.repeats_hold
-            if rests or writer.topic in self._taken:
+            if rests or self._belongs_to_others(writer.topic):
                 continue
             try:
                 writer.send(outgoing.setpoints, stamp, outgoing.follows)
@@ -247,6 +251,9 @@ class ControlLoop:
                 errors += (error,)
         self._sent += not errors
         return errors
+
+    def _belongs_to_others(self, topic: str) -> bool:
+        return topic in self._taken or topic in self._refusing
 
     def _send_side_by_side(self, outgoing: _Outgoing) -> tuple[Exception, ...]:
         """Send to every output in a thread of its own; return the failures, hanging ones too."""
@@ -262,7 +269,8 @@ class ControlLoop:
         threads = [
             Thread(target=send, args=(writer,), name=f'hold on {writer.topic}', daemon=True)
             for writer in self._writers
-            if (writer.repeats_hold or not outgoing.settled) and writer.topic not in self._taken
+            if (writer.repeats_hold or not outgoing.settled)
+            and not self._belongs_to_others(writer.topic)
         ]
         for thread in threads:
             thread.start()
@@ -334,6 +342,7 @@ class ControlLoop:
             if isinstance(writer, OutputWriter):
                 writer.controller, writer.scaling = controllers.get(writer.topic), scaling
         refused = why_refused(watch.verdicts)
+        self._refusing = frozenset(one.topic for one in watch.verdicts if one.refusal)
         with self._lock:
             executor = self._executor
             executor.set_speed_scaling(scaling)

@@ -35,7 +35,9 @@ LOOKS_HZ = 100.0
 # A controller publishes its state 50 times a second, or in each of its cycles.
 _SILENT_S = 0.5
 _SILENT = 'silent'
-_LISTS_EVERY_S = 0.25
+_LISTS_EVERY_S = 0.1
+# An answer that took longer than this says nothing of now.
+_LIST_IS_OLD_S = 1.0
 _CLOCKS_KEPT = 20
 # A state comes within some tenths of a millisecond on one computer.
 _SAME_CLOCK_NS = (-1_000_000, 5_000_000)
@@ -61,12 +63,14 @@ class Verdict:
 
     Attributes:
         name: full name of its node.
+        topic: the output's topic in the robot file.
         active: None where nobody says so.
         refusal: why it takes no commands, and what mends it; empty where nothing is known of it.
         warning: why its motion is not what it could be; empty without a reason.
     """
 
     name: str
+    topic: str
     active: bool | None = None
     refusal: str = ''
     warning: str = ''
@@ -210,7 +214,9 @@ class _Controller:
         self.trajectory = self._as_trajectory_controller()
         if not active:
             self.reference[:] = np.nan
-        return Verdict(self.name, active, self._refusal(active, state), self._warning(active))
+        return Verdict(
+            self.name, self.topic, active, self._refusal(active, state), self._warning(active)
+        )
 
     def close(self) -> None:
         self._parameters.close()
@@ -367,7 +373,7 @@ class _ControllerList:
         answer = self._call.answer()
         if answer is None:
             # What is on its way may be long overtaken.
-            if now_s - self._answered_s > 4.0 * _LISTS_EVERY_S:
+            if now_s - self._answered_s > _LIST_IS_OLD_S:
                 self._states = {}
             return
         self._call, self._answered_s = None, now_s
