@@ -87,10 +87,11 @@ class FrameStore:
         taken: list[tuple[int, HeldFrame]] = []
         places: list[int] = []
         all_came = True
+        done = self._done.setdefault(camera, OrderedDict())
         # Once each: a camera's first frame stands for its earlier ones, and two cameras of a policy
         # may share a topic.
         for key in dict.fromkeys(keys):
-            place = self._done.get(camera, {}).get(key)
+            place = done.get(key)
             if place is None and (held := self._drop((camera, key))) is not None:
                 taken.append(held)
                 place = held[0]

@@ -184,13 +184,15 @@ class CameraBuffer:
             return False
         self._estimate_lost(frame.stamp_ns)
         self._last_ns = frame.stamp_ns
+        self.fault = describe_ahead(-age_ns, 'and the executor refuses chunks from such frames')
         if age_ns > max_age_ns:
             self.counters.late += 1
             age_s = age_ns * 1e-9
             hint = clock_hint(age_s, f'; if the driver has a clock of its own, {OWN_CLOCK}')
             self.fault = f'frames arrive {age_s:.3f} s after their stamp{hint}'
-            return False
-        self.fault = describe_ahead(-age_ns, 'and the executor refuses chunks from such frames')
+            # It may still be an earlier frame for one that comes in time.
+            if age_ns > max_age_ns + self._kept_ns:
+                return False
         if self.first_ns is None:
             self.first_ns = frame.stamp_ns
         self._facts = frame.facts
