@@ -69,6 +69,8 @@ class Turn:
         episode: episode of the request.
         rows: setpoints of the committed plan.
         still: the cameras show what they showed before.
+        same: cameras, by topic, that have no newer frame than before.
+        age_ns: age of the frames and joint states when the inference begins.
         repeated: the request is sent again, with a newer plan, before it is answered.
         lost: topics whose messages of this turn are not in the recording.
     """
@@ -77,6 +79,8 @@ class Turn:
     episode: int = 1
     rows: int = 6
     still: bool = False
+    same: Sequence[str] = ()
+    age_ns: int = 0
     repeated: bool = False
     lost: Sequence[str] = ()
 
@@ -114,12 +118,14 @@ class _Maker:
         self._robot = load_robot(robot_file)
         self._match = match_robot(self._robot, self._policy.spec, bundle)
         self._now_ns = START_NS
-        self._topics = {name: f'/{camera.topic}' for name, camera in self._match.cameras.items()}
+        topics = {name: f'/{camera.topic}' for name, camera in self._match.cameras.items()}
+        earlier = self._match.earlier
+        self._topics = {name: topic for name, topic in topics.items() if name not in earlier}
         self._joints_topic = '/joint_states'
         self._synchronizer = Synchronizer(
-            self._topics,
+            topics,
             [JointSource(self._joints_topic, joint) for joint in self._match.state_joints],
-            SyncLimits(20_000_000, 500_000_000),
+            SyncLimits(250_000_000, 500_000_000),
             self._match.earlier,
         )
         self._responder = Responder(
@@ -155,9 +161,10 @@ class _Maker:
     def turn(self, turn: Turn) -> None:
         self._now_ns += 4 * STEP_NS
         self._lost = turn.lost
-        frames = self._look(turn.still)
+        frames = self._look(turn.still, turn.same)
         plan = self._ask(turn)
         given = {row.name: row.default for row in POLICY_PARAMETERS} | dict(turn.settings)
+        self._now_ns += turn.age_ns
         circumstances = Circumstances(self._now_ns, TASK, settings_from(given))
         answer = self._responder.answer(Request(plan, 0), lambda: circumstances).result()
         chunk = chunk_to_message(
@@ -176,10 +183,12 @@ class _Maker:
         for topic, frame in frames.items():
             self._write(topic, frame)
 
-    def _look(self, still: bool) -> dict[str, Image]:
+    def _look(self, still: bool, same: Sequence[str]) -> dict[str, Image]:
         """Show the cameras and the joints to the policy."""
         frames = {}
         for name, topic in self._topics.items():
+            if topic in same:
+                continue
             camera = self._match.cameras[name]
             if not still or name not in self._pixels:
                 shape = (camera.height or 24, camera.width or 32, 3)

@@ -77,3 +77,46 @@ def test_keys_need_not_rise() -> None:
     store.add('top', 10, HeldFrame(4, b'1234567890'))
     assert store.name('top', [10]) == []
     assert store.missing == 0
+
+
+def test_a_frame_that_one_inference_names_twice_is_given_once() -> None:
+    """A camera's first frame stands for its earlier one; or two cameras share a topic."""
+    for store in (filled(1, 2), filled(1)):
+        assert store.name('top', [1, 1]) == [frame(1)]
+        assert (store.given, store.missing) == (1, 0)
+    late = filled()
+    assert late.name('top', [1, 1]) == []
+    assert late.add('top', 1, frame(1)) == frame(1)
+    assert (late.given, late.missing, late.held_bytes) == (1, 0, 0)
+
+
+def test_frames_that_inferences_share_are_given_once_beside_one_that_is_lost() -> None:
+    store = FrameStore(10_000)
+    given = []
+    for number in range(1, 8):
+        if number != 4:
+            assert store.add('top', number, frame(number)) is None
+        given += store.name('top', [max(1, number - 1), number])
+    assert given == [frame(number) for number in (1, 2, 3, 5, 6, 7)]
+    assert (store.given, store.missing, store.held_bytes) == (6, 1, 0)
+
+
+def test_a_picture_that_comes_again_and_again_takes_no_memory_and_keeps_none() -> None:
+    """Of a camera whose frames are known by their content, and whose scene stands still."""
+    store = filled(5)
+    assert store.name('top', [5]) == [frame(5)]
+    for number in range(6, 100):
+        store.add('top', 5, frame(5))
+        store.add('top', number, frame(number))
+        store.name('top', [5])
+    # Only what came after the picture for the last time.
+    assert (store.given, store.missing, store.held_bytes) == (1, 0, 10)
+
+
+def test_a_clock_that_was_set_back_keeps_the_frames_that_come_after_it() -> None:
+    store = FrameStore(10_000)
+    for key, arrived_ns in ((1, 9000), (2, 9001), (3, 10), (4, 11)):
+        store.add('top', key, HeldFrame(arrived_ns, b'1234567890'))
+    assert [one.arrived_ns for one in store.name('top', [2])] == [9001]
+    assert [one.arrived_ns for one in store.name('top', [4, 3])] == [10, 11]
+    assert store.missing == 0

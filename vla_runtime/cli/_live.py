@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from vla_runtime.replay.setup import Changes
     from vla_runtime.ros.messages.conversions import ReceivedChunk
 
+# Its number is one too high for those of its episode that come after it.
+_UNANSWERED = 'the node gave no chunk for an inference of its episode before it'
+
 
 class LiveResult:
     """Agreement of live, offline and recorded chunks.
@@ -25,7 +28,6 @@ class LiveResult:
         as_offline: number of them that are the offline chunk bit for bit.
         as_recorded: number of them that are the recorded chunk bit for bit.
         skipped: reason to number of inferences that could not be played.
-        notes: reason to number of inferences that were played and need not agree.
         first_difference: first of the others that is not the offline chunk; None: all are.
         seconds: duration of the playing.
     """
@@ -33,13 +35,12 @@ class LiveResult:
     def __init__(self) -> None:
         self.played = self.answered = self.as_offline = self.as_recorded = 0
         self.skipped: dict[str, int] = {}
-        self.notes: dict[str, int] = {}
         self.first_difference: dict[str, int] | None = None
         self.seconds = 0.0
 
     @property
     def agrees(self) -> bool:
-        """True where every inference that was played with all its inputs gave the offline chunk."""
+        """True where every inference that was played gave the offline chunk."""
         return self.first_difference is None
 
     def as_json(self) -> dict[str, Any]:
@@ -58,7 +59,6 @@ class LiveResult:
                 '  live, first that differs from offline: inference {inference} of episode '
                 '{episode} (stamp {stamp_ns} ns)'.format(**self.first_difference)
             )
-        lines += [f'  live, noted {n}: {reason}' for reason, n in self.notes.items()]
         return lines + [f'  live, skipped {n}: {reason}' for reason, n in self.skipped.items()]
 
 
@@ -85,25 +85,32 @@ def play_live(
 
     result = LiveResult()
     with tempfile.TemporaryDirectory(prefix='vla_replay_') as folder:
-        options, step_time_s = _options(run, changes, Path(folder))
+        options, step_time_s, ages_ns = _options(run, changes, Path(folder))
         with LivePlayer(options, step_time_s, Path(folder), _warn) as player:
-            begin_s, first_ns = time.monotonic(), None
-            for found in live_steps(run, changes.settings):
+            begin_s, first_ns, answers = time.monotonic(), None, True
+            for found in live_steps(run, changes.settings, ages_ns):
                 if isinstance(found, SkippedInference):
                     _count(result.skipped, found.reason)
                     continue
+                step = found.step if isinstance(found, StandIn) else found[1]
+                answers = answers or step.begins_episode
                 if isinstance(found, StandIn):
                     _count(result.skipped, found.skipped.reason)
-                    player.play(found.step)
+                    answers = answers and player.play(step) is not None
                     continue
-                inference, step, note = found
+                inference = found[0]
+                if not answers:
+                    _count(result.skipped, _UNANSWERED)
+                    continue
                 first_ns = step.now_ns if first_ns is None else first_ns
                 if rate:
                     due_s = begin_s + (step.now_ns - first_ns) * 1e-9 / rate
                     time.sleep(max(0.0, due_s - time.monotonic()))
                 recorded = inference.recorded
                 key = recorded.episode, recorded.number, recorded.stamp_ns
-                _compare(result, player.play(step), offline.get(key), key, note)
+                chunk = player.play(step)
+                answers = chunk is not None
+                _compare(result, chunk, offline.get(key), key, step.stamp_ns)
             result.seconds = time.monotonic() - begin_s
     return result
 
@@ -121,10 +128,13 @@ def _compare(
     chunk: ReceivedChunk | None,
     offline: ReplayedInference | None,
     key: tuple[int, int, int],
-    note: str,
+    played_ns: int,
 ) -> None:
+    """Count an inference; `key` is the recorded one, `played_ns` the stamp that was played."""
     result.played += 1
-    if chunk is not None and (chunk.episode, chunk.number, chunk.stamp_ns) != key:
+    if chunk is not None and (chunk.episode, chunk.number) != key[:2]:
+        chunk = None
+    if chunk is not None and chunk.stamp_ns != played_ns:
         chunk = None
     result.answered += chunk is not None
     as_offline = False
@@ -135,15 +145,17 @@ def _compare(
         if recorded is not None and recorded.chunk.actions.shape == actions.shape:
             result.as_recorded += bool((actions == recorded.chunk.actions).all())
     result.as_offline += as_offline
-    if note and not as_offline:
-        _count(result.notes, note)
-    elif not as_offline and result.first_difference is None:
+    if not as_offline and result.first_difference is None:
         result.first_difference = dict(zip(('episode', 'inference', 'stamp_ns'), key, strict=True))
 
 
-def _options(run: RecordedRun, changes: Changes, folder: Path) -> tuple[Any, float]:
-    """Return the node's start options and the step time; write its robot file to the folder."""
+def _options(run: RecordedRun, changes: Changes, folder: Path) -> tuple[Any, float, dict[str, int]]:
+    """Return the node's start options, the step time, and the ages of the cameras' frames.
+
+    The node's robot file is written to the folder.
+    """
     from vla_runtime.bundle.folder import read_bundle
+    from vla_runtime.replay.setup import fit_recording
     from vla_runtime.ros.player.steps import PolicyNodeOptions
     from vla_runtime.ros.robot.file import stamped_by_headers
 
@@ -168,5 +180,10 @@ def _options(run: RecordedRun, changes: Changes, folder: Path) -> tuple[Any, flo
     }
     if parameters['backend'] == 'torch':
         parameters['torch_compile'] = description.torch_compile
-    step_time_s = read_bundle(bundle, verify=False).spec.step_time_s
-    return PolicyNodeOptions(run.node, parameters), step_time_s
+    played = read_bundle(bundle, verify=False)
+    match, cameras, _ = fit_recording(description, played)
+    ages_ns = {
+        recorded: match.earlier[name].age_ns if name in match.earlier else 0
+        for name, recorded in cameras.items()
+    }
+    return PolicyNodeOptions(run.node, parameters), played.spec.step_time_s, ages_ns

@@ -45,10 +45,11 @@ class FrameStore:
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        # By camera and key, in the order of arrival.
-        self._frames: OrderedDict[tuple[str, int], HeldFrame] = OrderedDict()
+        self._came = 0
+        # By camera and key, in the order of arrival, with their places in it: a clock may go back.
+        self._frames: OrderedDict[tuple[str, int], tuple[int, HeldFrame]] = OrderedDict()
         self._wanted: dict[str, deque[int]] = {}
-        # When those that were given out had come.
+        # Places of those that were given out.
         self._done: dict[str, OrderedDict[int, int]] = {}
         self.held_bytes = 0
         self.given = 0
@@ -61,12 +62,17 @@ class FrameStore:
 
     def add(self, camera: str, key: int, frame: HeldFrame) -> HeldFrame | None:
         """Hold a frame; returned at once where it has been named already."""
-        wanted = self._wanted.get(camera, ())
-        if key in wanted:
+        self._came += 1
+        if key in self._wanted.get(camera, ()):
             self._wanted[camera].remove(key)
-            return self._give(camera, key, frame)
+            self._give(camera, key, self._came)
+            return frame
+        if key in self._done.get(camera, ()):
+            # The same picture again is in the recording.
+            self._note(camera, key, self._came)
+            return None
         self._drop((camera, key))
-        self._frames[camera, key] = frame
+        self._frames[camera, key] = self._came, frame
         self.held_bytes += len(frame.serialised)
         while self.held_bytes > self._most_bytes:
             self._drop(next(iter(self._frames)))
@@ -78,44 +84,49 @@ class FrameStore:
 
         Frames of the camera that came before all of them are dropped: a later inference uses none.
         """
-        taken: list[HeldFrame] = []
-        came_ns: list[int] = []
-        done = self._done.get(camera, OrderedDict[int, int]())
+        taken: list[tuple[int, HeldFrame]] = []
+        places: list[int] = []
         all_came = True
-        for key in keys:
-            if key in done:
-                came_ns.append(done[key])
-                continue
-            frame = self._drop((camera, key))
-            if frame is None:
+        done = self._done.setdefault(camera, OrderedDict())
+        # Once each: a camera's first frame stands for its earlier ones, and two cameras of a policy
+        # may share a topic.
+        for key in dict.fromkeys(keys):
+            place = done.get(key)
+            if place is None and (held := self._drop((camera, key))) is not None:
+                taken.append(held)
+                place = held[0]
+                self._give(camera, key, place)
+            if place is None:
                 self._want(camera, key)
                 all_came = False
             else:
-                came_ns.append(frame.arrived_ns)
-                taken.append(self._give(camera, key, frame))
-        if all_came and came_ns:
+                places.append(place)
+        if all_came and places:
             older = [
                 key
-                for key, frame in self._frames.items()
-                if key[0] == camera and frame.arrived_ns < min(came_ns)
+                for key, (place, _) in self._frames.items()
+                if key[0] == camera and place < min(places)
             ]
             for one in older:
                 self._drop(one)
-        return sorted(taken, key=lambda frame: frame.arrived_ns)
+        return [frame for _, frame in sorted(taken, key=lambda one: one[0])]
 
-    def _give(self, camera: str, key: int, frame: HeldFrame) -> HeldFrame:
+    def _give(self, camera: str, key: int, place: int) -> None:
+        self._note(camera, key, place)
+        self.given += 1
+
+    def _note(self, camera: str, key: int, place: int) -> None:
         done = self._done.setdefault(camera, OrderedDict())
-        done[key] = frame.arrived_ns
+        done[key] = place
+        done.move_to_end(key)
         if len(done) > _REMEMBERED:
             done.popitem(last=False)
-        self.given += 1
-        return frame
 
-    def _drop(self, key: tuple[str, int]) -> HeldFrame | None:
-        frame = self._frames.pop(key, None)
-        if frame is not None:
-            self.held_bytes -= len(frame.serialised)
-        return frame
+    def _drop(self, key: tuple[str, int]) -> tuple[int, HeldFrame] | None:
+        held = self._frames.pop(key, None)
+        if held is not None:
+            self.held_bytes -= len(held[1].serialised)
+        return held
 
     def _want(self, camera: str, key: int) -> None:
         wanted = self._wanted.setdefault(camera, deque(maxlen=_REMEMBERED))

@@ -220,12 +220,28 @@ def test_a_gripper_that_lerobot_inverts_at_load_is_refused(tmp_path, tokenizer, 
         plan(folder, tokenizer)
 
 
-def test_poses_in_a_form_that_is_not_read_are_refused(tmp_path, tokenizer):
+@pytest.mark.parametrize(
+    ('said', 'field', 'remedy'),
+    [
+        ({'type': 'EEF'}, 'format', 'XYZ_ROT6D'),
+        ({'type': 'EEF', 'format': 'XYZ_ROTVEC'}, 'format', 'XYZ_ROT6D'),
+        # It was taken for joints.
+        ({'type': 'EEF', 'rep': 'ABSOLUTE'}, 'format', 'XYZ_ROT6D'),
+        ({'type': 'POSE'}, 'type', 'EEF nor NON_EEF'),
+    ],
+)
+def test_poses_in_a_form_that_is_not_read_are_refused(tmp_path, tokenizer, said, field, remedy):
     wrong = json.loads(json.dumps(modality()))
-    wrong['action']['action_configs'][0]['type'] = 'EEF'
+    wrong['action']['action_configs'][0].update(said)
     folder = write_lerobot_folder(tmp_path / 'policy', CASE, modality_config=wrong)
-    with pytest.raises(REFUSED, match="format: group 'arm'"):
+    with pytest.raises(JsonError) as error:
         plan(folder, tokenizer)
+    place, message = str(error.value).split(': ', 2)[:2], str(error.value).split(': ', 2)[2]
+    assert Path(place[0]).is_relative_to(folder) and Path(place[0]).is_file()
+    assert place[1].endswith(f'action_configs[0].{field}')
+    # The group is named, what the folder says of it, and what is read.
+    assert "'arm'" in message and remedy in message
+    assert said.get('format', '').lower() in message
 
 
 def test_a_backbone_that_is_not_the_published_one_is_asked_for(tmp_path, tokenizer):

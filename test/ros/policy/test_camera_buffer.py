@@ -82,6 +82,19 @@ def test_stamp_that_cannot_be_is_dropped_counted_and_named(stamp, counter, words
     assert stamps(buffer) == [10 * S]
 
 
+@pytest.mark.parametrize('back', [60 * S, 2 * S])
+def test_a_driver_whose_clock_was_set_back_is_told_what_mends_it_at_once(back):
+    buffer = a_buffer(10 * S)
+    for now in (10 * S + 100 * MS, 11 * S):
+        assert not buffer.add(a_frame(now - back), now, MAX_AGE, TOLERANCE)
+        assert 'stamp: receive' in buffer.why_empty(now, MAX_AGE)
+    assert buffer.counters.out_of_order == 2
+    # A pair in the wrong order says nothing of clocks.
+    healthy = a_buffer(20 * S)
+    healthy.add(a_frame(20 * S - MS), 20 * S, MAX_AGE, TOLERANCE)
+    assert 'stamp: receive' not in healthy.fault
+
+
 def test_frame_from_the_future_does_not_block_those_that_follow():
     buffer = a_buffer(10 * S)
     buffer.add(a_frame(10_000 * S), 10 * S, MAX_AGE, TOLERANCE)

@@ -96,3 +96,29 @@ def test_memory_is_bounded():
         feed(made, 'top', time)
     buffer = made._cameras['top']
     assert len(buffer._kept) <= (600 + 200) // 20 + 2
+
+
+def test_a_frame_that_comes_too_late_to_be_the_newest_is_an_earlier_one_still():
+    made = a_synchronizer()
+    feed(made, 'top', -1000, -300)
+    for stamp in (-600, 0):
+        # Held up on their way: the first of them is too old by now.
+        made.add_frame('top', Frame(NOW + stamp * MS, 0, None), NOW)
+    feed(made, 'wrist', 0)
+    assert 'no frame from' in select(made, 0)
+    made = a_synchronizer()
+    feed(made, 'top', -1000)
+    for stamp in (-600, 0):
+        made.add_frame('top', Frame(NOW + stamp * MS, 0, None), NOW)
+    feed(made, 'wrist', 0)
+    assert select(made, 0) == {'top': 0, 'wrist': 0, 'before': -600}
+    late = {status.name: status.counters.late for status in made.camera_statuses(NOW)}
+    assert late == {'top': 1, 'wrist': 0}
+
+
+def test_a_frame_that_is_older_than_any_earlier_one_is_not_kept():
+    made = a_synchronizer()
+    assert not made.add_frame('top', Frame(NOW - 801 * MS, 0, None), NOW)
+    assert made.add_frame('top', Frame(NOW - 800 * MS, 0, None), NOW)
+    # Nothing is made of it alone.
+    assert 'frames arrive' in select(made, 0)

@@ -10,13 +10,13 @@ from vla_runtime.ros.policy.incoming_requests import IncomingRequests, Request
 MS = 1_000_000
 
 
-def plan(request: int | None, episode: int = 0) -> ReceivedPlan:
+def plan(request: int | None, episode: int = 0, stamp_ns: int = 0) -> ReceivedPlan:
     message = plan_to_message(
         np.zeros((0, 1)),
         ['a'],
         ['position'],
         0.02,
-        stamp_ns=0,
+        stamp_ns=stamp_ns,
         episode=episode,
         certain=0,
         request=request,
@@ -55,7 +55,18 @@ def test_repeat_long_after_the_answer_is_answered_anew_because_the_chunk_was_los
     first = received(incoming, 1, 0)
     incoming.begin(first)
     incoming.answer(first, 100 * MS)
-    assert received(incoming, 1, 200 * MS).arrived_ns == 200 * MS
+    again = incoming.receive(plan(1, stamp_ns=200 * MS), 200 * MS)
+    assert again is not None and again.arrived_ns == 200 * MS
+
+
+def test_copy_of_the_plan_that_was_answered_is_none_however_late_it_comes() -> None:
+    incoming = IncomingRequests()
+    first = received(incoming, 1, 0)
+    incoming.begin(first)
+    incoming.answer(first, 100 * MS)
+    assert incoming.receive(plan(1), 5000 * MS) is None
+    # The next one's plan may have the same time.
+    assert received(incoming, 2, 5001 * MS).arrived_ns == 5001 * MS
 
 
 def test_newer_number_other_episode_and_no_number_are_requests_of_their_own() -> None:

@@ -270,7 +270,13 @@ FAULTS = {
         lambda d: d.offset_ns.update(top=None),
         'header.stamp is zero',
     ),
-    'encoding changes': (lambda d: setattr(d, 'encoding', '16UC1'), "encoding '16UC1'"),
+    'encoding changes': (
+        lambda d: setattr(d, 'encoding', '16UC1'),
+        # Camera and topic, what came, and what mends it: another topic in the robot file.
+        "camera 'top' (/top/image): encoding '16UC1'",
+        'colour',
+        'topic in the robot file',
+    ),
     'rows do not fit': (lambda d: setattr(d, 'encoding', 'bgra8'), 'step is 192 bytes'),
     'joint states stop': (silence('arm'), '/joint_states: last joint states are'),
     'gripper stops': (silence('gripper'), '/gripper/joint_states: last joint states are'),
@@ -287,12 +293,13 @@ FAULTS = {
 
 @pytest.mark.parametrize('fault', FAULTS)
 def test_fault_stops_inference_and_is_named_until_it_is_mended(executor, fault):
-    break_it, words = FAULTS[fault]
+    break_it, words, *remedy = FAULTS[fault]
     executor.chunk()
     break_it(executor.drivers)
     status = executor.wait_for_status('observation', words, f'a status of: {fault}')
     assert status.level == status.ERROR
     assert status.message.startswith('no inference: ')
+    assert all(part in status.message for part in remedy)
     count = len(executor.chunks)
     executor.drivers.request()
     executor.wait_for_status('observation', words, 'the status to stay with a request waiting')

@@ -304,6 +304,16 @@ def test_joint_stamps_that_do_not_advance_are_dropped():
     assert selected(made).state[0] == 1.0
 
 
+def test_a_driver_whose_clock_was_set_back_is_told_what_mends_it_at_once():
+    made = a_synchronizer()
+    feed_joints(made, 0, elbow=1.0)
+    for now_ns in (NOW + 2 * S, NOW + 3 * S):
+        made.add_joints(ARM, ['elbow', 'base'], [1.0, 2.0], now_ns - 60 * S, now_ns)
+        problems = [text for text in made.joint_problems(now_ns) if text.startswith(ARM)]
+        # One for all of the topic's joints.
+        assert len(set(problems)) == 1 and 'stamp: receive' in problems[0]
+
+
 def test_clock_that_goes_back_empties_everything():
     made = a_synchronizer()
     feed_frames(made, top=[0], wrist=[0])

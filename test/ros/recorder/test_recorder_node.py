@@ -184,21 +184,24 @@ def test_what_is_stamped_when_it_is_received_replays_bit_for_bit(bundle, tmp_pat
     # As they came: a driver that stamps nothing has no stamps there either.
     tops = list(run.reader.messages(lambda topic, _: topic == '/top/image'))
     assert tops and {header_stamp_ns(raw.serialised) for raw in tops} == {0}
-    result = tmp_path / 'result.json'
-    live = Process(
-        Fork('vla_runtime', ['replay', str(folder), '--live', '--json', str(result)]), 'r'
-    )
+    assert_live_as_recorded(folder, 5)
+
+
+def assert_live_as_recorded(folder, count: int) -> None:
+    result = folder.with_suffix('.json')
+    command = ['replay', str(folder), '--live', '--json', str(result)]
+    live = Process(Fork('vla_runtime', command), 'replay')
     assert live.wait() == 0, live.text()
     (played,) = json.loads(result.read_text())['recordings']
-    assert (played['live']['played'], played['live']['as_recorded']) == (5, 5), live.text()
+    assert (played['live']['played'], played['live']['as_recorded']) == (count, count), live.text()
 
 
-@pytest.mark.xfail(
-    reason='since frames are kept by key: a chunk of earlier frames waits for ever', strict=False
-)
 @pytest.mark.thorough
-def test_earlier_frames_are_recorded_with_the_newest(robot, tmp_path):
+@pytest.mark.parametrize('stamp', ['header', 'receive'])
+def test_earlier_frames_are_recorded_with_the_newest(tmp_path, stamp):
     bundle = write_tiny_policy(tmp_path / 'n17', two_frames_spec(steps_ago=1))
+    text = ROBOT.replace('/image', f'/image, stamp: {stamp}')
+    robot = write_robot(tmp_path / 'tiny.yaml', text)
     with graph() as made:
         bench = Bench(made, bundle, robot, tmp_path / 'bag')
         for _ in range(6):
@@ -211,6 +214,7 @@ def test_earlier_frames_are_recorded_with_the_newest(robot, tmp_path):
     last = found[-1].recorded.stamps_ns
     assert all(last[f'{name}_before'] < last[name] for name in CAMERAS)
     assert [one.error is not None and one.error.identical for one in found] == [True] * 6
+    assert_live_as_recorded(tmp_path / 'bag', 6)
 
 
 @pytest.mark.thorough

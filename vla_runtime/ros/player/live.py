@@ -3,9 +3,9 @@
 Invariants:
 - the node is a process of its own, on a ROS domain of its own on this machine only: nothing that is
   played reaches a robot, and no robot's cameras reach the node;
-- `/clock` stands where the recorded inference began, so every age is the recorded one; no frames
-  are played but those that were used, and the node's limit on ages excludes those from before;
-- what the transport loses is sent again until the chunk is there.
+- the node can answer from what a step gives it, and from nothing else: `replay.live_steps`;
+- what the transport loses is sent again until the chunk is there; a request has one number, by
+  which the node knows that it was answered.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _TYPES: Mapping[str, type] = {
     'sensor_msgs/msg/CompressedImage': CompressedImage,
     'sensor_msgs/msg/JointState': JointState,
 }
-_START_TIMEOUT_S = 300.0
-_ANSWER_TIMEOUT_S = 20.0
+# A large policy on a busy CPU takes minutes to load, and many seconds for a chunk.
+_TIMEOUT_S = 300.0
 _SEND_AGAIN_S = 0.25
 _NODE = 'policy'
 
@@ -93,6 +93,7 @@ class LivePlayer:
         self._step_time_s = step_time_s
         self._processes = Supervisor(log_folder, warn)
         self._chunks: list[ReceivedChunk] = []
+        self._request = 0
         self._publishers: dict[str, Any] = {}
         self._context = rclpy.Context()
         self._process: Child | None = None
@@ -132,6 +133,7 @@ class LivePlayer:
         self._tell_time(step.now_ns)
         self._set_parameters(step.parameters)
         count = len(self._chunks)
+        self._request += 1
         publishers = [self._publisher(message) for message in step.messages]
         plan = plan_to_message(
             step.plan.rows,
@@ -141,10 +143,10 @@ class LivePlayer:
             stamp_ns=step.plan.stamp_ns,
             episode=step.plan.episode,
             certain=step.plan.certain,
-            request=step.plan.request,
+            request=self._request,
             step=step.plan.step,
         )
-        end_s = time.monotonic() + _ANSWER_TIMEOUT_S
+        end_s = time.monotonic() + _TIMEOUT_S
         while time.monotonic() < end_s:
             self._tell_time(step.now_ns)
             for publisher, message in zip(publishers, step.messages, strict=True):
@@ -166,7 +168,7 @@ class LivePlayer:
             ),
         )
         listens = lambda: self._plans.get_subscription_count() > 0  # noqa: E731
-        if not self._wait(listens, _START_TIMEOUT_S):
+        if not self._wait(listens, _TIMEOUT_S):
             raise LivePlayError(f'the policy node did not start; {self._last_output()}')
 
     def _publisher(self, message: PlayedMessage) -> Any:
@@ -174,7 +176,7 @@ class LivePlayer:
             made = self._node.create_publisher(_TYPES[message.type_name], message.topic, LOSSLESS)
             self._publishers[message.topic] = made
             # A message before the two know each other is lost.
-            self._wait(lambda: made.get_subscription_count() > 0, _ANSWER_TIMEOUT_S)
+            self._wait(lambda: made.get_subscription_count() > 0, _TIMEOUT_S)
         return self._publishers[message.topic]
 
     def _tell_time(self, now_ns: int) -> None:
@@ -191,10 +193,10 @@ class LivePlayer:
             raise LivePlayError(f'the policy node refused a parameter: {refused[0]}')
 
     def _call(self, client: Any, request: Any, name: str) -> Any:
-        if not self._wait(client.service_is_ready, _ANSWER_TIMEOUT_S):
+        if not self._wait(client.service_is_ready, _TIMEOUT_S):
             raise LivePlayError(f'no service {name} of the policy node; {self._last_output()}')
         call = ServiceCall(client, request)
-        if not self._wait(lambda: call.answer() is not None, _ANSWER_TIMEOUT_S):
+        if not self._wait(lambda: call.answer() is not None, _TIMEOUT_S):
             raise LivePlayError(f'no answer of {name}; {self._last_output()}')
         return call.answer()
 

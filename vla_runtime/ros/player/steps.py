@@ -46,12 +46,12 @@ class LiveStep:
     """One inference to play.
 
     Attributes:
-        now_ns: ROS time at which it began.
-        stamp_ns: ROS time of its observation.
+        now_ns: ROS time at which it is played.
+        stamp_ns: ROS time of its observation, and of its chunk.
         begins_episode: the node is reset before it.
         parameters: live ones in force, by name.
-        messages: messages that came since the last inference: joint states, and the frames used.
-        plan: committed plan that it answered.
+        messages: joint states and frames that it is made of.
+        plan: committed plan that it answered, under a stamp that fits `stamp_ns`.
     """
 
     now_ns: int

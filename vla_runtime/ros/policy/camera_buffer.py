@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from vla_runtime.execution.state import UNSTAMPED, clock_hint
+from vla_runtime.execution.state import UNSTAMPED
 from vla_runtime.ros.messages.images import ImageFacts
-from vla_runtime.ros.policy.future_stamp import OWN_CLOCK, describe_ahead, describe_future
+from vla_runtime.ros.policy.future_stamp import describe_ahead, describe_future, old_hint
 
 # Frames kept whatever their distance: 28 MB of 480x640 pixels.
 _FULL = 30
@@ -176,21 +176,24 @@ class CameraBuffer:
         if self._last_ns is not None and frame.stamp_ns <= self._last_ns:
             self.counters.out_of_order += 1
             step = frame.stamp_ns - self._last_ns
+            # Until its clock has caught up, a driver that was set back is never just late.
+            hint = old_hint(age_ns * 1e-9) if age_ns > max_age_ns else ''
             self.fault = (
-                f'stamps go back in time (by {-step * 1e-9:.3f} s)'
+                f'stamps go back in time (by {-step * 1e-9:.3f} s){hint}'
                 if step
-                else 'the stamp does not advance: the same frame again'
+                else f'the stamp does not advance: the same frame again{hint}'
             )
             return False
         self._estimate_lost(frame.stamp_ns)
         self._last_ns = frame.stamp_ns
+        self.fault = describe_ahead(-age_ns, 'and the executor refuses chunks from such frames')
         if age_ns > max_age_ns:
             self.counters.late += 1
             age_s = age_ns * 1e-9
-            hint = clock_hint(age_s, f'; if the driver has a clock of its own, {OWN_CLOCK}')
-            self.fault = f'frames arrive {age_s:.3f} s after their stamp{hint}'
-            return False
-        self.fault = describe_ahead(-age_ns, 'and the executor refuses chunks from such frames')
+            self.fault = f'frames arrive {age_s:.3f} s after their stamp{old_hint(age_s)}'
+            # It may still be an earlier frame for one that comes in time.
+            if age_ns > max_age_ns + self._kept_ns:
+                return False
         if self.first_ns is None:
             self.first_ns = frame.stamp_ns
         self._facts = frame.facts

@@ -1,4 +1,4 @@
-"""Words about stamps that lie ahead of the node's clock, the same for cameras and joints."""
+"""Words about stamps that are far from the node's clock, the same for cameras and joints."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ AHEAD_NS = round(WatchdogParameters.future_tolerance_s * 1e9)
 
 # What mends a driver whose clock cannot be set.
 OWN_CLOCK = "give the topic 'stamp: receive' in the robot file"
+
+
+def old_hint(age_s: float) -> str:
+    """Return the hint to follow a stamp that is older than the node takes."""
+    return clock_hint(age_s, f'; if the driver has a clock of its own, {OWN_CLOCK}')
 
 
 def describe_future(ahead_s: float) -> str:

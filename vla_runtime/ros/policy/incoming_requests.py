@@ -2,7 +2,8 @@
 
 The executor sends an open request again every 0.1 s, under the same number, because a transport may
 lose it: a process that was suspended, a radio link. A repeat brings a newer plan to a request that
-waits for a frame; it changes nothing while the inference runs or its chunk is on the way.
+waits for a frame; it changes nothing while the inference runs or its chunk is on the way. A copy of
+the plan that was answered is one that came late: asked again, the executor sends a newer one.
 """
 
 from __future__ import annotations
@@ -62,7 +63,11 @@ class IncomingRequests:
             if newest is not None and request.repeats(newest):
                 if not self._begun:
                     request = Request(plan, newest.arrived_ns)
-                elif self._answered_ns is None or now_ns - self._answered_ns < _ON_THE_WAY_NS:
+                elif (
+                    self._answered_ns is None
+                    or now_ns - self._answered_ns < _ON_THE_WAY_NS
+                    or plan.stamp_ns == newest.plan.stamp_ns
+                ):
                     return None
             elif newest is not None and not self._begun:
                 self.superseded += 1

@@ -14,7 +14,7 @@ from math import pi
 
 from vla_runtime.execution.state import FURTHEST, UNSTAMPED, clock_hint
 from vla_runtime.files.quotes import one_line
-from vla_runtime.ros.policy.future_stamp import OWN_CLOCK, describe_ahead, describe_future
+from vla_runtime.ros.policy.future_stamp import describe_ahead, describe_future, old_hint
 
 # Ten seconds (the longest `max_observation_age_s`) of a 1 kHz driver.
 _DEPTH = 10_240
@@ -196,7 +196,9 @@ class JointTopic:
             return None
         if self.fault is not None:
             return f'{self.name}: {self.fault}'
-        if joint.fault is not None:
+        silent_ns = now_ns - self._latest_ns
+        # By their stamps, whichever way they went: what is wrong with all joints is said once.
+        if joint.fault is not None and (last_ns is None or silent_ns <= max_age_ns):
             return f"joint '{name}' ({self.name}): {joint.fault}"
         if not self._seen and self._latest_ns:
             return f'{self.name}: its messages name no joint; mend the node that publishes them'
@@ -209,12 +211,11 @@ class JointTopic:
                 'the robot file, or the driver'
             )
         limit = f'limit {max_age_ns * 1e-9:g} s'
-        if (silent_ns := now_ns - self._latest_ns) > max_age_ns:
+        if silent_ns > max_age_ns:
             # The same for all of the topic's joints: a status says it once.
             silent_s = silent_ns * 1e-9
             came = now_ns - self._arrived_ns <= max_age_ns
-            own = f'; they come all the time: if the driver has a clock of its own, {OWN_CLOCK}'
-            hint = clock_hint(silent_s, own if came else '')
+            hint = f'; they come all the time{old_hint(silent_s)}' if came else clock_hint(silent_s)
             said = f'{self.name}: last joint states are {silent_s:.2f} s old, {limit}{hint}'
             return said + self._why()
         text = (
