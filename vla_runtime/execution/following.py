@@ -39,19 +39,27 @@ class Following:
         self._needed = min(2, int(np.isfinite(self._allowed).sum()))
         self._since_ns = np.zeros(columns.count, dtype=np.int64)
         self._command = np.zeros(columns.count)
+        # Stamps of the measurements when the command was last at rest, and of the newest ones.
+        self._left_ns = self._newest_ns = 0
         self._run = np.zeros(columns.count)
         self._pulled = np.zeros(columns.count, dtype=bool)
         self._moves = np.zeros(columns.count, dtype=bool)
         # Columns that have moved since the command set out.
         self._under_way = np.zeros(columns.count, dtype=bool)
 
-    def restart(self, command: np.ndarray) -> None:
+    def restart(self, command: np.ndarray, state: MeasuredState) -> None:
         """Begin anew: the command is at rest."""
         np.copyto(self._command, command)
+        np.copyto(self._since_ns, state.since_ns)
+        self._left_ns = state.newest_stamp_ns
         self._under_way[:] = False
 
     def advance(self, command: np.ndarray, state: MeasuredState) -> bool:
         """Take the command of a tick; return whether the robot has stopped following it."""
+        if state.oldest_stamp_ns == self._newest_ns:
+            # What was measured before says nothing about the command of now.
+            return False
+        self._newest_ns = state.oldest_stamp_ns
         np.not_equal(state.since_ns, self._since_ns, out=self._moves)
         if np.count_nonzero(self._moves):
             np.copyto(self._since_ns, state.since_ns)
@@ -66,8 +74,9 @@ class Following:
         still = state.still_for(_STOPS_AFTER_S)
         if not (still | self._ignored).all():
             return False
-        waits = self._under_way | state.still_for(_STARTS_AFTER_S)
-        return int(np.count_nonzero(self._pulled & waits)) >= self._needed
+        seen_ns = state.oldest_stamp_ns - self._left_ns
+        waited = self._under_way | (seen_ns >= round(_STARTS_AFTER_S * 1e9))
+        return int(np.count_nonzero(self._pulled & waited)) >= self._needed
 
     def describe(self, command: np.ndarray, measured: np.ndarray) -> str:
         """Describe the joint whose command went furthest without it."""

@@ -178,7 +178,7 @@ class Guard:
     def _leaves_robot(self, command: Command) -> bool:
         """Return whether a command that moves has left a robot that does not."""
         if command.dry_run or command.kind not in _MOTION:
-            self._following.restart(command.setpoints)
+            self._following.restart(command.setpoints, self.state)
             return False
         return self._following.advance(command.setpoints, self.state)
 

@@ -143,7 +143,9 @@ def test_a_blocked_joint_ends_in_a_hold_that_says_so_and_gives_way(
         bench.begin()
         bench.start()
         bench.arm.follows = False
-        bench.arm.answer(0, actions=np.tile(HOME + 0.4, (HORIZON, 1)))
+        # One joint alone: where several are pulled and none moves, the robot does not follow.
+        far = HOME + np.array([0.0, 0.4, 0.0, 0.0, 0.0, 0.0])
+        bench.arm.answer(0, actions=np.tile(far, (HORIZON, 1)))
         status = bench.wait_for_status('a hold', lambda s: s['reason'] == 'tracking_error')
         assert (status['kind'], status['mode'], status['level']) == ('hold', 'stopped', 2)
         assert 'is blocked' in status['text'] and 'blocked_after_s' in status['text']
@@ -155,7 +157,7 @@ def test_a_blocked_joint_ends_in_a_hold_that_says_so_and_gives_way(
         )
         bench.arm.follows = True
         bench.start()
-        bench.arm.answer(1, actions=np.tile(HOME + 0.4, (HORIZON, 1)))
+        bench.arm.answer(1, actions=np.tile(far, (HORIZON, 1)))
         answered = len(bench.arm.plans)
 
         def answer_requests() -> None:

@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from inspect import Parameter, Signature
 from typing import Any
 
 from rclpy.node import Node
@@ -29,7 +28,8 @@ from rclpy.subscription import Subscription
 
 from vla_runtime.ros.executor.outputs import Publisher
 from vla_runtime.ros.graph_faults import describe_publishers, publisher_names
-from vla_runtime.ros.node_runner import OnError
+from vla_runtime.ros.message_info import with_info
+from vla_runtime.ros.node_runner import OnError, guarded
 
 _ANY_PUBLISHER = QoSProfile(
     depth=50, reliability=ReliabilityPolicy.BEST_EFFORT, durability=DurabilityPolicy.VOLATILE
@@ -43,8 +43,6 @@ _OPEN_NS = 1 << 62
 _ASK_AGAIN_S = 0.2
 # A leader arm sends at least every other second while a person has it.
 _QUIET_AFTER_S = 1.0
-
-_WITH_INFO = Signature([Parameter(name, Parameter.POSITIONAL_ONLY) for name in ('message', 'info')])
 
 # The topic as the robot file has it, and who sends there, for the person at the robot.
 OnSender = Callable[[str, str], None]
@@ -143,18 +141,11 @@ class CommandWatch:
     def _taker(
         self, topic: WatchedTopic, on_sender: OnSender, on_error: OnError
     ) -> Callable[..., None]:
-        def take(*arguments: Any) -> None:
-            try:
-                _, info = arguments if len(arguments) == 2 else arguments[0]
-                if not topic.publisher.has_sent(info['source_timestamp']):
-                    self._hear(topic, on_sender)
-            except Exception as error:
-                on_error(topic.full_name, error)
+        def take(_: bytes, info: Mapping[str, Any]) -> None:
+            if not topic.publisher.has_sent(info['source_timestamp']):
+                self._hear(topic, on_sender)
 
-        # rclpy passes what a callback's signature has room for. Jazzy's events executor gives one
-        # with two parameters a tuple of both.
-        take.__signature__ = _WITH_INFO  # type: ignore[attr-defined]
-        return take
+        return with_info(guarded(on_error, topic.full_name, take))
 
     def _hear(self, topic: WatchedTopic, on_sender: OnSender) -> None:
         now_s = time.monotonic()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from vla_runtime.ros.graph_faults import (
     why_silent,
     why_unheard,
 )
+from vla_runtime.ros.message_info import with_info
 from vla_runtime.ros.message_stamps import MessageStamps
 from vla_runtime.ros.messages.diagnostics import StatusItem
 from vla_runtime.ros.messages.output_types import message_type, require_types
@@ -135,7 +135,7 @@ class RobotLink:
             stamps = MessageStamps(self._node.get_clock(), source.stamp)
             topic = self._node.resolve_topic_name(source.topic)
             taker = _StateTaker(take, mine, topic, stamps)
-            callback = _with_info(guarded(on_error, source.topic, taker))
+            callback = with_info(guarded(on_error, source.topic, taker))
             self._subscriptions.append(
                 self._node.create_subscription(JointState, source.topic, callback, _qos(source))
             )
@@ -258,19 +258,3 @@ class _StateTaker:
         if number is not None and number != _UNCOUNTED:
             source = f'{source}#{self._streams.name_of(number)}'
         self._take(self._names, message.position, self._stamps.of(message), source)
-
-
-def _with_info(call: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """Return a callback that asks rclpy for what the middleware knows of a message.
-
-    rclpy looks at the signature for two parameters. Jazzy's events executor gives both as one
-    tuple; Humble asks for nothing and gives the message alone.
-    """
-
-    def take(*args: Any) -> None:
-        found = args[0] if len(args) == 1 and isinstance(args[0], tuple) else args
-        message, info = (*found, {})[:2]
-        call(message, info)
-
-    take.__signature__ = signature(lambda message, info: None)  # type: ignore[attr-defined]
-    return take
