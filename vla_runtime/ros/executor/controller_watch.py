@@ -65,6 +65,7 @@ class Verdict:
         name: full name of its node.
         topic: the output's topic in the robot file.
         active: None where nobody says so.
+        asked: somebody is about to say so.
         refusal: why it takes no commands, and what mends it; empty where nothing is known of it.
         warning: why its motion is not what it could be; empty without a reason.
     """
@@ -72,6 +73,7 @@ class Verdict:
     name: str
     topic: str
     active: bool | None = None
+    asked: bool = False
     refusal: str = ''
     warning: str = ''
 
@@ -163,6 +165,14 @@ def why_refused(verdicts: Sequence[Verdict]) -> str:
     return '; '.join(verdict.refusal for verdict in verdicts if verdict.refusal)
 
 
+def why_not_yet(verdicts: Sequence[Verdict]) -> str:
+    """Name the controllers that have just been asked; empty where all is known."""
+    asked = [f"'{verdict.name}'" for verdict in verdicts if verdict.asked]
+    if not asked:
+        return ''
+    return f'{", ".join(asked)} was just asked whether it is active: call ~/start again'
+
+
 def warnings_of(verdicts: Sequence[Verdict]) -> str:
     """Name what makes the motion worse than it could be; empty without anything."""
     return '; '.join(verdict.warning for verdict in verdicts if verdict.warning)
@@ -214,8 +224,14 @@ class _Controller:
         self.trajectory = self._as_trajectory_controller()
         if not active:
             self.reference[:] = np.nan
+        asked = active is None and (self._listed.asked or self._published_s is not None)
         return Verdict(
-            self.name, self.topic, active, self._refusal(active, state), self._warning(active)
+            self.name,
+            self.topic,
+            active,
+            asked,
+            self._refusal(active, state),
+            self._warning(active),
         )
 
     def close(self) -> None:
@@ -379,6 +395,11 @@ class _ControllerList:
         self._call, self._answered_s = None, now_s
         self._next_s = now_s + _LISTS_EVERY_S
         self._states = {one.name: one.state for one in answer.controller}
+
+    @property
+    def asked(self) -> bool:
+        """True until the first answer comes."""
+        return self._call is not None and not self._states
 
     def state_of(self, controller: str) -> str | None:
         """Return a controller's lifecycle state; None where the list does not have it."""

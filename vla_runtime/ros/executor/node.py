@@ -40,7 +40,12 @@ from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.command import ChunkRefusal, CommittedSetpoints, StartResult
 from vla_runtime.ros.executor import status as executor_status
 from vla_runtime.ros.executor.control_loop import ControlLoop
-from vla_runtime.ros.executor.controller_watch import Verdict, warnings_of, why_refused
+from vla_runtime.ros.executor.controller_watch import (
+    Verdict,
+    warnings_of,
+    why_not_yet,
+    why_refused,
+)
 from vla_runtime.ros.executor.parameters import EXECUTOR_PARAMETERS, executor_parameters
 from vla_runtime.ros.executor.realtime import prefer_this_thread, share_interpreter
 from vla_runtime.ros.executor.robot_link import RobotLink
@@ -240,7 +245,9 @@ class ExecutorNode(ManagedNode):
             return f'{senders}; {_ONE_SENDER}'
         if unheard := self._unheard():
             return f'{unheard}; {_LISTENERS}'
-        return '' if self._live['dry_run'] else why_refused(self._verdicts())
+        if self._live['dry_run']:
+            return ''
+        return why_refused(self._verdicts()) or why_not_yet(self._verdicts())
 
     def _on_stop(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         if self._loop is None:
