@@ -1,6 +1,7 @@
 """The page stands on its own, whatever was or was not recorded."""
 
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import cv2
@@ -71,7 +72,8 @@ def test_the_page_needs_nothing_from_outside(tmp_path):
     assert page.startswith('<!doctype html>')
     assert page.rstrip().endswith('</html>')
     assert not OUTSIDE.search(page)
-    assert page.count('<svg') == 4
+    # Each plot for a wide screen and for a telephone.
+    assert page.count('<svg') == 2 * 5
     assert 'data:image/jpeg;base64,' in page
 
 
@@ -100,22 +102,29 @@ def test_words_from_outside_are_escaped(tmp_path):
 def test_a_session_that_never_began_has_a_page_too(tmp_path):
     page = write(tmp_path, Telemetry(), failure='policy ended')
     assert '0 of 0 instructions completed' in page
-    assert page.count('<svg') == 4
+    assert page.count('<svg') == 2 * 5
 
 
 def test_the_page_fits_a_telephone(tmp_path):
     page = write(tmp_path, telemetry())
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
-    # What is wider than the page scrolls in a box of its own.
-    wide = page.count('<table') + page.count('<svg')
-    assert len(re.findall(r'<div class="scroll"><(?:table|svg)', page)) == wide
+    # A table that is wider than the page scrolls in a box of its own.
+    assert page.count('<div class="scroll"><table') == page.count('<table')
+    # Plots have a narrow form, with letters of the same size.
+    drawn = re.findall(r'<div class="plot (wide|narrow)"><svg', page)
+    assert drawn == ['wide', 'narrow'] * 5
+    wide, narrow = (
+        [float(svg.get('width').removesuffix('pt')) for svg in svgs(page)][first::2]
+        for first in (0, 1)
+    )
+    assert all(width > 800 for width in wide) and all(width < 360 for width in narrow)
 
 
 def test_legends_say_what_they_tell_apart(tmp_path):
     told = telemetry()
     told.tick_p99_ms.add(START_NS, [0.2])
-    words = [text.text for svg in svgs(write(tmp_path, told)) for text in svg.iter(f'{SVG}text')]
-    assert {'position', 'phase', 'input', 'lateness'} <= set(words)
+    words = texts(write(tmp_path, told))
+    assert {'position', 'joint', 'phase', 'lateness', 'front, ms'} <= set(words)
 
 
 def test_refused_chunks_are_explained(tmp_path):
@@ -129,6 +138,88 @@ def test_refused_chunks_are_explained(tmp_path):
     assert '>5<' in rows[0] and MEANINGS[ChunkRefusal.OUT_OF_ORDER] in rows[0]
     assert '>1<' in rows[1]
     assert '&#x27;elbow&#x27; leaves &lt;its&gt; limits' in page
+
+
+def test_refused_chunks_have_a_verdict(tmp_path):
+    told = telemetry()
+    starts = len(told.attempts)
+    told.counters['refused.observation_unknown'] = {'1': 1, '2': starts - 1}
+    told.counters['refused.not_running'] = {'1': starts + 1}
+    told.counters['refused.limit'] = {'1': 1}
+    rows = {row.split('<td>')[1].split('<')[0]: row for row in write(tmp_path, told).split('<tr>')
+            if '</td><td>' in row and 'class="number"' in row and 'verdict' not in row}  # fmt: skip
+    assert 'class="success"' in rows['observation unknown']
+    # More than the starts can have given rise to, and a fault at any number.
+    assert 'class="failed"' in rows['not running']
+    assert 'class="failed"' in rows['limit']
+
+
+def test_a_reset_is_marked_and_no_motion(tmp_path):
+    told = telemetry()
+    told.commanded['elbow'] = told.measured['elbow']
+    before = longest_line(plots.joints(told, {'elbow': 'rad'}, START_NS))
+    told.resets = [(START_NS + 5 * SECOND_NS, START_NS + 5 * SECOND_NS + 100_000_000)]
+    assert 'reset' in texts(write(tmp_path, told))
+    after = longest_line(plots.joints(told, {'elbow': 'rad'}, START_NS))
+    assert after <= before / 2 + 2
+
+
+def test_the_tracking_error_is_what_a_joint_is_off_the_newest_command(tmp_path):
+    told = Telemetry()
+    measured, commanded = Series(), Series()
+    for step in range(300):
+        at_ns = START_NS + step * 10_000_000
+        measured.add(at_ns, [0.01 * step])
+        # The first second has no command, and nothing is sent from 2 s on.
+        if 100 <= step < 200:
+            commanded.add(at_ns - 1, [0.01 * step + 0.02])
+    told.measured['elbow'], told.commanded['elbow'] = measured, commanded
+    times_ns, errors = plots.tracking_error(told, 'elbow')
+    assert times_ns[0] == START_NS + SECOND_NS
+    assert times_ns[-1] < START_NS + 2.2 * SECOND_NS
+    np.testing.assert_allclose(errors[:100], -0.02)
+    assert 'tracking error</td><td>at most 0.1700 rad (elbow)' in write(tmp_path, told)
+    # What the robot did at a command from before a reset is no error.
+    told.resets = [(START_NS + SECOND_NS * 3 // 2, START_NS + SECOND_NS * 8 // 5)]
+    times_ns, _ = plots.tracking_error(told, 'elbow')
+    begin, end = (np.searchsorted(times_ns, at_ns) for at_ns in told.resets[0])
+    assert begin == end
+    assert plots.tracking_error(told, 'wrist')[0].size == 0
+
+
+def test_the_lateness_in_the_table_is_that_of_the_plot(tmp_path):
+    told = telemetry()
+    for second, late in enumerate((0.5, 10.25, 1.5)):
+        told.tick_p99_ms.add(START_NS + second * SECOND_NS, [late])
+    assert 'median 1.50 ms, at most 10.25 ms' in write(tmp_path, told)
+
+
+def test_inputs_of_the_same_age_are_both_seen(tmp_path):
+    told = telemetry()
+    one = told.inferences[0]
+    told.inferences = [replace(one, ages_ms={'front': 40.0, 'wrist': 40.0, 'state': 3.0})]
+    words = texts(plots.ages(told, START_NS))
+    assert [word for word in words if word.endswith(', ms')] == [
+        'front, ms',
+        'state, ms',
+        'wrist, ms',
+    ]
+
+
+def test_each_instruction_has_its_pictures_in_a_row(tmp_path):
+    told = telemetry()
+    jpeg = told.thumbnails[0].jpeg
+    told.thumbnails = [
+        Thumbnail(START_NS + at * SECOND_NS // 10, camera, jpeg)
+        for at, camera in ((1, 'wrist'), (2, 'front'), (15, 'front'), (27, 'front'), (28, 'wrist'),
+                           (42, 'wrist'), (43, 'front'))
+    ]  # fmt: skip
+    first, second = write(tmp_path, told).split('<div class="row">')[1:]
+    shown = [re.findall(r'<figcaption>([^<]+)<', row) for row in (first, second)]
+    assert shown == [
+        ['0.2 s, front', '0.1 s, wrist', '2.7 s, front', '2.8 s, wrist'],
+        ['4.3 s, front', '4.2 s, wrist'],
+    ]
 
 
 def test_every_refusal_has_a_meaning():
@@ -212,6 +303,10 @@ SVG = '{http://www.w3.org/2000/svg}'
 
 def svgs(page):
     return [ElementTree.fromstring(text) for text in re.findall(r'<svg.*?</svg>', page, re.DOTALL)]
+
+
+def texts(page):
+    return [text.text for svg in svgs(page) for text in svg.iter(f'{SVG}text')]
 
 
 def longest_line(svg):

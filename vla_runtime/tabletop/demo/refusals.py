@@ -28,3 +28,18 @@ MEANINGS: dict[ChunkRefusal, str] = {
     ChunkRefusal.START_TOO_FAR: 'it begins too far from where the robot is',
     ChunkRefusal.INTERNAL_ERROR: 'a fault in the executor; its log has more',
 }
+
+# What comes of the last request before a stop, or of the first frames after a start.
+_AT_A_START = frozenset(
+    {
+        ChunkRefusal.NOT_RUNNING,
+        ChunkRefusal.OTHER_EPISODE,
+        ChunkRefusal.OBSERVATION_UNKNOWN,
+        ChunkRefusal.APPROACHING,
+    }
+)
+
+
+def in_order(reason: ChunkRefusal, count: int, starts: int) -> bool:
+    """Return whether a run in which nothing is wrong may have so many of them."""
+    return reason in _AT_A_START and count <= starts

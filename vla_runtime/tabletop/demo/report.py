@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +16,29 @@ from vla_runtime.files.html_page import html_page
 from vla_runtime.files.whole_files import write_text
 from vla_runtime.recording.image_modes import IMAGE_RATE_HZ, JPEG_QUALITY, ImageMode
 from vla_runtime.tabletop.demo import plots
-from vla_runtime.tabletop.demo.refusals import MEANINGS
+from vla_runtime.tabletop.demo.refusals import MEANINGS, in_order
 from vla_runtime.tabletop.demo.telemetry import Attempt, Telemetry, Thumbnail
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem;
        color: #1d1d1f; overflow-wrap: break-word; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+h3 { font-size: .95rem; margin: 1.2rem 0 .4rem; }
 table { border-collapse: collapse; } td, th { text-align: left; padding: .2rem .9rem .2rem 0;
        border-bottom: 1px solid #e4e4e7; vertical-align: top; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; }
-figure { display: inline-block; margin: 0 .8rem .8rem 0; } figure img { width: 12.5rem; }
-figcaption { font-size: .8rem; color: #55555a; max-width: 12.5rem; }
-.scroll { overflow-x: auto; } .scroll svg { width: 100%; min-width: 34rem; height: auto; }
+.row { display: flex; flex-wrap: wrap; gap: .8rem; align-items: flex-start; }
+figure { margin: 0; width: 12.5rem; } figure img { width: 100%; display: block; }
+figcaption { font-size: .8rem; color: #55555a; }
+.scroll { overflow-x: auto; } .plot svg { width: 100%; height: auto; } .narrow { display: none; }
 pre { background: #f4f4f5; padding: .8rem; overflow-x: auto; }
 .success { color: #2d7a46; } .failed { color: #b3283b; }
+@media (max-width: 44rem) {
+  .wide { display: none; } .narrow { display: block; }
+  table { font-size: .85rem; } td, th { padding-right: .5rem; }
+  td.seed { overflow-wrap: anywhere; min-width: 4rem; }
+  figure { width: calc(50% - .4rem); }
+}
 """
 _PHASES = ('tokens', 'images', 'vision', 'prefix', 'denoise', 'actions', 'total')
 
@@ -72,22 +80,26 @@ def write_report(
         f'<p class="failed"><b>Ended early.</b></p><pre>{html.escape(failure)}</pre>'
         if failure
         else '',
-        _table({**facts, **_summary(telemetry)}),
+        _table({**facts, **_summary(telemetry, joint_units)}),
         _refused(telemetry),
         '<h2>Instructions</h2><p>Whether one was carried out is decided by the state of the '
         'simulator, within a time limit.</p>',
         _attempts(telemetry.attempts, start_ns),
         '<h2>Joints: commanded and measured</h2><p>A grey line is a hand-over from one chunk to '
         'the next, an orange one a chunk that came late. Green bands: an instruction that was '
-        'completed.</p>',
-        _scroll(plots.joints(telemetry, joint_units, start_ns)),
+        'completed. A dotted line: the simulator was reset, which puts the arm elsewhere without a '
+        'motion.</p>',
+        _plot(lambda sheet: plots.joints(telemetry, joint_units, start_ns, sheet)),
+        '<h2>Tracking error</h2><p>The measured position less the newest command, while there is '
+        'one.</p>',
+        _plot(lambda sheet: plots.tracking(telemetry, joint_units, start_ns, sheet)),
         '<h2>Latency of each inference, by phase</h2>',
-        _scroll(plots.latency(telemetry, start_ns)),
+        _plot(lambda sheet: plots.latency(telemetry, start_ns, sheet)),
         _phases(telemetry),
         '<h2>Age of what each inference saw</h2>',
-        _scroll(plots.ages(telemetry, start_ns)),
+        _plot(lambda sheet: plots.ages(telemetry, start_ns, sheet)),
         '<h2>Control loop</h2>',
-        _scroll(plots.ticks(telemetry, start_ns)),
+        _plot(lambda sheet: plots.ticks(telemetry, start_ns, sheet)),
         f'<h2>What the cameras saw</h2><p>{_IMAGES[images]}</p>',
         _thumbnails(telemetry, start_ns),
         _problems(telemetry.problems),
@@ -109,11 +121,11 @@ def _start_ns(telemetry: Telemetry) -> int:
     return min(first, default=0)
 
 
-def _summary(telemetry: Telemetry) -> dict[str, str]:
+def _summary(telemetry: Telemetry, joint_units: Mapping[str, str]) -> dict[str, str]:
     jumps = [seam.position_jump for seam in telemetry.seams if not seam.from_hold]
     delays = [seam.delay_steps for seam in telemetry.seams]
     totals = [one.milliseconds['total'] for one in telemetry.inferences]
-    p99 = telemetry.tick_p99_ms.rows
+    p99 = [row[0] for row in telemetry.tick_p99_ms.rows]
     return {
         'chunks': telemetry.chunks,
         'inference': f'median {np.median(totals):.1f} ms, p99 {np.percentile(totals, 99):.1f} ms'
@@ -127,8 +139,23 @@ def _summary(telemetry: Telemetry) -> dict[str, str]:
         'ticks': f'{telemetry.total("ticks")}, of which starved {telemetry.total("starved_ticks")},'
         f' overrun {telemetry.total("overrun_ticks")}, limited {telemetry.total("limited_ticks")}'
         f' (the motion limiter changed the command{_limited_most(telemetry)})',
-        'tick lateness': f'p99 {p99[-1][0]:.2f} ms at the end' if p99 else 'none',
+        'tick lateness': f'p99 of 1024 ticks: median {np.median(p99):.2f} ms, at most '
+        f'{max(p99):.2f} ms'
+        if p99
+        else 'none',
+        'tracking error': _tracking(telemetry, joint_units),
     }
+
+
+def _tracking(telemetry: Telemetry, joint_units: Mapping[str, str]) -> str:
+    """Name for each unit the joint that was furthest from its command."""
+    worst: dict[str, tuple[float, str]] = {}
+    for name, unit in joint_units.items():
+        errors = np.abs(plots.tracking_error(telemetry, name)[1])
+        if len(errors):
+            worst[unit] = max(worst.get(unit, (0.0, '')), (float(errors.max()), name))
+    said = (f'at most {error:.4f} {unit} ({name})' for unit, (error, name) in worst.items())
+    return ', '.join(said) or 'none'
 
 
 def _limited_most(telemetry: Telemetry) -> str:
@@ -143,18 +170,26 @@ def _refused(telemetry: Telemetry) -> str:
     """Write the number of refused chunks, each reason's meaning, and the executor's words."""
     if not telemetry.refused:
         return ''
+    starts = len(telemetry.attempts)
     rows = ''.join(
         f'<tr><td class="number">{count}</td><td>{html.escape(reason.replace("_", " "))}</td>'
-        f'<td>{html.escape(MEANINGS[ChunkRefusal(reason)])}</td></tr>'
+        f'<td>{html.escape(MEANINGS[ChunkRefusal(reason)])}</td>'
+        f'{_verdict(ChunkRefusal(reason), count, starts)}</tr>'
         for reason, count in telemetry.refused.items()
     )
     said = ''.join(f'<li>{html.escape(text)}</li>' for text in telemetry.refusals)
-    head = '<tr><th>chunks</th><th>reason</th><th>what it means</th></tr>'
+    head = '<tr><th>chunks</th><th>reason</th><th>what it means</th><th>verdict</th></tr>'
     return (
         '<h2>Chunks that the executor refused</h2><p>None of them moved the robot: the plan before '
         f'was executed on, or the robot held.</p>{_scroll(f"<table>{head}{rows}</table>")}'
         + (f'<p>In its words:</p><ul>{said}</ul>' if said else '')
     )
+
+
+def _verdict(reason: ChunkRefusal, count: int, starts: int) -> str:
+    if in_order(reason, count, starts):
+        return f'<td class="success">in order, with {starts} starts</td>'
+    return '<td class="failed">look into it</td>'
 
 
 def _attempts(attempts: Sequence[Attempt], start_ns: int) -> str:
@@ -167,7 +202,8 @@ def _attempts(attempts: Sequence[Attempt], start_ns: int) -> str:
         took = f'{(attempt.end_ns - attempt.start_ns) * 1e-9:.1f}' if attempt.end_ns else ''
         rows.append(
             f'<tr><td class="number">{(attempt.start_ns - start_ns) * 1e-9:.1f}</td>'
-            f'<td>{html.escape(attempt.instruction)}</td><td class="number">{attempt.seed}</td>'
+            f'<td>{html.escape(attempt.instruction)}</td>'
+            f'<td class="number seed">{attempt.seed}</td>'
             f'<td class="{mark}">{html.escape(outcome)}</td>'
             f'<td class="number">{took}</td></tr>'
         )
@@ -192,8 +228,8 @@ def _phases(telemetry: Telemetry) -> str:
 
 
 def _thumbnails(telemetry: Telemetry, start_ns: int) -> str:
-    """Write each camera's images from the beginning and the end of each instruction."""
-    figures = []
+    """Write a row for each instruction: each camera at its beginning, then each at its end."""
+    rows = []
     for attempt in telemetry.attempts:
         during = [
             thumbnail
@@ -201,24 +237,28 @@ def _thumbnails(telemetry: Telemetry, start_ns: int) -> str:
             if attempt.start_ns <= thumbnail.time_ns
             and (not attempt.end_ns or thumbnail.time_ns <= attempt.end_ns)
         ]
+        figures = []
         for shown in _first_and_last(during):
             picture = base64.b64encode(shown.jpeg).decode('ascii')
             at_s = (shown.time_ns - start_ns) * 1e-9
-            camera, caption = html.escape(shown.camera), html.escape(attempt.instruction)
+            camera = html.escape(shown.camera)
             figures.append(
                 f'<figure><img alt="{camera}" src="data:image/jpeg;base64,{picture}">'
-                f'<figcaption>{at_s:.1f} s, {camera}<br>{caption}</figcaption></figure>'
+                f'<figcaption>{at_s:.1f} s, {camera}</figcaption></figure>'
             )
-    return ''.join(figures) or '<p>No image was recorded.</p>'
+        if figures:
+            rows.append(
+                f'<h3>{html.escape(attempt.instruction)}</h3>'
+                f'<div class="row">{"".join(figures)}</div>'
+            )
+    return ''.join(rows) or '<p>No image was recorded.</p>'
 
 
 def _first_and_last(thumbnails: Sequence[Thumbnail]) -> list[Thumbnail]:
-    """Choose the first and the last image of each camera, in the order of time."""
-    chosen: list[Thumbnail] = []
-    for camera in sorted({thumbnail.camera for thumbnail in thumbnails}):
-        mine = [thumbnail for thumbnail in thumbnails if thumbnail.camera == camera]
-        chosen += mine[:1] if len(mine) == 1 else [mine[0], mine[-1]]
-    return sorted(chosen, key=lambda thumbnail: thumbnail.time_ns)
+    """Choose the first image of each camera by name, then the last of each."""
+    cameras = sorted({thumbnail.camera for thumbnail in thumbnails})
+    series = [[one for one in thumbnails if one.camera == camera] for camera in cameras]
+    return [mine[0] for mine in series] + [mine[-1] for mine in series if len(mine) > 1]
 
 
 def _problems(problems: Sequence[str]) -> str:
@@ -234,6 +274,14 @@ def _table(values: Mapping[str, Any]) -> str:
         for key, value in values.items()
     )
     return _scroll(f'<table>{rows}</table>')
+
+
+def _plot(draw: Callable[[plots.Sheet], str]) -> str:
+    """Draw a plot twice: a telephone shows the narrow one, in letters of the same size."""
+    return (
+        f'<div class="plot wide">{draw(plots.WIDE)}</div>'
+        f'<div class="plot narrow">{draw(plots.NARROW)}</div>'
+    )
 
 
 def _scroll(wide: str) -> str:

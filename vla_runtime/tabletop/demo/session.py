@@ -249,7 +249,9 @@ class _Session:
         while self._left_s() > 0.0:
             if not is_first:
                 operator.set_parameter('tabletop', 'seed', assignment.seed)
+                begin_ns = time.time_ns()
                 operator.trigger('tabletop/reset')
+                self._result.telemetry.resets.append((begin_ns, time.time_ns()))
             operator.activate('vla_executor')
             self._carry_out(operator, assignment, line)
             self._stop_motion(operator)

@@ -94,6 +94,7 @@ class Telemetry:
         executor_reports: number of its reports.
         counters: counter of the executor to its value in each activation.
         tick_p99_ms: over time.
+        resets: ROS times between which the simulator put robot and blocks elsewhere.
         refusals: reasons why chunks were refused, in the executor's words, each once.
     """
 
@@ -107,6 +108,7 @@ class Telemetry:
     executor_reports: int = 0
     counters: dict[str, dict[str, int]] = field(default_factory=dict)
     tick_p99_ms: Series = field(default_factory=Series)
+    resets: list[tuple[int, int]] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
