@@ -36,6 +36,7 @@ pre { background: #f4f4f5; padding: .8rem; overflow-x: auto; }
 @media (max-width: 44rem) {
   .wide { display: none; } .narrow { display: block; }
   table { font-size: .85rem; } td, th { padding-right: .5rem; }
+  td { overflow-wrap: anywhere; } td.number, td.success, td.failed { overflow-wrap: normal; }
   td.seed { overflow-wrap: anywhere; min-width: 4rem; }
   figure { width: calc(50% - .4rem); }
 }
@@ -87,8 +88,8 @@ def write_report(
         _attempts(telemetry.attempts, start_ns),
         '<h2>Joints: commanded and measured</h2><p>A grey line is a hand-over from one chunk to '
         'the next, an orange one a chunk that came late. Green bands: an instruction that was '
-        'completed. A dotted line: the simulator was reset, which puts the arm elsewhere without a '
-        'motion.</p>',
+        'completed, red ones: one that was not. A dotted line: the simulator was reset, which puts '
+        'the arm elsewhere without a motion.</p>',
         _plot(lambda sheet: plots.joints(telemetry, joint_units, start_ns, sheet)),
         '<h2>Tracking error</h2><p>The measured position less the newest command, while there is '
         'one.</p>',
