@@ -118,8 +118,8 @@ class ChunkExecutor:
         self._stop_reason = Reason.NOT_STARTED
         # A change that waits until the robot has come to rest.
         self._wanted_dry_run = dry_run
-        # A release waits until a tick has commanded the rest.
-        self._releases = self._rested = False
+        # A release and a dry run wait until a tick has commanded the rest.
+        self._releases, self._rested = False, True
         self._motion = Motion(
             self._guard,
             self._commander,
@@ -247,7 +247,7 @@ class ChunkExecutor:
         the robot, so it is forgotten.
         """
         self._wanted_dry_run = dry_run
-        if self._commander.command.dry_run or self.at_rest:
+        if self._commander.command.dry_run or (self._rested and self.at_rest):
             self.freeze()
             self._take_up_dry_run()
         else:
@@ -255,7 +255,9 @@ class ChunkExecutor:
 
     def _take_up_dry_run(self) -> None:
         """Switch the dry run on or off once at rest, after a hold was published."""
-        if self._wanted_dry_run == self._commander.command.dry_run or not self.at_rest:
+        dry_run = self._commander.command.dry_run
+        # A stop that freezes is at rest before any tick has commanded it.
+        if self._wanted_dry_run == dry_run or not (self._rested or dry_run) or not self.at_rest:
             return
         self._mode = Mode.IDLE
         self._stop_reason = Reason.NOT_STARTED
@@ -517,7 +519,7 @@ class ChunkExecutor:
             self._take_up_dry_run()
             self._let_go()
             command = self._motion.stand(self._stop_reason, fault, now_s, now_ros_ns)
-            self._rested = self.at_rest
+        self._rested = self.at_rest
         self._motion.commanded_s = now_s
         if fault is not Reason.CLOCK_JUMP and fault is not Reason.CLOCK_INVALID:
             self._replanner.record(now_ros_ns)

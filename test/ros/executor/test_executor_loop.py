@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from vla_runtime.execution.config import ExecutorConfig
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.limits import ColumnLimits, make_limits
 from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.execution.stopping import OnStop, StopActions
 from vla_runtime.execution.watchdog import MotionClock, WatchdogParameters
 from vla_runtime.ros.executor.control_loop import ControlLoop, SendError
 from vla_runtime.ros.executor.steady_loop import SteadyLoop, system_time_ns
@@ -99,11 +101,10 @@ class Output:
 class Bench:
     """A loop around an arm and a base that goes by velocity, in motion, with an output for each."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_stop: StopActions | None = None) -> None:
         columns = (Column('a'), Column('b', 'velocity', feedback=False))
-        self.core = ChunkExecutor(
-            ExecutorConfig(columns), ExecutorParameters(replan_interval=5, overrun='hold')
-        )
+        config = ExecutorConfig(columns, on_stop=on_stop or StopActions())
+        self.core = ChunkExecutor(config, ExecutorParameters(replan_interval=5, overrun='hold'))
         self.now_ns, self.now_s = 10**18, 1.0
         self.first, self.second = Output(), Output()
         outputs: list = [self.first, self.second]
@@ -164,6 +165,26 @@ def test_a_command_goes_on_from_the_one_before_it_and_never_from_one_before_a_dr
         bench.tick(measured=0.3)
     assert sent[count] == [0.3, 0.0]
     assert follows[count:] == [False, True]
+
+
+@pytest.mark.parametrize('action', get_args(OnStop))
+@pytest.mark.parametrize('stopped_before', [False, True])
+def test_a_base_in_motion_is_sent_zero_velocity_before_a_dry_run(
+    action: OnStop, stopped_before: bool
+) -> None:
+    bench = Bench(StopActions(stopped=action))
+    if stopped_before:
+        # In the same moment: no tick has commanded the stop yet.
+        bench.loop.stop()
+    bench.loop.set_dry_run(True)
+    for _ in range(100):
+        bench.tick()
+    assert bench.loop.status().executor.dry_run
+    assert bench.second.sent[-1][1] == 0.0
+    count = len(bench.second.sent)
+    for _ in range(10):
+        bench.tick()
+    assert len(bench.second.sent) == count
 
 
 def test_what_a_hanging_thread_sends_after_a_dry_run_began_is_what_it_had() -> None:
