@@ -75,30 +75,25 @@ def resolve_columns(
         return None
     actions = []
     for index, name in enumerate(action_names):
-        kind: ActionKind = 'absolute'
-        if deltas[index]:
-            kind = 'delta'
+        anchor = deltas[index]
+        kind: ActionKind = 'absolute' if anchor is None else 'delta'
         if name in velocities:
-            if deltas[index]:
+            if kind == 'delta':
                 missing.conflict(f"--velocity names '{name}', which is relative to the state")
             kind = 'velocity'
         if name in targets and kind != 'absolute':
             other = 'is a velocity' if kind == 'velocity' else 'is relative to the state'
             missing.conflict(f"--target names '{name}', which {other}")
-        if kind == 'delta' and name not in in_pose and index >= len(state_names):
+        if name in in_pose:
+            anchor = None
+        if anchor is not None and anchor >= len(state_names):
             missing.conflict(
-                f"action '{name}' is relative to state dimension {index + 1}, but the state has "
+                f"action '{name}' is relative to state dimension {anchor + 1}, but the state has "
                 f'only {len(state_names)}'
             )
             return None
-        actions.append(
-            ActionSpec(
-                name,
-                action_units[name],
-                kind,
-                state_names[index] if kind == 'delta' and name not in in_pose else None,
-            )
-        )
+        relative_to = None if anchor is None or kind != 'delta' else state_names[anchor]
+        actions.append(ActionSpec(name, action_units[name], kind, relative_to))
     return Columns(
         tuple(StateSpec(name, state_units[name]) for name in state_names), tuple(actions), poses
     )
@@ -251,7 +246,7 @@ def _deltas(
     given: tuple[str, ...] | None,
     names: tuple[str, ...] | None,
     missing: MissingFacts,
-) -> tuple[bool, ...] | None:
+) -> tuple[int | None, ...] | None:
     wanted = (
         'names of the actions that the policy was trained with relative to the state; --absolute '
         'if none'
@@ -261,9 +256,13 @@ def _deltas(
             missing.ask('--delta', wanted)
         return facts.deltas
     known = _known('--delta', given, names, missing)
-    chosen = tuple(name in known for name in names)
-    by_folder = facts.deltas if facts.deltas is not None else (False,) * len(names)
-    stated = [name for name, delta in zip(names, by_folder, strict=True) if delta]
+    by_folder = facts.deltas if facts.deltas is not None else (None,) * len(names)
+    # One that only the user names is relative to the state of the same index.
+    chosen = tuple(
+        (index if anchor is None else anchor) if name in known else None
+        for index, (name, anchor) in enumerate(zip(names, by_folder, strict=True))
+    )
+    stated = [name for name, anchor in zip(names, by_folder, strict=True) if anchor is not None]
     # More than the folder says may be in the data set alone: `ask_for_targets` looks at the ranges.
     if not set(stated) <= set(known):
         missing.conflict(
@@ -289,7 +288,7 @@ def ask_for_targets(
     spec: BundleSpec,
     statistics: Mapping[str, np.ndarray],
     targets: tuple[str, ...],
-    stated_deltas: tuple[bool, ...] | None,
+    stated_deltas: tuple[int | None, ...] | None,
     file: Path,
     missing: MissingFacts,
 ) -> None:
@@ -302,7 +301,7 @@ def ask_for_targets(
         spec: a checked spec.
         statistics: statistics that fit it.
         targets: names of the actions that are targets all the same.
-        stated_deltas: True for each action that the folder makes relative; None: it does not say.
+        stated_deltas: as `FolderFacts.deltas`; None: the folder does not say.
         file: file of the statistics, for the message.
         missing: takes the question.
     """
@@ -326,7 +325,7 @@ def ask_for_targets(
 def _check_deltas(
     spec: BundleSpec,
     statistics: Mapping[str, np.ndarray],
-    stated: tuple[bool, ...] | None,
+    stated: tuple[int | None, ...] | None,
     file: Path,
     missing: MissingFacts,
 ) -> None:
@@ -339,7 +338,7 @@ def _check_deltas(
     beyond = [
         action.name
         for action, by_folder in zip(spec.actions, stated, strict=True)
-        if action.kind == 'delta' and not by_folder
+        if action.kind == 'delta' and by_folder is None
     ]
     as_positions = tuple(
         replace(action, kind='absolute', relative_to=None) if action.name in beyond else action
@@ -347,7 +346,9 @@ def _check_deltas(
     )
     apart = apart_from_states(replace(spec, actions=as_positions), statistics)
     if beyond and not set(beyond) & set(apart):
-        by_folder = [action.name for action, one in zip(spec.actions, stated, strict=True) if one]
+        by_folder = [
+            action.name for action, one in zip(spec.actions, stated, strict=True) if one is not None
+        ]
         missing.conflict(
             f'--delta says {", ".join(beyond)} but the folder says '
             f'{"only " + ", ".join(by_folder) if by_folder else "that no action"} '
