@@ -22,6 +22,7 @@ from vla_runtime.bundle.statistics import apart_from_states
 from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import DatasetInfo, ExportOptions
+from vla_runtime.export.pose_steps import stepped_pose
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.types import ActionKind
@@ -64,7 +65,8 @@ def resolve_columns(
     action_units = _units(options.units, 'action', action_names, state_names, missing)
     if options.units is None:
         missing.ask('--units', f'unit of all dimensions, or NAME=UNIT for each: {_UNIT_WORDS}')
-    poses = _poses(facts, state_names, action_names)
+    stepped = stepped_pose(options, state_names, action_names, missing)
+    poses = (*_poses(facts, state_names, action_names), *((stepped,) if stepped else ()))
     for pose in poses:
         _measure_pose(pose, state_units, action_units)
     in_pose = {name for pose in poses for name in pose.actions}
@@ -76,7 +78,9 @@ def resolve_columns(
     actions = []
     for index, name in enumerate(action_names):
         anchor = deltas[index]
-        kind: ActionKind = 'absolute' if anchor is None else 'delta'
+        kind: ActionKind = 'absolute'
+        if anchor is not None or (stepped and name in stepped.actions):
+            kind = 'delta'
         if name in velocities:
             if kind == 'delta':
                 missing.conflict(f"--velocity names '{name}', which is relative to the state")
@@ -129,13 +133,15 @@ def _measure_pose(
     pose: PoseSpec, state: dict[str, Unit] | None, actions: dict[str, Unit] | None
 ) -> None:
     """Give a pose's dimensions their units: numbers of a matrix have none, positions are in m."""
+    angle: Unit = 'rad' if pose.form in ('axis_angle', 'euler') else '1'
     for units, position, rotation in (
         (actions, pose.position, pose.rotation),
         (state, pose.state_position, pose.state_rotation),
     ):
         if units is not None:
-            units.update(dict.fromkeys(rotation, '1'))
-            lengths = {name: units[name] for name in position}
+            units.update(dict.fromkeys(rotation, angle))
+            # A name that is no dimension is noted already.
+            lengths = {name: units.get(name, 'm') for name in position}
             units.update({name: one if one == 'mm' else 'm' for name, one in lengths.items()})
 
 
@@ -317,8 +323,8 @@ def ask_for_targets(
             f'names of the actions that are positions to reach. In {file} ({read}) '
             f'{"; ".join(seen)}: velocities do so, and deltas. Name all velocities with '
             '--velocity and their unit with --units action:NAME=UNIT, differences from the state '
-            'at the start of a chunk with --delta. Deltas from step to step or of an end effector '
-            'are not supported: train on targets',
+            "at the start of a chunk with --delta, steps of an end effector's pose with "
+            '--pose-steps. Other deltas from step to step are not supported: train on targets',
         )
 
 
@@ -335,10 +341,11 @@ def _check_deltas(
     """
     if stated is None:
         return
+    in_pose = {name for pose in spec.poses for name in pose.actions}
     beyond = [
         action.name
         for action, by_folder in zip(spec.actions, stated, strict=True)
-        if action.kind == 'delta' and by_folder is None
+        if action.kind == 'delta' and by_folder is None and action.name not in in_pose
     ]
     as_positions = tuple(
         replace(action, kind='absolute', relative_to=None) if action.name in beyond else action

@@ -37,6 +37,7 @@ from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.lerobot_folder import policy_type, read_lerobot_folder
 from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import DatasetInfo, ExportOptions, read_dataset_info
+from vla_runtime.export.pose_steps import scale_steps
 from vla_runtime.families import find_family, weight_shapes
 from vla_runtime.families.family import PolicyDims, image_sizes, language_dims
 from vla_runtime.files.json_file import JsonError
@@ -128,7 +129,13 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         flow_times=facts.flow_times,
         source={**facts.source, **given, 'exported_by': f'vla_runtime {__version__}'},
     )
-    statistics = cut_statistics(facts.statistics, settled.columns)
+    statistics = scale_steps(
+        cut_statistics(facts.statistics, settled.columns),
+        facts.normalisation,
+        spec.action_names,
+        options,
+        missing,
+    )
     _check_valid(checkpoint, spec, statistics)
     file = facts.statistics_file or checkpoint
     ask_for_targets(spec, statistics, options.targets, facts.deltas, file, missing)
