@@ -120,6 +120,8 @@ setup(
         'sim': ['mujoco>=3.1', 'pyopengl>=3.1.6'],
         # The recorder node, and replays.
         'record': ['rosbags>=0.10'],
+        # Poses through the robot's joints; ROS 2's package pinocchio is the same.
+        'kinematics': ['pin>=2.7'],
         # The command `hf download` of the README.
         'hub': ['huggingface_hub>=0.34'],
         # Data sets of recordings.

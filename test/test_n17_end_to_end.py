@@ -21,11 +21,9 @@ pytestmark = pytest.mark.cases
 
 
 def whole(path: Path) -> bool:
-    """A case whose chunk in robot units is that of a folder: one row, joints only."""
+    """A case whose chunk in robot units is that of a folder: one row, no history of states."""
     d = json.loads(path.read_text())
-    return (
-        d['batch'] == 1 and d['state_history'] == 1 and all(g[2] == 'non_eef' for g in d['groups'])
-    )
+    return d['batch'] == 1 and d['state_history'] == 1
 
 
 CASES = [path for path in network_case_paths(N17) if whole(path)]

@@ -7,14 +7,23 @@ the first two rows of a matrix.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import yaml
 from groot_cases import N17, load_groot_case
-from groot_n17_folders import cameras_of, joints_of, write_backbone, write_lerobot_folder
+from groot_n17_folders import (
+    cameras_of,
+    joints_of,
+    write_backbone,
+    write_lerobot_folder,
+    write_nvidia_folder,
+)
 from network_cases import network_case_paths
 
 from vla_runtime.bundle.folder import read_bundle
@@ -27,6 +36,8 @@ pytestmark = pytest.mark.cases
 # Fields of the state and of the actions, in orders that differ.
 WIDTHS = {'eef_9d': 9, 'gripper': 1, 'arm': 2}
 STATE = ('gripper', 'arm', 'eef_9d')
+# The relative joints stand at number 1 of the state and of these actions, and at 10 of those.
+ORDER, OTHER_ORDER = ('gripper', 'arm', 'eef_9d'), ('eef_9d', 'gripper', 'arm')
 
 
 def matrix(rows: np.ndarray) -> np.ndarray:
@@ -45,8 +56,16 @@ def ranges(random: np.random.Generator, *shape: int) -> dict[str, list]:
     return {name: value.tolist() for name, value in values.items()}
 
 
-def posed(folder: Path, source: Path, *, percentiles: bool, relative: bool) -> Path:
-    """A case of the same weights whose groups are a pose, a gripper and joints."""
+def posed(
+    folder: Path,
+    source: Path,
+    *,
+    percentiles: bool,
+    relative: bool,
+    order: tuple[str, ...] = ORDER,
+    **settings: object,
+) -> Path:
+    """A case of the same weights whose groups are a pose, a gripper and joints, in any order."""
     d = json.loads(source.read_text())
     random = np.random.default_rng(5 + percentiles)
     steps = d['modality_config']['action']['delta_indices']
@@ -59,10 +78,9 @@ def posed(folder: Path, source: Path, *, percentiles: bool, relative: bool) -> P
     d['modality_config'] = {
         'state': {'modality_keys': list(STATE), 'delta_indices': [0]},
         'action': {
-            # The relative joints stand at number 1 of both.
-            'modality_keys': ['gripper', 'arm', 'eef_9d'],
+            'modality_keys': list(order),
             'delta_indices': steps,
-            'action_configs': [configs[name] for name in ('gripper', 'arm', 'eef_9d')],
+            'action_configs': [configs[name] for name in order],
         },
     }
     d['statistics'] = {
@@ -73,6 +91,7 @@ def posed(folder: Path, source: Path, *, percentiles: bool, relative: bool) -> P
         },
     }
     d['use_percentiles'] = percentiles
+    d |= settings
     folder.mkdir()
     case = folder / source.name
     for file in source.parent.glob(f'{source.stem}.*'):
@@ -86,7 +105,7 @@ def decoded(case: Path, normalised: np.ndarray, state: np.ndarray, relative: boo
     d = json.loads(case.read_text())
     usual = ('q01', 'q99') if d['use_percentiles'] else ('min', 'max')
     parts, column = [], 0
-    for name in ('gripper', 'arm', 'eef_9d'):
+    for name in d['modality_config']['action']['modality_keys']:
         is_relative = relative and name != 'gripper'
         group = d['statistics']['relative_action' if is_relative else 'action'][name]
         low, high = (
@@ -109,16 +128,17 @@ def decoded(case: Path, normalised: np.ndarray, state: np.ndarray, relative: boo
     return np.concatenate(parts, axis=1)
 
 
-@pytest.mark.parametrize('relative', [True, False])
-@pytest.mark.parametrize('percentiles', [True, False])
-def test_groups_of_an_end_effector_become_absolute_poses(tmp_path, percentiles, relative):
-    source = next(
+@pytest.fixture
+def source() -> Path:
+    return next(
         path for path in network_case_paths(N17) if json.loads(path.read_text())['batch'] == 1
     )
-    case = posed(tmp_path / 'case', source, percentiles=percentiles, relative=relative)
-    folder = write_lerobot_folder(tmp_path / 'policy', case)
-    tokenizer = write_backbone(tmp_path / 'backbone', case)
-    bundle, d = tmp_path / 'bundle', json.loads(case.read_text())
+
+
+def exported(folder: Path, case: Path) -> Path:
+    """A bundle of a folder, its case beside it."""
+    tokenizer = write_backbone(folder.parent / 'backbone', case)
+    bundle, d = folder.parent / 'bundle', json.loads(case.read_text())
     heads = f'dit={d["dit_heads"]}' + (f',context={d["vlsa_heads"]}' if d['vlsa_layers'] else '')
     words = [
         *('--state-names', ','.join(joints_of(case))),
@@ -127,29 +147,99 @@ def test_groups_of_an_end_effector_become_absolute_poses(tmp_path, percentiles, 
         *('--tokenizer', str(tokenizer), '--heads', heads),
     ]
     assert main(['export', str(folder), '--out', str(bundle), *words]) == 0
+    return bundle
+
+
+def state_and_observation(source: Path) -> tuple[np.ndarray, Observation]:
+    recorded = load_groot_case(source, 0)
+    turned = matrix(np.array([0.2, 0.9, -0.3, -0.8, 0.1, 0.4]))
+    state = np.concatenate([[0.1, 0.2, -0.3, 0.4, -0.1, 0.3], turned[:2].reshape(-1)])
+    images = {name: recorded.tensors[name][0].numpy() for name in cameras_of(source)}
+    return state, Observation(images, state, recorded.description['tasks'][0])
+
+
+@pytest.mark.parametrize('order', [ORDER, OTHER_ORDER])
+@pytest.mark.parametrize('relative', [True, False])
+@pytest.mark.parametrize('percentiles', [True, False])
+def test_groups_of_an_end_effector_become_absolute_poses(
+    tmp_path, source, percentiles, relative, order
+):
+    case = posed(tmp_path / 'case', source, percentiles=percentiles, relative=relative, order=order)
+    bundle = exported(write_lerobot_folder(tmp_path / 'policy', case), case)
     (pose,) = read_bundle(bundle).spec.poses
     assert (pose.name, pose.form) == ('eef_9d', 'rotation_6d_rows')
     assert (pose.kind, pose.frame) == ('delta' if relative else 'absolute', 'tool')
 
-    recorded = load_groot_case(source, 0)
-    turned = matrix(np.array([0.2, 0.9, -0.3, -0.8, 0.1, 0.4]))
-    state = np.concatenate([[0.1, 0.2, -0.3, 0.4, -0.1, 0.3], turned[:2].reshape(-1)])
-    seen = Observation(
-        images={name: recorded.tensors[name][0].numpy() for name in cameras_of(source)},
-        state=state,
-        instruction=recorded.description['tasks'][0],
-    )
+    state, seen = state_and_observation(source)
+    noise = load_groot_case(source, 0).tensors['noise'][0].numpy()
     policy = Policy.load(bundle, backend='torch')
-    chunk, _ = policy.infer(seen, noise=recorded.tensors['noise'][0].numpy())
+    chunk, _ = policy.infer(seen, noise=noise)
     expected = decoded(case, chunk.normalised[: len(chunk.actions)], state, relative)
-    found = chunk.actions.copy()
-    if not relative:
-        # An absolute pose passes as the network wrote it.
-        np.testing.assert_allclose(found, expected, atol=1e-4)
-        return
-    np.testing.assert_allclose(found, expected, atol=1e-4)
-    moved, _ = policy.infer(
-        replace(seen, state=state + np.eye(12)[3] * 0.25),
-        noise=recorded.tensors['noise'][0].numpy(),
+    # An absolute pose passes as the network wrote it.
+    np.testing.assert_allclose(chunk.actions, expected, atol=1e-4)
+    if relative:
+        moved, _ = policy.infer(replace(seen, state=state + np.eye(12)[3] * 0.25), noise=noise)
+        assert np.abs(moved.actions - chunk.actions).max() > 0.1
+
+
+def resized(image: torch.Tensor, size: tuple[int, int], mode: str) -> torch.Tensor:
+    """(3, h, w) uint8 to (3, height, width) uint8."""
+    channels = image[None].contiguous(memory_format=torch.channels_last)
+    return torch.nn.functional.interpolate(channels, size=size, mode=mode, antialias=True)[0]
+
+
+def middle(image: torch.Tensor, size: tuple[int, int], place) -> torch.Tensor:
+    top, left = (place((image.shape[i + 1] - size[i]) / 2) for i in (0, 1))
+    return image[:, top : top + size[0], left : left + size[1]]
+
+
+# Height and width of the images, what is kept of them, and that in whole tokens of 16 pixels.
+TARGET, KEPT, WHOLE = (48, 72), (44, 51), (48, 64)
+
+
+def seen_by_nvidia(image: torch.Tensor) -> torch.Tensor:
+    """`transforms.Resize`, `CenterCrop` and `Resize` of Isaac-GR00T, then Qwen's own resize."""
+    cut = middle(resized(image, TARGET, 'bilinear'), KEPT, round)
+    return resized(resized(cut, TARGET, 'bilinear'), WHOLE, 'bicubic')
+
+
+def seen_by_lerobot(image: torch.Tensor) -> torch.Tensor:
+    """A square of the height, cut by the share of the height, then Qwen's own resize."""
+    edge = TARGET[0]
+    cut = middle(resized(image, (edge, edge), 'bicubic'), (KEPT[0], KEPT[0]), math.floor)
+    return resized(resized(cut, TARGET, 'bicubic'), WHOLE, 'bicubic')
+
+
+@pytest.mark.parametrize(
+    ('write', 'preprocessed'),
+    [(write_nvidia_folder, seen_by_nvidia), (write_lerobot_folder, seen_by_lerobot)],
+)
+def test_non_square_images_are_cut_as_the_folder_s_project_does(
+    tmp_path, source, write, preprocessed
+):
+    case = posed(
+        tmp_path / 'case',
+        source,
+        percentiles=True,
+        relative=True,
+        order=OTHER_ORDER,
+        image_target=TARGET,
+        image_crop=KEPT,
     )
-    assert np.abs(moved.actions - found).max() > 0.1
+    bundle = exported(write(tmp_path / 'policy', case), case)
+    assert read_bundle(bundle).spec.dims.image == WHOLE
+    state, seen = state_and_observation(source)
+    noise = load_groot_case(source, 0).tensors['noise'][0].numpy()
+    chunk, _ = Policy.load(bundle, backend='torch').infer(seen, noise=noise)
+
+    # The same networks on images that nothing resizes any more.
+    document = yaml.safe_load((bundle / 'policy.yaml').read_text())
+    document['images'] = {'padding': 'stretch', 'resample': 'bicubic_uint8'}
+    (bundle / 'policy.yaml').write_text(yaml.safe_dump(document))
+    ready = {
+        name: preprocessed(torch.from_numpy(image).permute(2, 0, 1)).permute(1, 2, 0).numpy()
+        for name, image in seen.images.items()
+    }
+    plain, _ = Policy.load(bundle, backend='torch').infer(replace(seen, images=ready), noise=noise)
+    expected = decoded(case, plain.normalised[: len(plain.actions)], state, True)
+    np.testing.assert_allclose(chunk.actions, expected, atol=1e-4)

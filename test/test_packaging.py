@@ -49,6 +49,7 @@ PIP_NAMES = {
     'cuda': 'cuda-bindings',
     'cv2': 'opencv-python-headless',
     'yaml': 'pyyaml',
+    'pinocchio': 'pin',
 }
 # ./run does not install them: a GPU machine's CUDA or the cluster's Ray says which release.
 NOT_PINNED = {'cuda-bindings', 'ray', 'tensorrt', 'triton'}

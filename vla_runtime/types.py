@@ -17,8 +17,10 @@ import numpy as np
 # the square without keeping its aspect. `crop`: resized, its middle cut out, and resized again.
 ImagePadding = Literal['centre', 'left_top', 'stretch', 'crop', 'none']
 StretchedResample = Literal['bicubic', 'bicubic_uint8']
-CroppedResample = Literal['bicubic_uint8', 'area']
-ImageResample = Literal['bilinear', 'antialias', StretchedResample, 'area', 'none']
+CroppedResample = Literal['bicubic_uint8', 'bilinear_uint8', 'area']
+ImageResample = Literal[
+    'bilinear', 'antialias', StretchedResample, 'bilinear_uint8', 'area', 'none'
+]
 PromptCleaning = Literal['openpi', 'lerobot', 'python_list', 'letters']
 AdvantageTemplate = Literal['task_newline', 'in_task_space', 'before_action']
 Advantage = Literal['positive', 'negative']

@@ -21,6 +21,7 @@ from vla_runtime.execution.motion_limiter import MotionLimiter
 DT_S = 0.01
 HAND = tuple(Column(f'hand.q{part}', feedback=False, quaternion='hand') for part in 'wxyz')
 NAMES = tuple(column.name for column in HAND)
+NEAR = np.zeros(len(NAMES))
 UNTURNED = np.array([1.0, 0.0, 0.0, 0.0])
 FREE = StartParameters(tolerance=4.0)
 
@@ -76,7 +77,7 @@ def assert_limits(
 def checked(bad: list[float]) -> CheckedChunk:
     """A chunk of good rows with a bad one among them."""
     rows = np.array([UNTURNED, UNTURNED, bad, UNTURNED])
-    return check_chunk(chunk_of(rows, NAMES), CommandColumns(HAND), make_limits(NAMES))
+    return check_chunk(chunk_of(rows, NAMES), CommandColumns(HAND), make_limits(NAMES), NEAR)
 
 
 @pytest.mark.parametrize('length', [0.0, 1e-9, 5e-4])
@@ -93,9 +94,9 @@ def test_when_a_quaternion_has_a_length_expect_it_taken_whatever_it_is() -> None
 def test_when_a_rotation_is_too_fast_expect_its_angle_counted_and_not_its_numbers() -> None:
     rows = np.array([UNTURNED, turned_by(0.1), -turned_by(0.2), 2.0 * turned_by(0.3)])
     columns = CommandColumns(HAND)
-    fits = check_chunk(chunk_of(rows, NAMES, step_time_s=0.1), columns, limits_of(1.0))
+    fits = check_chunk(chunk_of(rows, NAMES, step_time_s=0.1), columns, limits_of(1.0), NEAR)
     assert fits.clamped == ''
-    fast = check_chunk(chunk_of(rows, NAMES, step_time_s=0.1), columns, limits_of(0.9))
+    fast = check_chunk(chunk_of(rows, NAMES, step_time_s=0.1), columns, limits_of(0.9), NEAR)
     assert "velocity of 'hand.rotation' in row" in fast.clamped
     assert '1 a second, allowed 0.9' in fast.clamped
 
@@ -104,7 +105,7 @@ def test_when_a_rotation_is_sudden_and_that_is_rejected_expect_refusal() -> None
     limits = limits_of(10.0, 5.0, LimitActions(acceleration='reject'))
     rows = np.array([UNTURNED, turned_by(0.1), turned_by(0.1)])
     chunk = chunk_of(rows, NAMES, step_time_s=0.1)
-    result = check_chunk(chunk, CommandColumns(HAND), limits)
+    result = check_chunk(chunk, CommandColumns(HAND), limits, NEAR)
     assert result.refusal is ChunkRefusal.LIMIT and '10 a second², allowed 5' in result.text
 
 

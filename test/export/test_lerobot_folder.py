@@ -56,7 +56,7 @@ def test_a_folder_says_all_but_names_units_and_rate(folder):
     assert facts.cameras == (CameraSpec('top'), CameraSpec('wrist'))
     assert (facts.images.padding, facts.images.resample) == ('centre', 'bilinear')
     assert (facts.state_length, facts.action_length, facts.action_names) == (6, 6, None)
-    assert facts.deltas == (False,) * 6
+    assert facts.deltas == (None,) * 6
     assert (facts.horizon, facts.prompt_length, facts.denoise_steps) == (12, 64, 10)
     assert (facts.image_size, facts.action_dim, facts.state_dim) == (56, 32, 0)
     assert facts.variant == 'gemma_2b'
@@ -117,17 +117,17 @@ class TestRelativeActions:
     def test_excluded_joints_stay_absolute(self, folder):
         make_relative(folder)
         facts = read_lerobot_folder(folder)
-        assert facts.deltas == (True, True, True, True, True, False)
+        assert facts.deltas == (0, 1, 2, 3, 4, None)
         assert facts.action_names == tuple(NAMES)
 
     def test_a_word_excludes_every_name_that_contains_it(self, folder):
         make_relative(folder, exclude_joints=['WRIST', 'Gripper'])
-        assert read_lerobot_folder(folder).deltas == (True, True, True, False, False, False)
+        assert read_lerobot_folder(folder).deltas == (0, 1, 2, None, None, None)
 
     @pytest.mark.parametrize('changes', [{'exclude_joints': []}, {'action_names': None}])
     def test_without_words_or_names_every_action_is_relative(self, folder, changes):
         make_relative(folder, **changes)
-        assert read_lerobot_folder(folder).deltas == (True,) * 6
+        assert read_lerobot_folder(folder).deltas == tuple(range(6))
 
     def test_config_and_processor_must_agree(self, folder):
         edit_config(folder, use_relative_actions=True)
@@ -157,7 +157,7 @@ class TestRelativeActions:
         # As LeRobot's own mask: actions beyond the names are relative.
         facts = read_lerobot_folder(folder)
         assert facts.action_names is None
-        assert facts.deltas == (True,) * 6
+        assert facts.deltas == tuple(range(6))
 
 
 MODES = {'VISUAL': 'IDENTITY', 'STATE': 'QUANTILES', 'ACTION': 'QUANTILES'}

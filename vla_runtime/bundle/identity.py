@@ -21,8 +21,16 @@ def spec_identity(spec: BundleSpec) -> str:
         del contents['normalisation']['images']
     if spec.joint_space is None:
         del contents['joint_space']
-    if spec.images.crop is None:
+    crop = contents['images']['crop']
+    if crop is None:
         del contents['images']['crop']
+    else:
+        for key in ('fraction_across', 'size'):
+            if crop[key] is None:
+                del crop[key]
+    for pose in contents['poses']:
+        if pose['delta_from'] == 'chunk':
+            del pose['delta_from']
     if spec.flow_times is None:
         del contents['flow_times']
     if spec.images.bars is None:

@@ -24,13 +24,14 @@ from vla_runtime.bundle.schema import (
     STEP_TIMES_S,
     TOKENIZER_SUFFIXES,
     BundleSpec,
+    CropSpec,
 )
 from vla_runtime.families import family_names, find_family
 from vla_runtime.families.family import Family, language_dims
 from vla_runtime.files import typed_yaml
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import FieldError, did_you_mean
-from vla_runtime.types import CroppedResample, StretchedResample
+from vla_runtime.types import CroppedResample, ImageResample, StretchedResample
 
 # Largest accepted values, many times those of any published policy. Beyond them a typo asks for
 # terabytes of buffers before anything else could notice it. Limits of a family's own dimensions
@@ -142,6 +143,30 @@ def _checked(document: Mapping[str, Any]) -> BundleSpec:
     return spec
 
 
+def _check_crop(crop: CropSpec, resample: ImageResample) -> None:
+    if not (1 <= crop.edge <= 4096 and 0.0 < crop.fraction <= 1.0):
+        raise FieldError(
+            'images.crop',
+            f'edge {crop.edge}, fraction {crop.fraction} where an edge from 1 to 4096 and a '
+            'fraction above 0 and at most 1 are expected',
+        )
+    across = crop.fraction_across
+    if across is not None and not (resample == 'bilinear_uint8' and 0.0 < across <= 1.0):
+        raise FieldError(
+            'images.crop.fraction_across',
+            f"{across:g} with the resample '{resample}' where a share above 0 and at most 1 and "
+            "the resample 'bilinear_uint8' are expected",
+        )
+    if crop.size is not None and not (
+        resample != 'area' and all(1 <= side <= 4096 for side in crop.size)
+    ):
+        raise FieldError(
+            'images.crop.size',
+            f"{list(crop.size)} with the resample '{resample}' where sides from 1 to 4096 and "
+            "another resample than 'area' are expected",
+        )
+
+
 def _check_images(spec: BundleSpec) -> None:
     padding, resample = spec.images.padding, spec.images.resample
     words = {
@@ -158,12 +183,8 @@ def _check_images(spec: BundleSpec) -> None:
     crop = spec.images.crop
     if (crop is not None) != (padding == 'crop'):
         raise FieldError('images.crop', "is for the padding 'crop', and needed there")
-    if crop is not None and not (1 <= crop.edge <= 4096 and 0.0 < crop.fraction <= 1.0):
-        raise FieldError(
-            'images.crop',
-            f'edge {crop.edge}, fraction {crop.fraction} where an edge from 1 to 4096 and a '
-            'fraction above 0 and at most 1 are expected',
-        )
+    if crop is not None:
+        _check_crop(crop, resample)
     bars = spec.images.bars
     if bars is not None and not (padding in ('centre', 'left_top') and -4.0 <= bars <= 1.0):
         raise FieldError(

@@ -87,12 +87,18 @@ class CropSpec:
     """Middle of an image that the policy sees.
 
     Attributes:
-        edge: edge of the resized image in pixels; with resample `area` its shorter edge.
+        edge: edge of the resized image in pixels; with resample `area` its shorter edge, with
+            `bilinear_uint8` its height.
         fraction: share of height and width that is kept.
+        fraction_across: share of the width, where it is another one.
+        size: height and width after the cut, where they are not those of the network, which the
+            image is resized to once more.
     """
 
     edge: int
     fraction: float
+    fraction_across: float | None = None
+    size: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

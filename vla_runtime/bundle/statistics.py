@@ -163,10 +163,12 @@ def _hardly_moving(
         return []
     items = spec.state if group == 'state' else spec.actions
     columns = [(item.name, item.unit) for item in items]
+    # Steps are short.
+    steps = {name for pose in spec.poses if pose.delta_from == 'step' for name in pose.actions}
     notes = []
     for (name, unit), width in zip(columns, (found[1] - found[0]).tolist(), strict=True):
         least = _HARDLY[unit]
-        if not _CONSTANT < width < least:
+        if not _CONSTANT < width < least or (group == 'actions' and name in steps):
             continue
         off = _BESIDE * least
         hint = (

@@ -72,8 +72,10 @@ def _images(spec: BundleSpec) -> str:
     if len(written) > 1:
         written = [f'{h}x{w}' for h, w in sizes]
     resized = f'{spec.images.padding}, {spec.images.resample}'
-    if spec.images.crop is not None:
-        resized += f', {spec.images.crop.fraction:.0%} of {spec.images.crop.edge} px'
+    crop = spec.images.crop
+    if crop is not None:
+        across = '' if crop.fraction_across is None else f' x {crop.fraction_across:.0%}'
+        resized += f', {crop.fraction:.0%}{across} of {crop.edge} px'
     if spec.images.bars is not None:
         resized += f', bars {spec.images.bars:g}'
     if spec.images.padding == 'none':

@@ -6,6 +6,7 @@ Each is a field of `export.options.ExportOptions`.
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -101,6 +102,25 @@ def _add_columns(group: argparse._ArgumentGroup) -> None:
         metavar='NAME,...',
         default=(),
         help='actions that are positions to reach, where statistics speak against it',
+    )
+    group.add_argument(
+        '--pose-steps',
+        type=_words,
+        metavar='NAME,...',
+        help="the six actions that are steps of an end effector's pose, x, y, z and axis-angle, "
+        "each from where the one before ends (LIBERO's controller)",
+    )
+    group.add_argument(
+        '--pose-state',
+        type=_words,
+        metavar='NAME,...',
+        help='the six dimensions of the state that are this pose, measured',
+    )
+    group.add_argument(
+        '--pose-scale',
+        type=_scale,
+        metavar='M,RAD',
+        help='metres and radians that 1 is of --pose-steps: 1,1, or 0.05,0.5 for LIBERO',
     )
 
 
@@ -206,6 +226,16 @@ def _words(text: str) -> tuple[str, ...]:
     if not all(words):
         raise argparse.ArgumentTypeError(f"'{text}' has an empty entry")
     return words
+
+
+def _scale(text: str) -> tuple[float, float]:
+    try:
+        metres, radians = (float(word) for word in _words(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not M,RAD, such as 0.05,0.5") from None
+    if not (0.0 < metres < math.inf and 0.0 < radians < math.inf):
+        raise argparse.ArgumentTypeError(f"'{text}': both numbers must be above 0")
+    return metres, radians
 
 
 def _size(text: str) -> tuple[int, int]:

@@ -10,7 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vla_runtime.execution.columns import CommandColumns, describe_no_rotation, write_alike
+from vla_runtime.execution.columns import (
+    CommandColumns,
+    OutOfReach,
+    describe_no_rotation,
+    write_alike,
+)
 from vla_runtime.execution.command import ChunkRefusal
 from vla_runtime.execution.intake import Refused
 from vla_runtime.execution.limits import Limits, check_rows
@@ -42,10 +47,19 @@ class CheckedChunk:
     text: str = ''
 
 
-def check_chunk(chunk: ActionChunk, columns: CommandColumns, limits: Limits) -> CheckedChunk:
-    """Read and check a chunk; never raises, whatever it is."""
+def check_chunk(
+    chunk: ActionChunk, columns: CommandColumns, limits: Limits, near: np.ndarray
+) -> CheckedChunk:
+    """Read and check a chunk; never raises, whatever it is.
+
+    Args:
+        chunk: the actions.
+        columns: columns of a command.
+        limits: their limits.
+        near: (columns,) where the robot is; see `ChunkForm.to_columns`.
+    """
     try:
-        return _check(chunk, columns, limits)
+        return _check(chunk, columns, limits, near)
     except Refused as refused:
         refusal, text = refused.refusal, str(refused)
     except Exception as error:  # a chunk comes from outside: it must not end anything here
@@ -54,7 +68,9 @@ def check_chunk(chunk: ActionChunk, columns: CommandColumns, limits: Limits) -> 
     return CheckedChunk(empty, np.zeros((0, len(columns.chunk_names))), refusal=refusal, text=text)
 
 
-def _check(chunk: ActionChunk, columns: CommandColumns, limits: Limits) -> CheckedChunk:
+def _check(
+    chunk: ActionChunk, columns: CommandColumns, limits: Limits, near: np.ndarray
+) -> CheckedChunk:
     written = ordered_rows(chunk, columns)
     step_time_s = float(chunk.step_time_s)
     if not 1e-3 <= step_time_s <= 10.0:
@@ -62,7 +78,7 @@ def _check(chunk: ActionChunk, columns: CommandColumns, limits: Limits) -> Check
             ChunkRefusal.WRONG_STEP_TIME,
             f'step time is {step_time_s} s, expected 0.001 to 10 seconds',
         )
-    rows = _as_commanded(written, columns)
+    rows = _as_commanded(written, columns, near)
     rows = write_alike(rows, columns, rows[0], 0)
     check = check_rows(rows, step_time_s, limits, columns)
     if check.rejected:
@@ -70,14 +86,16 @@ def _check(chunk: ActionChunk, columns: CommandColumns, limits: Limits) -> Check
     return CheckedChunk(check.rows, written, step_time_s, check.clamped)
 
 
-def _as_commanded(written: np.ndarray, columns: CommandColumns) -> np.ndarray:
-    """Convert the rows of a chunk to (steps, columns); raise `Refused` where one is no rotation."""
+def _as_commanded(written: np.ndarray, columns: CommandColumns, near: np.ndarray) -> np.ndarray:
+    """Convert the rows of a chunk to (steps, columns); raise `Refused` where one cannot be."""
     if columns.form is None:
         if no_rotation := describe_no_rotation(written, columns):
             raise Refused(ChunkRefusal.NO_ROTATION, no_rotation)
         return written
     try:
-        return columns.form.to_columns(written)
+        return columns.form.to_columns(written, near)
+    except OutOfReach as error:
+        raise Refused(ChunkRefusal.OUT_OF_REACH, str(error)) from error
     except ValueError as error:
         raise Refused(ChunkRefusal.NO_ROTATION, str(error)) from error
 

@@ -44,6 +44,10 @@ class Column:
     quaternion: str = ''
 
 
+class OutOfReach(ValueError):  # noqa: N818 - it is about a pose
+    """Rows that no joints of the robot can follow."""
+
+
 class ChunkForm(Protocol):
     """Form of the columns in chunks and plans, where it is not that of the commands.
 
@@ -58,10 +62,15 @@ class ChunkForm(Protocol):
     names: tuple[str, ...]
     kinds: tuple[str, ...]
 
-    def to_columns(self, rows: np.ndarray) -> np.ndarray:
+    def to_columns(self, rows: np.ndarray, near: np.ndarray) -> np.ndarray:
         """Convert rows of a chunk, (steps, names), to (steps, columns).
 
+        Args:
+            rows: (steps, names).
+            near: (columns,) where the robot is, of several columns that are the same.
+
         Raises:
+            OutOfReach: rows that no columns stand for; names the row.
             ValueError: numbers that are no rotation; names the row.
         """
 

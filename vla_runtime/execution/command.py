@@ -84,6 +84,7 @@ class ChunkRefusal(str, Enum):
     WRONG_JOINTS = 'wrong_joints'
     NOT_FINITE = 'not_finite'
     NO_ROTATION = 'no_rotation'
+    OUT_OF_REACH = 'out_of_reach'
     WRONG_STEP_TIME = 'wrong_step_time'
     INTERVAL_EXCEEDS_HORIZON = 'interval_exceeds_horizon'
     LIMIT = 'limit'

@@ -301,9 +301,10 @@ class ChunkExecutor:
     def check_chunk(self, chunk: ActionChunk) -> CheckedChunk:
         """Read a chunk and check all that does not depend on the robot's motion; never raises.
 
-        For any thread at any time: it uses nothing that ever changes.
+        For any thread at any time: of what changes it reads where the robot is, as a place to
+        begin a search.
         """
-        return check_chunk(chunk, self.columns, self._limits)
+        return check_chunk(chunk, self.columns, self._limits, self._motion.whereabouts())
 
     def submit_chunk(
         self,

@@ -381,6 +381,11 @@ class Motion:
         self._pace = None
         self._replanner.drop(self._commander.command.setpoints)
 
+    def whereabouts(self) -> np.ndarray:
+        """Return the last command, or where the robot was measured before the first: (columns,)."""
+        commander, positions = self._commander, self._guard.state.positions
+        return np.where(commander.unknown, positions, commander.command.setpoints)
+
     def standstill(self, now_s: float) -> Standstill:
         """Return the position of the robot, for a chunk that would set out from there."""
         commander, since_s = self._commander, self._commander.held_since_s

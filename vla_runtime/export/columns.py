@@ -22,6 +22,7 @@ from vla_runtime.bundle.statistics import apart_from_states
 from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import DatasetInfo, ExportOptions
+from vla_runtime.export.pose_steps import stepped_pose
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.types import ActionKind
@@ -64,7 +65,8 @@ def resolve_columns(
     action_units = _units(options.units, 'action', action_names, state_names, missing)
     if options.units is None:
         missing.ask('--units', f'unit of all dimensions, or NAME=UNIT for each: {_UNIT_WORDS}')
-    poses = _poses(facts, state_names, action_names)
+    stepped = stepped_pose(options, state_names, action_names, missing)
+    poses = (*_poses(facts, state_names, action_names), *((stepped,) if stepped else ()))
     for pose in poses:
         _measure_pose(pose, state_units, action_units)
     in_pose = {name for pose in poses for name in pose.actions}
@@ -75,30 +77,27 @@ def resolve_columns(
         return None
     actions = []
     for index, name in enumerate(action_names):
+        anchor = deltas[index]
         kind: ActionKind = 'absolute'
-        if deltas[index]:
+        if anchor is not None or (stepped and name in stepped.actions):
             kind = 'delta'
         if name in velocities:
-            if deltas[index]:
+            if kind == 'delta':
                 missing.conflict(f"--velocity names '{name}', which is relative to the state")
             kind = 'velocity'
         if name in targets and kind != 'absolute':
             other = 'is a velocity' if kind == 'velocity' else 'is relative to the state'
             missing.conflict(f"--target names '{name}', which {other}")
-        if kind == 'delta' and name not in in_pose and index >= len(state_names):
+        if name in in_pose:
+            anchor = None
+        if anchor is not None and anchor >= len(state_names):
             missing.conflict(
-                f"action '{name}' is relative to state dimension {index + 1}, but the state has "
+                f"action '{name}' is relative to state dimension {anchor + 1}, but the state has "
                 f'only {len(state_names)}'
             )
             return None
-        actions.append(
-            ActionSpec(
-                name,
-                action_units[name],
-                kind,
-                state_names[index] if kind == 'delta' and name not in in_pose else None,
-            )
-        )
+        relative_to = None if anchor is None or kind != 'delta' else state_names[anchor]
+        actions.append(ActionSpec(name, action_units[name], kind, relative_to))
     return Columns(
         tuple(StateSpec(name, state_units[name]) for name in state_names), tuple(actions), poses
     )
@@ -134,13 +133,15 @@ def _measure_pose(
     pose: PoseSpec, state: dict[str, Unit] | None, actions: dict[str, Unit] | None
 ) -> None:
     """Give a pose's dimensions their units: numbers of a matrix have none, positions are in m."""
+    angle: Unit = 'rad' if pose.form in ('axis_angle', 'euler') else '1'
     for units, position, rotation in (
         (actions, pose.position, pose.rotation),
         (state, pose.state_position, pose.state_rotation),
     ):
         if units is not None:
-            units.update(dict.fromkeys(rotation, '1'))
-            lengths = {name: units[name] for name in position}
+            units.update(dict.fromkeys(rotation, angle))
+            # A name that is no dimension is noted already.
+            lengths = {name: units.get(name, 'm') for name in position}
             units.update({name: one if one == 'mm' else 'm' for name, one in lengths.items()})
 
 
@@ -251,7 +252,7 @@ def _deltas(
     given: tuple[str, ...] | None,
     names: tuple[str, ...] | None,
     missing: MissingFacts,
-) -> tuple[bool, ...] | None:
+) -> tuple[int | None, ...] | None:
     wanted = (
         'names of the actions that the policy was trained with relative to the state; --absolute '
         'if none'
@@ -261,9 +262,13 @@ def _deltas(
             missing.ask('--delta', wanted)
         return facts.deltas
     known = _known('--delta', given, names, missing)
-    chosen = tuple(name in known for name in names)
-    by_folder = facts.deltas if facts.deltas is not None else (False,) * len(names)
-    stated = [name for name, delta in zip(names, by_folder, strict=True) if delta]
+    by_folder = facts.deltas if facts.deltas is not None else (None,) * len(names)
+    # One that only the user names is relative to the state of the same index.
+    chosen = tuple(
+        (index if anchor is None else anchor) if name in known else None
+        for index, (name, anchor) in enumerate(zip(names, by_folder, strict=True))
+    )
+    stated = [name for name, anchor in zip(names, by_folder, strict=True) if anchor is not None]
     # More than the folder says may be in the data set alone: `ask_for_targets` looks at the ranges.
     if not set(stated) <= set(known):
         missing.conflict(
@@ -289,7 +294,7 @@ def ask_for_targets(
     spec: BundleSpec,
     statistics: Mapping[str, np.ndarray],
     targets: tuple[str, ...],
-    stated_deltas: tuple[bool, ...] | None,
+    stated_deltas: tuple[int | None, ...] | None,
     file: Path,
     missing: MissingFacts,
 ) -> None:
@@ -302,7 +307,7 @@ def ask_for_targets(
         spec: a checked spec.
         statistics: statistics that fit it.
         targets: names of the actions that are targets all the same.
-        stated_deltas: True for each action that the folder makes relative; None: it does not say.
+        stated_deltas: as `FolderFacts.deltas`; None: the folder does not say.
         file: file of the statistics, for the message.
         missing: takes the question.
     """
@@ -318,15 +323,15 @@ def ask_for_targets(
             f'names of the actions that are positions to reach. In {file} ({read}) '
             f'{"; ".join(seen)}: velocities do so, and deltas. Name all velocities with '
             '--velocity and their unit with --units action:NAME=UNIT, differences from the state '
-            'at the start of a chunk with --delta. Deltas from step to step or of an end effector '
-            'are not supported: train on targets',
+            "at the start of a chunk with --delta, steps of an end effector's pose with "
+            '--pose-steps. Other deltas from step to step are not supported: train on targets',
         )
 
 
 def _check_deltas(
     spec: BundleSpec,
     statistics: Mapping[str, np.ndarray],
-    stated: tuple[bool, ...] | None,
+    stated: tuple[int | None, ...] | None,
     file: Path,
     missing: MissingFacts,
 ) -> None:
@@ -336,10 +341,11 @@ def _check_deltas(
     """
     if stated is None:
         return
+    in_pose = {name for pose in spec.poses for name in pose.actions}
     beyond = [
         action.name
         for action, by_folder in zip(spec.actions, stated, strict=True)
-        if action.kind == 'delta' and not by_folder
+        if action.kind == 'delta' and by_folder is None and action.name not in in_pose
     ]
     as_positions = tuple(
         replace(action, kind='absolute', relative_to=None) if action.name in beyond else action
@@ -347,7 +353,9 @@ def _check_deltas(
     )
     apart = apart_from_states(replace(spec, actions=as_positions), statistics)
     if beyond and not set(beyond) & set(apart):
-        by_folder = [action.name for action, one in zip(spec.actions, stated, strict=True) if one]
+        by_folder = [
+            action.name for action, one in zip(spec.actions, stated, strict=True) if one is not None
+        ]
         missing.conflict(
             f'--delta says {", ".join(beyond)} but the folder says '
             f'{"only " + ", ".join(by_folder) if by_folder else "that no action"} '

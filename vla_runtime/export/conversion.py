@@ -8,7 +8,7 @@ from __future__ import annotations
 import filecmp
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from vla_runtime.bundle.schema import (
     WEIGHTS_FILE,
     BundleSpec,
     CameraSpec,
+    ImageSpec,
 )
 from vla_runtime.bundle.statistics import check_statistics
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors
@@ -36,8 +37,9 @@ from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.lerobot_folder import policy_type, read_lerobot_folder
 from vla_runtime.export.missing_facts import MissingFacts
 from vla_runtime.export.options import DatasetInfo, ExportOptions, read_dataset_info
+from vla_runtime.export.pose_steps import scale_steps
 from vla_runtime.families import find_family, weight_shapes
-from vla_runtime.families.family import PolicyDims, language_dims
+from vla_runtime.families.family import PolicyDims, image_sizes, language_dims
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.files.typed_yaml import FieldError
 from vla_runtime.processing.prompts import PromptFormat
@@ -113,7 +115,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         family=family,
         dims=dims,
         cameras=settled.cameras,
-        images=facts.images,
+        images=_images(facts, dims),
         state=settled.columns.state,
         actions=settled.columns.actions,
         poses=settled.columns.poses,
@@ -127,12 +129,27 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         flow_times=facts.flow_times,
         source={**facts.source, **given, 'exported_by': f'vla_runtime {__version__}'},
     )
-    statistics = cut_statistics(facts.statistics, settled.columns)
+    statistics = scale_steps(
+        cut_statistics(facts.statistics, settled.columns),
+        facts.normalisation,
+        spec.action_names,
+        options,
+        missing,
+    )
     _check_valid(checkpoint, spec, statistics)
     file = facts.statistics_file or checkpoint
     ask_for_targets(spec, statistics, options.targets, facts.deltas, file, missing)
     missing.raise_if_any()
     return ExportPlan(spec, tensors, statistics, settled.tokenizer, (*facts.notes, *settled.notes))
+
+
+def _images(facts: FolderFacts, dims: PolicyDims) -> ImageSpec:
+    """Resizing of the images, with their size after a cut where the network's is another one."""
+    crop = facts.images.crop
+    if crop is None or facts.images.resample == 'area':
+        return facts.images
+    (cut,), size = facts.image_sizes, image_sizes(dims)[0]
+    return facts.images if cut == size else replace(facts.images, crop=replace(crop, size=cut))
 
 
 def _check_valid(checkpoint: Path, spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> None:

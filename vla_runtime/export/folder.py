@@ -61,7 +61,7 @@ class FolderFacts:
         action_names: names of the actions in order.
         state_length: number of measured dimensions.
         action_length: number of real action dimensions.
-        deltas: True for each action that is relative to the state of the same index.
+        deltas: column of the state that each action is relative to; None for an absolute one.
         poses: groups of actions that are end-effector poses; deltas are in the tool's frame.
         joint_space: joints that the policy was trained on; None: those of the robot.
         template: template of the prompt; not asked for without language.
@@ -102,7 +102,7 @@ class FolderFacts:
     action_names: tuple[str, ...] | None = None
     state_length: int | None = None
     action_length: int | None = None
-    deltas: tuple[bool, ...] | None = None
+    deltas: tuple[int | None, ...] | None = None
     poses: tuple[FolderPose, ...] = ()
     joint_space: JointSpaceName | None = None
     template: str | None = None

@@ -452,8 +452,8 @@ def _listed(names: list[object]) -> str:
 
 def _deltas(
     config: JsonMapping, before: Pipeline, after: Pipeline, length: int
-) -> tuple[bool, ...]:
-    """Return per action whether LeRobot trained it relative to the state of the same index.
+) -> tuple[int | None, ...]:
+    """Return per action the state's column that it is relative to: that of the same index.
 
     Its rule: every action whose name does not contain an excluded word, without regard to case;
     without names, or without excluded words, every action. Actions beyond the names are relative.
@@ -467,13 +467,14 @@ def _deltas(
             'must agree'
         )
     if not enabled:
-        return (False,) * length
+        return (None,) * length
     names = step.get('action_names', list, None)
     words = [word.lower() for word in step.words('exclude_joints') or () if word]
     if names is None or not words:
-        return (True,) * length
-    named = [not any(word in str(name).lower() for word in words) for name in names[:length]]
-    return (*named, *[True] * (length - len(named)))
+        return tuple(range(length))
+    left_out = [any(word in str(name).lower() for word in words) for name in names[:length]]
+    left_out += [False] * (length - len(left_out))
+    return tuple(None if out else index for index, out in enumerate(left_out))
 
 
 def _source(

@@ -55,6 +55,10 @@ class ExportOptions:
         velocities: names of the actions that are velocities.
         targets: names of the actions that are positions to reach, though their statistics lie
             apart from those of the states.
+        pose_steps: names of the six actions that are steps of an end effector's pose, position and
+            axis-angle, from row to row.
+        pose_state: names of the state that are that pose, measured.
+        pose_scale: metres and radians that 1 is of those actions.
         horizon: actions of a chunk.
         denoise_steps: Euler steps.
         prompt_length: tokens of the padded prompt.
@@ -83,6 +87,9 @@ class ExportOptions:
     deltas: tuple[str, ...] | None = None
     velocities: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
+    pose_steps: tuple[str, ...] | None = None
+    pose_state: tuple[str, ...] | None = None
+    pose_scale: tuple[float, float] | None = None
     horizon: int | None = None
     denoise_steps: int | None = None
     prompt_length: int | None = None

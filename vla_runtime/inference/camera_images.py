@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from vla_runtime.processing.plain_images import (
     to_plain_pixels,
 )
 from vla_runtime.processing.stretched_images import stretched
+from vla_runtime.types import CroppedResample
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,17 @@ class CameraImages:
     def _resized(self, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         """An image without padding, in the network's size."""
         resample, crop = self._spec.images.resample, self._spec.images.crop
-        if crop is not None and (resample == 'bicubic_uint8' or resample == 'area'):
-            return cropped(image, size, edge=crop.edge, fraction=crop.fraction, resample=resample)
+        if crop is not None:
+            return cropped(
+                image,
+                size,
+                edge=crop.edge,
+                fraction=crop.fraction,
+                # The rules of the bundle let no other word come with a crop.
+                resample=cast(CroppedResample, resample),
+                fraction_across=crop.fraction_across,
+                cut=crop.size,
+            )
         if resample == 'bicubic' or resample == 'bicubic_uint8':
             return stretched(image, size, resample)
         return image

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import cv2
 import numpy as np
 
@@ -20,6 +23,8 @@ def cropped(
     edge: int,
     fraction: float,
     resample: CroppedResample,
+    fraction_across: float | None = None,
+    cut: tuple[int, int] | None = None,
 ) -> np.ndarray:
     """Cut the middle of an image and resize it to the network's size.
 
@@ -29,9 +34,13 @@ def cropped(
         edge: edge of the image before it is cut, in pixels.
         fraction: share of height and width that is kept.
         resample: `bicubic_uint8` stretches the image to a square of `edge` and what is cut to
-            `size` (torchvision's way); `area` keeps the aspect: the shorter edge
-            becomes `edge` before and after, both with OpenCV's INTER_AREA, and the result is
-            stretched to `size` (albumentations' way).
+            `size` (LeRobot's way); `bilinear_uint8` stretches the image to `cut` before and after
+            (torchvision's transforms as NVIDIA puts them together); `area` keeps the aspect: the
+            shorter edge becomes `edge` before and after, both with OpenCV's INTER_AREA, and the
+            result is stretched to `size` (albumentations' way).
+        fraction_across: share of the width that is kept, where it is another one.
+        cut: height and width after the cut; the result is stretched to `size` from there. None:
+            those of `size`.
 
     Returns:
         (height, width, 3) uint8
@@ -41,11 +50,17 @@ def cropped(
             not made for.
     """
     check_image(image)
-    if resample == 'bicubic_uint8':
-        square = stretched(image, (edge, edge), 'bicubic_uint8')
+    if resample != 'area':
+        cut = cut or size
+        whole = (edge, edge) if resample == 'bicubic_uint8' else cut
         # Python's round, to even.
-        kept = max(1, round(edge * fraction))
-        return stretched(_middle(square, (kept, kept)), size, 'bicubic_uint8')
+        shares = (fraction, fraction if fraction_across is None else fraction_across)
+        height, width = (
+            max(1, round(side * share)) for side, share in zip(whole, shares, strict=True)
+        )
+        place = round if resample == 'bilinear_uint8' else math.floor
+        middle = _middle(stretched(image, whole, resample), (height, width), place)
+        return stretched(stretched(middle, cut, resample), size, 'bicubic_uint8')
     height, width = shortest_edge_size((image.shape[0], image.shape[1]), edge)
     # `size` is a multiple of the network's patches; half of one is the most that rounding takes.
     if abs(height / width - size[0] / size[1]) > _ASPECT_SLACK * height / width:
@@ -75,6 +90,8 @@ def _area(image: np.ndarray, edge: int) -> np.ndarray:
     return cv2.resize(np.ascontiguousarray(image), (size[1], size[0]), interpolation=cv2.INTER_AREA)
 
 
-def _middle(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    top, left = (image.shape[0] - size[0]) // 2, (image.shape[1] - size[1]) // 2
+def _middle(
+    image: np.ndarray, size: tuple[int, int], place: Callable[[float], int] = math.floor
+) -> np.ndarray:
+    top, left = place((image.shape[0] - size[0]) / 2), place((image.shape[1] - size[1]) / 2)
     return image[top : top + size[0], left : left + size[1]]

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 
 import numpy as np
 
 from vla_runtime.processing.images import check_image
 from vla_runtime.processing.words import check_word
-from vla_runtime.types import StretchedResample
+from vla_runtime.types import CroppedResample, StretchedResample
 
 # Keys' cubic kernel (1981) with the coefficient of Pillow and of antialiased PyTorch.
 _SHARPNESS = -0.5
-_REACH = 2.0
+# Pixels to each side that a kernel reads of an image which does not shrink.
+_REACH: Mapping[str, float] = {'bicubic': 2.0, 'bilinear': 1.0}
 # Weights as whole numbers fit int16 after they are multiplied by at most this power of two.
 _MOST_BITS = 22
 _LARGEST = 1 << 15
 
 
-def stretched(image: np.ndarray, size: tuple[int, int], resample: StretchedResample) -> np.ndarray:
-    """Resize an image with an antialiased cubic filter, columns first, then rows.
+def stretched(
+    image: np.ndarray, size: tuple[int, int], resample: StretchedResample | CroppedResample
+) -> np.ndarray:
+    """Resize an image with an antialiased filter, columns first, then rows.
 
     Args:
         image: (h, w, 3) uint8, RGB, any strides; never written to.
@@ -29,7 +33,8 @@ def stretched(image: np.ndarray, size: tuple[int, int], resample: StretchedResam
             torchvision's first transforms do. Sums are float64 here, so a level may differ where
             their float32 lies on the edge of two. `bicubic_uint8` has weights of 16 bits, and
             clamps and rounds after the columns and after the rows, as torchvision's transforms v2
-            do with uint8 images on a CPU; no level differs.
+            do with uint8 images on a CPU; no level differs. `bilinear_uint8` is the same with the
+            two nearest lines.
 
     Returns:
         (height, width, 3) uint8; `image` itself where it has that size
@@ -38,11 +43,12 @@ def stretched(image: np.ndarray, size: tuple[int, int], resample: StretchedResam
         ValueError: an image of another type or shape, or an unknown word for resample.
     """
     check_image(image)
-    check_word('image resample', resample, StretchedResample)
+    if resample not in _FILTERS:
+        check_word('image resample', resample, StretchedResample)
     height, width = size
     if image.shape[:2] == size:
         return image
-    filtered = _filtered if resample == 'bicubic' else _filtered_levels
+    filtered = _FILTERS[resample]
     across = filtered(image.transpose(1, 0, 2), width)
     return _levels(filtered(across.transpose(1, 0, 2), height))
 
@@ -58,13 +64,20 @@ def _filtered(lines: np.ndarray, target: int) -> np.ndarray:
     return _sums(lines, *_taps(len(lines), target))
 
 
-def _filtered_levels(lines: np.ndarray, target: int) -> np.ndarray:
+def _filtered_levels(lines: np.ndarray, target: int, kernel: str = 'bicubic') -> np.ndarray:
     """(n, m, 3) uint8 to (target, m, 3) uint8, with whole-number weights; halves round up."""
     if len(lines) == target:
         return lines
-    places, weights, unit = _whole_taps(len(lines), target)
+    places, weights, unit = _whole_taps(len(lines), target, kernel)
     # Exact in float64: 16 bits of weight times 8 of pixel, a few hundred times.
     return _levels(np.floor(_sums(lines, places, weights) / unit + 0.5))
+
+
+_FILTERS: Mapping[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    'bicubic': _filtered,
+    'bicubic_uint8': _filtered_levels,
+    'bilinear_uint8': partial(_filtered_levels, kernel='bilinear'),
+}
 
 
 def _sums(lines: np.ndarray, places: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -75,9 +88,9 @@ def _sums(lines: np.ndarray, places: np.ndarray, weights: np.ndarray) -> np.ndar
 
 
 @lru_cache(maxsize=32)
-def _whole_taps(source: int, target: int) -> tuple[np.ndarray, np.ndarray, float]:
+def _whole_taps(source: int, target: int, kernel: str) -> tuple[np.ndarray, np.ndarray, float]:
     """Neighbours, weights as whole numbers, and the whole number that stands for 1."""
-    places, exact = _taps(source, target)
+    places, exact = _taps(source, target, kernel)
     unit = 2.0 ** _bits(float(exact.max()))
     return places, np.trunc(exact * unit + np.copysign(0.5, exact)), unit
 
@@ -91,19 +104,20 @@ def _bits(largest: float) -> int:
 
 
 @lru_cache(maxsize=32)
-def _taps(source: int, target: int) -> tuple[np.ndarray, np.ndarray]:
+def _taps(source: int, target: int, kernel: str = 'bicubic') -> tuple[np.ndarray, np.ndarray]:
     """Neighbours of each line of the result and their weights, (target, taps) each.
 
     When an image shrinks, the kernel is as much wider.
     """
     scale = source / target
     stretch = max(scale, 1.0)
-    reach = _REACH * stretch
+    reach = _REACH[kernel] * stretch
     centres = (np.arange(target) + 0.5) * scale
     first = np.maximum((centres - reach + 0.5).astype(np.int64), 0)
     stop = np.minimum((centres + reach + 0.5).astype(np.int64), source)
     places = first[:, None] + np.arange((stop - first).max())
-    weights = _cubic((places + 0.5 - centres[:, None]) / stretch)
+    distances = (places + 0.5 - centres[:, None]) / stretch
+    weights = _cubic(distances) if kernel == 'bicubic' else np.maximum(1.0 - abs(distances), 0.0)
     weights = np.where(places < stop[:, None], weights, 0.0)
     return np.minimum(places, source - 1), weights / weights.sum(axis=1, keepdims=True)
 

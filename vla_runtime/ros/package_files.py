@@ -8,18 +8,20 @@ from pathlib import Path
 def share_folder() -> Path:
     """Return the folder with `config/` and `engines/`: the source tree, or the installed share.
 
+    pip and colcon install `share/` beside the `lib/` that the modules are in, with ROS 2 or without.
+
     Raises:
         FileNotFoundError: the package is neither run from its source tree nor installed.
     """
-    source = Path(__file__).resolve().parents[2]
+    here = Path(__file__).resolve()
+    source = here.parents[2]
     if (source / 'package.xml').is_file():
         return source
-    from ament_index_python.packages import PackageNotFoundError, get_package_share_directory
-
-    try:
-        return Path(get_package_share_directory('vla_runtime'))
-    except (PackageNotFoundError, LookupError) as error:
-        raise FileNotFoundError(
-            'vla_runtime is not in the ament index: source the workspace (install/setup.bash), or '
-            'set AMENT_PREFIX_PATH to the environment that it is installed in'
-        ) from error
+    for prefix in here.parents:
+        share = prefix / 'share' / 'vla_runtime'
+        if (share / 'package.xml').is_file():
+            return share
+    raise FileNotFoundError(
+        f'{here.parents[1]} has no share/vla_runtime beside it: install the package with pip or '
+        'colcon, or run it in its source tree'
+    )

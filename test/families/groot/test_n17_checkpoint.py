@@ -63,15 +63,22 @@ def test_sizes_cameras_and_images_are_those_of_the_reference_case(tmp_path, toke
     # How much text there is, the user says.
     assert spec.dims == replace(expected, prompt_length=40)
     assert spec.camera_names == cameras_of(CASE)
-    crop = CropSpec(d['image_target'][0], d['image_crop'][0] / d['image_target'][0])
-    assert spec.images == ImageSpec('crop', 'bicubic_uint8', crop)
+    kept = [crop / side for crop, side in zip(d['image_crop'], d['image_target'], strict=True)]
+    if kind == 'NVIDIA':
+        crop = CropSpec(d['image_target'][0], *kept)
+        assert spec.images == ImageSpec('crop', 'bilinear_uint8', crop)
+    else:
+        # LeRobot cuts a square, by the share of the height.
+        crop = CropSpec(d['image_target'][0], kept[0])
+        assert spec.images == ImageSpec('crop', 'bicubic_uint8', crop)
     assert spec.denoise_steps == 4
     assert [action.kind for action in spec.actions] == ['delta'] * 6 + ['absolute']
 
 
 def test_both_kinds_of_folder_give_the_same_bundle(tmp_path, tokenizer):
     plans = [plan(write(tmp_path / kind, CASE), tokenizer) for kind, write in WRITERS.items()]
-    specs = [replace(one.spec, source={}) for one in plans]
+    # But for the resizing of images, which each does in its own way.
+    specs = [replace(one.spec, source={}, images=plans[0].spec.images) for one in plans]
     assert specs[0] == specs[1]
     for name, values in plans[0].statistics.items():
         np.testing.assert_array_equal(values, plans[1].statistics[name])
@@ -99,6 +106,23 @@ def test_two_frames_become_images_of_their_own_the_earlier_ones_first(tmp_path, 
     assert [camera.frame_of for camera in spec.cameras] == [first, second, None, None]
     assert [camera.steps_ago for camera in spec.cameras] == [15, 15, None, None]
     assert spec.dims.cameras == len(spec.dims.image_places) == 4
+
+
+@pytest.mark.parametrize('kind', WRITERS)
+def test_images_that_are_no_whole_tokens_are_resized_once_more(tmp_path, tokenizer, kind):
+    settings = {'image_target_size': [40, 72], 'image_crop_size': [36, 54]}
+    spec = plan(WRITERS[kind](tmp_path / 'policy', CASE, **settings), tokenizer).spec
+    # 40 and 72 are 2.5 and 4.5 tokens of 16 pixels; halves round to even.
+    assert spec.dims.image == (32, 64)
+    crop = CropSpec(40, 0.9, size=(40, 72))
+    assert spec.images.crop == (crop if kind == 'LeRobot' else replace(crop, fraction_across=0.75))
+
+
+@pytest.mark.parametrize('crop', [None, [50, 48]])
+def test_a_cut_of_nvidia_s_that_is_missing_or_too_large_is_refused(tmp_path, tokenizer, crop):
+    folder = write_nvidia_folder(tmp_path / 'policy', CASE, image_crop_size=crop)
+    with pytest.raises(REFUSED, match='image_crop_size'):
+        plan(folder, tokenizer)
 
 
 def test_images_cut_by_opencv_keep_their_aspect(tmp_path, tokenizer):
@@ -169,7 +193,6 @@ def test_small_images_are_enlarged_as_the_backbone_s_processor_does(
         ({'letter_box_transform': True}, 'letter_box_transform: True is not supported'),
         ({'action_decode_transform': 'libero'}, "action_decode_transform: 'libero' is not"),
         ({'image_target_size': None}, 'image_target_size: is missing'),
-        ({'image_target_size': [40, 40]}, 'only sizes of whole image tokens of 16 pixels'),
     ],
 )
 def test_what_is_not_reproduced_is_refused_by_name(tmp_path, tokenizer, change, pattern):

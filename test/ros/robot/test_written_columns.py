@@ -234,10 +234,14 @@ def test_a_plan_keeps_the_policys_own_branch_of_euler_angles_and_its_lengths_in_
     written = written_as('euler')
     rows = np.zeros((3, 7))
     rows[:, 4:] = [[0.1, 1.7, 0.2], [0.3, math.pi / 2, 0.5], [0.3, math.pi / 2 + 1e-12, 7.5]]
-    np.testing.assert_array_equal(written.to_chunk(written.to_columns(rows), rows), rows)
+    np.testing.assert_array_equal(
+        written.to_chunk(written.to_columns(rows, np.zeros(len(written.columns))), rows), rows
+    )
     written = written_as('rotation_6d')
     rows = np.array([[0.0] * 4 + [2.0, 0.0, 0.0, 1.0, 3.0, 0.0]])
-    np.testing.assert_array_equal(written.to_chunk(written.to_columns(rows), rows), rows)
+    np.testing.assert_array_equal(
+        written.to_chunk(written.to_columns(rows, np.zeros(len(written.columns))), rows), rows
+    )
 
 
 def test_numbers_that_are_no_rotation_are_refused_with_pose_names_and_row():

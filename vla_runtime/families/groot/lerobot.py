@@ -76,7 +76,7 @@ def read_groot_folder(folder: Path, images: ImageSpec) -> FolderFacts:
         cleaning='python_list',
         state_length=state,
         action_length=actions,
-        deltas=(False,) * actions,
+        deltas=(None,) * actions,
         template='chat',
         usual_prompt_length=USUAL_PROMPT_LENGTH,
         horizon=_HORIZON if pack.get('action_horizon', int, _HORIZON) == _HORIZON else None,

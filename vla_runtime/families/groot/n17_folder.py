@@ -104,7 +104,7 @@ def read_n17_folder(folder: Path, options: ExportOptions) -> FolderFacts:
     """
     found = _lerobot(folder) if is_lerobot_folder(folder) else _nvidia(folder, options)
     _check(found)
-    images = image_spec(found.images)
+    images = image_spec(found.images, nvidia=found.kind == 'NVIDIA')
     columns = found.columns
     cut = cut_image(found.images, images, _camera_images(folder, found, options))
     return FolderFacts(

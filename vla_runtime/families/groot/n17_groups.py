@@ -26,7 +26,7 @@ class GroupedColumns:
         statistics: `state.low`, `state.high`, `actions.low` and `actions.high`; those of actions
             (H, n) where a group's range depends on the step.
         state, actions: numbers of dimensions.
-        deltas: True for each action that is relative to the state of the same index.
+        deltas: column of the state that each action is relative to; None for an absolute one.
         horizon: actions of a chunk that this robot has.
         poses: groups that are end-effector poses.
     """
@@ -34,7 +34,7 @@ class GroupedColumns:
     statistics: Mapping[str, np.ndarray]
     state: int
     actions: int
-    deltas: tuple[bool, ...]
+    deltas: tuple[int | None, ...]
     horizon: int
     poses: tuple[FolderPose, ...] = ()
 
@@ -65,7 +65,8 @@ def grouped_columns(
     horizon = len(steps)
     if steps != list(range(horizon)):
         raise action.error('delta_indices', f'{steps} where 0, 1, 2 and so on are expected')
-    ranges, deltas, column = [], [], 0
+    ranges, column = [], 0
+    deltas: list[int | None] = []
     poses: list[FolderPose] = []
     for name, config in zip(names, configs, strict=True):
         kind = _word(config, 'rep')
@@ -75,18 +76,18 @@ def grouped_columns(
         group = statistics.mapping('relative_action' if is_relative else 'action').mapping(name)
         low, high = _range(group, ('min', 'max') if is_relative else usual)
         width = low.shape[-1]
+        start = _reference(config, name, width, places, statistics) if is_relative else None
         if _word(config, 'type') == 'eef':
-            poses.append(
-                _pose(config, name, column, width, places, statistics, is_relative=is_relative)
-            )
-        elif is_relative:
-            _check_relative(config, name, column, width, places, statistics)
+            _check_pose(config, name, width)
+            poses.append(FolderPose(name, column, start, 'rotation_6d_rows'))
+        elif is_relative and _word(config, 'type') != 'non_eef':
+            raise config.error('type', f"group '{name}' is neither EEF nor NON_EEF")
         if low.ndim == 2 and len(low) < horizon:
             raise group.error('min', f'{len(low)} steps where {horizon} are expected')
         if low.ndim == 2:
             low, high = low[:horizon], high[:horizon]
         ranges.append((low, high))
-        deltas += [is_relative] * width
+        deltas += [None] * width if start is None else range(start, start + width)
         column += width
     if not state or not ranges or not horizon:
         raise ExportError(f'{modality.path}: {modality.field} has no state, actions or steps')
@@ -157,7 +158,7 @@ def flat_columns(
                     'none and cannot drive a robot yet'
                 )
             found[f'{group}.{ours}'] = values.astype(np.float32)
-    return GroupedColumns(found, state, actions, (False,) * actions, horizon)
+    return GroupedColumns(found, state, actions, (None,) * actions, horizon)
 
 
 def _range(group: JsonMapping, names: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
@@ -185,44 +186,25 @@ def _joined(parts: list[np.ndarray], horizon: int) -> np.ndarray:
     )
 
 
-def _check_relative(
-    config: JsonMapping,
-    name: str,
-    column: int,
-    width: int,
-    places: Mapping[str, int],
-    statistics: JsonMapping,
-) -> None:
-    """Refuse relative groups that are not relative to the state dimensions of the same places."""
-    if _word(config, 'type') != 'non_eef':
-        raise config.error('type', f"group '{name}' is neither EEF nor NON_EEF")
+def _reference(
+    config: JsonMapping, name: str, width: int, places: Mapping[str, int], statistics: JsonMapping
+) -> int:
+    """Return the first column of the state's group that a relative group is relative to.
+
+    Raises:
+        JsonError: the state has no such group, or one of another width.
+    """
     key = config.get('state_key', str, None) or name
-    if places.get(key) != column:
-        raise config.error(
-            'state_key',
-            f"group '{name}' stands at number {column} of the actions, the state '{key}' that it "
-            f'is relative to at {places.get(key)} of the state; only equal places are supported',
-        )
+    if key not in places:
+        raise config.error('state_key', f"group '{name}': the state has no group '{key}'")
     length = len(statistics.mapping('state').mapping(key).get('min', list))
     if length != width:
         raise config.error('state_key', f"'{key}' has {length} numbers, '{name}' {width}")
+    return places[key]
 
 
-def _pose(
-    config: JsonMapping,
-    name: str,
-    column: int,
-    width: int,
-    places: Mapping[str, int],
-    statistics: JsonMapping,
-    *,
-    is_relative: bool,
-) -> FolderPose:
-    """Return the pose of a group: a position and the first two rows of a matrix, 9 numbers.
-
-    Raises:
-        JsonError: it has another form, or its state has.
-    """
+def _check_pose(config: JsonMapping, name: str, width: int) -> None:
+    """Refuse a pose that is no position and two rows of a matrix, 9 numbers (JsonError)."""
     form = _word(config, 'format')
     if width != _POSE_WIDTH or form not in ('', 'default', 'xyz_rot6d', 'xyz+rot6d'):
         raise config.error(
@@ -230,15 +212,6 @@ def _pose(
             f"group '{name}': a pose of an end effector has {_POSE_WIDTH} numbers, x, y, z and two "
             f"rows of a matrix (XYZ_ROT6D); this one has {width} in the format '{form}'",
         )
-    if not is_relative:
-        return FolderPose(name, column, None, 'rotation_6d_rows')
-    key = config.get('state_key', str, None) or name
-    if key not in places:
-        raise config.error('state_key', f"group '{name}': the state has no group '{key}'")
-    length = len(statistics.mapping('state').mapping(key).get('min', list))
-    if length != width:
-        raise config.error('state_key', f"'{key}' has {length} numbers, '{name}' {width}")
-    return FolderPose(name, column, places[key], 'rotation_6d_rows')
 
 
 def _word(config: JsonMapping, key: str) -> str:

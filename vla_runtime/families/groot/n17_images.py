@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 
 from vla_runtime.bundle.schema import CropSpec, ImageSpec
-from vla_runtime.export.checkpoint import CheckpointError
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import FolderFacts
 from vla_runtime.files.json_file import JsonMapping
 from vla_runtime.processing.cropped_images import shortest_edge_size
 
 
-def image_spec(settings: JsonMapping) -> ImageSpec:
+def image_spec(settings: JsonMapping, *, nvidia: bool) -> ImageSpec:
     """Return the resizing and cutting of images.
 
     Args:
         settings: `image_target_size`, `image_crop_size`, `shortest_image_edge`, `crop_fraction`
             and `use_albumentations`.
+        nvidia: the folder is NVIDIA's, whose own code cuts height and width each by its own number
+            where it uses torchvision (`use_albumentations: false`).
 
     Raises:
         JsonError: sizes that are missing or of another form.
@@ -30,11 +31,21 @@ def image_spec(settings: JsonMapping) -> ImageSpec:
     edge = settings.get('shortest_image_edge', int, None) or target[0]
     fraction = settings.get('crop_fraction', float, None)
     crop = _pair(settings, 'image_crop_size')
+    area = settings.get('use_albumentations', bool, False)
+    if nvidia and not area:
+        if crop is None:
+            raise settings.error('image_crop_size', 'is missing: how much is cut is not said')
+        if any(kept > side for kept, side in zip(crop, target, strict=True)):
+            raise settings.error('image_crop_size', f'{crop} is larger than the image, {target}')
+        return ImageSpec(
+            padding='crop',
+            resample='bilinear_uint8',
+            crop=CropSpec(target[0], crop[0] / target[0], crop[1] / target[1]),
+        )
     if fraction is None and crop is not None:
         fraction = crop[0] / target[0]
     if fraction is not None and not 0.0 < fraction < 1.0:
         fraction = None
-    area = settings.get('use_albumentations', bool, False)
     return ImageSpec(
         padding='crop',
         resample='area' if area else 'bicubic_uint8',
@@ -78,9 +89,6 @@ def network_image(facts: FolderFacts, block: int, least: int) -> tuple[int, int]
         facts: facts of the folder; `image_sizes` has the size of a cut image.
         block: edge of an image token in pixels.
         least: pixels of an image; a smaller one is enlarged.
-
-    Raises:
-        CheckpointError: images that would be resized twice after they are cut.
     """
     (cut,) = facts.image_sizes
     # Python's round, to even.
@@ -88,11 +96,6 @@ def network_image(facts: FolderFacts, block: int, least: int) -> tuple[int, int]
     if height * width < least:
         scale = math.sqrt(least / (cut[0] * cut[1]))
         height, width = (block * math.ceil(edge * scale / block) for edge in cut)
-    if facts.images.resample != 'area' and (height, width) != cut:
-        raise CheckpointError(
-            f'image_target_size {list(cut)} would be resized to {height}x{width}; only sizes of '
-            f'whole image tokens of {block} pixels and of at least {least} pixels are supported'
-        )
     return height, width
 
 

@@ -17,9 +17,10 @@ from vla_runtime.execution.columns import Column, ColumnKind
 from vla_runtime.execution.limits import Limits
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.ros.robot.column_limits import column_limits
+from vla_runtime.ros.robot.kinematics import ArmKinematics, KinematicsError
 from vla_runtime.ros.robot.schema import Robot, RobotCamera, RobotJoint, RobotOutput, by_name
 from vla_runtime.ros.robot.units import SIZE, command_scaling
-from vla_runtime.ros.robot.written_columns import WrittenColumns, quaternion_names
+from vla_runtime.ros.robot.written_columns import JointChain, WrittenColumns, quaternion_names
 
 
 class MatchError(ValueError):
@@ -169,15 +170,18 @@ class _Matcher:
         cameras = self._match_cameras()
         state = [self._state_scaling(index) for index in range(len(self._spec.state))]
         columns = [self._column(action) for action in self._spec.actions]
-        written = WrittenColumns(columns, self._poses)
+        chains = {pose.name: self._chain(pose) for pose in self._poses}
+        self._chains = {name: chain for name, chain in chains.items() if chain is not None}
+        written = WrittenColumns(columns, self._poses, self._chains)
         actions = [self._action_scaling(index) for index in range(len(self._spec.actions))]
         self._check_repeated('state', [joint for joint, _, _ in state if joint])
-        self._check_repeated('actions', [column.name for column in columns])
+        self._check_repeated('actions', [column.name for column in written.columns])
         outputs = self._match_outputs(written) if not self._misfits else ()
         if self._misfits:
             raise MatchError('\n'.join(self._misfits))
         try:
             limits = column_limits(self._robot, written)
+            written.take_limits(limits, self._spec.step_time_s)
         except ValueError as error:
             raise MatchError(f'{self._robot.file}: {error}') from None
         return RobotMatch(
@@ -199,6 +203,36 @@ class _Matcher:
             pose.kind == 'velocity'
             and pose.name not in of_outputs
             and all(name in self._joints for name in pose.actions)
+        )
+
+    def _chain(self, pose: PoseSpec) -> JointChain | None:
+        """Return the joints that a pose is commanded through; None where an output carries it."""
+        robot_pose = by_name(self._robot.poses).get(pose.name)
+        if robot_pose is None or robot_pose.link is None or self._robot.urdf_text is None:
+            return None
+        index = self._robot.poses.index(robot_pose)
+        if pose.kind == 'velocity':
+            self._misfit('poses', f"'{pose.name}' is velocity; only poses go through joints")
+            return None
+        joints = {joint.in_messages: joint for joint in self._robot.joints}
+        try:
+            kinematics = ArmKinematics(
+                self._robot.urdf_text, robot_pose.frame_id, robot_pose.link, list(joints)
+            )
+        except KinematicsError as error:
+            self._misfit('poses', f'poses[{index}].link of the robot file: {error}')
+            return None
+        chain = [joints[name] for name in kinematics.joints]
+        for joint in chain:
+            if SIZE[joint.unit][0] == 'none':
+                self._misfit('poses', f"joint '{joint.name}' in '{joint.unit}' holds no pose")
+        return JointChain(
+            columns=tuple(_joint_column(joint, 'position') for joint in chain),
+            kinematics=kinematics,
+            unit=np.array([SIZE[joint.unit][1] for joint in chain]),
+            lower=np.array(robot_pose.lower),
+            upper=np.array(robot_pose.upper),
+            clamps=self._robot.on_violation.workspace == 'clamp',
         )
 
     def _misfit(self, bundle_field: str, message: str) -> None:
@@ -260,14 +294,7 @@ class _Matcher:
         # A number of a pose is no joint, whatever it is called: it has the pose's limits and unit.
         if joint is None or action.name in self._pose_of:
             return Column(action.name, kind, feedback=False)
-        return Column(
-            joint.name,
-            kind,
-            continuous=joint.continuous,
-            # Tolerances and the approach speed are in rad or m; of a unitless joint the whole way
-            # from 0 to 1 counts as one.
-            scale=1.0 / SIZE[joint.unit][1],
-        )
+        return _joint_column(joint, kind)
 
     def _action_scaling(self, index: int) -> tuple[float, float]:
         action = self._spec.actions[index]
@@ -318,9 +345,17 @@ class _Matcher:
                 matched.append(one)
                 carried.update(one.columns)
         carried_poses = [one.pose for one in matched if one.pose is not None]
+        carried_poses += [
+            pose
+            for pose in self._poses
+            if pose.name in self._chains
+            and all(place[column.name] in carried for column in self._chains[pose.name].columns)
+        ]
         for index, action in enumerate(self._spec.actions):
             pose = self._pose_of.get(action.name)
-            in_outputs = pose in carried_poses or place.get(written.names[index]) in carried
+            in_outputs = pose in carried_poses or (
+                pose is None and place.get(written.names[index]) in carried
+            )
             if not in_outputs:
                 what = f"pose '{pose.name}' with '{action.name}'" if pose else f"'{action.name}'"
                 self._misfit(f'actions[{index}].name', f'{what} is carried by none of the outputs')
@@ -382,6 +417,17 @@ class _Matcher:
             )
         where = tuple(place[name] for name in (*pose.position, *rotation))
         return MatchedOutput(output, where, pose=pose, frame_id=robot_pose.frame_id)
+
+
+def _joint_column(joint: RobotJoint, kind: ColumnKind) -> Column:
+    return Column(
+        joint.name,
+        kind,
+        continuous=joint.continuous,
+        # Tolerances and the approach speed are in rad or m; of a unitless joint the whole way
+        # from 0 to 1 counts as one.
+        scale=1.0 / SIZE[joint.unit][1],
+    )
 
 
 def command_units(output: RobotOutput, robot: Robot) -> Scaling | None:

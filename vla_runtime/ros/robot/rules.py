@@ -82,6 +82,7 @@ def check_robot(robot: RobotSpec) -> None:
         _check_joint(f'joints[{index}]', joint, has_urdf=robot.urdf is not None)
     for index, pose in enumerate(robot.poses):
         _check_pose(f'poses[{index}]', pose)
+        _check_link(f'poses[{index}]', pose, robot)
     for index, output in enumerate(robot.outputs):
         _check_output(f'outputs[{index}]', output)
         _check_fields_of_kind(f'outputs[{index}]', output)
@@ -200,6 +201,18 @@ def _check_pose(where: str, pose: RobotPose) -> None:
     for axis, (lower, upper) in enumerate(zip(pose.lower, pose.upper, strict=True)):
         if lower >= upper:
             raise FieldError(f'{where}.lower[{axis}]', f'{lower:g} is not smaller than {upper:g}')
+
+
+def _check_link(where: str, pose: RobotPose, robot: RobotSpec) -> None:
+    """Refuse a link without a URDF, or of a pose that an output carries."""
+    if pose.link is None:
+        return
+    if robot.urdf is None:
+        raise FieldError(f'{where}.link', 'is a link of the URDF, and the file names none (urdf)')
+    if any(output.pose == pose.name for output in robot.outputs):
+        raise FieldError(
+            f'{where}.link', 'goes through joints, but an output carries the pose; keep one of both'
+        )
 
 
 def _check_output(where: str, output: RobotOutput) -> None:

@@ -205,6 +205,8 @@ class RobotPose:
         angular_acceleration: largest change of the angular velocity of a pose, rad/s²; of a twist
             about each axis; unlimited where left out.
         aliases: further names under which policies know it.
+        link: link of the URDF that is this end effector. Where no output carries the pose, it is
+            commanded through the joints between `frame_id` and this link.
     """
 
     name: str
@@ -216,6 +218,7 @@ class RobotPose:
     acceleration: float | None = None
     angular_acceleration: float | None = None
     aliases: tuple[str, ...] = ()
+    link: str | None = None
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ MEANINGS: dict[ChunkRefusal, str] = {
     ChunkRefusal.WRONG_JOINTS: "its joints are not the robot's",
     ChunkRefusal.NOT_FINITE: 'it holds a number that is not finite',
     ChunkRefusal.NO_ROTATION: 'it holds a rotation that is none',
+    ChunkRefusal.OUT_OF_REACH: 'the arm cannot reach a pose in it',
     ChunkRefusal.WRONG_STEP_TIME: 'its step time is not that of the chunks before',
     ChunkRefusal.INTERVAL_EXCEEDS_HORIZON: 'it has fewer steps than replan_interval asks for',
     ChunkRefusal.LIMIT: "it violates a limit that the robot file's on_violation refuses",

@@ -1,0 +1,123 @@
+"""Steps of an end effector's pose (LIBERO's convention): from a folder to absolute poses."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from libero_folders import ACTIONS, OPTIONS, POSE_OPTIONS, SCALE, STATE, write_libero_folder
+
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.cli.main import main
+from vla_runtime.policy import Policy
+from vla_runtime.types import CommittedPlan, Observation
+
+MEAN = np.array([0.1, -0.2, 0.05, 0.02, -0.03, 0.1, 0.3])
+STD = np.array([0.3, 0.25, 0.4, 0.06, 0.05, 0.1, 0.9])
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    return write_libero_folder(tmp_path_factory.mktemp('libero') / 'policy', MEAN, STD)
+
+
+@pytest.fixture(scope='module')
+def bundle(folder):
+    target = folder.parent / 'bundle'
+    words = ['export', str(folder), '--out', str(target), '--onnx-precision', 'none']
+    assert main([*words, *OPTIONS, *POSE_OPTIONS]) == 0
+    return target
+
+
+def rotation(vector: np.ndarray) -> np.ndarray:
+    """Rodrigues' formula."""
+    angle = np.linalg.norm(vector)
+    if angle < 1e-12:
+        return np.eye(3)
+    x, y, z = vector / angle
+    cross = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
+    return np.eye(3) + np.sin(angle) * cross + (1.0 - np.cos(angle)) * cross @ cross
+
+
+def observation(bundle, state: np.ndarray) -> Observation:
+    random = np.random.default_rng(1)
+    images = {
+        name: random.integers(0, 256, (48, 64, 3), np.uint8)
+        for name in read_bundle(bundle).spec.camera_names
+    }
+    return Observation(images, state, 'put the bowl on the plate')
+
+
+STATE_NOW = np.array([0.1, -0.2, 0.9, 3.0, 0.1, -0.4, 0.02, -0.02])
+
+
+def test_a_bundle_says_that_its_actions_are_steps_of_a_pose_in_metres_and_radians(bundle):
+    spec = read_bundle(bundle).spec
+    (pose,) = spec.poses
+    assert (pose.kind, pose.delta_from, pose.frame, pose.form) == (
+        *('delta', 'step', 'base'),
+        'axis_angle',
+    )
+    assert (pose.actions, (*pose.state_position, *pose.state_rotation)) == (ACTIONS[:6], STATE[:6])
+    assert [action.unit for action in spec.actions] == [*'mmm', *['rad'] * 3, '1']
+    assert [one.unit for one in spec.state] == [*'mmm', *['rad'] * 3, 'm', 'm']
+    assert [action.kind for action in spec.actions] == ['delta'] * 6 + ['absolute']
+
+
+def test_every_row_moves_the_measured_pose_on_by_what_the_policy_says(bundle):
+    policy = Policy.load(bundle, backend='torch')
+    chunk, _ = policy.infer(observation(bundle, STATE_NOW))
+    raw = chunk.normalised[:, :7].astype(np.float64) * STD + MEAN
+    place, turned = STATE_NOW[:3], rotation(STATE_NOW[3:6])
+    for row, action in zip(chunk.actions, raw, strict=True):
+        place = place + SCALE[0] * action[:3]
+        turned = rotation(SCALE[1] * action[3:6]) @ turned
+        np.testing.assert_allclose(row[:3], place, atol=1e-5)
+        np.testing.assert_allclose(rotation(row[3:6]), turned, atol=1e-5)
+        assert row[6] == pytest.approx(action[6], abs=1e-5)
+    moved, _ = policy.infer(observation(bundle, STATE_NOW + 0.05 * np.eye(8)[0]))
+    assert np.abs(moved.actions - chunk.actions).max() > 0.01
+
+
+def test_a_plan_of_poses_is_shown_to_the_policy_as_its_own_steps(bundle):
+    policy = Policy.load(bundle, backend='torch')
+    seen = observation(bundle, STATE_NOW)
+    chunk, _ = policy.infer(seen)
+    plan = CommittedPlan(actions=chunk.actions, delay_steps=2, execution_horizon=4)
+    shown = policy._codec.plan(plan, seen)
+    np.testing.assert_allclose(shown[:, :7], chunk.normalised[:, :7], atol=1e-3)
+
+
+def said(folder, capsys, *words: str) -> str:
+    target = folder.parent / 'never'
+    arguments = ['export', str(folder), '--out', str(target), '--onnx-precision', 'none']
+    assert main([*arguments, *OPTIONS, *words]) == 2
+    assert not target.exists()
+    return capsys.readouterr().err
+
+
+def test_what_the_steps_lack_is_asked_for(folder, capsys):
+    asked = re.findall(r'^  (--\S+)', said(folder, capsys, *POSE_OPTIONS[:2]), flags=re.M)
+    assert set(asked) == {'--pose-state', '--pose-scale'}
+
+
+@pytest.mark.parametrize(
+    ('words', 'named'),
+    [
+        (('--pose-scale', '1,1'), '--pose-steps'),
+        ((*POSE_OPTIONS[2:], '--pose-steps', ','.join(ACTIONS[:5])), '--pose-steps'),
+        ((*POSE_OPTIONS[2:], '--pose-steps', 'dx,dy,dz,drx,dry,dry'), '--pose-steps'),
+        ((*POSE_OPTIONS[2:], '--pose-steps', 'dx,dy,dz,drx,dry,drw'), 'drw'),
+        ((*POSE_OPTIONS, '--velocity', 'dx'), 'dx'),
+        ((*POSE_OPTIONS, '--delta', 'dx'), 'dx'),
+        ((*POSE_OPTIONS[:2], *POSE_OPTIONS[4:], '--pose-state', 'x,y,z,rx,ry,tilt'), 'tilt'),
+    ],
+)
+def test_steps_that_contradict_names_or_other_options_are_refused(folder, capsys, words, named):
+    assert named in said(folder, capsys, *words)
+
+
+@pytest.mark.parametrize('scale', ['0.05', '0.05,0', '1,-1', 'a,b', '1,nan', '1,inf'])
+def test_a_scale_that_is_none_is_refused(folder, scale, capsys):
+    assert '--pose-scale' in said(folder, capsys, *POSE_OPTIONS[:4], '--pose-scale', scale)
