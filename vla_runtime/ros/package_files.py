@@ -8,7 +8,7 @@ from pathlib import Path
 def share_folder() -> Path:
     """Return the folder with `config/` and `engines/`: the source tree, or the installed share.
 
-    pip and colcon install `share/` beside the `lib/` that the modules are in, with ROS 2 or without.
+    pip and colcon install `share/` beside the `lib/` that the modules are in, ROS 2 or not.
 
     Raises:
         FileNotFoundError: the package is neither run from its source tree nor installed.
