@@ -10,16 +10,18 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from diagnostic_msgs.msg import DiagnosticArray
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from forked import Fork
-from graph import Graph, Process, graph
+from graph import LATCHED, RELIABLE, Graph, Process, graph
 from rosbags.interfaces import QosDurability
 from rosbags.rosbag2 import Reader
+from std_msgs.msg import String
 from std_srvs.srv import Trigger
 from tiny_policy import CAMERAS, tiny_spec, two_frames_spec, write_tiny_policy
 from tiny_robot import ROBOT, Drivers, write_robot
 from trajectory_msgs.msg import JointTrajectory
 
+from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.recording.cdr import header_stamp_ns
 from vla_runtime.replay.frames import SkippedInference
@@ -27,6 +29,9 @@ from vla_runtime.replay.recorded import read_run
 from vla_runtime.replay.rerun import Replay
 from vla_runtime.replay.setup import Changes
 from vla_runtime.ros.messages.diagnostics import values_of
+from vla_runtime.ros.policy.description import describe
+from vla_runtime.ros.robot.file import load_robot
+from vla_runtime.ros.robot.match import match_robot
 
 pytestmark = pytest.mark.graph
 
@@ -215,6 +220,54 @@ def test_earlier_frames_are_recorded_with_the_newest(tmp_path, stamp):
     assert all(last[f'{name}_before'] < last[name] for name in CAMERAS)
     assert [one.error is not None and one.error.identical for one in found] == [True] * 6
     assert_live_as_recorded(tmp_path / 'bag', 6)
+
+
+def test_a_report_may_come_before_the_description_that_tells_its_cameras(robot, tmp_path):
+    """Topics have no order among each other. Here the policy node is the test's own."""
+    bundle = write_tiny_policy(tmp_path / 'n17', two_frames_spec())
+    spec, loaded = read_bundle(bundle).spec, load_robot(robot)
+    given = {'bundle': str(bundle), 'backend': 'torch', 'device': 'cpu', 'precision': 'float32'}
+    text = describe(
+        spec,
+        loaded,
+        match_robot(loaded, spec, bundle),
+        {**given, 'use_cuda_graphs': True, 'torch_compile': 'none'},
+        threads=1,
+        topic_name=lambda topic: f'/{topic}',
+    )
+    folder = tmp_path / 'bag'
+    with graph() as made:
+        recorder = made.fork(
+            'vla_runtime.ros.recorder.node',
+            *('--ros-args', '-p', f'robot:={robot}', '-p', f'folder:={folder}'),
+        )
+        drivers = Drivers(made)
+        reports = made.node.create_publisher(DiagnosticArray, f'{NODE}/report', RELIABLE)
+        descriptions = made.node.create_publisher(String, f'{NODE}/description', LATCHED)
+        status = made.collect(DiagnosticArray, '/diagnostics')
+        drivers.wait_for_listeners(1)
+        made.wait_for(reports.get_subscription_count, 'the recorder to listen to reports')
+
+        def said() -> dict[str, str]:
+            found = [one for message in status for one in message.status]
+            return values_of(found[-1]) if found else {}
+
+        # What comes before the recorder has found the camera is lost.
+        comes = lambda: float(said().get('frame_megabytes', 0)) > 0  # noqa: E731
+        made.wait_for(comes, 'frames', meanwhile=drivers)
+        for _ in range(2):
+            drivers()
+        before, newest = sorted(drivers.frames['top'])[-2:]
+        used = {'stamp_ns.top_before': before, 'stamp_ns.top': newest}
+        values = [KeyValue(key=key, value=str(value)) for key, value in used.items()]
+        reports.publish(DiagnosticArray(status=[DiagnosticStatus(values=values)]))
+        made.wait_for(lambda: said().get('chunks') == '1', 'the report to be there')
+        assert said()['policy_found'] == 'false'
+        descriptions.publish(String(data=text))
+        made.wait_for(lambda: said().get('policy_found') == 'true', 'the description')
+        assert recorder.stop(signal.SIGINT) == 0
+    messages = BagReader(folder).messages(lambda topic, _: topic == '/top/image')
+    assert {header_stamp_ns(raw.serialised) for raw in messages} == {before, newest}
 
 
 @pytest.mark.thorough

@@ -10,6 +10,7 @@ Each topic is recorded with the QoS that its publisher offers, so that a replay 
 from __future__ import annotations
 
 import array
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -50,6 +51,8 @@ _CAMERA = QoSProfile(depth=60, reliability=ReliabilityPolicy.BEST_EFFORT)
 # A second of a 1 kHz driver: a state is made of single messages, and one that is lost is missed.
 _JOINTS = QoSProfile(depth=1000, reliability=ReliabilityPolicy.BEST_EFFORT)
 _STATES = 4000
+# Reports that wait for the description, which comes as soon as the policy node is found.
+_EARLY = 64
 
 # Of the nodes' own topics.
 _USUAL = Offer(depth=10)
@@ -98,6 +101,8 @@ class TopicRecorder:
         self.chunks = 0
         self.found = False
         self._description: String | None = None
+        # Reports that came before it: it tells the topics of the cameras that they name.
+        self._early: deque[DiagnosticArray] = deque(maxlen=_EARLY)
         self._node = node
         self._recording = recording
         self._images = images
@@ -210,8 +215,14 @@ class TopicRecorder:
             values = values_of(status)
             if _STATE_STAMP in values and not self._received:
                 self.states.wanted(int(values[_STATE_STAMP]))
-            if self._images != 'used':
-                continue
+        if self._images == 'used' and self.found:
+            self._name_frames(message)
+        elif self._images == 'used':
+            self._early.append(message)
+
+    def _name_frames(self, message: DiagnosticArray) -> None:
+        for status in message.status:
+            values = values_of(status)
             # A policy may see several frames of a camera.
             used: dict[str, list[int]] = {}
             for key, value in values.items():
@@ -232,6 +243,8 @@ class TopicRecorder:
     def _on_description(self, message: String, _: int) -> None:
         self.found, self._description = True, message
         self._camera_topics |= read_description(message.data).cameras
+        while self._early:
+            self._name_frames(self._early.popleft())
 
     def _reduce(self, camera: RobotCamera, name: str, message: Any, now_ns: int) -> None:
         if camera.type == 'raw':
