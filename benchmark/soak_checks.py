@@ -56,7 +56,7 @@ class Commands:
         stamps_ns: (n,) header stamps, increasing.
         arrivals_ns: (n,) when they came.
         positions: (n, joints) rad or m.
-        measured: (n, joints) where the robot was when they came; None where nobody knows.
+        measured: (n, joints) where the robot was at their stamps; None where nobody knows.
     """
 
     stamps_ns: np.ndarray
@@ -407,8 +407,8 @@ def check_limits(
     seconds = np.diff(stamps)[:, None] * 1e-9
     longest_s = 1.5 * float(np.median(seconds)) if len(seconds) else np.inf
     ways = np.diff(positions, axis=0)
-    short_s = np.minimum(seconds, longest_s)
-    ways = np.where(_seated(commands, ways, short_s, velocity, acceleration), 0.0, ways)
+    most = np.minimum(seconds, longest_s) * velocity
+    ways = np.where(_seated(commands, ways, seconds, most, acceleration), 0.0, ways)
     speeds = ways / seconds
     beyond = np.maximum(lower - positions, positions - upper) / (upper - lower)
     fast = np.abs(speeds) / velocity
@@ -438,7 +438,7 @@ def _seated(
     commands: Commands,
     ways: np.ndarray,
     seconds: np.ndarray,
-    velocity: np.ndarray,
+    most: np.ndarray,
     acceleration: np.ndarray,
 ) -> np.ndarray:
     """Return which joints' commands were set to where they are, (n - 1, joints) bool.
@@ -452,7 +452,7 @@ def _seated(
     apart = (seconds + np.concatenate([seconds[:1], seconds[:-1]])) / 2
     # Further than rounding beyond the first step of a motion, which the next one builds upon.
     out_of_rest = rested & (np.abs(ways) > 1.05 * acceleration * apart * seconds)
-    return near & (out_of_rest | (np.abs(ways) > velocity * seconds))
+    return near & (out_of_rest | (np.abs(ways) > most))
 
 
 def unexplained_stops(record: Record) -> list[Fault]:

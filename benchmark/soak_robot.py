@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import array
 import time
-from collections.abc import Callable
 
 import numpy as np
 from sensor_msgs.msg import JointState
@@ -33,22 +32,19 @@ _ANSWER_S = 1.0
 _PUSHED_WITHIN_S = 0.05
 # `frame_id` of commands that a fault sends.
 OTHER = 'another node'
-Positions = Callable[[], np.ndarray]
 _ALL = QoSProfile(depth=1000, reliability=ReliabilityPolicy.RELIABLE)
 
 
 class _Side:
     """One arm: a topic of joint states, and one of commands."""
 
-    def __init__(self, graph: Graph, robot: Robot, index: int, positions: Positions) -> None:
+    def __init__(self, graph: Graph, robot: Robot, index: int) -> None:
         source, output = robot.joint_states[index], robot.outputs[index]
         assert source.joints == output.joints
         order = [joint.name for joint in robot.joints]
         self.columns = [order.index(name) for name in source.joints]
         self.names = [robot.joint(name).in_messages for name in source.joints]
         self.newest: np.ndarray | None = None
-        self._positions = positions
-        self.measured = array.array('d')
         self.stamps, self.arrivals = array.array('q'), array.array('q')
         self.numbers = array.array('d')
         self.publisher = graph.node.create_publisher(JointState, '/' + source.topic, SENSOR)
@@ -62,7 +58,6 @@ class _Side:
             return
         # The stamps last: whoever counts them finds all the rest.
         self.numbers.extend(message.position)
-        self.measured.extend(self._positions()[self.columns])
         self.arrivals.append(time.time_ns())
         self.stamps.append(stamp_to_ns(message.header.stamp))
         self.newest = np.array(message.position)
@@ -102,10 +97,9 @@ class SimulatedRobot:
         # Steady time at which motors that have come on wait no longer; commands until then.
         self._waits: tuple[float, int] | None = None
         self._last_s = time.monotonic()
-        self._sides = [
-            _Side(graph, robot, index, lambda: self.positions)
-            for index in range(len(robot.outputs))
-        ]
+        self._sides = [_Side(graph, robot, index) for index in range(len(robot.outputs))]
+        # Where it was, and when.
+        self._times, self._places = array.array('q'), array.array('d')
         self._loop = SteadyLoop(
             self._tick, RATE_HZ, 'robot', lambda error: self.problems.append(repr(error))
         )
@@ -156,16 +150,16 @@ class SimulatedRobot:
         for other in stamps[1:]:
             common = np.intersect1d(common, other)
         positions = np.zeros((len(common), len(self.positions)))
-        measured = positions.copy()
         arrivals = np.zeros(len(common), dtype=np.int64)
         for side, own in zip(self._sides, stamps, strict=True):
             numbers = np.array(side.numbers)[: len(own) * len(side.columns)]
-            at = np.array(side.measured)[: len(own) * len(side.columns)]
             _, _, rows = np.intersect1d(common, own, return_indices=True)
             positions[:, side.columns] = numbers.reshape(len(own), -1)[rows]
-            measured[:, side.columns] = at.reshape(len(own), -1)[rows]
             arrivals = np.maximum(arrivals, np.array(side.arrivals)[: len(own)][rows])
-        return Commands(common, arrivals, positions, measured)
+        times = np.array(self._times)
+        places = np.array(self._places)[: len(times) * len(self.positions)]
+        at = np.maximum(np.searchsorted(times, common, side='right') - 1, 0)
+        return Commands(common, arrivals, positions, places.reshape(len(times), -1)[at])
 
     def close(self) -> None:
         self._loop.stop(2.0)
@@ -183,9 +177,12 @@ class SimulatedRobot:
         held = np.isfinite(self._pushed)
         share = 1.0 - np.exp(-passed_s / _PUSHED_WITHIN_S)
         self.positions[held] += share * (self._pushed - self.positions)[held]
+        now_ns = time.time_ns()
+        self._places.extend(self.positions)
+        self._times.append(now_ns)
         if self.silent:
             return
-        stamp = ns_to_stamp(time.time_ns())
+        stamp = ns_to_stamp(now_ns)
         measured = self.positions + self.sensor_error * (self.errs_for != 0)
         self.errs_for -= self.errs_for > 0
         for side in self._sides:

@@ -32,8 +32,8 @@ from vla_runtime.tabletop.sim.world import JOINT_NAMES
 pytestmark = pytest.mark.graph
 
 NODE = '/vla_executor'
-# `hold_follows` of the tabletop robot, which gives none.
-STAYS_RAD = 0.05
+# `hold_follows` of the tabletop robot, which gives none; and rounding.
+STAYS_RAD = 0.05 + 1e-6
 # Statuses that show that nothing goes on; they come five times a second.
 _STATUSES = 8
 ELBOW, ROLL = JOINT_NAMES.index('elbow_flex'), JOINT_NAMES.index('wrist_roll')
@@ -200,6 +200,11 @@ INTERVALS = pytest.mark.parametrize('replan_interval', [1, 25])
 # ---------------------------------------------------------------- two publishers of one joint
 
 
+def near(bench: Bench) -> list[float]:
+    """Positions that the arm could be at: only by its publisher is such a message known."""
+    return [float(position) + 0.01 for position in bench.arm.positions]
+
+
 @RATES
 def test_two_publishers_of_the_same_joints_refuse_the_start_and_are_both_named(
     made: Callable[..., Bench], rate_hz: float
@@ -213,6 +218,22 @@ def test_two_publishers_of_the_same_joints_refuse_the_start_and_are_both_named(
         assert 'joint_state_publisher' in answer.message and '/test' in answer.message
         assert not bench.arm.commands
     # Once one of them has ended the robot may start.
+    bench.move()
+
+
+@RATES
+def test_two_publishers_that_hardly_differ_stop_the_robot_and_refuse_the_start_as_well(
+    made: Callable[..., Bench], rate_hz: float
+) -> None:
+    bench = made(rate_hz)
+    bench.move()
+    with publisher(bench, list(JOINT_NAMES), positions=lambda: near(bench)):
+        status = bench.wait_for_status('a stop', lambda s: s['mode'] == 'stopped')
+        assert status['reason'] == 'state_doubled'
+        bench.arm.mark()
+        bench.assert_stays()
+        answer = bench.call('start')
+        assert not answer.success and 'joint_state_publisher' in answer.message
     bench.move()
 
 
