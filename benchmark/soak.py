@@ -5,14 +5,16 @@ cameras, a small policy of random weights. Steps of 50 and of 20 Hz; replan inte
 25 by turns; cameras at 30 Hz, at 12 Hz and with jitter; hand-over, interpolation, guidance and
 cache changed while it moves; and faults of every kind one after the other in a seeded order: a
 policy that freezes or dies, cameras and joint states that stop, slow down, jump or are malformed,
-stray chunks, participants that are killed, a push against the arm, the operator's services.
+stray chunks, participants that are killed, a push against the arm, the operator's services, a
+second publisher of the joints, one to fifty false readings, power that is lost for 0.2 to 30 s or
+an arm that is guided while it is stopped, and another node that commands the robot.
 
 What must hold: the robot stands still no longer than the next frames of all cameras that belong
 together and one inference take (after a fault: one more, which may be under way; after a
 participant was killed: and the time for which Fast DDS held the policy), no command is
-outside position, velocity and acceleration limits by the header stamps, no traceback, every process
-ends with 0. A policy that Fast DDS has cut off after a SIGSTOP is a fault of its own, until its
-process has started again.
+outside position, velocity and acceleration limits by the header stamps, no joint of a stopped robot
+is moved by more than 0.05 rad, no traceback, every process ends with 0. A policy that Fast DDS has
+cut off after a SIGSTOP is a fault of its own, until its process has started again.
 
     python benchmark/soak.py --minutes 30 --seed 1
     python benchmark/soak.py --minutes 2 --only push policy_killed --json soak.json --logs logs

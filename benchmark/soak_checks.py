@@ -22,6 +22,13 @@ _SHORTEST_NS = 50_000_000
 _LATE_TICK_NS = 25_000_000
 # Transport of frame, request, chunk and command, and ticks, on a machine with cores to spare.
 ALLOWANCE_S = 0.15
+# A command so near to the robot is where the robot is, whatever the one before it was, rad or m.
+SEATED = 0.05
+# A stopped robot stays where it is: `hold_follows`, rad.
+STAYS = 0.05
+# Within this before it a stop is explained by a policy, or a machine, that stood still for as long
+# as a person is needed after (`restart_after_outage_s`, less what the robot still executes).
+_EXPLAINS_NS, _STOOD_STILL_S = 6_000_000_000, 1.0
 # Rounding of stamps and numbers: a limit is exceeded from here on.
 TOLERANCE = 1e-3
 # What reading the clock twice may differ by.
@@ -49,11 +56,13 @@ class Commands:
         stamps_ns: (n,) header stamps, increasing.
         arrivals_ns: (n,) when they came.
         positions: (n, joints) rad or m.
+        measured: (n, joints) where the robot was at their stamps; None where nobody knows.
     """
 
     stamps_ns: np.ndarray
     arrivals_ns: np.ndarray
     positions: np.ndarray
+    measured: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -377,7 +386,8 @@ def check_limits(
     Velocity is the difference of two commands by that of their stamps; acceleration the
     difference of two such velocities by the time between the middles of their intervals: no motion
     within the limits exceeds either, however uneven the ticks are. A command after a pause may
-    slow down more suddenly: it contains no more than one and a half periods at top speed.
+    slow down more suddenly: it contains no more than one and a half periods at top speed. A joint
+    whose command is set to where it is does not move by that.
 
     Args:
         record: record of the run.
@@ -395,7 +405,11 @@ def check_limits(
     commands = record.commands
     stamps, positions = commands.stamps_ns, commands.positions
     seconds = np.diff(stamps)[:, None] * 1e-9
-    speeds = np.diff(positions, axis=0) / seconds
+    longest_s = 1.5 * float(np.median(seconds)) if len(seconds) else np.inf
+    ways = np.diff(positions, axis=0)
+    most = np.minimum(seconds, longest_s) * velocity
+    ways = np.where(_seated(commands, ways, seconds, most, acceleration), 0.0, ways)
+    speeds = ways / seconds
     beyond = np.maximum(lower - positions, positions - upper) / (upper - lower)
     fast = np.abs(speeds) / velocity
     apart = (seconds[1:] + seconds[:-1]) / 2
@@ -403,7 +417,6 @@ def check_limits(
     noise = 2.0 * STAMP_S * (np.abs(speeds[1:]) / seconds[1:] + np.abs(speeds[:-1]) / seconds[:-1])
     sudden = np.maximum(np.abs(np.diff(speeds, axis=0)) - noise, 0.0) / apart / acceleration
     braking = (np.abs(speeds[1:]) <= np.abs(speeds[:-1])) & (speeds[1:] * speeds[:-1] >= 0.0)
-    longest_s = 1.5 * float(np.median(seconds)) if len(seconds) else np.inf
     late = seconds > longest_s
     excused = braking & _may_stop_at_once(record.faults, stamps[2:])[:, None]
     slowed = braking & late[1:]
@@ -413,12 +426,52 @@ def check_limits(
         'velocity': (fast, stamps[1:]),
         'acceleration': (np.where(excused | slowed, 0.0, sudden), stamps[2:]),
         'after a pause': (
-            np.where(late, np.abs(np.diff(positions, axis=0)), 0.0) / most,
+            np.where(late, np.abs(ways), 0.0) / most,
             stamps[1:],
         ),
         'immediate stops': (np.where(excused, sudden, 0.0), stamps[2:]),
     }
     return {kind: _use(record, names, *found) for kind, found in uses.items()}
+
+
+def _seated(
+    commands: Commands,
+    ways: np.ndarray,
+    seconds: np.ndarray,
+    most: np.ndarray,
+    acceleration: np.ndarray,
+) -> np.ndarray:
+    """Return which joints' commands were set to where they are, (n - 1, joints) bool.
+
+    From further away than a joint may go, or out of rest than it may get going.
+    """
+    if commands.measured is None:
+        return np.zeros(ways.shape, dtype=bool)
+    near = np.abs(commands.positions - commands.measured)[1:] <= SEATED
+    rested = np.concatenate([np.ones((1, ways.shape[1]), bool), ways[:-1] == 0.0])
+    apart = (seconds + np.concatenate([seconds[:1], seconds[:-1]])) / 2
+    # Further than rounding beyond the first step of a motion, which the next one builds upon.
+    out_of_rest = rested & (np.abs(ways) > 1.05 * acceleration * apart * seconds)
+    return near & (out_of_rest | (np.abs(ways) > most))
+
+
+def unexplained_stops(record: Record) -> list[Fault]:
+    """Stops that no fault, and no policy or machine that stood still, was the reason of."""
+    return [
+        fault
+        for fault in record.faults
+        if fault.kind == 'stopped by itself' and not _is_explained(fault, record)
+    ]
+
+
+def _is_explained(stop: Fault, record: Record) -> bool:
+    begin_ns, end_ns = stop.begin_ns - _EXPLAINS_NS, stop.begin_ns
+    cut_off = any(
+        fault.kind == 'policy_cut_off' and fault.begin_ns < end_ns and fault.over_ns > begin_ns
+        for fault in record.faults
+    )
+    stood = np.concatenate([record.pulse, record.held])
+    return cut_off or _late_s(stood, begin_ns, end_ns) > _STOOD_STILL_S
 
 
 def _may_stop_at_once(faults: Sequence[Fault], stamps: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ import numpy as np
 from camera_driver import blank_image
 from sensor_msgs.msg import Image, JointState
 from soak_nodes import Child
+from soak_robot import OTHER
 from std_srvs.srv import Trigger
 from three_cameras import RELIABLE, SENSOR
 from trajectory_msgs.msg import JointTrajectory
@@ -174,6 +175,105 @@ def malformed_joint_states(rig: Rig, random: np.random.Generator) -> str:
     return side.topic
 
 
+def glitch(rig: Rig, random: np.random.Generator) -> str:
+    """One to fifty false readings of a joint: zero, one turn off, or anything."""
+    stopped = _stop_first(rig, random)
+    joint, samples = _arm_joint(rig, random), int(random.integers(1, 51))
+    by = [-float(rig.robot.positions[joint]), 2.0 * np.pi, float(random.uniform(-2.0, 2.0))]
+    rig.robot.sensor_error[joint] = by[int(random.integers(len(by)))]
+    rig.robot.errs_for = samples
+    while rig.robot.errs_for > 0:
+        time.sleep(0.005)
+    said = f'{samples} samples of joint {joint} by {rig.robot.sensor_error[joint]:+.2f} rad'
+    rig.robot.sensor_error[joint] = 0.0
+    rig.robot.errs_for = -1
+    _last(random, 0.2, 1.0)
+    return said + stopped
+
+
+def second_publisher(rig: Rig, random: np.random.Generator) -> str:
+    """Another node publishes zeros of the same joints, as `joint_state_publisher` does."""
+    stopped = _stop_first(rig, random)
+    side = rig.robot_file.joint_states[int(random.integers(len(rig.robot_file.joint_states)))]
+    names = [rig.robot_file.joint(name).in_messages for name in side.joints]
+    publisher = rig.graph.node.create_publisher(JointState, '/' + side.topic, SENSOR)
+    _wait_for_match(publisher)
+    rate_hz, end_s = float(random.choice([10.0, 50.0, 200.0])), time.monotonic() + 2.0
+    while time.monotonic() < end_s:
+        message = JointState(name=names, position=[0.0] * len(names))
+        message.header.stamp = ns_to_stamp(time.time_ns())
+        publisher.publish(message)
+        time.sleep(1.0 / rate_hz)
+    rig.graph.node.destroy_publisher(publisher)
+    return f'zeros on {side.topic} at {rate_hz:g} Hz{stopped}'
+
+
+def power_lost(rig: Rig, random: np.random.Generator) -> str:
+    """Motors and joint states are away together, and a hand may move the arm meanwhile."""
+    stopped = _stop_first(rig, random)
+    seconds = float(np.exp(random.uniform(np.log(0.2), np.log(30.0))))
+    rig.robot.powered, rig.robot.silent = False, True
+    end_s = time.monotonic() + seconds
+    guided = random.random() < 0.5
+    if guided:
+        rig.robot.guide(_by_hand(rig, random, 0.6 * seconds), 0.6 * seconds)
+    time.sleep(max(0.0, end_s - time.monotonic()))
+    rig.robot.power_on()
+    _last(random, 0.5, 1.5)
+    return f'for {seconds:.2f} s{", moved by hand" if guided else ""}{stopped}'
+
+
+def guided_while_stopped(rig: Rig, random: np.random.Generator) -> str:
+    """A hand moves an arm whose motors are off and whose joint states go on; they come on."""
+    rig.services.insist(Trigger, f'{rig.EXECUTOR}/stop', Trigger.Request())
+    time.sleep(0.5)
+    rig.robot.powered = False
+    seconds = float(random.uniform(0.5, 2.0))
+    rig.robot.guide(_by_hand(rig, random, seconds), seconds)
+    # It rests, and its hold is taken along.
+    rests = _last(random, 1.5, 3.0)
+    rig.robot.powered = True
+    time.sleep(1.0)
+    return f'for {seconds:.2f} s, at rest for {rests:.2f} s'
+
+
+def _by_hand(rig: Rig, random: np.random.Generator, seconds: float) -> np.ndarray:
+    """(joints,) way of a hand, at 1 rad/s at most."""
+    by = np.zeros(len(rig.robot_file.joints))
+    for _ in range(3):
+        by[_arm_joint(rig, random)] = random.uniform(-1.0, 1.0) * min(seconds, 0.8)
+    return by
+
+
+def other_commander(rig: Rig, random: np.random.Generator) -> str:
+    """Another node sends on a command topic, to hold the robot where it is."""
+    stopped = _stop_first(rig, random)
+    output = rig.robot_file.outputs[int(random.integers(len(rig.robot_file.outputs)))]
+    order = [joint.name for joint in rig.robot_file.joints]
+    columns = [order.index(name) for name in output.joints]
+    publisher = rig.graph.node.create_publisher(JointState, '/' + output.topic, RELIABLE)
+    _wait_for_match(publisher)
+    end_s = time.monotonic() + float(random.uniform(0.2, 2.0))
+    while time.monotonic() < end_s:
+        place = rig.robot.positions[columns].tolist()
+        message = JointState(name=list(output.joints), position=place)
+        message.header.frame_id = OTHER
+        message.header.stamp = ns_to_stamp(time.time_ns())
+        publisher.publish(message)
+        time.sleep(0.05)
+    rig.graph.node.destroy_publisher(publisher)
+    return f'on {output.topic}{stopped}'
+
+
+def _stop_first(rig: Rig, random: np.random.Generator) -> str:
+    """Stop the robot, every other time, and wait until it is at rest; how it was done."""
+    if random.random() < 0.5:
+        return ''
+    rig.services.insist(Trigger, f'{rig.EXECUTOR}/stop', Trigger.Request())
+    time.sleep(1.0)
+    return ', after ~/stop'
+
+
 def push(rig: Rig, random: np.random.Generator) -> str:
     """Somebody holds a joint where it was not commanded to."""
     joint, by = _arm_joint(rig, random), float(random.uniform(0.3, 1.0) * random.choice([-1, 1]))
@@ -305,6 +405,11 @@ def fault_kinds() -> dict[str, FaultKind]:
         'joint_states_silent': FaultKind(joint_states_silent),
         'joint_states_jump': FaultKind(joint_states_jump),
         'malformed_joint_states': FaultKind(malformed_joint_states),
+        'glitch': FaultKind(glitch),
+        'second_publisher': FaultKind(second_publisher),
+        'power_lost': FaultKind(power_lost),
+        'guided_while_stopped': FaultKind(guided_while_stopped),
+        'other_commander': FaultKind(other_commander),
         'push': FaultKind(push),
         'stray_chunks': FaultKind(stray_chunks, stops=False),
         'participants': FaultKind(participants, stops=False),

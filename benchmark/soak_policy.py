@@ -63,6 +63,9 @@ def write_robot(target: Path) -> Robot:
     """Write ALOHA's robot file with outputs whose messages are stamped, and read it."""
     content = yaml.safe_load(_ALOHA.read_text(encoding='utf-8'))
     names = [joint['name'] for joint in content['joints']]
+    for joint in content['joints']:
+        # What is commanded is compared with the limits, in their units.
+        joint.pop('command', None)
     content['name'] = 'soak'
     content['outputs'] = [
         {

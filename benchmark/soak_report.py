@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from measurement import percentiles
-from soak_checks import Fault, Record, Stall, check_limits, motion_ns
+from soak_checks import Fault, Record, Stall, check_limits, motion_ns, unexplained_stops
 from soak_rig import Rig
 
 # Stalls that are reported in full.
@@ -120,9 +120,9 @@ def failures(session: Session) -> list[str]:
             )
     found += [
         f'the robot stopped by itself: {fault.detail}'
-        for fault in rig.faults
-        if fault.kind == 'stopped by itself'
+        for fault in unexplained_stops(session.record)
     ]
+    found += rig.strayed
     found += [
         f'a traceback in {name}.log' for name, text in rig.logs().items() if 'Traceback' in text
     ]
@@ -169,6 +169,7 @@ def session_figures(session: Session) -> dict[str, Any]:
         'limits': session.limits,
         'stalls_beyond': [asdict(stall) for stall in session.stalls if stall.beyond],
         'memory': {name: memory.figures() for name, memory in rig.memory.items()},
+        'stopped_robot_moved_rad': round(rig.most_stopped, 4),
         'exit_codes': rig.exit_codes,
         'failures': failures(session),
     }
@@ -211,6 +212,7 @@ def show(figures: Sequence[dict[str, Any]]) -> None:
             for name, processes in session['memory'].items()
         )
         print(f'\nlargest share of each limit (ticks beyond): {uses}\nmemory: {growth}')
+        print(f'a stopped robot moved by {session["stopped_robot_moved_rad"]:.4f} rad at most')
         print(f'excused by a policy held after a kill: {len(session["excused_after_a_kill"])}')
         for failure in session['failures']:
             print(f'FAILED: {failure}')

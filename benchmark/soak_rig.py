@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from diagnostic_msgs.msg import DiagnosticArray
-from soak_checks import Fault, Frames, Record, cut_offs
+from soak_checks import STAYS, Fault, Frames, Record, cut_offs
 from soak_nodes import Child, Profiles, Services
 from soak_policy import INSTRUCTION, home, write_policy, write_robot
 from soak_robot import SimulatedRobot
@@ -85,6 +85,8 @@ class Rig:
         control: the executor's newest status.
         newest_chunk: newest chunk of the policy.
         strays: frame_id and stamp of chunks that a fault sent.
+        strayed: motion of a stopped robot beyond `STAYS`, in words.
+        most_stopped: longest way of a joint of a stopped robot, rad.
         problems: faults of the harness: settings refused, an end before time.
         exit_codes: by process, once the session is over.
     """
@@ -106,6 +108,11 @@ class Rig:
         self.control: dict[str, str] = {}
         self.newest_chunk: JointTrajectory | None = None
         self.strays: set[tuple[str, int]] = set()
+        self.strayed: list[str] = []
+        self.most_stopped = 0.0
+        # Whether the robot's motion counts as that of a stopped one, and a start is under way.
+        self._judged = self._starts = False
+        self._radians = [joint.unit == 'rad' for joint in self.robot_file.joints]
         self.problems: list[str] = []
         self.exit_codes: dict[str, list[int]] = {}
         self.memory = {'policy_node': Memory(), 'executor_node': Memory()}
@@ -160,6 +167,26 @@ class Rig:
             if status.name == f'{self.EXECUTOR}: control':
                 self.control = {**values_of(status), 'text': status.message}
                 self._control_s = time.monotonic()
+                self._judge_stopped_robot()
+
+    def _judge_stopped_robot(self) -> None:
+        """Note how far the motors have moved a robot that is stopped, from the rest on."""
+        if self.runs or self._starts:
+            self._starts &= not self.runs
+            self._judged = False
+        elif not self._judged:
+            self._judged = self.control.get('kind') != 'track'
+            self.robot.mark()
+        else:
+            ways = np.where(self._radians, self.robot.moved(), 0.0)
+            worst = int(ways.argmax())
+            self.most_stopped = max(self.most_stopped, float(ways[worst]))
+            if ways[worst] > STAYS:
+                self.strayed.append(
+                    f'{self.robot_file.joints[worst].name} of a stopped robot moved by '
+                    f'{ways[worst]:.3f} rad at {time.time_ns()}: {self.control["text"]}'
+                )
+                self.robot.mark()
 
     # ------------------------------------------------------------ processes
 
@@ -246,7 +273,9 @@ class Rig:
         while answer is None or not answer.success:
             if time.monotonic() > asked_s + _START_S:
                 raise RuntimeError(f'the robot does not start: {answer}')
+            self._starts = True
             answer = self.services.insist(Trigger, f'{self.EXECUTOR}/start', Trigger.Request())
+            self._starts = answer.success
             time.sleep(0.0 if answer.success else 0.2)
         return text or 'not started'
 

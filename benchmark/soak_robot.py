@@ -22,10 +22,16 @@ from rclpy.qos import QoSProfile, ReliabilityPolicy  # isort: skip
 
 RATE_HZ = 100.0
 LAG_S = 0.04
+# A joint that is so near to its command has come back to it, rad or m.
+_BACK = 0.005
 # Half of max_state_age_s: what comes later may stop the robot.
 _LATE_S = 0.1
+# Motors that come on wait so long for the executor's answer to the first joint states.
+_ANSWER_S = 1.0
 # As a push would: over so long.
 _PUSHED_WITHIN_S = 0.05
+# `frame_id` of commands that a fault sends.
+OTHER = 'another node'
 _ALL = QoSProfile(depth=1000, reliability=ReliabilityPolicy.RELIABLE)
 
 
@@ -47,6 +53,9 @@ class _Side:
         )
 
     def _on_command(self, message: JointState) -> None:
+        if message.header.frame_id:
+            # Of another node (`OTHER`), which holds the robot where it is.
+            return
         # The stamps last: whoever counts them finds all the rest.
         self.numbers.extend(message.position)
         self.arrivals.append(time.time_ns())
@@ -59,7 +68,9 @@ class SimulatedRobot:
 
     Attributes:
         silent: True while nothing is published.
+        powered: the motors are on.
         sensor_error: (joints,) added to what it publishes.
+        errs_for: samples for which it errs; none has an end where this is below 0.
         positions: (joints,) where its joints are.
         problems: exceptions of the robot's thread.
         late: when a joint state came late, and by how much, ns.
@@ -67,16 +78,28 @@ class SimulatedRobot:
 
     def __init__(self, graph: Graph, robot: Robot, positions: np.ndarray) -> None:
         self.silent = False
+        self.powered = True
         self.sensor_error = np.zeros(len(positions))
+        self.errs_for = -1
         self.positions = positions.copy()
         self.problems: list[str] = []
         self.late: list[tuple[int, int]] = []
         self._graph = graph
         self._lower = np.array([joint.lower for joint in robot.joints])
         self._upper = np.array([joint.upper for joint in robot.joints])
+        self._velocity = np.array([joint.velocity for joint in robot.joints])
         self._pushed = np.full(len(positions), np.nan)
+        # Joints that were pushed, until they are back at their command.
+        self._springs = np.zeros(len(positions), dtype=bool)
+        self._mark, self._furthest = positions.copy(), np.zeros(len(positions))
+        # Where a hand takes it, and how far a period.
+        self._guided: tuple[np.ndarray, np.ndarray] | None = None
+        # Steady time at which motors that have come on wait no longer; commands until then.
+        self._waits: tuple[float, int] | None = None
         self._last_s = time.monotonic()
         self._sides = [_Side(graph, robot, index) for index in range(len(robot.outputs))]
+        # Where it was, and when.
+        self._times, self._places = array.array('q'), array.array('d')
         self._loop = SteadyLoop(
             self._tick, RATE_HZ, 'robot', lambda error: self.problems.append(repr(error))
         )
@@ -90,7 +113,35 @@ class SimulatedRobot:
 
     def let_go(self) -> None:
         """Follow the commands again."""
+        self._springs |= np.isfinite(self._pushed)
         self._pushed[:] = np.nan
+
+    def guide(self, by: np.ndarray, seconds: float) -> None:
+        """Let a hand move it, within its range, and wait until it is there."""
+        where = np.clip(self.positions + by, self._lower, self._upper)
+        self._guided = where, np.abs(where - self.positions) / (seconds * RATE_HZ)
+        end_s = time.monotonic() + 2.0 * seconds + 1.0
+        while self._guided is not None and time.monotonic() < end_s:
+            time.sleep(0.01)
+
+    def power_on(self) -> None:
+        """The motors come on, with the first joint states where there were none.
+
+        They go towards their last command for a period, and on when a command has come: what is
+        judged is the command, not how long a busy machine takes to bring it.
+        """
+        self._waits = time.monotonic() + _ANSWER_S, self._heard()
+
+    def mark(self) -> None:
+        """Count motion of the motors from here on."""
+        self._mark, self._furthest = self.positions.copy(), np.zeros(len(self.positions))
+
+    def moved(self) -> np.ndarray:
+        """(joints,) how far the motors have moved each joint away from the mark, at most."""
+        return self._furthest.copy()
+
+    def _heard(self) -> int:
+        return sum(len(side.stamps) for side in self._sides)
 
     def commands(self) -> Commands:
         """Everything that both arms were commanded together, so far."""
@@ -105,7 +156,10 @@ class SimulatedRobot:
             _, _, rows = np.intersect1d(common, own, return_indices=True)
             positions[:, side.columns] = numbers.reshape(len(own), -1)[rows]
             arrivals = np.maximum(arrivals, np.array(side.arrivals)[: len(own)][rows])
-        return Commands(common, arrivals, positions)
+        times = np.array(self._times)
+        places = np.array(self._places)[: len(times) * len(self.positions)]
+        at = np.maximum(np.searchsorted(times, common, side='right') - 1, 0)
+        return Commands(common, arrivals, positions, places.reshape(len(times), -1)[at])
 
     def close(self) -> None:
         self._loop.stop(2.0)
@@ -114,26 +168,57 @@ class SimulatedRobot:
         passed_s, self._last_s = now_s - self._last_s, now_s
         if passed_s > _LATE_S:
             self.late.append((time.time_ns(), round((passed_s - 1.0 / RATE_HZ) * 1e9)))
-        for side in self._sides:
-            if side.newest is not None:
-                self._follow(side, side.newest, passed_s)
+        if self._guided is not None:
+            self._let_hand_move(*self._guided)
+        if self._may_follow(now_s):
+            for side in self._sides:
+                if side.newest is not None:
+                    self._follow(side, side.newest, passed_s)
         held = np.isfinite(self._pushed)
         share = 1.0 - np.exp(-passed_s / _PUSHED_WITHIN_S)
         self.positions[held] += share * (self._pushed - self.positions)[held]
+        now_ns = time.time_ns()
+        self._places.extend(self.positions)
+        self._times.append(now_ns)
         if self.silent:
             return
-        stamp = ns_to_stamp(time.time_ns())
-        measured = self.positions + self.sensor_error
+        stamp = ns_to_stamp(now_ns)
+        measured = self.positions + self.sensor_error * (self.errs_for != 0)
+        self.errs_for -= self.errs_for > 0
         for side in self._sides:
             message = JointState(name=side.names, position=measured[side.columns].tolist())
             message.header.stamp = stamp
             side.publisher.publish(message)
 
+    def _let_hand_move(self, where: np.ndarray, step: np.ndarray) -> None:
+        self.positions += np.clip(where - self.positions, -step, step)
+        self._mark = self.positions.copy()
+        if np.allclose(self.positions, where, atol=1e-9):
+            self._guided = None
+
+    def _may_follow(self, now_s: float) -> bool:
+        if self._waits is not None:
+            until_s, heard = self._waits
+            if not self.powered:
+                # The first period.
+                self.powered, self.silent = True, False
+                self.mark()
+                return True
+            if now_s < until_s and self._heard() == heard:
+                return False
+            self._waits = None
+        return self.powered
+
     def _follow(self, side: _Side, commanded: np.ndarray, passed_s: float) -> None:
-        share = 1.0 - np.exp(-passed_s / LAG_S)
-        free = ~np.isfinite(self._pushed[side.columns])
-        own = self.positions[side.columns]
-        own[free] += share * (commanded - own)[free]
-        self.positions[side.columns] = np.clip(
-            own, self._lower[side.columns], self._upper[side.columns]
-        )
+        columns = side.columns
+        share, most = 1.0 - np.exp(-passed_s / LAG_S), self._velocity[columns] * passed_s
+        own = self.positions[columns]
+        step = np.clip(share * (commanded - own), -most, most)
+        own = np.where(np.isfinite(self._pushed[columns]), own, own + step)
+        self.positions[columns] = np.clip(own, self._lower[columns], self._upper[columns])
+        # One that springs back from a push is moved by whoever pushed it.
+        springs = self._springs[columns]
+        self._mark[columns] = np.where(springs, own, self._mark[columns])
+        self._springs[columns] &= np.abs(commanded - own) > _BACK
+        away = np.abs(self.positions - self._mark)[columns]
+        self._furthest[columns] = np.maximum(self._furthest[columns], away)

@@ -26,6 +26,7 @@ from soak_checks import (  # noqa: E402
     cut_offs,
     find_stalls,
     motion_ns,
+    unexplained_stops,
 )
 
 MS = 1_000_000
@@ -270,6 +271,34 @@ def test_uneven_ticks_of_a_motion_within_the_limits_are_within_them_too():
     positions = np.stack([0.1 * np.sin(10.0 * times), np.full(600, 0.05)], axis=1)
     uses = limits(record(positions, (times * 1e9).astype(np.int64)))
     assert all(use.violations == 0 for use in uses.values())
+
+
+@pytest.mark.parametrize('silent_ticks', [0, 200])
+def test_a_command_that_is_set_to_where_a_hand_left_the_robot_is_no_motion(silent_ticks):
+    positions = still(moved(), 100, 20)
+    positions[110:, 0] += 0.4
+    stamps = TICK_NS * np.arange(len(positions))
+    stamps[110:] += silent_ticks * TICK_NS
+    found = record(positions, stamps)
+    kinds = ('velocity', 'acceleration', 'after a pause')
+    assert any(limits(found)[kind].violations for kind in kinds)
+    measured = positions.copy()
+    there = replace(found, commands=replace(found.commands, measured=measured))
+    assert not any(limits(there)[kind].violations for kind in kinds)
+    # A robot that is elsewhere would be moved by it.
+    elsewhere = replace(found, commands=replace(found.commands, measured=positions - 0.2))
+    assert any(limits(elsewhere)[kind].violations for kind in kinds)
+
+
+def test_a_stop_without_a_fault_is_explained_by_a_policy_that_stood_still_alone():
+    stop = fault('stopped by itself', 5_000, 6_000)
+    assert unexplained_stops(record(moved(), faults=[stop])) == [stop]
+    stood = record(moved(), faults=[stop], held=[(4_900 * MS, 1_500 * MS)])
+    assert not unexplained_stops(stood)
+    long_ago = record(moved(), faults=[fault('stopped by itself', 9_000, 9_500)])
+    assert unexplained_stops(replace(long_ago, held=stood.held[:0]))
+    cut = fault('policy_cut_off', 3_000, 8_000)
+    assert not unexplained_stops(record(moved(), faults=[cut, stop]))
 
 
 def test_a_late_tick_that_is_caught_up_at_once_is_beyond_the_limits_by_the_stamps():

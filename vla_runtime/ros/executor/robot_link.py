@@ -256,5 +256,5 @@ class _StateTaker:
         number = info.get('publication_sequence_number')
         source = self._topic
         if number is not None and number != _UNCOUNTED:
-            source = f'{source}#{self._streams.name_of(number)}'
+            source = f'{source}#{self._streams.name_of(number, tuple(self._in_message))}'
         self._take(self._names, message.position, self._stamps.of(message), source)
