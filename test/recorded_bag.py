@@ -124,7 +124,7 @@ class _Maker:
         self._joints_topic = '/joint_states'
         self._synchronizer = Synchronizer(
             topics,
-            [JointSource(self._joints_topic, joint) for joint in self._match.state_joints],
+            [JointSource(self._joints_topic, joint) for joint in self._match.measured_joints],
             SyncLimits(250_000_000, 500_000_000),
             self._match.earlier,
         )

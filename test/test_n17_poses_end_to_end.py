@@ -168,6 +168,7 @@ def test_groups_of_an_end_effector_become_absolute_poses(
     bundle = exported(write_lerobot_folder(tmp_path / 'policy', case), case)
     (pose,) = read_bundle(bundle).spec.poses
     assert (pose.name, pose.form) == ('eef_9d', 'rotation_6d_rows')
+    assert (*pose.state_position, *pose.state_rotation) == joints_of(case)[3:]
     assert (pose.kind, pose.frame) == ('delta' if relative else 'absolute', 'tool')
 
     state, seen = state_and_observation(source)

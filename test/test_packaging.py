@@ -258,6 +258,28 @@ def test_data_files_install_what_ros_looks_for(tmp_path: Path) -> None:
         assert (tmp_path / 'lib/vla_runtime' / node).stat().st_mode & stat.S_IXUSR
 
 
+def test_installed_files_are_found_without_ros(tmp_path: Path) -> None:
+    site = tmp_path / 'lib' / 'python3' / 'site-packages'
+    setup_py('install_data', '--install-dir', str(tmp_path))
+    shutil.copytree(ROOT / 'vla_runtime' / 'ros', site / 'vla_runtime' / 'ros')
+    shutil.copy(ROOT / 'vla_runtime' / '__init__.py', site / 'vla_runtime')
+    script = (
+        'import sys\n'
+        'sys.modules["ament_index_python"] = None\n'
+        'from vla_runtime.ros.package_files import share_folder\n'
+        'print(share_folder())\n'
+    )
+    said = subprocess.run(
+        [sys.executable, '-c', script],
+        env={**os.environ, 'PYTHONPATH': str(site)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert Path(said.strip()) == (tmp_path / 'share' / 'vla_runtime').resolve()
+
+
 def test_models_of_the_simulator_are_package_data(tmp_path: Path) -> None:
     setup_py('build', '--build-base', str(tmp_path / 'base'), '--build-lib', str(tmp_path / 'lib'))
     built = {file.name for file in (tmp_path / 'lib/vla_runtime/tabletop/sim').glob('*.xml')}

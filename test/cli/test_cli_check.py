@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
+from checkpoint_folders import joints, lerobot_folder
 from paths import ROOT
 from tiny_policy import tiny_spec, write_tiny_policy
 
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.schema import WORDLESS_TASKS
+from vla_runtime.bundle.summary import task_notes
 from vla_runtime.cli.main import main
 
 
@@ -43,3 +48,29 @@ def test_info_names_a_study_only_for_a_policy_of_the_tabletop(tmp_path, capsys):
     (demo / 'policy.yaml').write_text('\n'.join(lines))
     assert main(['info', '--quick', str(demo)]) == 0
     assert 'vla_runtime study' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('tasks', [('pick', ''), ('pick', 'place')])
+def test_tasks_without_words_are_told_at_export_and_of_the_bundle(tmp_path, tasks, capsys):
+    meta = tmp_path / 'dataset' / 'meta'
+    meta.mkdir(parents=True)
+    names = joints().split(',')
+    feature = {'dtype': 'float32', 'shape': [len(names)], 'names': names}
+    features = {'observation.state': feature, 'action': feature}
+    (meta / 'info.json').write_text(json.dumps({'fps': 30, 'features': features}))
+    rows = [{'task_index': index, 'task': task} for index, task in enumerate(tasks)]
+    (meta / 'tasks.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+    bundle = tmp_path / 'bundle'
+    words = ['export', str(lerobot_folder()), '--out', str(bundle), '--onnx-precision', 'none']
+    words += ['--dataset', str(meta.parent), '--units', 'rad', '--vision-heads', '4']
+    assert main(words) == 0
+    told = [capsys.readouterr().out]
+    for verb in (['info', '--quick', str(bundle)], ['check', 'so101', str(bundle)]):
+        assert main(verb) == 0
+        told.append(capsys.readouterr().out)
+    spec = read_bundle(bundle).spec
+    wordless = '' in tasks
+    assert spec.source.get(WORDLESS_TASKS) == ('1 of 2' if wordless else None)
+    assert len(task_notes(spec)) == wordless
+    for text in told:
+        assert all(note in text for note in task_notes(spec))

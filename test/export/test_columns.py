@@ -80,6 +80,34 @@ def test_targets_are_taken_as_such_and_the_bundle_says_so(velocities):
     assert any('never come near' in note for note in statistics_notes(found.spec, found.statistics))
 
 
+@pytest.mark.parametrize(
+    ('given', 'meant'),
+    [
+        ('radians', 'rad'),
+        ('Radian', 'rad'),
+        ('degrees', 'deg'),
+        ('meters', 'm'),
+        ('metre', 'm'),
+        ('millimetres', 'mm'),
+        ('percentage', 'percent'),
+        ('%', 'percent'),
+        ('radians/s', 'rad/s'),
+        ('metres/s', 'm/s'),
+        ('rad', 'rad'),
+        ('1', '1'),
+    ],
+)
+def test_units_are_taken_as_people_write_them(given, meant):
+    for target in ('', 'gripper=', 'state:x='):
+        assert ExportOptions(units=(f'{target}{given}',)).units == (f'{target}{meant}',)
+
+
+@pytest.mark.parametrize('given', ['raidans', 'gripper=furlong', 'rad/min', '', 'gripper='])
+def test_a_unit_that_is_none_is_refused(given):
+    with pytest.raises(ExportError, match='--units'):
+        ExportOptions(units=(given,))
+
+
 def test_velocities_by_name_and_unit_need_no_answer(velocities):
     units = ('rad', *(f'action:{name}=rad/s' for name in NAMES[:5]))
     found = plan(velocities, velocities=NAMES[:5], units=units)

@@ -120,6 +120,19 @@ def test_the_first_chunk_that_differs_is_named(recording):
     ) in summary.lines()
 
 
+@pytest.mark.parametrize('joints', [('a', 'b', 'c'), ('a', 'left_arm/shoulder_pan_joint.pos', 'c')])
+def test_the_table_of_joints_stays_in_line_whatever_their_names(recording, joints):
+    summary = ReplaySummary('bag', '/vla_policy')
+    for one in replay(recording)[0]:
+        error = replace(one.error, joints=joints, absolute=one.error.absolute + 1.0)
+        summary.add(replace(one, error=replace(error, identical=False)))
+    lines = summary.lines()
+    header = next(index for index, line in enumerate(lines) if 'mean error' in line)
+    rows = lines[header : header + 1 + len(joints)]
+    assert [row.split()[0] for row in rows[1:]] == list(joints)
+    assert len({len(row) for row in rows}) == 1
+
+
 def test_a_frame_that_is_missing_skips_its_inference_alone(tmp_path, bundle, robot_file):
     turns = [Turn(), Turn(lost=['/wrist/image']), Turn(), Turn(lost=['/committed_plan'])]
     found, _ = replay(record(tmp_path / 'bag', bundle, robot_file, turns))

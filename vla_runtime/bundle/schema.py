@@ -36,6 +36,8 @@ WEIGHT_BYTES: Mapping[str, int] = {'F32': 4, 'BF16': 2, 'F16': 2}
 TOKENIZER_SUFFIXES = ('.json', '.model')
 # Made on the machine that runs them, tied to its GPU and TensorRT: never listed, never hashed.
 ENGINES_FOLDER = 'engines'
+# Entry of `source` where tasks of the training had no words: how many of how many.
+WORDLESS_TASKS = 'tasks_without_words'
 # Euler steps of an inference, recommended or set live.
 MOST_DENOISE_STEPS = 100
 

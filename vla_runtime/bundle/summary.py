@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, cast
 
-from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.bundle.schema import WORDLESS_TASKS, BundleSpec
 from vla_runtime.families.family import PolicyDims, image_sizes, language_dims
 
 _KEY_WIDTH = 12
@@ -59,6 +59,18 @@ def describe(spec: BundleSpec) -> str:
     for index, (key, text) in enumerate(spec.source.items()):
         lines.append(line('' if index else 'source', f'{key}: {text}'))
     return '\n'.join(lines)
+
+
+def task_notes(spec: BundleSpec) -> list[str]:
+    """Return a note for a person where the training had tasks without words."""
+    wordless = spec.source.get(WORDLESS_TASKS)
+    if wordless is None:
+        return []
+    return [
+        f'{wordless} tasks of the training have no words, and a policy is never run without an '
+        'instruction: any words are new to it. Name the tasks in the data set and train again, or '
+        'judge it with care'
+    ]
 
 
 def _vocabulary(spec: BundleSpec) -> list[str]:

@@ -123,7 +123,7 @@ def main(arguments: argparse.Namespace) -> int:
 def _export_checkpoint(arguments: argparse.Namespace) -> bool:
     """Export a checkpoint folder; False for a dry run."""
     from vla_runtime.bundle.statistics import statistics_notes
-    from vla_runtime.bundle.summary import describe, line
+    from vla_runtime.bundle.summary import describe, line, task_notes
     from vla_runtime.export.conversion import plan_export, write_export
     from vla_runtime.export.errors import ExportError
     from vla_runtime.export.onnx.bundle import add_onnx, check_packages
@@ -143,7 +143,8 @@ def _export_checkpoint(arguments: argparse.Namespace) -> bool:
     )
     print(describe(plan.spec))
     print(line('weights', f'{len(plan.tensors)} tensors, {plan.weight_bytes / 1e6:,.1f} MB'))
-    for note in (*plan.notes, *statistics_notes(plan.spec, plan.statistics)):
+    notes = (*task_notes(plan.spec), *statistics_notes(plan.spec, plan.statistics))
+    for note in (*plan.notes, *notes):
         print(line('note', note))
     if arguments.dry_run:
         return False

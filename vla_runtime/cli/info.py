@@ -36,7 +36,7 @@ def main(arguments: argparse.Namespace) -> int:
     try:
         from vla_runtime.bundle.folder import BundleError, read_bundle
         from vla_runtime.bundle.statistics import statistics_notes
-        from vla_runtime.bundle.summary import describe, line
+        from vla_runtime.bundle.summary import describe, line, task_notes
         from vla_runtime.files.quotes import first_of
     except ModuleNotFoundError as error:
         how = "./run setup, or pip install '.[torch]' in the source folder"
@@ -61,7 +61,7 @@ def main(arguments: argparse.Namespace) -> int:
     if huge:
         shown = first_of(huge, ', ')
         print(line('note', f'weights above 10,000, as of a training that failed: {shown}'))
-    for note in statistics_notes(bundle.spec, bundle.statistics):
+    for note in (*task_notes(bundle.spec), *statistics_notes(bundle.spec, bundle.statistics)):
         print(line('note', note))
     return 0
 

@@ -107,13 +107,17 @@ class Result:
             )
         lines += [f'first of them: {fault}' for fault in self.faults]
         if self.too_short:
-            lines.append(f'{self.too_short} stretches are shorter than --shortest and left out')
+            stretches = counted(self.too_short, 'stretch', 'stretches')
+            lines.append(f'left out as shorter than --shortest: {stretches}')
         if self.others:
-            lines.append(f'{self.others} episodes have another verdict than --only, or none')
+            lines.append(
+                f'left out for another verdict than --only, or none: '
+                f'{counted(self.others, "episode")}'
+            )
         unjudged = len(self.verdicts) - len(judged)
         if judged and unjudged:
             lines.append(
-                f'no column next.success: {unjudged} episodes were not judged (--only judged '
+                f'no column next.success: not judged {counted(unjudged, "episode")} (--only judged '
                 'leaves them out)'
             )
         lines += [f'time: {text} (recordings: {count})' for text, count in self.times.items()]

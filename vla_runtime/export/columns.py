@@ -120,7 +120,7 @@ def _poses(
                 position=names[:3],  # type: ignore[arg-type]
                 rotation=names[3:],
                 form=pose.form,
-                kind='absolute' if pose.state is None else 'delta',
+                kind='delta' if pose.is_delta else 'absolute',
                 frame='tool',
                 state_position=measured[:3],
                 state_rotation=measured[3:],

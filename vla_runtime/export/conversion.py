@@ -20,6 +20,7 @@ from vla_runtime.bundle.schema import (
     STEP_TIMES_S,
     TOKENIZER_SUFFIXES,
     WEIGHTS_FILE,
+    WORDLESS_TASKS,
     BundleSpec,
     CameraSpec,
     ImageSpec,
@@ -110,6 +111,8 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     except TensorsError as error:
         raise CheckpointError(str(error)) from None
     given = {'targets': ', '.join(options.targets)} if options.targets else {}
+    if settled.wordless is not None:
+        given[WORDLESS_TASKS] = settled.wordless
     spec = BundleSpec(
         name=options.name or default_name,
         family=family,
@@ -140,7 +143,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     file = facts.statistics_file or checkpoint
     ask_for_targets(spec, statistics, options.targets, facts.deltas, file, missing)
     missing.raise_if_any()
-    return ExportPlan(spec, tensors, statistics, settled.tokenizer, (*facts.notes, *settled.notes))
+    return ExportPlan(spec, tensors, statistics, settled.tokenizer, facts.notes)
 
 
 def _images(facts: FolderFacts, dims: PolicyDims) -> ImageSpec:
@@ -249,6 +252,7 @@ class _Settled:
 
     Attributes:
         language: tokenizer, template and tokens of a prompt; None for a policy without language.
+        wordless: how many of the data set's tasks have no words; None: all have some.
     """
 
     columns: Columns
@@ -258,7 +262,7 @@ class _Settled:
     rate_hz: float
     horizon: int
     denoise_steps: int
-    notes: tuple[str, ...]
+    wordless: str | None
 
     @property
     def tokenizer(self) -> Path | None:
@@ -287,7 +291,7 @@ def _settle(
     columns = resolve_columns(facts, options, dataset, missing)
     rate_hz = _rate(options, dataset, missing)
     has_language = find_family(facts.family).has_language
-    notes = _task_notes(dataset) if has_language else ()
+    wordless = _wordless(dataset) if has_language else None
     language = _language(reader, facts, options, missing) if has_language else None
     if not has_language:
         _check_no_language(facts, options, missing)
@@ -297,20 +301,16 @@ def _settle(
     # Every None is noted in `missing`, so nothing is None any more.
     assert columns and cameras and make_dims and (language or not has_language)
     assert rate_hz and horizon and denoise_steps
-    return _Settled(columns, cameras, make_dims, language, rate_hz, horizon, denoise_steps, notes)
+    return _Settled(
+        columns, cameras, make_dims, language, rate_hz, horizon, denoise_steps, wordless
+    )
 
 
-def _task_notes(dataset: DatasetInfo | None) -> tuple[str, ...]:
-    """Return a note on instructions that say nothing."""
+def _wordless(dataset: DatasetInfo | None) -> str | None:
+    """Return how many of a data set's tasks have no words, `1 of 3`; None: all have some."""
     tasks = dataset.tasks if dataset else ()
     empty = sum(not task.strip() for task in tasks)
-    if not empty:
-        return ()
-    return (
-        f'{empty} of the {len(tasks)} tasks of --dataset have no words: what the policy learnt '
-        'there it learnt without an instruction. It is never run without one: any words are new '
-        'to it, so judge it with care, or name the tasks in the data set and train again',
-    )
+    return f'{empty} of {len(tasks)}' if empty else None
 
 
 def _language(

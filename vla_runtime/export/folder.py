@@ -33,14 +33,16 @@ class FolderPose:
     Attributes:
         name: name of the end effector.
         action: its first column among the actions.
-        state: its first column among the state, where a delta is composed with it; None: absolute.
+        state: its first column among the state; None: the state is without this pose.
         form: representation of the rotation, in actions and state alike.
+        is_delta: it is composed with the pose of the state.
     """
 
     name: str
     action: int
     state: int | None
     form: RotationForm
+    is_delta: bool
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with a noun that takes an s in the plural."""
-    return f'{number} {noun}' if number == 1 else f'{number} {noun}s'
+def counted(number: int, noun: str, plural: str = '') -> str:
+    """Return a number with a noun, whose plural has an s where none is given."""
+    return f'{number} {noun if number == 1 else plural or noun + "s"}'

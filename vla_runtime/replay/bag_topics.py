@@ -73,7 +73,7 @@ def find_topics(
     joints = {
         joint.name: (robot.joint_source(joint.name).topic,)
         for joint in robot.joints
-        if joint.name in policy.match.state_joints or joint.name in policy.match.column_names
+        if joint.name in policy.match.measured_joints or joint.name in policy.match.column_names
     }
     place = robot_namespace(
         kinds,
@@ -105,7 +105,7 @@ def find_topics(
             *(one.topic for name, one in sources.items() if is_received(robot, name)),
         },
     )
-    ordered = [sources[name] for name in policy.match.state_joints]
+    ordered = [sources[name] for name in policy.match.measured_joints]
     return BagTopics(found, ordered, sources, place, clock)
 
 

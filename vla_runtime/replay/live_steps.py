@@ -154,9 +154,10 @@ def _measured(recorded: RecordedInference, stamp_ns: int) -> list[PlayedMessage]
     description = recorded.description
     if MEASURED in recorded.report:
         positions = np.array([float(text) for text in recorded.report[MEASURED].split()])
+        state = dict(zip(description.measured_joints, positions, strict=True))
     else:
         positions = description.state.to_robot(recorded.state)
-    state = dict(zip(description.state_joints, positions, strict=True))
+        state = dict(zip(description.state_joints, positions, strict=True))
     messages = []
     for topic, source in zip(description.joint_states, description.robot.joint_states, strict=True):
         joints = [name for name in state if description.robot.joint_source(name) == source]

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from tiny_policy import tiny_spec
 
-from vla_runtime.bundle.schema import ActionSpec, BundleSpec, PoseSpec
+from vla_runtime.bundle.schema import ActionSpec, BundleSpec, PoseSpec, StateSpec
 from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.command import ChunkRefusal, CommandKind
+from vla_runtime.processing.actions import ActionSpace, PoseColumns
 from vla_runtime.processing.poses import from_matrix, rotation_width, to_matrix
 from vla_runtime.ros.executor.parameters import EXECUTOR_PARAMETERS
 from vla_runtime.ros.executor.setup import make_core
@@ -332,3 +333,96 @@ def test_a_link_needs_a_urdf_and_no_output_of_the_pose(tmp_path):
     path.write_text(robot_text().replace('on_violation', output))
     with pytest.raises(RobotError, match=r'poses\[0\]\.link'):
         load_robot(path)
+
+
+def step_spec() -> BundleSpec:
+    """A policy of step deltas whose state is a pose, a joint and nothing else."""
+    spec = pose_spec()
+    position, turn = ('x', 'y', 'z'), ('rx', 'ry', 'rz')
+    units = dict.fromkeys(position, 'm') | dict.fromkeys(turn, 'rad')
+    pose = PoseSpec(
+        'tool',
+        tuple(f'd{name}' for name in position),
+        tuple(f'd{name}' for name in turn),
+        'axis_angle',
+        'delta',
+        'base',
+        state_position=position,
+        state_rotation=turn,
+        delta_from='step',
+    )
+    return replace(
+        spec,
+        state=(
+            StateSpec('elbow', 'rad'),
+            *(StateSpec(name, unit) for name, unit in units.items()),
+        ),
+        actions=tuple(ActionSpec(f'd{name}', unit, 'delta') for name, unit in units.items()),
+        poses=(pose,),
+    )
+
+
+@needs_pinocchio
+@pytest.mark.parametrize('unit', ['rad', 'deg'])
+def test_a_pose_of_the_state_is_computed_from_the_measured_joints(tmp_path, unit):
+    (tmp_path / 'arm.urdf').write_text(urdf())
+    path = tmp_path / 'arm.yaml'
+    path.write_text(robot_text(unit))
+    match = match_robot(load_robot(path), step_spec(), tmp_path)
+    # Each joint is measured once, the elbow's number of the state too.
+    assert sorted(match.measured_joints) == sorted(JOINTS)
+    assert len(match.state_joints) == len(set(match.state_joints)) == 7
+    size = 180.0 / math.pi if unit == 'deg' else 1.0
+    order = [JOINTS.index(name) for name in match.measured_joints]
+    state = match.policy_state(HOME[order] * size)
+    place, turned = pose_of(HOME)
+    assert state[0] == pytest.approx(HOME[JOINTS.index('elbow')])
+    np.testing.assert_allclose(state[1:4], place, atol=1e-9)
+    np.testing.assert_allclose(to_matrix(state[4:], 'axis_angle'), turned, atol=1e-9)
+
+
+@needs_pinocchio
+def test_steps_from_the_computed_pose_move_the_tool_by_so_much(tmp_path):
+    (tmp_path / 'arm.urdf').write_text(urdf())
+    path = tmp_path / 'arm.yaml'
+    path.write_text(robot_text())
+    robot = load_robot(path)
+    spec = step_spec()
+    match = match_robot(robot, spec, tmp_path)
+    arm = Arm(robot, match, HOME)
+    space = ActionSpace(
+        spec.action_names,
+        ('delta',) * 6,
+        (None,) * 6,
+        (
+            PoseColumns(
+                name='tool',
+                position=(0, 1, 2),
+                rotation=(3, 4, 5),
+                form='axis_angle',
+                kind='delta',
+                frame='base',
+                state_position=(1, 2, 3),
+                state_rotation=(4, 5, 6),
+                delta_from='step',
+            ),
+        ),
+    )
+    begin, turned = pose_of(HOME)
+    goal = begin + np.array([0.0, -0.06, 0.05])
+
+    def rows() -> np.ndarray:
+        measured = arm.joints[[JOINTS.index(name) for name in match.measured_joints]]
+        state = match.policy_state(measured)
+        way, steps = goal - state[1:4], np.zeros((STEPS, 6))
+        for row in steps:
+            length = np.linalg.norm(way)
+            row[:3] = way * min(1.0, 0.01 / length) if length > 1e-9 else 0.0
+            way = way - row[:3]
+        return space.to_robot(steps, state)
+
+    arm.run(300, rows)
+    assert all(result.accepted for result in arm.results) and len(arm.results) > 3
+    place, held = pose_of(arm.joints)
+    np.testing.assert_allclose(place, goal, atol=2e-3)
+    np.testing.assert_allclose(held, turned, atol=0.02)

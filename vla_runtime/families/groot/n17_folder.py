@@ -250,7 +250,7 @@ def _nvidia_tag(folder: Path, options: ExportOptions) -> str | None:
         if tag.casefold() == given.casefold():
             return tag
     raise ExportError(
-        f"--embodiment says '{given}', but {modalities.path} knows {', '.join(tags)}"
+        f"--embodiment says '{given}', which is no robot of {modalities.path}"
         f'{did_you_mean(given, tags)}'
     )
 

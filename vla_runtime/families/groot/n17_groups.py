@@ -79,7 +79,8 @@ def grouped_columns(
         start = _reference(config, name, width, places, statistics) if is_relative else None
         if _word(config, 'type') == 'eef':
             _check_pose(config, name, width)
-            poses.append(FolderPose(name, column, start, 'rotation_6d_rows'))
+            measured = _measured_pose(config, name, places, statistics)
+            poses.append(FolderPose(name, column, measured, 'rotation_6d_rows', is_relative))
         elif is_relative and _word(config, 'type') != 'non_eef':
             raise config.error('type', f"group '{name}' is neither EEF nor NON_EEF")
         if low.ndim == 2 and len(low) < horizon:
@@ -201,6 +202,17 @@ def _reference(
     if length != width:
         raise config.error('state_key', f"'{key}' has {length} numbers, '{name}' {width}")
     return places[key]
+
+
+def _measured_pose(
+    config: JsonMapping, name: str, places: Mapping[str, int], statistics: JsonMapping
+) -> int | None:
+    """Return the first column of the state's pose of a group; None where the state has none."""
+    key = config.get('state_key', str, None) or name
+    if key not in places:
+        return None
+    length = len(statistics.mapping('state').mapping(key).get('min', list))
+    return places[key] if length == _POSE_WIDTH else None
 
 
 def _check_pose(config: JsonMapping, name: str, width: int) -> None:

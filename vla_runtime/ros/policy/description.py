@@ -59,6 +59,7 @@ class PolicyDescription:
         cameras: policy's camera name to full topic name.
         joint_states: full names of the joint-state topics.
         state_joints: the robot's joint of each number of the policy's state, in order.
+        measured_joints: joints that the state is made of, as reports have their positions.
         state_scale: factor of each state from the policy's unit to the robot's.
         state_offset: likewise.
         committed_plan: full topic name of the requests.
@@ -80,6 +81,7 @@ class PolicyDescription:
     cameras: Mapping[str, str]
     joint_states: tuple[str, ...]
     state_joints: tuple[str, ...]
+    measured_joints: tuple[str, ...]
     state_scale: tuple[float, ...]
     state_offset: tuple[float, ...]
     committed_plan: str
@@ -126,6 +128,7 @@ def describe(
         'cameras': {name: topic_name(camera.topic) for name, camera in match.cameras.items()},
         'joint_states': [topic_name(source.topic) for source in robot.joint_states],
         'state_joints': list(match.state_joints),
+        'measured_joints': list(match.measured_joints),
         'state_scale': match.state.scale.tolist(),
         'state_offset': match.state.offset.tolist(),
         'committed_plan': topic_name('committed_plan'),
@@ -178,6 +181,10 @@ def read_description(text: str) -> PolicyDescription:
         cameras=fields.texts('cameras'),
         joint_states=tuple(fields.of('joint_states', list)),
         state_joints=tuple(state_joints),
+        # Each number of the state was a joint before there was the field.
+        measured_joints=tuple(
+            fields.of('measured_joints', list) if 'measured_joints' in document else state_joints
+        ),
         state_scale=fields.numbers('state_scale', len(state_joints)),
         state_offset=fields.numbers('state_offset', len(state_joints)),
         committed_plan=fields.text('committed_plan'),

@@ -72,7 +72,7 @@ class RobotPolicy:
 
     def state(self, measured: np.ndarray) -> np.ndarray:
         """Return measured positions, (joints,) in robot units, as the policy's state, float64."""
-        return self.match.state.to_policy(measured)
+        return self.match.policy_state(measured)
 
     def submit(
         self,

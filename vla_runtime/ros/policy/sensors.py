@@ -42,7 +42,7 @@ def make_synchronizer(
                 joint=robot.joint(name).in_messages,
                 continuous=robot.joint(name).continuous,
             )
-            for name in match.state_joints
+            for name in match.measured_joints
         ],
         limits,
         match.earlier,
@@ -170,5 +170,5 @@ class Sensors:
 
 
 def _used_topics(robot: Robot, match: RobotMatch) -> Sequence[JointStateTopic]:
-    used = {robot.joint_source(name).topic: robot.joint_source(name) for name in match.state_joints}
-    return tuple(used.values())
+    sources = (robot.joint_source(name) for name in match.measured_joints)
+    return tuple({source.topic: source for source in sources}.values())

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +17,13 @@ from vla_runtime.bundle.schema import SPEC_FILE, ActionSpec, BundleSpec, PoseSpe
 from vla_runtime.execution.columns import Column, ColumnKind
 from vla_runtime.execution.limits import Limits
 from vla_runtime.files.typed_yaml import did_you_mean
+from vla_runtime.processing.poses import from_matrix
 from vla_runtime.ros.robot.column_limits import column_limits
 from vla_runtime.ros.robot.kinematics import ArmKinematics, KinematicsError
 from vla_runtime.ros.robot.schema import Robot, RobotCamera, RobotJoint, RobotOutput, by_name
 from vla_runtime.ros.robot.units import SIZE, command_scaling
 from vla_runtime.ros.robot.written_columns import JointChain, WrittenColumns, quaternion_names
+from vla_runtime.types import RotationForm
 
 
 class MatchError(ValueError):
@@ -84,11 +87,32 @@ class EarlierFrame:
 
 
 @dataclass(frozen=True)
+class MeasuredPose:
+    """A pose of the policy's state that is computed from measured joints.
+
+    Attributes:
+        chain: joints that the pose hangs on.
+        joints: their places among `measured_joints`.
+        state: places of position and rotation in the state.
+        form: representation of the rotation, and its axes.
+    """
+
+    chain: JointChain
+    joints: tuple[int, ...]
+    state: tuple[int, ...]
+    form: RotationForm
+    euler_axes: str
+
+
+@dataclass(frozen=True)
 class RobotMatch:
     """Mapping between one policy and one robot.
 
     Attributes:
-        state_joints: the robot's joint of each of the policy's state dimensions, in order.
+        state_joints: the robot's joint of each of the policy's state dimensions, in order; of a
+            dimension that belongs to a pose through joints a name of its own.
+        measured_joints: joints that the state is made of, each once.
+        measured_poses: poses of the state that are computed from them.
         state: scaling between measured positions and the policy's state.
         written: the policy's actions under the robot's names, as chunks and plans have them, and
             the columns of commands that they become.
@@ -108,6 +132,27 @@ class RobotMatch:
     cameras: Mapping[str, RobotCamera]
     earlier: Mapping[str, EarlierFrame]
     outputs: tuple[MatchedOutput, ...]
+    measured_joints: tuple[str, ...]
+    measured_poses: tuple[MeasuredPose, ...] = ()
+
+    def policy_state(self, measured: np.ndarray) -> np.ndarray:
+        """Return measured positions, (measured_joints,) in robot units, as the policy's state.
+
+        Returns:
+            (state_joints,) float64.
+        """
+        if not self.measured_poses:
+            return self.state.to_policy(measured)
+        state = np.zeros(len(self.state_joints))
+        for place, name in enumerate(self.state_joints):
+            if name in self.measured_joints:
+                state[place] = measured[self.measured_joints.index(name)]
+        for pose in self.measured_poses:
+            joints = measured[list(pose.joints)] * pose.chain.unit
+            (place_m,), (turned,) = pose.chain.kinematics.forward(joints[None])
+            rotation = from_matrix(turned, pose.form, pose.euler_axes)
+            state[list(pose.state)] = np.concatenate([place_m, rotation])
+        return self.state.to_policy(state)
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -168,10 +213,16 @@ class _Matcher:
 
     def match(self) -> RobotMatch:
         cameras = self._match_cameras()
-        state = [self._state_scaling(index) for index in range(len(self._spec.state))]
-        columns = [self._column(action) for action in self._spec.actions]
         chains = {pose.name: self._chain(pose) for pose in self._poses}
         self._chains = {name: chain for name, chain in chains.items() if chain is not None}
+        self._measured_pose_of = {
+            name: pose
+            for pose in self._poses
+            if pose.name in self._chains
+            for name in (*pose.state_position, *pose.state_rotation)
+        }
+        state = [self._state_scaling(index) for index in range(len(self._spec.state))]
+        columns = [self._column(action) for action in self._spec.actions]
         written = WrittenColumns(columns, self._poses, self._chains)
         actions = [self._action_scaling(index) for index in range(len(self._spec.actions))]
         self._check_repeated('state', [joint for joint, _, _ in state if joint])
@@ -193,7 +244,36 @@ class _Matcher:
             cameras=cameras,
             earlier=_earlier_frames(self._spec),
             outputs=outputs,
+            **self._measured([joint for joint, _, _ in state]),
         )
+
+    def _measured(self, state_joints: Sequence[str]) -> dict[str, Any]:
+        """Joints that the state is made of, and its poses that are computed from them."""
+        poses = dict.fromkeys(pose.name for pose in self._measured_pose_of.values())
+        plain = [
+            joint
+            for joint, item in zip(state_joints, self._spec.state, strict=True)
+            if item.name not in self._measured_pose_of
+        ]
+        of_chains = [column.name for name in poses for column in self._chains[name].columns]
+        joints = tuple(dict.fromkeys([*plain, *of_chains])) if poses else tuple(plain)
+        places = {item.name: index for index, item in enumerate(self._spec.state)}
+        return {
+            'measured_joints': joints,
+            'measured_poses': tuple(
+                MeasuredPose(
+                    chain=self._chains[pose.name],
+                    joints=tuple(joints.index(one.name) for one in self._chains[pose.name].columns),
+                    state=tuple(
+                        places[name] for name in (*pose.state_position, *pose.state_rotation)
+                    ),
+                    form=pose.form,
+                    euler_axes=pose.euler_axes or 'sxyz',
+                )
+                for pose in self._poses
+                if pose.name in poses
+            ),
+        }
 
     def _moves_joints(self, pose: PoseSpec) -> bool:
         """Return whether a twist is the velocities of joints: no output of the robot carries it."""
@@ -283,6 +363,10 @@ class _Matcher:
 
     def _state_scaling(self, index: int) -> tuple[str, float, float]:
         item = self._spec.state[index]
+        pose = self._measured_pose_of.get(item.name)
+        if pose is not None:
+            # In m, rad and plain numbers, as the pose's actions are.
+            return f'{pose.name}/{item.name}', SIZE[item.unit][1], 0.0
         joint = self._joint_of(f'state[{index}].name', item.name)
         if joint is None:
             return '', 1.0, 0.0

@@ -1,0 +1,227 @@
+"""The exports of the pages, word for word, on folders built like those that the pages name.
+
+Only what the published policies do not need is added: heads of widths that nobody published, and
+no ONNX files, for speed. Folders and tokenizers are where the commands before an export would have
+put them.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+from checkpoint_folders import (
+    copy_lerobot_folder,
+    openpi_statistics,
+    tiny_tensors,
+    write_openpi_folder,
+)
+from evo1_folders import options_of, write_folder
+from groot_cases import N17
+from groot_folders import JOINTS, write_groot_folder
+from groot_n17_folders import joints_of, write_backbone, write_nvidia_folder
+from libero_folders import write_libero_folder
+from network_cases import network_case_paths
+from pages import PAGES, blocks
+from paths import ROOT
+from tiny_policy import tokenizer_of
+
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.cli.main import main
+
+pytestmark = pytest.mark.cases
+
+RELEASES = ROOT / 'test' / 'lerobot_releases'
+sys.path.insert(0, str(RELEASES))
+
+from test_releases import write_folder as write_release  # noqa: E402
+
+PI_HEADS = ('--vision-heads', '4')
+SO101 = ('a.pos', 'b.pos', 'c.pos', 'd.pos', 'e.pos', 'gripper.pos')
+# Of `write_groot_folder`.
+N15_ACTIONS = 7
+ALOHA = ('j1', 'j2', 'j3', 'j4', 'left_gripper', 'right_gripper')
+
+
+def write_dataset(folder: Path, state: tuple[str, ...], actions: tuple[str, ...]) -> None:
+    features = {
+        key: {'dtype': 'float32', 'shape': [len(names)], 'names': list(names)}
+        for key, names in (('observation.state', state), ('action', actions))
+    }
+    (folder / 'meta').mkdir(parents=True)
+    (folder / 'meta' / 'info.json').write_text(json.dumps({'fps': 30, 'features': features}))
+
+
+def write_paligemma_tokenizer(path: Path) -> None:
+    """A SentencePiece model with PaliGemma's special tokens, as small as the tiny policies."""
+    words = (f'{word} {number}' for word in ('task', 'state', 'action') for number in range(256))
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=words,
+        model_prefix=str(path.with_suffix('')),
+        vocab_size=300,
+        hard_vocab_limit=False,
+        byte_fallback=True,
+        minloglevel=2,
+        pad_id=0,
+        eos_id=1,
+        bos_id=2,
+        unk_id=3,
+    )
+    path.with_suffix('.vocab').unlink()
+
+
+def lerobot_pi(here: Path) -> tuple[str, ...]:
+    write_release(RELEASES / '0.6.1_pi05', here / TRAINED)
+    # LeRobot's folders have no tokenizer.
+    (copy_lerobot_folder(here / 'path/to/checkpoint') / 'tokenizer.json').unlink()
+    write_paligemma_tokenizer(here / 'paligemma_tokenizer.model')
+    put_tokenizer(tokenizer_of('pi05'), here / 'path/to/tokenizer.json')
+    write_dataset(here / 'path/to/dataset', SO101, SO101)
+    return PI_HEADS
+
+
+def openpi(here: Path) -> tuple[str, ...]:
+    write_openpi_folder(here / 'path/to/openpi', tiny_tensors(), openpi_statistics(7))
+    return lerobot_pi(here)
+
+
+def smolvla(here: Path) -> tuple[str, ...]:
+    write_release(RELEASES / '0.6.1_smolvla', here / TRAINED)
+    put_tokenizer(tokenizer_of('smolvla'), here / 'path/to/vlm/tokenizer.json')
+    write_dataset(here / 'path/to/dataset', SO101, SO101)
+    return ('--vision-heads', '4', '--kv-heads', '2')
+
+
+def act(here: Path) -> tuple[str, ...]:
+    # The published folder is older than processors: its statistics are among the tensors.
+    write_release(RELEASES / '0.3.3_act', here / 'path/to/act')
+    write_dataset(here / 'path/to/dataset', ALOHA, ALOHA)
+    return ()
+
+
+def evo1(here: Path) -> tuple[str, ...]:
+    case = network_case_paths('evo1')[0]
+    (here / 'path/to').mkdir(parents=True)
+    folder = write_folder(here / 'path/to/evo1', case, 0)
+    put_tokenizer(folder / 'tokenizer.json', here / 'path/to/vlm/tokenizer.json')
+    (folder / 'tokenizer.json').unlink()
+    options = options_of(case, 0)
+    state, actions = (
+        (*names[:-1], 'gripper') for names in (options.state_names, options.action_names)
+    )
+    write_dataset(here / 'path/to/dataset', state, actions)
+    return (
+        *('--vision-heads', str(options.vision_heads)),
+        *('--kv-heads', str(options.kv_heads)),
+    )
+
+
+def groot_n15(here: Path) -> tuple[str, ...]:
+    write_groot_folder(here / 'path/to/n15')
+    put_tokenizer(tokenizer_of('groot_n15'), here / 'path/to/eagle/tokenizer.json')
+    actions = tuple(f'a{number}' for number in range(N15_ACTIONS))
+    write_dataset(here / 'path/to/dataset', JOINTS, actions)
+    # The published model has 16 actions a chunk.
+    return ('--heads', 'context=4,dit=4', '--vision-heads', '4', '--horizon', '8')
+
+
+def groot_n17(here: Path) -> tuple[str, ...]:
+    case = network_case_paths(N17)[0]
+    d = json.loads(case.read_text())
+    cut = {'use_albumentations': True, 'shortest_image_edge': 48, 'crop_fraction': 0.95}
+    folder = write_nvidia_folder(here / 'path/to/n17', case, **cut)
+    for file in ('processor_config.json', 'statistics.json', 'embodiment_id.json'):
+        # The page's TAG.
+        text = (folder / file).read_text().replace(f'"{d["embodiment_tag"]}"', '"tag"')
+        (folder / file).write_text(text)
+    write_backbone(here / 'path/to/cosmos', case)
+    # The case's gripper is commanded elsewhere than it was measured.
+    actions = (*joints_of(case, 'action')[:-1], 'grip')
+    write_dataset(here / 'path/to/dataset', joints_of(case), actions)
+    return ('--heads', f'dit={d["dit_heads"]},context={d["vlsa_heads"]}')
+
+
+def libero(here: Path) -> tuple[str, ...]:
+    # The page is about folders of any family; SmolVLA's lack the tokenizer.
+    write_libero_folder(here / 'path/to/checkpoint', np.zeros(7), np.full(7, 0.3))
+    return ('--vision-heads', '4', '--kv-heads', '2')
+
+
+def adapter(here: Path) -> tuple[str, ...]:
+    lora = RELEASES / '0.6.1_pi05_lora'
+    write_release(lora, here / 'path/to/adapter')
+    base = json.loads((lora / 'description.json').read_text())['adapter_of']
+    write_release(RELEASES / base, here / 'path/to/checkpoint')
+    write_dataset(here / 'path/to/dataset', SO101, SO101)
+    put_tokenizer(tokenizer_of('pi05'), here / 'path/to/checkpoint/tokenizer.json')
+    put_tokenizer(tokenizer_of('pi05'), here / 'path/to/adapter/tokenizer.json')
+    return PI_HEADS
+
+
+def put_tokenizer(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(source.read_bytes())
+
+
+TRAINED = 'outputs/train/pick/checkpoints/last/pretrained_model'
+# The folder of an export's command, and a word of it, to what makes such a folder.
+MAKERS: dict[tuple[str, str], Callable[[Path], tuple[str, ...]]] = {
+    ('path/to/openpi', ''): openpi,
+    (TRAINED, 'paligemma_tokenizer.model'): lerobot_pi,
+    (TRAINED, 'path/to/vlm/tokenizer.json'): smolvla,
+    ('path/to/checkpoint', 'paligemma_tokenizer.model'): lerobot_pi,
+    ('path/to/checkpoint', 'path/to/tokenizer.json'): lerobot_pi,
+    ('path/to/checkpoint', '--pose-steps'): libero,
+    ('path/to/adapter', '--base'): adapter,
+    ('path/to/act', ''): act,
+    ('path/to/evo1', ''): evo1,
+    ('path/to/n15', ''): groot_n15,
+    ('path/to/n17', ''): groot_n17,
+}
+
+
+def exports(page: str) -> list[list[str]]:
+    """Words of the exports of checkpoints in a page's blocks, behind `vla_runtime`."""
+    text = '\n'.join(blocks(page, '', 'bash')).replace('\\\n', ' ')
+    lines = [shlex.split(line, comments=True) for line in text.splitlines() if 'export' in line]
+    found = [line[3:] for line in lines if line[:4] == ['./run', 'exec', 'vla_runtime', 'export']]
+    return [words for words in found if '--onnx-precision' not in words]
+
+
+# Pages of a new family, and of bundles that are exported again, are followed elsewhere.
+ELSEWHERE = ('docs/adding_a_family.md', 'docs/backends.md')
+COMMANDS = [
+    (page, tuple(words)) for page in PAGES if page not in ELSEWHERE for words in exports(page)
+]
+
+
+def test_every_page_of_a_family_has_an_export() -> None:
+    pages = {page for page, _ in COMMANDS}
+    assert {page for page in PAGES if page.startswith('docs/families/')} <= pages
+
+
+@pytest.mark.parametrize(
+    ('page', 'words'), COMMANDS, ids=lambda part: part if isinstance(part, str) else part[1]
+)
+def test_an_export_of_a_page_runs_as_it_is_written(tmp_path, monkeypatch, page, words) -> None:
+    make = next(
+        make
+        for (folder, word), make in MAKERS.items()
+        if words[1] == folder and word in (*words, '')
+    )
+    added = make(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main([*words, *added, '--onnx-precision', 'none']) == 0
+    spec = read_bundle(words[words.index('--out') + 1]).spec
+    if '--pose-steps' in words:
+        assert [pose.delta_from for pose in spec.poses] == ['step']
+    # Units are as the page says, whatever the data set calls the gripper.
+    assert {one.unit for one in (*spec.state, *spec.actions)} <= {
+        *('rad', 'deg', '1', 'percent', 'm'),
+    }
