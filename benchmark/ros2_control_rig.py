@@ -29,7 +29,7 @@ from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile
 from safetensors.numpy import load_file, save_file
 from sensor_msgs.msg import JointState
-from std_msgs.msg import Float64, String
+from std_msgs.msg import Float64, Float64MultiArray, String
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
@@ -48,6 +48,7 @@ HOME = np.array([0.1, -0.9, 1.2, -0.4, 0.8, 0.0, 0.02])
 HORIZON, STEP_S, AMPLITUDE, FREQUENCY_HZ, VELOCITY = 30, 0.05, 0.5, 0.25, 1.5
 CONTROLLERS = ('joint_state_broadcaster', 'arm_controller', 'gripper_controller')
 SCALING_TOPIC = '/speed_scaling_state_broadcaster/speed_scaling'
+GRIPPER_TOPIC = 'gripper_commands'
 _CALL_S = 20.0
 
 
@@ -67,7 +68,9 @@ def write_bundle(folder: Path) -> None:
         shutil.copy(demo / name, folder / name)
 
 
-def write_robot(file: Path, arm_output: dict[str, Any], *, scaling: bool) -> None:
+def write_robot(
+    file: Path, arm_output: dict[str, Any], gripper_topic: str, *, scaling: bool
+) -> None:
     """Write the robot file of this arm."""
     limits = {'lower': -2.8, 'upper': 2.8, 'velocity': VELOCITY, 'acceleration': 8.0}
     joints = [{'name': name, 'unit': 'rad', **limits, 'max_step': 0.3} for name in ARM]
@@ -81,7 +84,7 @@ def write_robot(file: Path, arm_output: dict[str, Any], *, scaling: bool) -> Non
             arm_output,
             {
                 'kind': 'float64_multi_array',
-                'topic': 'gripper_controller/commands',
+                'topic': gripper_topic,
                 'joints': ['gripper'],
             },
         ],
@@ -164,6 +167,7 @@ class Rig:
         )
         node.create_subscription(JointState, 'joint_states', self._joints, 2000)
         node.create_subscription(DiagnosticArray, '/diagnostics', self._status, 50)
+        node.create_subscription(Float64MultiArray, GRIPPER_TOPIC, lambda _: None, 10)
         node.create_timer(0.01, lambda: self._scaling.publish(Float64(data=100.0 * self.scaling)))
         executor = SingleThreadedExecutor()
         executor.add_node(node)
@@ -452,9 +456,12 @@ def main() -> None:
     words.work.mkdir(parents=True)
     write_bundle(words.work / 'bundle')
     has_scaling = words.case == 'scaling' and (Path(words.code) / 'docs/ros2_control.md').is_file()
-    write_robot(words.work / 'robot.yaml', output, scaling=has_scaling)
+    gripper_topic = 'gripper_controller/commands'
     if words.case == 'partial':
+        # The arm's controller has the gripper too, which somebody else is sent.
         arm['joints'] = [*ARM, 'gripper']
+        gripper_topic = GRIPPER_TOPIC
+    write_robot(words.work / 'robot.yaml', output, gripper_topic, scaling=has_scaling)
     rig = Rig(words, words.work)
     off = ('arm_controller',) if words.case == 'inactive' else ()
     off = (*off, 'gripper_controller') if words.case == 'partial' else off

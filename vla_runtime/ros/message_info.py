@@ -11,6 +11,10 @@ from collections.abc import Callable, Mapping
 from inspect import Parameter, Signature
 from typing import Any
 
+from rclpy.subscription import Subscription
+
+# Humble's does not.
+TELLS_INFO = hasattr(Subscription, 'CallbackType')
 _TWO = Signature([Parameter(name, Parameter.POSITIONAL_ONLY) for name in ('message', 'info')])
 
 

@@ -19,6 +19,7 @@ from tabletop_policy import write_tabletop_policy
 from test_executor_node import Bench
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
+from vla_runtime.ros.executor import command_watch
 from vla_runtime.ros.executor.command_watch import CommandWatch, OwnPublisher, WatchedTopic
 from vla_runtime.ros.executor.robot_link import _full_name
 from vla_runtime.tabletop.sim.world import JOINT_NAMES
@@ -305,6 +306,30 @@ def test_another_node_of_the_same_name_is_heard_too() -> None:
         made.wait_for(lambda: watched.heard, 'the twin')
         assert 'another node of the same name' in watched.heard[0][1]
         node.destroy_node()
+
+
+def test_where_rclpy_does_not_say_when_a_message_was_sent_whoever_may_send_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Humble's: `~/start` is refused beside a publisher, but for those that the file names."""
+    monkeypatch.setattr(command_watch, 'TELLS_INFO', False)
+    with graph() as made:
+        publishers = [other_alone(made, name) for name in ('leader', 'stranger')]
+        own = OwnPublisher(made.node.create_publisher(Float64MultiArray, '/watched', 1))
+        topic = WatchedTopic('watched', '/watched', Float64MultiArray, own, frozenset(['/leader']))
+        watch = CommandWatch(made.node, [topic])
+        watch.listen(pytest.fail, pytest.fail)
+        made.wait_for(lambda: '/stranger may send' in watch.senders(), 'the stranger')
+        assert '/leader' not in watch.senders()
+        publishers[1].destroy_node()
+        made.wait_for(lambda: not watch.senders(), 'nobody but the leader')
+        publishers[0].destroy_node()
+
+
+def other_alone(made: Graph, name: str) -> Node:
+    node = rclpy.create_node(name, context=made.node.context)
+    node.create_publisher(Float64MultiArray, '/watched', 10)
+    return node
 
 
 def test_a_relative_name_is_in_the_nodes_own_namespace() -> None:

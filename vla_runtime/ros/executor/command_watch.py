@@ -10,6 +10,8 @@ are the system clock of this process.
 Invariants:
 - own messages are never taken for another node's; of another node's, those that were sent in the
   very microseconds of an own one go unheard, and the next one is heard;
+- Humble's rclpy does not say when a message was sent: there whoever may send counts as a sender at
+  a start, and nobody is heard in between;
 - the subscription asks for the least quality of service, so that it hears every publisher, and
   hands over bytes: nothing is decoded.
 """
@@ -28,7 +30,7 @@ from rclpy.subscription import Subscription
 
 from vla_runtime.ros.executor.outputs import Publisher
 from vla_runtime.ros.graph_faults import describe_publishers, publisher_names
-from vla_runtime.ros.message_info import with_info
+from vla_runtime.ros.message_info import TELLS_INFO, with_info
 from vla_runtime.ros.node_runner import OnError, guarded
 
 _ANY_PUBLISHER = QoSProfile(
@@ -113,7 +115,7 @@ class CommandWatch:
 
     def listen(self, on_sender: OnSender, on_error: OnError) -> None:
         """Call `on_sender` for each message of a node that the robot file does not allow there."""
-        for topic in self._topics:
+        for topic in self._topics if TELLS_INFO else ():
             self._subscriptions.append(
                 self._node.create_subscription(
                     topic.message_type,
@@ -134,6 +136,8 @@ class CommandWatch:
 
     def senders(self) -> str:
         """Name who has just sent commands; empty when nobody has."""
+        if not TELLS_INFO:
+            return '; '.join(filter(None, map(self._describe_others, self._topics)))
         now_s = time.monotonic()
         heard = list(self._heard.values())
         return '; '.join(text for when_s, text in heard if now_s - when_s < _QUIET_AFTER_S)
@@ -149,20 +153,26 @@ class CommandWatch:
 
     def _hear(self, topic: WatchedTopic, on_sender: OnSender) -> None:
         now_s = time.monotonic()
-        names = self._others(topic.full_name, now_s)
-        if topic.shared_with:
-            # A name may be discovered after its publisher: the next message has it.
-            names = [name for name in names if name and name not in topic.shared_with]
-            if not names:
-                return
+        names = self._others(topic, now_s)
+        if topic.shared_with and not names:
+            return
         who = describe_publishers(self._node, names) or 'a node that has left the graph'
         text = f'{who} sends commands on {topic.full_name}'
         self._heard[topic.topic] = now_s, text
         on_sender(topic.topic, text)
 
-    def _others(self, topic: str, now_s: float) -> list[str]:
-        asked_s, names = self._asked.get(topic, (float('-inf'), []))
+    def _describe_others(self, topic: WatchedTopic) -> str:
+        names = self._others(topic, time.monotonic())
+        who = describe_publishers(self._node, names)
+        return f'{who} may send commands on {topic.full_name}' if names else ''
+
+    def _others(self, topic: WatchedTopic, now_s: float) -> list[str]:
+        """Return the names of the nodes that may send there and should not."""
+        asked_s, names = self._asked.get(topic.full_name, (float('-inf'), []))
         if now_s - asked_s > _ASK_AGAIN_S:
-            names = publisher_names(self._node, topic, 1)
-            self._asked[topic] = now_s, names
+            names = publisher_names(self._node, topic.full_name, 1)
+            self._asked[topic.full_name] = now_s, names
+        if topic.shared_with:
+            # A name may be discovered after its publisher: the next message has it.
+            return [name for name in names if name and name not in topic.shared_with]
         return names
