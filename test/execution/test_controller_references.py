@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from stopping_rig import moving, rig_of
 
-RESTS_TICKS = 70
+RESTS_TICKS = 120
 
 
 def test_a_start_sets_out_from_where_the_controller_holds_an_arm_that_sags() -> None:

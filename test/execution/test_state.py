@@ -142,7 +142,7 @@ def test_when_a_driver_wraps_expect_its_numbers_brought_near(numbers: list[float
 
 def test_when_a_clock_jumped_in_between_expect_no_angle_taken_for_wrapped() -> None:
     """A simulated world that was reset has its joints back at zero."""
-    state = state_of(Column('a', continuous=True))
+    state = MeasuredState(CommandColumns((Column('a', continuous=True),)), simulated=True)
     state.observe(['a'], [5.0], 10)
     state.clear()
     state.observe(['a'], [0.0], 1)

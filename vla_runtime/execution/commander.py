@@ -26,6 +26,7 @@ from vla_runtime.execution.timeline import Segment
 
 # A hold that gives way comes this near to the robot, as a share of its reach.
 _NEAR_SHARE = 0.05
+_FULL_TURN = 2.0 * np.pi
 _GOES_BACK = 'the robot is outside its limits: going back inside'
 # Command that is no further from the robot than this share of `hold_follows`, nor than the robot
 # may go in a control period, stays at a start.
@@ -183,6 +184,22 @@ class Commander:
             self.has_commanded = True
         return ''
 
+    def a_turn_off(self, measured: np.ndarray) -> np.ndarray:
+        """Return the continuous columns that are whole turns from their command, (columns,) bool.
+
+        One reading says as much of a joint that was turned as of an encoder that lost count.
+        """
+        lead = self.command.setpoints - measured
+        turns = np.round(lead / _FULL_TURN)
+        off = np.abs(lead - turns * _FULL_TURN) <= self._follows
+        return self._columns.is_continuous & (turns != 0.0) & off
+
+    def describe_lead(self, columns: np.ndarray, measured: np.ndarray) -> str:
+        """Name the column, of those given, that is furthest from its command, and how far."""
+        lead = np.where(columns, np.abs(self.command.setpoints - measured), 0.0)
+        worst = int(np.argmax(lead / self._columns.scale))
+        return f"'{self._columns.names[worst]}' by {lead[worst]:.3g}"
+
     def seat(self, columns: np.ndarray, measured: np.ndarray) -> bool:
         """Set the command to where the robot is; return whether that changed it.
 
@@ -197,8 +214,8 @@ class Commander:
         # command leads further outside than a start may.
         outside = np.abs(inside - measured)
         stays = (outside > self._follows) & (outside <= self._tolerance)
+        self.resting_place.seat(columns, self.command.setpoints, measured)
         self._seat(columns, np.where(stays, measured, inside))
-        self.resting_place.seat(columns, measured)
         self.command.seats = True
         return True
 
@@ -351,7 +368,7 @@ class Commander:
         np.greater(self.target, self._near, out=self._far)
         np.logical_and(self._gives_way, self._far, out=self._gives_way)
         # What still moves, or was taken for wrong before, is not followed.
-        self._gives_way &= self._grips | state.still_for(RESTS_AFTER_S)
+        self._gives_way &= state.still_for(RESTS_AFTER_S)
         self._gives_way &= ~state.plausibility.taken_over
         return bool(np.count_nonzero(self._gives_way))
 

@@ -106,6 +106,7 @@ class ChunkExecutor:
         self._guard = Guard(
             config.watchdog,
             tick_timeout(config.watchdog, config.control_period_s),
+            config.restart_after_outage_s,
             self.columns,
             self._limits,
             start_limits(self.columns, self._limits, config.start)[0],

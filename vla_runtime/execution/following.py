@@ -14,7 +14,7 @@ from vla_runtime.execution.state import MeasuredState
 
 # A joint that was moving has stopped following after so long at rest. One that sets out from
 # standstill may take longer: its controller and its gears have to get going.
-_STOPS_AFTER_S, _STARTS_AFTER_S = 0.1, 0.3
+_STOPS_AFTER_S, _STARTS_AFTER_S = 0.2, 0.5
 
 
 class Following:

@@ -16,7 +16,6 @@ from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import Command, CommandKind, Counters, Reason
 from vla_runtime.execution.following import Following
 from vla_runtime.execution.limits import Limits
-from vla_runtime.execution.plausibility import SIMULATED_JITTER_S, STAMP_JITTER_S
 from vla_runtime.execution.state import MeasuredState
 from vla_runtime.execution.watchdog import LOOK, ClockWatch, StateWatch, WatchdogParameters
 
@@ -29,6 +28,7 @@ class Guard:
     Args:
         parameters: the watchdog's.
         tick_timeout_s: longest time between two ticks.
+        outage_s: time without joint states in which the robot may have been moved anywhere.
         columns: the executor's.
         limits: of these columns.
         tolerance: (columns,) of a start, see `start_limits`.
@@ -47,6 +47,7 @@ class Guard:
         self,
         parameters: WatchdogParameters,
         tick_timeout_s: float,
+        outage_s: float,
         columns: CommandColumns,
         limits: Limits,
         tolerance: np.ndarray,
@@ -62,13 +63,13 @@ class Guard:
         self._blocked_joints = blocked_joints
         self._state_watch = StateWatch(parameters, columns, tracking_error)
         self._tick_timeout_s = tick_timeout_s
-        simulated = parameters.motion_clock == 'ros'
         self.state = MeasuredState(
             columns,
             limits,
             tolerance,
             gap_ns=round(parameters.max_state_age_s * 1e9),
-            jitter_s=SIMULATED_JITTER_S if simulated else STAMP_JITTER_S,
+            outage_ns=round(outage_s * 1e9),
+            simulated=parameters.motion_clock == 'ros',
         )
         grips = columns.has_feedback & columns.is_position & np.isinf(tracking_error)
         self._following = Following(columns, grips, limits.hold_distance(columns))

@@ -24,6 +24,9 @@ from vla_runtime.execution.stopping import StopActions
 # A stopped robot that has come to rest is given its hold for so long, on the steady clock: its
 # controller has it by then.
 _REPEATED_S = 0.5
+# A command that is set to where the robot is already: shorter, since another node may have led it
+# there, and may go on.
+_SEAT_REPEATED_S = 0.1
 # A policy is lost when it takes so many times its usual delay to answer.
 _PATIENCE = 3
 # Stops after which the robot may press on something, or be far from its command.
@@ -90,6 +93,8 @@ class Motion:
         # Whether this stop may give up what the robot presses on, and where it has done so.
         self._presses = False
         self._gave_up = np.zeros_like(commander.blocked)
+        # Readings that were refused, as far as a person was told.
+        self._refused = 0
         self.commanded_s: float | None = None
         self.scaling = SpeedScaling()
         self.references = np.full(len(commander.blocked), np.nan)
@@ -221,6 +226,7 @@ class Motion:
                 return self._commander.command
             return self._commander.pause(reason, now_s)
         commander = self._commander
+        self._name_refused_readings()
         state = self._trusted_state(now_ros_ns)
         blocked = self._guard.blocked(commander.command, None if state is None else state.positions)
         if self.braking:
@@ -230,17 +236,23 @@ class Motion:
         elif commander.command.settled and self._others_lead(state):
             return commander.hold(reason, now_s, dt_s)
         else:
-            if state is not None:
-                # Before the hold gives way, which moves it on.
-                commander.resting_place.notice_sinking(commander.command.setpoints, state)
             commander.stay(reason, state, dt_s, now_s)
             if state is not None and not commander.moving and not commander.command.dry_run:
                 self._take_along(state)
         command = commander.command
-        if self.braking or commander.moving or command.seats:
+        if self.braking or commander.moving:
             self._changed_s = now_s
+        elif command.seats:
+            self._changed_s = now_s - _REPEATED_S + _SEAT_REPEATED_S
         command.settled = now_s - self._changed_s > _REPEATED_S
         return command
+
+    def _name_refused_readings(self) -> None:
+        """Say of a stopped robot, too, what was not believed."""
+        plausibility = self._guard.state.plausibility
+        if plausibility.refused != self._refused:
+            self._refused = plausibility.refused
+            self._guard.detail = self._guard.detail or plausibility.describe()
 
     def _others_lead(self, state: MeasuredState | None) -> bool:
         """Return whether a controller follows another node; the command goes along unsent."""
@@ -264,9 +276,8 @@ class Motion:
         pressed = (commander.blocked | self._presses) & ~self._gave_up
         setpoints = commander.command.setpoints
         moved = commander.resting_place.moved(setpoints, state, pressed=pressed)
-        if commander.seat(moved, state.positions):
-            self._gave_up |= pressed & moved
-            self._replanner.drop(setpoints)
+        self._seat(moved, state)
+        self._gave_up |= pressed & moved
 
     def seat_after_gap(self, now_s: float, now_ros_ns: int) -> Command | None:
         """Set the command to where the robot is found at the first measurement after a gap.
@@ -288,14 +299,24 @@ class Motion:
         if state is None:
             return None
         away = commander.resting_place.away(command.setpoints, state.positions) & returned
-        away &= ~self._guard.state.plausibility.taken_over
+        away &= ~self._guard.state.plausibility.taken_over & ~commander.a_turn_off(state.positions)
         returned[:] = False
-        if not commander.seat(away, state.positions):
+        if not self._seat(away, state):
             return None
-        self._replanner.drop(command.setpoints)
         self._changed_s = now_s
         command.settled = False
         return command
+
+    def _seat(self, columns: np.ndarray, state: MeasuredState) -> bool:
+        """Set the command of columns to where they are, and say so; return whether any was set."""
+        commander = self._commander
+        text = commander.describe_lead(columns, state.positions)
+        if not commander.seat(columns, state.positions):
+            return False
+        self._replanner.drop(commander.command.setpoints)
+        if not self._guard.detail:
+            self._guard.detail = f'the robot was moved while it held, {text}: it is held there'
+        return True
 
     def halt(self, reason: Reason, dt_s: float, now_s: float, now_ros_ns: int | None) -> Command:
         """One tick of a stop, or of the hold that it ends in.

@@ -17,7 +17,7 @@ from vla_runtime.execution.limits import Limits
 _MARGIN = 1.5
 # Drivers stamp what they read by so many seconds unevenly; in a simulated world by the time from
 # one clock message to the next.
-STAMP_JITTER_S, SIMULATED_JITTER_S = 0.01, 0.1
+_STAMP_JITTER_S, _SIMULATED_JITTER_S = 0.01, 0.1
 # Noise of an encoder, rad, and at most this share of the joint's range.
 _NOISE, _NOISE_SHARE = 0.01, 0.01
 # New values that agree with one another for so long are the robot's place after all.
@@ -30,6 +30,8 @@ DOUBT_NS = 500_000_000
 _DOUBT_REACH_NS = 100_000_000
 # Samples after a gap of which each may still show that the first one was wrong.
 _PROBATION = 5
+# A driver that sends seldom has an outage after so many of its intervals.
+_SELDOM = 4
 _FULL_TURN = 2.0 * math.pi
 
 
@@ -62,23 +64,26 @@ class Plausibility:
     """Judges the values of a message by the last ones that were taken.
 
     A joint may be as far from its last place as 1.5 times its `velocity` allows in the time
-    between the two stamps. A joint without a `velocity` (the robot file has none without) is not
-    judged. After a gap, where any distance may be allowed, a value is refused that lies outside the
-    position limits, or is exactly zero, which is what a failed read looks like.
+    between the two stamps, and in that between the two before: drivers send unevenly. A joint
+    without a `velocity` (the robot file has none without) is not judged. After a gap, where any
+    distance may be allowed, a value is refused that lies outside the position limits, or is exactly
+    zero, which is what a failed read looks like. Another publisher than before a gap is not
+    believed where it puts the robot elsewhere.
 
     Args:
         columns: the executor's.
         limits: velocities and positions.
         tolerance: (columns,) distance outside its limits at which a robot may be found.
         gap_ns: time without a message that is a gap.
-        jitter_s: unevenness of stamps.
+        outage_ns: time without a message in which the robot may have been moved anywhere.
+        simulated: stamps are of `/clock`, in a world that may begin anew.
 
     Attributes:
         doubted_until_ns: nothing measured is to be trusted before this stamp.
         refused: count of refused messages.
-        returned: (columns,) bool, columns that came back after a gap; for the reader to clear.
+        returned: (columns,) bool, columns that came back after an outage; for the reader to clear.
         taken_over: (columns,) bool, columns whose place was given up for values that had been
-            refused and stayed. No hold follows them there.
+            refused and stayed, or that are of another publisher. No hold follows them there.
     """
 
     def __init__(
@@ -87,7 +92,9 @@ class Plausibility:
         limits: Limits,
         tolerance: np.ndarray,
         gap_ns: int,
-        jitter_s: float,
+        outage_ns: int,
+        *,
+        simulated: bool,
     ) -> None:
         self._columns = columns
         self._speed = _MARGIN * limits.velocity
@@ -95,13 +102,21 @@ class Plausibility:
         self._follows = limits.hold_distance(columns)
         self._lower = np.where(columns.is_continuous, -np.inf, limits.lower - tolerance)
         self._upper = np.where(columns.is_continuous, np.inf, limits.upper + tolerance)
-        self._gap_ns = gap_ns
-        self._jitter_s = jitter_s
+        self._gap_ns, self._outage_ns = gap_ns, outage_ns
+        self._simulated = simulated
+        self._jitter_s = _SIMULATED_JITTER_S if simulated else _STAMP_JITTER_S
         self._last = np.full(columns.count, np.nan)
         # Stamps of the last message that was taken, and of the last that came.
         self._stamps = np.zeros(columns.count, dtype=np.int64)
         self._heard = np.zeros(columns.count, dtype=np.int64)
+        # Time between the last two messages that came.
+        self._interval = np.zeros(columns.count, dtype=np.int64)
+        # Publisher of the last message that was taken.
+        self._sources = [''] * columns.count
+        # The clock jumped: no stamp of before says anything.
+        self._unstamped = np.ones(columns.count, dtype=bool)
         self._since_gap = np.full(columns.count, _PROBATION)
+        self._after_outage = np.zeros(columns.count, dtype=bool)
         self._candidate: _Candidate | None = None
         self._worst = 0
         self._value = self._before = 0.0
@@ -112,8 +127,13 @@ class Plausibility:
         self.taken_over = np.zeros(columns.count, dtype=bool)
 
     def clear(self) -> None:
-        """Compare nothing with what came before: the clock jumped."""
-        self._last[:] = np.nan
+        """Compare no stamp with those of before: the clock jumped.
+
+        The robot is where it was, but in a simulated world.
+        """
+        self._unstamped[:] = True
+        if self._simulated:
+            self._last[:] = np.nan
         self._candidate = None
         self.doubted_until_ns = 0
 
@@ -128,14 +148,22 @@ class Plausibility:
             stamp_ns: its stamp.
             source: publisher that it came from; '' where that is unknown.
         """
-        last = self._last[target]
+        last, interval_ns = self._last[target], self._interval[target]
         elapsed_ns = np.abs(stamp_ns - self._stamps[target])
         silent_ns = np.abs(stamp_ns - self._heard[target])
+        unstamped = self._unstamped[target]
+        if unstamped.any():
+            # How much time went by is unknown: a little more than a gap.
+            silent_ns[unstamped] = elapsed_ns[unstamped] = self._gap_ns + 1
+            self._unstamped[target] = False
         np.minimum(elapsed_ns, silent_ns + _DOUBT_REACH_NS, out=elapsed_ns)
         self._heard[target] = stamp_ns
-        jump, reach = self._jump(target, values, last, elapsed_ns)
+        self._interval[target] = silent_ns
+        slack_ns = np.minimum(interval_ns, _DOUBT_REACH_NS)
+        jump, reach = self._jump(target, values, last, elapsed_ns + slack_ns)
         wrong = jump > reach
-        returns = (silent_ns > self._gap_ns) | np.isnan(last)
+        first = np.isnan(last)
+        begins = returns = (silent_ns > self._gap_ns) | first
         if self._candidate is not None and not returns.any():
             wrong |= self._goes_on(self._candidate, target, values, jump)
         if returns.any():
@@ -147,7 +175,6 @@ class Plausibility:
             if (self._since_gap[target[wrong]] < _PROBATION).all():
                 # The first sample after the gap was wrong, or this one is: this one is newer.
                 returns = wrong
-                self._since_gap[target] = _PROBATION
             elif self._persists(target, wrong, values, stamp_ns, source):
                 self.taken_over[target[wrong]] = True
                 self.doubted_until_ns = 0
@@ -156,8 +183,27 @@ class Plausibility:
                 return None
         elif self._candidate is not None and np.isin(target, self._candidate.target).any():
             self._candidate = None
-        self._take(target, values, stamp_ns, returns)
+        if begins.any():
+            away = begins & ~first & (jump > self._follows[target])
+            self._note_return(target, values, away, source)
+            outage_ns = np.maximum(self._outage_ns, _SELDOM * interval_ns)
+            self._after_outage[target[begins]] = (silent_ns > outage_ns)[begins]
+            self._since_gap[target[begins & ~first]] = 0
+        self.returned[target] |= returns & self._after_outage[target]
+        self._take(target, values, stamp_ns, source)
         return returns
+
+    def _note_return(
+        self, target: np.ndarray, values: np.ndarray, away: np.ndarray, source: str
+    ) -> None:
+        """Do not believe another publisher that puts joints elsewhere than they were."""
+        for at in np.flatnonzero(away):
+            column = int(target[at])
+            before = self._sources[column]
+            if '#' in source and before and before != source:
+                self.taken_over[column] = True
+                self._worst, self._value, self._source = column, float(values[at]), source
+                self._before = float(self._last[column])
 
     def _jump(
         self, target: np.ndarray, values: np.ndarray, last: np.ndarray, elapsed_ns: np.ndarray
@@ -215,20 +261,18 @@ class Plausibility:
         self._worst, self._value, self._before = column, value, before
         self._source = source
 
-    def _take(
-        self, target: np.ndarray, values: np.ndarray, stamp_ns: int, returns: np.ndarray
-    ) -> None:
+    def _take(self, target: np.ndarray, values: np.ndarray, stamp_ns: int, source: str) -> None:
         known = ~np.isnan(values)
-        first = np.isnan(self._last[target])
         if known.all():
             self._last[target] = values
         else:
             self._last[target[known]] = values[known]
         self._stamps[target] = stamp_ns
-        self.returned[target] |= returns
         self._since_gap[target] += 1
-        if returns.any():
-            self._since_gap[target[returns & ~first]] = 0
+        # All columns of a message share its publisher.
+        if self._sources[int(target[0])] != source:
+            for column in target.tolist():
+                self._sources[column] = source
 
     def describe(self) -> str:
         """Name the joint, the value and the topic of the newest refused message."""

@@ -3,7 +3,8 @@
 An arm that is moved by hand while its motors are off must not swing back when they come on again:
 the controller would still have the old command. So the command is set to where the arm is, at once,
 because the arm is there. What merely hangs below its command is another matter: it would sink a
-little further with every new command.
+little further with every new command. A person moves a joint swiftly, and it stays where it was
+put; what creeps, or sinks again as soon as its command was set, is left alone.
 """
 
 from __future__ import annotations
@@ -13,17 +14,22 @@ import numpy as np
 from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.state import MeasuredState
 
-# A joint that stays where it is for so long rests.
+# A joint is looked at for so long at a time, and by so many messages at least.
 RESTS_AFTER_S = 0.5
-# Way of a joint at rest, as a share of `hold_follows`, that only a person explains.
+_WINDOW_NS = round(RESTS_AFTER_S * 1e9)
+_SAMPLES = 3
+# Way within that time, as a share of `hold_follows`, up to which a joint rests (a person who keeps
+# an arm up trembles), and from which on a person moves it.
+_RESTS_SHARE, _SWIFT_SHARE = 0.8, 0.6
+# Way of a joint at rest, as a share of `hold_follows`, that is worth a new command.
 _MOVED_SHARE = 0.5
-# Distance from its command at which a joint is not where it was left, after a gap: the command is
-# sent at once, but a motor that came on may have begun to move.
+# The same after an outage: the command is sent at once, but a motor that came on may have begun to
+# move.
 _AWAY_SHARE = 0.3
-# A joint that comes to rest again this soon after its command was set to where it was, about as far
-# from it as before, hangs below every command. To set it again would sink it step by step.
-_SINKS_WITHIN_NS = 1_000_000_000
-_SAME_SAG = 0.3
+# A joint that has stayed at its new command for so many looks is held there.
+_PROVEN = 2
+# A joint that sinks again does so by about as much as before.
+_SINKS_AGAIN = 1.5
 # A way that was covered from one message to the next by this share was not seen: it is a wrong
 # reading, or too fast to tell from one.
 _SEEN_SHARE = 0.5
@@ -39,34 +45,47 @@ class RestingPlace:
     """
 
     def __init__(self, columns: CommandColumns, movable: np.ndarray, follows: np.ndarray) -> None:
+        count = columns.count
         self._movable = movable
         self._follows = follows
         self._small = _MOVED_SHARE * follows
         self._away = _AWAY_SHARE * follows
         self._begun = False
         # Where the joints came to rest, how far short of their command, and whether they have.
-        self._place = np.zeros(columns.count)
-        self._sag = np.zeros(columns.count)
-        self._known = np.zeros(columns.count, dtype=bool)
-        # How far they were from their command when it was set to where they were, and when.
-        self._left = np.zeros(columns.count)
-        self._left_ns = np.zeros(columns.count, dtype=np.int64)
-        self._fresh = np.zeros(columns.count, dtype=bool)
+        self._place = np.zeros(count)
+        self._sag = np.zeros(count)
+        self._known = np.zeros(count, dtype=bool)
+        # How far they were from their command when it was set to where they were, and for how many
+        # looks they have stayed there.
+        self._left = np.zeros(count)
+        self._stayed = np.full(count, _PROVEN)
+        # The look at them that is under way, and what the last ones said.
+        self._lowest, self._highest = np.zeros(count), np.zeros(count)
+        self._since_ns = np.zeros(count, dtype=np.int64)
+        self._seen_ns = np.zeros(count, dtype=np.int64)
+        self._samples = np.zeros(count, dtype=np.int64)
+        self._rests = np.zeros(count, dtype=bool)
+        self._swift = np.zeros(count, dtype=bool)
 
     def leave(self) -> None:
         """Note that the command moves."""
         self._begun = False
 
-    def seat(self, columns: np.ndarray, measured: np.ndarray) -> None:
-        """Note that the command of some columns was set to where they are."""
+    def seat(self, columns: np.ndarray, command: np.ndarray, measured: np.ndarray) -> None:
+        """Note that the command (columns,) of some columns is set to where they are."""
+        np.copyto(self._left, command - measured, where=columns)
+        self._stayed[columns] = 0
         np.copyto(self._place, measured, where=columns)
         self._sag[columns] = 0.0
         self._known[columns] = False
+        self._swift[columns] = False
 
     def moved(
         self, command: np.ndarray, state: MeasuredState, *, pressed: np.ndarray
     ) -> np.ndarray:
         """Return the joints whose command is to be set to where they are, (columns,) bool.
+
+        For every tick at rest.
 
         Args:
             command: (columns,) command that stands still.
@@ -76,49 +95,81 @@ class RestingPlace:
         """
         measured = state.positions
         if not self._begun:
-            self._begun = True
-            self._known[:] = False
-            self._sag[:] = 0.0
-            self._fresh[:] = False
-            np.copyto(self._place, measured)
-            state.largest_step[:] = 0.0
-        rests = state.still_for(RESTS_AFTER_S)
-        if not np.count_nonzero(rests):
-            return rests
+            self._begin(measured, state)
+        looked = self._look(measured, state)
         lead = command - measured
-        way = np.abs(measured - self._place)
-        seen = state.largest_step <= _SEEN_SHARE * way
-        found = (way > self._small) & (np.abs(lead - self._sag) > self._small) & seen
-        found |= pressed & (np.abs(lead) > self._follows)
-        found &= rests & self._movable & ~state.plausibility.taken_over
-        # A joint that has come to its command but for its sag is where it was sent.
-        arrived = rests & ~self._known & ~found & (np.abs(lead) <= self._follows)
-        if np.count_nonzero(arrived):
-            self._settle(arrived, lead, state)
+        found = pressed & (np.abs(lead) > self._follows)
         if np.count_nonzero(found):
-            np.copyto(self._left, lead, where=found)
-            self._left_ns[found] = state.newest_stamp_ns
-            self._fresh[found] = True
+            found &= state.still_for(RESTS_AFTER_S) & (state.largest_step <= self._small)
+        if np.count_nonzero(looked):
+            found |= self._was_moved(looked, lead, measured, state, found)
+        return found & self._movable & ~state.plausibility.taken_over
+
+    def _was_moved(
+        self,
+        looked: np.ndarray,
+        lead: np.ndarray,
+        measured: np.ndarray,
+        state: MeasuredState,
+        pressed: np.ndarray,
+    ) -> np.ndarray:
+        """Return the joints that a person has moved to where they rest."""
+        self._stayed[looked] += 1
+        self._stayed[looked & (np.abs(lead) > self._small)] = 0
+        rests = looked & self._rests
+        way = np.abs(measured - self._place)
+        found = self._swift & (way > self._small) & (np.abs(lead - self._sag) > self._small)
+        found &= state.largest_step <= _SEEN_SHARE * way
+        again = (lead * self._left > 0.0) & (self._stayed < _PROVEN)
+        again &= np.abs(lead) <= _SINKS_AGAIN * np.abs(self._left) + self._small
+        sinks = rests & found & again
+        found &= rests & ~again
+        # A joint that has come to its command but for its sag is where it was sent.
+        arrived = rests & ~self._known & ~found & ~pressed & (np.abs(lead) <= self._follows)
+        self._settle(arrived | sinks, lead, state)
         return found
+
+    def _begin(self, measured: np.ndarray, state: MeasuredState) -> None:
+        self._begun = True
+        self._known[:] = False
+        self._sag[:] = 0.0
+        self._stayed[:] = _PROVEN
+        self._rests[:] = self._swift[:] = False
+        self._begin_look(np.ones(len(measured), dtype=bool), measured, state)
+        np.copyto(self._place, measured)
+        state.largest_step[:] = 0.0
+
+    def _begin_look(self, columns: np.ndarray, measured: np.ndarray, state: MeasuredState) -> None:
+        np.copyto(self._lowest, measured, where=columns)
+        np.copyto(self._highest, measured, where=columns)
+        np.copyto(self._since_ns, state.stamps, where=columns)
+        self._samples[columns] = 0
+
+    def _look(self, measured: np.ndarray, state: MeasuredState) -> np.ndarray:
+        """Take note of what was measured; return the columns of which a look has ended."""
+        # The clock was set back.
+        self._begin_look(state.stamps < self._since_ns, measured, state)
+        self._samples += state.stamps != self._seen_ns
+        np.copyto(self._seen_ns, state.stamps)
+        np.minimum(self._lowest, measured, out=self._lowest)
+        np.maximum(self._highest, measured, out=self._highest)
+        ended = (state.stamps - self._since_ns >= _WINDOW_NS) & (self._samples >= _SAMPLES)
+        if np.count_nonzero(ended):
+            span = self._highest - self._lowest
+            np.copyto(self._rests, span <= _RESTS_SHARE * self._follows, where=ended)
+            self._swift |= ended & (span > _SWIFT_SHARE * self._follows)
+            self._begin_look(ended, measured, state)
+        return ended
 
     def _settle(self, columns: np.ndarray, lead: np.ndarray, state: MeasuredState) -> None:
         """Take joints to be where they were sent, but for their sag."""
+        if not np.count_nonzero(columns):
+            return
         np.copyto(self._place, state.positions, where=columns)
         np.copyto(self._sag, lead, where=columns)
         self._known |= columns
+        self._swift[columns] = False
         state.largest_step[columns] = 0.0
-
-    def notice_sinking(self, command: np.ndarray, state: MeasuredState) -> None:
-        """Find joints that hang as far below their new command as they did below their last one."""
-        if not np.count_nonzero(self._fresh):
-            return
-        lead = command - state.positions
-        since_ns = state.since_ns - self._left_ns
-        soon = (since_ns > 0) & (since_ns <= _SINKS_WITHIN_NS)
-        same = np.abs(lead - self._left) <= _SAME_SAG * np.abs(self._left)
-        sinks = self._fresh & state.still_for(RESTS_AFTER_S) & soon & same
-        self._settle(sinks, lead, state)
-        self._fresh &= ~sinks & (since_ns <= _SINKS_WITHIN_NS)
 
     def away(self, command: np.ndarray, measured: np.ndarray) -> np.ndarray:
         """Return the joints that are not where their command holds them, (columns,) bool."""

@@ -12,7 +12,7 @@ import numpy as np
 from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.doubled_joints import DoubledJoints
 from vla_runtime.execution.limits import Limits, make_limits
-from vla_runtime.execution.plausibility import STAMP_JITTER_S, Plausibility, noise_of
+from vla_runtime.execution.plausibility import Plausibility, noise_of
 
 _NEVER = np.iinfo(np.int64).min
 _FULL_TURN = 2.0 * math.pi
@@ -76,10 +76,12 @@ class MeasuredState:
         limits: of these columns; none where not given.
         tolerance: (columns,) distance outside the limits at which a robot may be found.
         gap_ns: time without a message of a column that is a gap.
-        jitter_s: unevenness of stamps.
+        outage_ns: time without one in which the robot may have been moved anywhere.
+        simulated: stamps are of `/clock`, in a world that may begin anew.
 
     Attributes:
         positions: (columns,) the newest that were taken.
+        stamps: (columns,) int64, stamps that they came with; the least number before the first.
         since_ns: (columns,) int64, stamp since which each has stayed where it is, but for noise.
         samples: (columns,) int, messages since then.
         largest_step: (columns,) largest distance from one message to the next; for the reader to
@@ -92,12 +94,16 @@ class MeasuredState:
         limits: Limits | None = None,
         tolerance: np.ndarray | None = None,
         gap_ns: int = 200_000_000,
-        jitter_s: float = STAMP_JITTER_S,
+        outage_ns: int = 1_500_000_000,
+        *,
+        simulated: bool = False,
     ) -> None:
         limits = limits or make_limits(columns.names)
         tolerance = np.zeros(columns.count) if tolerance is None else tolerance
         self._columns = columns
-        self.plausibility = Plausibility(columns, limits, tolerance, gap_ns, jitter_s)
+        self.plausibility = Plausibility(
+            columns, limits, tolerance, gap_ns, outage_ns, simulated=simulated
+        )
         self.doubled = DoubledJoints(columns.names)
         self._noise = noise_of(columns, limits)
         self._place = np.full(columns.count, np.nan)
@@ -121,7 +127,7 @@ class MeasuredState:
         # Columns that jumped by more than half a turn, and those whose angles are wrapped.
         self._jumped = [False] * columns.count
         self._wraps = np.zeros(columns.count, dtype=bool)
-        self._stamps = np.full(columns.count, _NEVER, dtype=np.int64)
+        self.stamps = np.full(columns.count, _NEVER, dtype=np.int64)
         self._oldest = _NEVER if self._index else None
         self._newest = _NEVER
         # Columns whose stamp an older message may replace.
@@ -152,7 +158,7 @@ class MeasuredState:
     @property
     def missing(self) -> list[str]:
         """Columns with feedback whose position has never been received."""
-        return [name for name, column in self._index.items() if self._stamps[column] == _NEVER]
+        return [name for name, column in self._index.items() if self.stamps[column] == _NEVER]
 
     def oldest_columns(self) -> list[str]:
         """The columns that carry the oldest stamp."""
@@ -163,7 +169,7 @@ class MeasuredState:
         return self._stamped(self.newest_stamp_ns)
 
     def _stamped(self, stamp_ns: int) -> list[str]:
-        return [name for name, column in self._index.items() if self._stamps[column] == stamp_ns]
+        return [name for name, column in self._index.items() if self.stamps[column] == stamp_ns]
 
     @property
     def refused(self) -> list[str]:
@@ -172,7 +178,7 @@ class MeasuredState:
 
     def clear(self) -> None:
         """Forget all: stamps of the past say nothing any more."""
-        self._stamps[:] = _NEVER
+        self.stamps[:] = _NEVER
         self._oldest = _NEVER if self._index else None
         self._newest = _NEVER
         self._distrusted[:] = False
@@ -187,7 +193,7 @@ class MeasuredState:
         For stamps of the future, such as one of before the clock was set back that came late: to
         drop all messages until time has caught up with it could take for ever.
         """
-        self._distrusted |= self._stamps > stamp_ns
+        self._distrusted |= self.stamps > stamp_ns
 
     def observe(
         self, names: Sequence[str], positions: Sequence[float], stamp_ns: int, source: str = ''
@@ -224,7 +230,7 @@ class MeasuredState:
             self._forgive(target)
         if '#' in source:
             self.doubled.observe(target, source, stamp_ns)
-        if stamp_ns < np.where(self._distrusted[target], _NEVER, self._stamps[target]).max():
+        if stamp_ns < np.where(self._distrusted[target], _NEVER, self.stamps[target]).max():
             self.out_of_order += 1
             return
         values = np.asarray(positions, dtype=np.float64)[places]
@@ -237,9 +243,9 @@ class MeasuredState:
         self.positions[target] = values
         if angles:
             self._note_turns(angles)
-        self._stamps[target] = stamp_ns
+        self.stamps[target] = stamp_ns
         self._distrusted[target] = False
-        measured = self._stamps[self._columns.has_feedback]
+        measured = self.stamps[self._columns.has_feedback]
         self._oldest, self._newest = int(measured.min()), int(measured.max())
 
     def _note_motion(
@@ -248,10 +254,16 @@ class MeasuredState:
         """Note which of these columns moved, and since when the others have not."""
         step = np.abs(values - self._came[target])
         if self._columns.any_continuous:
+            # A driver that wraps angles stays within a turn: so may this step be none.
             angles = self._columns.is_continuous[target]
+            angles = angles & (np.maximum(np.abs(values), np.abs(self._came[target])) <= _ONE_TURN)
             step[angles] = np.minimum(step[angles], np.abs(_FULL_TURN - step[angles]))
         np.fmax(step, self.largest_step[target], out=step)
-        step[returns] = 0.0
+        # After an outage nobody saw the way; after a short gap it is no way that was seen.
+        unseen = returns & self.plausibility.returned[target]
+        # Nobody turns a joint once around within a message.
+        unseen &= ~self._columns.is_continuous[target] | (step < 0.5 * _FULL_TURN)
+        step[unseen] = 0.0
         self.largest_step[target] = step
         # Not near its place either where there is none.
         moved = ~(np.abs(values - self._place[target]) <= self._noise[target]) | returns
@@ -267,7 +279,7 @@ class MeasuredState:
 
         By their stamps, and by more than two messages: one that is heard of seldom is not still.
         """
-        return (self._stamps - self.since_ns >= round(seconds * 1e9)) & (self.samples >= 3)
+        return (self.stamps - self.since_ns >= round(seconds * 1e9)) & (self.samples >= 3)
 
     def _map(self, names: tuple[str, ...]) -> _Mapping:
         pairs = [(at, self._index[name]) for at, name in enumerate(names) if name in self._index]
