@@ -72,7 +72,9 @@ def test_sizes_cameras_and_images_are_those_of_the_reference_case(tmp_path, toke
         crop = CropSpec(d['image_target'][0], kept[0])
         assert spec.images == ImageSpec('crop', 'bicubic_uint8', crop)
     assert spec.denoise_steps == 4
-    assert [action.kind for action in spec.actions] == ['delta'] * 6 + ['absolute']
+    kinds = {'relative': 'delta', 'absolute': 'absolute'}
+    expected = [kinds[rep] for _, width, _, rep in d['groups'] for _ in range(width)]
+    assert [action.kind for action in spec.actions] == expected
 
 
 def test_both_kinds_of_folder_give_the_same_bundle(tmp_path, tokenizer):
@@ -255,15 +257,17 @@ def test_a_gripper_that_lerobot_inverts_at_load_is_refused(tmp_path, tokenizer, 
 )
 def test_poses_in_a_form_that_is_not_read_are_refused(tmp_path, tokenizer, said, field, remedy):
     wrong = json.loads(json.dumps(modality()))
-    wrong['action']['action_configs'][0].update(said)
+    groups = json.loads(CASE.read_text())['groups']
+    index = groups.index(next(one for one in groups if one[2:] == ['non_eef', 'relative']))
+    wrong['action']['action_configs'][index].update(said)
     folder = write_lerobot_folder(tmp_path / 'policy', CASE, modality_config=wrong)
     with pytest.raises(JsonError) as error:
         plan(folder, tokenizer)
     place, message = str(error.value).split(': ', 2)[:2], str(error.value).split(': ', 2)[2]
     assert Path(place[0]).is_relative_to(folder) and Path(place[0]).is_file()
-    assert place[1].endswith(f'action_configs[0].{field}')
+    assert place[1].endswith(f'action_configs[{index}].{field}')
     # The group is named, what the folder says of it, and what is read.
-    assert "'arm'" in message and remedy in message
+    assert f"'{groups[index][0]}'" in message and remedy in message
     assert said.get('format', '').lower() in message
 
 

@@ -15,7 +15,7 @@ from network_cases import each_case, each_entry, relative_error
 from vla_runtime.families.groot.declaration import N17_PROMPT
 from vla_runtime.families.groot.n17_groups import grouped_columns
 from vla_runtime.files.json_file import JsonMapping
-from vla_runtime.processing.actions import ActionSpace
+from vla_runtime.processing.actions import ActionSpace, PoseColumns
 from vla_runtime.processing.cropped_images import cropped
 from vla_runtime.processing.normalization import Normalizer
 from vla_runtime.processing.prompts import PromptFormat, prompt_parts
@@ -29,8 +29,6 @@ cases = each_case(N17)
 
 def columns_of(path: Path):
     d = json.loads(path.read_text())
-    if any(group[2] != 'non_eef' for group in d['groups']):
-        pytest.skip('poses of an end effector are refused')
     if not d['modality_config']:
         pytest.skip('the case has no groups')
     return grouped_columns(
@@ -54,6 +52,7 @@ def test_images_equal_the_reference_s_pixels(path: Path, b: int):
             (height, width),
             edge=d['image_target'][0],
             fraction=d['image_crop'][0] / d['image_target'][0],
+            cut=tuple(d['image_target']),
             resample='bicubic_uint8',
         )
         found = torch.from_numpy(image).permute(2, 0, 1) / 255 * 2 - 1
@@ -103,10 +102,29 @@ def test_state_and_actions_equal_the_reference_s(path: Path, b: int):
         'clipped_range',
         {name: columns.statistics[f'actions.{name}'] for name in ('low', 'high')},
     ).denormalise(case.tensors['actions'][b, : columns.horizon, : columns.actions].numpy())
+    poses = tuple(
+        PoseColumns(
+            name=pose.name,
+            position=tuple(range(pose.action, pose.action + 3)),
+            rotation=tuple(range(pose.action + 3, pose.action + 9)),
+            form=pose.form,
+            kind='delta' if pose.is_delta else 'absolute',
+            frame='tool',
+            state_position=() if pose.state is None else tuple(range(pose.state, pose.state + 3)),
+            state_rotation=(
+                () if pose.state is None else tuple(range(pose.state + 3, pose.state + 9))
+            ),
+        )
+        for pose in columns.poses
+    )
+    in_pose = {column for pose in poses for column in pose.columns}
     space = ActionSpace(
         names=tuple(f'a{index}' for index in range(columns.actions)),
-        kinds=tuple('delta' if delta else 'absolute' for delta in columns.deltas),
-        state_columns=tuple(i if delta else None for i, delta in enumerate(columns.deltas)),
+        kinds=tuple('absolute' if anchor is None else 'delta' for anchor in columns.deltas),
+        state_columns=tuple(
+            None if column in in_pose else anchor for column, anchor in enumerate(columns.deltas)
+        ),
+        poses=poses,
     )
     found = space.to_robot(decoded, raw[-1])
     reference = case.tensors['actions_robot_units'][b].double()
@@ -117,9 +135,10 @@ def test_state_and_actions_equal_the_reference_s(path: Path, b: int):
 @cases
 def test_ranges_of_relative_groups_are_by_step(path: Path):
     columns = columns_of(path)
-    if not any(columns.deltas):
+    relative = [anchor is not None for anchor in columns.deltas]
+    if not any(relative):
         pytest.skip('the case has no relative group')
     low = columns.statistics['actions.low']
     assert low.shape == (columns.horizon, columns.actions)
     moving = np.ptp(low, axis=0) > 0
-    assert moving.tolist() == list(columns.deltas)
+    assert moving.tolist() == relative
