@@ -293,7 +293,7 @@ def driver_version() -> str | None:
 def show(figures: dict[str, Any]) -> None:
     """The short table."""
     from gpu_latency import table
-    from target import Target
+    from measurement import Target
 
     print(f'\n{figures["device"]["name"]}, pi05 {figures["size"]}, 10 steps, median ms; bfloat16')
     print('\n'.join(table(figures['latency'])))

@@ -33,8 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / 'benchmark')]
 
 from gpu import described, described_parser, device_facts, device_fault  # noqa: E402
-from measurement import median_ratio, percentiles, write_result  # noqa: E402
-from target import Target  # noqa: E402
+from measurement import Target, median_ratio, percentiles, write_result  # noqa: E402
 
 # The shortest of the lengths for which our prefix has a graph: nothing is padded on either side.
 PROMPT_TOKENS = 48
