@@ -95,7 +95,7 @@ def our_sides(size: str, views: int, device: str) -> tuple[dict[str, Side], Any,
     """Return our inferences, the inputs, and why there are none in Triton ('' where there are)."""
     from random_policy import infer, random_inputs, random_network, sized_dims, torch_engine
 
-    from vla_runtime.engines.torch.compiled_parts import compile_networks
+    from vla_runtime.engines.torch.layer_trial import choose_layers
 
     dims = sized_dims('pi05', size, views)
     network = random_network('pi05', dims, device, 'bfloat16')
@@ -107,9 +107,9 @@ def our_sides(size: str, views: int, device: str) -> tuple[dict[str, Side], Any,
         torch_engine(network, graphs=device != 'cpu', max_rows=1) for _ in range(2)
     )
     sides: dict[str, Side] = {OPERATORS: lambda: infer(operators, inputs)}
-    compile_networks(in_triton, 'triton', 'bfloat16')
-    if in_triton.torch_compile != 'triton':
-        return sides, inputs, in_triton.why_compiled
+    choose_layers(in_triton, 'on', 'bfloat16')
+    if in_triton.triton != 'on':
+        return sides, inputs, in_triton.why_triton
     return {**sides, TRITON: lambda: infer(in_triton, inputs)}, inputs, ''
 
 
