@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vla_runtime.engines.graphed_work import GraphedWork, Work
 from vla_runtime.engines.protocol import (
     FEATURES,
     MAX_SAMPLES,
@@ -34,8 +35,6 @@ from vla_runtime.engines.protocol import (
 from vla_runtime.engines.schedules import Schedules
 from vla_runtime.engines.torch.buffers import LaidOutPrefix, RowBuffers, Schedule, Variant
 from vla_runtime.engines.torch.cuda_graph import (
-    GraphedWork,
-    Work,
     capturers_of,
     captures_graphs,
     vision_of,
@@ -215,7 +214,7 @@ class TorchEngine:
     def encode_image(self, camera: int, pixels: np.ndarray) -> None:
         with self._looking(camera):
             self._pixels[camera].copy_(torch.from_numpy(pixels)[None])
-            self._vision[camera]()
+            self._vision[camera].run()
 
     @torch.inference_mode()
     def encode_prefix(
@@ -228,7 +227,7 @@ class TorchEngine:
             # All of them now: a longer prompt later shall not wait for a capture.
             for prefix in self._prefix[count, slot]:
                 prefix.prepare()
-            self._prefix[count, slot][shortest(self._prefix_inputs, rows)]()
+            self._prefix[count, slot][shortest(self._prefix_inputs, rows)].run()
             self._encodings[count, slot] += 1
 
     def use_prefix(self, rows: int, slot: int = 0) -> None:
@@ -262,7 +261,7 @@ class TorchEngine:
     def run_steps(self) -> None:
         with self._denoising(self._place):
             self._lay_out()
-            self._denoise()
+            self._denoise.run()
 
     def read_x(self) -> np.ndarray:
         with self._denoising():

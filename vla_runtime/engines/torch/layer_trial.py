@@ -24,10 +24,11 @@ import torch
 from torch import Tensor
 
 from vla_runtime.engines.bounds import BOUNDS
+from vla_runtime.engines.graphed_work import Work
 from vla_runtime.engines.preflight import AUTO
 from vla_runtime.engines.torch import cuda_graph
 from vla_runtime.engines.torch.buffers import Schedule, Variant
-from vla_runtime.engines.torch.cuda_graph import Capturer, Work
+from vla_runtime.engines.torch.cuda_graph import Capturer
 from vla_runtime.engines.torch.layer_choice import LayerChoice, Outputs, Part
 from vla_runtime.engines.torch.triton_layers import compare_layers, triton_layers
 from vla_runtime.engines.triton_option import OFF, ON
