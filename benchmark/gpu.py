@@ -7,10 +7,10 @@ Needs torch, numpy, pyyaml and safetensors and nothing else, and runs from the s
 First what must be true (against the CPU in float32, in Triton kernels and in fp8, every family,
 graphs fresh, guidance, attention by lengths, overlap, memory), at a reduced size; then milliseconds
 in bfloat16 for 1 to 3 views, one and two prompt rows, 10 denoise steps, cache hit and miss:
-captured graphs, also with the expert in Triton kernels, eager, and torch.compile, beside the
-roofline; and captured graphs in fp8 where the GPU has it (from compute capability 8.9 on). Captured
-graphs with 3 views are sampled 200 times, with one row in Triton kernels 2,000 times, after 50 for
-warming up. Last it prints a table, and each target with whether it was met. `--only` does one half.
+captured graphs, also with the expert in Triton kernels, and eager, beside the roofline; and
+captured graphs in fp8 where the GPU has it (from compute capability 8.9 on). Captured graphs with 3
+views are sampled 200 times, with one row in Triton kernels 2,000 times, after 50 for warming up.
+Last it prints a table, and each target with whether it was met. `--only` does one half.
 
 OUT is written before the first check and again after each check and each configuration, so that a
 run that is killed leaves all that it had measured; `complete` in it says whether it came to its
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 BUDGET_S = 420.0
 # Beyond the budget: what runs then is cut off, and at last the process ends.
 GRACE_S, LAST_S = 120.0, 150.0
-# Compiling the three full-size networks has been seen to take minutes.
-COMPILE_S = 150.0
 # Of one check, and the part of the budget that all of them may take.
 CHECK_S, CHECKS_SHARE = 90.0, 0.3
 PACKAGES = ['torch', 'triton', 'numpy', 'pyyaml', 'safetensors']
@@ -195,7 +193,6 @@ def run_latency(arguments: argparse.Namespace, clock: Clock) -> Iterator[tuple[s
         yield 'left_out', {'fp8': refusal}
     wanted = configurations(
         arguments.quick,
-        not arguments.no_compile,
         fp8=not refusal,
         triton=arguments.device != 'cpu',
     )
@@ -203,7 +200,7 @@ def run_latency(arguments: argparse.Namespace, clock: Clock) -> Iterator[tuple[s
     for views, rows, mode in wanted:
         label = f'{views} view(s), {rows} row(s), {mode.name}'
         try:
-            if clock.left_s < (COMPILE_S if mode.compiled else 10.0):
+            if clock.left_s < 10.0:
                 raise OverTimeError(f'{clock.left_s:.0f} s of the time budget were left')
             with limited(clock.left_s + GRACE_S):
                 clock.say(f'{label} ...')
@@ -211,7 +208,7 @@ def run_latency(arguments: argparse.Namespace, clock: Clock) -> Iterator[tuple[s
         except OverTimeError as error:
             reason = str(error)
         except Exception as error:
-            # torch.compile needs a compiler, two rows more memory: the rest is worth having.
+            # Triton needs a compiler, two rows more memory: the rest is worth having.
             reason = described(error)
         else:
             clock.say(f'  {summary(result)}')
@@ -254,7 +251,6 @@ def _measurement(
             # A slow GPU leaves time for the other configurations.
             most_s=max(5.0, samples.share * clock.left_s),
             warm_up=warm_up,
-            compiler=arguments.compiler,
         )
 
     return measure_one
@@ -293,7 +289,7 @@ def driver_version() -> str | None:
 def show(figures: dict[str, Any]) -> None:
     """The short table."""
     from gpu_latency import table
-    from target import Target
+    from measurement import Target
 
     print(f'\n{figures["device"]["name"]}, pi05 {figures["size"]}, 10 steps, median ms; bfloat16')
     print('\n'.join(table(figures['latency'])))
@@ -320,12 +316,9 @@ def described_parser(text: str | None) -> argparse.ArgumentParser:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = described_parser(__doc__)
-    parser.add_argument(
-        '--quick', action='store_true', help='2 views only, 5 samples each, no torch.compile'
-    )
+    parser.add_argument('--quick', action='store_true', help='2 views only, 5 samples each')
     parser.add_argument('--json', type=Path, metavar='OUT', help='write all figures to this file')
     parser.add_argument('--only', choices=['checks', 'latency'], help='leave the other half out')
-    parser.add_argument('--no-compile', action='store_true', help='leave torch.compile out')
     parser.add_argument(
         '--budget-s',
         type=float,
@@ -336,10 +329,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     # For the tests of this script, which have no GPU.
     parser.add_argument('--device', choices=['cuda', 'cpu'], default='cuda', help=argparse.SUPPRESS)
     parser.add_argument('--size', choices=['full', 'tiny'], default='full', help=argparse.SUPPRESS)
-    parser.add_argument('--compiler', default='inductor', help=argparse.SUPPRESS)
-    arguments = parser.parse_args(argv)
-    arguments.no_compile = arguments.no_compile or arguments.quick
-    return arguments
+    return parser.parse_args(argv)
 
 
 if __name__ == '__main__':

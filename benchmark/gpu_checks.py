@@ -39,8 +39,8 @@ from random_policy import (
 
 from vla_runtime.engines.preflight import fp8_refusal
 from vla_runtime.engines.protocol import PolicyEngine
-from vla_runtime.engines.torch.compiled_parts import compile_networks
-from vla_runtime.engines.torch_compile import TRITON
+from vla_runtime.engines.torch.layer_trial import choose_layers
+from vla_runtime.engines.triton_option import ON
 from vla_runtime.families import find_family
 from vla_runtime.families.blocks import epilogues
 from vla_runtime.families.blocks.fused_lengths import Shape, flash, usable
@@ -116,9 +116,9 @@ def triton(device: str, size: str) -> Finding:
         dims = sized_dims(family, size, CAMERAS)
         for precision in worst:
             engine = torch_engine(random_network(family, dims, device, precision), graphs=True)
-            compile_networks(engine, TRITON, precision, action_times=True)
-            if engine.torch_compile != TRITON:
-                refused.setdefault(engine.why_compiled, []).append(f'{family} in {precision}')
+            choose_layers(engine, ON, precision, action_times=True)
+            if engine.triton != ON:
+                refused.setdefault(engine.why_triton, []).append(f'{family} in {precision}')
                 engine.close()
                 continue
             reference = random_network(family, dims, 'cpu', precision).float()

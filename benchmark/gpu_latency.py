@@ -1,4 +1,4 @@
-"""Milliseconds of each phase of one policy: captured graphs, eager, Triton, and `torch.compile`.
+"""Milliseconds of each phase of one policy: captured graphs, eager, and Triton.
 
 A miss is an inference of which nothing is cached: every camera, prefix, denoise. A hit reuses the
 prefix: denoise alone. Each is the wall time from inputs in host memory to the chunk in host memory.
@@ -21,7 +21,6 @@ from random_policy import (
     ChunkInputs,
     denoise_chunk,
     infer,
-    keep_plain,
     random_inputs,
     torch_engine,
     with_cameras,
@@ -29,8 +28,8 @@ from random_policy import (
 
 from vla_runtime.engines.bounds import BOUNDS
 from vla_runtime.engines.protocol import PolicyEngine
-from vla_runtime.engines.torch.compiled_parts import compile_networks
-from vla_runtime.engines.torch_compile import TRITON
+from vla_runtime.engines.torch.layer_trial import choose_layers
+from vla_runtime.engines.triton_option import ON
 from vla_runtime.families.family import PolicyDims
 from vla_runtime.families.pi.flow_policy import PiNetwork
 from vla_runtime.performance.devices import device_of_cuda
@@ -44,15 +43,12 @@ class Mode:
 
     name: str
     graphs: bool
-    compiled: bool = False
     triton: bool = False
     precision: str = 'bfloat16'
 
 
 GRAPH = Mode('graph', graphs=True)
 EAGER = Mode('eager', graphs=False)
-COMPILED = Mode('compile', graphs=False, compiled=True)
-COMPILED_GRAPH = Mode('compile + graph', graphs=True, compiled=True)
 TRITON_GRAPH = Mode('triton, graph', graphs=True, triton=True)
 FP8_GRAPH = Mode('fp8, graph', graphs=True, precision='fp8')
 
@@ -107,18 +103,6 @@ def _now(engine: PolicyEngine) -> float:
     return perf_counter()
 
 
-def compile_network(network: PiNetwork, backend: str) -> None:
-    """Put `torch.compile` before vision, prefill and velocity; compiled when first run.
-
-    What is around them (copies, velocity mix, Euler update) is a handful of small operations.
-    """
-    options: dict[str, Any] = {'dynamic': False, 'backend': backend}
-    network.vision.compile(**options)
-    # Instance attributes before the methods of the class.
-    network.encode_prefix = torch.compile(network.encode_prefix, **options)  # type: ignore[method-assign]
-    network.velocity = torch.compile(network.velocity, **options)  # type: ignore[method-assign]
-
-
 def measure(
     network: PiNetwork,
     family: str,
@@ -129,7 +113,6 @@ def measure(
     repeats: int,
     warm_up: int = 3,
     most_s: float = math.inf,
-    compiler: str = 'inductor',
 ) -> dict[str, Any]:
     """Latency of one configuration, and how far its chunk is from the eager one.
 
@@ -138,7 +121,6 @@ def measure(
         family: family of the network.
         cameras, rows: views and prompt rows, the engine made for exactly these.
         repeats, warm_up, most_s: see `time_phases`.
-        compiler: backend of `torch.compile`.
 
     Returns:
         percentiles of each phase in ms, first run in s, status of the graphs, error, `fault` (what
@@ -147,8 +129,6 @@ def measure(
     Raises:
         RuntimeError: the Triton kernels are not usable here; says why.
     """
-    torch.compiler.reset()
-    # A view of its own of the same weights: what is compiled must not leak into the next mode.
     network = with_cameras(network, family, cameras)
     inputs = random_inputs(network.dims, rows, seed=1)
     device = network.action_in.weight.device
@@ -159,16 +139,11 @@ def measure(
     eager = torch_engine(network, graphs=False, max_rows=rows)
     expected = infer(eager, inputs)
     eager.close()
-    if mode.compiled:
-        keep_plain(network)
     engine = torch_engine(network, graphs=mode.graphs, max_rows=rows)
-    if mode.compiled:
-        # After the engine, which looks at the network's shapes without computing.
-        compile_network(network, compiler)
     if mode.triton:
-        compile_networks(engine, TRITON, mode.precision)
-        if engine.torch_compile != TRITON:
-            raise RuntimeError(engine.why_compiled)
+        choose_layers(engine, ON, mode.precision)
+        if engine.triton != ON:
+            raise RuntimeError(engine.why_triton)
     start = perf_counter()
     chunk = infer(engine, inputs)
     first_s = perf_counter() - start
@@ -230,7 +205,7 @@ def _least_ms(network: PiNetwork, rows: int, device: torch.device) -> dict[str, 
 
 
 def configurations(
-    quick: bool, compiled: bool, fp8: bool = True, triton: bool = True
+    quick: bool, fp8: bool = True, triton: bool = True
 ) -> list[tuple[int, int, Mode]]:
     """(views, rows, mode) in the order of their worth: what does not fit in the time is last.
 
@@ -238,7 +213,6 @@ def configurations(
 
     Args:
         quick: for two views alone.
-        compiled: with `torch.compile`, too.
         fp8: the device multiplies it.
         triton: the device runs Triton's kernels.
     """
@@ -248,8 +222,7 @@ def configurations(
     eight = [(views[0], rows, FP8_GRAPH) for rows in (1, 2)] if fp8 else []
     captured = [mode for mode in modes if mode.graphs]
     others = [(v, rows, mode) for v in views[1:] for mode in captured for rows in (1, 2)]
-    slow = [(views[0], rows, mode) for rows in (1, 2) for mode in (COMPILED, COMPILED_GRAPH)]
-    return first + eight + others + (slow if compiled else [])
+    return first + eight + others
 
 
 def summary(result: Mapping[str, Any]) -> str:

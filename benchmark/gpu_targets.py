@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from target import Target
+from measurement import Target
 
 VIEWS = 3
 # With PyTorch's operators, and with the expert's layers in Triton kernels.

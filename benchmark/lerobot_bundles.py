@@ -87,7 +87,7 @@ def load_ours(names: Sequence[str], options: Options, sides: str) -> dict[str, P
             options.device,
             precision=one.precision,
             threads=options.threads,
-            torch_compile=one.torch_compile,
+            triton=one.triton,
             verify=False,
         )
         for name, one in chosen.items()
@@ -97,14 +97,14 @@ def load_ours(names: Sequence[str], options: Options, sides: str) -> dict[str, P
 def without_refused(
     ours: dict[str, Policy], sides: str
 ) -> tuple[dict[str, Policy], dict[str, str]]:
-    """Close policies whose compiled form was refused at load; return the others, and why.
+    """Close policies whose Triton kernels were refused at load; return the others, and why.
 
     They would run what another column runs.
     """
     left_out = {
         name: policy.why
         for name, policy in ours.items()
-        if policy.torch_compile != OURS[sides][name].torch_compile
+        if policy.triton != OURS[sides][name].triton
     }
     for name in left_out:
         ours[name].close()

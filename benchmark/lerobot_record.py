@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from lerobot_sides import Turn
-from measurement import median_interval
-from target import Target
+from measurement import Target, median_interval
 
 
 class Goal(NamedTuple):

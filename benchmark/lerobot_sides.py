@@ -31,7 +31,7 @@ class Ours(NamedTuple):
 
     backend: str
     precision: str
-    torch_compile: str = 'none'
+    triton: str = 'off'
 
 
 # Each name is a column of the result.
@@ -48,7 +48,7 @@ OURS = {
     'cuda': {
         'torch float32': Ours('torch', 'float32'),
         'torch bfloat16': Ours('torch', 'bfloat16'),
-        'torch bfloat16 triton': Ours('torch', 'bfloat16', 'triton'),
+        'torch bfloat16 triton': Ours('torch', 'bfloat16', 'on'),
     },
 }
 # Precision and compile mode of LeRobot's; the first is what all others are compared with.

@@ -29,8 +29,16 @@ from typing import Any
 
 import numpy as np
 from measurement import write_result
-from newcomers import CAMERA, PROFILES, start_executor
-from three_cameras import PACKAGES, PROFILE_VARIABLES, ROOT, quiet_domain, use_profile
+from three_cameras import (
+    CAMERA,
+    PACKAGES,
+    PROFILE_VARIABLES,
+    PROFILES,
+    ROOT,
+    quiet_domain,
+    start_executor,
+    use_profile,
+)
 
 # Beside the helpers that three_cameras makes importable.
 from tabletop_policy import write_tabletop_policy  # isort: skip

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,9 +16,42 @@ from vla_runtime.files.machine import machine, versions
 from vla_runtime.files.whole_files import write_text
 from vla_runtime.performance.measurement import percentiles
 
-__all__ = ['RESULTS', 'in_turn', 'median_interval', 'median_ratio', 'percentiles', 'write_result']
+__all__ = [
+    'RESULTS',
+    'Target',
+    'in_turn',
+    'median_interval',
+    'median_ratio',
+    'percentiles',
+    'write_result',
+]
 
 RESULTS = Path(__file__).parent / 'results'
+
+
+class Target(NamedTuple):
+    """A figure that a run may reach at most.
+
+    Attributes:
+        name: for people.
+        most: the figure, at most.
+        found: the figure that was found; None where it was not measured.
+        samples: measurements behind it, where their number matters.
+    """
+
+    name: str
+    most: float
+    found: float | None
+    samples: int | None = None
+
+    @property
+    def line(self) -> str:
+        """Line for a person."""
+        if self.found is None:
+            return f'{self.name}: not measured (at most {self.most:.3g})'
+        met = 'met' if self.found <= self.most else 'NOT MET'
+        over = '' if self.samples is None else f' over {self.samples:,} samples'
+        return f'{self.name}: {self.found:.3g}{over} (at most {self.most:.3g}): {met}'
 
 
 def in_turn(kinds: Sequence[str], round_: int) -> list[str]:

@@ -7,10 +7,9 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter
 
 import numpy as np
 from random_policy import random_network
@@ -26,11 +25,8 @@ from vla_runtime.bundle.schema import (
     NormalisationSpec,
     StateSpec,
 )
-from vla_runtime.engines.protocol import PolicyEngine, StepInputs
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.pi.dimensions import PiDims
-from vla_runtime.inference.denoise import denoise, flow_times
-from vla_runtime.inference.guidance import row_weights
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 from vla_runtime.processing.prompts import PromptFormat
@@ -106,32 +102,6 @@ def look(seed: int, images: Sequence[int] | None = None) -> Observation:
         state=np.random.default_rng(seed).uniform(-1, 1, len(JOINTS)).astype(np.float32),
         instruction='put the cup on the shelf',
     )
-
-
-def denoise_alone(engine: PolicyEngine, beta: float | None = None) -> Callable[[], None]:
-    """The denoise loop over the prefix that the engine holds, and nothing else."""
-    rows = 1 if beta is None else 2
-    chunk = (DIMS.horizon, DIMS.action_dim)
-    inputs = StepInputs(
-        x=np.random.default_rng(0).standard_normal(chunk, dtype=np.float32),
-        row_weight=row_weights(beta),
-        plan=np.zeros(chunk, dtype=np.float32),
-        plan_weight=np.zeros((STEPS, DIMS.horizon), dtype=np.float32),
-    )
-
-    def run() -> None:
-        engine.set_schedule(flow_times(STEPS), -1.0 / STEPS)
-        engine.use_prefix(rows)
-        denoise(engine, inputs)
-
-    return run
-
-
-def milliseconds(work: Callable[[], object]) -> float:
-    """Wall time of one run."""
-    start = perf_counter()
-    work()
-    return (perf_counter() - start) * 1e3
 
 
 def parse_arguments(description: str, rounds: int) -> argparse.Namespace:

@@ -33,8 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / 'benchmark')]
 
 from gpu import described, described_parser, device_facts, device_fault  # noqa: E402
-from measurement import median_ratio, percentiles, write_result  # noqa: E402
-from target import Target  # noqa: E402
+from measurement import Target, median_ratio, percentiles, write_result  # noqa: E402
 
 # The shortest of the lengths for which our prefix has a graph: nothing is padded on either side.
 PROMPT_TOKENS = 48
@@ -96,7 +95,7 @@ def our_sides(size: str, views: int, device: str) -> tuple[dict[str, Side], Any,
     """Return our inferences, the inputs, and why there are none in Triton ('' where there are)."""
     from random_policy import infer, random_inputs, random_network, sized_dims, torch_engine
 
-    from vla_runtime.engines.torch.compiled_parts import compile_networks
+    from vla_runtime.engines.torch.layer_trial import choose_layers
 
     dims = sized_dims('pi05', size, views)
     network = random_network('pi05', dims, device, 'bfloat16')
@@ -108,9 +107,9 @@ def our_sides(size: str, views: int, device: str) -> tuple[dict[str, Side], Any,
         torch_engine(network, graphs=device != 'cpu', max_rows=1) for _ in range(2)
     )
     sides: dict[str, Side] = {OPERATORS: lambda: infer(operators, inputs)}
-    compile_networks(in_triton, 'triton', 'bfloat16')
-    if in_triton.torch_compile != 'triton':
-        return sides, inputs, in_triton.why_compiled
+    choose_layers(in_triton, 'on', 'bfloat16')
+    if in_triton.triton != 'on':
+        return sides, inputs, in_triton.why_triton
     return {**sides, TRITON: lambda: infer(in_triton, inputs)}, inputs, ''
 
 

@@ -1,4 +1,6 @@
-"""Shared by the node benchmarks: a tiny policy with three cameras, its robot, the policy node."""
+"""Shared by the node benchmarks: a tiny policy with three cameras, its robot, the policy node, and
+executors that each keep to a Fast DDS profile.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,10 @@ sys.path += [str(ROOT), str(ROOT / 'test'), str(ROOT / 'test' / 'ros')]
 from graph import LATCHED, RELIABLE, SENSOR, Graph, Process, isolate  # noqa: E402
 from sensor_msgs.msg import JointState  # noqa: E402
 from std_msgs.msg import String  # noqa: E402
+from std_srvs.srv import Trigger  # noqa: E402
 from tiny_policy import JOINTS, tiny_spec, write_tiny_policy  # noqa: E402
 from trajectory_msgs.msg import JointTrajectory  # noqa: E402
+from velocity_robot import VelocityRobot  # noqa: E402
 
 from vla_runtime.bundle.schema import CameraSpec  # noqa: E402
 from vla_runtime.ros.messages.conversions import plan_to_message  # noqa: E402
@@ -26,6 +30,9 @@ NODE = '/vla_policy'
 CAMERAS = ('top', 'left', 'right')
 PACKAGES = ('numpy', 'torch', 'ros-rclpy', 'ros-fastrtps')
 STEP_TIME_S = 0.05
+CAMERA = '/cameras/top'
+# As the machine's other ROS programs must not join, the graph is one of this machine.
+PROFILES = {'shared_memory': 'fastdds.xml', 'udp': 'fastdds_executor_localhost.xml'}
 
 
 def use_profile(shipped: bool) -> None:
@@ -87,6 +94,41 @@ def start_policy_node(graph: Graph, folder: Path) -> Process:
         if not graph.transition(NODE, transition):
             raise RuntimeError(f'{transition} failed\n{process.output()}')
     return process
+
+
+def start_executor(graph: Graph, name: str, folder: Path) -> VelocityRobot:
+    """An executor in a namespace of its own, on a copy of a profile, so that it keeps to it."""
+    profile = folder / f'{name}.xml'
+    # Not the shipped file itself: the executor would take its own in its place.
+    text = (ROOT / 'config' / PROFILES[name]).read_text(encoding='utf-8')
+    profile.write_text(f'{text}<!-- {name} -->\n', encoding='utf-8')
+    before = dict(os.environ)
+    if name == 'udp':
+        os.environ['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'SYSTEM_DEFAULT'
+    os.environ.update(dict.fromkeys(PROFILE_VARIABLES, str(profile)))
+    try:
+        process = graph.start(
+            'vla_runtime.ros.executor.node',
+            '--ros-args',
+            *('-r', f'__ns:=/{name}'),
+            *('-p', f'bundle:={folder / "bundle"}'),
+            *('-p', f'robot:={folder / "robot.yaml"}'),
+            # A busy machine must not stop the motion.
+            *('-p', 'max_state_age_s:=5.0', '-p', 'tick_timeout_s:=1.0', '-p', 'clock_jump_s:=5.0'),
+        )
+    finally:
+        os.environ.update(before)
+    robot = VelocityRobot(graph, f'/{name}')
+    for transition in ('configure', 'activate'):
+        if not graph.transition(f'/{name}/vla_executor', transition):
+            raise RuntimeError(f'{transition} failed:\n{process.output()}')
+
+    def starts() -> bool:
+        return bool(graph.call(Trigger, f'/{name}/vla_executor/start', Trigger.Request()).success)
+
+    graph.wait_for(starts, 'a start')
+    graph.wait_for(lambda: len(robot.tick_ns) > 100, 'commands')
+    return robot
 
 
 class Peers:

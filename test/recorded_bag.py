@@ -146,7 +146,7 @@ class _Maker:
             'device': 'cpu',
             'precision': 'float32',
             'use_cuda_graphs': True,
-            'torch_compile': 'none',
+            'triton': 'off',
         }
         text = describe(
             self._policy.spec,

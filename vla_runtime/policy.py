@@ -32,7 +32,7 @@ from vla_runtime.engines.preflight import (
     check_words,
 )
 from vla_runtime.engines.protocol import PolicyEngine
-from vla_runtime.engines.torch_compile import NONE, check_torch_compile, word_for
+from vla_runtime.engines.triton_option import OFF, check_triton, word_for
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.codec import PolicyCodec, require_finite
 from vla_runtime.inference.denoise import StepObserver
@@ -64,14 +64,14 @@ class Policy:
         backend, precision: names of the backend and of the precision in use, never `auto`; empty
             for an engine that was handed over.
         threads: CPU threads of each network.
-        torch_compile: networks that run compiled, never `auto`.
-        why: reasons for what `auto` and `torch_compile` decided; empty where neither was asked for.
+        triton: `on` where the head's layers run in Triton kernels, else `off`.
+        why: reasons for what `auto` and `triton` decided; empty where neither was asked for.
     """
 
     backend: str = ''
     precision: str = ''
     threads: int | None = None
-    torch_compile: str = NONE
+    triton: str = OFF
     why: str = ''
 
     def __init__(
@@ -102,7 +102,7 @@ class Policy:
         settings: PolicySettings | None = None,
         use_cuda_graphs: bool = True,
         threads: int | None = None,
-        torch_compile: str = NONE,
+        triton: str = OFF,
         verify: bool = True,
     ) -> Policy:
         """Read a bundle and load its networks.
@@ -120,9 +120,9 @@ class Policy:
             use_cuda_graphs: on CUDA, replay captured graphs (same results, less launch time).
             threads: CPU threads of each network, whatever runs it; 0: all cores but one, shared by
                 the networks that run at once; None: OMP_NUM_THREADS where set, else as 0.
-            torch_compile: networks that are compiled now, by PyTorch or in Triton kernels, one of
-                `engines.torch_compile.WORDS`; `auto`: those that are faster so. One that cannot
-                be compiled, or comes to other numbers, runs as it does with `none`.
+            triton: `on`: the layers of the head in Triton kernels, on CUDA and with PyTorch alone;
+                `auto`: where they are faster so. Where they cannot be compiled, or come to other
+                numbers, they run as with `off`.
             verify: compare every file of the bundle with its SHA-256 first.
 
         Raises:
@@ -132,7 +132,7 @@ class Policy:
         """
         # Quick checks come before gigabytes are hashed.
         check_words(backend, precision)
-        check_torch_compile(torch_compile, backend)
+        check_triton(triton, backend)
         checked = read_for(backend, device, bundle, verify=verify)
         settings = settings or PolicySettings()
         options = EngineOptions(
@@ -141,7 +141,7 @@ class Policy:
             use_cuda_graphs=use_cuda_graphs,
             threads=cpu_threads(threads, settings.networks_at_once),
             denoise_steps=settings.denoise_steps,
-            torch_compile=torch_compile,
+            triton=triton,
         )
         if AUTO in (backend, precision):
             return cls._load_fastest(checked, backend, precision, options, settings)
@@ -160,7 +160,7 @@ class Policy:
         decisive = {name: getattr(settings, name) for name in _DECISIVE}
         decisive |= {
             'use_cuda_graphs': options.use_cuda_graphs,
-            'torch_compile': options.torch_compile,
+            'triton': options.triton,
         }
 
         def load(candidate: Candidate) -> Policy:
@@ -168,8 +168,8 @@ class Policy:
                 return cls._load_one(bundle, options, settings, candidate)
             # The backend is known only now.
             check_backend(candidate.backend, options.device)
-            word = word_for(options.torch_compile, candidate.backend)
-            return cls._load_one(bundle, replace(options, torch_compile=word), settings, candidate)
+            word = word_for(options.triton, candidate.backend)
+            return cls._load_one(bundle, replace(options, triton=word), settings, candidate)
 
         policy, why = load_chosen(
             bundle,
@@ -199,8 +199,8 @@ class Policy:
             policy = cls(bundle, engine, settings)
         policy.threads = options.threads
         policy.backend, policy.precision = candidate.backend, candidate.precision
-        policy.torch_compile = getattr(engine, 'torch_compile', NONE)
-        policy.why = getattr(engine, 'why_compiled', '')
+        policy.triton = getattr(engine, 'triton', OFF)
+        policy.why = getattr(engine, 'why_triton', '')
         return policy
 
     @property

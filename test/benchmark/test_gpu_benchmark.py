@@ -35,7 +35,7 @@ import time_limits
 
 # What a GPU machine may lack; some of it this project needs elsewhere.
 ABSENT = ('cv2', 'sentencepiece', 'tokenizers', 'rclpy', 'mujoco', 'onnx', 'onnxruntime', 'PIL')
-TINY = ['--device', 'cpu', '--size', 'tiny', '--compiler', 'eager']
+TINY = ['--device', 'cpu', '--size', 'tiny']
 
 
 def tiny(rows: int, seed: int = 0, family: str = 'pi05'):
@@ -129,16 +129,16 @@ def latency(budget_s: float, *more: str):
 def test_what_does_not_fit_in_the_time_is_named_and_not_measured():
     results, left_out = latency(0.0)
     assert results == []
-    assert len(left_out) == 14
+    assert len(left_out) == 10
     assert all('time budget' in reason for reason in left_out.values())
 
 
 def test_kernels_that_are_not_used_here_are_left_out_with_the_reason(monkeypatch):
     def refuse(engine, word, precision):
-        assert (word, precision) == ('triton', 'bfloat16')
-        engine.why_compiled = 'denoise eager (in Triton kernels differs by 1)'
+        assert (word, precision) == ('on', 'bfloat16')
+        engine.why_triton = 'denoise eager (in Triton kernels differs by 1)'
 
-    monkeypatch.setattr(gpu_latency, 'compile_networks', refuse)
+    monkeypatch.setattr(gpu_latency, 'choose_layers', refuse)
     mode = gpu_latency.TRITON_GRAPH
     monkeypatch.setattr(gpu_latency, 'configurations', lambda *arguments, **options: [(1, 1, mode)])
     results, left_out = latency(60.0)
@@ -151,8 +151,8 @@ def test_a_gpu_without_fp8_leaves_it_out_and_says_why(monkeypatch):
     monkeypatch.setattr(gpu_checks, 'fp8_refusal', lambda device: said)
     found = gpu_checks.fp8('cuda', 'tiny')
     assert found.passed and found.note == f'left out: {said}' and not found.figures
-    modes = [mode for _, _, mode in gpu_latency.configurations(False, True, fp8=False)]
-    assert len(modes) == 18 and {mode.precision for mode in modes} == {'bfloat16'}
+    modes = [mode for _, _, mode in gpu_latency.configurations(False, fp8=False)]
+    assert len(modes) == 14 and {mode.precision for mode in modes} == {'bfloat16'}
 
 
 def test_other_numbers_in_fp8_fail_the_check(monkeypatch):
@@ -492,9 +492,9 @@ def test_wrong_chunks_of_the_triton_kernels_fail_the_check(monkeypatch):
     """The operators stand in for the kernels: what is tested is who is compared with whom."""
 
     def take(engine, word, precision, action_times):
-        engine.torch_compile = word
+        engine.triton = word
 
-    monkeypatch.setattr(gpu_checks, 'compile_networks', take)
+    monkeypatch.setattr(gpu_checks, 'choose_layers', take)
     found = gpu_checks.triton('cpu', 'tiny')
     assert found.passed, found.note
     assert len(found.figures) == 2 * 2 * 2 * 3
@@ -505,7 +505,7 @@ def test_wrong_chunks_of_the_triton_kernels_fail_the_check(monkeypatch):
 
     def wrong(subject, inputs):
         chunk = run(subject, inputs)
-        return chunk * 1.7 if subject.torch_compile == 'triton' and inputs.rows == 2 else chunk
+        return chunk * 1.7 if subject.triton == 'on' and inputs.rows == 2 else chunk
 
     monkeypatch.setattr(gpu_checks, 'infer', wrong)
     found = gpu_checks.triton('cpu', 'tiny')
@@ -518,9 +518,9 @@ def test_triton_kernels_must_be_taken_on_a_gpu(monkeypatch):
     assert found.passed and 'its kernels run on device cuda' in found.note
 
     def refuse(engine, word, precision, action_times):
-        engine.why_compiled = 'a layer differs by 1'
+        engine.why_triton = 'a layer differs by 1'
 
-    monkeypatch.setattr(gpu_checks, 'compile_networks', refuse)
+    monkeypatch.setattr(gpu_checks, 'choose_layers', refuse)
     network = gpu_checks.random_network
     on_cpu = lambda family, dims, device, precision: network(family, dims, 'cpu', precision)  # noqa: E731
     monkeypatch.setattr(gpu_checks, 'random_network', on_cpu)
@@ -590,17 +590,15 @@ def test_a_chunk_that_is_wrong_is_shown_meets_no_target_and_fails_the_run(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize('mode', [gpu_latency.COMPILED, gpu_latency.GRAPH])
+@pytest.mark.parametrize('mode', [gpu_latency.EAGER, gpu_latency.GRAPH])
 def test_a_configuration_is_measured_and_compared_with_eager(mode):
     network, _ = tiny(1)
-    result = gpu_latency.measure(network, 'pi05', 1, 2, mode, repeats=3, compiler='eager')
+    result = gpu_latency.measure(network, 'pi05', 1, 2, mode, repeats=3)
     assert result['error_against_eager'] <= gpu_checks.FLOAT32_BOUND
     assert {p['count'] for p in result['milliseconds'].values()} == {3}
     shown = gpu_latency.table([result])
     assert len(shown) == 2
     assert mode.name in shown[1]
-    # What was compiled stays with the copy that was measured.
-    assert 'velocity' not in vars(network)
 
 
 @pytest.mark.thorough
@@ -623,25 +621,6 @@ def test_the_table_has_the_least_times_of_a_gpu_whose_rates_are_published():
     assert lines[0].split()[-6:] == ['least', 'miss/hit', 'memory', 'off', 'eager', 'by']
     assert f'{least["miss"]:.2f}' in lines[1]
     assert gpu_latency.least_ms('pi05', dims, 2, 'NVIDIA Unheard Of', 139 * 2**30) is None
-
-
-@pytest.mark.thorough
-def test_compiled_networks_are_what_runs():
-    network, inputs = tiny(1)
-    calls = []
-
-    def counting(graph, example_inputs):
-        calls.append(len(example_inputs))
-        return graph.forward
-
-    gpu_latency.keep_plain(network)
-    runner = engine(network)
-    gpu_latency.compile_network(network, counting)
-    random_policy.infer(runner, inputs)
-    # Vision, prefill and velocity; what is run again is not compiled again.
-    assert len(calls) == 3
-    random_policy.infer(runner, inputs)
-    assert len(calls) == 3
 
 
 def _result(rows: int, miss: float, hit: float, p99: float, mode: str = 'graph') -> dict:
@@ -710,11 +689,11 @@ def test_the_headlines_samples_fit_into_its_share_of_the_time_as_predicted_for_a
 
 
 def test_the_headline_is_measured_first():
-    wanted = [(v, r, mode.name) for v, r, mode in gpu_latency.configurations(False, True)]
+    wanted = [(v, r, mode.name) for v, r, mode in gpu_latency.configurations(False)]
     plain = [(3, rows, mode) for mode in ('graph', 'eager') for rows in (1, 2)]
     # What may end the process comes after what PyTorch runs by itself.
     assert wanted[:6] == [*plain, (3, 1, 'triton, graph'), (3, 2, 'triton, graph')]
-    assert len(wanted) == len(set(wanted)) == 20
+    assert len(wanted) == len(set(wanted)) == 16
 
 
 def test_sampling_ends_with_its_time_and_keeps_what_there_is():

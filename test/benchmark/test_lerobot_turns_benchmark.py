@@ -73,8 +73,8 @@ def test_the_gpu_targets_are_judged_on_the_faster_of_ours():
 class Loaded:
     """A policy of which only what it runs, and why, is asked."""
 
-    def __init__(self, torch_compile: str, why: str = '') -> None:
-        self.torch_compile, self.why, self.closed = torch_compile, why, False
+    def __init__(self, triton: str, why: str = '') -> None:
+        self.triton, self.why, self.closed = triton, why, False
 
     def close(self) -> None:
         self.closed = True
@@ -82,12 +82,12 @@ class Loaded:
 
 def test_every_column_on_a_gpu_runs_another_engine_and_a_refused_one_is_left_out(monkeypatch):
     assert len(set(lerobot_sides.OURS['cuda'].values())) == 3
-    assert lerobot_sides.OURS['cuda']['torch bfloat16 triton'].torch_compile == 'triton'
-    plain, taken = Loaded('none'), Loaded('triton')
+    assert lerobot_sides.OURS['cuda']['torch bfloat16 triton'].triton == 'on'
+    plain, taken = Loaded('off'), Loaded('on')
     names = ('torch bfloat16', 'torch bfloat16 triton')
     both = dict(zip(names, (plain, taken), strict=True))
     assert lerobot_bundles.without_refused(both, 'cuda') == (both, {})
-    refused = Loaded('none', 'a layer differs by 1')
+    refused = Loaded('off', 'a layer differs by 1')
     kept, why = lerobot_bundles.without_refused({**both, names[1]: refused}, 'cuda')
     assert kept == {names[0]: plain} and refused.closed and not plain.closed
     assert why == {names[1]: 'a layer differs by 1'}

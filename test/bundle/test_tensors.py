@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from vla_runtime.bundle.tensors import TensorsError, read_arrays, read_header
+from vla_runtime.files.safetensors_reader import SafetensorsReader
 
 
 def sparse(path: Path, header: bytes, size: int, length: int | None = None) -> Path:
@@ -27,8 +28,28 @@ def test_statistics_of_a_gigabyte_are_refused_unread(tmp_path: Path):
         read_arrays(path)
 
 
-@pytest.mark.parametrize('read', [read_header, read_arrays])
+@pytest.mark.parametrize('read', [read_header, read_arrays, SafetensorsReader])
 def test_a_header_of_many_megabytes_is_refused_unread(tmp_path: Path, read):
     path = sparse(tmp_path / 'weights.safetensors', b'', (1 << 30) + 8, length=1 << 29)
-    with pytest.raises(TensorsError, match='has a header of 536,870,912 bytes, at most 4,194,304'):
+    with pytest.raises(ValueError, match='has a header of 536,870,912 bytes, at most 4,194,304'):
+        read(path)
+
+
+@pytest.mark.parametrize('read', [read_header, read_arrays, SafetensorsReader])
+@pytest.mark.parametrize(
+    'header',
+    [
+        b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,16]}}',
+        b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}',
+        b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},'
+        b'"b":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}}',
+        b'[]',
+        b'{"a"',
+    ],
+)
+def test_a_header_that_does_not_fit_its_file_is_refused_by_all_that_read_it(
+    tmp_path: Path, read, header: bytes
+):
+    path = sparse(tmp_path / 'weights.safetensors', header, 8 + len(header) + 16)
+    with pytest.raises(ValueError, match=r'weights\.safetensors: is not a whole safetensors file'):
         read(path)

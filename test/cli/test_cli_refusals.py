@@ -121,6 +121,10 @@ REFUSALS = (
     Refusal('bench test', 'policy.yaml: is missing; is this folder a policy bundle?'),
     Refusal('bench {tiny} --json no/o.json', "there is no folder 'no'"),
     Refusal('bench {tiny} --json test', "'test' is a folder"),
+    # The name of earlier releases.
+    Refusal('bench {tiny} --torch-compile triton', '--torch-compile: it is --triton now'),
+    Refusal('bench {tiny} --torch-compile', '--torch-compile: it is --triton now'),
+    Refusal('bench {tiny} --triton denoise', "argument --triton: invalid choice: 'denoise'"),
     Refusal('bench {tiny} --repeats 0', "--repeats: '0' is not a whole number from 1 to 1000000"),
     Refusal(f'bench {{tiny}} --repeats {"9" * 30}', 'is not a whole number from 1 to 1000000'),
     Refusal('bench {tiny} --threads 5000', "--threads: '5000' is not a whole number from 0 to 256"),

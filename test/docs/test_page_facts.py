@@ -349,14 +349,6 @@ def test_the_image_loss_is_as_measured() -> None:
     assert f'{measured["default"]["lost_percent"]:.0f}% with' in row_of('results/image_loss.json')
 
 
-def test_the_executors_tick_is_as_measured() -> None:
-    rows = [row for row in figures('executor_core')['figures']['rows'] if row['joints'] == 14]
-    median, p99 = (max(row['tick_us'][what] for row in rows) for what in ('median', 'p99'))
-    assert f'{median:.0f} µs median, p99 {p99:.0f} µs' in row_of(
-        '`executor_core.py', 'benchmark/README.md'
-    )
-
-
 def test_the_chunk_on_a_gpu_is_as_measured() -> None:
     row = row_of('results/gpu.json')
     (measured,) = (

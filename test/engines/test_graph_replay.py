@@ -8,7 +8,8 @@ from fake_cuda import CUresult, FakeCuda
 
 from vla_runtime.engines.cuda_driver import CudaError
 from vla_runtime.engines.cuda_runtime import CudaRuntime
-from vla_runtime.engines.graph_replay import GraphCapturer, GraphedWork
+from vla_runtime.engines.graph_replay import GraphCapturer
+from vla_runtime.engines.graphed_work import GraphedWork
 
 FAILURE = CUresult.CUDA_ERROR_LAUNCH_FAILED
 
@@ -86,8 +87,26 @@ def test_a_graph_whose_replay_fails_is_destroyed_and_tried_again(cuda):
     cuda.failing.clear()
     graphed.prepare(work)
     assert (graphed.prepared, graphed.status) == (True, 'captured')
+    varied = work.varied
+    graphed.prepare(work)
+    assert work.varied == varied, 'it was tried'
     work.vary(9)
     graphed()
     assert work.outputs().tolist() == [9.0] * 4
+    graphed.close()
+    assert cuda.live[1] == 0
+
+
+def test_without_a_probe_the_first_run_captures_and_all_replay(cuda):
+    work = Doubling(cuda)
+    graphed = GraphedWork(work, GraphCapturer('denoise', work.runtime, captures=1))
+    assert graphed.captures
+    for number in (3, 4, 5):
+        work.vary(number)
+        graphed.run()
+        assert work.outputs().tolist() == [float(number)] * 4
+    # Once plainly before the capture, and once in it.
+    assert work.runs == 2 and not graphed.captures
+    assert (graphed.prepared, graphed.status) == (True, 'captured')
     graphed.close()
     assert cuda.live[1] == 0

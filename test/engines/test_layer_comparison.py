@@ -19,7 +19,7 @@ from thorough import thorough_but
 from torch import Tensor
 from torch.nn import functional as F
 
-from vla_runtime.engines.torch import compilation, compiled_parts, cuda_graph
+from vla_runtime.engines.torch import cuda_graph, layer_choice, layer_trial
 from vla_runtime.engines.torch import engine as torch_engine
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.families.blocks.fused_expert import FusedExpert, Past
@@ -92,16 +92,16 @@ FAULTS = [LastKeyHidden, NoValues, KeysReversed, OtherActivation, NoGate]
 def _on_a_cpu(monkeypatch):
     monkeypatch.setenv('TRITON_INTERPRET', '1')
     for name in ('_LEAST_TRIALS', '_MOST_TRIALS'):
-        monkeypatch.setattr(compilation, name, 1)
+        monkeypatch.setattr(layer_choice, name, 1)
 
 
 def engine_of(
     family: str, form: Any, dtype: torch.dtype, monkeypatch: Any, action_times: bool = False
 ) -> TorchEngine:
-    monkeypatch.setattr(compiled_parts, 'triton_layers', lambda name, call: form)
+    monkeypatch.setattr(layer_trial, 'triton_layers', lambda: form)
     precision = str(dtype).removeprefix('torch.')
     engine = TorchEngine(seeded_network(family, dtype), max_rows=2)
-    compiled_parts.compile_networks(engine, 'triton', precision, action_times=action_times)
+    layer_trial.choose_layers(engine, 'on', precision, action_times=action_times)
     return engine
 
 
@@ -119,7 +119,7 @@ def laid_out_in(engine: TorchEngine) -> set[type]:
 @pytest.mark.parametrize('family', FAMILIES)
 def test_a_right_form_is_used(family, dtype, monkeypatch):
     engine = engine_of(family, Right, dtype, monkeypatch)
-    assert engine.torch_compile == 'triton', engine.why_compiled
+    assert engine.triton == 'on', engine.why_triton
     chunk_of(engine)
     assert laid_out_in(engine) == {Right}
 
@@ -129,8 +129,8 @@ def test_a_right_form_is_used(family, dtype, monkeypatch):
 @pytest.mark.parametrize('family', thorough_but(['pi05', 'smolvla'], FAMILIES))
 def test_a_form_with_a_fault_is_not_used(family, dtype, form, monkeypatch):
     engine = engine_of(family, form, dtype, monkeypatch)
-    assert engine.torch_compile == 'none'
-    assert 'denoise eager (in Triton kernels ' in engine.why_compiled
+    assert engine.triton == 'off'
+    assert 'denoise eager (in Triton kernels ' in engine.why_triton
     chunk_of(engine)
     assert laid_out_in(engine) == {FusedExpert}
 
@@ -143,7 +143,7 @@ def test_a_fault_with_a_flow_time_for_each_action_is_found_where_such_steps_run(
     plain = TorchEngine(seeded_network('pi05', dtype))
     for compared in (True, False):
         engine = engine_of('pi05', form, dtype, monkeypatch, compared)
-        assert engine.torch_compile == ('none' if compared else 'triton'), engine.why_compiled
+        assert engine.triton == ('off' if compared else 'on'), engine.why_triton
         # What was not compared runs in the operators.
         for changes in ({'clean_actions': 2}, {'samples': 2}):
             assert np.array_equal(chunk_of(engine, **changes), chunk_of(plain, **changes))
@@ -180,67 +180,19 @@ def test_after_an_error_of_any_kind_the_operators_run(when, good, monkeypatch, c
 
     engine = engine_of('pi05', Failing, torch.float32, monkeypatch)
     assert len(calls) > good, 'it has failed'
-    assert engine.torch_compile == 'none'
-    assert engine.why_compiled == 'denoise eager (cannot be compiled: OddError: out of memory)'
-    assert 'TORCH_LOGS' not in caplog.text
+    assert engine.triton == 'off'
+    assert engine.why_triton == 'denoise eager (cannot be compiled: OddError: out of memory)'
+    assert 'please report it' in caplog.text
     calls.clear()
     assert np.array_equal(chunk_of(engine), chunk_of(TorchEngine(seeded_network('pi05'))))
     assert laid_out_in(engine) == {FusedExpert} and not calls
-
-
-def test_beside_a_compiled_step_nothing_runs_in_triton_kernels(monkeypatch):
-    """As a replay, which loads `all` by name."""
-    monkeypatch.setattr(compiled_parts, '_triton_obstacle', lambda engine, word: '')
-    monkeypatch.setattr(compiled_parts, 'triton_layers', lambda name, call: Slightly)
-    monkeypatch.setattr(
-        compiled_parts, 'Compiled', lambda name, call: lambda *a, **k: call(*a, **k)
-    )
-    # The second of two forms is always the faster.
-    clock = iter(np.cumsum(np.resize([1.0, 1.0, 1.0, 0.5], 4000)))
-    monkeypatch.setattr(compilation, 'perf_counter', lambda: float(next(clock)))
-    engines = []
-    for word in ('auto', 'all'):
-        engine = TorchEngine(seeded_network('pi05'), max_rows=1)
-        compiled_parts.compile_networks(engine, word, 'float32', action_times=True)
-        assert engine.torch_compile == 'all'
-        engines.append(engine)
-    why = engines[0].why_compiled
-    assert 'denoise in Triton kernels (eager 2000.00 ms, in Triton kernels 1000.00 ms)' in why
-    assert 'denoise compiled (in Triton kernels 1000.00 ms, compiled 500.00 ms)' in why
-    for changes in ({}, {'samples': 2}, {'clean_actions': 2}):
-        found, expected = (chunk_of(engine, **changes) for engine in engines)
-        assert np.array_equal(found, expected)
-
-
-class Slightly(FusedExpert):
-    """Right, but not to the last bit."""
-
-    def __call__(self, *arguments: Any) -> Tensor:
-        return super().__call__(*arguments).mul_(1 + 1e-6)
-
-
-def test_a_step_that_is_no_faster_compiled_stays_in_triton_kernels(monkeypatch):
-    monkeypatch.setattr(compiled_parts, '_triton_obstacle', lambda engine, word: '')
-    monkeypatch.setattr(compiled_parts, 'triton_layers', lambda name, call: Slightly)
-    monkeypatch.setattr(
-        compiled_parts, 'Compiled', lambda name, call: lambda *a, **k: call(*a, **k)
-    )
-    # Of two runs each: the kernels take half as long as the operators, all else as long.
-    clock = iter([1.0, 2.0, 3.0, 3.5, *range(10, 4000)])
-    monkeypatch.setattr(compilation, 'perf_counter', lambda: float(next(clock)))
-    engine = TorchEngine(seeded_network('pi05'), max_rows=1)
-    compiled_parts.compile_networks(engine, 'auto', 'float32')
-    assert engine.torch_compile == 'triton'
-    assert 'denoise in Triton kernels (in Triton kernels 1000.00 ms, comp' in engine.why_compiled
-    chunk_of(engine)
-    assert laid_out_in(engine) == {Slightly}
 
 
 def test_a_trial_captures_no_graph_that_stays_and_none_without_work(monkeypatch, recwarn):
     monkeypatch.setattr(torch_engine, 'captures_graphs', lambda device: True)
     monkeypatch.setattr(cuda_graph, 'CudaGraphCapture', RecordedGraphs)
     engine = engine_of('pi05', Right, torch.float32, monkeypatch, True)
-    assert engine.torch_compile == 'triton', engine.why_compiled
+    assert engine.triton == 'on', engine.why_triton
     assert not engine._laid_out and not [w for w in recwarn if 'is empty' in str(w.message)]
     found, expected = (
         chunk_of(one, clean_actions=2) for one in (engine, TorchEngine(seeded_network('pi05')))
@@ -260,7 +212,7 @@ def test_a_capture_that_fails_in_a_trial_leaves_the_operators_their_graphs(monke
             return found.mul_(1.0 + 0.0 * found.sum().item())
 
     engine = engine_of('pi05', Waiting, torch.float32, monkeypatch)
-    assert 'denoise eager (cannot be captured: RuntimeError: operation not' in engine.why_compiled
+    assert 'denoise eager (cannot be captured: RuntimeError: operation not' in engine.why_triton
     chunk_of(engine)
     assert laid_out_in(engine) == {FusedExpert}
     assert set(engine.cuda_graph.values()) == {'captured'}
@@ -272,4 +224,4 @@ def test_a_number_that_is_none_is_a_fault(monkeypatch):
             super()._add(product * float('nan'), modulation)
 
     engine = engine_of('pi05', NotANumber, torch.bfloat16, monkeypatch)
-    assert engine.torch_compile == 'none'
+    assert engine.triton == 'off'

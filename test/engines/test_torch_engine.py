@@ -17,9 +17,10 @@ from network_cases import (
 )
 from tiny_policy import tiny_dims
 
+from vla_runtime.engines.graphed_work import GraphedWork
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.torch import weights
-from vla_runtime.engines.torch.cuda_graph import Capturer, GraphedWork
+from vla_runtime.engines.torch.cuda_graph import Capturer
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.families import build_network
 from vla_runtime.inference.denoise import denoise, flow_times
@@ -249,8 +250,8 @@ def test_work_is_captured_once_and_replayed_from_then_on():
         return lambda: replays.append('replay')
 
     graphed = GraphedWork(lambda: ran.append('eager'), Capturer('prefix', capture))
-    graphed()
-    graphed()
+    graphed.run()
+    graphed.run()
     assert (len(captures), len(replays), ran) == (1, 2, [])
     assert graphed.status == 'captured'
 
@@ -276,8 +277,8 @@ def test_a_capture_that_fails_falls_back_once_for_good_and_says_so(caplog, error
     capturer = Capturer('denoise', capture)
     # The work of another schedule belongs to the same network.
     for graphed in [GraphedWork(lambda: ran.append('eager'), capturer) for _ in range(2)]:
-        graphed()
-        graphed()
+        graphed.run()
+        graphed.run()
         assert graphed.status == f'eager: {reason} while capturing'
     assert len(tries) == 1, 'a capture that failed is not tried again'
     assert len(ran) == 4

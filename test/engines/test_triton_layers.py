@@ -17,7 +17,7 @@ from tiny_policy import observation, tiny_dims, tiny_spec, write_tiny_policy
 from triton_package import interpreted, needs_triton  # noqa: F401
 
 from vla_runtime.engines.bounds import Bounds
-from vla_runtime.engines.torch import compilation, compiled_parts
+from vla_runtime.engines.torch import layer_choice, layer_trial
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.engines.torch.triton_layers import triton_layers
 from vla_runtime.families.blocks.fused_expert import FusedExpert
@@ -39,7 +39,7 @@ ONE_LAYER = {part: replace(dims, depth=1) for part, dims in TWO_HEADS.items()}
 def _timed_once(monkeypatch):
     """An interpreter takes seconds for what the kernels do in microseconds."""
     for name in ('_LEAST_TRIALS', '_MOST_TRIALS'):
-        monkeypatch.setattr(compilation, name, 1)
+        monkeypatch.setattr(layer_choice, name, 1)
 
 
 def chunks(engine: TorchEngine, rows: int = 1, **changes: Any) -> np.ndarray:
@@ -60,12 +60,12 @@ def test_an_engine_gives_the_chunks_of_the_operators(family, rows, changes):
     plain, engine = (
         TorchEngine(seeded_network(family, **changes), max_rows=rows) for _ in range(2)
     )
-    compiled_parts.compile_networks(engine, 'triton', 'float32')
-    assert engine.torch_compile == 'triton'
-    assert 'denoise in Triton kernels (eager ' in engine.why_compiled
+    layer_trial.choose_layers(engine, 'on', 'float32')
+    assert engine.triton == 'on'
+    assert 'denoise in Triton kernels (eager ' in engine.why_triton
     expected = chunks(plain, rows)
     assert np.abs(chunks(engine, rows) - expected).max() <= BOUND * max(1, np.abs(expected).max())
-    assert laid_out_in(engine) == [triton_layers('', print)]
+    assert laid_out_in(engine) == [triton_layers()]
 
 
 def test_an_engine_runs_the_layers_in_one_kernel_a_step(monkeypatch):
@@ -74,8 +74,8 @@ def test_an_engine_runs_the_layers_in_one_kernel_a_step(monkeypatch):
 
     monkeypatch.setattr(chosen, 'PERSISTENT', True)
     plain, engine = (TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=1) for _ in range(2))
-    compiled_parts.compile_networks(engine, 'triton', 'float32')
-    assert engine.torch_compile == 'triton', engine.why_compiled
+    layer_trial.choose_layers(engine, 'on', 'float32')
+    assert engine.triton == 'on', engine.why_triton
     found, expected = (chunks(e) for e in (engine, plain))
     assert np.abs(found - expected).max() <= BOUND * max(1, np.abs(expected).max())
     assert laid_out_in(engine) == [PersistentExpert]
@@ -84,19 +84,19 @@ def test_an_engine_runs_the_layers_in_one_kernel_a_step(monkeypatch):
 @pytest.mark.thorough
 def test_a_prefix_of_known_actions_runs_in_the_kernels_where_the_policy_was_trained_for_it():
     plain, engine = (TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=1) for _ in range(2))
-    compiled_parts.compile_networks(engine, 'triton', 'float32', action_times=True)
-    assert engine.torch_compile == 'triton', engine.why_compiled
+    layer_trial.choose_layers(engine, 'on', 'float32', action_times=True)
+    assert engine.triton == 'on', engine.why_triton
     found, expected = (chunks(e, clean_actions=2) for e in (engine, plain))
     assert np.abs(found - expected).max() <= BOUND * max(1, np.abs(expected).max())
-    assert laid_out_in(engine) == [triton_layers('', print)]
+    assert laid_out_in(engine) == [triton_layers()]
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize('changes', [{'samples': 2}, {'clean_actions': 2}])
 def test_steps_that_were_not_compared_run_in_the_operators(changes):
     plain, engine = (TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=1) for _ in range(2))
-    compiled_parts.compile_networks(engine, 'triton', 'float32')
-    assert engine.torch_compile == 'triton'
+    layer_trial.choose_layers(engine, 'on', 'float32')
+    assert engine.triton == 'on'
     assert np.array_equal(chunks(engine, **changes), chunks(plain, **changes))
     assert laid_out_in(engine) == [FusedExpert]
 
@@ -122,9 +122,9 @@ def test_a_fault_in_modulations_by_token_is_found_at_load(fault, monkeypatch, tm
 
     monkeypatch.setattr(triton_expert, 'kernels', spoiled(*BY_TOKEN_FAULTS[fault], tmp_path))
     plain, engine = (TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=1) for _ in range(2))
-    compiled_parts.compile_networks(engine, 'triton', 'float32', action_times=True)
-    assert engine.torch_compile == 'none'
-    assert 'denoise eager (in Triton kernels ' in engine.why_compiled
+    layer_trial.choose_layers(engine, 'on', 'float32', action_times=True)
+    assert engine.triton == 'off'
+    assert 'denoise eager (in Triton kernels ' in engine.why_triton
     for changes in ({}, {'clean_actions': 2}):
         assert np.array_equal(chunks(engine, **changes), chunks(plain, **changes))
 
@@ -152,10 +152,10 @@ def test_a_fault_around_the_layers_is_found_at_load(fault, monkeypatch, tmp_path
     )
     plain, engine = (TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=2) for _ in range(2))
     # A bound that lets the fault pass where whole networks are compared, as in 16 bits.
-    monkeypatch.setitem(compiled_parts.BOUNDS, 'float32', Bounds(1e9, 1e9, 1e9))
-    compiled_parts.compile_networks(engine, 'triton', 'float32')
-    assert engine.torch_compile == 'none'
-    assert 'denoise eager (in Triton kernels ' in engine.why_compiled
+    monkeypatch.setitem(layer_trial.BOUNDS, 'float32', Bounds(1e9, 1e9, 1e9))
+    layer_trial.choose_layers(engine, 'on', 'float32')
+    assert engine.triton == 'off'
+    assert 'denoise eager (in Triton kernels ' in engine.why_triton
     assert np.array_equal(chunks(engine), chunks(plain))
 
 
@@ -194,44 +194,43 @@ def test_kernels_that_share_more_memory_than_the_gpu_has_are_not_used(monkeypatc
 
     monkeypatch.setattr(triton_expert, 'kernels', Kernels())
     plain, engine = (TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=1) for _ in range(2))
-    compiled_parts.compile_networks(engine, 'triton', 'float32')
-    assert engine.torch_compile == 'none'
-    assert 'cannot be compiled: OutOfResources: out of resource: shared' in engine.why_compiled
+    layer_trial.choose_layers(engine, 'on', 'float32')
+    assert engine.triton == 'off'
+    assert 'cannot be compiled: OutOfResources: out of resource: shared' in engine.why_triton
     assert np.array_equal(chunks(engine), chunks(plain))
 
 
-@pytest.mark.parametrize('word', ['triton', 'auto'])
+@pytest.mark.parametrize('word', ['on', 'auto'])
 @pytest.mark.parametrize('named', ['fp8', 'bfloat16'])
 def test_matrices_in_8_bits_keep_their_own_products(word, named, monkeypatch, tmp_path):
     """Also where their precision does not say so: then the kernels refuse them."""
-    real = compiled_parts.compile_networks
+    real = layer_trial.choose_layers
     monkeypatch.setattr(
-        compiled_parts,
-        'compile_networks',
+        layer_trial,
+        'choose_layers',
         lambda engine, word, precision, **rest: real(engine, word, named, **rest),
     )
-    monkeypatch.setattr(compiled_parts, '_triton_obstacle', lambda engine, word: '')
-    monkeypatch.setattr(compiled_parts, 'networks_of', lambda word: ())
+    monkeypatch.setattr(layer_trial, '_obstacle', lambda engine, word: '')
     spec = replace(tiny_spec(), denoise_steps=1, dims=replace(tiny_spec().dims, **ONE_LAYER))
     bundle = write_tiny_policy(tmp_path / 'tiny', spec)
     found = []
-    for of_load in (word, 'none'):
-        options = {'precision': 'fp8', 'threads': 1, 'verify': False, 'torch_compile': of_load}
+    for of_load in (word, 'off'):
+        options = {'precision': 'fp8', 'threads': 1, 'verify': False, 'triton': of_load}
         with closing(Policy.load(bundle, 'torch', **options)) as policy:
-            assert policy.torch_compile == 'none'
+            assert policy.triton == 'off'
             found.append((policy.infer(observation())[0].actions, policy.why))
     (actions, why), (expected, _) = found
     assert np.array_equal(actions, expected)
     if named == 'bfloat16':
         assert 'ValueError: the Triton kernels take matrices of 16 or 32 bits' in why
     else:
-        assert why == ('denoise eager (fp8 keeps its own products)' if word == 'triton' else '')
+        assert why == ('denoise eager (fp8 keeps its own products)' if word == 'on' else '')
 
 
 def test_in_half_precision_the_kernels_are_as_right_as_the_operators():
     engine = TorchEngine(seeded_network('pi05', torch.float16, **ONE_LAYER), max_rows=1)
-    compiled_parts.compile_networks(engine, 'triton', 'float16')
-    assert engine.torch_compile == 'triton', engine.why_compiled
+    layer_trial.choose_layers(engine, 'on', 'float16')
+    assert engine.triton == 'on', engine.why_triton
 
 
 class Wrong:
@@ -249,23 +248,23 @@ class Wrong:
 
 
 def test_kernels_of_other_numbers_are_not_used(monkeypatch):
-    monkeypatch.setattr(compiled_parts, 'triton_layers', lambda name, call: Wrong)
+    monkeypatch.setattr(layer_trial, 'triton_layers', lambda: Wrong)
     plain, engine = (TorchEngine(seeded_network('pi05'), max_rows=1) for _ in range(2))
-    compiled_parts.compile_networks(engine, 'triton', 'float32')
-    assert engine.torch_compile == 'none'
-    assert 'denoise eager (in Triton kernels differs by' in engine.why_compiled
+    layer_trial.choose_layers(engine, 'on', 'float32')
+    assert engine.triton == 'off'
+    assert 'denoise eager (in Triton kernels differs by' in engine.why_triton
     assert np.array_equal(chunks(engine), chunks(plain))
 
 
 def test_without_triton_the_operators_run_and_the_log_says_what_to_install(monkeypatch, caplog):
-    def missing(name: str, call: Any) -> Any:
+    def missing() -> Any:
         raise ModuleNotFoundError("No module named 'triton'")
 
-    monkeypatch.setattr(compiled_parts, 'triton_layers', missing)
+    monkeypatch.setattr(layer_trial, 'triton_layers', missing)
     engine = TorchEngine(seeded_network('pi05'), max_rows=1)
     with caplog.at_level(logging.WARNING):
-        compiled_parts.compile_networks(engine, 'triton', 'float32')
-    assert engine.torch_compile == 'none'
+        layer_trial.choose_layers(engine, 'on', 'float32')
+    assert engine.triton == 'off'
     assert 'pip install triton' in caplog.text
     chunks(engine)
 
@@ -273,9 +272,9 @@ def test_without_triton_the_operators_run_and_the_log_says_what_to_install(monke
 def test_a_head_of_other_blocks_runs_as_before(caplog):
     engine = TorchEngine(seeded_network('act'), max_rows=1)
     with caplog.at_level(logging.WARNING):
-        compiled_parts.compile_networks(engine, 'triton', 'float32')
-    assert engine.torch_compile == 'none'
-    assert "torch_compile 'triton': this family's head has no Triton kernels" in caplog.text
+        layer_trial.choose_layers(engine, 'on', 'float32')
+    assert engine.triton == 'off'
+    assert "triton 'on': this family's head has no Triton kernels" in caplog.text
     assert 'ten seconds' not in caplog.text
 
 
@@ -283,23 +282,22 @@ def test_on_a_cpu_the_log_says_where_the_kernels_run(monkeypatch, caplog):
     monkeypatch.delenv('TRITON_INTERPRET')
     engine = TorchEngine(seeded_network('pi05'), max_rows=1)
     with caplog.at_level(logging.WARNING):
-        compiled_parts.compile_networks(engine, 'triton', 'float32')
-    assert engine.torch_compile == 'none'
+        layer_trial.choose_layers(engine, 'on', 'float32')
+    assert engine.triton == 'off'
     assert 'its kernels run on device cuda, and this is cpu' in caplog.text
     assert 'install' not in caplog.text
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(('ms', 'taken'), [(-0.5, 'triton'), (0.5, 'none')])
+@pytest.mark.parametrize(('ms', 'taken'), [(-0.5, 'on'), (0.5, 'off')])
 def test_auto_takes_the_kernels_only_where_they_are_faster(ms, taken, monkeypatch):
     clock = iter(np.cumsum(np.resize([1.0, 1.0, 1.0, 1.0 + ms], 4000)))
-    monkeypatch.setattr(compilation, 'perf_counter', lambda: float(next(clock)))
-    monkeypatch.setattr(compiled_parts, '_triton_obstacle', lambda engine, word: '')
-    monkeypatch.setattr(compiled_parts, 'networks_of', lambda word: ())
+    monkeypatch.setattr(layer_choice, 'perf_counter', lambda: float(next(clock)))
+    monkeypatch.setattr(layer_trial, '_obstacle', lambda engine, word: '')
     engine = TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=1)
-    compiled_parts.compile_networks(engine, 'auto', 'float32')
-    assert engine.torch_compile == taken
-    used = triton_layers('', print) if taken == 'triton' else type(engine._fused).expert_type
+    layer_trial.choose_layers(engine, 'auto', 'float32')
+    assert engine.triton == taken
+    used = triton_layers() if taken == 'on' else type(engine._fused).expert_type
     chunks(engine)
     assert laid_out_in(engine) == [used]
 
@@ -311,9 +309,9 @@ def test_a_policy_takes_the_word(delay, tmp_path):
     spec = replace(tiny_spec(), denoise_steps=1, trained_delay_steps=delay, dims=dims)
     bundle = write_tiny_policy(tmp_path / 'tiny', spec)
     options = {'precision': 'float32', 'threads': 1, 'verify': False}
-    with closing(Policy.load(bundle, 'torch', torch_compile='triton', **options)) as policy:
-        assert policy.torch_compile == 'triton'
-        forms = {variant.action_time for _, variant in policy._engine._layers}
+    with closing(Policy.load(bundle, 'torch', triton='on', **options)) as policy:
+        assert policy.triton == 'on'
+        forms = {variant.action_time for variant in policy._engine._layers}
         assert forms == {False, delay > 0}
         found, _ = policy.infer(observation())
     with closing(Policy.load(bundle, 'torch', **options)) as policy:

@@ -97,6 +97,34 @@ def test_value_that_does_not_fit_is_refused_and_the_old_one_stays(make_node, nam
     assert values(node, TABLE) == before
 
 
+SWITCH = (ParameterSpec('kernels', 'off', 'which', words=('auto', 'on', 'off')),)
+
+
+@pytest.mark.parametrize(
+    ('typed', 'word'), [('on', 'on'), ('off', 'off'), ("'on'", 'on'), ('auto', 'auto')]
+)
+def test_on_and_off_are_words_although_ros_reads_booleans(context, typed, word, tmp_path):
+    """From a file, as a person writes it, and on the command line."""
+    file = tmp_path / 'mine.yaml'
+    file.write_text(f'/**:\n  ros__parameters:\n    kernels: {typed}\n')
+    for arguments in (['--params-file', str(file)], ['-p', f'kernels:={typed}']):
+        node = Node('a_switch', context=context, cli_args=['--ros-args', *arguments])
+        declare(node, SWITCH)
+        assert values(node, SWITCH) == {'kernels': word}
+        node.destroy_node()
+
+
+def test_a_switch_that_is_set_to_a_boolean_is_the_word_and_to_another_word_refused(make_node):
+    node = make_node()
+    declare(node, SWITCH)
+    for value, word in ((True, 'on'), (False, 'off'), ('auto', 'auto')):
+        assert set_one(node, 'kernels', value).successful
+        assert values(node, SWITCH) == {'kernels': word}
+    for value in ('triton', 1, 1.0):
+        assert not set_one(node, 'kernels', value).successful
+    assert values(node, SWITCH) == {'kernels': 'auto'}
+
+
 @pytest.mark.parametrize(('name', 'value'), [('gain', 1.0), ('gain', 5.0), ('steps', 0)])
 def test_the_range_includes_its_ends(make_node, name, value):
     node = make_node()

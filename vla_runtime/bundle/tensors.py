@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import math
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from vla_runtime.bundle.schema import WEIGHT_BYTES
-from vla_runtime.files.input_files import UnreadableFileError, regular_file
-from vla_runtime.files.quotes import first_of, one_line, quoted
+from vla_runtime.files.input_files import UnreadableFileError
+from vla_runtime.files.quotes import first_of, quoted
+from vla_runtime.files.safetensors_reader import (
+    SafetensorsError,
+    bfloat16_to_float32,
+    bounded_file,
+    safetensors_errors,
+    safetensors_header,
+)
 
 # safetensors' names of the dtypes that numpy has; its library fails on all others.
 _NUMPY_DTYPES = frozenset(
     ('BOOL', 'U8', 'I8', 'U16', 'I16', 'F16', 'U32', 'I32', 'F32', 'U64', 'I64', 'F64', 'C64')
 )
-# A header of 4 MiB lists some 30,000 tensors; statistics are a few numbers of each joint.
-_LARGEST_HEADER, _LARGEST_STATISTICS = 1 << 22, 1 << 24
+# Statistics are a few numbers of each joint.
+_LARGEST_STATISTICS = 1 << 24
 
 
 class TensorsError(ValueError):
@@ -64,24 +69,17 @@ def read_header(path: Path) -> list[StoredTensor]:
         TensorsError: a damaged file, or a tensor that is not of a precision networks load.
     """
     try:
-        target = _bounded(path)
-        # The library checks the whole header: sizes, overlaps, and that the file is not cut short.
-        with safe_open(str(target), framework='np'):
-            pass
-        with target.open('rb') as file:
-            (length,) = struct.unpack('<Q', file.read(8))
-            header = json.loads(file.read(length))
-    except (SafetensorError, OSError, ValueError) as error:
-        raise _unreadable(path, error) from None
-    header.pop('__metadata__', None)
+        header = safetensors_header(path)
+    except SafetensorsError as error:
+        raise TensorsError(str(error)) from None
     tensors = []
-    for name, entry in header.items():
+    for name, entry in header.tensors.items():
         if entry['dtype'] not in WEIGHT_BYTES:
             raise TensorsError(
                 f'{path}: tensor {quoted(name)} is {entry["dtype"]}; expected one of '
                 f'{", ".join(WEIGHT_BYTES)}'
             )
-        shape, offset = tuple(entry['shape']), 8 + length + entry['data_offsets'][0]
+        shape, offset = tuple(entry['shape']), header.start + entry['data_offsets'][0]
         tensors.append(StoredTensor(name, path, entry['dtype'], shape, offset))
     return tensors
 
@@ -93,19 +91,20 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         TensorsError: a damaged file, or a tensor of a dtype that numpy does not have.
     """
     try:
-        target = _bounded(path)
-        if (size := target.stat().st_size) > _LARGEST_STATISTICS:
-            raise UnreadableFileError(
-                f'is {size:,} bytes large, at most {_LARGEST_STATISTICS:,} are read; is it the '
-                'right file?'
-            )
-        with safe_open(str(target), framework='np') as file:
-            dtypes = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-            unknown = [name for name in dtypes if dtypes[name] not in _NUMPY_DTYPES]
-            if not unknown:
-                return {name: file.get_tensor(name) for name in dtypes}
-    except (SafetensorError, OSError, ValueError) as error:
-        raise _unreadable(path, error) from None
+        with safetensors_errors(path):
+            target = bounded_file(path)
+            if (size := target.stat().st_size) > _LARGEST_STATISTICS:
+                raise UnreadableFileError(
+                    f'is {size:,} bytes large, at most {_LARGEST_STATISTICS:,} are read; is it '
+                    'the right file?'
+                )
+            with safe_open(str(target), framework='np') as file:
+                dtypes = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+                unknown = [name for name in dtypes if dtypes[name] not in _NUMPY_DTYPES]
+                if not unknown:
+                    return {name: file.get_tensor(name) for name in dtypes}
+    except SafetensorsError as error:
+        raise TensorsError(str(error)) from None
     name = unknown[0]
     raise TensorsError(f'{path}: tensor {quoted(name)} is {dtypes[name]}; expected F32 or F64')
 
@@ -121,38 +120,14 @@ def read_array(stored: StoredTensor) -> np.ndarray:
             file.seek(stored.offset)
             data = file.read(stored.size)
     except OSError as error:
-        raise _unreadable(stored.path, error) from None
+        raise TensorsError(f'{stored.path}: cannot be read: {error.strerror}') from None
     if len(data) != stored.size:
         raise TensorsError(f'{stored.path}: ends inside tensor {quoted(stored.name)}')
     if stored.dtype == 'BF16':
-        # Its bits are the upper half of a float32's.
-        values = (np.frombuffer(data, '<u2').astype('<u4') << 16).view('<f4')
+        values = bfloat16_to_float32(np.frombuffer(data, '<u2'))
     else:
         values = np.frombuffer(data, {'F32': '<f4', 'F16': '<f2'}[stored.dtype])
     return values.astype(np.float32).reshape(stored.shape)
-
-
-def _bounded(path: Path) -> Path:
-    """Follow a path to a file whose header is of a size that a policy's may have."""
-    target = regular_file(path)
-    with target.open('rb') as file:
-        length = int.from_bytes(file.read(8), 'little')
-    if _LARGEST_HEADER < length < target.stat().st_size:
-        raise UnreadableFileError(
-            f'has a header of {length:,} bytes, at most {_LARGEST_HEADER:,} are read; is it the '
-            'right file?'
-        )
-    return target
-
-
-def _unreadable(path: Path, error: Exception) -> TensorsError:
-    # The library may quote any part of the file.
-    reason = one_line(str(error), 300)
-    if isinstance(error, UnreadableFileError):
-        return TensorsError(f'{path}: {reason}')
-    if isinstance(error, OSError):
-        return TensorsError(f'{path}: cannot be read: {error.strerror or reason}')
-    return TensorsError(f'{path}: is not a whole safetensors file: {reason}')
 
 
 def check_tensors(

@@ -179,7 +179,7 @@ def _options(run: RecordedRun, changes: Changes, folder: Path) -> tuple[Any, flo
         'use_cuda_graphs': str(description.use_cuda_graphs).lower(),
     }
     if parameters['backend'] == 'torch':
-        parameters['torch_compile'] = description.torch_compile
+        parameters['triton'] = description.triton
     played = read_bundle(bundle, verify=False)
     match, cameras, _ = fit_recording(description, played)
     ages_ns = {

@@ -28,14 +28,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from vla_runtime.bundle.rules import LIMITS
 from vla_runtime.cli._files import output_file
 from vla_runtime.cli._numbers import at_least, between
 from vla_runtime.engines.device_names import default_device
 from vla_runtime.engines.preflight import AUTO, MOST_THREADS, PRECISIONS, require_packages
-from vla_runtime.engines.torch_compile import NONE, WORDS
+from vla_runtime.engines.triton_option import OFF, WORDS
 from vla_runtime.files.whole_files import write_text
 
 if TYPE_CHECKING:
@@ -53,6 +53,13 @@ _PACKAGES = (
 )
 # Every time is kept until the end.
 _MOST_REPEATS = 1_000_000
+
+
+class _TorchCompile(argparse.Action):
+    """Option of earlier releases, refused with the name of the one in its place."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *given: object) -> NoReturn:
+        parser.error('argument --torch-compile: it is --triton now: auto, on or off')
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,12 +106,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='CPU threads of each network; 0: all cores but one (default: OMP_NUM_THREADS, else 0)',
     )
     parser.add_argument(
-        '--torch-compile',
+        '--triton',
         choices=WORDS,
-        default=NONE,
-        help="networks that PyTorch's compiler compiles; triton: the expert's layers in Triton "
-        'kernels, on CUDA (default: none; auto: what is faster)',
+        default=OFF,
+        help="the action expert's layers in Triton kernels, on CUDA (default: off; auto: where "
+        'they are faster)',
     )
+    parser.add_argument('--torch-compile', action=_TorchCompile, nargs='?', help=argparse.SUPPRESS)
     parser.add_argument(
         '--plot', type=output_file, metavar='OUT', help='measure more, and draw it: an HTML page'
     )
@@ -130,7 +138,7 @@ def main(arguments: argparse.Namespace) -> int:
         steps=arguments.steps,
         repeats=arguments.repeats,
         threads=arguments.threads,
-        torch_compile=arguments.torch_compile,
+        triton=arguments.triton,
     )
     try:
         if arguments.plot and arguments.plot == arguments.json:
@@ -176,7 +184,7 @@ def _plot(arguments: argparse.Namespace, options: BenchOptions, result: dict[str
     from vla_runtime.performance.roofline import Rates
 
     figures = result['figures']
-    chosen = {name: figures[name] for name in ('backend', 'precision', 'threads', 'torch_compile')}
+    chosen = {name: figures[name] for name in ('backend', 'precision', 'threads', 'triton')}
     figures['cost'] = run_sweep(
         arguments.bundle,
         replace(options, **chosen),

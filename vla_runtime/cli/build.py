@@ -171,7 +171,7 @@ def _show(plan: BuildPlan) -> None:
 
 def _verified(bundle: Bundle, folder: Path, metadata: Metadata, device: str) -> bool:
     """Compare with the recorded cases, write the receipt; engines that differ are removed."""
-    from vla_runtime.engines.graph_replay import BrokenEngineError
+    from vla_runtime.engines.graphed_work import BrokenEngineError
     from vla_runtime.engines.tensorrt.store import REJECTION
     from vla_runtime.export.tensorrt.receipt import keep, reject
 

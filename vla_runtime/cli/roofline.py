@@ -19,7 +19,7 @@ may differ.
 
 'PyTorch predicted' is what PyTorch on CUDA is expected to take with one row: the least time plus
 4 microseconds for each kernel that it launches, with its own operators, and with the expert's
-layers in Triton kernels (torch_compile: triton). It is a prediction, not a measurement: the kernels
+layers in Triton kernels (triton: on). It is a prediction, not a measurement: the kernels
 were counted on a CPU, and the cost of one is an estimate. It stands for the published sizes whose
 kernels were counted (see MODEL), in bfloat16 or float16.
 

@@ -12,7 +12,7 @@ from vla_runtime.engines.device_names import check_device
 from vla_runtime.engines.onnx.files import engine_graphs
 from vla_runtime.engines.preflight import AUTO, check_backend, check_graph_files
 from vla_runtime.engines.protocol import PolicyEngine
-from vla_runtime.engines.torch_compile import NONE
+from vla_runtime.engines.triton_option import OFF
 from vla_runtime.families.family import distinct_image_sizes
 
 
@@ -28,8 +28,8 @@ class EngineOptions:
         use_cuda_graphs: on CUDA, replay captured graphs.
         denoise_steps: number of steps whose CUDA graphs are captured at load, where a backend does
             so; None: the number that the bundle recommends.
-        torch_compile: networks that PyTorch compiles, one of `torch_compile.WORDS`; `none` for
-            other backends.
+        triton: the head's layers in Triton kernels, one of `triton_option.WORDS`; `off` for other
+            backends.
     """
 
     device: str
@@ -37,7 +37,7 @@ class EngineOptions:
     threads: int
     use_cuda_graphs: bool = True
     denoise_steps: int | None = None
-    torch_compile: str = NONE
+    triton: str = OFF
 
 
 def read_for(
@@ -102,7 +102,7 @@ def load_engine(bundle: Bundle, candidate: Candidate, options: EngineOptions) ->
             precision=precision,
             max_rows=options.max_rows,
             use_cuda_graphs=options.use_cuda_graphs,
-            torch_compile=options.torch_compile,
+            triton=options.triton,
             action_times=spec.trained_delay_steps > 0,
         )
     if candidate.backend == 'onnxruntime':

@@ -1,34 +1,107 @@
-"""Single tensors of a safetensors file without PyTorch, and bfloat16, which numpy does not know."""
+"""Header of a safetensors file, single tensors without PyTorch, and bfloat16, unknown to numpy."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from vla_runtime.files.input_files import UnreadableFileError, regular_file
+from vla_runtime.files.quotes import one_line
+
 _DTYPES = {'F64': '<f8', 'F32': '<f4', 'F16': '<f2', 'BF16': '<u2'}
+# A header of 4 MiB lists some 30,000 tensors.
+_LARGEST_HEADER = 1 << 22
+
+
+class SafetensorsError(ValueError):
+    """A file that is no whole safetensors file; the message names it."""
+
+
+class Header(NamedTuple):
+    """Header of a safetensors file.
+
+    Attributes:
+        tensors: `dtype`, `shape` and `data_offsets` of each tensor, by its name.
+        start: position in the file that the offsets are counted from.
+    """
+
+    tensors: Mapping[str, dict[str, Any]]
+    start: int
+
+
+def safetensors_header(path: Path) -> Header:
+    """Read and check the header of a safetensors file.
+
+    Raises:
+        SafetensorsError: a file that is damaged, or that is no regular file.
+    """
+    # Here: what only converts bfloat16 runs where the library is not installed.
+    from safetensors import safe_open
+
+    with safetensors_errors(path):
+        target = bounded_file(path)
+        # The library checks the whole header: sizes, overlaps, and that the file is not cut short.
+        with safe_open(str(target), framework='np'):
+            pass
+        with target.open('rb') as file:
+            length = int.from_bytes(file.read(8), 'little')
+            tensors = json.loads(file.read(length))
+    tensors.pop('__metadata__', None)
+    return Header(tensors, 8 + length)
+
+
+def bounded_file(path: Path) -> Path:
+    """Follow a path to a file whose header is of a size that a policy's may have.
+
+    Raises:
+        OSError: it cannot be read.
+        UnreadableFileError: no regular file, or a header that is too large.
+    """
+    target = regular_file(path)
+    with target.open('rb') as file:
+        length = int.from_bytes(file.read(8), 'little')
+    if _LARGEST_HEADER < length < target.stat().st_size:
+        raise UnreadableFileError(
+            f'has a header of {length:,} bytes, at most {_LARGEST_HEADER:,} are read; is it the '
+            'right file?'
+        )
+    return target
+
+
+@contextmanager
+def safetensors_errors(path: Path) -> Iterator[None]:
+    """Raise what goes wrong with a file as a SafetensorsError that names it."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (SafetensorError, OSError, ValueError) as error:
+        # The library may quote any part of the file.
+        reason = one_line(str(error), 300)
+        if not isinstance(error, UnreadableFileError):
+            reason = (
+                f'cannot be read: {error.strerror or reason}'
+                if isinstance(error, OSError)
+                else f'is not a whole safetensors file: {reason}'
+            )
+        raise SafetensorsError(f'{path}: {reason}') from None
 
 
 class SafetensorsReader:
     """Single tensors of a safetensors file in float32, bfloat16 ones too (numpy knows none).
 
     Raises:
-        ValueError: not a safetensors file.
+        SafetensorsError: not a whole safetensors file.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with path.open('rb') as file:
-                length = int.from_bytes(file.read(8), 'little')
-                if length > path.stat().st_size:
-                    raise ValueError('the header is longer than the file')
-                self._header: dict[str, Any] = json.loads(file.read(length))
-        except (OSError, ValueError) as error:
-            raise ValueError(f'{path}: is not a whole safetensors file: {error}') from None
-        self._start = 8 + length
+        self._header, self._start = safetensors_header(path)
 
     def read(self, name: str) -> np.ndarray:
         """One tensor as float32.

@@ -21,7 +21,7 @@ from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.engines.closing import closed_on_error
 from vla_runtime.engines.device_names import parse_device
 from vla_runtime.engines.preflight import AUTO, MOST_THREADS
-from vla_runtime.engines.torch_compile import NONE
+from vla_runtime.engines.triton_option import OFF
 from vla_runtime.families.family import image_sizes
 from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.settings import PolicySettings
@@ -53,7 +53,7 @@ class BenchOptions:
         steps: denoise steps; None: as many as the bundle recommends.
         repeats: inferences of each kind.
         threads: CPU threads of each network; None: as for `Policy.load`.
-        torch_compile: networks that run compiled, as for `Policy.load`.
+        triton: the head's layers in Triton kernels, as for `Policy.load`.
     """
 
     backend: str = AUTO
@@ -64,7 +64,7 @@ class BenchOptions:
     steps: int | None = None
     repeats: int = 30
     threads: int | None = None
-    torch_compile: str = NONE
+    triton: str = OFF
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def _in_force(options: BenchOptions, policy: Policy) -> BenchOptions:
         backend=policy.backend,
         precision=policy.precision,
         threads=policy.threads,
-        torch_compile=policy.torch_compile,
+        triton=policy.triton,
     )
 
 
@@ -223,7 +223,7 @@ def load_policy(bundle: Bundle, options: BenchOptions) -> Policy:
         precision=options.precision,
         settings=settings,
         threads=options.threads,
-        torch_compile=options.torch_compile,
+        triton=options.triton,
         verify=False,
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.identity import spec_identity
-from vla_runtime.engines.torch_compile import NONE
+from vla_runtime.engines.triton_option import OFF
 from vla_runtime.files.machine import machine, versions
 from vla_runtime.policy import Policy
 from vla_runtime.replay.recorded import ReplayError
@@ -76,8 +76,6 @@ def load_policy(description: PolicyDescription, changes: Changes) -> LoadedPolic
     bundle = read_bundle(folder, verify=False)
     spec = bundle.spec
     match, cameras, state = fit_recording(description, bundle)
-    # Another backend compiles nothing.
-    compiled = description.torch_compile if backend == 'torch' else NONE
     policy = Policy.load(
         bundle,
         backend,
@@ -85,14 +83,16 @@ def load_policy(description: PolicyDescription, changes: Changes) -> LoadedPolic
         precision=precision,
         use_cuda_graphs=description.use_cuda_graphs,
         threads=changes.threads or description.threads,
-        torch_compile=compiled,
+        # Another backend has no such kernels.
+        triton=description.triton if backend == 'torch' else OFF,
     )
     differences = [
         *_changed('bundle', description.bundle_sha256[:12], spec_identity(spec)[:12]),
         *_changed('backend', description.backend, backend),
         *_changed('device', description.device, device),
         *_changed('precision', description.precision, precision),
-        *_changed('torch_compile', description.torch_compile, policy.torch_compile),
+        *_changed('triton', description.triton, policy.triton),
+        *_changed("PyTorch's compiler", description.compiled or 'unused', 'unused'),
         *_changed('threads', description.threads, policy.threads),
         *(f'setting {name} = {value}' for name, value in changes.settings.items()),
         *_other_machine(description),

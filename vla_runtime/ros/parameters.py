@@ -82,9 +82,20 @@ class ParameterSpec:
             return ''
         return f'{self.minimum} to {self.maximum}'
 
+    @property
+    def is_switch(self) -> bool:
+        """Whether `on` and `off` are allowed, which ROS 2 reads as booleans from YAML."""
+        return {'on', 'off'} <= set(self.words)
+
+    def value_of(self, value: Any) -> Any:
+        """Return a parameter's value, as one of `words` where ROS 2 has made a boolean of it."""
+        return ('off', 'on')[value] if self.is_switch and isinstance(value, bool) else value
+
     def problem(self, parameter: Parameter) -> str | None:
         """Return why a value is refused, or None."""
         value = parameter.value
+        if self.is_switch and isinstance(value, bool):
+            return None
         if parameter.type_ != _ROS_TYPES[type(self.default)]:
             hint = ''
             if isinstance(self.default, float) and isinstance(value, int):
@@ -111,6 +122,7 @@ class ParameterSpec:
             description=self.description,
             type=_ROS_TYPES[type(self.default)].value,
             read_only=self.read_only,
+            dynamic_typing=self.is_switch,
             additional_constraints=self.allowed,
         )
         if self.minimum is not None and self.maximum is not None:
@@ -188,7 +200,7 @@ def declare(node: Node, table: ParameterTable, check: JointCheck | None = None) 
         reasons = [reason for p in ours if (reason := rows[p.name].problem(p)) is not None]
         if ours and not reasons:
             before = _stored(node, table)
-            after = {**before, **{parameter.name: parameter.value for parameter in ours}}
+            after = {**before, **{p.name: rows[p.name].value_of(p.value) for p in ours}}
             if check is not None and (reason := check(after)) is not None:
                 reasons = [reason]
             else:
@@ -271,4 +283,4 @@ def values(node: Node, table: ParameterTable) -> dict[str, Any]:
 
 
 def _stored(node: Node, table: ParameterTable) -> dict[str, Any]:
-    return {row.name: node.get_parameter(row.name).value for row in table}
+    return {row.name: row.value_of(node.get_parameter(row.name).value) for row in table}

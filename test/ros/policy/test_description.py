@@ -27,7 +27,7 @@ GIVEN = {
     'device': 'cpu',
     'precision': 'float32',
     'use_cuda_graphs': True,
-    'torch_compile': 'vision+denoise',
+    'triton': 'on',
 }
 
 
@@ -54,7 +54,7 @@ def test_it_comes_back(tmp_path):
     assert (found.bundle.name, found.bundle_name) == ('tiny', 'tiny pi05')
     assert (found.backend, found.device, found.precision) == ('torch', 'cpu', 'float32')
     assert (found.threads, found.use_cuda_graphs) == (2, True)
-    assert found.torch_compile == 'vision+denoise'
+    assert (found.triton, found.compiled) == ('on', '')
     assert found.cameras == {'top': '/ns/top/image', 'wrist': '/ns/wrist/image'}
     assert found.joint_states == ('/ns/joint_states', '/ns/gripper/joint_states')
     assert (found.committed_plan, found.action_chunk) == ('/ns/committed_plan', '/ns/action_chunk')
@@ -63,10 +63,24 @@ def test_it_comes_back(tmp_path):
     assert {'python', 'numpy'} <= set(found.versions)
 
 
-def test_one_from_before_networks_were_compiled_is_read(tmp_path):
+@pytest.mark.parametrize(
+    ('word', 'triton', 'compiled'),
+    [
+        (None, 'off', ''),
+        ('none', 'off', ''),
+        ('triton', 'on', ''),
+        ('vision+triton', 'on', 'vision'),
+        ('vision+denoise', 'off', 'vision+denoise'),
+        ('all', 'off', 'vision+prefix+denoise'),
+    ],
+)
+def test_one_from_before_the_option_triton_is_read(word, triton, compiled, tmp_path):
     older = json.loads(written(tmp_path))
-    del older['torch_compile']
-    assert read_description(json.dumps(older)).torch_compile == 'none'
+    del older['triton']
+    if word is not None:
+        older['torch_compile'] = word
+    found = read_description(json.dumps(older))
+    assert (found.triton, found.compiled) == (triton, compiled)
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ def test_a_report_may_come_before_the_description_that_tells_its_cameras(robot, 
         spec,
         loaded,
         match_robot(loaded, spec, bundle),
-        {**given, 'use_cuda_graphs': True, 'torch_compile': 'none'},
+        {**given, 'use_cuda_graphs': True, 'triton': 'off'},
         threads=1,
         topic_name=lambda topic: f'/{topic}',
     )

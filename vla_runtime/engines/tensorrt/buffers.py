@@ -9,7 +9,7 @@ import numpy as np
 
 from vla_runtime.engines.closing import closed_on_error
 from vla_runtime.engines.cuda_runtime import CudaRuntime
-from vla_runtime.engines.graph_replay import GraphedWork
+from vla_runtime.engines.graphed_work import GraphedWork
 from vla_runtime.engines.onnx.files import IMAGE_INPUTS, STEP_INPUTS, STEP_OUTPUTS, TEXT_INPUT
 from vla_runtime.engines.onnx.shapes import GraphShapes
 from vla_runtime.engines.tensorrt.adapter import TensorInfo

@@ -17,7 +17,8 @@ import numpy as np
 
 from vla_runtime.engines.closing import close_all
 from vla_runtime.engines.cuda_runtime import CudaRuntime, device_index
-from vla_runtime.engines.graph_replay import GraphCapturer, GraphedWork
+from vla_runtime.engines.graph_replay import GraphCapturer
+from vla_runtime.engines.graphed_work import GraphedWork
 from vla_runtime.engines.onnx.files import TEXT_INPUT
 from vla_runtime.engines.onnx.files import Network as NetworkName
 from vla_runtime.engines.protocol import (

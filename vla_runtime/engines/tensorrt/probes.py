@@ -1,4 +1,4 @@
-"""Inputs that each network is tried on at load (see `graph_replay.Probe`)."""
+"""Inputs that each network is tried on at load (see `graphed_work.Probe`)."""
 
 from __future__ import annotations
 

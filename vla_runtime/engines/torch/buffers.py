@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vla_runtime.engines.graphed_work import GraphedWork
 from vla_runtime.engines.protocol import MAX_SAMPLES
-from vla_runtime.engines.torch.cuda_graph import Capturer, GraphedWork
+from vla_runtime.engines.torch.cuda_graph import Capturer
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.traced_shapes import TracedShapes, row_tensors
 
@@ -81,7 +82,7 @@ class LaidOutPrefix:
             encoding: number of times that the slot was written.
         """
         if self._again is not None and encoding != self._encoding:
-            self._again()
+            self._again.run()
         self._encoding = encoding
 
 

@@ -18,12 +18,13 @@ from threading import Lock
 
 import torch
 
+from vla_runtime.engines.graphed_work import Work
+
 logger = logging.getLogger(__name__)
 
 # Beginning a capture waits for the device, which fails while another capture is under way.
 _capturing = Lock()
 
-Work = Callable[[], None]
 Capture = Callable[[Work], Work]
 
 
@@ -95,26 +96,37 @@ class Capturer:
     def active(self) -> bool:
         return self._capture is not None
 
-    def try_capture(self, work: Work) -> Work | None:
-        """Return the replay, or None where the work has to run eagerly."""
+    def capture(self, work: Work, once: bool = True) -> Work | None:
+        """Return the replay, or None where the work has to run eagerly; there is only one."""
         if self._capture is None:
             return None
         try:
             return self._capture(work)
         except Exception as error:
-            # Of any kind: Triton's errors, which compiled networks raise, are no RuntimeError.
-            self._capture = None
+            # Of any kind: Triton's errors, which its kernels raise, are no RuntimeError.
             reason = 'out of memory' if _is_out_of_memory(error) else 'failed'
-            self.status = f'eager: {reason} while capturing'
-            logger.warning(
-                'The network of %s could not be captured as a CUDA graph (%s) and runs without one '
-                'from now on: same results, slower. Free GPU memory, or load the policy without '
-                'guidance. %s',
-                self.name,
-                reason,
-                error,
-            )
+            remedy = f'Free GPU memory, or load the policy without guidance. {error}'
+            self.give_up(f'{reason} while capturing', remedy)
             return None
+
+    def launch(self, graph: Work) -> None:
+        """Replay a graph."""
+        graph()
+
+    def destroy(self, graph: Work) -> None:
+        """Do nothing: PyTorch frees a graph with the last reference to it."""
+
+    def give_up(self, reason: str, remedy: str = '') -> None:
+        """Run this network eagerly from now on."""
+        self._capture = None
+        self.status = f'eager: {reason}'
+        logger.warning(
+            'The network of %s runs without a CUDA graph from now on (%s): same results, '
+            'slower. %s',
+            self.name,
+            reason,
+            remedy,
+        )
 
 
 def capturers_of(device: torch.device, graphs: bool, cameras: int) -> dict[str, Capturer]:
@@ -130,40 +142,6 @@ def capturers_of(device: torch.device, graphs: bool, cameras: int) -> dict[str, 
 def vision_of(camera: int) -> str:
     """Name of a camera's vision work."""
     return f'vision of camera {camera}'
-
-
-class GraphedWork:
-    """Work that is replayed from a graph where one could be captured.
-
-    Args:
-        work: reads and writes static buffers only; run as it is where there is no graph.
-        capturer: capturer of the network that the work belongs to.
-    """
-
-    def __init__(self, work: Work, capturer: Capturer) -> None:
-        self._work = work
-        self._capturer = capturer
-        self._replay: Work | None = None
-
-    @property
-    def status(self) -> str:
-        """`captured`, `eager`, or why a capture was given up."""
-        return 'captured' if self._replay is not None else self._capturer.status
-
-    @property
-    def captures(self) -> bool:
-        """True where running would capture first."""
-        return self._replay is None and self._capturer.active
-
-    def prepare(self) -> None:
-        """Capture, unless that was done or given up."""
-        if self._replay is None:
-            self._replay = self._capturer.try_capture(self._work)
-
-    def __call__(self) -> None:
-        """Run once; the first call captures."""
-        self.prepare()
-        (self._replay or self._work)()
 
 
 def _is_out_of_memory(error: Exception) -> bool:

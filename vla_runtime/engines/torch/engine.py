@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vla_runtime.engines.graphed_work import GraphedWork, Work
 from vla_runtime.engines.protocol import (
     FEATURES,
     MAX_SAMPLES,
@@ -33,11 +34,7 @@ from vla_runtime.engines.protocol import (
 )
 from vla_runtime.engines.schedules import Schedules
 from vla_runtime.engines.torch.buffers import LaidOutPrefix, RowBuffers, Schedule, Variant
-from vla_runtime.engines.torch.compilation import Key
-from vla_runtime.engines.torch.compiler import Run
 from vla_runtime.engines.torch.cuda_graph import (
-    GraphedWork,
-    Work,
     capturers_of,
     captures_graphs,
     vision_of,
@@ -50,7 +47,7 @@ from vla_runtime.engines.torch.prompt_lengths import (
     write_padded,
 )
 from vla_runtime.engines.torch.weights import load_network
-from vla_runtime.engines.torch_compile import NONE
+from vla_runtime.engines.triton_option import OFF
 from vla_runtime.families.family import PolicyDims, image_sizes
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.flow_step import DenoiseStep, JacobianDenoiseStep
@@ -89,11 +86,9 @@ class TorchEngine:
         self._denoise_step = DenoiseStep(self._fused)
         # Through the plain modules, which have gradients.
         self._jacobian_step = JacobianDenoiseStep(network)
-        # By network and shape: plain modules as `torch.compile` made them, instead of the fused.
-        self._compiled: dict[Key, Run] = {}
         # By shape of the step: class of the head's layers where it is not the fused network's own.
-        self._layers: dict[Key, Any] = {}
-        self.torch_compile, self.why_compiled = NONE, ''
+        self._layers: dict[Variant, Any] = {}
+        self.triton, self.why_triton = OFF, ''
         self._capturers = capturers_of(device, use_cuda_graphs and static_shapes, dims.cameras)
         self._sizes = image_sizes(dims)
         # Of each camera.
@@ -145,7 +140,7 @@ class TorchEngine:
         precision: str,
         max_rows: int,
         use_cuda_graphs: bool,
-        torch_compile: str = NONE,
+        triton: str = OFF,
         action_times: bool = False,
     ) -> TorchEngine:
         """Build the network from a bundle's weights file, straight onto the device.
@@ -153,7 +148,7 @@ class TorchEngine:
         Args:
             family, dims, weights, device, precision: see `load_network`.
             max_rows, use_cuda_graphs: see the constructor.
-            torch_compile: see `Policy.load`.
+            triton: see `Policy.load`.
             action_times: the policy was trained for actions with flow times of their own.
 
         Raises:
@@ -163,10 +158,10 @@ class TorchEngine:
         try:
             network = load_network(family, dims, weights, device=device, precision=precision)
             engine = cls(network, max_rows=max_rows, use_cuda_graphs=use_cuda_graphs)
-            if torch_compile != NONE:
-                from vla_runtime.engines.torch.compiled_parts import compile_networks
+            if triton != OFF:
+                from vla_runtime.engines.torch.layer_trial import choose_layers
 
-                compile_networks(engine, torch_compile, precision, action_times=action_times)
+                choose_layers(engine, triton, precision, action_times=action_times)
             return engine
         except RuntimeError as error:
             if 'memory' not in str(error):
@@ -200,7 +195,7 @@ class TorchEngine:
             return False
         if loop.alone:
             laid_out = self._laid_out.get(self._layout(variant))
-            return self._plain_step(variant) is None and (laid_out is None or laid_out.captures)
+            return not variant.jacobian and (laid_out is None or laid_out.captures)
         works = (
             schedule.denoise.get(variant)
             for schedule in self._schedules.kept
@@ -219,7 +214,7 @@ class TorchEngine:
     def encode_image(self, camera: int, pixels: np.ndarray) -> None:
         with self._looking(camera):
             self._pixels[camera].copy_(torch.from_numpy(pixels)[None])
-            self._vision[camera]()
+            self._vision[camera].run()
 
     @torch.inference_mode()
     def encode_prefix(
@@ -232,7 +227,7 @@ class TorchEngine:
             # All of them now: a longer prompt later shall not wait for a capture.
             for prefix in self._prefix[count, slot]:
                 prefix.prepare()
-            self._prefix[count, slot][shortest(self._prefix_inputs, rows)]()
+            self._prefix[count, slot][shortest(self._prefix_inputs, rows)].run()
             self._encodings[count, slot] += 1
 
     def use_prefix(self, rows: int, slot: int = 0) -> None:
@@ -266,7 +261,7 @@ class TorchEngine:
     def run_steps(self) -> None:
         with self._denoising(self._place):
             self._lay_out()
-            self._denoise()
+            self._denoise.run()
 
     def read_x(self) -> np.ndarray:
         with self._denoising():
@@ -299,7 +294,7 @@ class TorchEngine:
         self._schedules.clear()
         for name in ('_vision', '_pixels', '_prefix', '_capturers', '_buffers'):
             setattr(self, name, None)
-        for name in ('_laid_out', '_compiled', '_layers'):
+        for name in ('_laid_out', '_layers'):
             setattr(self, name, {})
         for name in ('_network', '_fused', '_denoise_step', '_jacobian_step'):
             setattr(self, name, None)
@@ -334,8 +329,7 @@ class TorchEngine:
         return schedule.denoise[variant]
 
     def _run_vision(self, camera: int) -> None:
-        vision = self._compiled.get(('vision', self._sizes[camera]), self._fused.vision)
-        (encoded,) = vision(self._pixels[camera])
+        (encoded,) = self._fused.vision(self._pixels[camera])
         # A smaller image's tokens come first; the zeros behind them stay.
         self._image_tokens[camera, : len(encoded)].copy_(encoded)
 
@@ -345,11 +339,10 @@ class TorchEngine:
         # A GPU reads the weights once for all rows. A CPU's cache holds the activations of one row
         # only, so two rows together take longer than one after the other.
         together = count if self._device.type == 'cuda' else 1
-        encode = self._compiled.get(('prefix', (together, length)), self._fused.prefix)
         for first in range(0, count, together):
             part = slice(first, first + together)
             of_part = {name: tensor[part] for name, tensor in rows.prefix_inputs.items()}
-            past = encode(self._image_tokens, self._image_mask, **cut(of_part, inputs))
+            past = self._fused.prefix(self._image_tokens, self._image_mask, **cut(of_part, inputs))
             for name, tensor in past.items():
                 axis = self._shapes.past[name].row_axis
                 write_padded(tensor, prefix[name].narrow(axis, first, tensor.shape[axis]))
@@ -363,10 +356,9 @@ class TorchEngine:
     def _run_step(self, schedule: Schedule, variant: Variant, index: int) -> None:
         rows = self._buffers[variant.rows]
         past: Any = rows.slots[variant.slot]
-        denoise_step = self._plain_step(variant)
-        if denoise_step is None:
-            laid_out = self._laid_out[self._layout(variant)]
-            denoise_step, past = self._denoise_step, laid_out.value
+        denoise_step: DenoiseStep = self._jacobian_step
+        if not variant.jacobian:
+            denoise_step, past = self._denoise_step, self._laid_out[self._layout(variant)].value
         x_next, velocity = denoise_step(
             self._x[: variant.samples],
             past,
@@ -381,15 +373,10 @@ class TorchEngine:
         self._x[: variant.samples].copy_(x_next)
         rows.velocity[: variant.rows * variant.samples].copy_(velocity)
 
-    def _plain_step(self, variant: Variant) -> Run | None:
-        """Return the step over a slot as it is; None: the fused one, over what is laid out."""
-        if variant.jacobian:
-            return self._jacobian_step
-        return self._compiled.get(('denoise', variant._replace(slot=0)))
-
     def _lay_out(self) -> None:
         """Lay out the slot that is denoised over; the graph of the steps replays on that."""
-        if self._plain_step(self._variant) is not None:
+        # With gradients the plain modules run, over the slot as it is.
+        if self._variant.jacobian:
             return
         layout = self._layout(self._variant)
         place, samples, layers = layout
@@ -405,7 +392,7 @@ class TorchEngine:
     def _layout(self, variant: Variant) -> tuple[Place, int, Any]:
         """Return the key of what a variant's steps are laid out in: slot, samples, layers."""
         own = type(self._fused).expert_type
-        layers = self._layers.get(('denoise', variant._replace(slot=0)), own)
+        layers = self._layers.get(variant._replace(slot=0), own)
         return (variant.rows, variant.slot), variant.samples, layers
 
     def _make_room(self, samples: int) -> None:
@@ -429,13 +416,12 @@ class TorchEngine:
 
     def _conditioning(self, schedule: Schedule, variant: Variant, index: int) -> Any:
         """Return the head's conditioning of a step, in the form that its network takes."""
-        plain = self._plain_step(variant) is not None
-        if not (variant.action_time or plain):
+        if not (variant.action_time or variant.jacobian):
             return schedule.conditioning[index]
         row = schedule.table[index : index + 1]
         if variant.action_time:
             row = torch.where(self._clean, schedule.clean, row)[None]
-        return row if plain else self._fused.split_conditioning(row)
+        return row if variant.jacobian else self._fused.split_conditioning(row)
 
 
 def _copy(given: Mapping[str, np.ndarray], buffers: Mapping[str, Tensor]) -> None:

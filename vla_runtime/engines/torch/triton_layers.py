@@ -5,25 +5,23 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vla_runtime.engines.torch.compilation import Part
-from vla_runtime.engines.torch.compiler import Run
+from vla_runtime.engines.torch.layer_choice import Part
 from vla_runtime.families.blocks.layer_comparison import ComparedExpert, LayerError, worst_fault
 
 if TYPE_CHECKING:
     from vla_runtime.engines.torch.engine import TorchEngine
 
-FORM = 'in Triton kernels'
 # All layers of a step in one kernel. Not measured yet.
 PERSISTENT = False
 
 
-def compare_layers(engine: TorchEngine, part: Part, run: Any) -> str:
+def compare_layers(engine: TorchEngine, part: Part, form: Any) -> str:
     """Run a part with each layer in both forms and in float32.
 
     Args:
         engine: engine that has laid out nothing but its trial inputs.
         part: a shape of the denoise step.
-        run: class of the layers in Triton kernels.
+        form: class of the layers in Triton kernels.
 
     Returns:
         the worst layer whose Triton kernels are further from float32 than rounding explains, in
@@ -31,17 +29,17 @@ def compare_layers(engine: TorchEngine, part: Part, run: Any) -> str:
     """
     errors: list[LayerError] = []
     laid_out = engine._laid_out
-    engine._layers[part.key], engine._laid_out = partial(ComparedExpert, run, errors), {}
+    engine._layers[part.shape], engine._laid_out = partial(ComparedExpert, form, errors), {}
     try:
         part.work()
     finally:
-        del engine._layers[part.key]
+        del engine._layers[part.shape]
         engine._laid_out = laid_out
     return worst_fault(errors)
 
 
-def triton_layers(network: str, call: Run) -> Run:
-    """Return the class that takes the place of `FusedExpert`; the arguments do not matter.
+def triton_layers() -> Any:
+    """Return the class that takes the place of `FusedExpert`.
 
     Raises:
         ImportError: no Triton, or one that does not work here.

@@ -52,7 +52,6 @@ class SmolVlmVision(Siglip):
         super().__init__(dims.vision)
         self.edge = dims.pixel_shuffle
         self.side = dims.image_size // dims.vision.patch_size
-        # Now: PyTorch's compiler takes what NumPy computes later for tensors.
         self._position_rows = position_rows(self.side)
         self.projector = Linear(
             dims.vision.width * dims.pixel_shuffle**2, dims.language.width, bias=False

@@ -17,7 +17,7 @@ import numpy as np
 from vla_runtime import __version__
 from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.engines.torch_compile import NONE
+from vla_runtime.engines.triton_option import OFF, ON
 from vla_runtime.files.machine import machine, versions
 from vla_runtime.files.quotes import quoted
 from vla_runtime.ros.robot.file import read_robot
@@ -34,7 +34,7 @@ _PACKAGES = (
 # is received; and the state in the robot's units.
 CONTENT, MEASURED = 'content.', 'measured'
 # Of the node's parameters.
-_HOW = ('backend', 'device', 'precision', 'use_cuda_graphs', 'torch_compile')
+_HOW = ('backend', 'device', 'precision', 'use_cuda_graphs', 'triton')
 
 
 class DescriptionError(ValueError):
@@ -55,7 +55,8 @@ class PolicyDescription:
         precision: number format of their large matrices.
         threads: CPU threads of each network.
         use_cuda_graphs: captured CUDA graphs were replayed.
-        torch_compile: networks that ran as `torch.compile` made them.
+        triton: `on` where the head's layers ran in Triton kernels, else `off`.
+        compiled: networks that ran as PyTorch's compiler made them, as earlier releases could.
         cameras: policy's camera name to full topic name.
         joint_states: full names of the joint-state topics.
         state_joints: the robot's joint of each number of the policy's state, in order.
@@ -77,7 +78,8 @@ class PolicyDescription:
     precision: str
     threads: int
     use_cuda_graphs: bool
-    torch_compile: str
+    triton: str
+    compiled: str
     cameras: Mapping[str, str]
     joint_states: tuple[str, ...]
     state_joints: tuple[str, ...]
@@ -161,6 +163,7 @@ def read_description(text: str) -> PolicyDescription:
     fields = _Fields(document)
     urdf_text = document.get('urdf_text')
     state_joints: Sequence[str] = fields.of('state_joints', list)
+    triton, compiled = _forms(document, fields)
     robot = read_robot(
         fields.text('robot_text'),
         Path(fields.text('robot_file')),
@@ -176,8 +179,8 @@ def read_description(text: str) -> PolicyDescription:
         precision=fields.text('precision'),
         threads=fields.of('threads', int),
         use_cuda_graphs=fields.of('use_cuda_graphs', bool),
-        # Nothing was compiled before there was the field.
-        torch_compile=fields.text('torch_compile') if 'torch_compile' in document else NONE,
+        triton=triton,
+        compiled=compiled,
         cameras=fields.texts('cameras'),
         joint_states=tuple(fields.of('joint_states', list)),
         state_joints=tuple(state_joints),
@@ -192,6 +195,17 @@ def read_description(text: str) -> PolicyDescription:
         versions=fields.texts('versions'),
         machine=fields.of('machine', dict),
     )
+
+
+def _forms(document: Mapping[str, Any], fields: _Fields) -> tuple[str, str]:
+    """Return `triton` and `compiled` of a description of this or an earlier release."""
+    if 'triton' in document:
+        return fields.text('triton'), ''
+    # Nothing was compiled before there was this field.
+    word = fields.text('torch_compile') if 'torch_compile' in document else 'none'
+    parts = {'none': [], 'all': ['vision', 'prefix', 'denoise']}.get(word, word.split('+'))
+    compiled = '+'.join(part for part in parts if part != 'triton')
+    return ON if 'triton' in parts else OFF, compiled
 
 
 def is_description(topic: str) -> bool:

@@ -143,14 +143,12 @@ class PolicyNode(ManagedNode):
             settings=settings,
             use_cuda_graphs=given['use_cuda_graphs'],
             threads=given['torch_threads'],
-            torch_compile=given['torch_compile'],
+            triton=given['triton'],
             verify=given['verify_bundle'],
         )
         milliseconds = self._policy.warm_up()
         # A recording names what ran, so that a replay needs no choice.
-        picked = {
-            name: getattr(self._policy, name) for name in ('backend', 'precision', 'torch_compile')
-        }
+        picked = {name: getattr(self._policy, name) for name in ('backend', 'precision', 'triton')}
         self._robot, self._status.hardware = robot, robot.name
         self._descriptions.publish(
             String(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vla_runtime.engines.preflight import AUTO, BACKENDS, MOST_THREADS, PRECISIONS
-from vla_runtime.engines.torch_compile import NONE, WORDS
+from vla_runtime.engines.triton_option import OFF, WORDS
 from vla_runtime.ros.autostart import AUTOSTART
 from vla_runtime.ros.parameters import ParameterSpec, parameter_rows
 from vla_runtime.ros.policy.settings import live_settings
@@ -43,11 +43,10 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
         'use_cuda_graphs', True, 'replay captured CUDA graphs: same results, faster', read_only=True
     ),
     ParameterSpec(
-        'torch_compile',
-        NONE,
-        "networks that PyTorch's compiler compiles at configure, which takes minutes the first "
-        "time; triton: the expert's layers in Triton kernels; auto: those that it makes faster; "
-        'every word but none needs backend torch',
+        'triton',
+        OFF,
+        "on: the action expert's layers in Triton kernels, on CUDA, where the family has them; "
+        'auto: where they are faster, too; both need backend torch',
         words=WORDS,
         read_only=True,
     ),

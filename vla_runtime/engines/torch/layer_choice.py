@@ -1,0 +1,228 @@
+"""Choice between PyTorch's operators and another form of the head's layers, at load.
+
+Invariants:
+- the other form runs only in the shapes of the denoise step that are compared here; whatever has
+  other shapes runs in the operators, and nothing is compiled after load;
+- it runs only if it gave what the operators give, within the bounds of `verify`, in all its shapes;
+- where it cannot be compiled, or raises anything else, the operators run, and one warning says what
+  is missing.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from vla_runtime.engines.bounds import error_of
+from vla_runtime.engines.graphed_work import Work
+from vla_runtime.engines.preflight import AUTO
+from vla_runtime.engines.torch.buffers import Variant
+from vla_runtime.engines.torch.cuda_graph import Capture
+from vla_runtime.files.quotes import one_line
+
+logger = logging.getLogger(__name__)
+
+Outputs = Mapping[str, Tensor]
+FORM = 'in Triton kernels'
+# `auto` takes the other form where it needs less than this share of the operators' time, so that
+# noise in a measurement does not choose.
+_MARGIN = 0.95
+# Runs of each shape that are timed, and how long it is gone on beyond the least number.
+_LEAST_TRIALS, _MOST_TRIALS, _TRIALS_MS = 3, 50, 1000.0
+# Characters of an error's first line that stand in the reason.
+_ERROR_LENGTH = 200
+_NO_REMEDY = 'please report it, with the GPU and the version of Triton'
+_TRITON = "install Triton for this PyTorch and GPU ('pip install triton')"
+# What the text of an error has, and what mends it.
+_REMEDIES = (
+    ('working triton', _TRITON),
+    ("no module named 'triton'", _TRITON),
+    ('active driver', 'Triton needs a CUDA device'),
+    ('python.h', "install Python's headers ('apt install python3-dev')"),
+    ('c compiler', "install a C compiler ('apt install gcc')"),
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The denoise step in one shape.
+
+    Attributes:
+        shape: tells the shapes apart.
+        work: runs the form that stands under the shape, else the operators; reads and writes
+            buffers of the engine.
+        outputs: returns copies of what `work` wrote, by name.
+    """
+
+    shape: Variant
+    work: Work
+    outputs: Callable[[], Outputs]
+
+
+class LayerChoice:
+    """Compares, times and chooses a form of the head's layers.
+
+    Args:
+        parts: every shape of the denoise step that the form may run in.
+        layers: class of the layers by shape, where it is not the operators'; empty until `choose`.
+        make: returns the class of the layers in the other form.
+        bound: largest error, in units of the operators' largest number where that is above 1.
+        inspect: looks closer at a part whose outputs are within the bound: returns what is wrong
+            with it in the given form, else ''.
+
+    Attributes:
+        operators_ms, form_ms: milliseconds of one run in each shape.
+        fault: reason why the form must not run; empty where it may.
+        failure: error of the form, where it raised one.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        layers: dict[Variant, Any],
+        make: Callable[[], Any],
+        bound: float,
+        inspect: Callable[[Part, Any], str] = lambda part, form: '',
+    ) -> None:
+        self._parts, self._layers = parts, layers
+        self._make, self._bound, self._inspect = make, bound, inspect
+        self._form: Any = None
+        self.operators_ms = self.form_ms = 0.0
+        self.fault = self.failure = ''
+
+    def compare(self) -> None:
+        """Compare all parts on the inputs that are in the buffers; the first time compiles them."""
+        for part in self._parts:
+            part.work()
+            expected = part.outputs()
+            if self.fault:
+                continue
+            try:
+                fault = self._fault_of(part, expected)
+            except Exception as error:
+                # Of any kind: compilers and drivers raise what they like.
+                self._fail('cannot be compiled', error)
+                continue
+            if fault:
+                self.fault = f'{FORM} {fault}'
+
+    def measure(self, capture: Capture | None, synchronize: Work) -> None:
+        """Time all parts on the inputs that are in the buffers, unless something is wrong.
+
+        Args:
+            capture: captures work as the engine will; None: the engine runs it as it is.
+            synchronize: waits for the device.
+        """
+        for part in self._parts:
+            if self.fault:
+                return
+            try:
+                operators, form = self._milliseconds(part, capture, synchronize)
+            except Exception as error:
+                self._fail('cannot be captured', error)
+                return
+            self.operators_ms += operators
+            self.form_ms += form
+
+    def choose(self, word: str) -> bool:
+        """Leave in `layers` what is to run, and return whether that is the other form.
+
+        Args:
+            word: `auto`, with which it has to be faster, or `on`.
+        """
+        if self.failure:
+            logger.warning(
+                "triton: %s; PyTorch's operators run. %s. %s",
+                self.fault,
+                remedy(self.failure),
+                self.failure.strip()[:500],
+            )
+        taken = self._takes(word)
+        if taken:
+            self._layers.update({part.shape: self._form for part in self._parts})
+        return taken
+
+    def describe(self, word: str) -> str:
+        """Return which form runs with a word, and why."""
+        if self.fault:
+            error = one_line(self.failure.strip().partition('\n')[0], _ERROR_LENGTH)
+            return f'denoise eager ({": ".join(filter(None, (self.fault, error)))})'
+        which = FORM if self._takes(word) else 'eager'
+        return f'denoise {which} (eager {self.operators_ms:.2f} ms, {FORM} {self.form_ms:.2f} ms)'
+
+    def _takes(self, word: str) -> bool:
+        return not self.fault and (word != AUTO or self.form_ms < _MARGIN * self.operators_ms)
+
+    def _fail(self, fault: str, error: Exception) -> None:
+        self.fault, self.failure = fault, f'{type(error).__name__}: {error}'
+
+    def _fault_of(self, part: Part, expected: Outputs) -> str:
+        if self._form is None:
+            self._form = self._make()
+        with self._in_form(part):
+            part.work()
+            error = largest_error(part.outputs(), expected)
+        if not error <= self._bound:
+            return f'differs by {error:.1e}, bound {self._bound:.0e}'
+        return self._inspect(part, self._form)
+
+    @contextmanager
+    def _in_form(self, part: Part) -> Iterator[None]:
+        try:
+            self._layers[part.shape] = self._form
+            yield
+        finally:
+            self._layers.pop(part.shape, None)
+
+    def _milliseconds(
+        self, part: Part, capture: Capture | None, synchronize: Work
+    ) -> tuple[float, float]:
+        """Median milliseconds of a part in the operators and in the other form, by turns."""
+
+        def in_form() -> None:
+            with self._in_form(part):
+                part.work()
+
+        works = [capture(work) if capture else work for work in (part.work, in_form)]
+        times: list[list[float]] = [[] for _ in works]
+        while len(times[0]) < _LEAST_TRIALS or (
+            len(times[0]) < _MOST_TRIALS and sum(map(sum, times)) < _TRIALS_MS
+        ):
+            for work, found in zip(works, times, strict=True):
+                synchronize()
+                start = perf_counter()
+                work()
+                synchronize()
+                found.append((perf_counter() - start) * 1e3)
+        operators, form = map(median, times)
+        return operators, form
+
+
+def largest_error(found: Outputs, expected: Outputs) -> float:
+    """Return the largest error of any tensor; infinite where a number is NaN."""
+    errors = [0.0]
+    for name, reference in expected.items():
+        error, _ = error_of(_array(found[name]), _array(reference))
+        # NaN is no error that could be compared.
+        errors.append(math.inf if math.isnan(error) else error)
+    return max(errors)
+
+
+def remedy(error: str) -> str:
+    """Return what mends an error of Triton."""
+    text = error.lower()
+    return next((what for word, what in _REMEDIES if word in text), _NO_REMEDY)
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    array: np.ndarray = tensor.float().cpu().numpy()
+    return array

@@ -1,0 +1,194 @@
+"""Trial of the head's layers in Triton kernels on a torch engine, and inputs for it.
+
+The inputs are random, of a seed, and stand in the engine's own buffers. First all tokens of the
+prompts are valid, then half of them, as in most prompts; on those the layers are timed.
+
+Invariants:
+- no form of the layers runs in a shape that was not compared here;
+- whatever is compared, the operators are what it is compared with;
+- after an error, of whatever kind, the engine runs as it did before, and nothing of the trial stays
+  laid out or captured.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_runtime.engines.bounds import BOUNDS
+from vla_runtime.engines.graphed_work import Work
+from vla_runtime.engines.preflight import AUTO
+from vla_runtime.engines.torch import cuda_graph
+from vla_runtime.engines.torch.buffers import Schedule, Variant
+from vla_runtime.engines.torch.cuda_graph import Capturer
+from vla_runtime.engines.torch.layer_choice import LayerChoice, Outputs, Part
+from vla_runtime.engines.torch.triton_layers import compare_layers, triton_layers
+from vla_runtime.engines.triton_option import OFF, ON
+
+if TYPE_CHECKING:
+    from vla_runtime.engines.torch.engine import TorchEngine
+
+logger = logging.getLogger(__name__)
+
+_SEED = 20
+# Every vocabulary is larger.
+_TOKENS = 256
+
+
+@torch.inference_mode()
+def choose_layers(
+    engine: TorchEngine, word: str, precision: str, *, action_times: bool = False
+) -> None:
+    """Choose between the operators and Triton kernels for an engine that has run nothing yet.
+
+    Args:
+        engine: engine whose `triton` and `why_triton` are set here.
+        word: `on`, or `auto`: the kernels have to be faster.
+        precision: precision of the engine's matrices, for the bound.
+        action_times: actions may have flow times of their own (`rtc_mode: hard_prefix`); without,
+            the layers of such steps run in PyTorch's operators.
+    """
+    obstacle = _obstacle(engine, word)
+    if precision == 'fp8':
+        obstacle = obstacle or 'fp8 keeps its own products'
+    if obstacle:
+        engine.triton, engine.why_triton = OFF, ''
+        if word != AUTO:
+            logger.warning("triton 'on': %s; PyTorch's operators run", obstacle)
+            engine.why_triton = f'denoise eager ({obstacle})'
+        return
+    logger.warning(
+        'triton: compiling kernels. The first time on a machine this takes some ten seconds.'
+    )
+    with _trial_of(engine) as trial:
+        choice = LayerChoice(
+            [*trial.parts(action_times)],
+            engine._layers,
+            triton_layers,
+            BOUNDS[precision].tensor,
+            inspect=partial(compare_layers, engine),
+        )
+        for whole in (True, False):
+            trial.fill(whole)
+            choice.compare()
+        choice.measure(*trial.measured)
+        engine.triton = ON if choice.choose(word) else OFF
+        engine.why_triton = choice.describe(word)
+
+
+def _obstacle(engine: TorchEngine, word: str) -> str:
+    """Return why the head's layers cannot run in Triton kernels here; empty where they can."""
+    if engine._fused.expert_type is None:
+        return "this family's head has no Triton kernels"
+    # Triton's interpreter is for tests: nobody gains by it.
+    if engine._device.type != 'cuda' and (word == AUTO or not os.environ.get('TRITON_INTERPRET')):
+        return f'its kernels run on device cuda, and this is {engine._device.type}'
+    return ''
+
+
+def _measured_as_it_runs(engine: TorchEngine) -> tuple[cuda_graph.Capture | None, Work]:
+    """Return how the engine captures its denoise loop, and how to wait for its device."""
+    device = engine._device
+    capturing = engine._capturers['denoise'].active
+    capture = cuda_graph.CudaGraphCapture(device) if capturing else None
+    if device.type == 'cuda':
+        return capture, partial(torch.cuda.synchronize, device)
+    return capture, lambda: None
+
+
+@contextmanager
+def _trial_of(engine: TorchEngine) -> Iterator[_Trial]:
+    """Let nothing of a trial stay laid out, and after an error no other form of the layers."""
+    measured = _measured_as_it_runs(engine)
+    capturer = engine._capturers['denoise']
+    # A capture that fails while forms are tried must not keep the engine from capturing later.
+    engine._capturers['denoise'] = Capturer('denoise', None)
+    try:
+        yield _Trial(engine, measured)
+    except BaseException:
+        engine._layers.clear()
+        raise
+    finally:
+        engine._capturers['denoise'] = capturer
+        engine._laid_out = {}
+        engine._fused.expert_type = type(engine._fused).expert_type
+        engine._variant = Variant()
+        # The engine's own streams do not wait for the one that trials run on.
+        measured[1]()
+
+
+class _Trial:
+    """Reads and writes the buffers of an engine, past its protocol.
+
+    Args:
+        engine: engine that has run nothing yet.
+        measured: as `_measured_as_it_runs` returns it.
+    """
+
+    def __init__(
+        self, engine: TorchEngine, measured: tuple[cuda_graph.Capture | None, Work]
+    ) -> None:
+        self._engine, self.measured = engine, measured
+        self._schedule = Schedule(np.array([1.0, 0.5]), -0.5, engine._fused, engine._device)
+
+    def parts(self, action_times: bool) -> Iterator[Part]:
+        """Return the denoise step in every shape that it is run with by default.
+
+        Args:
+            action_times: also those in which actions have flow times of their own.
+        """
+        for rows in self._engine._buffers:
+            for own in (False, True)[: 1 + action_times]:
+                variant = Variant(rows, action_time=own)
+                yield Part(variant, partial(self._steps, variant), partial(self._velocity, rows))
+
+    def fill(self, whole: bool) -> None:
+        """Write the same inputs each time; without `whole` half of each prompt is valid."""
+        engine, generator = self._engine, torch.Generator().manual_seed(_SEED)
+        engine._image_mask.fill_(True)
+        # No number of tokens lies between all known actions, so that none passes for another.
+        steps = torch.arange(engine.dims.horizon)
+        engine._clean.copy_(torch.isin(steps, steps.square())[:, None])
+        inputs = [*engine._pixels, engine._noise, engine._plan, self._schedule.plan_weight]
+        for count, rows in engine._buffers.items():
+            # No two alike, so that none passes for another; their sum is 1, as that of guidance.
+            weights = torch.arange(1.0, count + 1)
+            rows.row_weight.copy_(weights / weights.sum())
+            inputs += [*rows.prefix_inputs.values(), *rows.head_inputs.values()]
+        for tensor in inputs:
+            tensor.copy_(_random(tensor, generator, whole))
+        for camera in range(len(engine._sizes)):
+            engine._run_vision(camera)
+        for count in engine._buffers:
+            engine._run_prefix(count, 0, len(engine._prefix_inputs) - 1)
+            engine._encodings[count, 0] += 1
+
+    def _steps(self, variant: Variant) -> None:
+        """Denoise over a slot, laid out once more where the trial has written it."""
+        engine = self._engine
+        engine._variant = variant
+        engine._lay_out()
+        engine._run_steps(self._schedule, variant)
+
+    def _velocity(self, rows: int) -> Outputs:
+        engine = self._engine
+        velocity = engine._buffers[rows].velocity[:rows]
+        return {'x': engine._x[:1].clone(), 'velocity': velocity.clone()}
+
+
+def _random(like: Tensor, generator: torch.Generator, whole: bool) -> Tensor:
+    """Random numbers, tokens, or a mask of a whole or half a prompt, in the shape of a buffer."""
+    if like.dtype == torch.bool:
+        length = like.shape[-1]
+        return (torch.arange(length) < (length if whole else (length + 1) // 2)).expand(like.shape)
+    if like.dtype == torch.int64:
+        return torch.randint(_TOKENS, like.shape, generator=generator)
+    return torch.rand(like.shape, generator=generator) * 2 - 1

@@ -1,0 +1,41 @@
+"""Option `triton`: the layers of the head in this package's own Triton kernels.
+
+Nothing here imports PyTorch: nodes and tools check the word before they load anything.
+"""
+
+from __future__ import annotations
+
+from vla_runtime.engines.preflight import AUTO
+
+ON, OFF = 'on', 'off'
+WORDS = (AUTO, ON, OFF)
+
+
+def check_triton(word: str, backend: str) -> None:
+    """Refuse an unknown word, and any but `off` for a backend that PyTorch does not run.
+
+    Args:
+        word: value of the option.
+        backend: one of `preflight.BACKENDS`, or `auto`, which may come to PyTorch.
+
+    Raises:
+        ValueError: says what is allowed.
+    """
+    if word not in WORDS:
+        raise ValueError(f"triton '{word}' is unknown; known are: {', '.join(WORDS)}")
+    if word != OFF and backend not in (AUTO, 'torch'):
+        raise ValueError(
+            f"triton '{word}': backend '{backend}' does not run PyTorch's networks; choose "
+            "backend 'torch', or triton 'off'"
+        )
+
+
+def word_for(word: str, backend: str) -> str:
+    """Return the word for a backend that `auto` considers; `auto` is `off` without PyTorch.
+
+    Raises:
+        ValueError: `on`, which this backend cannot do.
+    """
+    word = OFF if word == AUTO and backend != 'torch' else word
+    check_triton(word, backend)
+    return word
