@@ -227,7 +227,7 @@ class FakeEngine(Named):
         return max(1, len(self._profiles))
 
     def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, ...]]:
-        return [tuple(self._profiles[profile][name])] * 3
+        return [tuple(shape) for shape in self._profiles[profile][name]]
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
         return _free(self._tensors[name].shape)
@@ -312,7 +312,8 @@ class FakeContext(Named):
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         assert self._profile is not None, 'a context without a profile was given a shape'
-        if tuple(shape) != self._engine.get_tensor_profile_shape(name, self._profile)[1]:
+        least, _, most = self._engine.get_tensor_profile_shape(name, self._profile)
+        if not all(a <= b <= c for a, b, c in zip(least, shape, most, strict=True)):
             return False
         free = self._engine.get_tensor_shape(name)
         self._lengths |= {size for size, known in zip(shape, free, strict=True) if known == -1}
@@ -438,11 +439,10 @@ class FakeProfile:
     """Shapes of inputs: smallest, usual and largest."""
 
     def __init__(self) -> None:
-        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.shapes: dict[str, list[tuple[int, ...]]] = {}
 
     def set_shape(self, name: str, smallest, usual, largest) -> None:
-        assert smallest == usual == largest
-        self.shapes[name] = usual
+        self.shapes[name] = [smallest, usual, largest]
 
 
 class FakeParser(Named):

@@ -59,6 +59,11 @@ def write_onnx_once(
     advance((folder / ONNX_FOLDER / WEIGHTS_DATA).stat().st_size)
 
 
+def copy_weights(source: Path, target: Path) -> None:
+    """Copy a bundle's weights, which graphs are written from, into another folder."""
+    shutil.copyfile(source / WEIGHTS_FILE, target / WEIGHTS_FILE)
+
+
 def make_exports_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the exports of a test take files that were made before; they are verified as ever."""
     monkeypatch.setattr('vla_runtime.export.onnx.export.write_onnx', write_onnx_once)

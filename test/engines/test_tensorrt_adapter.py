@@ -61,7 +61,7 @@ def run_everything(release: str, graph: Path, folder: Path) -> FakeTensorRT:
     plan = folder / f'{release}.engine'
     plan.write_bytes(adapter.build(graph, options).plan)
     addresses = [trt.cuda.cuMemAlloc(2048)[1] for _ in range(3)]
-    for rows, network in enumerate(adapter.load(plan, 77, contexts=2), 1):
+    for rows, network in enumerate(adapter.load(plan, 77, lengths=(1, 2)), 1):
         assert {info.shape for info in network.tensors.values()} == {(rows, 4)}
         network.use_scratch(addresses[0], 2048)
         network.bind({'x': addresses[1], 'y': addresses[2]})

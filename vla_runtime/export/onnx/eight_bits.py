@@ -3,6 +3,10 @@
     x ─ QuantizeLinear ─ DequantizeLinear ─┐
                      int8 matrix ─ DequantizeLinear ─ MatMul ─ float32
 
+Matrices side by side with a bias (queries, keys and values of a vision tower) are a product each,
+joined by Concat: of one product that is cut into heads TensorRT moves the matrix's scales to where
+it is cut, and multiplies an int8 input by a float32 matrix. It joins the products itself.
+
 Invariants:
 - both operands are signed with zero point 0, all that TensorRT multiplies; unsigned inputs would
   gain little in ONNX Runtime (benchmark/int8_products.py);
@@ -12,7 +16,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,6 +30,23 @@ Range = tuple[float, float]
 MATRIX_ENDING = '/int8'
 # The largest of both signs; TensorRT's weights have no -128.
 _LARGEST = 127.0
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix of the bundle, or several side by side.
+
+    Attributes:
+        name: name in the bundle; several are joined by `+`.
+        dtype: type that the traced network has it in.
+        shape: (in, out).
+        make: reads it as float32.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, int]
+    make: Callable[[], Tensor]
 
 
 class EightBits:
@@ -45,46 +67,47 @@ class EightBits:
     def __contains__(self, matrix: str) -> bool:
         return matrix in self._ranges
 
-    def product(
-        self,
-        graph: GraphWriter,
-        x: Value,
-        matrix: str,
-        shape: tuple[int, ...],
-        make: Callable[[], Tensor],
-    ) -> Value:
-        """Write the product of a float32 value (…, in) and a matrix; return (…, out) float32.
+    def products(
+        self, graph: GraphWriter, x: Value, name: str, matrices: Sequence[Matrix]
+    ) -> list[Value]:
+        """Write the products of a float32 value (…, in) and matrices, over one rounded input.
 
         Args:
             graph: graph to write into.
             x: the input.
-            matrix: name of the matrix, one of the ranges'.
-            shape: shape of the matrix, (in, out).
-            make: reads the matrix as float32.
+            name: of the matrices, joined as the ranges' are.
+            matrices: the matrices.
+
+        Returns:
+            the products (…, out), float32
         """
-        largest = max(map(abs, self._ranges[matrix]))
+        largest = max(map(abs, self._ranges[name]))
         scale = graph.constant(scales_of(torch.tensor(largest)))
         zero = graph.constant(torch.zeros((), dtype=torch.int8))
         rounded = graph.node('QuantizeLinear', [x, scale, zero], x.shape, torch.int8)
         left = graph.node('DequantizeLinear', [rounded, scale, zero], x.shape, torch.float32)
-        if matrix not in self._columns:
-            self._columns[matrix] = scales_of(make().abs().amax(dim=0))
-        columns = self._columns[matrix]
+        return [self._product(graph, left, matrix) for matrix in matrices]
+
+    def _product(self, graph: GraphWriter, left: Value, matrix: Matrix) -> Value:
+        name, shape, make = matrix.name, matrix.shape, matrix.make
+        if name not in self._columns:
+            self._columns[name] = scales_of(make().abs().amax(dim=0))
+        columns = self._columns[name]
         stored = graph.weights.named(
-            f'{matrix}{MATRIX_ENDING}', torch.int8, shape, lambda: round_to_8_bits(make(), columns)
+            f'{name}{MATRIX_ENDING}', torch.int8, shape, lambda: round_to_8_bits(make(), columns)
         )
         right = graph.node(
             'DequantizeLinear',
             [
                 graph.initializer(stored, torch.int8),
-                graph.constant(columns, f'{matrix}/scales'),
+                graph.constant(columns, f'{name}/scales'),
                 graph.constant(torch.zeros(shape[1], dtype=torch.int8)),
             ],
             shape,
             torch.float32,
             axis=1,
         )
-        return graph.node('MatMul', [left, right], (*x.shape[:-1], shape[1]))
+        return graph.node('MatMul', [left, right], (*left.shape[:-1], shape[1]))
 
 
 def scales_of(largest: Tensor) -> Tensor:

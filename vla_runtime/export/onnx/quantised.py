@@ -129,7 +129,7 @@ def _ranges_of(
 ) -> Iterator[tuple[str, Range]]:
     """Yield (matrix, range of its product's input) of every run of a graph."""
     model = onnx.load(path, load_external_data=False)
-    inputs = _inputs_of_products(model.graph, matrices)
+    inputs = inputs_of_products(model.graph, matrices)
     if not inputs:
         return
     for name in dict.fromkeys(name for _, name in inputs):
@@ -145,7 +145,7 @@ def _ranges_of(
             yield matrix, (float(found[f'{name}/ReduceMin']), float(found[f'{name}/ReduceMax']))
 
 
-def _inputs_of_products(graph: onnx.GraphProto, matrices: set[str]) -> list[tuple[str, str]]:
+def inputs_of_products(graph: onnx.GraphProto, matrices: set[str]) -> list[tuple[str, str]]:
     """Names of matrix and input of every product that is put into 8 bits."""
     constants = {item.name: item for item in graph.initializer}
     return [

@@ -1,0 +1,211 @@
+"""Every family's graphs through TensorRT for RTX's own parser and builder, without a GPU.
+
+What is compiled is read from the builder's log, and held to benchmark/results/tensorrt_rtx.json.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import int8_bundles as faults
+import onnx
+import pytest
+from network_cases import network_case_paths
+from onnx_bundles import copy_weights, onnx_of_case, tiny_onnx_bundle
+from paths import ROOT
+from rtx_plans import (
+    FAMILIES,
+    GRAPHS,
+    PRECISIONS,
+    TARGETS,
+    adapter,
+    build,
+    needs_rtx,
+    tiny_graphs,
+    uncalibrated,
+    unplanned,
+    wrong_products,
+)
+from thorough import thorough_but
+
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.engines.onnx.files import ONNX_FOLDER
+from vla_runtime.engines.tensorrt.adapter import BuildOptions, TensorRTError
+from vla_runtime.engines.tensorrt.kernel_plan import Kernel, Operand, count_products, mixed_products
+from vla_runtime.export.onnx.eight_bits import EightBits, Matrix
+from vla_runtime.export.onnx.export import write_onnx
+from vla_runtime.export.onnx.translation import _Translation as Translation
+
+pytestmark = needs_rtx
+RECORD = ROOT / 'benchmark' / 'results' / 'tensorrt_rtx.json'
+# Two graphs of two families stand for all where every change is tested.
+QUICK = [('pi05', 'bfloat16'), ('pi05', 'int8')]
+
+
+@pytest.mark.parametrize(
+    ('family', 'precision'),
+    thorough_but(QUICK, [(family, precision) for family in FAMILIES for precision in PRECISIONS]),
+)
+def test_a_plan_multiplies_in_the_types_of_the_file(family, precision):
+    for name in GRAPHS:
+        path = tiny_graphs(family, precision) / name
+        for lengths in ((1,),) if name == 'vision.onnx' else ((1,), (1, 2)):
+            built = build(path, lengths)
+            assert wrong_products(path, built.kernels) == []
+            assert unplanned(path, built.kernels) == set()
+            record = recorded(family, precision, name, lengths[-1])
+            # Nothing has fallen apart, and no matrix is stored twice.
+            assert len(built.kernels) <= record['kernels']
+            assert len(built.plan) <= 1.02 * record['bytes']
+
+
+def recorded(family: str, precision: str, name: str, rows: int) -> dict:
+    plans = json.loads(RECORD.read_text())['figures']['plans']
+    key = {'family': family, 'precision': precision, 'graph': name, 'rows': rows}
+    key['targets'] = list(TARGETS)
+    (plan,) = (plan for plan in plans if plan.items() >= key.items())
+    return plan
+
+
+@pytest.mark.thorough
+@pytest.mark.cases
+@pytest.mark.parametrize('path', network_case_paths(), ids=lambda path: path.stem)
+def test_every_reference_case_is_built(path):
+    bundle = onnx_of_case(path)[0]
+    for name in GRAPHS:
+        graph = bundle / ONNX_FOLDER / name
+        built = build(graph)
+        assert wrong_products(graph, built.kernels) == []
+        assert unplanned(graph, built.kernels) == set()
+
+
+@pytest.mark.parametrize('family', thorough_but(['pi05'], ['pi05', 'smolvla', 'groot_n17']))
+def test_int8_is_int8_times_int8_in_the_vision_tower_too(family):
+    counts = count_products(build(tiny_graphs(family, 'int8') / 'vision.onnx').kernels)
+    assert counts['int8 x int8'] >= 4
+    assert not [pair for pair in counts if 'int8' in pair and pair != 'int8 x int8']
+
+
+def test_queries_keys_and_values_as_one_int8_product_are_refused(monkeypatch, tmp_path):
+    """The form before: only the plan shows that one factor is widened."""
+    together: list[Matrix] = []
+    joined = Translation._joined
+
+    def remembered(self, weights, transposed):
+        matrix = joined(self, weights, transposed)
+        if len(weights) > 1:
+            together.append(matrix)
+        return matrix
+
+    class OneMatrix(EightBits):
+        def products(self, graph, x, name, matrices):
+            whole = [matrix for matrix in together if matrix.name == name]
+            return super().products(graph, x, name, whole[-1:] or matrices)
+
+    monkeypatch.setattr(Translation, '_joined', remembered)
+    folder = tmp_path / 'bundle'
+    folder.mkdir()
+    source = tiny_onnx_bundle('pi05')
+    copy_weights(source, folder)
+    spec = read_bundle(source, verify=False).spec
+    write_onnx(folder, spec, 'int8', eight_bits=OneMatrix(uncalibrated(source), 'bfloat16'))
+    path = folder / ONNX_FOLDER / 'vision.onnx'
+    with pytest.raises(TensorRTError, match='multiplies numbers in 8 or 4 bits by others'):
+        build(path)
+
+
+@pytest.mark.parametrize(
+    'fault',
+    [
+        faults.zero_point_of_one,
+        faults.input_that_is_not_rounded,
+        faults.scale_of_zero,
+    ],
+)
+def test_a_planted_fault_of_int8_is_refused(fault, tmp_path):
+    folder = shutil.copytree(tiny_graphs('pi05', 'int8'), tmp_path / 'onnx')
+    model = onnx.load(folder / 'expert_rows.onnx', load_external_data=False)
+    fault(model, folder)
+    onnx.save_model(model, folder / 'expert_rows.onnx')
+    with pytest.raises(TensorRTError):
+        build(folder / 'expert_rows.onnx', (1,))
+
+
+def test_turing_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"target 'sm75': .* 7\.5 \(Turing\)"):
+        build(tiny_graphs('pi05', 'float32') / 'vision.onnx', targets=('sm75',))
+    with pytest.raises(ValueError, match="target 'sm87'"):
+        build(tiny_graphs('pi05', 'float32') / 'vision.onnx', targets=('sm87',))
+
+
+def test_what_cannot_be_parsed_is_named_by_the_real_parser(tmp_path):
+    (tmp_path / 'graph.onnx').write_bytes(b'no graph')
+    with pytest.raises(TensorRTError, match=r'graph\.onnx: cannot be parsed: '):
+        adapter().build(tmp_path / 'graph.onnx', BuildOptions(targets=('sm89',)))
+
+
+def test_a_warning_is_told_once(caplog):
+    path = tiny_graphs('act', 'float32') / 'expert_rows.onnx'
+    adapter()._logger._warned.clear()
+    with caplog.at_level(logging.DEBUG):
+        for _ in range(2):
+            build(path, (1,), ('sm89',))
+    told = [record.getMessage() for record in caplog.records if record.levelname == 'WARNING']
+    assert told and len(told) == len(set(told))
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_during_a_build_stops_it(number):
+    """The real builder swallows what its callbacks raise."""
+    path = tiny_graphs('groot_n17', 'bfloat16') / 'expert_rows.onnx'
+    script = f"""
+import os, signal, sys
+from pathlib import Path
+sys.path[:0] = [{str(ROOT / 'test')!r}]
+from vla_runtime.engines.tensorrt.adapter import BuildOptions
+from rtx_plans import adapter
+from vla_runtime.cli.main import _Ended
+
+def ended(number, frame):
+    raise _Ended(number) if number == signal.SIGTERM else KeyboardInterrupt
+
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, ended)
+real = adapter()
+log = type(real._logger).log
+
+def signalled(self, severity, msg):
+    os.kill(os.getpid(), {int(number)})
+    type(self).log = log
+    log(self, severity, msg)
+
+type(real._logger).log = signalled
+try:
+    real.build(Path({str(path)!r}), BuildOptions(
+        lengths=(1, 2), targets=('sm89',), progress=lambda phase, done, total: True))
+except KeyboardInterrupt as error:
+    print('stopped', type(error).__name__)
+"""
+    done = subprocess.run(
+        [sys.executable, '-c', script], cwd=ROOT, capture_output=True, text=True, env=os.environ
+    )
+    name = '_Ended' if number == signal.SIGTERM else 'KeyboardInterrupt'
+    assert done.stdout.split() == ['stopped', name], done.stderr
+    assert 'Exception caught in log' not in done.stdout + done.stderr
+
+
+def test_a_product_of_one_small_factor_is_noticed_in_a_plan():
+    def kernel(*dtypes: str) -> Kernel:
+        left, right = Operand(dtypes[0], (1, 8, 16)), Operand(dtypes[1], (1, 16, 32))
+        out = Operand('float32', (1, 8, 32))
+        return Kernel('gemm', 'gemm', (left, right), (out,), ('MatMul_1',))
+
+    assert mixed_products([kernel('int8', 'int8'), kernel('bfloat16', 'bfloat16')]) == []
+    assert mixed_products([kernel('int8', 'float32')]) == ['MatMul_1']
+    assert mixed_products([kernel('fp8', 'int8'), kernel('fp8', 'bfloat16')]) == ['MatMul_1']
