@@ -23,7 +23,9 @@ from fake_cuda import FakeCuda
 from vla_runtime.files.safetensors_reader import bfloat16_to_float32, float32_to_bfloat16
 
 NAMES = json.loads((Path(__file__).parent / 'tensorrt_names.json').read_text())
-RELEASES = tuple(NAMES)
+# TensorRT for RTX, with version numbers of its own.
+RTX = '1.7.1.116'
+RELEASES = tuple(name for name in NAMES if name != RTX)
 _TYPES = {
     'tensor(float)': ('FLOAT', np.float32),
     'tensor(float16)': ('HALF', np.float16),
@@ -76,6 +78,7 @@ class FakeTensorRT:
 
     def __init__(self, release: str, cuda: FakeCuda | None = None) -> None:
         self.__version__ = release
+        self.__name__ = 'tensorrt_rtx' if release == RTX else 'tensorrt'
         self.cuda = cuda or FakeCuda()
         self.used: set[tuple[str, str]] = set()
         self.fail_parse = self.fail_build = ''
@@ -88,15 +91,21 @@ class FakeTensorRT:
         self.layers: list[FakeLayer] = []
         self.configs: list[FakeConfig] = []
         self.steps_told = 0
+        # Compiled kernels that were handed over from an earlier load.
+        self.restored: list[bytes] = []
         # Every one that was made; those that were freed are dead.
         self.builders: list[ref[FakeBuilder]] = []
         for kind in (
             'BuilderFlag',
+            'ComputeCapability',
+            'CudaGraphStrategy',
             'DataType',
+            'DynamicShapesKernelSpecializationStrategy',
             'ExecutionContextAllocationStrategy',
             'LayerType',
             'MemoryPoolType',
             'NetworkDefinitionCreationFlag',
+            'ProfilingVerbosity',
             'TacticSource',
             'TensorIOMode',
         ):
@@ -244,8 +253,14 @@ class FakeEngine(Named):
         return getattr(self.trt.DataType, kind)
 
     def create_execution_context(self, strategy=None):
+        if isinstance(strategy, FakeRuntimeConfig):
+            assert strategy._settings['cuda_graph_strategy'].name == 'DISABLED'
+            strategy = strategy._settings['memory']
         assert strategy is None or strategy.name == 'USER_MANAGED'
         return self._context()
+
+    def create_runtime_config(self) -> FakeRuntimeConfig:
+        return FakeRuntimeConfig(self.trt)
 
     def create_execution_context_without_device_memory(self):
         return self._context()
@@ -279,6 +294,47 @@ class FakeEngine(Named):
             if self._kinds[name] == 'tensor(bfloat16)':
                 written = float32_to_bfloat16(written)
             arrays[name][...] = written
+
+
+class FakeRuntimeConfig(Named):
+    """Settings of a context of TensorRT for RTX."""
+
+    kind = 'IRuntimeConfig'
+
+    def __init__(self, trt: FakeTensorRT) -> None:
+        super().__init__(trt)
+        self._settings: dict[str, object] = {}
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if not name.startswith('_'):
+            self._settings[name] = value
+
+    def set_execution_context_allocation_strategy(self, strategy) -> None:
+        self._settings['memory'] = strategy
+
+    def create_runtime_cache(self) -> FakeRuntimeCache:
+        return FakeRuntimeCache(self.trt)
+
+    def set_runtime_cache(self, cache: FakeRuntimeCache) -> bool:
+        return True
+
+
+class FakeRuntimeCache(Named):
+    """Compiled kernels; another GPU's are refused."""
+
+    kind = 'IRuntimeCache'
+
+    def __init__(self, trt: FakeTensorRT) -> None:
+        super().__init__(trt)
+        self._data = b'compiled'
+
+    def deserialize(self, data: bytes) -> bool:
+        self.trt.restored.append(bytes(data))
+        return bytes(data).startswith(b'compiled')
+
+    def serialize(self) -> bytes:
+        return self._data
 
 
 class FakeContext(Named):
@@ -531,6 +587,10 @@ class FakeConfig(Named):
 
     def clear_flag(self, flag) -> None:
         self._flags.discard(flag.name)
+
+    def set_compute_capability(self, capability, index: int) -> bool:
+        assert index < self.num_compute_capabilities
+        return True
 
     def create_timing_cache(self, data: bytes) -> FakeCache:
         return FakeCache(self.trt, bytes(data))

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import int8_bundles as faults
 import onnx
@@ -32,12 +33,16 @@ from rtx_plans import (
     unplanned,
     wrong_products,
 )
+from tensorrt_machine import write_exported_policy
 from thorough import thorough_but
 
 from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.cli.main import main
+from vla_runtime.engines.cuda_runtime import DeviceInfo
 from vla_runtime.engines.onnx.files import ONNX_FOLDER
 from vla_runtime.engines.tensorrt.adapter import BuildOptions, TensorRTError
 from vla_runtime.engines.tensorrt.kernel_plan import Kernel, Operand, count_products, mixed_products
+from vla_runtime.engines.tensorrt.store import METADATA, find_engines
 from vla_runtime.export.onnx.eight_bits import EightBits, Matrix
 from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.export.onnx.translation import _Translation as Translation
@@ -209,3 +214,67 @@ def test_a_product_of_one_small_factor_is_noticed_in_a_plan():
     assert mixed_products([kernel('int8', 'int8'), kernel('bfloat16', 'bfloat16')]) == []
     assert mixed_products([kernel('int8', 'float32')]) == ['MatMul_1']
     assert mixed_products([kernel('fp8', 'int8'), kernel('fp8', 'bfloat16')]) == ['MatMul_1']
+
+
+@pytest.fixture(scope='module')
+def for_two_targets(tmp_path_factory) -> Path:
+    """A bundle with engines for sm86 and sm89, built by the real library without a GPU."""
+    bundle = write_exported_policy(tmp_path_factory.mktemp('rtx') / 'policy', precision='bfloat16')
+    assert main(['build', str(bundle), '--target', 'sm86,sm89']) == 0
+    return bundle
+
+
+def test_a_build_for_targets_needs_no_gpu_and_says_what_is_missing(for_two_targets):
+    (folder,) = (for_two_targets / 'engines').iterdir()
+    assert folder.name == f'rtx-sm86-sm89-trtrtx{adapter().version}'
+    data = json.loads((folder / METADATA).read_text())
+    assert (data['targets'], data['gpu'], data['passed']) == (['sm86', 'sm89'], '', {})
+    for entry in data['engines'].values():
+        assert (folder / entry['file']).stat().st_size == entry['size'] > 100_000
+        assert entry['scratch_bytes'] == 0
+
+
+def device(capability: str) -> DeviceInfo:
+    return DeviceInfo('NVIDIA GeForce RTX', capability, 128, 1 << 34, integrated=False)
+
+
+@pytest.mark.parametrize(
+    ('capability', 'version', 'passed', 'message'),
+    [
+        # Nothing was compared on this GPU.
+        ('8.9', None, True, r"field 'passed': .* never compared on this GPU.*run here: vla_runtime"),
+        ('12.0', None, False, r'no engines were built for .*\(sm120\).*built for elsewhere: rtx-sm86'),
+        ('12.0', None, False, r'on any machine: vla_runtime build .* --target sm120'),
+        ('8.6', '1.8.0.1', False, r'TensorRT for RTX 1\.8\.0\.1; built for elsewhere: rtx-sm86'),
+    ],
+)
+def test_engines_for_elsewhere_are_refused_with_what_to_do(
+    for_two_targets, capability, version, passed, message
+):
+    files = read_bundle(for_two_targets, verify=False).spec.files
+    with pytest.raises(ValueError, match=message):
+        find_engines(
+            for_two_targets,
+            device(capability),
+            version or adapter().version,
+            files,
+            rtx=True,
+            passed=passed,
+        )
+
+
+def test_engines_for_a_target_are_found_by_each_of_its_gpus(for_two_targets):
+    files = read_bundle(for_two_targets, verify=False).spec.files
+    found = {
+        find_engines(
+            for_two_targets, device(capability), adapter().version, files, rtx=True, passed=False
+        )[0]
+        for capability in ('8.6', '8.9')
+    }
+    assert len(found) == 1
+
+
+def test_an_unknown_target_is_refused_before_anything_is_read(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(['build', str(tmp_path), '--target', 'sm75'])
+    assert '(Turing)' in capsys.readouterr().err

@@ -17,7 +17,7 @@ from vla_runtime.bundle.success import is_judged, success_fault
 from vla_runtime.engines.cpu import check_int8, multiplies_bfloat16
 from vla_runtime.engines.device_names import accepts_device
 from vla_runtime.engines.onnx.files import graph_path
-from vla_runtime.engines.preflight import AUTO, BACKENDS, fp8_refusal, missing_package
+from vla_runtime.engines.preflight import AUTO, BACKENDS, fp8_refusal, missing_backend
 from vla_runtime.files.json_file import JsonError, JsonMapping, read_json
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> lis
         and (
             backend != AUTO
             or (
-                accepts_device(device, candidate.backend) and not missing_package(candidate.backend)
+                accepts_device(device, candidate.backend) and not missing_backend(candidate.backend)
             )
         )
     ]

@@ -299,7 +299,7 @@ def _same_cuda(driver: tuple[int, int]) -> str:
 
 def _build(folder: Path, adapter: TensorRT, runtime: CudaRuntime, name: str) -> str:
     from vla_runtime.engines.tensorrt.store import TIMING_CACHE, passed_on, write_metadata
-    from vla_runtime.export.tensorrt.build import build_engines, plan_build
+    from vla_runtime.export.tensorrt.build import build_engines, plan_build, tie_to_device
 
     bundle, _ = read_policy(folder, name)
     plan = plan_build(
@@ -313,6 +313,8 @@ def _build(folder: Path, adapter: TensorRT, runtime: CudaRuntime, name: str) -> 
     # One for all policies, whose kernels are partly the same.
     plan = replace(plan, timing_cache=folder / TIMING_CACHE)
     built = build_engines(plan, adapter, runtime, captures=1)
+    if adapter.is_rtx:
+        built = tie_to_device(plan.folder, built, adapter, runtime)
     # Loaded for the comparison that follows, and for nothing else: the folder is a temporary one.
     write_metadata(plan.folder, replace(built, passed=passed_on(bundle.spec.files)))
     size = sum(engine.size for engine in built.engines.values())
