@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from enum import IntEnum
 from functools import cache
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
 from weakref import ref
@@ -79,6 +80,8 @@ class FakeTensorRT:
     def __init__(self, release: str, cuda: FakeCuda | None = None) -> None:
         self.__version__ = release
         self.__name__ = 'tensorrt_rtx' if release == RTX else 'tensorrt'
+        # Whoever asks whether the package is installed looks for it.
+        self.__spec__ = ModuleSpec(self.__name__, None)
         self.cuda = cuda or FakeCuda()
         self.used: set[tuple[str, str]] = set()
         self.fail_parse = self.fail_build = ''
@@ -359,6 +362,10 @@ class FakeContext(Named):
     def set_device_memory(self, address: int, size: int) -> None:
         assert size >= 1000
         self._scratch = address
+
+    @property
+    def active_optimization_profile(self) -> int:
+        return -1 if self._profile is None else self._profile
 
     def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
         if profile >= self._engine.num_optimization_profiles:

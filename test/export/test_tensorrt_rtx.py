@@ -166,8 +166,9 @@ def test_a_warning_is_told_once(caplog):
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_during_a_build_stops_it(number):
-    """The real builder swallows what its callbacks raise."""
+@pytest.mark.parametrize('at', ['the log of the parser', 'a step of the build'])
+def test_a_signal_stops_a_build(number, at):
+    """The real library swallows what its callbacks raise."""
     path = tiny_graphs('groot_n17', 'bfloat16') / 'expert_rows.onnx'
     script = f"""
 import os, signal, sys
@@ -183,6 +184,7 @@ def ended(number, frame):
 for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, ended)
 real = adapter()
+steps = []
 log = type(real._logger).log
 
 def signalled(self, severity, msg):
@@ -190,18 +192,26 @@ def signalled(self, severity, msg):
     type(self).log = log
     log(self, severity, msg)
 
-type(real._logger).log = signalled
+def step(phase, done, total):
+    if not steps:
+        os.kill(os.getpid(), {int(number)})
+    steps.append(phase)
+    return True
+
+if {at!r} == 'the log of the parser':
+    type(real._logger).log = signalled
 try:
-    real.build(Path({str(path)!r}), BuildOptions(
-        lengths=(1, 2), targets=('sm89',), progress=lambda phase, done, total: True))
+    real.build(Path({str(path)!r}), BuildOptions(lengths=(1, 2), targets=('sm89',), progress=step))
 except KeyboardInterrupt as error:
-    print('stopped', type(error).__name__)
+    print(type(error).__name__, len(steps), len(real._logger.layers))
 """
     done = subprocess.run(
         [sys.executable, '-c', script], cwd=ROOT, capture_output=True, text=True, env=os.environ
     )
-    name = '_Ended' if number == signal.SIGTERM else 'KeyboardInterrupt'
-    assert done.stdout.split() == ['stopped', name], done.stderr
+    name, steps, compiled = done.stdout.split() or pytest.fail(done.stderr)
+    assert name == ('_Ended' if number == signal.SIGTERM else 'KeyboardInterrupt')
+    assert int(steps) == (0 if at == 'the log of the parser' else 1)
+    assert compiled == '0'
     assert 'Exception caught in log' not in done.stdout + done.stderr
 
 

@@ -32,6 +32,7 @@ from types import ModuleType
 from typing import Any
 
 from vla_runtime.engines.tensorrt.callbacks import (
+    Interruption,
     Progress,
     interrupts_remembered,
     logger_of,
@@ -228,6 +229,16 @@ class TensorRT:
             TensorRTMemoryError: not enough memory for it.
         """
         self.complaints()
+        with interrupts_remembered():
+            return self._load(path, stream, lengths, compiled)
+
+    def _load(
+        self,
+        path: Path,
+        stream: int,
+        lengths: Sequence[int],
+        compiled: CompiledKernels | None,
+    ) -> list[Network]:
         if self._runtime is None:
             self._runtime = self._trt.Runtime(self._logger)
         with path.open('rb') as file:
@@ -236,8 +247,7 @@ class TensorRT:
             except ValueError:
                 raise TensorRTError(f'{path}: the file is empty') from None
             # Mapped, so that the file and the engine are not both in memory at once.
-            with interrupts_remembered():
-                engine = self._runtime.deserialize_cuda_engine(data)
+            engine = self._runtime.deserialize_cuda_engine(data)
         if engine is None:
             raise self._load_error(f'{path}: is no engine for here', path)
         return [
@@ -291,9 +301,10 @@ class TensorRT:
             context = engine.create_execution_context(strategy)
         else:
             context = engine.create_execution_context_without_device_memory()
-        # An engine's first context has its first profile already.
+        # An engine's first context has its first profile already, and the others have none.
         if context is None or (
-            profile > 0 and not context.set_optimization_profile_async(profile, stream)
+            context.active_optimization_profile != profile
+            and not context.set_optimization_profile_async(profile, stream)
         ):
             raise self._load_error(f'{path}: no context could be made', path)
         for name, shape in shapes.items():
@@ -343,10 +354,14 @@ class TensorRT:
         Raises:
             TensorRTError: an operator it does not know, a product that was to be in int8 and is
                 not, or no implementation fits.
-            KeyboardInterrupt: `options.progress` was interrupted or returned False.
+            KeyboardInterrupt: a signal came, or `options.progress` returned False.
         """
-        trt = self._trt
         self.complaints()
+        with interrupts_remembered(insist=True) as interruption:
+            return self._build(onnx, options, interruption)
+
+    def _build(self, onnx: Path, options: BuildOptions, interruption: Interruption) -> BuiltEngine:
+        trt = self._trt
         if self._builder is None:
             try:
                 self._builder = trt.Builder(self._logger)
@@ -354,10 +369,11 @@ class TensorRT:
                 raise TensorRTError(f'no builder could be made. {self.complaints()}') from error
         builder = self._builder
         self._logger.layers.clear()
-        with interrupts_remembered() as interruption:
-            network = builder.create_network(self._network_flags())
-            parser = trt.OnnxParser(network, self._logger)
-            parsed = parser.parse_from_file(str(onnx))
+        network = builder.create_network(self._network_flags())
+        parser = trt.OnnxParser(network, self._logger)
+        parsed = parser.parse_from_file(str(onnx))
+        if interruption.signal is not None:
+            raise KeyboardInterrupt
         if not parsed:
             errors = [parser.get_error(index) for index in range(parser.num_errors)]
             problems = ' | '.join(f'node {error.node()}: {error.desc()}' for error in errors)
@@ -370,13 +386,12 @@ class TensorRT:
         config = builder.create_builder_config()
         pinned = self._configure(config, network, options)
         self._add_profiles(builder, config, network, options.lengths)
-        with interrupts_remembered() as interruption:
-            monitor = None
-            if options.progress is not None and self.reports_progress:
-                monitor = make_monitor(trt, options.progress, interruption)
-                config.progress_monitor = monitor
-            plan = builder.build_serialized_network(network, config)
-        if monitor is not None and monitor.interrupted:
+        monitor = None
+        if self.reports_progress:
+            monitor = make_monitor(trt, options.progress, interruption)
+            config.progress_monitor = monitor
+        plan = builder.build_serialized_network(network, config)
+        if interruption.signal is not None or (monitor is not None and monitor.interrupted):
             raise KeyboardInterrupt
         if plan is None:
             raise TensorRTError(f'{onnx}: could not be built. {self.complaints()}')

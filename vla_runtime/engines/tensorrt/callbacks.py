@@ -77,24 +77,29 @@ class Interruption:
 
 
 @contextmanager
-def interrupts_remembered() -> Iterator[Interruption]:
+def interrupts_remembered(*, insist: bool = False) -> Iterator[Interruption]:
     """Keep signal handlers from raising inside TensorRT's callbacks; run them after the block.
 
-    A signal that ends the process at once still does, and so does a second one. Outside of the
-    main thread, which alone handles signals, nothing is changed.
+    Outside of the main thread, which alone handles signals, nothing is changed.
+
+    Args:
+        insist: let the second signal end the process at once, where the block takes minutes. What
+            is left is whole: files appear complete or not at all.
     """
     seen = Interruption()
 
     def remember(number: int, frame: FrameType | None) -> None:
         if seen.signal is not None:
-            # What it leaves is whole: files appear complete or not at all.
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
+            return
         seen.signal = number
-        logger.warning(
-            '%s: TensorRT is stopped as soon as it can be; once more to end at once',
-            signal.Signals(number).name,
-        )
+        if insist:
+            # Not this handler: Python would run it only when TensorRT calls back.
+            for one in before:
+                signal.signal(one, signal.SIG_DFL)
+            logger.warning(
+                '%s: the build stops at its next step; once more ends it at once',
+                signal.Signals(number).name,
+            )
 
     before = {}
     if threading.current_thread() is threading.main_thread():
@@ -112,7 +117,7 @@ def interrupts_remembered() -> Iterator[Interruption]:
             signal.raise_signal(seen.signal)
 
 
-def make_monitor(trt: Any, progress: Progress, interruption: Interruption) -> Any:
+def make_monitor(trt: Any, progress: Progress | None, interruption: Interruption) -> Any:
     """Make TensorRT's progress monitor; a signal stops the build at its next step."""
 
     class Monitor(trt.IProgressMonitor):
@@ -135,8 +140,9 @@ def make_monitor(trt: Any, progress: Progress, interruption: Interruption) -> An
             try:
                 if interruption.signal is not None:
                     self.interrupted = True
-                if not self.interrupted and not progress(phase, step, self._steps.get(phase, step)):
-                    self.interrupted = True
+                steps = self._steps.get(phase, step)
+                if progress is not None and not self.interrupted:
+                    self.interrupted = not progress(phase, step, steps)
             except KeyboardInterrupt:
                 self.interrupted = True
             except Exception:
