@@ -127,17 +127,20 @@ def onnx_of_case(path: Path) -> tuple[Path, BundleSpec]:
     return made_once(path.stem, lambda folder: _write_network(folder, case.network, spec)), spec
 
 
-def onnx_of_network(family: str, network: FlowNetwork, **changes: Any) -> tuple[Path, BundleSpec]:
+def onnx_of_network(
+    family: str, network: FlowNetwork, precision: Precision = 'float32', **changes: Any
+) -> tuple[Path, BundleSpec]:
     """A network as ONNX files: a folder with weights, no whole bundle.
 
     Args:
         family: family of the network.
         network: with weights.
+        precision: precision of the files.
         changes: changes of the tiny policy's description.
     """
     folder = Path(tempfile.mkdtemp(dir=scratch_folder())) / 'network'
     spec = _spec_of(family, network, **changes)
-    _write_network(folder, network, spec)
+    _write_network(folder, network, spec, precision)
     return folder, spec
 
 
@@ -145,12 +148,14 @@ def _spec_of(family: str, network: FlowNetwork, **changes: Any) -> BundleSpec:
     return replace(tiny_spec(family), dims=network.dims, **changes)
 
 
-def _write_network(folder: Path, network: FlowNetwork, spec: BundleSpec) -> None:
+def _write_network(
+    folder: Path, network: FlowNetwork, spec: BundleSpec, precision: Precision = 'float32'
+) -> None:
     folder.mkdir()
     weights = {key: value.contiguous() for key, value in network.state_dict().items()}
     save_file(weights, str(folder / WEIGHTS_FILE))
     write_statistics(folder, tiny_statistics(spec))
-    write_onnx(folder, spec, 'float32')
+    write_onnx(folder, spec, precision)
 
 
 def copy_networks(bundle: Path, target: Path) -> Path:

@@ -5,11 +5,13 @@ It is installed, or beside the environment, where `./run test` puts it.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import onnx
 import pytest
@@ -20,7 +22,7 @@ from onnx_bundles import copy_weights, tiny_onnx_bundle
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.engines.onnx.files import ONNX_FOLDER, ROWS, Precision, engine_graphs
-from vla_runtime.engines.tensorrt.adapter import BuildOptions, BuiltEngine, TensorRT, import_rtx
+from vla_runtime.engines.tensorrt.adapter import BuildOptions, BuiltEngine, TensorRT
 from vla_runtime.engines.tensorrt.kernel_plan import Kernel
 from vla_runtime.engines.tensorrt.rtx import RTX_MODULES
 from vla_runtime.export.graph_facts import read_graph_facts
@@ -43,19 +45,38 @@ _TYPES = {
     TensorProto.INT8: 'int8',
 }
 
-if not any(importlib.util.find_spec(name) for name in RTX_MODULES) and _BESIDE.is_dir():
-    sys.path.append(str(_BESIDE))
+_INSTALLED = next((name for name in RTX_MODULES if importlib.util.find_spec(name)), None)
 needs_rtx = pytest.mark.skipif(
-    not any(importlib.util.find_spec(name) for name in RTX_MODULES),
+    _INSTALLED is None and not _BESIDE.is_dir(),
     reason='TensorRT for RTX is neither installed nor beside the environment; ./run test puts it '
     'there, from the package index',
 )
 
 
 @cache
+def bindings() -> ModuleType:
+    """The real library, which stays unknown to the process where it lies beside the environment.
+
+    Raises:
+        ImportError: there is none.
+    """
+    if _INSTALLED is not None:
+        return importlib.import_module(_INSTALLED)
+    sys.path.insert(0, str(_BESIDE))
+    before = set(sys.modules)
+    try:
+        return importlib.import_module(RTX_MODULES[-1])
+    finally:
+        sys.path.remove(str(_BESIDE))
+        for name in {*sys.modules} - before:
+            if name.startswith('tensorrt_rtx'):
+                del sys.modules[name]
+
+
+@cache
 def adapter() -> TensorRT:
-    """The real library; one for the process, as its logger is."""
-    return import_rtx()
+    """The adapter of the real library; one for the process, as its logger is."""
+    return TensorRT(bindings())
 
 
 def tiny_graphs(family: str, precision: Precision) -> Path:

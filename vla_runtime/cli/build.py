@@ -14,10 +14,10 @@ examples:
   vla_runtime build engines/my_policy --workspace 256        # MiB that a layer may take
   vla_runtime build engines/my_policy --target sm86,sm89     # for RTX cards, on any machine
 
-With --target nothing but TensorRT for RTX is needed: no GPU, and none of its memory. One engine runs
-on all targets: sm86 (RTX 30), sm89 (RTX 40), sm120 (RTX 50), sm121 (GB10), sm80 (A100). It goes to
-BUNDLE/engines/rtx-TARGETS-trtrtxVERSION. On the robot's PC the same command without --target then
-compares it with the recorded cases, and nothing loads it before.
+With --target nothing but TensorRT for RTX is needed: no GPU, and none of its memory. One engine
+runs on all targets: sm86 (RTX 30), sm89 (RTX 40), sm120 (RTX 50), sm121 (GB10), sm80 (A100). It
+goes to BUNDLE/engines/rtx-TARGETS-trtrtxVERSION. On the robot's PC the same command without
+--target then compares it with the recorded cases, and nothing loads it before.
 
 The engines' precision is that of the ONNX files ('vla_runtime export --onnx-precision'): bfloat16,
 unless --precision names another one. What was built is compared with what PyTorch gave for the

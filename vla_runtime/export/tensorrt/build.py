@@ -146,7 +146,8 @@ def plan_build(
 
     Args:
         bundle: the bundle's folder, with its ONNX files.
-        adapter, runtime: the TensorRT and the GPU at hand; None to build without a GPU, for targets.
+        adapter: the TensorRT at hand.
+        runtime: the GPU at hand; None to build without one, for targets.
         rows: most prompt rows to build for.
         files: SHA-256 of the bundle's files by name, as in its policy.yaml (they must be compared
             with it before anything is built from them); what it does not have is hashed here.
