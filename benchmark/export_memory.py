@@ -134,7 +134,7 @@ def watched(command: list[str]) -> dict[str, Any]:
             seconds = (int(fields[11]) + int(fields[12])) / 100
             time.sleep(0.05)
     if process.returncode:
-        raise RuntimeError(f'the export of {command[4]} ended with {process.returncode}')
+        raise RuntimeError(f'{command[:5]} ended with {process.returncode}')
     return {**peaks, 'processor_s': round(seconds)}
 
 

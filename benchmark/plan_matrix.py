@@ -6,12 +6,14 @@
 It needs no GPU: the library's real parser and builder run ahead of time. Policies are the tests'
 tiny ones in every precision, and graphs those that engines are built from, for one prompt row and
 for one and two. `before` is the plan with a profile for each number of rows, which stores the
-matrices of a product that is cut twice. Tests hold today's plans to these figures.
+matrices of a product that is cut twice. Tests hold today's plans to these figures. With --families
+or --precisions the other plans of the result stay as they were.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -23,7 +25,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ('test', 'benchmark')]
 os.environ.setdefault('VLA_RUNTIME_TEST_SCRATCH', tempfile.mkdtemp(prefix='vla_runtime_plans_'))
 
-from measurement import write_result  # noqa: E402
+from measurement import RESULTS, write_result  # noqa: E402
 from rtx_plans import (  # noqa: E402
     FAMILIES,
     GRAPHS,
@@ -96,7 +98,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument('--out', type=Path)
     arguments = parser.parse_args(argv)
     targets = [*((one,) for one in (*TARGETS, 'sm121')), TARGETS]
+    path = arguments.out or RESULTS / 'tensorrt_rtx.json'
+    known = json.loads(path.read_text())['figures']['plans'] if path.is_file() else []
     plans = measure(arguments.families, arguments.precisions, targets)
+    measured = {(plan['family'], plan['precision']) for plan in plans}
+    plans += [plan for plan in known if (plan['family'], plan['precision']) not in measured]
+    plans.sort(key=lambda plan: (FAMILIES.index(plan['family']), plan['precision'], plan['graph']))
     figures = {'tensorrt_rtx': adapter().version, 'plans': plans}
     write_result('tensorrt_rtx', figures, PACKAGES, arguments.out)
     return int(any(plan['wrong_products'] or plan['products_without_a_kernel'] for plan in plans))
