@@ -16,46 +16,48 @@ import argparse
 import json
 import shutil
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / 'test'))
-
 from export_memory import FAMILIES, watched, write_policy
 from measurement import write_result
-from rtx_plans import bindings
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.engines.tensorrt.adapter import TensorRT
 from vla_runtime.export.onnx.export import write_onnx
-from vla_runtime.export.tensorrt.build import build_engines, plan_build
 
 PACKAGES = ('torch', 'onnx', 'numpy')
 TARGETS = ('sm86', 'sm89', 'sm120')
-
-
-def build(bundle: Path, rows: int, targets: tuple[str, ...]) -> None:
-    """Build a bundle's engines; write what each took beside the bundle."""
-    adapter = TensorRT(bindings())
-    # One file's digest stands for all here: hashing gigabytes is not what is measured.
-    files = dict.fromkeys((f'onnx/{path.name}' for path in (bundle / 'onnx').iterdir()), '0')
-    plan = plan_build(bundle, adapter, None, rows=rows, files=files, targets=targets)
-    start = time.monotonic()
-    built = build_engines(plan, adapter, None, captures=1)
-    found = {
-        'seconds': round(time.monotonic() - start),
-        'estimated_bytes': plan.estimate.host,
-        'engines': {
-            name: {
-                'bytes': entry.size,
-                'weight_bytes': plan.graphs[name].weight_bytes,
-                'seconds': entry.seconds,
-            }
-            for name, entry in built.engines.items()
-        },
+# Beside the environment, where ./run puts it.
+_LIBRARY = Path(sys.prefix) / 'tensorrt_rtx'
+# As the command builds, which imports no PyTorch. One digest stands for all files: hashing
+# gigabytes is not what is measured.
+_BUILD = """
+import json, sys, time
+from pathlib import Path
+sys.path.append(sys.argv.pop(1))
+from vla_runtime.engines.tensorrt.adapter import import_rtx
+from vla_runtime.export.tensorrt.build import build_engines, plan_build
+bundle, rows, targets = Path(sys.argv[1]), int(sys.argv[2]), tuple(sys.argv[3:])
+files = dict.fromkeys((f'onnx/{path.name}' for path in (bundle / 'onnx').iterdir()), '0')
+adapter = import_rtx()
+plan = plan_build(bundle, adapter, None, rows=rows, files=files, targets=targets)
+start = time.monotonic()
+built = build_engines(plan, adapter, None, captures=1)
+engines = {
+    name: {
+        'bytes': entry.size,
+        'weight_bytes': plan.graphs[name].weight_bytes,
+        'seconds': entry.seconds,
     }
-    bundle.with_suffix('.json').write_text(json.dumps(found))
+    for name, entry in built.engines.items()
+}
+found = {
+    'seconds': round(time.monotonic() - start),
+    'estimated_bytes': plan.estimate.host,
+    'engines': engines,
+}
+bundle.with_suffix('.json').write_text(json.dumps(found))
+"""
 
 
 def measure(family: str, precision: str, rows: int, work: Path) -> dict[str, Any]:
@@ -64,8 +66,10 @@ def measure(family: str, precision: str, rows: int, work: Path) -> dict[str, Any
     try:
         parameters = write_policy(bundle, family, 'BF16')
         write_onnx(bundle, read_bundle(bundle, verify=False).spec, precision)
-        command = [sys.executable, __file__, family, '--work', str(work), '--rows', str(rows)]
-        peaks = watched([*command, '--build', str(bundle)])
+        os.environ['PYTHONPATH'] = os.pathsep.join(
+            [str(_LIBRARY), os.environ.get('PYTHONPATH', '')]
+        )
+        peaks = watched([sys.executable, '-c', _BUILD, str(bundle), str(rows), *TARGETS])
         found = json.loads(bundle.with_suffix('.json').read_text())
     finally:
         shutil.rmtree(bundle, ignore_errors=True)
@@ -87,11 +91,7 @@ def main() -> int:
     parser.add_argument('--rows', type=int, default=2, choices=(1, 2), help='most prompt rows')
     parser.add_argument('--work', type=Path, required=True, help='folder with room')
     parser.add_argument('--json', type=Path, help='instead of benchmark/results')
-    parser.add_argument('--build', type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.build is not None:
-        build(arguments.build, arguments.rows, TARGETS)
-        return 0
     arguments.work.mkdir(parents=True, exist_ok=True)
     figures = {}
     for family in arguments.families:

@@ -30,6 +30,7 @@ from vla_runtime.engines.preflight import (
     missing_package,
 )
 from vla_runtime.engines.tensorrt.adapter import TensorRT, import_tensorrt
+from vla_runtime.engines.tensorrt.rtx import check_targets, target_of
 from vla_runtime.files.machine import machine, versions
 from vla_runtime.policy import Policy
 from vla_runtime.selftest.jetson import describe_jetson
@@ -53,6 +54,8 @@ PACKAGES = (
     'tensorrt',
     'tensorrt-cu12',
     'tensorrt-cu13',
+    'tensorrt-rtx-cu12-bindings',
+    'tensorrt-rtx-cu13-bindings',
     'cuda-bindings',
     'cuda-python',
     'opencv-python-headless',
@@ -238,8 +241,12 @@ def _try_tensorrt(
         )
 
     def imports() -> str:
-        adapters.append(import_tensorrt())
-        return f'{adapters[0].version}; precisions {", ".join(adapters[0].precisions)}'
+        adapter = import_tensorrt()
+        if adapter.is_rtx:
+            check_targets((target_of(opened[0].info.capability),))
+        adapters.append(adapter)
+        name = 'for RTX, ' if adapter.is_rtx else ''
+        return f'{name}{adapter.version}; precisions {", ".join(adapter.precisions)}'
 
     steps.run('bindings: imported, release taken', bindings)
     steps.run('driver: a device answers', answers)
@@ -285,15 +292,17 @@ def _same_cuda(driver: tuple[int, int]) -> str:
     """
     found = []
     for major in (11, 12, 13):
-        with suppress(metadata.PackageNotFoundError):
-            found.append((major, metadata.version(f'tensorrt-cu{major}')))
-    for major, version in found:
+        for package in ('tensorrt-cu{}', 'tensorrt-rtx-cu{}-bindings'):
+            with suppress(metadata.PackageNotFoundError):
+                found.append((major, package, metadata.version(package.format(major))))
+    for major, package, version in found:
         if major > driver[0]:
             raise ValueError(
-                f'tensorrt-cu{major} {version} needs a driver for CUDA {major}, and this one is '
-                f'for CUDA {format_version(driver)}: pip install tensorrt-cu{driver[0]}'
+                f'{package.format(major)} {version} needs a driver for CUDA {major}, and this one '
+                f'is for CUDA {format_version(driver)}: update the driver, or pip install '
+                f'{package.format(driver[0])}'
             )
-    names = ', '.join(f'tensorrt-cu{major} {version}' for major, version in found)
+    names = ', '.join(f'{package.format(major)} {version}' for major, package, version in found)
     return f'{names or "TensorRT of the system"}, driver for CUDA {format_version(driver)}'
 
 
