@@ -66,10 +66,8 @@ def measure(family: str, precision: str, rows: int, work: Path) -> dict[str, Any
     try:
         parameters = write_policy(bundle, family, 'BF16')
         write_onnx(bundle, read_bundle(bundle, verify=False).spec, precision)
-        os.environ['PYTHONPATH'] = os.pathsep.join(
-            [str(_LIBRARY), os.environ.get('PYTHONPATH', '')]
-        )
-        peaks = watched([sys.executable, '-c', _BUILD, str(bundle), str(rows), *TARGETS])
+        command = [sys.executable, '-c', _BUILD, str(_LIBRARY), str(bundle), str(rows), *TARGETS]
+        peaks = watched(command)
         found = json.loads(bundle.with_suffix('.json').read_text())
     finally:
         shutil.rmtree(bundle, ignore_errors=True)
