@@ -50,7 +50,7 @@ from typing import TYPE_CHECKING, get_args
 
 from vla_runtime.cli._comparison import show_receipt
 from vla_runtime.cli._export_options import add_export_options, export_options
-from vla_runtime.engines.onnx.files import Precision
+from vla_runtime.engines.onnx.files import Attention, Precision
 
 if TYPE_CHECKING:
     from vla_runtime.bundle.folder import Bundle
@@ -92,6 +92,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(an MLP's last, attention's values); float32 for a CPU, bfloat16 for TensorRT "
         '(default: %(default)s)',
     )
+    parser.add_argument(
+        '--attention',
+        choices=get_args(Attention),
+        default='exact',
+        help="fused: ONNX's own operator in half, one kernel of TensorRT (from 10.14 on, and for "
+        'RTX); judge such a policy at its task (default: exact, with scores in float32)',
+    )
     add_export_options(parser)
 
 
@@ -130,7 +137,12 @@ def _export_checkpoint(arguments: argparse.Namespace) -> bool:
 
     with_onnx = arguments.onnx_precision != 'none'
     if with_onnx:
+        from vla_runtime.export.onnx.export import check_attention
+
         check_packages()
+        check_attention(arguments.attention, arguments.onnx_precision)
+    elif arguments.attention != 'exact':
+        raise ExportError('--attention is of ONNX files, and --onnx-precision none leaves them out')
     if arguments.onnx_precision == 'int8' or arguments.calibration is not None:
         raise ExportError(
             f'{arguments.checkpoint}: int8 is calibrated on a recording of the policy: export this '
@@ -151,7 +163,14 @@ def _export_checkpoint(arguments: argparse.Namespace) -> bool:
 
     def finish(folder: Path, spec: BundleSpec) -> None:
         if with_onnx:
-            add_onnx(folder, spec, arguments.onnx_precision, _bar, show_receipt)
+            add_onnx(
+                folder,
+                spec,
+                arguments.onnx_precision,
+                _bar,
+                show_receipt,
+                attention=arguments.attention,
+            )
 
     further_bytes = 0
     if with_onnx:
@@ -182,7 +201,7 @@ def _export_bundle(arguments: argparse.Namespace) -> bool:
     if export_options(arguments) != ExportOptions():
         raise ExportError(
             f'{source}: is a policy bundle, which says everything itself: only --out, --force, '
-            '--dry-run, --onnx-precision, --beside-int8 and --calibration apply'
+            '--dry-run, --onnx-precision, --beside-int8, --attention and --calibration apply'
         )
     if arguments.onnx_precision == 'none':
         raise ExportError(
@@ -214,6 +233,7 @@ def _export_bundle(arguments: argparse.Namespace) -> bool:
         report=show_receipt,
         observations=observations,
         beside=arguments.beside_int8,
+        attention=arguments.attention,
     )
     return True
 

@@ -28,6 +28,8 @@ from typing import Literal, get_args
 Network = Literal['vision', 'prefix', 'expert', 'monolithic']
 Precision = Literal['float32', 'float16', 'bfloat16', 'int8']
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+# Products and softmax written out, or ONNX's own operator.
+Attention = Literal['exact', 'fused']
 
 ONNX_FOLDER = 'onnx'
 WEIGHTS_DATA = 'weights.data'

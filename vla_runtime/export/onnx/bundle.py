@@ -17,7 +17,7 @@ from vla_runtime.bundle.folder import Bundle, BundleError, read_bundle
 from vla_runtime.bundle.schema import ENGINES_FOLDER, SPEC_FILE, VERIFICATION_FILE, BundleSpec
 from vla_runtime.bundle.writer import new_bundle, seal
 from vla_runtime.engines.cpu import check_int8
-from vla_runtime.engines.onnx.files import ONNX_FOLDER, Precision, graph_path
+from vla_runtime.engines.onnx.files import ONNX_FOLDER, Attention, Precision, graph_path
 from vla_runtime.engines.preflight import COMPARISON_PACKAGES, missing_package
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.graph_facts import read_graph_facts
@@ -63,6 +63,7 @@ def add_onnx(
     report: Report = no_report,
     cases: CalibrationCases | None = None,
     beside: Precision = 'float32',
+    attention: Attention = 'exact',
 ) -> None:
     """Write a bundle's ONNX files, recorded cases and receipt, before it is sealed.
 
@@ -76,6 +77,7 @@ def add_onnx(
         report: function called with the receipt, where all errors are within the bounds.
         cases: cases made of observations, for int8.
         beside: precision of the large matrices that int8 leaves out.
+        attention: form of attention in the files.
 
     Raises:
         ExportError: `onnx` or `onnxruntime` is not installed, the disk has not enough room, or
@@ -94,13 +96,15 @@ def add_onnx(
     # int8 is calibrated in float32.
     first: Precision = 'float32' if precision == 'int8' else precision
     with bars('write onnx', size) as advance:
-        write_onnx(folder, spec, first, advance=advance)
+        # int8 takes ranges from what is exact.
+        form = 'exact' if precision == 'int8' else attention
+        write_onnx(folder, spec, first, attention=form, advance=advance)
     if precision == 'int8':
         from vla_runtime.export.onnx.quantised import quantise_onnx, quantised_steps
 
         assert cases is not None
         with bars('quantise', quantised_steps(spec)) as advance:
-            quantise_onnx(folder, spec, cases.seen, beside, advance=advance)
+            quantise_onnx(folder, spec, cases.seen, beside, attention=attention, advance=advance)
     with bars('verify', verification_steps()) as advance:
         receipt = verify_onnx(
             folder,
@@ -152,6 +156,7 @@ def export_bundle(
     report: Report = no_report,
     observations: Sequence[Observation] = (),
     beside: Precision = 'float32',
+    attention: Attention = 'exact',
 ) -> Bundle:
     """Copy a bundle and write new ONNX files into the copy.
 
@@ -166,6 +171,7 @@ def export_bundle(
         report: function called with the receipt, as for `add_onnx`.
         observations: observations of the policy at its task, for int8.
         beside: precision of the large matrices that int8 leaves out.
+        attention: form of attention in the files.
 
     Raises:
         BundleError: the target exists.
@@ -173,6 +179,10 @@ def export_bundle(
         ValueError: int8 on a CPU that does not multiply it, or an observation that does not fit.
     """
     check_packages()
+
+    from vla_runtime.export.onnx.export import check_attention
+
+    check_attention(attention, beside if precision == 'int8' else precision)
     cases = None
     if precision == 'int8':
         from vla_runtime.export.onnx.calibration import calibration_cases
@@ -186,7 +196,7 @@ def export_bundle(
             if name.split('/')[0] not in (ONNX_FOLDER, ENGINES_FOLDER, SPEC_FILE):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source.folder / name, folder / name)
-        add_onnx(folder, source.spec, precision, bars, report, cases, beside)
+        add_onnx(folder, source.spec, precision, bars, report, cases, beside, attention)
         kept = {
             name: digest
             for name, digest in source.spec.files.items()

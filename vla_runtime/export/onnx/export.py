@@ -31,11 +31,13 @@ from vla_runtime.engines.onnx.files import (
     STEP_INPUTS,
     STEP_OUTPUTS,
     TOKENS,
+    Attention,
     Precision,
     graph_path,
     vision_names,
 )
 from vla_runtime.engines.onnx.shapes import GraphShapes, Tensors, image_input
+from vla_runtime.export.errors import ExportError
 from vla_runtime.export.graph_facts import ExportedGraphs, GraphFacts, write_graph_facts
 from vla_runtime.export.onnx.eight_bits import EightBits
 from vla_runtime.export.onnx.graph import GraphWriter, Value
@@ -65,6 +67,7 @@ def write_onnx(
     precision: Precision,
     *,
     eight_bits: EightBits | None = None,
+    attention: Attention = 'exact',
     advance: Callable[[int], object] = lambda count: None,
 ) -> None:
     """Write a bundle's ONNX files.
@@ -75,20 +78,23 @@ def write_onnx(
         precision: precision of the large matrices; everything else stays float32, indices stay
             integers. In int8 the baseline is left out.
         eight_bits: products that are in 8 bits, for int8.
+        attention: form of attention; fused needs products in half.
         advance: called with the bytes of each written block of weights.
 
     Raises:
         ExportError: the network uses an operator that has no ONNX form here, or a constant that
-            the trace has no numbers of.
+            the trace has no numbers of; attention that is fused in float32.
     """
     assert (precision == 'int8') == (eight_bits is not None)
+    beside = precision if eight_bits is None else eight_bits.beside
+    check_attention(attention, beside)
     target = folder / ONNX_FOLDER
     target.mkdir()
     weights = BundleWeights(folder / WEIGHTS_FILE)
-    beside = precision if eight_bits is None else eight_bits.beside
     traced = _TracedNetworks(spec, beside)
     with WeightFile(target, advance) as file:
-        writer = _Writer(folder, spec, weights, file, traced, eight_bits)
+        fused = None if attention == 'exact' else _DTYPES[beside]
+        writer = _Writer(folder, spec, weights, file, traced, eight_bits, fused)
         writer.vision()
         for rows in ROWS:
             writer.prefix(rows)
@@ -99,6 +105,21 @@ def write_onnx(
         writer.any_rows()
     write_graph_facts(target, ExportedGraphs(precision, beside, writer.text_table, writer.facts))
     write_counts(folder, count_operations(spec.family, spec.dims))
+
+
+def check_attention(attention: Attention, precision: Precision) -> None:
+    """Refuse fused attention in float32 (ExportError).
+
+    Args:
+        attention: form of attention.
+        precision: precision of the products that int8 leaves out, else of all.
+    """
+    if attention == 'fused' and precision == 'float32':
+        raise ExportError(
+            'fused attention is computed in half, and TensorRT has no kernel of it in float32: '
+            'take --onnx-precision bfloat16 or float16, or with int8 --beside-int8 bfloat16; or '
+            'leave --attention out'
+        )
 
 
 def onnx_bytes(spec: BundleSpec, precision: Precision) -> int:
@@ -196,8 +217,10 @@ class _Writer:
         file: WeightFile,
         traced: _TracedNetworks,
         eight_bits: EightBits | None,
+        fused: torch.dtype | None,
     ) -> None:
         self._eight_bits = eight_bits
+        self._fused = fused
         self._folder = folder
         self._spec = spec
         self._weights = weights
@@ -323,7 +346,7 @@ class _Writer:
         }
 
     def _begin(self, name: str, *, tokens_on_host: bool = False) -> tuple[GraphWriter, Translator]:
-        graph = GraphWriter(name, self._file)
+        graph = GraphWriter(name, self._file, self._fused)
         translator = Translator(
             graph,
             self._weights,

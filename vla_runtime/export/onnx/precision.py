@@ -33,6 +33,8 @@ _PORTS = {
     **dict.fromkeys(('image_mask', 'token_mask'), TensorProto.BOOL),
     'tokens': TensorProto.INT64,
 }
+# Operators that may compute in half.
+_PRODUCTS = ('MatMul', 'Attention')
 # Operators that only move numbers.
 MOVES = (
     'Concat',
@@ -116,7 +118,7 @@ def node_fault(node: onnx.NodeProto, types: Mapping[str, int]) -> str:
         return _cast_fault(node.input[0], node.output[0], types)
     if node.op_type == 'Gather' and types.get(node.input[1]) != TensorProto.INT64:
         return f'has the index {in_words(node.input[1], types)}, which must be int64'
-    if node.op_type == 'MatMul' or node.op_type in MOVES:
+    if node.op_type in _PRODUCTS or node.op_type in MOVES:
         return ''
     half = next((name for name in (*node.input, *node.output) if types.get(name) in HALVES), None)
     if half is None:

@@ -26,6 +26,7 @@ from vla_runtime.engines.onnx.files import (
     ONNX_FOLDER,
     ROWS,
     TEXT_INPUT,
+    Attention,
     Precision,
     engine_graphs,
     graph_name,
@@ -53,6 +54,7 @@ def quantise_onnx(
     cases: Sequence[Case],
     beside: Precision,
     *,
+    attention: Attention = 'exact',
     advance: Callable[[int], object] = lambda count: None,
 ) -> None:
     """Replace a bundle's float32 files by files in int8.
@@ -63,6 +65,7 @@ def quantise_onnx(
         spec: contents of the bundle's policy.yaml.
         cases: cases to take the ranges from, for one row and for two; PyTorch's outputs are added.
         beside: precision of the large matrices that are not in 8 bits.
+        attention: form of attention in the new files.
         advance: called with 1 for each of the `quantised_steps`.
 
     Raises:
@@ -70,7 +73,7 @@ def quantise_onnx(
     """
     ranges = measured_ranges(folder, spec, cases, advance=advance)
     shutil.rmtree(folder / ONNX_FOLDER)
-    write_onnx(folder, spec, 'int8', eight_bits=EightBits(ranges, beside))
+    write_onnx(folder, spec, 'int8', eight_bits=EightBits(ranges, beside), attention=attention)
     advance(1)
 
 

@@ -235,7 +235,7 @@ def _check_readable(
             f'{why}; export them in {" or ".join(adapter.precisions)}'
         )
     for name, graph in graphs.items():
-        if problems := unsupported(graph, precision, adapter.version):
+        if problems := unsupported(graph, precision, adapter.version, adapter.is_rtx):
             raise ValueError(
                 f'{folder / graph_of(name)}: TensorRT {adapter.version} cannot read '
                 f'{", ".join(problems)}'
