@@ -212,6 +212,7 @@ def bundle_with_onnx(
     precision: Precision | None = None,
     tell: Callable[[str], object] = lambda text: None,
     observations: Callable[[], Sequence[Observation]] = tuple,
+    attention: Attention = 'exact',
 ) -> Path:
     """Return the bundle if it has such ONNX files, else a copy in `folder` that has them.
 
@@ -225,20 +226,23 @@ def bundle_with_onnx(
         precision: precision of the files; None: any that are there, or else float32.
         tell: function called with a line about the export, which can take a minute.
         observations: function that makes the observations, for int8.
+        attention: form of attention in the files; fused ones are always a copy's.
 
     Raises:
         BundleError: no bundle there, or no copy can be made.
         ExportError: as `add_onnx`.
         OSError: a copy that is not whole cannot be removed.
     """
-    has_files = graph_path(bundle, 'vision').is_file()
-    if has_files and precision in (None, read_graph_facts(bundle / ONNX_FOLDER, ()).precision):
-        return bundle
+    if attention == 'exact' and graph_path(bundle, 'vision').is_file():
+        found = read_graph_facts(bundle / ONNX_FOLDER, ()).precision
+        if precision in (None, found):
+            return bundle
     precision = precision or 'float32'
     source = read_bundle(bundle)
     written = (source.folder / SPEC_FILE).read_bytes()
     digest = hashlib.sha256(written + __version__.encode()).hexdigest()[:12]
-    copy = folder / f'{bundle.resolve().name}_onnx_{precision}_{digest}'
+    form = '' if attention == 'exact' else f'_{attention}'
+    copy = folder / f'{bundle.resolve().name}_onnx_{precision}{form}_{digest}'
     if _is_whole(copy):
         return copy
     tell(f'exporting ONNX files to {copy} and comparing them with PyTorch, once (a minute or less)')
@@ -246,7 +250,14 @@ def bundle_with_onnx(
         # `export_bundle` replaces bundles only; but nobody else gives a folder such a name.
         shutil.rmtree(copy)
     try:
-        export_bundle(source, copy, precision, force=copy.exists(), observations=observations())
+        export_bundle(
+            source,
+            copy,
+            precision,
+            force=copy.exists(),
+            observations=observations(),
+            attention=attention,
+        )
     except BundleError:
         # Another process may have finished the same copy first.
         if not _is_whole(copy):

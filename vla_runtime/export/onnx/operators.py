@@ -288,9 +288,12 @@ def _fused_attention(
         if q.shape[2] < length == mask.shape[2]:
             mask = _without_copies(graph, mask, q.shape[2])
         # No infinity: an infinite score minus itself is no number.
-        hidden = _UNSEEN if graph.fused == torch.bfloat16 else _UNSEEN_FLOAT16
-        seen, unseen = (_operand(graph, term, torch.float32) for term in (0.0, hidden))
-        hiding = graph.node('Where', [mask, seen, unseen], mask.shape, torch.float32)
+        unseen = _UNSEEN if graph.fused == torch.bfloat16 else _UNSEEN_FLOAT16
+        # A row for every query, because ONNX Runtime does not spread one over them.
+        seen = graph.constant(torch.zeros(q.shape[2], 1))
+        shape = (*mask.shape[:2], q.shape[2], mask.shape[3])
+        operands_of_mask = [mask, seen, _operand(graph, unseen, torch.float32)]
+        hiding = graph.node('Where', operands_of_mask, shape, torch.float32)
         operands.append(graph.cast(hiding, graph.fused))
     # The scale is in the query projections.
     attended = graph.node('Attention', operands, q.shape, graph.fused, scale=1.0)

@@ -121,7 +121,14 @@ def bundle_of(condition: Condition, bundle: Path | Mapping[str, Path], work: Pat
     if condition.chunk_source != 'policy' or condition.backend != 'onnxruntime':
         return bundle
     source, precision = bundle, cast(Precision, condition.precision)
-    return bundle_with_onnx(bundle, work, precision, tqdm.write, lambda: demo_observations(source))
+    return bundle_with_onnx(
+        bundle,
+        work,
+        precision,
+        tqdm.write,
+        lambda: demo_observations(source),
+        condition.attention,
+    )
 
 
 def _run_all(
