@@ -23,7 +23,7 @@ from vla_runtime.engines.tensorrt.rtx import RTX_MODULES
 AUTO = 'auto'
 BACKENDS = ('torch', 'onnxruntime', 'tensorrt')
 # Those of ONNX files and engines, and that of PyTorch alone.
-PRECISIONS = (*FILE_PRECISIONS, 'fp8')
+PRECISIONS = FILE_PRECISIONS
 # Most CPU threads of one network. With thousands that cannot be started PyTorch segfaults.
 MOST_THREADS = 256
 # Packages that comparing ONNX files with PyTorch needs.

@@ -188,7 +188,7 @@ class TensorRT:
     @property
     def precisions(self) -> tuple[str, ...]:
         """Precisions of ONNX files that this version runs."""
-        return ('float32', 'float16') + (('bfloat16', 'int8') if self.major >= 10 else ())
+        return ('float32', 'float16') + (('bfloat16', 'int8', 'fp8') if self.major >= 10 else ())
 
     @property
     def default_precision(self) -> str | None:

@@ -18,20 +18,28 @@ logger = logging.getLogger(__name__)
 RTX_MODULES = ('tensorrt_rtx', 'tensorrt_rtx_bindings')
 # Compute capabilities that our graphs are built for.
 TARGETS = ('sm80', 'sm86', 'sm89', 'sm120', 'sm121')
+# Those without products in 8-bit floating point.
+_NO_FP8 = ('sm80', 'sm86')
 # Known to it, and no use to us: our graphs have float32 products in every precision.
 _NO_TARGET = {'sm75': 'TensorRT for RTX multiplies no float32 matrices on 7.5 (Turing)'}
 
 
-def check_targets(targets: tuple[str, ...]) -> None:
+def check_targets(targets: tuple[str, ...], precision: str = 'float32') -> None:
     """Refuse compute capabilities that our graphs cannot be built for (ValueError).
 
     Args:
         targets: names such as `sm89`.
+        precision: precision of the graphs.
     """
     for target in targets:
         if target not in TARGETS:
             why = _NO_TARGET.get(target, 'TensorRT for RTX builds for no such compute capability')
             raise ValueError(f"target '{target}': {why}; it can be {', '.join(TARGETS)}")
+        if precision == 'fp8' and target in _NO_FP8:
+            raise ValueError(
+                f"target '{target}': has no products in 8-bit floating point (fp8); it can be "
+                f'{", ".join(one for one in TARGETS if one not in _NO_FP8)}, or export in int8'
+            )
 
 
 def target_of(capability: str) -> str:

@@ -17,7 +17,7 @@ from vla_runtime.bundle.folder import Bundle, BundleError, read_bundle
 from vla_runtime.bundle.schema import ENGINES_FOLDER, SPEC_FILE, VERIFICATION_FILE, BundleSpec
 from vla_runtime.bundle.writer import new_bundle, seal
 from vla_runtime.engines.cpu import check_int8
-from vla_runtime.engines.onnx.files import ONNX_FOLDER, Attention, Precision, graph_path
+from vla_runtime.engines.onnx.files import EIGHT_BITS, ONNX_FOLDER, Attention, Precision, graph_path
 from vla_runtime.engines.preflight import COMPARISON_PACKAGES, missing_package
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.graph_facts import read_graph_facts
@@ -75,8 +75,8 @@ def add_onnx(
         precision: precision of the matrix products.
         bars: function that makes progress bars.
         report: function called with the receipt, where all errors are within the bounds.
-        cases: cases made of observations, for int8.
-        beside: precision of the large matrices that int8 leaves out.
+        cases: cases made of observations, for 8 bits.
+        beside: precision of the large matrices that 8 bits leave out.
         attention: form of attention in the files.
 
     Raises:
@@ -93,18 +93,26 @@ def add_onnx(
     known = _known_receipts(folder)
     size = onnx_bytes(spec, precision)
     _check_room(folder, size)
-    # int8 is calibrated in float32.
-    first: Precision = 'float32' if precision == 'int8' else precision
+    # 8 bits are calibrated in float32.
+    first: Precision = 'float32' if precision in EIGHT_BITS else precision
     with bars('write onnx', size) as advance:
-        # int8 takes ranges from what is exact.
-        form = 'exact' if precision == 'int8' else attention
+        # Ranges are those of what is exact.
+        form = 'exact' if precision in EIGHT_BITS else attention
         write_onnx(folder, spec, first, attention=form, advance=advance)
-    if precision == 'int8':
+    if precision in EIGHT_BITS:
         from vla_runtime.export.onnx.quantised import quantise_onnx, quantised_steps
 
         assert cases is not None
         with bars('quantise', quantised_steps(spec)) as advance:
-            quantise_onnx(folder, spec, cases.seen, beside, attention=attention, advance=advance)
+            quantise_onnx(
+                folder,
+                spec,
+                precision,
+                cases.seen,
+                beside,
+                attention=attention,
+                advance=advance,
+            )
     with bars('verify', verification_steps()) as advance:
         receipt = verify_onnx(
             folder,
@@ -169,8 +177,8 @@ def export_bundle(
         force: replace a bundle that lies at the target.
         bars: function that makes progress bars.
         report: function called with the receipt, as for `add_onnx`.
-        observations: observations of the policy at its task, for int8.
-        beside: precision of the large matrices that int8 leaves out.
+        observations: observations of the policy at its task, for 8 bits.
+        beside: precision of the large matrices that 8 bits leave out.
         attention: form of attention in the files.
 
     Raises:
@@ -182,12 +190,13 @@ def export_bundle(
 
     from vla_runtime.export.onnx.export import check_attention
 
-    check_attention(attention, beside if precision == 'int8' else precision)
+    check_attention(attention, beside if precision in EIGHT_BITS else precision)
     cases = None
-    if precision == 'int8':
+    if precision in EIGHT_BITS:
         from vla_runtime.export.onnx.calibration import calibration_cases
 
-        check_int8()
+        if precision == 'int8':
+            check_int8()
         cases = calibration_cases(source, observations)
     # Before anything is copied, so that an error names the user's own file.
     _known_receipts(source.folder)
@@ -225,7 +234,7 @@ def bundle_with_onnx(
         folder: folder that such copies are kept in.
         precision: precision of the files; None: any that are there, or else float32.
         tell: function called with a line about the export, which can take a minute.
-        observations: function that makes the observations, for int8.
+        observations: function that makes the observations, for 8 bits.
         attention: form of attention in the files; fused ones are always a copy's.
 
     Raises:

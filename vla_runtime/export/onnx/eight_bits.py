@@ -8,8 +8,8 @@ joined by Concat: of one product that is cut into heads TensorRT moves the matri
 it is cut, and multiplies an int8 input by a float32 matrix. It joins the products itself.
 
 Invariants:
-- both operands are signed with zero point 0, all that TensorRT multiplies; unsigned inputs would
-  gain little in ONNX Runtime (benchmark/int8_products.py);
+- both operands are of one type, int8 or 8-bit floats (e4m3fn), with zero point 0, all that TensorRT
+  multiplies; unsigned inputs would gain little in ONNX Runtime (benchmark/int8_products.py);
 - an input has one scale, from the range that calibration found; a matrix has one a column;
 - scales are float32, and so is what enters and leaves: whoever wants half casts afterwards.
 """
@@ -27,9 +27,10 @@ from vla_runtime.export.onnx.graph import GraphWriter, Value
 
 Range = tuple[float, float]
 # Of a matrix's name in the graphs.
-MATRIX_ENDING = '/int8'
-# The largest of both signs; TensorRT's weights have no -128.
-_LARGEST = 127.0
+MATRIX_ENDING = '/8bit'
+# Types by precision, and their largest numbers of both signs; TensorRT's weights have no -128.
+KINDS: Mapping[Precision, torch.dtype] = {'int8': torch.int8, 'fp8': torch.float8_e4m3fn}
+_LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,14 @@ class EightBits:
         ranges: smallest and largest number of each product's input, by the names of its matrices,
             joined as the graphs join them.
         beside: precision of the other large matrices.
+        precision: `int8` or `fp8`.
     """
 
-    def __init__(self, ranges: Mapping[str, Range], beside: Precision) -> None:
-        self.beside = beside
+    def __init__(
+        self, ranges: Mapping[str, Range], beside: Precision, precision: Precision = 'int8'
+    ) -> None:
+        self.beside, self.precision = beside, precision
+        self._kind = KINDS[precision]
         self._ranges = ranges
         # Of each matrix, once for all graphs.
         self._columns: dict[str, Tensor] = {}
@@ -82,26 +87,29 @@ class EightBits:
             the products (…, out), float32
         """
         largest = max(map(abs, self._ranges[name]))
-        scale = graph.constant(scales_of(torch.tensor(largest)))
-        zero = graph.constant(torch.zeros((), dtype=torch.int8))
-        rounded = graph.node('QuantizeLinear', [x, scale, zero], x.shape, torch.int8)
+        scale = graph.constant(scales_of(torch.tensor(largest), self._kind))
+        zero = graph.constant(torch.zeros((), dtype=self._kind))
+        rounded = graph.node('QuantizeLinear', [x, scale, zero], x.shape, self._kind)
         left = graph.node('DequantizeLinear', [rounded, scale, zero], x.shape, torch.float32)
         return [self._product(graph, left, matrix) for matrix in matrices]
 
     def _product(self, graph: GraphWriter, left: Value, matrix: Matrix) -> Value:
         name, shape, make = matrix.name, matrix.shape, matrix.make
         if name not in self._columns:
-            self._columns[name] = scales_of(make().abs().amax(dim=0))
+            self._columns[name] = scales_of(make().abs().amax(dim=0), self._kind)
         columns = self._columns[name]
         stored = graph.weights.named(
-            f'{name}{MATRIX_ENDING}', torch.int8, shape, lambda: round_to_8_bits(make(), columns)
+            f'{name}{MATRIX_ENDING}',
+            self._kind,
+            shape,
+            lambda: round_to_8_bits(make(), columns, self._kind),
         )
         right = graph.node(
             'DequantizeLinear',
             [
-                graph.initializer(stored, torch.int8),
+                graph.initializer(stored, self._kind),
                 graph.constant(columns, f'{name}/scales'),
-                graph.constant(torch.zeros(shape[1], dtype=torch.int8)),
+                graph.constant(torch.zeros(shape[1], dtype=self._kind)),
             ],
             shape,
             torch.float32,
@@ -110,16 +118,19 @@ class EightBits:
         return graph.node('MatMul', [left, right], (*left.shape[:-1], shape[1]))
 
 
-def scales_of(largest: Tensor) -> Tensor:
+def scales_of(largest: Tensor, kind: torch.dtype = torch.int8) -> Tensor:
     """Return float32 scales for numbers up to these; 1 where all are zero, as TensorRT takes no 0.
 
     Args:
         largest: absolute numbers.
+        kind: type in 8 bits.
     """
-    scales = (largest / _LARGEST).to(torch.float32)
+    scales = (largest / _LARGEST[kind]).to(torch.float32)
     return torch.where(scales > 0, scales, torch.ones_like(scales))
 
 
-def round_to_8_bits(matrix: Tensor, columns: Tensor) -> Tensor:
-    """Return a matrix (in, out) in units of its columns' scales, as int8."""
-    return (matrix / columns).round().clamp(-_LARGEST, _LARGEST).to(torch.int8)
+def round_to_8_bits(matrix: Tensor, columns: Tensor, kind: torch.dtype = torch.int8) -> Tensor:
+    """Return a matrix (in, out) in units of its columns' scales, in 8 bits."""
+    most = _LARGEST[kind]
+    scaled = matrix / columns
+    return (scaled if kind.is_floating_point else scaled.round()).clamp(-most, most).to(kind)

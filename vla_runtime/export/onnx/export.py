@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.engines.onnx.files import (
+    EIGHT_BITS,
     IMAGE_INPUTS,
     ONNX_FOLDER,
     PRECISION_KEY,
@@ -40,7 +41,13 @@ from vla_runtime.engines.onnx.shapes import GraphShapes, Tensors, image_input
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.graph_facts import ExportedGraphs, GraphFacts, write_graph_facts
 from vla_runtime.export.onnx.eight_bits import EightBits
-from vla_runtime.export.onnx.graph import GraphWriter, Value
+from vla_runtime.export.onnx.graph import (
+    ATTENTION_OPSET,
+    FLOAT8_OPSET,
+    OPSET,
+    GraphWriter,
+    Value,
+)
 from vla_runtime.export.onnx.row_axis import TRACED, with_row_axis
 from vla_runtime.export.onnx.tracing import Trace, trace
 from vla_runtime.export.onnx.translation import Translator
@@ -76,8 +83,8 @@ def write_onnx(
         folder: folder of the bundle; its weights.safetensors is read, `onnx/` must not be there.
         spec: contents of the bundle's policy.yaml.
         precision: precision of the large matrices; everything else stays float32, indices stay
-            integers. In int8 the baseline is left out.
-        eight_bits: products that are in 8 bits, for int8.
+            integers. In 8 bits the baseline is left out.
+        eight_bits: products that are in 8 bits, of this precision.
         attention: form of attention; fused needs products in half.
         advance: called with the bytes of each written block of weights.
 
@@ -85,7 +92,7 @@ def write_onnx(
         ExportError: the network uses an operator that has no ONNX form here, or a constant that
             the trace has no numbers of; attention that is fused in float32.
     """
-    assert (precision == 'int8') == (eight_bits is not None)
+    assert (precision in EIGHT_BITS) == (eight_bits is not None)
     beside = precision if eight_bits is None else eight_bits.beside
     check_attention(attention, beside)
     target = folder / ONNX_FOLDER
@@ -112,12 +119,12 @@ def check_attention(attention: Attention, precision: Precision) -> None:
 
     Args:
         attention: form of attention.
-        precision: precision of the products that int8 leaves out, else of all.
+        precision: precision of the products that 8 bits leave out, else of all.
     """
     if attention == 'fused' and precision == 'float32':
         raise ExportError(
             'fused attention is computed in half, and TensorRT has no kernel of it in float32: '
-            'take --onnx-precision bfloat16 or float16, or with int8 --beside-int8 bfloat16; or '
+            'take --onnx-precision bfloat16 or float16, or in 8 bits --beside-int8 bfloat16; or '
             'leave --attention out'
         )
 
@@ -125,13 +132,13 @@ def check_attention(attention: Attention, precision: Precision) -> None:
 def onnx_bytes(spec: BundleSpec, precision: Precision) -> int:
     """About how large weights.data will be: every parameter that a graph uses.
 
-    Files in int8 are calibrated in float32 first, and what that takes counts.
+    Files in 8 bits are calibrated in float32 first, and what that takes counts.
     """
     empty = empty_network(spec.family, spec.dims)
     parts = parameters_of(empty, trace_shapes(empty))
     # The time table is an input of the graphs.
     used = parts['vision'] | parts['prefix'] | parts['head']
-    network = meta_network(spec, _DTYPES['float32' if precision == 'int8' else precision])
+    network = meta_network(spec, _DTYPES['float32' if precision in EIGHT_BITS else precision])
     return sum(
         tensor.numel() * tensor.element_size()
         for name, tensor in network.named_parameters()
@@ -346,7 +353,12 @@ class _Writer:
         }
 
     def _begin(self, name: str, *, tokens_on_host: bool = False) -> tuple[GraphWriter, Translator]:
-        graph = GraphWriter(name, self._file, self._fused)
+        opset = OPSET
+        if self._fused is not None:
+            opset = ATTENTION_OPSET
+        elif self._eight_bits is not None and self._eight_bits.precision == 'fp8':
+            opset = FLOAT8_OPSET
+        graph = GraphWriter(name, self._file, opset, self._fused)
         translator = Translator(
             graph,
             self._weights,
@@ -365,7 +377,7 @@ class _Writer:
     def _save(self, model: onnx.ModelProto, path: Path) -> None:
         if self._eight_bits is not None:
             # Keys and values do not say it.
-            model.metadata_props.add(key=PRECISION_KEY, value='int8')
+            model.metadata_props.add(key=PRECISION_KEY, value=self._eight_bits.precision)
         onnx.save_model(model, path)
         self.facts[path.name] = graph_facts_of(model)
 

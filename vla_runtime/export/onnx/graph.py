@@ -21,9 +21,11 @@ from torch import Tensor
 from vla_runtime.export.onnx.weights import ONNX_TYPE, WeightFile
 
 # The newest set that TensorRT 8.6 reads; ONNX Runtime 1.17 and later know it.
-OPSET, IR_VERSION = 17, 8
-# The first set with attention as an operator, and the version of files that may name it.
-_FUSED_OPSET, _FUSED_IR_VERSION = 23, 11
+OPSET = 17
+# The first sets with 8-bit floats, and with attention as an operator.
+FLOAT8_OPSET, ATTENTION_OPSET = 19, 23
+# The version of files by the set that they name.
+_IR_VERSIONS = {OPSET: 8, FLOAT8_OPSET: 9, ATTENTION_OPSET: 11}
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -42,12 +44,20 @@ class GraphWriter:
     Args:
         name: name of the graph.
         weights: the weight file.
+        opset: version of ONNX's operators.
         fused: half type that attention is computed in as one operator; None: written out.
     """
 
-    def __init__(self, name: str, weights: WeightFile, fused: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        weights: WeightFile,
+        opset: int = OPSET,
+        fused: torch.dtype | None = None,
+    ) -> None:
         self.name = name
         self.weights = weights
+        self.opset = opset
         self.fused = fused
         # Prefixed to the names of all nodes and intermediate tensors.
         self.scope = ''
@@ -177,9 +187,8 @@ class GraphWriter:
 
     def mean(self, value: Value, axes: Sequence[int], shape: Sequence[int], keep: bool) -> Value:
         """Take the mean over axes."""
-        if self.fused is None:
+        if self.opset < 18:
             return self.node('ReduceMean', [value], shape, axes=list(axes), keepdims=int(keep))
-        # From opset 18 on.
         inputs = [value, self.integers(axes)]
         return self.node('ReduceMean', inputs, shape, keepdims=int(keep))
 
@@ -215,7 +224,7 @@ class GraphWriter:
         )
         return helper.make_model(
             graph,
-            opset_imports=[helper.make_opsetid('', _FUSED_OPSET if self.fused else OPSET)],
-            ir_version=_FUSED_IR_VERSION if self.fused else IR_VERSION,
+            opset_imports=[helper.make_opsetid('', self.opset)],
+            ir_version=_IR_VERSIONS[self.opset],
             producer_name='vla_runtime',
         )

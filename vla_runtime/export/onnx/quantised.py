@@ -51,18 +51,20 @@ _MLP_RATIO = 2
 def quantise_onnx(
     folder: Path,
     spec: BundleSpec,
+    precision: Precision,
     cases: Sequence[Case],
     beside: Precision,
     *,
     attention: Attention = 'exact',
     advance: Callable[[int], object] = lambda count: None,
 ) -> None:
-    """Replace a bundle's float32 files by files in int8.
+    """Replace a bundle's float32 files by files in 8 bits.
 
     Args:
         folder: folder of the bundle, not sealed yet, with the files that `write_onnx` made in
             float32.
         spec: contents of the bundle's policy.yaml.
+        precision: `int8` or `fp8`.
         cases: cases to take the ranges from, for one row and for two; PyTorch's outputs are added.
         beside: precision of the large matrices that are not in 8 bits.
         attention: form of attention in the new files.
@@ -73,7 +75,8 @@ def quantise_onnx(
     """
     ranges = measured_ranges(folder, spec, cases, advance=advance)
     shutil.rmtree(folder / ONNX_FOLDER)
-    write_onnx(folder, spec, 'int8', eight_bits=EightBits(ranges, beside), attention=attention)
+    eight_bits = EightBits(ranges, beside, precision)
+    write_onnx(folder, spec, precision, eight_bits=eight_bits, attention=attention)
     advance(1)
 
 

@@ -20,7 +20,13 @@ from pathlib import Path
 
 from vla_runtime.engines.cuda_runtime import CudaRuntime, DeviceInfo
 from vla_runtime.engines.free_memory import available_host_bytes, free_swap_bytes
-from vla_runtime.engines.onnx.files import GRAPHS_FILE, ONNX_FOLDER, WEIGHTS_DATA, Precision
+from vla_runtime.engines.onnx.files import (
+    EIGHT_BITS,
+    GRAPHS_FILE,
+    ONNX_FOLDER,
+    WEIGHTS_DATA,
+    Precision,
+)
 from vla_runtime.engines.preflight import check_graph_files
 from vla_runtime.engines.tensorrt.adapter import (
     BuildOptions,
@@ -179,7 +185,7 @@ def plan_build(
     engines = bundle / 'engines'
     if adapter.is_rtx:
         targets = targets or _targets_here(engines, device, adapter.version)
-        check_targets(targets)
+        check_targets(targets, found)
         target = engines / rtx_folder_name(targets, adapter.version)
     else:
         assert device is not None, 'only TensorRT for RTX builds without a GPU'
@@ -229,7 +235,7 @@ def _check_readable(
 ) -> None:
     """Refuse files that this TensorRT cannot run or read (ValueError)."""
     if precision not in adapter.precisions:
-        why = ' (it takes no matrix that is in int8 already)' if precision == 'int8' else ''
+        why = ' (it takes no matrix that is in 8 bits already)' if precision in EIGHT_BITS else ''
         raise ValueError(
             f'{folder}: the files are {precision}, which TensorRT {adapter.version} cannot run'
             f'{why}; export them in {" or ".join(adapter.precisions)}'
