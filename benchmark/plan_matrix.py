@@ -28,11 +28,13 @@ os.environ.setdefault('VLA_RUNTIME_TEST_SCRATCH', tempfile.mkdtemp(prefix='vla_r
 from measurement import RESULTS, write_result  # noqa: E402
 from rtx_plans import (  # noqa: E402
     FAMILIES,
+    FP8_TARGETS,
     GRAPHS,
     PRECISIONS,
     TARGETS,
     adapter,
     build,
+    targets_of,
     tiny_graphs,
     unplanned,
     wrong_products,
@@ -66,6 +68,10 @@ def measure(
                 path = tiny_graphs(family, precision) / name
                 for lengths in ((1,),) if name == 'vision.onnx' else ((1,), (1, 2)):
                     for some in targets:
+                        if len(some) > 1 and some != targets_of(precision):
+                            continue
+                        if not {*some} <= {*targets_of(precision), 'sm121'}:
+                            continue
                         start = time.monotonic()
                         built = build(path, lengths, some)
                         entry = {
@@ -81,7 +87,7 @@ def measure(
                             'products_without_a_kernel': sorted(unplanned(path, built.kernels)),
                             'seconds': round(time.monotonic() - start, 1),
                         }
-                        if len(lengths) > 1 and some == targets[-1]:
+                        if len(lengths) > 1 and some == targets_of(precision):
                             entry['bytes_before'] = len(build(path, lengths, some, before).plan)
                         found.append(entry)
             print(family, precision, flush=True)
@@ -97,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument('--precisions', nargs='*', default=PRECISIONS)
     parser.add_argument('--out', type=Path)
     arguments = parser.parse_args(argv)
-    targets = [*((one,) for one in (*TARGETS, 'sm121')), TARGETS]
+    targets = [*((one,) for one in (*TARGETS, 'sm121')), TARGETS, FP8_TARGETS]
     path = arguments.out or RESULTS / 'tensorrt_rtx.json'
     known = json.loads(path.read_text())['figures']['plans'] if path.is_file() else []
     plans = measure(arguments.families, arguments.precisions, targets)

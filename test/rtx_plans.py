@@ -21,7 +21,7 @@ from onnx import TensorProto
 from onnx_bundles import copy_weights, tiny_onnx_bundle
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.engines.onnx.files import ONNX_FOLDER, ROWS, Precision, engine_graphs
+from vla_runtime.engines.onnx.files import EIGHT_BITS, ONNX_FOLDER, ROWS, Precision, engine_graphs
 from vla_runtime.engines.tensorrt.adapter import BuildOptions, BuiltEngine, TensorRT
 from vla_runtime.engines.tensorrt.kernel_plan import Kernel
 from vla_runtime.engines.tensorrt.rtx import RTX_MODULES
@@ -33,9 +33,10 @@ from vla_runtime.export.onnx.quantised import inputs_of_products
 from vla_runtime.families.blocks.layers import matrix_names
 
 FAMILIES = ('pi05', 'pi0', 'smolvla', 'act', 'groot_n15', 'groot_n17', 'evo1')
-PRECISIONS: tuple[Precision, ...] = ('float32', 'float16', 'bfloat16', 'int8')
+PRECISIONS: tuple[Precision, ...] = ('float32', 'float16', 'bfloat16', 'int8', 'fp8')
 # One plan for all of them; 12.1 (GB10) has the kernels of 12.0.
 TARGETS = ('sm86', 'sm89', 'sm120')
+FP8_TARGETS = ('sm89', 'sm120')
 GRAPHS = ('vision.onnx', 'prefix_rows.onnx', 'expert_rows.onnx')
 _BESIDE = Path(sys.prefix) / 'tensorrt_rtx'
 _TYPES = {
@@ -43,6 +44,7 @@ _TYPES = {
     TensorProto.FLOAT16: 'float16',
     TensorProto.BFLOAT16: 'bfloat16',
     TensorProto.INT8: 'int8',
+    TensorProto.FLOAT8E4M3FN: 'fp8',
 }
 
 _INSTALLED = next((name for name in RTX_MODULES if importlib.util.find_spec(name)), None)
@@ -81,20 +83,28 @@ def adapter() -> TensorRT:
 
 def tiny_graphs(family: str, precision: Precision) -> Path:
     """Folder of a tiny policy's graphs; not to be changed."""
-    if precision != 'int8':
+    if precision not in EIGHT_BITS:
         return tiny_onnx_bundle(family, precision) / ONNX_FOLDER
-    return made_once(f'{family}_int8_uncalibrated', lambda folder: _write_int8(family, folder)) / (
-        ONNX_FOLDER
-    )
+
+    def write(folder: Path) -> None:
+        _write_eight_bits(family, precision, folder)
+
+    return made_once(f'{family}_{precision}_uncalibrated', write) / ONNX_FOLDER
 
 
-def _write_int8(family: str, folder: Path) -> None:
-    """Write graphs in int8 whose ranges nobody measured: a builder does not look at them."""
+def targets_of(precision: Precision) -> tuple[str, ...]:
+    """All of `TARGETS` that have products of a precision."""
+    return FP8_TARGETS if precision == 'fp8' else TARGETS
+
+
+def _write_eight_bits(family: str, precision: Precision, folder: Path) -> None:
+    """Write graphs in 8 bits whose ranges nobody measured: a builder does not look at them."""
     source = tiny_onnx_bundle(family)
     folder.mkdir()
     copy_weights(source, folder)
     spec = read_bundle(source, verify=False).spec
-    write_onnx(folder, spec, 'int8', eight_bits=EightBits(uncalibrated(source), 'bfloat16'))
+    eight_bits = EightBits(uncalibrated(source), 'bfloat16', precision)
+    write_onnx(folder, spec, precision, eight_bits=eight_bits)
 
 
 def uncalibrated(source: Path) -> dict[str, Range]:

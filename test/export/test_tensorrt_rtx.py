@@ -26,29 +26,30 @@ from rtx_plans import (
     FAMILIES,
     GRAPHS,
     PRECISIONS,
-    TARGETS,
     adapter,
     bindings,
     build,
     needs_rtx,
+    targets_of,
     tiny_graphs,
     uncalibrated,
     unplanned,
     wrong_products,
 )
+from safetensors.torch import save_file
 from tensorrt_machine import write_exported_policy
 from thorough import thorough_but
-from tiny_policy import tiny_dims
+from tiny_policy import tiny_dims, tiny_spec
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.bundle.schema import CameraSpec
+from vla_runtime.bundle.schema import WEIGHTS_FILE, CameraSpec
 from vla_runtime.cli.main import main
 from vla_runtime.engines.cuda_runtime import DeviceInfo
 from vla_runtime.engines.onnx.files import ONNX_FOLDER
 from vla_runtime.engines.tensorrt.adapter import BuildOptions, TensorRT, TensorRTError
 from vla_runtime.engines.tensorrt.kernel_plan import Kernel, Operand, count_products, mixed_products
 from vla_runtime.engines.tensorrt.layer_types import sum_in_float32
-from vla_runtime.engines.tensorrt.rtx import RTX_MODULES
+from vla_runtime.engines.tensorrt.rtx import RTX_MODULES, check_targets
 from vla_runtime.engines.tensorrt.store import METADATA, find_engines
 from vla_runtime.export.onnx.eight_bits import EightBits, Matrix
 from vla_runtime.export.onnx.export import write_onnx
@@ -57,7 +58,7 @@ from vla_runtime.export.onnx.translation import _Translation as Translation
 pytestmark = needs_rtx
 RECORD = ROOT / 'benchmark' / 'results' / 'tensorrt_rtx.json'
 # Two graphs of two families stand for all where every change is tested.
-QUICK = [('pi05', 'bfloat16'), ('pi05', 'int8')]
+QUICK = [('pi05', 'bfloat16'), ('pi05', 'int8'), ('pi05', 'fp8')]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_a_plan_multiplies_in_the_types_of_the_file(family, precision):
     for name in GRAPHS:
         path = tiny_graphs(family, precision) / name
         for lengths in ((1,),) if name == 'vision.onnx' else ((1,), (1, 2)):
-            built = build(path, lengths)
+            built = build(path, lengths, targets_of(precision))
             assert wrong_products(path, built.kernels) == []
             assert unplanned(path, built.kernels) == set()
             record = recorded(family, precision, name, lengths[-1])
@@ -80,7 +81,7 @@ def test_a_plan_multiplies_in_the_types_of_the_file(family, precision):
 def recorded(family: str, precision: str, name: str, rows: int) -> dict:
     plans = json.loads(RECORD.read_text())['figures']['plans']
     key = {'family': family, 'precision': precision, 'graph': name, 'rows': rows}
-    key['targets'] = list(TARGETS)
+    key['targets'] = list(targets_of(precision))
     (plan,) = (plan for plan in plans if plan.items() >= key.items())
     return plan
 
@@ -147,6 +148,67 @@ def test_casts_for_sums_in_float32_change_no_plan(name):
     assert cast.layers > without.layers
     assert count_products(cast.kernels) == count_products(without.kernels)
     assert len(cast.kernels) == len(without.kernels)
+
+
+FUSED = ('sm89', 'sm120')
+HALVES = ('bfloat16', 'float16')
+
+
+@pytest.fixture(scope='module')
+def fused(tmp_path_factory):
+    """Return a function that writes a tiny policy's graphs with attention as one operator."""
+
+    def write(family: str, precision: str) -> Path:
+        dims = tiny_dims(family)
+        # The kernel has heads of 16 numbers and more.
+        parts = {part: getattr(dims, part) for part in HEADED[family]}
+        dims = replace(dims, **{k: replace(v, head_dim=16) for k, v in parts.items()})
+        if family == 'act':
+            stacks = {part: getattr(dims, part) for part in ('encoder', 'decoder')}
+            dims = replace(dims, **{k: replace(v, width=48) for k, v in stacks.items()})
+        folder = tmp_path_factory.mktemp('fused') / 'policy'
+        folder.mkdir()
+        network = random_network(family, dims)
+        save_file(
+            {k: v.contiguous() for k, v in network.state_dict().items()}, folder / WEIGHTS_FILE
+        )
+        write_onnx(folder, replace(tiny_spec(family), dims=dims), precision, attention='fused')
+        return folder / ONNX_FOLDER
+
+    return write
+
+
+# Parts of a family whose heads have a size of their own.
+HEADED = {
+    'pi05': ('language', 'expert'),
+    'pi0': ('language', 'expert'),
+    'smolvla': ('language', 'expert'),
+    'act': (),
+    'groot_n15': ('language', 'context', 'dit'),
+    'groot_n17': ('language', 'context', 'dit'),
+}
+
+
+@pytest.mark.parametrize(
+    ('family', 'precision'),
+    thorough_but([('pi05', 'bfloat16')], [(family, half) for family in HEADED for half in HALVES]),
+)
+def test_fused_attention_is_one_kernel_a_block(fused, family, precision):
+    folder = fused(family, precision)
+    for name in GRAPHS:
+        nodes = onnx.load(folder / name, load_external_data=False).graph.node
+        blocks = sum(node.op_type == 'Attention' for node in nodes)
+        for target in FUSED:
+            kernels = build(folder / name, (1, 2), (target,)).kernels
+            assert sum('mha' in kernel.name for kernel in kernels) == blocks
+            # No product of queries and keys is left beside them.
+            computed = {node for kernel in kernels for node in kernel.nodes}
+            assert sum(node.startswith('Attention') for node in computed) == blocks
+
+
+def test_fp8_is_refused_by_name_where_a_card_does_not_multiply_it():
+    with pytest.raises(ValueError, match="target 'sm86': has no products in 8-bit floating point"):
+        check_targets(('sm86', 'sm89'), 'fp8')
 
 
 @pytest.mark.parametrize('family', thorough_but(['pi05'], ['pi05', 'smolvla', 'groot_n17']))

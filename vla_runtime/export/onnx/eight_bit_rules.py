@@ -14,7 +14,6 @@ import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from vla_runtime.export.onnx.eight_bits import MATRIX_ENDING
 from vla_runtime.export.onnx.weights import BundleWeights
 
 _QUANTISE, _WIDEN = 'QuantizeLinear', 'DequantizeLinear'
@@ -70,7 +69,7 @@ def matrix_faults(
             if (matrix, scales.tobytes()) in seen:
                 continue
             seen.add((matrix, scales.tobytes()))
-            names = matrix.removesuffix(MATRIX_ENDING).split('+')
+            names = matrix.rpartition('/')[0].split('+')
             if known >= {*names}:
                 exact = torch.cat([weights.read(one) * factors.get(one, 1.0) for one in names]).T
                 found = graph.numbers(matrix).astype(np.float32) * scales

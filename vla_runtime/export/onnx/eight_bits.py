@@ -26,8 +26,6 @@ from vla_runtime.engines.onnx.files import Precision
 from vla_runtime.export.onnx.graph import GraphWriter, Value
 
 Range = tuple[float, float]
-# Of a matrix's name in the graphs.
-MATRIX_ENDING = '/8bit'
 # Types by precision, and their largest numbers of both signs; TensorRT's weights have no -128.
 KINDS: Mapping[Precision, torch.dtype] = {'int8': torch.int8, 'fp8': torch.float8_e4m3fn}
 _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
@@ -99,7 +97,7 @@ class EightBits:
             self._columns[name] = scales_of(make().abs().amax(dim=0), self._kind)
         columns = self._columns[name]
         stored = graph.weights.named(
-            f'{name}{MATRIX_ENDING}',
+            f'{name}/{self.precision}',
             self._kind,
             shape,
             lambda: round_to_8_bits(make(), columns, self._kind),
