@@ -399,7 +399,7 @@ class TensorRT:
         if mixed := mixed_products(kernels):
             raise TensorRTError(
                 f'{onnx}: TensorRT {self.version} multiplies numbers in 8 or 4 bits by others in '
-                f'{", ".join(mixed)}; these would gain nothing'
+                f'{", ".join(mixed)}; these would gain nothing. Export with --beside-int8 bfloat16'
             )
         cache = None if self.is_rtx else config.get_timing_cache()
         return BuiltEngine(

@@ -4,8 +4,10 @@
                      int8 matrix ─ DequantizeLinear ─ MatMul ─ float32
 
 Matrices side by side with a bias (queries, keys and values of a vision tower) are a product each,
-joined by Concat: of one product that is cut into heads TensorRT moves the matrix's scales to where
-it is cut, and multiplies an int8 input by a float32 matrix. It joins the products itself.
+joined by Concat, in files with half beside 8 bits, which are for TensorRT: of one product that is
+cut into heads it moves the matrix's scales to where it is cut, and multiplies an int8 input by a
+float32 matrix. It joins the products itself. Files with float32 beside are for a CPU, and there one
+product it is: of several over one input ONNX Runtime computes none in 8 bits.
 
 Invariants:
 - both operands are of one type, int8 or 8-bit floats (e4m3fn), with zero point 0, all that TensorRT
@@ -66,6 +68,11 @@ class EightBits:
         self._ranges = ranges
         # Of each matrix, once for all graphs.
         self._columns: dict[str, Tensor] = {}
+
+    @property
+    def apart(self) -> bool:
+        """Whether matrices side by side with a bias are a product each."""
+        return self.beside != 'float32'
 
     def __contains__(self, matrix: str) -> bool:
         return matrix in self._ranges

@@ -232,7 +232,8 @@ class _Translation:
                 # Rounded once, to 8 bits, and not to half before.
                 single = graph.single(graph.before_cast(x))
                 # One product each where a bias follows, see `eight_bits`.
-                apart = [[weight] for weight in weights] if widened else [weights]
+                cut = widened and eight_bits.apart
+                apart = [[weight] for weight in weights] if cut else [weights]
                 matrices = [self._joined(some, transposed=True) for some in apart]
                 parts = eight_bits.products(graph, single, matrix.name, matrices)
                 y = parts[0]
