@@ -454,8 +454,8 @@ class TensorRT:
         """Add a profile for each length of the free axis; none where every shape is static.
 
         TensorRT for RTX gets one for all lengths, because with two it stores the matrices of
-        products that are cut (gate and up) twice, gigabytes of a pi0.5. The others tune kernels to
-        the lengths that they are told, and 8.6 lets no two contexts share a profile.
+        products that are cut (gate and up) twice, gigabytes of a large policy. The others tune
+        kernels to the lengths that they are told, and 8.6 lets no two contexts share a profile.
         """
         inputs = [network.get_input(index) for index in range(network.num_inputs)]
         free = {port.name: tuple(port.shape) for port in inputs if -1 in tuple(port.shape)}
