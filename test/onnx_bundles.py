@@ -22,7 +22,13 @@ from torch import Tensor
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import STATISTICS_FILE, WEIGHTS_FILE, BundleSpec
 from vla_runtime.bundle.writer import seal, write_statistics
-from vla_runtime.engines.onnx.files import ONNX_FOLDER, TEXT_INPUT, WEIGHTS_DATA, Precision
+from vla_runtime.engines.onnx.files import (
+    ONNX_FOLDER,
+    TEXT_INPUT,
+    WEIGHTS_DATA,
+    Attention,
+    Precision,
+)
 from vla_runtime.engines.onnx.session import Placement, Session
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.text_table import TextTable
@@ -39,6 +45,7 @@ def write_onnx_once(
     spec: BundleSpec,
     precision: Precision,
     *,
+    attention: Attention = 'exact',
     advance: Callable[[int], object] = lambda count: None,
 ) -> None:
     """`write_onnx` for networks that are not patched: a copy, where a test has made them before.
@@ -46,13 +53,13 @@ def write_onnx_once(
     The same export gives the same bytes (`test_onnx_export.py`), whichever test asks for it.
     """
     # All of a description that reaches the files.
-    described = repr((spec.family, spec.dims, spec.denoise_steps, precision)).encode()
+    described = repr((spec.family, spec.dims, spec.denoise_steps, precision, attention)).encode()
     weights = (folder / WEIGHTS_FILE).read_bytes()
 
     def make(target: Path) -> None:
         target.mkdir()
         shutil.copyfile(folder / WEIGHTS_FILE, target / WEIGHTS_FILE)
-        write_onnx(target, spec, precision)
+        write_onnx(target, spec, precision, attention=attention)
 
     made = made_once(f'onnx_{hashlib.sha256(described + weights).hexdigest()}', make)
     shutil.copytree(made / ONNX_FOLDER, folder / ONNX_FOLDER)
