@@ -133,12 +133,10 @@ def _export_checkpoint(arguments: argparse.Namespace) -> bool:
     from vla_runtime.bundle.summary import describe, line, task_notes
     from vla_runtime.export.conversion import plan_export, write_export
     from vla_runtime.export.errors import ExportError
-    from vla_runtime.export.onnx.bundle import add_onnx, check_packages
+    from vla_runtime.export.onnx.bundle import add_onnx, check_attention, check_packages
 
     with_onnx = arguments.onnx_precision != 'none'
     if with_onnx:
-        from vla_runtime.export.onnx.export import check_attention
-
         check_packages()
         check_attention(arguments.attention, arguments.onnx_precision)
     elif arguments.attention != 'exact':

@@ -128,6 +128,21 @@ def add_onnx(
     path.write_text(json.dumps(document, indent=1) + '\n', encoding='utf-8')
 
 
+def check_attention(attention: Attention, precision: Precision) -> None:
+    """Refuse fused attention in float32 (ExportError).
+
+    Args:
+        attention: form of attention.
+        precision: precision of the products that 8 bits leave out, else of all.
+    """
+    if attention == 'fused' and precision == 'float32':
+        raise ExportError(
+            'fused attention is computed in half, and TensorRT has no kernel of it in float32: '
+            'take --onnx-precision bfloat16 or float16, or in 8 bits --beside-int8 bfloat16; or '
+            'leave --attention out'
+        )
+
+
 def _check_room(folder: Path, size: int) -> None:
     """Refuse a disk with less room than so many bytes (ExportError)."""
     free = shutil.disk_usage(folder).free
@@ -187,9 +202,6 @@ def export_bundle(
         ValueError: int8 on a CPU that does not multiply it, or an observation that does not fit.
     """
     check_packages()
-
-    from vla_runtime.export.onnx.export import check_attention
-
     check_attention(attention, beside if precision in EIGHT_BITS else precision)
     cases = None
     if precision in EIGHT_BITS:

@@ -38,7 +38,6 @@ from vla_runtime.engines.onnx.files import (
     vision_names,
 )
 from vla_runtime.engines.onnx.shapes import GraphShapes, Tensors, image_input
-from vla_runtime.export.errors import ExportError
 from vla_runtime.export.graph_facts import ExportedGraphs, GraphFacts, write_graph_facts
 from vla_runtime.export.onnx.eight_bits import EightBits
 from vla_runtime.export.onnx.graph import (
@@ -90,11 +89,11 @@ def write_onnx(
 
     Raises:
         ExportError: the network uses an operator that has no ONNX form here, or a constant that
-            the trace has no numbers of; attention that is fused in float32.
+            the trace has no numbers of.
     """
     assert (precision in EIGHT_BITS) == (eight_bits is not None)
     beside = precision if eight_bits is None else eight_bits.beside
-    check_attention(attention, beside)
+    assert attention == 'exact' or beside != 'float32'
     target = folder / ONNX_FOLDER
     target.mkdir()
     weights = BundleWeights(folder / WEIGHTS_FILE)
@@ -112,21 +111,6 @@ def write_onnx(
         writer.any_rows()
     write_graph_facts(target, ExportedGraphs(precision, beside, writer.text_table, writer.facts))
     write_counts(folder, count_operations(spec.family, spec.dims))
-
-
-def check_attention(attention: Attention, precision: Precision) -> None:
-    """Refuse fused attention in float32 (ExportError).
-
-    Args:
-        attention: form of attention.
-        precision: precision of the products that 8 bits leave out, else of all.
-    """
-    if attention == 'fused' and precision == 'float32':
-        raise ExportError(
-            'fused attention is computed in half, and TensorRT has no kernel of it in float32: '
-            'take --onnx-precision bfloat16 or float16, or in 8 bits --beside-int8 bfloat16; or '
-            'leave --attention out'
-        )
 
 
 def onnx_bytes(spec: BundleSpec, precision: Precision) -> int:
