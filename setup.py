@@ -116,6 +116,12 @@ setup(
         'onnx': ['onnx>=1.15', 'onnxruntime>=1.17'],
         # A Jetson has TensorRT with JetPack, for its system Python.
         'tensorrt': ['tensorrt>=8.6; platform_machine == "x86_64"', CUDA_BINDINGS],
+        # For RTX cards: NVIDIA's wheels, under its own licence.
+        'tensorrt-rtx': [
+            'tensorrt-rtx-cu13-bindings>=1.7,<2',
+            'tensorrt-rtx-cu13-libs>=1.7,<2',
+            CUDA_BINDINGS,
+        ],
         'cuda': [CUDA_BINDINGS],
         'sim': ['mujoco>=3.1', 'pyopengl>=3.1.6'],
         # The recorder node, and replays.

@@ -84,10 +84,12 @@ class FakeCuda:
         late: bool = False,
         integrated: bool = True,
         processors: int = 16,
+        capability: tuple[int, int] = (8, 7),
     ) -> None:
         self.name, self.total_bytes, self.devices = name, total_bytes, devices
         self.graph_bytes, self.stale_graphs, self.late = graph_bytes, stale_graphs, late
         self.integrated, self.processors = integrated, processors
+        self.capability = capability
         self.driver_version = 12060
         self.context_flags: dict[int, int] = {}
         self.calls: list[str] = []
@@ -173,8 +175,8 @@ class FakeCuda:
         values = {
             'MULTIPROCESSOR_COUNT': self.processors,
             'INTEGRATED': int(self.integrated),
-            'COMPUTE_CAPABILITY_MAJOR': 8,
-            'COMPUTE_CAPABILITY_MINOR': 7,
+            'COMPUTE_CAPABILITY_MAJOR': self.capability[0],
+            'COMPUTE_CAPABILITY_MINOR': self.capability[1],
         }
         return OK, values[attribute.name.removeprefix('CU_DEVICE_ATTRIBUTE_')]
 

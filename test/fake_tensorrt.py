@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from enum import IntEnum
 from functools import cache
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
 from weakref import ref
@@ -23,7 +24,9 @@ from fake_cuda import FakeCuda
 from vla_runtime.files.safetensors_reader import bfloat16_to_float32, float32_to_bfloat16
 
 NAMES = json.loads((Path(__file__).parent / 'tensorrt_names.json').read_text())
-RELEASES = tuple(NAMES)
+# TensorRT for RTX, with version numbers of its own.
+RTX = '1.7.1.116'
+RELEASES = tuple(name for name in NAMES if name != RTX)
 _TYPES = {
     'tensor(float)': ('FLOAT', np.float32),
     'tensor(float16)': ('HALF', np.float16),
@@ -76,6 +79,9 @@ class FakeTensorRT:
 
     def __init__(self, release: str, cuda: FakeCuda | None = None) -> None:
         self.__version__ = release
+        self.__name__ = 'tensorrt_rtx' if release == RTX else 'tensorrt'
+        # Whoever asks whether the package is installed looks for it.
+        self.__spec__ = ModuleSpec(self.__name__, None)
         self.cuda = cuda or FakeCuda()
         self.used: set[tuple[str, str]] = set()
         self.fail_parse = self.fail_build = ''
@@ -88,15 +94,21 @@ class FakeTensorRT:
         self.layers: list[FakeLayer] = []
         self.configs: list[FakeConfig] = []
         self.steps_told = 0
+        # Compiled kernels that were handed over from an earlier load.
+        self.restored: list[bytes] = []
         # Every one that was made; those that were freed are dead.
         self.builders: list[ref[FakeBuilder]] = []
         for kind in (
             'BuilderFlag',
+            'ComputeCapability',
+            'CudaGraphStrategy',
             'DataType',
+            'DynamicShapesKernelSpecializationStrategy',
             'ExecutionContextAllocationStrategy',
             'LayerType',
             'MemoryPoolType',
             'NetworkDefinitionCreationFlag',
+            'ProfilingVerbosity',
             'TacticSource',
             'TensorIOMode',
         ):
@@ -227,7 +239,7 @@ class FakeEngine(Named):
         return max(1, len(self._profiles))
 
     def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, ...]]:
-        return [tuple(self._profiles[profile][name])] * 3
+        return [tuple(shape) for shape in self._profiles[profile][name]]
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
         return _free(self._tensors[name].shape)
@@ -244,8 +256,14 @@ class FakeEngine(Named):
         return getattr(self.trt.DataType, kind)
 
     def create_execution_context(self, strategy=None):
+        if isinstance(strategy, FakeRuntimeConfig):
+            assert strategy._settings['cuda_graph_strategy'].name == 'DISABLED'
+            strategy = strategy._settings['memory']
         assert strategy is None or strategy.name == 'USER_MANAGED'
         return self._context()
+
+    def create_runtime_config(self) -> FakeRuntimeConfig:
+        return FakeRuntimeConfig(self.trt)
 
     def create_execution_context_without_device_memory(self):
         return self._context()
@@ -281,6 +299,47 @@ class FakeEngine(Named):
             arrays[name][...] = written
 
 
+class FakeRuntimeConfig(Named):
+    """Settings of a context of TensorRT for RTX."""
+
+    kind = 'IRuntimeConfig'
+
+    def __init__(self, trt: FakeTensorRT) -> None:
+        super().__init__(trt)
+        self._settings: dict[str, object] = {}
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if not name.startswith('_'):
+            self._settings[name] = value
+
+    def set_execution_context_allocation_strategy(self, strategy) -> None:
+        self._settings['memory'] = strategy
+
+    def create_runtime_cache(self) -> FakeRuntimeCache:
+        return FakeRuntimeCache(self.trt)
+
+    def set_runtime_cache(self, cache: FakeRuntimeCache) -> bool:
+        return True
+
+
+class FakeRuntimeCache(Named):
+    """Compiled kernels; another GPU's are refused."""
+
+    kind = 'IRuntimeCache'
+
+    def __init__(self, trt: FakeTensorRT) -> None:
+        super().__init__(trt)
+        self._data = b'compiled'
+
+    def deserialize(self, data: bytes) -> bool:
+        self.trt.restored.append(bytes(data))
+        return bytes(data).startswith(b'compiled')
+
+    def serialize(self) -> bytes:
+        return self._data
+
+
 class FakeContext(Named):
     kind = 'IExecutionContext'
 
@@ -304,6 +363,10 @@ class FakeContext(Named):
         assert size >= 1000
         self._scratch = address
 
+    @property
+    def active_optimization_profile(self) -> int:
+        return -1 if self._profile is None else self._profile
+
     def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
         if profile >= self._engine.num_optimization_profiles:
             return False
@@ -312,7 +375,8 @@ class FakeContext(Named):
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         assert self._profile is not None, 'a context without a profile was given a shape'
-        if tuple(shape) != self._engine.get_tensor_profile_shape(name, self._profile)[1]:
+        least, _, most = self._engine.get_tensor_profile_shape(name, self._profile)
+        if not all(a <= b <= c for a, b, c in zip(least, shape, most, strict=True)):
             return False
         free = self._engine.get_tensor_shape(name)
         self._lengths |= {size for size, known in zip(shape, free, strict=True) if known == -1}
@@ -438,11 +502,10 @@ class FakeProfile:
     """Shapes of inputs: smallest, usual and largest."""
 
     def __init__(self) -> None:
-        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.shapes: dict[str, list[tuple[int, ...]]] = {}
 
     def set_shape(self, name: str, smallest, usual, largest) -> None:
-        assert smallest == usual == largest
-        self.shapes[name] = usual
+        self.shapes[name] = [smallest, usual, largest]
 
 
 class FakeParser(Named):
@@ -531,6 +594,10 @@ class FakeConfig(Named):
 
     def clear_flag(self, flag) -> None:
         self._flags.discard(flag.name)
+
+    def set_compute_capability(self, capability, index: int) -> bool:
+        assert index < self.num_compute_capabilities
+        return True
 
     def create_timing_cache(self, data: bytes) -> FakeCache:
         return FakeCache(self.trt, bytes(data))

@@ -22,7 +22,13 @@ from torch import Tensor
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import STATISTICS_FILE, WEIGHTS_FILE, BundleSpec
 from vla_runtime.bundle.writer import seal, write_statistics
-from vla_runtime.engines.onnx.files import ONNX_FOLDER, TEXT_INPUT, WEIGHTS_DATA, Precision
+from vla_runtime.engines.onnx.files import (
+    ONNX_FOLDER,
+    TEXT_INPUT,
+    WEIGHTS_DATA,
+    Attention,
+    Precision,
+)
 from vla_runtime.engines.onnx.session import Placement, Session
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.text_table import TextTable
@@ -39,6 +45,7 @@ def write_onnx_once(
     spec: BundleSpec,
     precision: Precision,
     *,
+    attention: Attention = 'exact',
     advance: Callable[[int], object] = lambda count: None,
 ) -> None:
     """`write_onnx` for networks that are not patched: a copy, where a test has made them before.
@@ -46,17 +53,22 @@ def write_onnx_once(
     The same export gives the same bytes (`test_onnx_export.py`), whichever test asks for it.
     """
     # All of a description that reaches the files.
-    described = repr((spec.family, spec.dims, spec.denoise_steps, precision)).encode()
+    described = repr((spec.family, spec.dims, spec.denoise_steps, precision, attention)).encode()
     weights = (folder / WEIGHTS_FILE).read_bytes()
 
     def make(target: Path) -> None:
         target.mkdir()
         shutil.copyfile(folder / WEIGHTS_FILE, target / WEIGHTS_FILE)
-        write_onnx(target, spec, precision)
+        write_onnx(target, spec, precision, attention=attention)
 
     made = made_once(f'onnx_{hashlib.sha256(described + weights).hexdigest()}', make)
     shutil.copytree(made / ONNX_FOLDER, folder / ONNX_FOLDER)
     advance((folder / ONNX_FOLDER / WEIGHTS_DATA).stat().st_size)
+
+
+def copy_weights(source: Path, target: Path) -> None:
+    """Copy a bundle's weights, which graphs are written from, into another folder."""
+    shutil.copyfile(source / WEIGHTS_FILE, target / WEIGHTS_FILE)
 
 
 def make_exports_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,17 +134,20 @@ def onnx_of_case(path: Path) -> tuple[Path, BundleSpec]:
     return made_once(path.stem, lambda folder: _write_network(folder, case.network, spec)), spec
 
 
-def onnx_of_network(family: str, network: FlowNetwork, **changes: Any) -> tuple[Path, BundleSpec]:
+def onnx_of_network(
+    family: str, network: FlowNetwork, precision: Precision = 'float32', **changes: Any
+) -> tuple[Path, BundleSpec]:
     """A network as ONNX files: a folder with weights, no whole bundle.
 
     Args:
         family: family of the network.
         network: with weights.
+        precision: precision of the files.
         changes: changes of the tiny policy's description.
     """
     folder = Path(tempfile.mkdtemp(dir=scratch_folder())) / 'network'
     spec = _spec_of(family, network, **changes)
-    _write_network(folder, network, spec)
+    _write_network(folder, network, spec, precision)
     return folder, spec
 
 
@@ -140,12 +155,14 @@ def _spec_of(family: str, network: FlowNetwork, **changes: Any) -> BundleSpec:
     return replace(tiny_spec(family), dims=network.dims, **changes)
 
 
-def _write_network(folder: Path, network: FlowNetwork, spec: BundleSpec) -> None:
+def _write_network(
+    folder: Path, network: FlowNetwork, spec: BundleSpec, precision: Precision = 'float32'
+) -> None:
     folder.mkdir()
     weights = {key: value.contiguous() for key, value in network.state_dict().items()}
     save_file(weights, str(folder / WEIGHTS_FILE))
     write_statistics(folder, tiny_statistics(spec))
-    write_onnx(folder, spec, 'float32')
+    write_onnx(folder, spec, precision)
 
 
 def copy_networks(bundle: Path, target: Path) -> Path:

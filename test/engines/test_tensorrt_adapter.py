@@ -8,8 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import rtx_plans
 from fake_cuda import FakeCuda
-from fake_tensorrt import NAMES, RELEASES, FakeLayer, FakeTensorRT
+from fake_tensorrt import NAMES, RELEASES, RTX, FakeLayer, FakeTensorRT
 
 from vla_runtime.engines.tensorrt.adapter import (
     BuildOptions,
@@ -26,6 +27,7 @@ REAL_MODULES = {
     'tensorrt_lean': 'tensorrt-lean',
     'tensorrt_bindings': 'tensorrt-cu13-bindings',
     'tensorrt_lean_bindings': 'tensorrt-lean-cu13-bindings',
+    'tensorrt_rtx_bindings': 'tensorrt-rtx-cu13-bindings',
 }
 
 
@@ -56,12 +58,16 @@ def run_everything(release: str, graph: Path, folder: Path) -> FakeTensorRT:
     trt.layers = [matrix, product]
     adapter = TensorRT(trt)
     options = BuildOptions(
-        1 << 20, reduced=True, lengths=(1, 2), progress=lambda phase, done, total: True
+        1 << 20,
+        reduced=True,
+        lengths=(1, 2),
+        targets=('sm89', 'sm120') if release == RTX else (),
+        progress=lambda phase, done, total: True,
     )
     plan = folder / f'{release}.engine'
     plan.write_bytes(adapter.build(graph, options).plan)
     addresses = [trt.cuda.cuMemAlloc(2048)[1] for _ in range(3)]
-    for rows, network in enumerate(adapter.load(plan, 77, contexts=2), 1):
+    for rows, network in enumerate(adapter.load(plan, 77, lengths=(1, 2)), 1):
         assert {info.shape for info in network.tensors.values()} == {(rows, 4)}
         network.use_scratch(addresses[0], 2048)
         network.bind({'x': addresses[1], 'y': addresses[2]})
@@ -70,7 +76,7 @@ def run_everything(release: str, graph: Path, folder: Path) -> FakeTensorRT:
     return trt
 
 
-@pytest.mark.parametrize('release', RELEASES)
+@pytest.mark.parametrize('release', [*RELEASES, RTX])
 def test_building_and_running_uses_only_names_that_the_release_has(release, graph, tmp_path):
     # The fake raises AttributeError for any other name, as the real module does.
     used = run_everything(release, graph, tmp_path).used
@@ -89,14 +95,17 @@ def test_a_name_that_a_release_lacks_is_noticed(graph, tmp_path):
 @pytest.mark.parametrize('name', REAL_MODULES)
 def test_the_names_used_are_in_the_real_bindings(name, graph, tmp_path):
     try:
-        real = importlib.import_module(name)
+        rtx = name == 'tensorrt_rtx_bindings'
+        real = rtx_plans.bindings() if rtx else importlib.import_module(name)
     except ImportError as error:
         pytest.skip(f'no real {name} here ({error}); pip install {REAL_MODULES[name]}')
-    release = max(
-        (each for each in RELEASES if numbers(each) <= numbers(real.__version__)),
-        key=numbers,
-        default=OLDEST,
-    )
+    release = RTX
+    if not TensorRT(real).is_rtx:
+        release = max(
+            (each for each in RELEASES if numbers(each) <= numbers(real.__version__)),
+            key=numbers,
+            default=OLDEST,
+        )
     used = run_everything(release, graph, tmp_path).used
     lean = not hasattr(real, 'Builder')
     kinds = {kind for kind, _ in used if hasattr(real, kind)}

@@ -180,7 +180,7 @@ def test_a_norm_that_reads_rounded_numbers_is_found(bundle: Path, tmp_path: Path
     ('fault', 'text'),
     [
         (widened_by_twice_the_scale, r'\(DequantizeLinear\) widens by another scale'),
-        (zero_point_of_one, r'\(QuantizeLinear\) needs an int8 zero point of 0'),
+        (zero_point_of_one, r'\(QuantizeLinear\) needs a signed zero point of 0'),
         (unsigned_input, 'uint8, which no part of a policy is computed in'),
         (scales_along_the_rows, 'needs a scale for every column of its matrix, along axis 1'),
         (one_scale_for_a_matrix, 'needs a scale for every column of its matrix'),
@@ -234,7 +234,7 @@ def test_half_beside_int8_is_refused_without_int8(
 ):
     asked = ['--out', str(tmp_path / 'out'), '--beside-int8', 'bfloat16']
     assert main(['export', str(bundle), *asked]) == 2
-    assert '--beside-int8 bfloat16 is for --onnx-precision int8 alone' in capsys.readouterr().err
+    assert '--beside-int8 bfloat16 is for --onnx-precision int8 and fp8' in capsys.readouterr().err
 
 
 def test_files_of_another_precision_device_or_cpu_are_refused(

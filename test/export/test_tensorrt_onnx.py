@@ -46,10 +46,10 @@ def test_the_facts_are_what_the_onnx_package_reads(folders, precision):
 def test_our_graphs_have_only_operators_that_8_6_reads(folders):
     for precision in ('float32', 'float16'):
         for graph in read_graph_facts(folders[precision], EVERY_GRAPH).graphs.values():
-            assert unsupported(graph, precision, '8.6.1') == []
+            assert unsupported(graph, precision, '8.6.1', False) == []
     expert = read_graph_facts(folders['bfloat16'], ['expert.onnx']).graphs['expert.onnx']
-    assert unsupported(expert, 'bfloat16', '8.6.1') == ['bfloat16']
-    assert unsupported(expert, 'bfloat16', '10.3.0') == []
+    assert unsupported(expert, 'bfloat16', '8.6.1', False) == ['bfloat16']
+    assert unsupported(expert, 'bfloat16', '10.3.0', False) == []
 
 
 def test_8_6_reads_the_graphs_of_every_family(tmp_path):
@@ -57,13 +57,13 @@ def test_8_6_reads_the_graphs_of_every_family(tmp_path):
     for family in tried_families():
         graphs = read_graph_facts(tmp_path / family / 'onnx', ROWS_GRAPHS).graphs
         for name, graph in graphs.items():
-            assert unsupported(graph, 'float32', '8.6.0') == [], (family, name)
+            assert unsupported(graph, 'float32', '8.6.0', False) == [], (family, name)
 
 
 def test_an_operator_and_a_set_that_8_6_does_not_know_are_named():
     graph = GraphFacts(opset=18, operators={'Mish': 1}, weight_bytes=0)
     assert 'Mish' not in OPERATORS_8_6
-    assert unsupported(graph, 'float32', '8.6.1') == ['Mish', 'operator set 18 (at most 17)']
+    assert unsupported(graph, 'float32', '8.6.1', False) == ['Mish', 'operator set 18 (at most 17)']
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 from fake_cuda import CUresult
-from fake_tensorrt import RELEASES, FakeEngine
+from fake_tensorrt import RELEASES, RTX, FakeEngine
 from paths import ROOT
 from tensorrt_machine import Machine
 
@@ -242,6 +242,46 @@ def test_a_tensorrt_for_a_newer_cuda_than_the_driver_is_named(machine, monkeypat
     assert last.state == 'failed'
     assert 'tensorrt-cu13 10.13.3 needs a driver for CUDA 13' in last.detail
     assert 'pip install tensorrt-cu12' in last.detail
+
+
+@pytest.fixture
+def rtx(machine, monkeypatch):
+    """A machine with TensorRT for RTX and a GPU of the given compute capability."""
+
+    def make(capability: tuple[int, int]):
+        here = machine(release=RTX, name='NVIDIA GeForce RTX', capability=capability)
+        monkeypatch.setitem(sys.modules, 'tensorrt', None)
+        monkeypatch.setitem(sys.modules, 'tensorrt_rtx', here.trt)
+
+    return make
+
+
+def test_tensorrt_for_rtx_is_tried_as_the_other_is(rtx):
+    rtx((8, 9))
+    steps = selftest('tensorrt', 'pi0')
+    assert {step.state for step in steps.values()} == {'passed'}
+    assert 'for RTX' in steps['TensorRT: imported, release taken'].detail
+
+
+@pytest.mark.parametrize('capability', [(7, 5), (9, 0)])
+def test_a_gpu_that_tensorrt_for_rtx_does_not_serve_is_named_before_a_build(rtx, capability):
+    rtx(capability)
+    last = list(selftest('tensorrt', 'pi0').values())[-1]
+    assert (last.name, last.state) == ('TensorRT: imported, release taken', 'failed')
+    assert f"target 'sm{capability[0]}{capability[1]}'" in last.detail
+
+
+def test_tensorrt_for_rtx_of_a_newer_cuda_is_named(machine, monkeypatch):
+    machine()
+    real = checks.metadata.version
+
+    def version(name: str) -> str:
+        return '1.7.1.116' if name == 'tensorrt-rtx-cu13-bindings' else real(name)
+
+    monkeypatch.setattr(checks.metadata, 'version', version)
+    last = list(selftest('tensorrt').values())[-1]
+    assert last.state == 'failed'
+    assert 'pip install tensorrt-rtx-cu12-bindings' in last.detail
 
 
 @pytest.mark.parametrize(

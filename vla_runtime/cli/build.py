@@ -12,6 +12,12 @@ examples:
   vla_runtime build engines/my_policy --dry-run              # what would be built, and its memory
   vla_runtime build engines/my_policy --rows 1               # a shorter build, serial guidance
   vla_runtime build engines/my_policy --workspace 256        # MiB that a layer may take
+  vla_runtime build engines/my_policy --target sm86,sm89     # for RTX cards, on any machine
+
+With --target nothing but TensorRT for RTX is needed: no GPU, and none of its memory. One engine
+runs on all targets: sm86 (RTX 30), sm89 (RTX 40), sm120 (RTX 50), sm121 (GB10), sm80 (A100). It
+goes to BUNDLE/engines/rtx-TARGETS-trtrtxVERSION. On the robot's PC the same command without
+--target then compares it with the recorded cases, and nothing loads it before.
 
 The engines' precision is that of the ONNX files ('vla_runtime export --onnx-precision'): bfloat16,
 unless --precision names another one. What was built is compared with what PyTorch gave for the
@@ -34,6 +40,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from vla_runtime.cli._comparison import compare_engines
 from vla_runtime.cli._numbers import at_least
 from vla_runtime.engines.onnx.files import Precision
+from vla_runtime.engines.tensorrt.rtx import TARGETS, check_targets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,6 +77,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         'advantage tags, else 1)',
     )
     parser.add_argument(
+        '--target',
+        type=_targets,
+        metavar='SM,...',
+        default=(),
+        help='compute capabilities to build for with TensorRT for RTX, on any machine: '
+        f'{", ".join(TARGETS)}',
+    )
+    parser.add_argument(
         '--device', default='cuda', metavar='DEVICE', help='cuda or cuda:N (default: %(default)s)'
     )
     parser.add_argument(
@@ -81,6 +96,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--force', action='store_true', help='build again what is there')
     parser.add_argument('--dry-run', action='store_true', help='check and show, build nothing')
+
+
+def _targets(text: str) -> tuple[str, ...]:
+    targets = tuple(dict.fromkeys(word.strip() for word in text.split(',')))
+    try:
+        check_targets(targets)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return targets
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -100,21 +124,24 @@ def _build(arguments: argparse.Namespace) -> int:
     from vla_runtime.engines.cuda_runtime import CudaRuntime, device_index
     from vla_runtime.engines.preflight import check_backend, check_graph_files
     from vla_runtime.engines.recorded_cases import check_cases
-    from vla_runtime.engines.tensorrt.adapter import import_tensorrt
+    from vla_runtime.engines.tensorrt.adapter import import_rtx, import_tensorrt
     from vla_runtime.engines.tensorrt.loading import check_one_image_size
     from vla_runtime.engines.tensorrt.store import ENGINES, graph_of, passed_on
-    from vla_runtime.export.tensorrt.build import build_engines, plan_build
+    from vla_runtime.export.tensorrt.build import build_engines, plan_build, tie_to_device
     from vla_runtime.export.tensorrt.receipt import is_compared
 
     bundle = read_bundle(arguments.bundle, verify=False)
     check_one_image_size(bundle.spec.dims)
     most = arguments.rows or (2 if bundle.spec.advantage else 1)
     check_graph_files(bundle.folder, map(graph_of, ENGINES))
-    check_backend('tensorrt', arguments.device)
+    if arguments.target:
+        adapter, runtime = import_rtx(), None
+    else:
+        check_backend('tensorrt', arguments.device)
+        adapter = import_tensorrt()
+        runtime = CudaRuntime(device_index(arguments.device))
     check_cases(bundle.folder)
-    adapter = import_tensorrt()
     precision = arguments.precision or adapter.default_precision
-    runtime = CudaRuntime(device_index(arguments.device))
     plan = plan_build(
         bundle.folder,
         adapter,
@@ -124,9 +151,11 @@ def _build(arguments: argparse.Namespace) -> int:
         precision=precision,
         workspace_bytes=arguments.workspace * _MIB,
         force=arguments.force,
+        targets=arguments.target,
     )
-    print(f'{runtime.info.name}, TensorRT {adapter.version}, {plan.precision} -> {plan.folder}')
-    _show(plan)
+    where = ', '.join(plan.targets) if runtime is None else runtime.info.name
+    print(f'{where}, TensorRT {adapter.version}, {plan.precision} -> {plan.folder}')
+    _show(plan, on_device=runtime is not None)
     if arguments.dry_run:
         print('\ndry run: nothing was built')
         return 0
@@ -148,6 +177,14 @@ def _build(arguments: argparse.Namespace) -> int:
             report=bar.report,
         )
     adapter.free_builder()
+    if runtime is None:
+        print(
+            f'\nbuilt {plan.folder}\nnext, where it shall run (there it is compared, once): '
+            f'vla_runtime build {bundle.folder}'
+        )
+        return 0
+    if adapter.is_rtx and compare:
+        metadata = tie_to_device(plan.folder, metadata, adapter, runtime)
     runtime.close()
     if compare and not _verified(bundle, plan.folder, metadata, arguments.device):
         return 1
@@ -155,7 +192,7 @@ def _build(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _show(plan: BuildPlan) -> None:
+def _show(plan: BuildPlan, *, on_device: bool) -> None:
     for name, graph in plan.graphs.items():
         state = 'is there' if name in plan.done else 'to build'
         print(f'  {name:12} {graph.weight_bytes / 1e6:9,.1f} MB of weights, {state}')
@@ -163,10 +200,9 @@ def _show(plan: BuildPlan) -> None:
         print(f'  {path.stem:12} {path.stat().st_size / 1e6:9,.1f} MB, not asked for: to remove')
     if plan.to_build:
         estimate = plan.estimate
-        print(
-            f'  needs about {estimate.device / 1e9:.1f} GB of GPU memory and '
-            f'{estimate.host / 1e9:.1f} GB of memory (one and the same on a Jetson)'
-        )
+        device = f'{estimate.device / 1e9:.1f} GB of GPU memory and ' if on_device else ''
+        same = ' (one and the same on a Jetson)' if on_device else ''
+        print(f'  needs about {device}{estimate.host / 1e9:.1f} GB of memory{same}')
 
 
 def _verified(bundle: Bundle, folder: Path, metadata: Metadata, device: str) -> bool:

@@ -50,7 +50,7 @@ from typing import TYPE_CHECKING, get_args
 
 from vla_runtime.cli._comparison import show_receipt
 from vla_runtime.cli._export_options import add_export_options, export_options
-from vla_runtime.engines.onnx.files import Precision
+from vla_runtime.engines.onnx.files import EIGHT_BITS, Attention, Precision
 
 if TYPE_CHECKING:
     from vla_runtime.bundle.folder import Bundle
@@ -80,17 +80,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--calibration',
         type=Path,
         metavar='BAG',
-        help='for --onnx-precision int8: recording of the policy at its task, with its images '
+        help='for int8 and fp8: recording of the policy at its task, with its images '
         "(record:=true, or 'vla_runtime demo --record'); its observations say which ranges 8 bits "
         'must cover, and some of them judge the result',
     )
     parser.add_argument(
         '--beside-int8',
-        choices=[name for name in get_args(Precision) if name != 'int8'],
+        choices=[name for name in get_args(Precision) if name not in EIGHT_BITS],
         default='float32',
-        help='for --onnx-precision int8: precision of the matrix products that int8 leaves out '
+        help='for int8 and fp8: precision of the matrix products that these leave out '
         "(an MLP's last, attention's values); float32 for a CPU, bfloat16 for TensorRT "
         '(default: %(default)s)',
+    )
+    parser.add_argument(
+        '--attention',
+        choices=get_args(Attention),
+        default='exact',
+        help="fused: ONNX's own operator in half, one kernel of TensorRT (from 10.14 on, and for "
+        'RTX); judge such a policy at its task (default: exact, with scores in float32)',
     )
     add_export_options(parser)
 
@@ -126,16 +133,19 @@ def _export_checkpoint(arguments: argparse.Namespace) -> bool:
     from vla_runtime.bundle.summary import describe, line, task_notes
     from vla_runtime.export.conversion import plan_export, write_export
     from vla_runtime.export.errors import ExportError
-    from vla_runtime.export.onnx.bundle import add_onnx, check_packages
+    from vla_runtime.export.onnx.bundle import add_onnx, check_attention, check_packages
 
     with_onnx = arguments.onnx_precision != 'none'
     if with_onnx:
         check_packages()
-    if arguments.onnx_precision == 'int8' or arguments.calibration is not None:
+        check_attention(arguments.attention, arguments.onnx_precision)
+    elif arguments.attention != 'exact':
+        raise ExportError('--attention is of ONNX files, and --onnx-precision none leaves them out')
+    if arguments.onnx_precision in EIGHT_BITS or arguments.calibration is not None:
         raise ExportError(
-            f'{arguments.checkpoint}: int8 is calibrated on a recording of the policy: export this '
-            'checkpoint without --calibration and in float32 first, record that bundle at its task '
-            'and export the bundle in int8'
+            f'{arguments.checkpoint}: 8 bits are calibrated on a recording of the policy: export '
+            'this checkpoint without --calibration and in float32 first, record that bundle at its '
+            'task and export the bundle in int8 or fp8'
         )
     target: Path = arguments.out
     plan = plan_export(
@@ -151,7 +161,14 @@ def _export_checkpoint(arguments: argparse.Namespace) -> bool:
 
     def finish(folder: Path, spec: BundleSpec) -> None:
         if with_onnx:
-            add_onnx(folder, spec, arguments.onnx_precision, _bar, show_receipt)
+            add_onnx(
+                folder,
+                spec,
+                arguments.onnx_precision,
+                _bar,
+                show_receipt,
+                attention=arguments.attention,
+            )
 
     further_bytes = 0
     if with_onnx:
@@ -182,21 +199,21 @@ def _export_bundle(arguments: argparse.Namespace) -> bool:
     if export_options(arguments) != ExportOptions():
         raise ExportError(
             f'{source}: is a policy bundle, which says everything itself: only --out, --force, '
-            '--dry-run, --onnx-precision, --beside-int8 and --calibration apply'
+            '--dry-run, --onnx-precision, --beside-int8, --attention and --calibration apply'
         )
     if arguments.onnx_precision == 'none':
         raise ExportError(
             f'{source}: is a policy bundle; --onnx-precision none leaves nothing to do'
         )
-    if (arguments.onnx_precision == 'int8') != (arguments.calibration is not None):
+    if (arguments.onnx_precision in EIGHT_BITS) != (arguments.calibration is not None):
         raise ExportError(
-            '--onnx-precision int8 and --calibration BAG go together: 8-bit ranges come from a '
-            'recording of the policy at its task (record:=true on a robot, or vla_runtime demo '
-            '--record BAG)'
+            '--onnx-precision int8 or fp8 and --calibration BAG go together: 8-bit ranges come '
+            'from a recording of the policy at its task (record:=true on a robot, or vla_runtime '
+            'demo --record BAG)'
         )
-    if arguments.onnx_precision != 'int8' and arguments.beside_int8 != 'float32':
+    if arguments.onnx_precision not in EIGHT_BITS and arguments.beside_int8 != 'float32':
         raise ExportError(
-            f'--beside-int8 {arguments.beside_int8} is for --onnx-precision int8 alone'
+            f'--beside-int8 {arguments.beside_int8} is for --onnx-precision int8 and fp8'
         )
     bundle = read_bundle(source)
     print(describe(bundle.spec))
@@ -214,6 +231,7 @@ def _export_bundle(arguments: argparse.Namespace) -> bool:
         report=show_receipt,
         observations=observations,
         beside=arguments.beside_int8,
+        attention=arguments.attention,
     )
     return True
 

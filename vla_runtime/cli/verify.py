@@ -133,8 +133,14 @@ def _verify_engines(path: Path, device: str) -> Compared:
     check_cases(bundle.folder)
     runtime = CudaRuntime(device_index(device))
     runtime.close()
+    adapter = import_tensorrt()
     folder, metadata = find_engines(
-        bundle.folder, runtime.info, import_tensorrt().version, bundle.spec.files, passed=False
+        bundle.folder,
+        runtime.info,
+        adapter.version,
+        bundle.spec.files,
+        rtx=adapter.is_rtx,
+        passed=False,
     )
     verify_files(bundle)
     return compare_engines(bundle, folder, metadata, device)

@@ -17,7 +17,7 @@ from vla_runtime.bundle.success import is_judged, success_fault
 from vla_runtime.engines.cpu import check_int8, multiplies_bfloat16
 from vla_runtime.engines.device_names import accepts_device
 from vla_runtime.engines.onnx.files import graph_path
-from vla_runtime.engines.preflight import AUTO, BACKENDS, fp8_refusal, missing_package
+from vla_runtime.engines.preflight import AUTO, BACKENDS, fp8_refusal, missing_backend
 from vla_runtime.files.json_file import JsonError, JsonMapping, read_json
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> lis
         and (
             backend != AUTO
             or (
-                accepts_device(device, candidate.backend) and not missing_package(candidate.backend)
+                accepts_device(device, candidate.backend) and not missing_backend(candidate.backend)
             )
         )
     ]
@@ -106,6 +106,8 @@ def reduced_precisions(bundle: Bundle, device: str) -> dict[Candidate, str]:
     receipt = _receipt_precision(bundle)
     if receipt == INT8.precision:
         could_run.append(INT8)
+    if receipt == FP8.precision:
+        could_run += [Candidate(backend, FP8.precision) for backend in ('tensorrt', 'onnxruntime')]
     if _is_faster_reduced(receipt, device):
         could_run.append(Candidate('torch', str(receipt)))
     if accepts_device(device, FP8.backend) and not fp8_refusal(device):
@@ -126,6 +128,8 @@ def _refusal(bundle: Bundle, candidate: Candidate, device: str) -> str:
             if device != 'cpu':
                 return f"its files are for the CPU, not for device '{device}'"
             check_int8()
+        elif candidate == Candidate('onnxruntime', FP8.precision):
+            return 'a CPU only emulates it'
         elif candidate.precision in _HALVES:
             return _lost_success(bundle, candidate)
         return success_fault(bundle, candidate.backend, candidate.precision)

@@ -17,12 +17,13 @@ from pathlib import Path
 from vla_runtime.engines.device_names import parse_device
 from vla_runtime.engines.onnx.files import ONNX_FOLDER
 from vla_runtime.engines.onnx.files import PRECISIONS as FILE_PRECISIONS
+from vla_runtime.engines.tensorrt.rtx import RTX_MODULES
 
 # Word of backend and precision that lets the load choose (`engines.choice`).
 AUTO = 'auto'
 BACKENDS = ('torch', 'onnxruntime', 'tensorrt')
 # Those of ONNX files and engines, and that of PyTorch alone.
-PRECISIONS = (*FILE_PRECISIONS, 'fp8')
+PRECISIONS = FILE_PRECISIONS
 # Most CPU threads of one network. With thousands that cannot be started PyTorch segfaults.
 MOST_THREADS = 256
 # Packages that comparing ONNX files with PyTorch needs.
@@ -71,7 +72,7 @@ def check_backend(backend: str, device: str) -> None:
         from vla_runtime.engines.tensorrt.adapter import import_tensorrt
 
         # These raise with install advice. An installed TensorRT is slow to import, so it is not.
-        if missing_package('tensorrt'):
+        if missing_backend(backend):
             import_tensorrt()
         # Through the package that the backend uses, so that a driver it cannot use is seen here.
         CudaDriver(import_cuda()).find_device(index)
@@ -174,6 +175,15 @@ def missing_package(*names: str) -> str | None:
         if not found:
             return name
     return None
+
+
+def missing_backend(backend: str) -> str | None:
+    """Return a backend whose package is not installed; None where it is. Import none.
+
+    TensorRT may be that for RTX.
+    """
+    names = ('tensorrt', *RTX_MODULES) if backend == 'tensorrt' else (backend,)
+    return backend if all(missing_package(name) for name in names) else None
 
 
 def require_packages(*names: str) -> None:

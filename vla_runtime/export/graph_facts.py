@@ -33,8 +33,9 @@ class GraphFacts:
 
     @property
     def int8_products(self) -> int:
-        """Number of products in int8: each rounds its own input, and nothing else is rounded."""
-        return self.operators.get('QuantizeLinear', 0)
+        """Number of products in int8: each widens a matrix of its own, beside rounded inputs."""
+        widened = self.operators.get('DequantizeLinear', 0)
+        return widened - self.operators.get('QuantizeLinear', 0)
 
 
 @dataclass(frozen=True)

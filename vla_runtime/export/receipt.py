@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vla_runtime.engines.bounds import BOUNDS, BoundBy, chunk_bound
-from vla_runtime.engines.onnx.files import Precision
+from vla_runtime.engines.onnx.files import EIGHT_BITS, Precision
 from vla_runtime.export.errors import ExportError
 
 # Seed of the compared inputs.
@@ -151,10 +151,10 @@ class Receipt:
 
 
 def left_out_of_int8(precision: Precision, beside: Precision) -> list[str]:
-    """Return the note of a receipt in int8 on the products that are not; empty for others."""
-    if precision != 'int8':
+    """Return the note of a receipt in 8 bits on the products that are not; empty for others."""
+    if precision not in EIGHT_BITS:
         return []
-    return [f'matrix products that int8 leaves out are in {beside}']
+    return [f'matrix products that {precision} leaves out are in {beside}']
 
 
 def _why(item: ChunkComparison) -> str:

@@ -30,6 +30,7 @@ from vla_runtime.engines.preflight import (
     missing_package,
 )
 from vla_runtime.engines.tensorrt.adapter import TensorRT, import_tensorrt
+from vla_runtime.engines.tensorrt.rtx import check_targets, target_of
 from vla_runtime.files.machine import machine, versions
 from vla_runtime.policy import Policy
 from vla_runtime.selftest.jetson import describe_jetson
@@ -53,6 +54,8 @@ PACKAGES = (
     'tensorrt',
     'tensorrt-cu12',
     'tensorrt-cu13',
+    'tensorrt-rtx-cu12-bindings',
+    'tensorrt-rtx-cu13-bindings',
     'cuda-bindings',
     'cuda-python',
     'opencv-python-headless',
@@ -238,8 +241,12 @@ def _try_tensorrt(
         )
 
     def imports() -> str:
-        adapters.append(import_tensorrt())
-        return f'{adapters[0].version}; precisions {", ".join(adapters[0].precisions)}'
+        adapter = import_tensorrt()
+        if adapter.is_rtx:
+            check_targets((target_of(opened[0].info.capability),))
+        adapters.append(adapter)
+        name = 'for RTX, ' if adapter.is_rtx else ''
+        return f'{name}{adapter.version}; precisions {", ".join(adapter.precisions)}'
 
     steps.run('bindings: imported, release taken', bindings)
     steps.run('driver: a device answers', answers)
@@ -285,21 +292,23 @@ def _same_cuda(driver: tuple[int, int]) -> str:
     """
     found = []
     for major in (11, 12, 13):
-        with suppress(metadata.PackageNotFoundError):
-            found.append((major, metadata.version(f'tensorrt-cu{major}')))
-    for major, version in found:
+        for package in ('tensorrt-cu{}', 'tensorrt-rtx-cu{}-bindings'):
+            with suppress(metadata.PackageNotFoundError):
+                found.append((major, package, metadata.version(package.format(major))))
+    for major, package, version in found:
         if major > driver[0]:
             raise ValueError(
-                f'tensorrt-cu{major} {version} needs a driver for CUDA {major}, and this one is '
-                f'for CUDA {format_version(driver)}: pip install tensorrt-cu{driver[0]}'
+                f'{package.format(major)} {version} needs a driver for CUDA {major}, and this one '
+                f'is for CUDA {format_version(driver)}: update the driver, or pip install '
+                f'{package.format(driver[0])}'
             )
-    names = ', '.join(f'tensorrt-cu{major} {version}' for major, version in found)
+    names = ', '.join(f'{package.format(major)} {version}' for major, package, version in found)
     return f'{names or "TensorRT of the system"}, driver for CUDA {format_version(driver)}'
 
 
 def _build(folder: Path, adapter: TensorRT, runtime: CudaRuntime, name: str) -> str:
     from vla_runtime.engines.tensorrt.store import TIMING_CACHE, passed_on, write_metadata
-    from vla_runtime.export.tensorrt.build import build_engines, plan_build
+    from vla_runtime.export.tensorrt.build import build_engines, plan_build, tie_to_device
 
     bundle, _ = read_policy(folder, name)
     plan = plan_build(
@@ -313,6 +322,8 @@ def _build(folder: Path, adapter: TensorRT, runtime: CudaRuntime, name: str) -> 
     # One for all policies, whose kernels are partly the same.
     plan = replace(plan, timing_cache=folder / TIMING_CACHE)
     built = build_engines(plan, adapter, runtime, captures=1)
+    if adapter.is_rtx:
+        built = tie_to_device(plan.folder, built, adapter, runtime)
     # Loaded for the comparison that follows, and for nothing else: the folder is a temporary one.
     write_metadata(plan.folder, replace(built, passed=passed_on(bundle.spec.files)))
     size = sum(engine.size for engine in built.engines.values())

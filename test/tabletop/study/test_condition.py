@@ -159,12 +159,14 @@ def test_a_study_without_a_precision_keeps_the_references_that_others_have():
     assert shared.without('fp8').conditions == grid(BASE, precision=('float32', 'bfloat16'))
 
 
-@pytest.mark.parametrize(
-    ('backend', 'precision'), [('onnxruntime', 'fp8'), ('torch', 'int8')], ids=str
-)
-def test_8_bits_that_a_backend_does_not_have_are_refused(backend, precision):
-    with pytest.raises(ValueError, match=f"precision '{precision}' is of backend"):
-        replace(BASE, backend=backend, precision=precision)
+def test_8_bits_that_a_backend_does_not_have_are_refused():
+    with pytest.raises(ValueError, match="precision 'int8' is of backend"):
+        replace(BASE, backend='torch', precision='int8')
+
+
+def test_an_attention_that_a_backend_does_not_have_is_refused():
+    with pytest.raises(ValueError, match="attention 'fused' is of backend 'onnxruntime'"):
+        replace(BASE, attention='fused')
 
 
 def test_a_study_says_whose_bundle_runs_all_of_its_conditions_or_none() -> None:

@@ -11,7 +11,7 @@
     onnx/operations.json                   operations and bytes of each run, for the roofline
     onnx/cases.npz                         recorded inputs, and what PyTorch gave for them
 
-In int8 there are no `monolithic` graphs.
+In 8 bits there are no `monolithic` graphs.
 Every shape is static but for the rows of `_rows`; shapes are those of engines/README.md. The
 monolithic graph takes `pixels` (V, 3, S, S) and whole tables of time_conditioning (N, C), t (N,)
 and plan_weight (N, 1, H, 1), and gives the chunk. With images of several sizes it takes one input a
@@ -26,8 +26,12 @@ from pathlib import Path
 from typing import Literal, get_args
 
 Network = Literal['vision', 'prefix', 'expert', 'monolithic']
-Precision = Literal['float32', 'float16', 'bfloat16', 'int8']
+Precision = Literal['float32', 'float16', 'bfloat16', 'int8', 'fp8']
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+# Those with products in 8 bits: both factors rounded to ranges that observations had.
+EIGHT_BITS: tuple[Precision, ...] = ('int8', 'fp8')
+# Products and softmax written out, or ONNX's own operator.
+Attention = Literal['exact', 'fused']
 
 ONNX_FOLDER = 'onnx'
 WEIGHTS_DATA = 'weights.data'

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from vla_runtime.engines.cpu import check_int8
 from vla_runtime.engines.onnx.files import (
+    EIGHT_BITS,
     IMAGE_INPUTS,
     ONNX_FOLDER,
     STEP_INPUTS,
@@ -160,7 +161,7 @@ def _check_shapes(
 def _check_precision(expert: Session, past: Tensors, asked: str) -> None:
     """Refuse files of another precision: their own word, else that of keys and values (ValueError).
 
-    Files in int8 are refused where they would not compute what was compared, too.
+    Files in 8 bits are refused where they would not compute what was compared, too.
     """
     for kind in [expert.precision] if expert.precision else [kind for kind, _ in past.values()]:
         if kind in get_args(Precision) and kind != asked:
@@ -169,14 +170,15 @@ def _check_precision(expert: Session, past: Tensors, asked: str) -> None:
                 f'exported in {kind}; set precision to {kind}, or export with --onnx-precision '
                 f'{asked}'
             )
-    if expert.precision == 'int8':
+    if expert.precision in EIGHT_BITS:
         if expert.placement.memory != 'cpu':
             raise ValueError(
                 f"device '{expert.placement.device}': the files in {expert.path.parent} are in "
-                'int8, which ONNX Runtime runs on the CPU alone here; use device cpu, or backend '
-                'tensorrt, or export with --onnx-precision float16'
+                f'{expert.precision}, which ONNX Runtime runs on the CPU alone here; use device '
+                'cpu, or backend tensorrt, or export with --onnx-precision float16'
             )
-        check_int8()
+        if expert.precision == 'int8':
+            check_int8()
 
 
 def _other_graph(

@@ -1,6 +1,7 @@
-"""All that differs between TensorRT 8.6, 10 and 11.
+"""All that differs between TensorRT 8.6, 10 and 11, and TensorRT for RTX.
 
-Only this module and `layer_types` name their API.
+Only this module, `layer_types` and `rtx` name their API. TensorRT for RTX has that of 11, version
+numbers of its own, and what `rtx` holds.
 
 | | 8.6 (JetPack 6.0) | 10.3 and later | 11 |
 |---|---|---|---|
@@ -12,28 +13,43 @@ Only this module and `layer_types` name their API.
 | its memory | a property, size unknown | a call with the size | likewise |
 | progress | none | `IProgressMonitor` | `IProgressMonitor` |
 
-Invariants: the precision is what the ONNX file says on every version, and from 10 on products are
-added up in float32 whatever it is; float32 products are never run in TF32; a message that TensorRT
-logs as an error is part of the error that is raised.
+Invariants: no callback raises into TensorRT; the precision is what the ONNX file says on every
+version, and from 10 on products are added up in float32 whatever it is; float32 products are never
+run in TF32; a message that TensorRT logs as an error is part of the error that is raised.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import mmap
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from vla_runtime.engines.tensorrt.callbacks import Progress, logger_of, make_monitor
+from vla_runtime.engines.tensorrt.callbacks import (
+    Interruption,
+    Progress,
+    interrupts_remembered,
+    logger_of,
+    make_monitor,
+)
+from vla_runtime.engines.tensorrt.kernel_plan import Kernel, mixed_products, read_kernels
 from vla_runtime.engines.tensorrt.layer_types import (
     dtype_name,
     int8_products,
     pin_types,
     sum_in_float32,
+)
+from vla_runtime.engines.tensorrt.rtx import (
+    RTX_MODULES,
+    CompiledKernels,
+    configure_build,
+    runtime_config,
 )
 
 logger = logging.getLogger(__name__)
@@ -72,6 +88,8 @@ class BuildOptions:
         reduced: the ONNX file has tensors in half precision.
         int8_products: number of the ONNX file's products of two numbers in int8.
         lengths: lengths of the file's free axis, if it has one; the engine gets a profile for each.
+        targets: compute capabilities that TensorRT for RTX builds for (`rtx.TARGETS`); the others
+            build for the GPU at hand.
         progress: called with the build's progress, on versions that report it.
     """
 
@@ -80,6 +98,7 @@ class BuildOptions:
     reduced: bool = False
     int8_products: int = 0
     lengths: tuple[int, ...] = ()
+    targets: tuple[str, ...] = ()
     progress: Progress | None = None
 
 
@@ -92,12 +111,14 @@ class BuiltEngine:
         timing_cache: kernel times to hand to the next build.
         layers: number of layers of the network.
         pinned: number of layers pinned to each type, on 8.6.
+        kernels: what TensorRT for RTX compiled.
     """
 
     plan: memoryview
     timing_cache: bytes
     layers: int
     pinned: dict[str, int] = field(default_factory=dict)
+    kernels: list[Kernel] = field(default_factory=list)
 
 
 class Network:
@@ -140,7 +161,7 @@ class TensorRT:
     """One imported TensorRT.
 
     Args:
-        module: `tensorrt`, or its lean runtime, which cannot build.
+        module: `tensorrt`, its lean runtime, which cannot build, or `tensorrt_rtx`.
 
     Raises:
         ValueError: a version that is not supported.
@@ -149,8 +170,12 @@ class TensorRT:
     def __init__(self, module: ModuleType) -> None:
         self._trt: Any = module
         self.version: str = module.__version__
+        self.is_rtx = getattr(module, '__name__', '') in RTX_MODULES
         numbers = re.match(r'(\d+)\.(\d+)', self.version)
         found = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+        if self.is_rtx:
+            # Its own version numbers; its API is that of 11.
+            found = (11, 0)
         if found < (8, 6) or (9, 0) <= found < (10, 3):
             raise ValueError(
                 f"backend 'tensorrt': TensorRT {self.version} is not supported; use {_SUPPORTED}"
@@ -163,7 +188,7 @@ class TensorRT:
     @property
     def precisions(self) -> tuple[str, ...]:
         """Precisions of ONNX files that this version runs."""
-        return ('float32', 'float16') + (('bfloat16', 'int8') if self.major >= 10 else ())
+        return ('float32', 'float16') + (('bfloat16', 'int8', 'fp8') if self.major >= 10 else ())
 
     @property
     def default_precision(self) -> str | None:
@@ -181,22 +206,39 @@ class TensorRT:
 
     # The runtime half.
 
-    def load(self, path: Path, stream: int, contexts: int = 1) -> list[Network]:
+    def load(
+        self,
+        path: Path,
+        stream: int,
+        lengths: Sequence[int] = (1,),
+        compiled: CompiledKernels | None = None,
+    ) -> list[Network]:
         """Deserialize an engine file and make its contexts.
 
         Args:
             path: path of the engine.
             stream: CUDA stream on which profiles are selected; wait for it before a network runs.
-            contexts: number of profiles, from the first, that get a context.
+            lengths: lengths of the free axis that get a context each.
+            compiled: kernels that TensorRT for RTX compiled before, and will.
 
         Returns:
-            a network for each context
+            a network for each length; one where every shape is static
 
         Raises:
             TensorRTError: not an engine, or one of another version or GPU.
             TensorRTMemoryError: not enough memory for it.
         """
         self.complaints()
+        with interrupts_remembered():
+            return self._load(path, stream, lengths, compiled)
+
+    def _load(
+        self,
+        path: Path,
+        stream: int,
+        lengths: Sequence[int],
+        compiled: CompiledKernels | None,
+    ) -> list[Network]:
         if self._runtime is None:
             self._runtime = self._trt.Runtime(self._logger)
         with path.open('rb') as file:
@@ -209,29 +251,65 @@ class TensorRT:
         if engine is None:
             raise self._load_error(f'{path}: is no engine for here', path)
         return [
-            Network(self, engine, self._context(engine, path, profile, stream), path.name)
-            for profile in range(min(contexts, engine.num_optimization_profiles))
+            Network(self, engine, self._context(engine, path, shapes, stream, compiled), path.name)
+            for shapes in self._shapes(engine, path, lengths)
         ]
 
-    def _context(self, engine: Any, path: Path, profile: int, stream: int) -> Any:
-        """Make the context of a profile, with the shapes of its inputs set."""
-        if self.major >= 10:
+    def _shapes(
+        self, engine: Any, path: Path, lengths: Sequence[int]
+    ) -> list[tuple[int, dict[str, tuple[int, ...]]]]:
+        """For each length a profile that takes it, and the shapes of the inputs that vary."""
+        names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+        free = {
+            name: shape
+            for name in names
+            if engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT
+            and -1 in (shape := tuple(engine.get_tensor_shape(name)))
+        }
+        if not free:
+            return [(0, {})]
+        found = []
+        for length in lengths:
+            shapes = {
+                name: tuple(length if size == -1 else size for size in shape)
+                for name, shape in free.items()
+            }
+            fitting = (
+                profile
+                for profile in range(engine.num_optimization_profiles)
+                if all(_takes(engine, name, profile, shape) for name, shape in shapes.items())
+            )
+            if (profile := next(fitting, None)) is None:
+                raise TensorRTError(f'{path}: it was not built for {length} rows')
+            found.append((profile, shapes))
+        return found
+
+    def _context(
+        self,
+        engine: Any,
+        path: Path,
+        place: tuple[int, dict[str, tuple[int, ...]]],
+        stream: int,
+        compiled: CompiledKernels | None,
+    ) -> Any:
+        """Make a context for a profile, with the shapes of its inputs set."""
+        profile, shapes = place
+        if self.is_rtx:
+            context = engine.create_execution_context(runtime_config(self._trt, engine, compiled))
+        elif self.major >= 10:
             strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
             context = engine.create_execution_context(strategy)
         else:
             context = engine.create_execution_context_without_device_memory()
-        # An engine's first context has its first profile already.
+        # An engine's first context has its first profile already, and the others have none.
         if context is None or (
-            profile > 0 and not context.set_optimization_profile_async(profile, stream)
+            context.active_optimization_profile != profile
+            and not context.set_optimization_profile_async(profile, stream)
         ):
             raise self._load_error(f'{path}: no context could be made', path)
-        for index in range(engine.num_io_tensors):
-            name = engine.get_tensor_name(index)
-            is_input = engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT
-            if is_input and -1 in tuple(engine.get_tensor_shape(name)):
-                _, shape, _ = engine.get_tensor_profile_shape(name, profile)
-                if not context.set_input_shape(name, shape):
-                    raise TensorRTError(f"{path}: '{name}' takes no {shape}. {self.complaints()}")
+        for name, shape in shapes.items():
+            if not context.set_input_shape(name, shape):
+                raise TensorRTError(f"{path}: '{name}' takes no {shape}. {self.complaints()}")
         return context
 
     def _load_error(self, problem: str, path: Path) -> TensorRTError:
@@ -276,19 +354,27 @@ class TensorRT:
         Raises:
             TensorRTError: an operator it does not know, a product that was to be in int8 and is
                 not, or no implementation fits.
-            KeyboardInterrupt: `options.progress` was interrupted or returned False.
+            KeyboardInterrupt: a signal came, or `options.progress` returned False.
         """
-        trt = self._trt
         self.complaints()
+        with interrupts_remembered(insist=True) as interruption:
+            return self._build(onnx, options, interruption)
+
+    def _build(self, onnx: Path, options: BuildOptions, interruption: Interruption) -> BuiltEngine:
+        trt = self._trt
         if self._builder is None:
             try:
                 self._builder = trt.Builder(self._logger)
             except TypeError as error:
                 raise TensorRTError(f'no builder could be made. {self.complaints()}') from error
         builder = self._builder
+        self._logger.layers.clear()
         network = builder.create_network(self._network_flags())
         parser = trt.OnnxParser(network, self._logger)
-        if not parser.parse_from_file(str(onnx)):
+        parsed = parser.parse_from_file(str(onnx))
+        if interruption.signal is not None:
+            raise KeyboardInterrupt
+        if not parsed:
             errors = [parser.get_error(index) for index in range(parser.num_errors)]
             problems = ' | '.join(f'node {error.node()}: {error.desc()}' for error in errors)
             raise TensorRTError(f'{onnx}: cannot be parsed: {problems or self.complaints()}')
@@ -299,22 +385,29 @@ class TensorRT:
             )
         config = builder.create_builder_config()
         pinned = self._configure(config, network, options)
-        _add_profiles(builder, config, network, options.lengths)
+        self._add_profiles(builder, config, network, options.lengths)
         monitor = None
-        if options.progress is not None and self.reports_progress:
-            monitor = make_monitor(trt, options.progress)
+        if self.reports_progress:
+            monitor = make_monitor(trt, options.progress, interruption)
             config.progress_monitor = monitor
         plan = builder.build_serialized_network(network, config)
-        if monitor is not None and monitor.interrupted:
+        if interruption.signal is not None or (monitor is not None and monitor.interrupted):
             raise KeyboardInterrupt
         if plan is None:
             raise TensorRTError(f'{onnx}: could not be built. {self.complaints()}')
-        cache = config.get_timing_cache()
+        kernels = [kernel for message in self._logger.layers for kernel in read_kernels(message)]
+        if mixed := mixed_products(kernels):
+            raise TensorRTError(
+                f'{onnx}: TensorRT {self.version} multiplies numbers in 8 or 4 bits by others in '
+                f'{", ".join(mixed)}; these would gain nothing. Export with --beside-int8 bfloat16'
+            )
+        cache = None if self.is_rtx else config.get_timing_cache()
         return BuiltEngine(
             plan=memoryview(plan),
             timing_cache=bytes(cache.serialize()) if cache is not None else b'',
             layers=int(network.num_layers),
             pinned=pinned,
+            kernels=kernels,
         )
 
     def free_builder(self) -> None:
@@ -332,12 +425,16 @@ class TensorRT:
             config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_bytes)
         # TF32 is on by default and would round the file's float32 to 10 bits.
         config.clear_flag(trt.BuilderFlag.TF32)
+        if self.is_rtx:
+            configure_build(trt, config, options.targets)
+            return {}
         cache = config.create_timing_cache(options.timing_cache)
         if cache is None or not config.set_timing_cache(cache, False):
             logger.warning('the timing cache is of another GPU or version and is begun anew')
             config.set_timing_cache(config.create_timing_cache(b''), False)
         if self.major >= 10:
             if options.reduced:
+                # TensorRT for RTX makes the same plan, byte for byte, with these casts and without.
                 sum_in_float32(trt, network)
             return {}
         # Nothing of ours needs cuBLAS or cuDNN, which not every installation of 8.6 has.
@@ -351,9 +448,55 @@ class TensorRT:
         config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
         return pin_types(trt, network)
 
+    def _add_profiles(
+        self, builder: Any, config: Any, network: Any, lengths: tuple[int, ...]
+    ) -> None:
+        """Add a profile for each length of the free axis; none where every shape is static.
+
+        TensorRT for RTX gets one for all lengths, because with two it stores the matrices of
+        products that are cut (gate and up) twice, gigabytes of a large policy. The others tune
+        kernels to the lengths that they are told, and 8.6 lets no two contexts share a profile.
+        """
+        inputs = [network.get_input(index) for index in range(network.num_inputs)]
+        free = {port.name: tuple(port.shape) for port in inputs if -1 in tuple(port.shape)}
+        if not free:
+            return
+        ranges = [(length, length) for length in lengths]
+        if self.is_rtx:
+            ranges = [(min(lengths), max(lengths))]
+        for least, most in ranges:
+            profile = builder.create_optimization_profile()
+            for name, sizes in free.items():
+                small, large = (
+                    tuple(length if size == -1 else size for size in sizes)
+                    for length in (least, most)
+                )
+                profile.set_shape(name, small, small, large)
+            config.add_optimization_profile(profile)
+
+
+def import_rtx() -> TensorRT:
+    """Import the installed TensorRT for RTX.
+
+    Raises:
+        ValueError: none is installed, or it cannot be imported.
+    """
+    for name in RTX_MODULES:
+        try:
+            return TensorRT(importlib.import_module(name))
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise ValueError(_import_failed(error, name)) from error
+        except (ImportError, OSError) as error:
+            raise ValueError(_import_failed(error, name)) from error
+    raise ValueError(
+        "TensorRT for RTX is not installed: pip install 'vla_runtime[tensorrt-rtx]' (or "
+        'tensorrt-rtx-cu13-bindings and tensorrt-rtx-cu13-libs)'
+    )
+
 
 def import_tensorrt() -> TensorRT:
-    """Import the installed TensorRT.
+    """Import the installed TensorRT, where there is none TensorRT for RTX.
 
     Raises:
         ValueError: none is installed, it cannot be imported, or its version is not supported.
@@ -363,29 +506,27 @@ def import_tensorrt() -> TensorRT:
     except ModuleNotFoundError as error:
         if error.name != 'tensorrt':
             raise ValueError(_import_failed(error)) from error
+        if any(importlib.util.find_spec(name) for name in RTX_MODULES):
+            return import_rtx()
         raise ValueError(
             "backend 'tensorrt': the Python package 'tensorrt' is not installed; on a Jetson it "
             'comes with JetPack (python3-libnvinfer; a virtual environment needs '
-            '--system-site-packages), elsewhere: pip install tensorrt. Or choose another backend'
+            '--system-site-packages), elsewhere: pip install tensorrt, or for an RTX card '
+            "'vla_runtime[tensorrt-rtx]'. Or choose another backend"
         ) from error
     except (ImportError, OSError) as error:
         raise ValueError(_import_failed(error)) from error
 
 
-def _import_failed(error: Exception) -> str:
+def _import_failed(error: Exception, name: str = 'tensorrt') -> str:
     return (
-        f"backend 'tensorrt': the Python package 'tensorrt' cannot be imported: {error}; check "
+        f"backend 'tensorrt': the Python package '{name}' cannot be imported: {error}; check "
         'that its libraries are of the same release and of this Python'
     )
 
 
-def _add_profiles(builder: Any, config: Any, network: Any, lengths: tuple[int, ...]) -> None:
-    """Add a profile for each length of the free axis; none where every shape is static."""
-    inputs = [network.get_input(index) for index in range(network.num_inputs)]
-    free = {port.name: tuple(port.shape) for port in inputs if -1 in tuple(port.shape)}
-    for length in lengths if free else ():
-        profile = builder.create_optimization_profile()
-        for name, sizes in free.items():
-            shape = tuple(length if size == -1 else size for size in sizes)
-            profile.set_shape(name, shape, shape, shape)
-        config.add_optimization_profile(profile)
+def _takes(engine: Any, name: str, profile: int, shape: tuple[int, ...]) -> bool:
+    """Return whether a profile of an engine takes an input of this shape."""
+    least, _, most = (tuple(one) for one in engine.get_tensor_profile_shape(name, profile))
+    sizes = zip(least, shape, most, strict=True)
+    return all(low <= size <= high for low, size, high in sizes)

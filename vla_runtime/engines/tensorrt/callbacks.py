@@ -1,23 +1,37 @@
-"""Callbacks of TensorRT: the log, and the progress of a build."""
+"""Callbacks of TensorRT: the log, and the progress of a build.
+
+TensorRT calls them from inside its own code, which swallows any Python exception that leaves them.
+So none may: what they see is remembered, and raised by whoever called TensorRT.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
+from types import FrameType
 from typing import Any
 
 logger = logging.getLogger(__name__)
 
 # (what TensorRT is doing, steps done, steps in all); False stops the build.
 Progress = Callable[[str, int, int], bool]
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# 8.6 has no 64-bit integers and says so of every constant; our indices fit into 32.
+_EXPECTED = ('does not natively support INT64', 'INT64 weights')
+# Message in which a build of TensorRT for RTX lists what it compiled.
+LAYERS = 'Layers:'
 
 
 @cache
 def logger_of(trt: Any) -> Any:
     """Return a logger that hands messages to Python's and keeps the errors.
 
-    One for all objects of a module: TensorRT warns where it is given several.
+    One for all objects of a module: TensorRT warns where it is given several. A warning is told
+    once.
     """
     severities = trt.ILogger.Severity
     levels = {
@@ -31,22 +45,80 @@ def logger_of(trt: Any) -> Any:
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
             self.errors: list[str] = []
+            # What the last builds compiled, one message each.
+            self.layers: list[str] = []
+            self._warned: set[str] = set()
 
         def log(self, severity: Any, msg: str) -> None:
             level = levels.get(severity)
+            if level is None:
+                if msg.startswith(LAYERS):
+                    self.layers.append(msg)
+                return
             if level == logging.ERROR:
                 self.errors = [*self.errors, msg][-3:]
-            if level is not None:
-                logger.log(logging.DEBUG if level == logging.ERROR else level, '%s', msg)
+                level = logging.DEBUG
+            if level == logging.WARNING:
+                if msg in self._warned:
+                    level = logging.DEBUG
+                elif any(part in msg for part in _EXPECTED):
+                    level = logging.INFO
+                self._warned.add(msg)
+            logger.log(level, '%s', msg)
 
     return Logger()
 
 
-def make_monitor(trt: Any, progress: Progress) -> Any:
-    """Make TensorRT's progress monitor; Ctrl-C stops the build at its next step.
+class Interruption:
+    """Signals that came while TensorRT ran."""
 
-    TensorRT calls it from inside its own code, where no Python exception may pass.
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+
+@contextmanager
+def interrupts_remembered(*, insist: bool = False) -> Iterator[Interruption]:
+    """Keep signal handlers from raising inside TensorRT's callbacks; run them after the block.
+
+    Outside of the main thread, which alone handles signals, nothing is changed.
+
+    Args:
+        insist: let the second signal end the process at once, where the block takes minutes. What
+            is left is whole: files appear complete or not at all.
     """
+    seen = Interruption()
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        if seen.signal is not None:
+            return
+        seen.signal = number
+        if insist:
+            # Not this handler: Python would run it only when TensorRT calls back.
+            for one in before:
+                signal.signal(one, signal.SIG_DFL)
+            logger.warning(
+                '%s: the build stops at its next step; once more ends it at once',
+                signal.Signals(number).name,
+            )
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {
+            number: handler for number in _SIGNALS if callable(handler := signal.getsignal(number))
+        }
+    for number in before:
+        signal.signal(number, remember)
+    try:
+        yield seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if seen.signal is not None:
+            signal.raise_signal(seen.signal)
+
+
+def make_monitor(trt: Any, progress: Progress | None, interruption: Interruption) -> Any:
+    """Make TensorRT's progress monitor; a signal stops the build at its next step."""
 
     class Monitor(trt.IProgressMonitor):
         def __init__(self) -> None:
@@ -66,8 +138,11 @@ def make_monitor(trt: Any, progress: Progress) -> Any:
 
         def _tell(self, phase: str, step: int) -> bool:
             try:
-                if not self.interrupted and not progress(phase, step, self._steps.get(phase, step)):
+                if interruption.signal is not None:
                     self.interrupted = True
+                steps = self._steps.get(phase, step)
+                if progress is not None and not self.interrupted:
+                    self.interrupted = not progress(phase, step, steps)
             except KeyboardInterrupt:
                 self.interrupted = True
             except Exception:

@@ -41,7 +41,8 @@ from vla_runtime.engines.tensorrt.loading import (
     load_networks,
 )
 from vla_runtime.engines.tensorrt.probes import PrefixProbe, StepsProbe, VisionProbe
-from vla_runtime.engines.tensorrt.store import find_engines, network_name
+from vla_runtime.engines.tensorrt.rtx import CompiledKernels
+from vla_runtime.engines.tensorrt.store import COMPILED, find_engines, network_name
 from vla_runtime.engines.text_table import TextTable
 from vla_runtime.families import find_family, read_time_table
 from vla_runtime.families.family import Family, PolicyDims, TimeTable, language_dims
@@ -164,13 +165,16 @@ class TensorRTEngine:
         # The runtime before any call into TensorRT, which crashes on a machine without a driver.
         with closed_on_failure(index, networks, device, bundle) as runtime:
             folder, metadata = find_engines(
-                bundle, runtime.info, adapter.version, files, passed=passed
+                bundle, runtime.info, adapter.version, files, rtx=adapter.is_rtx, passed=passed
             )
             # Engines built for one row run guidance row by row (`cfg_mode`).
             max_rows = min(max_rows, metadata.rows)
             check_precision(bundle, metadata, precision)
             check_memory(runtime, metadata, device)
-            networks |= load_networks(adapter, runtime, folder, metadata, max_rows, bundle)
+            compiled = CompiledKernels(folder / COMPILED) if adapter.is_rtx else None
+            networks |= load_networks(
+                adapter, runtime, folder, metadata, max_rows, bundle, compiled
+            )
             engine = cls(
                 find_family(family),
                 dims,
@@ -182,6 +186,8 @@ class TensorRTEngine:
                 text_table=_text_table(bundle, precision, networks['prefix']),
             )
             engine.prepare(denoise_steps)
+            if compiled is not None:
+                compiled.save()
         return engine
 
     @property

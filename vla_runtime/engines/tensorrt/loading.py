@@ -17,6 +17,7 @@ from vla_runtime.engines.tensorrt.adapter import (
     TensorRTError,
     TensorRTMemoryError,
 )
+from vla_runtime.engines.tensorrt.rtx import CompiledKernels
 from vla_runtime.engines.tensorrt.store import ENGINES, Metadata, rebuild_command
 from vla_runtime.families.family import PolicyDims, distinct_image_sizes
 
@@ -57,6 +58,7 @@ def load_networks(
     metadata: Metadata,
     rows: int,
     bundle: Path,
+    compiled: CompiledKernels | None = None,
 ) -> dict[str, Network]:
     """Load engine files; return a network for every number of prompt rows, by `network_name`.
 
@@ -69,7 +71,7 @@ def load_networks(
         with closed_on_error(partial(_close, networks)):
             for name in ENGINES:
                 path = folder / metadata.engines[name].file
-                loaded = adapter.load(path, runtime.stream, contexts=rows)
+                loaded = adapter.load(path, runtime.stream, range(1, rows + 1), compiled)
                 for count, network in enumerate(loaded, 1):
                     networks[name if count == 1 else f'{name}_r{count}'] = network
             runtime.synchronize()

@@ -1,5 +1,9 @@
 """Built engines on disk: `engines/<gpu>-<N>sm-trt<version>/` in a bundle, each with `engine.json`.
 
+Those of TensorRT for RTX are built for compute capabilities, on any machine:
+`engines/rtx-<targets>-trtrtx<version>/`. They run on the GPU that they were compared on, which
+`engine.json` says from then on.
+
 An engine is tied to the GPU, its number of multiprocessors and the TensorRT version that it was
 built with, and to the ONNX files that it was built from. A Jetson's power mode may switch
 multiprocessors off and leaves the GPU's name as it is, so every such mode has a folder of its own.
@@ -17,7 +21,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -32,11 +36,14 @@ from vla_runtime.engines.onnx.files import (
     Precision,
     graph_name,
 )
+from vla_runtime.engines.tensorrt.rtx import target_of
 from vla_runtime.files.input_files import read_text
 from vla_runtime.files.whole_files import write_text
 
 METADATA = 'engine.json'
 TIMING_CACHE = 'timing.cache'
+# Kernels that TensorRT for RTX compiled on the GPU.
+COMPILED = 'compiled.cache'
 RECEIPT = 'verification.json'
 # Findings about engines that failed the comparison and were removed.
 REJECTION = 'rejected.json'
@@ -76,13 +83,15 @@ class Metadata:
 
     Attributes:
         tensorrt: version that built the engines.
-        gpu, capability, processors: the GPU that they were built on.
+        gpu, capability, processors: the GPU that they were built on; of TensorRT for RTX that they
+            were compared on, empty before.
         precision: precision of the ONNX files.
         captures: number of captures of each CUDA graph at load; the fastest is kept.
         rows: most prompt rows; engines have a profile for each number from 1 to it.
         engines: built engines by name, see `ENGINES`.
         passed: SHA-256 of the bundle's files that the engines were compared with and agreed, by
             name; empty before.
+        targets: compute capabilities that TensorRT for RTX built for, such as `sm89`; else empty.
     """
 
     tensorrt: str
@@ -94,6 +103,7 @@ class Metadata:
     rows: int
     engines: dict[str, EngineFile]
     passed: dict[str, str] = field(default_factory=dict)
+    targets: list[str] = field(default_factory=list)
 
 
 def network_name(network: Network, rows: int = 1) -> str:
@@ -112,6 +122,11 @@ def folder_name(device: DeviceInfo, version: str) -> str:
     return f'{gpu}-{device.processors}sm-trt{version}'
 
 
+def rtx_folder_name(targets: Sequence[str], version: str) -> str:
+    """`rtx-sm86-sm89-trtrtx1.7.1.116` for these targets and `1.7.1.116`."""
+    return f'rtx-{"-".join(targets)}-trtrtx{version}'
+
+
 def rebuild_command(bundle: Path) -> str:
     return f'vla_runtime build {bundle}'
 
@@ -122,6 +137,7 @@ def find_engines(
     version: str,
     files: Mapping[str, str],
     *,
+    rtx: bool = False,
     passed: bool = True,
 ) -> tuple[Path, Metadata]:
     """Find the folder of the engines for this GPU and version; return it and its metadata.
@@ -131,6 +147,7 @@ def find_engines(
         device: the GPU at hand.
         version: version of the TensorRT at hand.
         files: SHA-256 of the bundle's files by name, as in its policy.yaml.
+        rtx: the TensorRT at hand is that for RTX.
         passed: refuse engines that have not passed the comparison.
 
     Raises:
@@ -138,8 +155,11 @@ def find_engines(
             are damaged, incomplete, not compared or built from other ONNX files than the bundle's.
     """
     engines = bundle / 'engines'
-    folder = engines / folder_name(device, version)
     command = rebuild_command(bundle)
+    if rtx:
+        folder = _rtx_folder(engines, device, version, command)
+    else:
+        folder = engines / folder_name(device, version)
     if not folder.is_dir():
         others = sorted(path.name for path in engines.glob('*-trt*') if path.is_dir())
         seen = f'; built for elsewhere: {", ".join(others)}' if others else ''
@@ -150,9 +170,16 @@ def find_engines(
             f'{command}'
         )
     metadata = read_metadata(folder, command)
-    _check_origin(folder / METADATA, metadata, device, version, command)
     for name in ENGINES:
         _check_engine(folder, metadata, name, files, command)
+    if passed and rtx and not metadata.passed:
+        raise ValueError(
+            f"{folder / METADATA}: field 'passed': these engines were built elsewhere and never "
+            f'compared on this GPU, and engines run only after that; run here: {command}'
+        )
+    # Of engines built for targets the GPU is known from the comparison on.
+    if passed or not rtx:
+        _check_origin(folder / METADATA, metadata, device, version, command)
     if passed and metadata.passed != passed_on(files):
         before = 'with other weights or cases' if metadata.passed else 'not'
         raise ValueError(
@@ -160,6 +187,32 @@ def find_engines(
             f"bundle's recorded cases, and engines run only after that; run: {command}"
         )
     return folder, metadata
+
+
+def find_rtx_folder(engines: Path, device: DeviceInfo, version: str) -> Path | None:
+    """Find the folder of engines of TensorRT for RTX for a GPU's compute capability."""
+    target = target_of(device.capability)
+    folders = sorted(engines.glob(f'rtx-*-trtrtx{version}'))
+    return next((folder for folder in folders if target in targets_of(folder)), None)
+
+
+def targets_of(folder: Path) -> tuple[str, ...]:
+    """Return the targets in the name of a folder of `rtx_folder_name`."""
+    return tuple(folder.name.split('-trtrtx')[0].split('-')[1:])
+
+
+def _rtx_folder(engines: Path, device: DeviceInfo, version: str, command: str) -> Path:
+    """Find the folder of engines for this GPU's compute capability (ValueError: none)."""
+    if folder := find_rtx_folder(engines, device, version):
+        return folder
+    target = target_of(device.capability)
+    others = sorted(path.name for path in engines.glob('*-trt*') if path.is_dir())
+    seen = f'; built for elsewhere: {", ".join(others)}' if others else ''
+    raise ValueError(
+        f'{engines}: no engines were built for {device.name} ({target}) and TensorRT for RTX '
+        f'{version}{seen}. Engines run only on the compute capabilities and the version they were '
+        f'built for; run here: {command}, or on any machine: {command} --target {target}'
+    )
 
 
 def passed_on(files: Mapping[str, str]) -> dict[str, str]:
@@ -190,7 +243,8 @@ def read_metadata(folder: Path, command: str) -> Metadata:
         }
         for name, entry in engines.items():
             _check_sources(name, entry)
-        values = _fields(Metadata, {**data, 'engines': {}}, '')
+        # Older files have no targets.
+        values = _fields(Metadata, {'targets': [], **data, 'engines': {}}, '')
         if values['precision'] not in get_args(Precision):
             raise ValueError(f"field 'precision' is {values['precision']!r}, which is none")
         return replace(Metadata(**values), engines=engines)
@@ -272,7 +326,7 @@ def _table(value: object, name: str) -> Mapping[str, Any]:
 def _fields(kind: type, data: object, name: str) -> dict[str, Any]:
     """The values of a dataclass's fields, each present and of its type."""
     table = _table(data, name)
-    known = {'str': str, 'Precision': str, 'int': int, 'float': (int, float)}
+    known = {'str': str, 'Precision': str, 'int': int, 'float': (int, float), 'list[str]': list}
     values = {}
     for entry in fields(kind):
         where = f'{name}.{entry.name}'.strip('.')

@@ -17,7 +17,7 @@ from vla_runtime.bundle.folder import Bundle, BundleError, read_bundle
 from vla_runtime.bundle.schema import ENGINES_FOLDER, SPEC_FILE, VERIFICATION_FILE, BundleSpec
 from vla_runtime.bundle.writer import new_bundle, seal
 from vla_runtime.engines.cpu import check_int8
-from vla_runtime.engines.onnx.files import ONNX_FOLDER, Precision, graph_path
+from vla_runtime.engines.onnx.files import EIGHT_BITS, ONNX_FOLDER, Attention, Precision, graph_path
 from vla_runtime.engines.preflight import COMPARISON_PACKAGES, missing_package
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.graph_facts import read_graph_facts
@@ -63,6 +63,7 @@ def add_onnx(
     report: Report = no_report,
     cases: CalibrationCases | None = None,
     beside: Precision = 'float32',
+    attention: Attention = 'exact',
 ) -> None:
     """Write a bundle's ONNX files, recorded cases and receipt, before it is sealed.
 
@@ -74,8 +75,9 @@ def add_onnx(
         precision: precision of the matrix products.
         bars: function that makes progress bars.
         report: function called with the receipt, where all errors are within the bounds.
-        cases: cases made of observations, for int8.
-        beside: precision of the large matrices that int8 leaves out.
+        cases: cases made of observations, for 8 bits.
+        beside: precision of the large matrices that 8 bits leave out.
+        attention: form of attention in the files.
 
     Raises:
         ExportError: `onnx` or `onnxruntime` is not installed, the disk has not enough room, or
@@ -91,16 +93,26 @@ def add_onnx(
     known = _known_receipts(folder)
     size = onnx_bytes(spec, precision)
     _check_room(folder, size)
-    # int8 is calibrated in float32.
-    first: Precision = 'float32' if precision == 'int8' else precision
+    # 8 bits are calibrated in float32.
+    first: Precision = 'float32' if precision in EIGHT_BITS else precision
     with bars('write onnx', size) as advance:
-        write_onnx(folder, spec, first, advance=advance)
-    if precision == 'int8':
+        # Ranges are those of what is exact.
+        form = 'exact' if precision in EIGHT_BITS else attention
+        write_onnx(folder, spec, first, attention=form, advance=advance)
+    if precision in EIGHT_BITS:
         from vla_runtime.export.onnx.quantised import quantise_onnx, quantised_steps
 
         assert cases is not None
         with bars('quantise', quantised_steps(spec)) as advance:
-            quantise_onnx(folder, spec, cases.seen, beside, advance=advance)
+            quantise_onnx(
+                folder,
+                spec,
+                precision,
+                cases.seen,
+                beside,
+                attention=attention,
+                advance=advance,
+            )
     with bars('verify', verification_steps()) as advance:
         receipt = verify_onnx(
             folder,
@@ -114,6 +126,21 @@ def add_onnx(
     document = {**known, 'onnx': receipt_dict(receipt)}
     path = folder / VERIFICATION_FILE
     path.write_text(json.dumps(document, indent=1) + '\n', encoding='utf-8')
+
+
+def check_attention(attention: Attention, precision: Precision) -> None:
+    """Refuse fused attention in float32 (ExportError).
+
+    Args:
+        attention: form of attention.
+        precision: precision of the products that 8 bits leave out, else of all.
+    """
+    if attention == 'fused' and precision == 'float32':
+        raise ExportError(
+            'fused attention is computed in half, and TensorRT has no kernel of it in float32: '
+            'take --onnx-precision bfloat16 or float16, or in 8 bits --beside-int8 bfloat16; or '
+            'leave --attention out'
+        )
 
 
 def _check_room(folder: Path, size: int) -> None:
@@ -152,6 +179,7 @@ def export_bundle(
     report: Report = no_report,
     observations: Sequence[Observation] = (),
     beside: Precision = 'float32',
+    attention: Attention = 'exact',
 ) -> Bundle:
     """Copy a bundle and write new ONNX files into the copy.
 
@@ -164,8 +192,9 @@ def export_bundle(
         force: replace a bundle that lies at the target.
         bars: function that makes progress bars.
         report: function called with the receipt, as for `add_onnx`.
-        observations: observations of the policy at its task, for int8.
-        beside: precision of the large matrices that int8 leaves out.
+        observations: observations of the policy at its task, for 8 bits.
+        beside: precision of the large matrices that 8 bits leave out.
+        attention: form of attention in the files.
 
     Raises:
         BundleError: the target exists.
@@ -173,11 +202,13 @@ def export_bundle(
         ValueError: int8 on a CPU that does not multiply it, or an observation that does not fit.
     """
     check_packages()
+    check_attention(attention, beside if precision in EIGHT_BITS else precision)
     cases = None
-    if precision == 'int8':
+    if precision in EIGHT_BITS:
         from vla_runtime.export.onnx.calibration import calibration_cases
 
-        check_int8()
+        if precision == 'int8':
+            check_int8()
         cases = calibration_cases(source, observations)
     # Before anything is copied, so that an error names the user's own file.
     _known_receipts(source.folder)
@@ -186,7 +217,7 @@ def export_bundle(
             if name.split('/')[0] not in (ONNX_FOLDER, ENGINES_FOLDER, SPEC_FILE):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source.folder / name, folder / name)
-        add_onnx(folder, source.spec, precision, bars, report, cases, beside)
+        add_onnx(folder, source.spec, precision, bars, report, cases, beside, attention)
         kept = {
             name: digest
             for name, digest in source.spec.files.items()
@@ -202,6 +233,7 @@ def bundle_with_onnx(
     precision: Precision | None = None,
     tell: Callable[[str], object] = lambda text: None,
     observations: Callable[[], Sequence[Observation]] = tuple,
+    attention: Attention = 'exact',
 ) -> Path:
     """Return the bundle if it has such ONNX files, else a copy in `folder` that has them.
 
@@ -214,21 +246,24 @@ def bundle_with_onnx(
         folder: folder that such copies are kept in.
         precision: precision of the files; None: any that are there, or else float32.
         tell: function called with a line about the export, which can take a minute.
-        observations: function that makes the observations, for int8.
+        observations: function that makes the observations, for 8 bits.
+        attention: form of attention in the files; fused ones are always a copy's.
 
     Raises:
         BundleError: no bundle there, or no copy can be made.
         ExportError: as `add_onnx`.
         OSError: a copy that is not whole cannot be removed.
     """
-    has_files = graph_path(bundle, 'vision').is_file()
-    if has_files and precision in (None, read_graph_facts(bundle / ONNX_FOLDER, ()).precision):
-        return bundle
+    if attention == 'exact' and graph_path(bundle, 'vision').is_file():
+        found = read_graph_facts(bundle / ONNX_FOLDER, ()).precision
+        if precision in (None, found):
+            return bundle
     precision = precision or 'float32'
     source = read_bundle(bundle)
     written = (source.folder / SPEC_FILE).read_bytes()
     digest = hashlib.sha256(written + __version__.encode()).hexdigest()[:12]
-    copy = folder / f'{bundle.resolve().name}_onnx_{precision}_{digest}'
+    form = '' if attention == 'exact' else f'_{attention}'
+    copy = folder / f'{bundle.resolve().name}_onnx_{precision}{form}_{digest}'
     if _is_whole(copy):
         return copy
     tell(f'exporting ONNX files to {copy} and comparing them with PyTorch, once (a minute or less)')
@@ -236,7 +271,14 @@ def bundle_with_onnx(
         # `export_bundle` replaces bundles only; but nobody else gives a folder such a name.
         shutil.rmtree(copy)
     try:
-        export_bundle(source, copy, precision, force=copy.exists(), observations=observations())
+        export_bundle(
+            source,
+            copy,
+            precision,
+            force=copy.exists(),
+            observations=observations(),
+            attention=attention,
+        )
     except BundleError:
         # Another process may have finished the same copy first.
         if not _is_whole(copy):

@@ -14,10 +14,10 @@ import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from vla_runtime.export.onnx.eight_bits import MATRIX_ENDING
 from vla_runtime.export.onnx.weights import BundleWeights
 
 _QUANTISE, _WIDEN = 'QuantizeLinear', 'DequantizeLinear'
+_KINDS = (TensorProto.INT8, TensorProto.FLOAT8E4M3FN)
 # What may read a rounded number, by what made it.
 _READERS = {_QUANTISE: (_WIDEN,), _WIDEN: ('MatMul',)}
 
@@ -69,12 +69,13 @@ def matrix_faults(
             if (matrix, scales.tobytes()) in seen:
                 continue
             seen.add((matrix, scales.tobytes()))
-            names = matrix.removesuffix(MATRIX_ENDING).split('+')
+            names = matrix.rpartition('/')[0].split('+')
             if known >= {*names}:
                 exact = torch.cat([weights.read(one) * factors.get(one, 1.0) for one in names]).T
-                off = np.abs(graph.numbers(matrix) * scales - exact.numpy())
+                found = graph.numbers(matrix).astype(np.float32) * scales
+                off = np.abs(found - exact.numpy())
                 # Half a step, and what float32 adds to it.
-                if (off <= scales * np.float32(0.501)).all():
+                if (off <= graph.steps(matrix, exact.numpy(), scales) * np.float32(0.501)).all():
                     continue
             faults.append(f"{path.name}: '{matrix}' is not the bundle's matrix in 8 bits")
     return faults
@@ -87,7 +88,7 @@ def _sentence(node: onnx.NodeProto, fault: str) -> str:
 def _misread(graph: onnx.GraphProto, types: Mapping[str, int]) -> list[str]:
     """List the nodes but matrix products that compute with numbers rounded to 8 bits."""
     rounded = {node.output[0]: node.op_type for node in graph.node if node.op_type in _READERS}
-    rounded |= {name: _QUANTISE for name, kind in types.items() if kind == TensorProto.INT8}
+    rounded |= {name: _QUANTISE for name, kind in types.items() if kind in _KINDS}
     reads = {**_READERS, _QUANTISE: (_WIDEN, _QUANTISE)}
     return [
         _sentence(
@@ -131,8 +132,9 @@ class _Graph:
             return ['needs a scale and a zero point that are constants']
         scales, zeros = (self.numbers(name) for name in node.input[1:])
         faults = []
-        if zeros.dtype != np.int8 or zeros.any() or zeros.shape != scales.shape:
-            faults.append('needs an int8 zero point of 0 for every scale: TensorRT has no other')
+        kind = self._constants[node.input[2]].data_type
+        if kind not in _KINDS or zeros.astype(np.float32).any() or zeros.shape != scales.shape:
+            faults.append('needs a signed zero point of 0 for every scale: TensorRT has no other')
         if not (np.isfinite(scales) & (scales > 0)).all():
             faults.append('has a scale that is not above 0')
         matrix = self._constants.get(node.input[0])
@@ -147,6 +149,14 @@ class _Graph:
             if given is None or not np.array_equal(self.numbers(given.name), scales):
                 faults.append('widens by another scale than the one that its input was rounded by')
         return faults
+
+    def steps(self, matrix: str, exact: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        """Return the distance of the numbers in 8 bits beside each number of a matrix."""
+        if self._constants[matrix].data_type == TensorProto.INT8:
+            return scales
+        # Three bits after the first, and none below 2^-6.
+        exponents = np.frexp(np.maximum(np.abs(exact / scales), 2.0**-6))[1] - 1
+        return np.ldexp(scales, exponents - 3)
 
     def numbers(self, name: str) -> np.ndarray:
         """Return a constant, from the graph or from the file beside it."""

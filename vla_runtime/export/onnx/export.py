@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.engines.onnx.files import (
+    EIGHT_BITS,
     IMAGE_INPUTS,
     ONNX_FOLDER,
     PRECISION_KEY,
@@ -31,6 +32,7 @@ from vla_runtime.engines.onnx.files import (
     STEP_INPUTS,
     STEP_OUTPUTS,
     TOKENS,
+    Attention,
     Precision,
     graph_path,
     vision_names,
@@ -38,7 +40,13 @@ from vla_runtime.engines.onnx.files import (
 from vla_runtime.engines.onnx.shapes import GraphShapes, Tensors, image_input
 from vla_runtime.export.graph_facts import ExportedGraphs, GraphFacts, write_graph_facts
 from vla_runtime.export.onnx.eight_bits import EightBits
-from vla_runtime.export.onnx.graph import GraphWriter, Value
+from vla_runtime.export.onnx.graph import (
+    ATTENTION_OPSET,
+    FLOAT8_OPSET,
+    OPSET,
+    GraphWriter,
+    Value,
+)
 from vla_runtime.export.onnx.row_axis import TRACED, with_row_axis
 from vla_runtime.export.onnx.tracing import Trace, trace
 from vla_runtime.export.onnx.translation import Translator
@@ -65,6 +73,7 @@ def write_onnx(
     precision: Precision,
     *,
     eight_bits: EightBits | None = None,
+    attention: Attention = 'exact',
     advance: Callable[[int], object] = lambda count: None,
 ) -> None:
     """Write a bundle's ONNX files.
@@ -73,22 +82,25 @@ def write_onnx(
         folder: folder of the bundle; its weights.safetensors is read, `onnx/` must not be there.
         spec: contents of the bundle's policy.yaml.
         precision: precision of the large matrices; everything else stays float32, indices stay
-            integers. In int8 the baseline is left out.
-        eight_bits: products that are in 8 bits, for int8.
+            integers. In 8 bits the baseline is left out.
+        eight_bits: products that are in 8 bits, of this precision.
+        attention: form of attention; fused needs products in half.
         advance: called with the bytes of each written block of weights.
 
     Raises:
         ExportError: the network uses an operator that has no ONNX form here, or a constant that
             the trace has no numbers of.
     """
-    assert (precision == 'int8') == (eight_bits is not None)
+    assert (precision in EIGHT_BITS) == (eight_bits is not None)
+    beside = precision if eight_bits is None else eight_bits.beside
+    assert attention == 'exact' or beside != 'float32'
     target = folder / ONNX_FOLDER
     target.mkdir()
     weights = BundleWeights(folder / WEIGHTS_FILE)
-    beside = precision if eight_bits is None else eight_bits.beside
     traced = _TracedNetworks(spec, beside)
     with WeightFile(target, advance) as file:
-        writer = _Writer(folder, spec, weights, file, traced, eight_bits)
+        fused = None if attention == 'exact' else _DTYPES[beside]
+        writer = _Writer(folder, spec, weights, file, traced, eight_bits, fused)
         writer.vision()
         for rows in ROWS:
             writer.prefix(rows)
@@ -104,13 +116,13 @@ def write_onnx(
 def onnx_bytes(spec: BundleSpec, precision: Precision) -> int:
     """About how large weights.data will be: every parameter that a graph uses.
 
-    Files in int8 are calibrated in float32 first, and what that takes counts.
+    Files in 8 bits are calibrated in float32 first, and what that takes counts.
     """
     empty = empty_network(spec.family, spec.dims)
     parts = parameters_of(empty, trace_shapes(empty))
     # The time table is an input of the graphs.
     used = parts['vision'] | parts['prefix'] | parts['head']
-    network = meta_network(spec, _DTYPES['float32' if precision == 'int8' else precision])
+    network = meta_network(spec, _DTYPES['float32' if precision in EIGHT_BITS else precision])
     return sum(
         tensor.numel() * tensor.element_size()
         for name, tensor in network.named_parameters()
@@ -196,8 +208,10 @@ class _Writer:
         file: WeightFile,
         traced: _TracedNetworks,
         eight_bits: EightBits | None,
+        fused: torch.dtype | None,
     ) -> None:
         self._eight_bits = eight_bits
+        self._fused = fused
         self._folder = folder
         self._spec = spec
         self._weights = weights
@@ -323,7 +337,12 @@ class _Writer:
         }
 
     def _begin(self, name: str, *, tokens_on_host: bool = False) -> tuple[GraphWriter, Translator]:
-        graph = GraphWriter(name, self._file)
+        opset = OPSET
+        if self._fused is not None:
+            opset = ATTENTION_OPSET
+        elif self._eight_bits is not None and self._eight_bits.precision == 'fp8':
+            opset = FLOAT8_OPSET
+        graph = GraphWriter(name, self._file, opset, self._fused)
         translator = Translator(
             graph,
             self._weights,
@@ -342,7 +361,7 @@ class _Writer:
     def _save(self, model: onnx.ModelProto, path: Path) -> None:
         if self._eight_bits is not None:
             # Keys and values do not say it.
-            model.metadata_props.add(key=PRECISION_KEY, value='int8')
+            model.metadata_props.add(key=PRECISION_KEY, value=self._eight_bits.precision)
         onnx.save_model(model, path)
         self.facts[path.name] = graph_facts_of(model)
 

@@ -22,7 +22,10 @@ from vla_runtime.export.onnx.weights import ONNX_TYPE, WeightFile
 
 # The newest set that TensorRT 8.6 reads; ONNX Runtime 1.17 and later know it.
 OPSET = 17
-IR_VERSION = 8
+# The first sets with 8-bit floats, and with attention as an operator.
+FLOAT8_OPSET, ATTENTION_OPSET = 19, 23
+# The version of files by the set that they name.
+_IR_VERSIONS = {OPSET: 8, FLOAT8_OPSET: 9, ATTENTION_OPSET: 11}
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -36,11 +39,26 @@ class Value:
 
 
 class GraphWriter:
-    """Collects the nodes of one graph; constants and weights go to the shared weight file."""
+    """Collects the nodes of one graph; constants and weights go to the shared weight file.
 
-    def __init__(self, name: str, weights: WeightFile) -> None:
+    Args:
+        name: name of the graph.
+        weights: the weight file.
+        opset: version of ONNX's operators.
+        fused: half type that attention is computed in as one operator; None: written out.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        weights: WeightFile,
+        opset: int = OPSET,
+        fused: torch.dtype | None = None,
+    ) -> None:
         self.name = name
         self.weights = weights
+        self.opset = opset
+        self.fused = fused
         # Prefixed to the names of all nodes and intermediate tensors.
         self.scope = ''
         # Numbers of every constant, by its name in the graph.
@@ -51,6 +69,7 @@ class GraphWriter:
         self._initializers: dict[str, onnx.TensorProto] = {}
         self._casts: dict[tuple[str, torch.dtype], Value] = {}
         self._cast_from: dict[str, Value] = {}
+        self._reshaped_from: dict[str, Value] = {}
         # By the name of a part: the value that was split, the axis, and all its parts.
         self._cut_from: dict[str, tuple[Value, int, list[Value]]] = {}
         self._constants: dict[tuple[torch.dtype, tuple[int, ...], bytes], Value] = {}
@@ -158,7 +177,20 @@ class GraphWriter:
         if tuple(shape) == value.shape:
             return value
         assert math.prod(shape) == math.prod(value.shape)
-        return self.node('Reshape', [value, self.integers(shape)], shape)
+        made = self.node('Reshape', [value, self.integers(shape)], shape)
+        self._reshaped_from[made.name] = value
+        return made
+
+    def before_reshape(self, value: Value) -> Value:
+        """Return the value that this one was reshaped from, or the value itself."""
+        return self._reshaped_from.get(value.name, value)
+
+    def mean(self, value: Value, axes: Sequence[int], shape: Sequence[int], keep: bool) -> Value:
+        """Take the mean over axes."""
+        if self.opset < 18:
+            return self.node('ReduceMean', [value], shape, axes=list(axes), keepdims=int(keep))
+        inputs = [value, self.integers(axes)]
+        return self.node('ReduceMean', inputs, shape, keepdims=int(keep))
 
     def split(self, value: Value, shapes: Sequence[tuple[int, ...]], axis: int) -> list[Value]:
         """Cut along one axis into parts of these shapes."""
@@ -192,7 +224,7 @@ class GraphWriter:
         )
         return helper.make_model(
             graph,
-            opset_imports=[helper.make_opsetid('', OPSET)],
-            ir_version=IR_VERSION,
+            opset_imports=[helper.make_opsetid('', self.opset)],
+            ir_version=_IR_VERSIONS[self.opset],
             producer_name='vla_runtime',
         )

@@ -23,6 +23,8 @@ Lowering = Callable[..., Any]
 _LOWERINGS: dict[str, Lowering] = {}
 # Smaller than any score, and exp of its difference to one is exactly zero in float32.
 _UNSEEN = -1e30
+# The same of scores in float16, whose smallest number is -65504.
+_UNSEEN_FLOAT16 = -3e4
 
 
 def lowering(operator: str) -> Lowering:
@@ -156,9 +158,7 @@ def _to(graph: GraphWriter, traced: Tensor, x: Value, *unused: Any, **named: Any
 
 @_writes('mean.dim')
 def _mean(graph: GraphWriter, traced: Tensor, x: Value, dim: list[int], keepdim: bool) -> Value:
-    return graph.node(
-        'ReduceMean', [graph.single(x)], traced.shape, axes=list(dim), keepdims=int(keepdim)
-    )
+    return graph.mean(graph.single(x), dim, traced.shape, keepdim)
 
 
 @_writes('sum.dim_IntList')
@@ -230,7 +230,7 @@ def _rms_norm(
     epsilon = torch.finfo(torch.float32).eps if eps is None else eps
     row = (*x.shape[:-1], 1)
     square = graph.node('Pow', [x, _operand(graph, 2.0, x.dtype)], x.shape)
-    mean = graph.node('ReduceMean', [square], row, axes=[-1], keepdims=1)
+    mean = graph.mean(square, [-1], row, keep=True)
     above = graph.node('Add', [mean, _operand(graph, epsilon, x.dtype)], row)
     normed = graph.node('Div', [x, graph.node('Sqrt', [above], row)], x.shape)
     return graph.node('Mul', [normed, weight], x.shape)
@@ -248,8 +248,11 @@ def _attention(
     The scale 1/sqrt(head_dim) is in the weights of the query projections (`translation.py`). Half
     operands are widened before their product: a score of 30 rounded to half is off by 0.01 to 0.06
     before softmax. It is written out because ONNX's `Attention` (opset 23) is known to TensorRT
-    from 10.14 on and to none of the runtimes that opset 17 reaches.
+    from 10.14 on and to none of the runtimes that opset 17 reaches. A graph that is for these alone
+    may have it (`_fused_attention`).
     """
+    if graph.fused is not None:
+        return _fused_attention(graph, traced, q, k, v, mask)
     axes = [*range(len(k.shape) - 2), len(k.shape) - 1, len(k.shape) - 2]
     if k.dtype in HALVES:
         # Queries with a bias are float32; keys of the past are half.
@@ -265,6 +268,52 @@ def _attention(
         scores = graph.node('Add', [scores, hiding], shape)
     weights = graph.node('Softmax', [scores], shape, axis=-1)
     return graph.node('MatMul', [graph.cast(weights, v.dtype), v], traced.shape, v.dtype)
+
+
+def _fused_attention(
+    graph: GraphWriter, traced: Tensor, q: Value, k: Value, v: Value, mask: Value | None
+) -> Value:
+    """Attention as one operator, which TensorRT compiles into one kernel.
+
+    All is in half, because it has no such kernel in float32, and the mask is added, because with
+    truth values it takes ten kernels. Query heads that the network folds into the length of their
+    key head's are unfolded: it has none for more queries than keys. What type scores are in is the
+    runtime's choice.
+    """
+    assert graph.fused is not None
+    length = q.shape[2]
+    q = _unfolded(graph, q)
+    operands = [graph.cast(part, graph.fused) for part in (q, k, v)]
+    if mask is not None:
+        if q.shape[2] < length == mask.shape[2]:
+            mask = _without_copies(graph, mask, q.shape[2])
+        # No infinity: an infinite score minus itself is no number.
+        unseen = _UNSEEN if graph.fused == torch.bfloat16 else _UNSEEN_FLOAT16
+        # A row for every query, because ONNX Runtime does not spread one over them.
+        seen = graph.constant(torch.zeros(q.shape[2], 1))
+        shape = (*mask.shape[:2], q.shape[2], mask.shape[3])
+        operands_of_mask = [mask, seen, _operand(graph, unseen, torch.float32)]
+        hiding = graph.node('Where', operands_of_mask, shape, torch.float32)
+        operands.append(graph.cast(hiding, graph.fused))
+    # The scale is in the query projections.
+    attended = graph.node('Attention', operands, q.shape, graph.fused, scale=1.0)
+    return graph.reshape(attended, traced.shape)
+
+
+def _unfolded(graph: GraphWriter, q: Value) -> Value:
+    """Return queries (B, heads, T, D) that were folded into (B, key heads, group * T, D)."""
+    heads = graph.before_reshape(q)
+    if len(heads.shape) != len(q.shape):
+        return q
+    (batch, count, tokens, width), (rows, key_heads, length, size) = heads.shape, q.shape
+    fits = (batch, width) == (rows, size) and count * tokens == key_heads * length
+    return heads if fits and count % key_heads == 0 else q
+
+
+def _without_copies(graph: GraphWriter, mask: Value, tokens: int) -> Value:
+    """Return a mask (B, 1, tokens, K) that was repeated along its third axis."""
+    bounds = [graph.integers([number]) for number in (0, tokens, 2)]
+    return graph.node('Slice', [mask, *bounds], (*mask.shape[:2], tokens, mask.shape[3]))
 
 
 # --- convolutions -----------------------------------------------------------------------------

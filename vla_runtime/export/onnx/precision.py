@@ -20,12 +20,16 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto
 
-from vla_runtime.engines.onnx.files import STEP_INPUTS, STEP_OUTPUTS, Precision
+from vla_runtime.engines.onnx.files import EIGHT_BITS, STEP_INPUTS, STEP_OUTPUTS, Precision
 from vla_runtime.export.onnx.eight_bit_rules import eight_bit_faults
 
 HALVES: Mapping[int, Precision] = {
     TensorProto.FLOAT16: 'float16',
     TensorProto.BFLOAT16: 'bfloat16',
+}
+_EIGHT_BITS: Mapping[int, Precision] = {
+    TensorProto.INT8: 'int8',
+    TensorProto.FLOAT8E4M3FN: 'fp8',
 }
 _PORTS = {
     **dict.fromkeys((*STEP_INPUTS, *STEP_OUTPUTS), TensorProto.FLOAT),
@@ -33,6 +37,8 @@ _PORTS = {
     **dict.fromkeys(('image_mask', 'token_mask'), TensorProto.BOOL),
     'tokens': TensorProto.INT64,
 }
+# Operators that may compute in half.
+_PRODUCTS = ('MatMul', 'Attention')
 # Operators that only move numbers.
 MOVES = (
     'Concat',
@@ -57,8 +63,8 @@ def precision_of(path: Path) -> Precision:
     Raises:
         ValueError: no ONNX file, or one whose types contradict each other.
     """
-    in_int8 = any(one.data_type == TensorProto.INT8 for one in load_graph(path).graph.initializer)
-    return 'int8' if in_int8 else beside_int8(path)
+    types = {one.data_type for one in load_graph(path).graph.initializer}
+    return next((name for kind, name in _EIGHT_BITS.items() if kind in types), beside_int8(path))
 
 
 def beside_int8(path: Path) -> Precision:
@@ -94,10 +100,10 @@ def type_faults(path: Path, precision: Precision, beside: Precision = 'float32')
     faults += [
         f"'{name}' is in {type_name(kind)}, which no part of a policy is computed in"
         for name, kind in types.items()
-        if kind not in (*_TYPES, *((TensorProto.INT8,) if precision == 'int8' else ()))
+        if kind not in _TYPES and _EIGHT_BITS.get(kind) != precision
     ]
     faults += eight_bit_faults(path, model, types)
-    half = beside if precision == 'int8' else precision
+    half = beside if precision in EIGHT_BITS else precision
     wrong = [
         f"'{name}' is in {type_name(kind)} in a file that is meant to be {half}"
         for name, kind in types.items()
@@ -116,7 +122,7 @@ def node_fault(node: onnx.NodeProto, types: Mapping[str, int]) -> str:
         return _cast_fault(node.input[0], node.output[0], types)
     if node.op_type == 'Gather' and types.get(node.input[1]) != TensorProto.INT64:
         return f'has the index {in_words(node.input[1], types)}, which must be int64'
-    if node.op_type == 'MatMul' or node.op_type in MOVES:
+    if node.op_type in _PRODUCTS or node.op_type in MOVES:
         return ''
     half = next((name for name in (*node.input, *node.output) if types.get(name) in HALVES), None)
     if half is None:

@@ -26,6 +26,7 @@ from vla_runtime.engines.onnx.files import (
     ONNX_FOLDER,
     ROWS,
     TEXT_INPUT,
+    Attention,
     Precision,
     engine_graphs,
     graph_name,
@@ -50,19 +51,23 @@ _MLP_RATIO = 2
 def quantise_onnx(
     folder: Path,
     spec: BundleSpec,
+    precision: Precision,
     cases: Sequence[Case],
     beside: Precision,
     *,
+    attention: Attention = 'exact',
     advance: Callable[[int], object] = lambda count: None,
 ) -> None:
-    """Replace a bundle's float32 files by files in int8.
+    """Replace a bundle's float32 files by files in 8 bits.
 
     Args:
         folder: folder of the bundle, not sealed yet, with the files that `write_onnx` made in
             float32.
         spec: contents of the bundle's policy.yaml.
+        precision: `int8` or `fp8`.
         cases: cases to take the ranges from, for one row and for two; PyTorch's outputs are added.
         beside: precision of the large matrices that are not in 8 bits.
+        attention: form of attention in the new files.
         advance: called with 1 for each of the `quantised_steps`.
 
     Raises:
@@ -70,7 +75,8 @@ def quantise_onnx(
     """
     ranges = measured_ranges(folder, spec, cases, advance=advance)
     shutil.rmtree(folder / ONNX_FOLDER)
-    write_onnx(folder, spec, 'int8', eight_bits=EightBits(ranges, beside))
+    eight_bits = EightBits(ranges, beside, precision)
+    write_onnx(folder, spec, precision, eight_bits=eight_bits, attention=attention)
     advance(1)
 
 
@@ -129,7 +135,7 @@ def _ranges_of(
 ) -> Iterator[tuple[str, Range]]:
     """Yield (matrix, range of its product's input) of every run of a graph."""
     model = onnx.load(path, load_external_data=False)
-    inputs = _inputs_of_products(model.graph, matrices)
+    inputs = inputs_of_products(model.graph, matrices)
     if not inputs:
         return
     for name in dict.fromkeys(name for _, name in inputs):
@@ -145,7 +151,7 @@ def _ranges_of(
             yield matrix, (float(found[f'{name}/ReduceMin']), float(found[f'{name}/ReduceMax']))
 
 
-def _inputs_of_products(graph: onnx.GraphProto, matrices: set[str]) -> list[tuple[str, str]]:
+def inputs_of_products(graph: onnx.GraphProto, matrices: set[str]) -> list[tuple[str, str]]:
     """Names of matrix and input of every product that is put into 8 bits."""
     constants = {item.name: item for item in graph.initializer}
     return [

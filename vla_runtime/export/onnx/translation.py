@@ -11,7 +11,7 @@ runs. Four rewrites that change no result beyond rounding are made on the way:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.fx import Node
 
 from vla_runtime.engines.onnx.files import TEXT_INPUT, TOKENS
 from vla_runtime.export.errors import ExportError
-from vla_runtime.export.onnx.eight_bits import EightBits
+from vla_runtime.export.onnx.eight_bits import EightBits, Matrix
 from vla_runtime.export.onnx.graph import GraphWriter, Value
 from vla_runtime.export.onnx.operators import lowering
 from vla_runtime.export.onnx.tracing import Trace
@@ -227,12 +227,20 @@ class _Translation:
         """
         graph, eight_bits = self._graph, self._eight_bits
         if isinstance(weights[0], _Weight):
-            name, dtype, shape, make = self._joined(weights, transposed=True)
-            if eight_bits is not None and name in eight_bits:
+            matrix = self._joined(weights, transposed=True)
+            if eight_bits is not None and matrix.name in eight_bits:
                 # Rounded once, to 8 bits, and not to half before.
                 single = graph.single(graph.before_cast(x))
-                y = eight_bits.product(graph, single, name, shape, make)
-                return y if widened else graph.cast(y, dtype)
+                # One product each where a bias follows, see `eight_bits`.
+                cut = widened and eight_bits.apart
+                apart = [[weight] for weight in weights] if cut else [weights]
+                matrices = [self._joined(some, transposed=True) for some in apart]
+                parts = eight_bits.products(graph, single, matrix.name, matrices)
+                y = parts[0]
+                if len(parts) > 1:
+                    shape = (*x.shape[:-1], matrix.shape[1])
+                    y = graph.node('Concat', parts, shape, axis=len(shape) - 1)
+                return y if widened else graph.cast(y, matrix.dtype)
         weight = self._weight_value(weights, transposed=True)
         x = graph.cast(x, weight.dtype)
         return graph.node('MatMul', [x, weight], (*x.shape[:-1], weight.shape[1]))
@@ -250,13 +258,12 @@ class _Translation:
             (matrix,) = weights
             assert isinstance(matrix, Tensor)
             return self._graph.constant(matrix.T if transposed else matrix)
-        name, dtype, shape, make = self._joined(weights, transposed)
-        return self._graph.initializer(self._graph.weights.named(name, dtype, shape, make), dtype)
+        one = self._joined(weights, transposed)
+        stored = self._graph.weights.named(one.name, one.dtype, one.shape, one.make)
+        return self._graph.initializer(stored, one.dtype)
 
-    def _joined(
-        self, weights: list[_Weight | Tensor], transposed: bool
-    ) -> tuple[str, torch.dtype, tuple[int, int], Callable[[], Tensor]]:
-        """Name, traced dtype and shape of matrices side by side, and what reads them."""
+    def _joined(self, weights: list[_Weight | Tensor], transposed: bool) -> Matrix:
+        """Return matrices side by side as one."""
         named = [weight for weight in weights if isinstance(weight, _Weight)]
         rows, columns = sum(weight.traced.shape[0] for weight in named), named[0].traced.shape[1]
 
@@ -266,7 +273,7 @@ class _Translation:
 
         name = '+'.join(weight.name for weight in named)
         shape = (columns, rows) if transposed else (rows, columns)
-        return name, named[0].traced.dtype, shape, make
+        return Matrix(name, named[0].traced.dtype, shape, make)
 
 
 def _numbers(tensor: Tensor, node: Node, name: str) -> Tensor:

@@ -66,13 +66,18 @@ def _widen_products(model: onnx.ModelProto) -> None:
     nodes = []
     for node in model.graph.node:
         out = node.output[0]
-        if node.op_type != 'MatMul' or types[out] != TensorProto.BFLOAT16:
+        if node.op_type not in ('MatMul', 'Attention') or types[out] != TensorProto.BFLOAT16:
             nodes.append(node)
             continue
-        wide = [f'{out}/{name}' for name in ('a', 'b', 'product')]
-        for source, target in zip(node.input, wide, strict=False):
+        wide = [f'{out}/{number}' for number, _ in enumerate(node.input)]
+        for source, target in zip(node.input, wide, strict=True):
             nodes.append(helper.make_node('Cast', [source], [target], to=TensorProto.FLOAT))
-        nodes.append(helper.make_node('MatMul', wide[:2], wide[2:], name=node.name))
-        nodes.append(helper.make_node('Cast', wide[2:], [out], to=TensorProto.BFLOAT16))
+        single = onnx.NodeProto()
+        single.CopyFrom(node)
+        del single.input[:], single.output[:]
+        single.input.extend(wide)
+        single.output.append(f'{out}/product')
+        nodes.append(single)
+        nodes.append(helper.make_node('Cast', single.output, [out], to=TensorProto.BFLOAT16))
     del model.graph.node[:]
     model.graph.node.extend(nodes)

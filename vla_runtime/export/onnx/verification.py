@@ -25,6 +25,7 @@ from vla_runtime.bundle.folder import read_statistics
 from vla_runtime.bundle.schema import MOST_DENOISE_STEPS, WEIGHTS_FILE, BundleSpec
 from vla_runtime.engines.bounds import error_of
 from vla_runtime.engines.onnx.files import (
+    EIGHT_BITS,
     ONNX_FOLDER,
     ROWS,
     ROWS_GRAPHS,
@@ -97,13 +98,13 @@ def verify_onnx(
     placement = Placement.of(device)
     image_sizes = len(distinct_image_sizes(spec.dims))
     precision, beside = check_graphs(folder, image_sizes)
-    if precision == 'int8':
+    if precision in EIGHT_BITS:
         paths = [folder / ONNX_FOLDER / name for name in _int8_graphs(image_sizes)]
         factors = query_scales(empty_network(spec.family, spec.dims))
         weights = BundleWeights(folder / WEIGHTS_FILE)
         _refuse(folder, 'computes with wrong matrices', matrix_faults(paths, weights, factors))
     if cases is None:
-        cases = read_cases(folder)[0] if precision == 'int8' else seeded_cases(folder, spec)
+        cases = read_cases(folder)[0] if precision in EIGHT_BITS else seeded_cases(folder, spec)
     verifier = _Verifier(folder, spec, precision, beside, placement, advance, cases)
     receipt = verifier.run()
     keep(verifier.cases)
@@ -136,9 +137,10 @@ def check_graphs(folder: Path, image_sizes: int = 1) -> tuple[Precision, Precisi
     # Not every network has matrices that may be reduced.
     reduced = (one for one in map(beside_int8, paths) if one != 'float32')
     beside: Precision = next(reduced, 'float32')
-    precision: Precision = 'int8' if 'int8' in map(precision_of, paths) else beside
+    precisions = map(precision_of, paths)
+    precision: Precision = next((one for one in precisions if one in EIGHT_BITS), beside)
     names = (*graph_names(image_sizes), *ROWS_GRAPHS)
-    if precision == 'int8':
+    if precision in EIGHT_BITS:
         names = _int8_graphs(image_sizes)
     check_graph_files(folder, names)
     faults = [
@@ -167,7 +169,11 @@ def receipt_dict(receipt: Receipt) -> dict[str, Any]:
     """Contents of verification.json under `onnx`."""
     return {
         'what': 'every ONNX file against the PyTorch modules in float32, on '
-        + ('observations that were recorded' if receipt.precision == 'int8' else 'seeded inputs'),
+        + (
+            'observations that were recorded'
+            if receipt.precision in EIGHT_BITS
+            else 'seeded inputs'
+        ),
         'precision': receipt.precision,
         'types': 'matrix products in the precision; all else in float32, indices in integers',
         'device': receipt.device,
@@ -232,7 +238,7 @@ class _Verifier:
         for rows in ROWS:
             self._expert(rows, table, own_table)
         for rows in ROWS:
-            if self._precision != 'int8':
+            if self._precision not in EIGHT_BITS:
                 self._monolithic(rows, own_table)
             self._advance(1)
         tensors = [

@@ -31,6 +31,7 @@ ONNX_TYPE = {
     torch.bfloat16: onnx.TensorProto.BFLOAT16,
     torch.int64: onnx.TensorProto.INT64,
     torch.int8: onnx.TensorProto.INT8,
+    torch.float8_e4m3fn: onnx.TensorProto.FLOAT8E4M3FN,
     torch.uint8: onnx.TensorProto.UINT8,
     torch.bool: onnx.TensorProto.BOOL,
 }
@@ -107,6 +108,10 @@ class WeightFile:
         value = value.contiguous()
         size = value.numel() * value.element_size()
         if size < _INLINE_BYTES:
+            if value.dtype == torch.float8_e4m3fn:
+                bits = value.view(-1).view(torch.uint8).numpy().tobytes()
+                kind = ONNX_TYPE[value.dtype]
+                return onnx.helper.make_tensor(name, kind, value.shape, bits, raw=True)
             return onnx.helper.make_tensor(
                 name, ONNX_TYPE[value.dtype], value.shape, value.view(-1).tolist()
             )

@@ -18,9 +18,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vla_runtime.engines.cuda_runtime import CudaRuntime
+from vla_runtime.engines.cuda_runtime import CudaRuntime, DeviceInfo
 from vla_runtime.engines.free_memory import available_host_bytes, free_swap_bytes
-from vla_runtime.engines.onnx.files import GRAPHS_FILE, ONNX_FOLDER, WEIGHTS_DATA, Precision
+from vla_runtime.engines.onnx.files import (
+    EIGHT_BITS,
+    GRAPHS_FILE,
+    ONNX_FOLDER,
+    WEIGHTS_DATA,
+    Precision,
+)
 from vla_runtime.engines.preflight import check_graph_files
 from vla_runtime.engines.tensorrt.adapter import (
     BuildOptions,
@@ -29,15 +35,19 @@ from vla_runtime.engines.tensorrt.adapter import (
     TensorRTMemoryError,
 )
 from vla_runtime.engines.tensorrt.callbacks import Progress
+from vla_runtime.engines.tensorrt.rtx import check_targets, target_of
 from vla_runtime.engines.tensorrt.store import (
     ENGINES,
     TIMING_CACHE,
     EngineFile,
     Metadata,
+    find_rtx_folder,
     folder_name,
     graph_of,
     read_metadata,
     rebuild_command,
+    rtx_folder_name,
+    targets_of,
     write_metadata,
 )
 from vla_runtime.export.graph_facts import GraphFacts, read_graph_facts
@@ -99,6 +109,7 @@ class BuildPlan:
         workspace_bytes: scratch memory that a layer may take.
         estimate: memory of the largest build.
         timing_cache: file of the kernel times that builds measure, read and written.
+        targets: compute capabilities that TensorRT for RTX builds for; else empty.
     """
 
     folder: Path
@@ -112,6 +123,7 @@ class BuildPlan:
     workspace_bytes: int
     estimate: MemoryEstimate
     timing_cache: Path
+    targets: tuple[str, ...] = ()
 
     @property
     def to_build(self) -> list[str]:
@@ -127,25 +139,29 @@ class BuildPlan:
 def plan_build(
     bundle: Path,
     adapter: TensorRT,
-    runtime: CudaRuntime,
+    runtime: CudaRuntime | None,
     *,
     rows: int,
     files: Mapping[str, str] | None = None,
     precision: str | None = None,
     workspace_bytes: int = DEFAULT_WORKSPACE,
     force: bool = False,
+    targets: tuple[str, ...] = (),
 ) -> BuildPlan:
     """Check files and memory and plan the build; build nothing.
 
     Args:
         bundle: the bundle's folder, with its ONNX files.
-        adapter, runtime: the TensorRT and the GPU at hand.
+        adapter: the TensorRT at hand.
+        runtime: the GPU at hand; None to build without one, for targets.
         rows: most prompt rows to build for.
         files: SHA-256 of the bundle's files by name, as in its policy.yaml (they must be compared
             with it before anything is built from them); what it does not have is hashed here.
         precision: precision that the ONNX files must have; None takes theirs.
         workspace_bytes: scratch memory that a layer may take.
         force: rebuild existing engines.
+        targets: compute capabilities that TensorRT for RTX builds for; none: those of engines that
+            are there for the GPU at hand, or else its own.
 
     Raises:
         ValueError: ONNX files that are missing, of another precision, or not readable by
@@ -165,9 +181,19 @@ def plan_build(
         )
     _check_readable(folder, graphs, found, adapter)
     weight_bytes = max(graph.weight_bytes for graph in graphs.values())
-    target = bundle / 'engines' / folder_name(runtime.info, adapter.version)
+    device = None if runtime is None else runtime.info
+    engines = bundle / 'engines'
+    if adapter.is_rtx:
+        targets = targets or _targets_here(engines, device, adapter.version)
+        check_targets(targets, found)
+        target = engines / rtx_folder_name(targets, adapter.version)
+    else:
+        assert device is not None, 'only TensorRT for RTX builds without a GPU'
+        target = engines / folder_name(device, adapter.version)
     digests = _digests(bundle, graphs, files or {})
     done, passed = ({}, {}) if force else _done(bundle, target, digests, found, rows)
+    if adapter.is_rtx and not _is_known(target, device, rebuild_command(bundle)):
+        passed = {}
     plan = BuildPlan(
         folder=target,
         rows=rows,
@@ -180,10 +206,28 @@ def plan_build(
         workspace_bytes=workspace_bytes,
         estimate=MemoryEstimate.of(weight_bytes, workspace_bytes),
         timing_cache=target / TIMING_CACHE,
+        targets=targets,
     )
     if plan.to_build:
         check_fits(plan.estimate, runtime)
     return plan
+
+
+def _targets_here(engines: Path, device: DeviceInfo | None, version: str) -> tuple[str, ...]:
+    """Targets of engines that are there for a GPU; else its own."""
+    assert device is not None, 'without a GPU targets are named'
+    folder = find_rtx_folder(engines, device, version)
+    return (target_of(device.capability),) if folder is None else targets_of(folder)
+
+
+def _is_known(folder: Path, device: DeviceInfo | None, command: str) -> bool:
+    """Return whether engines of TensorRT for RTX were compared on this GPU."""
+    try:
+        metadata = read_metadata(folder, command)
+    except ValueError:
+        return False
+    known = (metadata.gpu, metadata.processors)
+    return device is not None and known == (device.name, device.processors)
 
 
 def _check_readable(
@@ -191,13 +235,13 @@ def _check_readable(
 ) -> None:
     """Refuse files that this TensorRT cannot run or read (ValueError)."""
     if precision not in adapter.precisions:
-        why = ' (it takes no matrix that is in int8 already)' if precision == 'int8' else ''
+        why = ' (it takes no matrix that is in 8 bits already)' if precision in EIGHT_BITS else ''
         raise ValueError(
             f'{folder}: the files are {precision}, which TensorRT {adapter.version} cannot run'
             f'{why}; export them in {" or ".join(adapter.precisions)}'
         )
     for name, graph in graphs.items():
-        if problems := unsupported(graph, precision, adapter.version):
+        if problems := unsupported(graph, precision, adapter.version, adapter.is_rtx):
             raise ValueError(
                 f'{folder / graph_of(name)}: TensorRT {adapter.version} cannot read '
                 f'{", ".join(problems)}'
@@ -207,7 +251,7 @@ def _check_readable(
 def build_engines(
     plan: BuildPlan,
     adapter: TensorRT,
-    runtime: CudaRuntime,
+    runtime: CudaRuntime | None,
     *,
     captures: int,
     progress: Progress | None = None,
@@ -229,12 +273,15 @@ def build_engines(
     plan.folder.mkdir(parents=True, exist_ok=True)
     if plan.to_build:
         forget(plan.folder)
-    device = runtime.info
+    # Those of TensorRT for RTX are tied to a GPU once they were compared on it.
+    tied = not adapter.is_rtx or bool(plan.passed)
+    device = runtime.info if runtime is not None and tied else None
     metadata = Metadata(
         tensorrt=adapter.version,
-        gpu=device.name,
-        capability=device.capability,
-        processors=device.processors,
+        gpu=device.name if device else '',
+        capability=device.capability if device else '',
+        processors=device.processors if device else 0,
+        targets=list(plan.targets),
         precision=plan.precision,
         captures=captures,
         rows=plan.rows,
@@ -253,14 +300,36 @@ def build_engines(
     return metadata
 
 
-def check_fits(estimate: MemoryEstimate, runtime: CudaRuntime) -> None:
+def tie_to_device(
+    folder: Path, metadata: Metadata, adapter: TensorRT, runtime: CudaRuntime
+) -> Metadata:
+    """Return the metadata of engines that were built elsewhere, for the GPU at hand.
+
+    Raises:
+        TensorRTError: one of them is no engine for it.
+    """
+    engines = {
+        name: replace(entry, scratch_bytes=_scratch_bytes(folder / entry.file, adapter, runtime))
+        for name, entry in metadata.engines.items()
+    }
+    device = runtime.info
+    return replace(
+        metadata,
+        gpu=device.name,
+        capability=device.capability,
+        processors=device.processors,
+        engines=engines,
+    )
+
+
+def check_fits(estimate: MemoryEstimate, runtime: CudaRuntime | None) -> None:
     """Refuse a build that cannot fit, before it takes an hour to find out.
 
     Raises:
         ValueError: too little memory; says what it needs, what is free, and what can be done.
     """
     free_host, free_swap = available_host_bytes(), free_swap_bytes()
-    if runtime.info.integrated:
+    if runtime is not None and runtime.info.integrated:
         if free_host is None:
             return
         swap = estimate.shared_swap(free_host)
@@ -270,8 +339,7 @@ def check_fits(estimate: MemoryEstimate, runtime: CudaRuntime) -> None:
             need = estimate.device + estimate.host
             raise _refusal('memory', need, free_host + free_swap, swap - free_swap)
         return
-    free_device = runtime.free_bytes()
-    if estimate.device > free_device:
+    if runtime is not None and estimate.device > (free_device := runtime.free_bytes()):
         raise _refusal('GPU memory', estimate.device, free_device, None)
     if free_host is not None and estimate.host > free_host + free_swap:
         free = free_host + free_swap
@@ -295,7 +363,7 @@ def _build_one(
     name: str,
     plan: BuildPlan,
     adapter: TensorRT,
-    runtime: CudaRuntime,
+    runtime: CudaRuntime | None,
     progress: Progress | None,
 ) -> EngineFile:
     cache = plan.timing_cache
@@ -305,6 +373,7 @@ def _build_one(
         reduced=plan.beside != 'float32',
         int8_products=plan.graphs[name].int8_products,
         lengths=tuple(range(1, plan.rows + 1)),
+        targets=plan.targets,
         progress=progress,
     )
     start = time.monotonic()
@@ -318,7 +387,8 @@ def _build_one(
     layers, pinned = built.layers, built.pinned
     # It holds the engine once more, in memory that a Jetson's GPU shares.
     del built
-    scratch = _scratch_bytes(path, adapter, runtime)
+    # Where there is no GPU it is known from the comparison on.
+    scratch = 0 if runtime is None else _scratch_bytes(path, adapter, runtime)
     return EngineFile(
         file=path.name,
         size=path.stat().st_size,

@@ -355,6 +355,37 @@ _STUDIES = (
         judges=True,
     ),
     Study(
+        'fp8_files',
+        'Does the policy do its task in ONNX files in fp8?',
+        'ONNX files in 8-bit floating point, for TensorRT (ONNX Runtime emulates them on a CPU), '
+        'against float32 on the same scenes and the same backend, on still and on moving blocks '
+        '(3 to 5 cm/s).',
+        grid(
+            replace(BASE, backend='onnxruntime'),
+            variant=('still', 'moving'),
+            precision=('float32', 'fp8'),
+        ),
+        x='precision',
+        episodes=200,
+        reference={'precision': 'float32'},
+    ),
+    Study(
+        'attention',
+        "Does the policy do its task with attention as ONNX's own operator?",
+        'ONNX files in float16, with scores in float32 and with attention fused in half '
+        '(export --attention), each against float32 on the same scenes and the same backend, on '
+        'still and on moving blocks (3 to 5 cm/s).',
+        grid(replace(BASE, backend='onnxruntime'), variant=('still', 'moving'))
+        + grid(
+            replace(BASE, backend='onnxruntime', precision='float16'),
+            variant=('still', 'moving'),
+            attention=('exact', 'fused'),
+        ),
+        x='attention',
+        episodes=200,
+        reference={'precision': 'float32', 'attention': 'exact'},
+    ),
+    Study(
         'backend',
         'Does the policy do the task on ONNX Runtime as well?',
         'The same policy in PyTorch, in ONNX Runtime, and there with its matrices in float16.',

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any, Literal, get_args
 
+from vla_runtime.engines.onnx.files import Attention
 from vla_runtime.execution.handover import HandoverMode
 from vla_runtime.execution.parameters import ExecutorParameters, Overrun
 from vla_runtime.families import family_names
@@ -27,7 +28,7 @@ Instructed = Literal['task', 'other_block', 'fixed']
 Precision = Literal['float32', 'bfloat16', 'float16', 'int8', 'fp8']
 Backend = Literal['torch', 'onnxruntime']
 # Precisions that one backend alone has.
-_BACKEND_OF: dict[str, Backend] = {'int8': 'onnxruntime', 'fp8': 'torch'}
+_BACKEND_OF: dict[str, Backend] = {'int8': 'onnxruntime'}
 Cache = Literal['off', 'exact', 'bounded', 'image_blind']
 
 TOUCH: tuple[Family, ...] = ('colour', 'position')
@@ -57,6 +58,7 @@ class Condition:
             are and so gives the best that this loop allows.
         backend: backend of the policy; for `onnxruntime` its files are exported once.
         precision: precision of the policy's large matrices.
+        attention: form of attention in ONNX files.
         denoise_steps: None is what the bundle recommends.
         beta: guidance scale; None is guidance off.
         cfg_mode: way in which the prompt rows of guidance are run.
@@ -91,6 +93,7 @@ class Condition:
     chunk_source: ChunkSourceName = 'policy'
     backend: Backend = 'torch'
     precision: Precision = 'float32'
+    attention: Attention = 'exact'
     denoise_steps: int | None = None
     beta: float | None = None
     cfg_mode: CfgMode = 'auto'
@@ -118,6 +121,7 @@ class Condition:
             ('chunk_source', get_args(ChunkSourceName)),
             ('backend', get_args(Backend)),
             ('precision', get_args(Precision)),
+            ('attention', get_args(Attention)),
             ('cfg_mode', get_args(CfgMode)),
             ('advantage', get_args(Advantage)),
             ('cache', get_args(Cache)),
@@ -129,6 +133,11 @@ class Condition:
             raise ValueError(
                 f"condition: precision '{self.precision}' is of backend "
                 f"'{_BACKEND_OF[self.precision]}', not '{self.backend}'"
+            )
+        if self.attention != 'exact' and self.backend != 'onnxruntime':
+            raise ValueError(
+                f"condition: attention '{self.attention}' is of backend 'onnxruntime', "
+                f"not '{self.backend}'"
             )
         if not self.families:
             raise ValueError('condition: families is empty; name at least one')

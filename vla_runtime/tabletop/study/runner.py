@@ -16,13 +16,12 @@ from concurrent.futures import as_completed
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tqdm import tqdm
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.identity import spec_identity
-from vla_runtime.engines.onnx.files import Precision
 from vla_runtime.export.onnx.bundle import bundle_with_onnx
 from vla_runtime.files.code_version import source_digest
 from vla_runtime.files.json_file import LARGEST_RESULT, JsonError, JsonMapping, read_json
@@ -120,8 +119,15 @@ def bundle_of(condition: Condition, bundle: Path | Mapping[str, Path], work: Pat
         bundle = bundle[condition.policy_family]
     if condition.chunk_source != 'policy' or condition.backend != 'onnxruntime':
         return bundle
-    source, precision = bundle, cast(Precision, condition.precision)
-    return bundle_with_onnx(bundle, work, precision, tqdm.write, lambda: demo_observations(source))
+    source = bundle
+    return bundle_with_onnx(
+        bundle,
+        work,
+        condition.precision,
+        tqdm.write,
+        lambda: demo_observations(source),
+        condition.attention,
+    )
 
 
 def _run_all(

@@ -1,0 +1,87 @@
+"""Attention as ONNX's own operator: what is written, its numbers, and who may read it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx_bundles import copy_weights, load_graph, tiny_onnx_bundle
+
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.schema import STATISTICS_FILE
+from vla_runtime.engines.onnx.files import ONNX_FOLDER
+from vla_runtime.export.errors import ExportError
+from vla_runtime.export.graph_facts import GraphFacts
+from vla_runtime.export.onnx.bundle import export_bundle
+from vla_runtime.export.onnx.export import write_onnx
+from vla_runtime.export.onnx.verification import verify_onnx
+from vla_runtime.export.tensorrt.operators import unsupported
+
+
+@pytest.fixture(scope='module', params=['bfloat16', 'float16'])
+def fused(request, tmp_path_factory) -> Path:
+    """Graphs of a tiny pi0.5, whose four query heads share one key head."""
+    folder = tmp_path_factory.mktemp('fused') / 'policy'
+    folder.mkdir()
+    source = tiny_onnx_bundle('pi05')
+    copy_weights(source, folder)
+    for name in (STATISTICS_FILE, 'tokenizer.json'):
+        shutil.copyfile(source / name, folder / name)
+    spec = read_bundle(source, verify=False).spec
+    write_onnx(folder, spec, request.param, attention='fused')
+    return folder
+
+
+def test_query_heads_are_not_folded_into_their_key_heads_length(fused):
+    for name in ('prefix.onnx', 'expert_r2.onnx', 'monolithic.onnx'):
+        model = onnx.shape_inference.infer_shapes(load_graph(fused, name), strict_mode=True)
+        values = (*model.graph.input, *model.graph.value_info)
+        shapes = {
+            value.name: [size.dim_value for size in value.type.tensor_type.shape.dim]
+            for value in values
+        }
+        nodes = [node for node in model.graph.node if node.op_type == 'Attention']
+        for node in nodes:
+            (_, heads, tokens, _), (_, key_heads, keys, _) = (
+                shapes[name] for name in node.input[:2]
+            )
+            assert heads in (2, 4) and heads // key_heads in (1, 4)
+            assert tokens <= keys
+            if len(node.input) > 3:
+                assert shapes[node.input[3]][1:] == [1, tokens, keys]
+        assert nodes and not any(node.op_type == 'Softmax' for node in model.graph.node)
+
+
+def test_its_numbers_are_within_the_bounds_of_its_precision(fused):
+    spec = read_bundle(tiny_onnx_bundle('pi05'), verify=False).spec
+    assert verify_onnx(fused, spec).failures == []
+
+
+def test_it_is_refused_in_float32_before_anything_is_written(tmp_path):
+    source = read_bundle(tiny_onnx_bundle('pi05'), verify=False)
+    with pytest.raises(ExportError, match='fused attention is computed in half'):
+        export_bundle(source, tmp_path / 'out', 'float32', attention='fused')
+    assert not (tmp_path / 'out').exists()
+
+
+@pytest.mark.parametrize(
+    ('version', 'rtx', 'reads'),
+    [
+        ('8.6.1', False, False),
+        ('10.13.0', False, False),
+        ('10.14.1', False, True),
+        ('11.4.0', False, True),
+        ('1.7.1.116', True, True),
+    ],
+)
+def test_a_tensorrt_that_cannot_read_it_is_told_before_a_build(version, rtx, reads):
+    graph = GraphFacts(23, {'Attention': 2, 'MatMul': 9}, 1)
+    assert (unsupported(graph, 'bfloat16', version, rtx) == []) == reads
+
+
+def test_files_without_it_are_as_they_were(fused):
+    exact = load_graph(tiny_onnx_bundle('pi05', 'bfloat16'), 'prefix.onnx')
+    assert exact.opset_import[0].version == 17
+    assert (fused / ONNX_FOLDER / 'prefix.onnx').is_file()

@@ -1,0 +1,108 @@
+"""All that TensorRT for RTX has and the others have not.
+
+It builds without a GPU, for compute capabilities that it is told; a plan for several runs on each.
+Such a plan holds no kernels for products yet: they are compiled on the GPU, and kept in a file.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from vla_runtime.files.whole_files import write_bytes
+
+logger = logging.getLogger(__name__)
+
+# The package's own name, and that of the wheel with its bindings alone.
+RTX_MODULES = ('tensorrt_rtx', 'tensorrt_rtx_bindings')
+# Compute capabilities that our graphs are built for.
+TARGETS = ('sm80', 'sm86', 'sm89', 'sm120', 'sm121')
+# Those without products in 8-bit floating point.
+_NO_FP8 = ('sm80', 'sm86')
+# Known to it, and no use to us: our graphs have float32 products in every precision.
+_NO_TARGET = {'sm75': 'TensorRT for RTX multiplies no float32 matrices on 7.5 (Turing)'}
+
+
+def check_targets(targets: tuple[str, ...], precision: str = 'float32') -> None:
+    """Refuse compute capabilities that our graphs cannot be built for (ValueError).
+
+    Args:
+        targets: names such as `sm89`.
+        precision: precision of the graphs.
+    """
+    for target in targets:
+        if target not in TARGETS:
+            why = _NO_TARGET.get(target, 'TensorRT for RTX builds for no such compute capability')
+            raise ValueError(f"target '{target}': {why}; it can be {', '.join(TARGETS)}")
+        if precision == 'fp8' and target in _NO_FP8:
+            raise ValueError(
+                f"target '{target}': has no products in 8-bit floating point (fp8); it can be "
+                f'{", ".join(one for one in TARGETS if one not in _NO_FP8)}, or export in int8'
+            )
+
+
+def target_of(capability: str) -> str:
+    """Return the target of a compute capability: `sm89` for `8.9`."""
+    return f'sm{capability.replace(".", "")}'
+
+
+class CompiledKernels:
+    """Kernels that were compiled on the GPU, kept in a file from one load to the next.
+
+    Args:
+        path: path of the file; one of another GPU, driver or version is begun anew.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._cache: Any = None
+
+    def of(self, config: Any) -> Any:
+        """Return TensorRT's cache, one for all contexts; `config` is any context's settings."""
+        if self._cache is None:
+            self._cache = config.create_runtime_cache()
+            if self._path.is_file() and not self._cache.deserialize(self._path.read_bytes()):
+                logger.info('%s: is of another GPU, driver or version; begun anew', self._path)
+        return self._cache
+
+    def save(self) -> None:
+        """Write the file; where that is not possible the next load compiles again."""
+        if self._cache is None:
+            return
+        data = bytes(self._cache.serialize())
+        try:
+            if not self._path.is_file() or self._path.read_bytes() != data:
+                write_bytes(self._path, memoryview(data))
+        except OSError as error:
+            logger.warning('%s: cannot be written, so each load compiles: %s', self._path, error)
+
+
+def configure_build(trt: Any, config: Any, targets: tuple[str, ...]) -> None:
+    """Set what to build for; kernels are chosen on the GPU, so there are no times to keep."""
+    check_targets(targets)
+    # Scratch memory of its own would keep a graph from being captured.
+    config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
+    # The log then lists the kernels, and with them the types that they multiply in.
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    config.num_compute_capabilities = len(targets)
+    for index, target in enumerate(targets):
+        config.set_compute_capability(getattr(trt.ComputeCapability, target.upper()), index)
+
+
+def runtime_config(trt: Any, engine: Any, compiled: CompiledKernels | None) -> Any:
+    """Return the settings of a context.
+
+    Graphs are captured by us, and not by TensorRT. Kernels for a shape are made before its first
+    run and stay: by default they are replaced while a policy runs, and a chunk's last bits with
+    them.
+    """
+    config = engine.create_runtime_config()
+    config.cuda_graph_strategy = trt.CudaGraphStrategy.DISABLED
+    kernels = trt.DynamicShapesKernelSpecializationStrategy
+    config.dynamic_shapes_kernel_specialization_strategy = kernels.EAGER
+    memory = trt.ExecutionContextAllocationStrategy.USER_MANAGED
+    config.set_execution_context_allocation_strategy(memory)
+    if compiled is not None:
+        config.set_runtime_cache(compiled.of(config))
+    return config
