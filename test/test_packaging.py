@@ -52,7 +52,14 @@ PIP_NAMES = {
     'pinocchio': 'pin',
 }
 # ./run does not install them: a GPU machine's CUDA or the cluster's Ray says which release.
-NOT_PINNED = {'cuda-bindings', 'ray', 'tensorrt', 'triton'}
+NOT_PINNED = {
+    'cuda-bindings',
+    'ray',
+    'tensorrt',
+    'tensorrt-rtx-cu13-bindings',
+    'tensorrt-rtx-cu13-libs',
+    'triton',
+}
 
 
 def run(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -230,7 +237,7 @@ def test_remedies_install_from_the_source_folder_and_name_extras_that_there_are(
     text = '\n'.join(file.read_text() for file in files)
     # No package index has it.
     assert re.findall(r'pip install .*vla_runtime\[.*', text) == []
-    named = set(','.join(re.findall(r"'\.\[([\w,]+)\]'", text)).split(','))
+    named = set(','.join(re.findall(r"'\.\[([\w,-]+)\]'", text)).split(','))
     assert {'ray', 'torch'} <= named <= extras
 
 

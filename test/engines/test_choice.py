@@ -106,7 +106,7 @@ def test_what_was_named_is_kept(bundle: Bundle):
 def test_nothing_installed_is_an_error_that_says_what_to_do(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(candidates_module, 'missing_package', lambda name: name)
+    monkeypatch.setattr(candidates_module, 'missing_backend', lambda name: name)
     with pytest.raises(ValueError, match=r'leaves nothing that may run .* install PyTorch'):
         candidates(bundle, 'auto', 'cpu', 'auto')
 
@@ -426,7 +426,7 @@ def test_16_bits_whose_success_was_judged_are_taken_by_auto_only_where_it_is_kep
 def test_16_bits_that_lost_success_with_a_backend_are_left_out_of_those_that_nobody_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, kept_by_onnxruntime: bool
 ):
-    monkeypatch.setattr(candidates_module, 'missing_package', lambda name: None)
+    monkeypatch.setattr(candidates_module, 'missing_backend', lambda name: None)
     monkeypatch.setattr(candidates_module, 'accepts_device', lambda device, backend: True)
     bundle = with_receipt(tmp_path / 'bundle', precision)
     built = bundle.engines_folder / 'gpu-trt10'

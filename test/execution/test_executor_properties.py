@@ -479,6 +479,9 @@ class AnythingGoes(RuleBasedStateMachine):
         assert last.kind in (CommandKind.HOLD, CommandKind.IDLE)
         self.velocity = np.zeros(3)
         self.remember(last)
+        # The step that was begun is over: what is seen from now on is of the next one.
+        step = self.executor.status().step
+        self.seen.append(Observed(self.ros_ns, step, self.executor.episode))
 
     @rule(by_operator=st.booleans())
     def episode_begins(self, by_operator: bool) -> None:

@@ -73,7 +73,8 @@ def test_it_runs_to_its_end_and_leaves_bag_parameters_and_report(bundle, finishe
     assert 'replan 8' in text
     page = require_report(demo.out)
     assert 'instructions completed' in page
-    assert page.count('<svg') == 4
+    # Five plots, each drawn wide and narrow.
+    assert page.count('<svg') == 10
     assert 'data:image/jpeg;base64,' in page
     parameters = yaml.safe_load((demo.out / 'parameters.yaml').read_text())
     assert parameters['/demo/vla_executor']['ros__parameters']['replan_interval'] == 8

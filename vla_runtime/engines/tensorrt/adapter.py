@@ -490,7 +490,7 @@ def import_rtx() -> TensorRT:
         except (ImportError, OSError) as error:
             raise ValueError(_import_failed(error, name)) from error
     raise ValueError(
-        "TensorRT for RTX is not installed: pip install 'vla_runtime[tensorrt-rtx]' (or "
+        "TensorRT for RTX is not installed: pip install '.[tensorrt-rtx]' (or "
         'tensorrt-rtx-cu13-bindings and tensorrt-rtx-cu13-libs)'
     )
 
@@ -512,7 +512,7 @@ def import_tensorrt() -> TensorRT:
             "backend 'tensorrt': the Python package 'tensorrt' is not installed; on a Jetson it "
             'comes with JetPack (python3-libnvinfer; a virtual environment needs '
             '--system-site-packages), elsewhere: pip install tensorrt, or for an RTX card '
-            "'vla_runtime[tensorrt-rtx]'. Or choose another backend"
+            "'.[tensorrt-rtx]'. Or choose another backend"
         ) from error
     except (ImportError, OSError) as error:
         raise ValueError(_import_failed(error)) from error
