@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from checkpoint_folders import copy_lerobot_folder, joints, lerobot_arguments, make_relative
 from libero_folders import ACTIONS, OPTIONS, POSE_OPTIONS, SCALE, STATE, write_libero_folder
 
 from vla_runtime.bundle.folder import read_bundle
@@ -116,6 +117,19 @@ def test_what_the_steps_lack_is_asked_for(folder, capsys):
 )
 def test_steps_that_contradict_names_or_other_options_are_refused(folder, capsys, words, named):
     assert named in said(folder, capsys, *words)
+
+
+@pytest.mark.parametrize('excluded', [[], ['shoulder_lift', 'gripper']])
+def test_steps_that_the_folder_makes_relative_to_the_state_are_refused(tmp_path, capsys, excluded):
+    relative = copy_lerobot_folder(tmp_path / 'policy')
+    make_relative(relative, exclude_joints=excluded)
+    words = ['export', str(relative), '--out', str(tmp_path / 'never'), '--onnx-precision', 'none']
+    steps = ['--pose-steps', joints(), '--pose-state', joints(), '--pose-scale', '1,1']
+    assert main([*words, *lerobot_arguments(), *steps]) == 2
+    message = capsys.readouterr().err
+    assert '--pose-steps' in message
+    assert [name for name in excluded if name in message.split('contradict')[1]] == []
+    assert not (tmp_path / 'never').exists()
 
 
 @pytest.mark.parametrize('scale', ['0.05', '0.05,0', '1,-1', 'a,b', '1,nan', '1,inf'])

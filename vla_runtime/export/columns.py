@@ -71,6 +71,8 @@ def resolve_columns(
         _measure_pose(pose, state_units, action_units)
     in_pose = {name for pose in poses for name in pose.actions}
     deltas = _deltas(facts, options.deltas, action_names, missing)
+    if stepped and action_names:
+        _refuse_relative(stepped, facts, action_names, missing)
     velocities = _known('--velocity', options.velocities, action_names, missing)
     targets = _known('--target', options.targets, action_names, missing)
     if not (state_names and action_names and state_units and action_units and deltas):
@@ -101,6 +103,23 @@ def resolve_columns(
     return Columns(
         tuple(StateSpec(name, state_units[name]) for name in state_names), tuple(actions), poses
     )
+
+
+def _refuse_relative(
+    stepped: PoseSpec, facts: FolderFacts, names: tuple[str, ...], missing: MissingFacts
+) -> None:
+    """Note steps that the folder says are relative to the state, which is another meaning."""
+    relative = [
+        name
+        for name, anchor in zip(names, facts.deltas or (), strict=False)
+        if anchor is not None and name in stepped.actions
+    ]
+    if relative:
+        missing.conflict(
+            f'--pose-steps names {", ".join(relative)}, but the folder says '
+            f'{"they are" if len(relative) > 1 else "it is"} relative to the state: the policy '
+            'gives differences from the state at the start of a chunk, not steps from row to row'
+        )
 
 
 def _poses(
