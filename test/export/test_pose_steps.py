@@ -119,6 +119,38 @@ def test_steps_that_contradict_names_or_other_options_are_refused(folder, capsys
     assert named in said(folder, capsys, *words)
 
 
+@pytest.mark.parametrize(
+    ('units', 'named'),
+    [
+        ('mm', ACTIONS[:3] + STATE[:3]),
+        ('deg', ACTIONS[3:6] + STATE[3:6]),
+        ('percent', ACTIONS[:6] + STATE[:6]),
+        ('m/s', ACTIONS[:6] + STATE[:6]),
+        ('1,x=mm', ('x',)),
+        ('1,state:z=mm', ('z',)),
+        ('1,dx=mm,y=mm', ('dx', 'y')),
+        ('1,rz=deg', ('rz',)),
+        ('1,action:drx=deg', ('drx',)),
+        ('1,dx=rad', ('dx',)),
+        ('rad,rx=m', ('rx',)),
+    ],
+)
+def test_a_unit_that_is_not_the_poses_is_refused(folder, capsys, units, named):
+    message = said(folder, capsys, *POSE_OPTIONS, '--units', units)
+    found = {name for name in ACTIONS + STATE if re.search(rf"(state|action) '{name}'", message)}
+    assert found == set(named)
+
+
+@pytest.mark.parametrize('units', ['rad', 'm', '1', 'rad,x=m,drx=rad,dz=1'])
+def test_a_unit_that_agrees_or_is_of_the_others_is_taken(folder, tmp_path, units):
+    target = tmp_path / 'bundle'
+    words = ['export', str(folder), '--out', str(target), '--onnx-precision', 'none']
+    assert main([*words, *OPTIONS, *POSE_OPTIONS, '--units', units]) == 0
+    spec = read_bundle(target).spec
+    assert [action.unit for action in spec.actions[:6]] == [*'mmm', *['rad'] * 3]
+    assert [one.unit for one in spec.state[:6]] == [*'mmm', *['rad'] * 3]
+
+
 @pytest.mark.parametrize('excluded', [[], ['shoulder_lift', 'gripper']])
 def test_steps_that_the_folder_makes_relative_to_the_state_are_refused(tmp_path, capsys, excluded):
     relative = copy_lerobot_folder(tmp_path / 'policy')

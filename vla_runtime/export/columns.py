@@ -68,7 +68,9 @@ def resolve_columns(
     stepped = stepped_pose(options, state_names, action_names, missing)
     poses = (*_poses(facts, state_names, action_names), *((stepped,) if stepped else ()))
     for pose in poses:
-        _measure_pose(pose, state_units, action_units)
+        for group, units in (('state', state_units), ('action', action_units)):
+            if units is not None:
+                _measure_pose(pose, group, units, options.units or (), missing)
     in_pose = {name for pose in poses for name in pose.actions}
     deltas = _deltas(facts, options.deltas, action_names, missing)
     if stepped and action_names:
@@ -149,19 +151,47 @@ def _poses(
 
 
 def _measure_pose(
-    pose: PoseSpec, state: dict[str, Unit] | None, actions: dict[str, Unit] | None
+    pose: PoseSpec,
+    group: str,
+    units: dict[str, Unit],
+    given: tuple[str, ...],
+    missing: MissingFacts,
 ) -> None:
-    """Give a pose's dimensions their units: numbers of a matrix have none, positions are in m."""
+    """Give a pose's dimensions their units: numbers of a matrix have none, positions are in m.
+
+    A unit that says otherwise is refused. A unit for all dimensions is of those that it can be of:
+    one pose has lengths and angles, so `rad` says nothing of its positions. `1` says nothing at
+    all: the actions may be shares of a scale.
+    """
     angle: Unit = 'rad' if pose.form in ('axis_angle', 'euler') else '1'
-    for units, position, rotation in (
-        (actions, pose.position, pose.rotation),
-        (state, pose.state_position, pose.state_rotation),
+    # The scale of steps makes metres of the actions alone.
+    lengths: tuple[Unit, ...] = ('m',) if pose.delta_from == 'step' else ('m', 'mm')
+    position, rotation = (
+        (pose.position, pose.rotation)
+        if group == 'action'
+        else (pose.state_position, pose.state_rotation)
+    )
+    for names, right, of_others in (
+        (position, lengths, ('rad', 'deg')),
+        (rotation, (angle,), ('m', 'mm') if angle == 'rad' else get_args(Unit)),
     ):
-        if units is not None:
-            units.update(dict.fromkeys(rotation, angle))
+        for name in names:
+            said = units.get(name)
+            by_itself = {name, f'{group}:{name}'} & {text.rpartition('=')[0] for text in given}
             # A name that is no dimension is noted already.
-            lengths = {name: units.get(name, 'm') for name in position}
-            units.update({name: one if one == 'mm' else 'm' for name, one in lengths.items()})
+            if said not in (None, '1', *right) and (by_itself or said not in of_others):
+                missing.conflict(
+                    f"--units says '{said}' for {group} '{name}', which is a "
+                    f"{'position' if names is position else 'rotation'} of the pose '{pose.name}' "
+                    f"and in '{right[0]}'"
+                    + (
+                        '; --pose-scale says how much 1 is of the actions, the measured pose must '
+                        'be in metres and radians'
+                        if pose.delta_from == 'step'
+                        else ''
+                    )
+                )
+            units[name] = said if said in right else right[0]
 
 
 @dataclass(frozen=True)
