@@ -19,6 +19,7 @@ from checkpoint_folders import (
     TEXT_TABLE,
     copy_lerobot_folder,
     edit_json,
+    edit_step,
     edit_tensors,
     full_size_names,
     joints,
@@ -126,6 +127,57 @@ def test_a_policy_trained_with_known_actions_says_so_in_its_bundle(tmp_path):
     edit_json(folder / 'config.json', lambda d: d.update(rtc_training_max_delay=4))
     assert export(folder, tmp_path / 'bundle', *lerobot_arguments()) == 0
     assert read_bundle(tmp_path / 'bundle').spec.trained_delay_steps == 4
+
+
+class TestCamerasOfTheDataSet:
+    """A fine-tune keeps a camera of its base model; the data set of the training has it or not."""
+
+    def notes(self, tmp_path, capsys, images, *options, renamed=None):
+        policy, data = copy_lerobot_folder(tmp_path / 'policy'), tmp_path / 'data' / 'meta'
+        edit_step(policy, 'rename_observations_processor', rename_map=renamed or {})
+        data.mkdir(parents=True)
+        features = {
+            key: {'dtype': dtype, 'shape': [48, 64, 3], 'names': ['height', 'width', 'channels']}
+            for key, dtype in images.items()
+        }
+        (data / 'info.json').write_text(json.dumps({'fps': 30, 'features': features}))
+        words = [*lerobot_arguments(), '--dataset', str(data.parent), '--dry-run', *options]
+        assert export(policy, tmp_path / 'bundle', *words) == 0
+        said = ''.join(capsys.readouterr())
+        return [text for text in said.splitlines() if 'data set only' in text]
+
+    @pytest.mark.parametrize('dtype', ['video', 'image'])
+    def test_one_that_it_lacks_is_named_with_what_mends_it(self, tmp_path, capsys, dtype):
+        images = {'observation.images.top': dtype, 'observation.depth': 'float32'}
+        (note,) = self.notes(tmp_path, capsys, images)
+        assert note.endswith('--cameras top,wrist=absent')
+
+    def test_one_that_is_said_to_be_absent_is_not(self, tmp_path, capsys):
+        images = {'observation.images.top': 'video'}
+        assert not self.notes(tmp_path, capsys, images, '--cameras', 'top,wrist=absent')
+
+    def test_other_cameras_alone_are_another_data_set(self, tmp_path, capsys):
+        (note,) = self.notes(tmp_path, capsys, {'observation.images.front': 'video'})
+        assert 'absent' not in note
+
+    @pytest.mark.parametrize(
+        ('images', 'renamed'),
+        [
+            (['observation.images.top', 'observation.images.wrist'], {}),
+            (
+                ['observation.images.top', 'observation.images.front'],
+                {'observation.images.front': 'observation.images.wrist'},
+            ),
+            (
+                ['observation.images.top', 'observation.images.wrist'],
+                {'observation.images.front': 'observation.images.wrist'},
+            ),
+            ([], {}),
+        ],
+    )
+    def test_cameras_that_are_all_there_need_no_note(self, tmp_path, capsys, images, renamed):
+        listed = dict.fromkeys(images, 'video')
+        assert not self.notes(tmp_path, capsys, listed, renamed=renamed)
 
 
 class TestOpenpi:

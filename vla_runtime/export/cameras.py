@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from vla_runtime.bundle.schema import CameraSpec
+from vla_runtime.export.feature_names import camera_name
 from vla_runtime.export.folder import FolderFacts
 from vla_runtime.export.missing_facts import MissingFacts
+from vla_runtime.export.options import DatasetInfo
 
 
 def settle_cameras(
@@ -43,6 +45,32 @@ def settle_cameras(
             cameras += [CameraSpec(name, present=False) for name in absent]
         return (*cameras, *empty)
     return facts.cameras
+
+
+def camera_notes(
+    cameras: tuple[CameraSpec, ...], facts: FolderFacts, dataset: DatasetInfo | None
+) -> tuple[str, ...]:
+    """Return a note on cameras of a bundle that the data set of the training lacks."""
+    if dataset is None or not dataset.images or facts.absent_cameras is None:
+        return ()
+    # A data set may have been renamed as it was made, or by the training.
+    keys = {*dataset.images, *(facts.renamed.get(key, key) for key in dataset.images)}
+    known = {_plain(camera_name(key)) for key in keys}
+    present = [camera.name for camera in cameras if camera.present]
+    lacking = [name for name in present if _plain(name) not in known]
+    if not lacking:
+        return ()
+    has = ', '.join(camera_name(key) for key in dataset.images)
+    note = f'the policy has the camera {", ".join(lacking)}, but the data set only {has}: '
+    if lacking == present:
+        return (f'{note}is it the one of the training?',)
+    kept = ','.join(f'{name}=absent' if name in lacking else name for name in present)
+    return (f'{note}if the training lacked it, say --cameras {kept}',)
+
+
+def _plain(name: str) -> str:
+    # A converter of LeRobot changed one to the other.
+    return name.replace('.', '_')
 
 
 def _said(cameras: tuple[CameraSpec, ...]) -> str:

@@ -29,7 +29,7 @@ from vla_runtime.bundle.statistics import check_statistics
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
 from vla_runtime.export.adapters import find_base, is_adapter, read_adapted
-from vla_runtime.export.cameras import settle_cameras
+from vla_runtime.export.cameras import camera_notes, settle_cameras
 from vla_runtime.export.checkpoint import CheckpointError, copy_tensors, read_tensors
 from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, Source, find_reader
 from vla_runtime.export.columns import Columns, ask_for_targets, cut_statistics, resolve_columns
@@ -143,7 +143,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     file = facts.statistics_file or checkpoint
     ask_for_targets(spec, statistics, options.targets, facts.deltas, file, missing)
     missing.raise_if_any()
-    return ExportPlan(spec, tensors, statistics, settled.tokenizer, facts.notes)
+    return ExportPlan(spec, tensors, statistics, settled.tokenizer, (*facts.notes, *settled.notes))
 
 
 def _images(facts: FolderFacts, dims: PolicyDims) -> ImageSpec:
@@ -253,6 +253,7 @@ class _Settled:
     Attributes:
         language: tokenizer, template and tokens of a prompt; None for a policy without language.
         wordless: how many of the data set's tasks have no words; None: all have some.
+        notes: for people, about the data set.
     """
 
     columns: Columns
@@ -263,6 +264,7 @@ class _Settled:
     horizon: int
     denoise_steps: int
     wordless: str | None
+    notes: tuple[str, ...]
 
     @property
     def tokenizer(self) -> Path | None:
@@ -302,7 +304,15 @@ def _settle(
     assert columns and cameras and make_dims and (language or not has_language)
     assert rate_hz and horizon and denoise_steps
     return _Settled(
-        columns, cameras, make_dims, language, rate_hz, horizon, denoise_steps, wordless
+        columns,
+        cameras,
+        make_dims,
+        language,
+        rate_hz,
+        horizon,
+        denoise_steps,
+        wordless,
+        camera_notes(cameras, facts, dataset),
     )
 
 

@@ -1,8 +1,16 @@
-"""Names of a feature's dimensions, in all forms that training projects write them."""
+"""Names of cameras and of a feature's dimensions, as training projects write them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+
+# Of a camera's images among the features.
+CAMERA_FEATURE = 'observation.images.'
+
+
+def camera_name(feature: str) -> str:
+    """Return the name of a feature's camera, without what LeRobot puts before it."""
+    return feature.removeprefix(CAMERA_FEATURE).removeprefix('observation.')
 
 
 def feature_names(written: object, length: int | None) -> tuple[str, ...] | None:

@@ -89,6 +89,7 @@ class FolderFacts:
         questions: facts that the reader could not find.
         absent_cameras: what becomes of a camera that the robot lacks: `masked`, or `left_out`
             of the network's input; None: the policy needs all of them.
+        renamed: features of the data to those of the policy, where training renamed them.
         notes: for people, about how contradictory facts were read.
     """
 
@@ -127,6 +128,7 @@ class FolderFacts:
     source: Mapping[str, str] = field(default_factory=dict)
     questions: tuple[Question, ...] = ()
     absent_cameras: AbsentCameras | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 

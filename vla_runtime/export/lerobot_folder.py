@@ -14,7 +14,7 @@ from pathlib import Path
 from vla_runtime.bundle.schema import CameraSpec, ImageSpec
 from vla_runtime.export.adapters import is_adapter
 from vla_runtime.export.errors import ExportError
-from vla_runtime.export.feature_names import feature_names
+from vla_runtime.export.feature_names import camera_name, feature_names
 from vla_runtime.export.folder import (
     CONFIG_FILE,
     AbsentCameras,
@@ -53,8 +53,6 @@ from vla_runtime.export.options import LeRobotRelease
 from vla_runtime.files.json_file import JsonMapping, read_json
 from vla_runtime.files.quotes import one_line
 
-# Of a camera's images among the features.
-CAMERA_FEATURE = 'observation.images.'
 # Steps that this runtime does too, or that only move data about.
 _PREPROCESSORS = (
     'rename_observations_processor',
@@ -243,6 +241,7 @@ def read_lerobot_folder(
         source=_source(policy, config, before, release, early=early),
         questions=questions,
         absent_cameras=policy.absent_cameras,
+        renamed=_renamed(before),
         notes=(*notes, *_camera_notes(config, features, stored)),
     )
 
@@ -323,7 +322,7 @@ def _features(config: JsonMapping) -> Features:
         state={key: feature_length(config, 'input_features', key) for key in state},
         action=feature_length(config, 'output_features', ACTION),
         cameras={
-            key: key.removeprefix(CAMERA_FEATURE).removeprefix('observation.')
+            key: camera_name(key)
             for key in inputs.values
             if inputs.mapping(key).get('type', str) == 'VISUAL'
         },
@@ -477,6 +476,12 @@ def _deltas(
     return tuple(None if out else index for index, out in enumerate(left_out))
 
 
+def _renamed(before: Pipeline) -> dict[str, str]:
+    step = before.step('rename_observations_processor')
+    renamed = step.mapping('rename_map', optional=True)
+    return {theirs: renamed.get(theirs, str) for theirs in renamed.values}
+
+
 def _source(
     policy: LeRobotPolicy,
     config: JsonMapping,
@@ -494,9 +499,9 @@ def _source(
         value = config.values.get(key)
         if isinstance(value, (str, int, float)):
             source[key] = str(value)
-    renamed = before.step('rename_observations_processor').mapping('rename_map', optional=True)
-    if renamed.values:
+    renamed = _renamed(before)
+    if renamed:
         source['renamed_observations'] = ', '.join(
-            f'{theirs} to {ours}' for theirs, ours in renamed.values.items()
+            f'{theirs} to {ours}' for theirs, ours in renamed.items()
         )
     return source

@@ -125,12 +125,20 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """Facts of a LeRobot data set's meta/info.json, None where it lacks one, and its tasks."""
+    """Facts of a LeRobot data set's meta/info.json, None where it lacks one, and its tasks.
+
+    Attributes:
+        state_names, action_names: in order.
+        rate_hz: frames a second.
+        tasks: the instructions.
+        images: features that are images or videos; () where it lists none.
+    """
 
     state_names: tuple[str, ...] | None
     action_names: tuple[str, ...] | None
     rate_hz: float | None
     tasks: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
 
 
 def read_dataset_info(path: Path) -> DatasetInfo:
@@ -151,6 +159,11 @@ def read_dataset_info(path: Path) -> DatasetInfo:
         action_names=_names(features, 'action', 'actions'),
         rate_hz=None if rate_hz is None else float(rate_hz),
         tasks=_tasks(path.parent),
+        images=tuple(
+            key
+            for key, feature in features.values.items()
+            if isinstance(feature, Mapping) and feature.get('dtype') in ('image', 'video')
+        ),
     )
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from vla_runtime.bundle.schema import CameraSpec, NormalisationSpec
 from vla_runtime.export.errors import ExportError
+from vla_runtime.export.feature_names import CAMERA_FEATURE
 from vla_runtime.export.folder import CONFIG_FILE, FolderFacts, Question, expect, find_tokenizer
 from vla_runtime.export.lerobot_folder import (
-    CAMERA_FEATURE,
     feature_image,
     feature_length,
     is_lerobot_folder,
