@@ -184,6 +184,67 @@ class TestAdapters:
         assert main(['export', str(folder), *options]) == 2
         assert key in capsys.readouterr().err
 
+    def refused(self, tmp_path, capsys, change=lambda tensors: None, config=None) -> str:
+        """The error of an export whose adapter is spoilt."""
+        folder = write_folder(self.RELEASE, tmp_path / 'adapter')
+        base = write_folder(HERE / described(self.RELEASE)['adapter_of'], tmp_path / 'base')
+        path = folder / 'adapter_config.json'
+        path.write_text(json.dumps(json.loads(path.read_text()) | (config or {})))
+        tensors = load_file(folder / 'adapter_model.safetensors')
+        change(tensors)
+        save_file(tensors, folder / 'adapter_model.safetensors')
+        options = ['--out', str(tmp_path / 'b'), '--base', str(base), *arguments(self.RELEASE)]
+        assert main(['export', str(folder), *options]) == 2
+        assert not (tmp_path / 'b').exists()
+        return capsys.readouterr().err
+
+    @pytest.mark.parametrize('lost', ['lora_A', 'lora_B'])
+    @pytest.mark.parametrize('which', ['one', 'all'])
+    def test_half_of_a_pair_is_refused_by_name(self, tmp_path, capsys, lost, which):
+        gone = []
+
+        def change(tensors):
+            found = sorted(name for name in tensors if lost in name)
+            gone.extend(found[:1] if which == 'one' else found)
+            for name in gone:
+                del tensors[name]
+
+        message = self.refused(tmp_path, capsys, change)
+        assert 'adapter_model.safetensors' in message
+        assert gone[0].removeprefix('base_model.model.').partition('.lora_')[0] in message or (
+            which == 'all'
+        )
+
+    def test_a_file_without_pairs_is_refused(self, tmp_path, capsys):
+        message = self.refused(tmp_path, capsys, dict.clear)
+        assert 'adapter_model.safetensors' in message
+
+    @pytest.mark.parametrize('number', [np.nan, np.inf])
+    @pytest.mark.parametrize('part', ['lora_A', 'lora_B'])
+    def test_numbers_that_are_none_are_refused_by_tensor(self, tmp_path, capsys, number, part):
+        spoilt = []
+
+        def change(tensors):
+            spoilt.append(sorted(name for name in tensors if part in name)[-1])
+            tensors[spoilt[0]].flat[-1] = number
+
+        message = self.refused(tmp_path, capsys, change)
+        assert spoilt[0] in message
+        assert 'adapter_model.safetensors' in message
+
+    @pytest.mark.parametrize('alpha', [0, float('nan'), float('inf'), 1e300])
+    def test_an_alpha_that_is_no_scale_is_refused(self, tmp_path, capsys, alpha):
+        assert 'lora_alpha' in self.refused(tmp_path, capsys, config={'lora_alpha': alpha})
+        shutil.rmtree(tmp_path)
+        patterns = {'alpha_pattern': {'.*_proj': alpha}}
+        assert 'alpha_pattern..*_proj' in self.refused(tmp_path, capsys, config=patterns)
+
+    @pytest.mark.parametrize('pattern', ['(', '*_proj', 'q_proj)('])
+    def test_a_pattern_that_is_none_is_refused_by_field(self, tmp_path, capsys, pattern):
+        message = self.refused(tmp_path, capsys, config={'alpha_pattern': {pattern: 3}})
+        assert 'adapter_config.json' in message
+        assert 'alpha_pattern' in message
+
     def test_a_policy_that_is_no_adapter_has_no_use_for_a_base(self, tmp_path, capsys):
         release = HERE / '0.6.1_act'
         folder = write_folder(release, tmp_path / 'policy')

@@ -11,11 +11,12 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from vla_runtime.bundle.schema import WEIGHT_BYTES
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, read_array, read_header
 from vla_runtime.export.checkpoint import CheckpointError, ComputedTensor, read_tensors
 from vla_runtime.export.errors import ExportError
@@ -26,6 +27,8 @@ from vla_runtime.files.json_file import JsonMapping, read_json
 ADAPTER_CONFIG, ADAPTER_TENSORS = 'adapter_config.json', 'adapter_model.safetensors'
 _PREFIX = 'base_model.model.'
 _DOWN, _UP = '.lora_A.weight', '.lora_B.weight'
+# Numbers that are looked at together.
+_BLOCK = 1 << 22
 # Kinds that this merge does not reproduce.
 _FIXED: Mapping[str, object] = {
     'peft_type': 'LORA',
@@ -116,10 +119,20 @@ def read_adapted(folder: Path, base: Path, names: TensorNames) -> dict[str, Stor
     path = folder / ADAPTER_TENSORS
     try:
         found = {stored.name.removeprefix(_PREFIX): stored for stored in read_header(path)}
+        for stored in found.values():
+            _check_finite(stored)
     except TensorsError as error:
         raise CheckpointError(str(error)) from None
+    if not any(name.endswith(_DOWN) for name in found):
+        raise CheckpointError(
+            f"{path}: has no adapter, a tensor '…{_DOWN}' and its '…{_UP}': is it whole?"
+        )
     for name, stored in found.items():
         if name.endswith(_UP):
+            if name.removesuffix(_UP) + _DOWN not in found:
+                raise CheckpointError(
+                    f"{path}: has tensor '{stored.name}' without its '…{_DOWN}': is it whole?"
+                )
             continue
         module = name.removesuffix(_DOWN)
         if module != name:
@@ -135,6 +148,19 @@ def read_adapted(folder: Path, base: Path, names: TensorNames) -> dict[str, Stor
             # Trained as a whole beside the adapters.
             tensors[_ours(name, stored, names, tensors)] = stored
     return tensors
+
+
+def _check_finite(stored: StoredTensor) -> None:
+    """Refuse a tensor with a number that is none; little of it is in memory at once."""
+    count, width = math.prod(stored.shape), WEIGHT_BYTES[stored.dtype]
+    for start in range(0, count, _BLOCK):
+        shape = (min(_BLOCK, count - start),)
+        part = replace(stored, shape=shape, offset=stored.offset + start * width)
+        if not np.isfinite(read_array(part)).all():
+            raise CheckpointError(
+                f"{stored.path}: tensor '{stored.name}' has numbers that are not finite: the "
+                'training diverged, or the file is damaged'
+            )
 
 
 def _check(config: JsonMapping) -> None:
@@ -193,6 +219,17 @@ def _alpha(config: JsonMapping, module: str) -> float:
     """Return alpha of a module: of the first pattern that it ends with, else the general one."""
     patterns = config.mapping('alpha_pattern', optional=True)
     for pattern in patterns.values:
-        if re.match(rf'(.*\.)?({pattern})$', module):
-            return float(patterns.get(pattern, (int, float)))
-    return float(config.get('lora_alpha', (int, float)))
+        try:
+            found = re.match(rf'(.*\.)?({pattern})$', module)
+        except re.error as error:
+            raise patterns.error(pattern, f'is no regular expression: {error}') from None
+        if found:
+            return _scale_of(patterns, pattern)
+    return _scale_of(config, 'lora_alpha')
+
+
+def _scale_of(config: JsonMapping, key: str) -> float:
+    alpha = config.get(key, (int, float))
+    if not 0.0 < abs(alpha) <= float(np.finfo(np.float32).max):
+        raise config.error(key, f'{alpha} is no scale of an adapter')
+    return float(alpha)
