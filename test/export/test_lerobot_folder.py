@@ -175,7 +175,13 @@ DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: edit_config(f, use_proprioceptive_memory=True),
         'field use_proprioceptive_memory: True is not supported',
     ),
-    'adapter': (lambda f: edit_config(f, use_peft=True), 'field use_peft: True is not supported'),
+    'adapter': (
+        lambda f: [
+            edit_config(f, use_peft=True),
+            (f / 'adapter_model.safetensors').write_bytes(b''),
+        ],
+        'field use_peft: ',
+    ),
     'history': (lambda f: edit_config(f, n_obs_steps=2), 'field n_obs_steps: 2 is not supported'),
     'time periods': (
         lambda f: edit_config(f, min_period=0.01),

@@ -239,7 +239,48 @@ class TestAdapters:
         patterns = {'alpha_pattern': {'.*_proj': alpha}}
         assert 'alpha_pattern..*_proj' in self.refused(tmp_path, capsys, config=patterns)
 
-    @pytest.mark.parametrize('pattern', ['(', '*_proj', 'q_proj)('])
+    @pytest.mark.parametrize('form', ['adapter', 'whole'])
+    @pytest.mark.parametrize('head', ['paligemma', 'gemma_expert'])
+    def test_a_head_that_serves_nothing_is_left_out(self, tmp_path, head, form):
+        folder = write_folder(self.RELEASE, tmp_path / 'adapter')
+        base = write_folder(HERE / described(self.RELEASE)['adapter_of'], tmp_path / 'base')
+        path, module = folder / 'adapter_model.safetensors', f'paligemma_with_expert.{head}.lm_head'
+        tensors = load_file(path)
+        width = 64 if head == 'paligemma' else 32
+        added = {
+            'adapter': {'lora_A.weight': (2, width), 'lora_B.weight': (400, 2)},
+            'whole': {'weight': (400, width)},
+        }[form]
+        tensors |= {
+            f'base_model.model.model.{module}.{part}': np.ones(shape, np.float32)
+            for part, shape in added.items()
+        }
+        save_file(tensors, path)
+        bundle = tmp_path / 'bundle'
+        options = ['--base', str(base), *arguments(self.RELEASE)]
+        assert main(['export', str(folder), '--out', str(bundle), *options]) == 0
+        assert largest_error(self.RELEASE, bundle) <= 1e-4
+
+    def test_a_merged_folder_may_still_say_that_it_is_an_adapter(self, tmp_path):
+        release = HERE / '0.6.1_pi05'
+        folder, bundle = write_folder(release, tmp_path / 'policy'), tmp_path / 'bundle'
+        config = folder / 'config.json'
+        config.write_text(json.dumps(json.loads(config.read_text()) | {'use_peft': True}))
+        assert main(['export', str(folder), '--out', str(bundle), *arguments(release)]) == 0
+        assert largest_error(release, bundle) <= 1e-4
+
+    @pytest.mark.parametrize('file', ['adapter_model.safetensors', 'adapter_config.json'])
+    def test_a_policy_beside_its_adapter_is_not_taken_for_merged(self, tmp_path, capsys, file):
+        release = HERE / '0.6.1_pi05'
+        folder = write_folder(release, tmp_path / 'policy')
+        config = folder / 'config.json'
+        config.write_text(json.dumps(json.loads(config.read_text()) | {'use_peft': True}))
+        (folder / file).write_text('{}')
+        options = ['--out', str(tmp_path / 'b'), *arguments(release)]
+        assert main(['export', str(folder), *options]) == 2
+        assert 'use_peft' in capsys.readouterr().err
+
+    @pytest.mark.parametrize('pattern', ['(', '*_proj', 'q_proj['])
     def test_a_pattern_that_is_none_is_refused_by_field(self, tmp_path, capsys, pattern):
         message = self.refused(tmp_path, capsys, config={'alpha_pattern': {pattern: 3}})
         assert 'adapter_config.json' in message

@@ -25,6 +25,7 @@ from vla_runtime.files.checkpoint_folders import has_tensors
 from vla_runtime.files.json_file import JsonMapping, read_json
 
 ADAPTER_CONFIG, ADAPTER_TENSORS = 'adapter_config.json', 'adapter_model.safetensors'
+ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_TENSORS)
 _PREFIX = 'base_model.model.'
 _DOWN, _UP = '.lora_A.weight', '.lora_B.weight'
 # Numbers that are looked at together.
@@ -135,6 +136,8 @@ def read_adapted(folder: Path, base: Path, names: TensorNames) -> dict[str, Stor
                 )
             continue
         module = name.removesuffix(_DOWN)
+        if _serves_nothing(f'{module}.weight' if module != name else name, names):
+            continue
         if module != name:
             up = found.get(module + _UP)
             ours = _ours(f'{module}.weight', stored, names, tensors)
@@ -144,10 +147,18 @@ def read_adapted(folder: Path, base: Path, names: TensorNames) -> dict[str, Stor
                 f"{path}: tensor '{stored.name}' is of an adapter that this runtime does not "
                 'merge; merge it with PEFT (merge_and_unload) and save the policy'
             )
-        elif not names.is_unused(name):
+        else:
             # Trained as a whole beside the adapters.
             tensors[_ours(name, stored, names, tensors)] = stored
     return tensors
+
+
+def _serves_nothing(name: str, names: TensorNames) -> bool:
+    """Return whether a weight plays no part in inference, so that its adapter does not either.
+
+    A head that a table is tied to is of that kind: its adapter changes what the head does alone.
+    """
+    return names.is_unused(name) or any(ours in names.tied for ours in names.parts(name))
 
 
 def _check_finite(stored: StoredTensor) -> None:

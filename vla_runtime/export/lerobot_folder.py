@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vla_runtime.bundle.schema import CameraSpec, ImageSpec
-from vla_runtime.export.adapters import is_adapter
+from vla_runtime.export.adapters import ADAPTER_FILES, is_adapter
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.feature_names import camera_name, feature_names
 from vla_runtime.export.folder import (
@@ -75,7 +75,7 @@ _RELEASE = Question(
     'before it goes into the prompt, and images with another black',
 )
 # Values that every family is written for: a folder that says otherwise is refused.
-_FIXED: Mapping[str, object] = {'n_obs_steps': 1, 'use_peft': False}
+_FIXED: Mapping[str, object] = {'n_obs_steps': 1}
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,8 @@ def read_lerobot_folder(
     early = not has_processors(folder)
     if early:
         policy = policy.early or policy
-    _check_values(config, policy, adapted=is_adapter(folder))
+    _check_values(config, policy)
+    _check_merged(config, folder)
     features = _features(config)
     if early:
         before, after = early_pipelines(config)
@@ -301,18 +302,30 @@ def _camera_notes(config: JsonMapping, features: Features, stored: StoredStatist
     ]
 
 
-def _check_values(config: JsonMapping, policy: LeRobotPolicy, *, adapted: bool) -> None:
+def _check_values(config: JsonMapping, policy: LeRobotPolicy) -> None:
     """Refuse values of config.json that network and processing are not written for."""
     for key, expected in {**_FIXED, **policy.fixed}.items():
-        # An adapter is merged.
-        if not (adapted and key == 'use_peft'):
-            expect(config, key, expected)
+        expect(config, key, expected)
     for key, most in policy.at_most.items():
         found = config.get(key, int, most)
         if found > most:
             raise config.error(
                 key, f'{found} is not supported; this runtime runs policies with at most {most}'
             )
+
+
+def _check_merged(config: JsonMapping, folder: Path) -> None:
+    """Refuse a policy with an adapter beside it, which may be merged into it or not.
+
+    One alone with `use_peft` is merged: PEFT leaves config.json as it is.
+    """
+    files = [name for name in ADAPTER_FILES if os.path.lexists(folder / name)]
+    if config.get('use_peft', bool, False) and files and not is_adapter(folder):
+        raise config.error(
+            'use_peft',
+            f'is true, and {" and ".join(files)} beside the weights of a policy: where they are '
+            'merged already, set it to false; else move the weights to the folder of --base',
+        )
 
 
 def _features(config: JsonMapping) -> Features:
