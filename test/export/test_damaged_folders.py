@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,10 @@ from typing import Any
 import pytest
 from checkpoint_folders import (
     copy_lerobot_folder,
+    edit_config,
+    edit_json,
+    joints,
+    lerobot_folder,
     openpi_statistics,
     tiny_tensors,
     write_openpi_folder,
@@ -18,6 +23,7 @@ from checkpoint_folders import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from vla_runtime.cli.main import main
 from vla_runtime.export.checkpoint import read_tensors
 from vla_runtime.export.errors import ExportError
 from vla_runtime.export.folder import FolderFacts
@@ -122,6 +128,51 @@ def test_a_damaged_shard_index(tmp_path_factory, data):
     path = folder / 'model.safetensors.index.json'
     document = data.draw(damage(json.loads(path.read_text())))
     survives(lambda: read_tensors(folder), path, document)
+
+
+NOT_COUNTS = [0, -1, -30]
+KEYS = {
+    'lerobot_pi05_tiny': [
+        *('chunk_size', 'num_inference_steps', 'max_action_dim', 'tokenizer_max_length'),
+    ],
+    'smolvla_folder': ['chunk_size', 'num_steps', 'max_action_dim', 'max_state_dim'],
+    'act_folder': ['chunk_size', 'n_heads'],
+}
+HEADS = {
+    'lerobot_pi05_tiny': ['--vision-heads', '4'],
+    'smolvla_folder': ['--vision-heads', '4', '--kv-heads', '2'],
+    'act_folder': [],
+}
+
+
+@pytest.mark.parametrize('value', NOT_COUNTS)
+@pytest.mark.parametrize(
+    ('case', 'key'), [(case, key) for case, keys in KEYS.items() for key in keys]
+)
+def test_a_count_that_is_none_is_refused_by_file_and_field(tmp_path, capsys, case, key, value):
+    folder = shutil.copytree(lerobot_folder().with_name(case), tmp_path / 'policy')
+    edit_config(folder, **{key: value})
+    words = ['--out', str(tmp_path / 'b'), '--dry-run', '--units', 'rad', '--rate-hz', '30']
+    words += ['--state-names', joints(), '--action-names', joints(), *HEADS[case]]
+    assert main(['export', str(folder), *words]) == 2
+    assert f'{folder / "config.json"}: field {key}: ' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('group', ['input_features', 'output_features'])
+def test_a_feature_without_numbers_is_refused(tmp_path, group):
+    folder = copy_lerobot_folder(tmp_path / 'policy')
+    name = 'observation.state' if group == 'input_features' else 'action'
+    edit_json(folder / 'config.json', lambda d: d[group][name].update(shape=[0]))
+    with pytest.raises(JsonError, match=rf'{group}\.{name}'):
+        read_lerobot_folder(folder, PI05)
+
+
+@pytest.mark.parametrize('rate', [*NOT_COUNTS, 0.0, float('nan'), float('inf')])
+def test_a_rate_that_is_none_is_refused_by_file_and_field(tmp_path, rate):
+    path = tmp_path / 'info.json'
+    path.write_text(json.dumps({'fps': rate, 'features': {}}))
+    with pytest.raises(JsonError, match=r'info\.json: field fps: '):
+        read_dataset_info(path)
 
 
 def test_an_undamaged_folder_reads(lerobot, openpi):

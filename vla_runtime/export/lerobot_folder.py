@@ -226,15 +226,15 @@ def read_lerobot_folder(
         state_bins=state_bins,
         prompt_length=_prompt_length(config, before, policy),
         usual_prompt_length=policy.usual_prompt_length,
-        horizon=config.get(policy.horizon_key, int),
-        denoise_steps=config.get(steps_key, int) if steps_key else 1,
+        horizon=config.count(policy.horizon_key),
+        denoise_steps=config.count(steps_key) if steps_key else 1,
         # 0.4.3 was the first to write `use_peft`, and to compute each time by itself.
         flow_times='summed' if policy.summed_times and 'use_peft' not in config else None,
         trained_delay_steps=config.get('rtc_training_max_delay', int, 0),
         image_size=_image_size(config, size_key) if size_key else None,
         image_size_key=size_key or '',
         image_sizes=tuple(feature_image(config, key) for key in features.cameras) if plain else (),
-        action_dim=config.get('max_action_dim', int) if policy.padded else action_length,
+        action_dim=config.count('max_action_dim') if policy.padded else action_length,
         state_dim=_state_dim(config, policy, state_length),
         environment_length=features.state.get(ENVIRONMENT, 0),
         variant=config.get(policy.variant_key, str) if policy.variant_key else None,
@@ -267,7 +267,7 @@ def _of_release(
     if not asked or release == _LATER:
         return policy.images, None, ()
     has_state = policy.template is not None and policy.state_in_prompt
-    bins = int(config.get('max_state_dim', int)) if has_state else None
+    bins = int(config.count('max_state_dim')) if has_state else None
     return replace(policy.images, bars=_EARLIER_BARS), bins, ()
 
 
@@ -345,7 +345,7 @@ def _features(config: JsonMapping) -> Features:
 def _state_dim(config: JsonMapping, policy: LeRobotPolicy, state_length: int) -> int:
     if not policy.has_state_token:
         return 0
-    return int(config.get('max_state_dim', int)) if policy.padded else state_length
+    return int(config.count('max_state_dim')) if policy.padded else state_length
 
 
 def feature_image(config: JsonMapping, key: str) -> tuple[int, int]:
@@ -369,8 +369,8 @@ def feature_length(config: JsonMapping, group: str, key: str) -> int:
     """
     features = config.mapping(group)
     shape = features.mapping(key).get('shape', list)
-    if len(shape) != 1 or type(shape[0]) is not int:
-        raise features.error(key, f'has shape {shape} where one number is expected')
+    if len(shape) != 1 or type(shape[0]) is not int or shape[0] < 1:
+        raise features.error(key, f'has shape {shape} where one number, at least 1, is expected')
     return int(shape[0])
 
 
@@ -384,7 +384,7 @@ def _cameras(
     if not present:
         raise config.error('input_features', 'no camera (a feature of type VISUAL)')
     if views_key is not None:
-        views = config.get(views_key, int)
+        views = config.count(views_key)
         if len(present) > views:
             raise config.error(views_key, f'{views}, but input_features has {len(present)} cameras')
         empty = [f'empty_camera_{index}' for index in range(views - len(present))]
@@ -396,12 +396,12 @@ def _cameras(
 def _padded(config: JsonMapping) -> dict[str, int]:
     """Padded length of state and actions, by feature; their statistics may be as long."""
     keys = ((STATE, 'max_state_dim'), (ACTION, 'max_action_dim'))
-    return {feature: config.get(key, int) for feature, key in keys if key in config}
+    return {feature: config.count(key) for feature, key in keys if key in config}
 
 
 def _image_size(config: JsonMapping, key: str) -> int:
     size = config.get(key, list)
-    if len(size) != 2 or size[0] != size[1] or not isinstance(size[0], int):
+    if len(size) != 2 or size[0] != size[1] or type(size[0]) is not int or size[0] < 1:
         raise config.error(key, f'{size}; only square images are supported, as [size, size]')
     return int(size[0])
 
@@ -410,7 +410,7 @@ def _prompt_length(config: JsonMapping, before: Pipeline, policy: LeRobotPolicy)
     """Tokens of the padded prompt; None without language, or where config.json has none."""
     if policy.template is None or policy.usual_prompt_length is not None:
         return None
-    length = config.get('tokenizer_max_length', int)
+    length = config.count('tokenizer_max_length')
     tokenizer = before.step('tokenizer_processor')
     used = tokenizer.get('max_length', int, length)
     if used != length:

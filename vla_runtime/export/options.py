@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,6 +155,8 @@ def read_dataset_info(path: Path) -> DatasetInfo:
     info = read_json(path)
     features = info.mapping('features')
     rate_hz = info.get('fps', (int, float), None)
+    if rate_hz is not None and not 0.0 < rate_hz < math.inf:
+        raise info.error('fps', f'{rate_hz} where a number above 0 is expected')
     return DatasetInfo(
         state_names=_names(features, 'observation.state', 'state'),
         action_names=_names(features, 'action', 'actions'),

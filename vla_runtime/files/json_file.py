@@ -66,6 +66,17 @@ class JsonMapping:
             raise self.error(key, f'{said} where {expected} is expected')
         return value
 
+    def count(self, key: str, default: Any = _REQUIRED) -> Any:
+        """Return a whole number of at least 1; `default` where it is missing or null.
+
+        Raises:
+            JsonError: missing, or another value.
+        """
+        value = self.get(key, int, default)
+        if value is not default and value < 1:
+            raise self.error(key, f'{value} where at least 1 is expected')
+        return value
+
     def mapping(self, key: str, *, optional: bool = False) -> JsonMapping:
         """A mapping inside this one; an optional one that is missing is empty."""
         values = self.get(key, dict, {} if optional else _REQUIRED)

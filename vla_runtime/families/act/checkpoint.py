@@ -115,7 +115,7 @@ class ActReader(CheckpointReader):
         folder, tensors, facts, _, missing = source
         shape, config = Shapes(tensors, 'ACT'), read_config(folder)
         backbone = _resnet(shape, config)
-        heads, activation = config.get('n_heads', int), _activation(config)
+        heads, activation = config.count('n_heads'), _activation(config)
         pre_norm = config.get('pre_norm', bool, False)
         encoder, decoder = (_stack_dims(shape, stack, heads) for stack in ('encoder', 'decoder'))
         action_dim, _ = shape('action_head.weight', 2)

@@ -181,7 +181,7 @@ class Evo1Reader(CheckpointReader):
         tokenizer = facts.tokenizer or options.tokenizer
         if heads is None or tokenizer is None or not tokenizer.is_file():
             return None  # The exporter asks for a tokenizer itself.
-        head_heads = config.get('num_heads', int)
+        head_heads = config.count('num_heads')
         vision = vision_dims(shape, heads.vision, image_size)
         (joined,) = shape('vision.projector.norm.weight', 1)
         edge = square_edge(joined, vision.width, 'projector')
@@ -247,7 +247,7 @@ def _check_action_step(
             raise found.error(
                 'binarize_gripper', 'True is not supported; this runtime does not switch actions'
             )
-        kept = found.get('action_dim', int, facts.action_length)
+        kept = found.count('action_dim', facts.action_length)
         if kept != facts.action_length:
             raise found.error(
                 'action_dim', f'{kept} where the {facts.action_length} of {CONFIG_FILE} is expected'

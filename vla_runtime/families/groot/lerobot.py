@@ -80,10 +80,10 @@ def read_groot_folder(folder: Path, images: ImageSpec) -> FolderFacts:
         deltas=(None,) * actions,
         template='chat',
         usual_prompt_length=USUAL_PROMPT_LENGTH,
-        horizon=_HORIZON if pack.get('action_horizon', int, _HORIZON) == _HORIZON else None,
+        horizon=_HORIZON if pack.count('action_horizon', _HORIZON) == _HORIZON else None,
         denoise_steps=DENOISE_STEPS,
-        action_dim=config.get('max_action_dim', int),
-        state_dim=config.get('max_state_dim', int),
+        action_dim=config.count('max_action_dim'),
+        state_dim=config.count('max_state_dim'),
         tokenizer=find_tokenizer(folder),
         source={'checkpoint': 'LeRobot groot', 'embodiment': tag},
     )

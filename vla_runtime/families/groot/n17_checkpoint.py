@@ -90,7 +90,7 @@ def _text_every(folder: Path) -> int:
             f'{folder / CONFIG_FILE}: use_alternate_vl_dit is false; only a DiT whose blocks take '
             'turns between text and images is supported'
         )
-    return int(config.get('attend_text_every_n_blocks', int, GROOT_N17.text_every))
+    return int(config.count('attend_text_every_n_blocks', GROOT_N17.text_every))
 
 
 def _backbone(shape: Shapes, tokenizer: Path | None, missing: MissingFacts) -> _Backbone | None:
@@ -139,7 +139,7 @@ def _stated_backbone(config: JsonMapping) -> _Backbone:
     if len(sections) != 3:
         raise rope.error('mrope_section', f'{sections} where three numbers are expected')
     return _Backbone(
-        vision_heads=vision.get('num_heads', int),
+        vision_heads=vision.count('num_heads'),
         # Ours count from 1.
         deepstack=tuple(index + 1 for index in deepstack),
         rope_sections=(sections[0], sections[1], sections[2]),

@@ -181,7 +181,7 @@ def _lerobot(folder: Path) -> _Settings:
             statistics,
             state=feature_length(config, 'input_features', 'observation.state'),
             actions=feature_length(config, 'output_features', 'action'),
-            horizon=pack.get('valid_action_horizon', int, _HORIZON),
+            horizon=pack.count('valid_action_horizon', _HORIZON),
         )
     for step, key, expected in (
         (config, 'n_obs_steps', 1),
@@ -196,7 +196,7 @@ def _lerobot(folder: Path) -> _Settings:
         images=before.step(_ENCODE),
         modality=modality,
         columns=columns,
-        horizon=pack.get('action_horizon', int, _HORIZON),
+        horizon=pack.count('action_horizon', _HORIZON),
         raw_images=tuple(feature_image(config, key) for key in cameras),
         cameras=tuple(key.removeprefix(CAMERA_FEATURE) for key in cameras),
     )
@@ -232,7 +232,7 @@ def _nvidia(folder: Path, options: ExportOptions) -> _Settings:
         images=processor,
         modality=modality,
         columns=columns,
-        horizon=config.get('action_horizon', int, _HORIZON),
+        horizon=config.count('action_horizon', _HORIZON),
         raw_images=(),
         cameras=(),
     )
