@@ -1,6 +1,8 @@
 """Actions that are steps of an end effector's pose, as LIBERO's controller takes them.
 
-A row moves the pose by a position and an axis-angle in the base's frame. LIBERO's numbers are
+A row moves the pose by a position and an axis-angle in the base's frame. Rows are added to one
+another from the measured pose on, where the controller adds each to the pose measured then.
+LIBERO's numbers are
 shares of the controller's largest step; they become metres and radians in the statistics, so that
 the bundle holds units and nothing else.
 """
