@@ -300,6 +300,35 @@ def test_another_way_of_holding_the_pose_is_a_jump():
 
 
 @needs_pinocchio
+def test_a_joint_that_may_not_move_is_the_one_that_is_named():
+    chain, bounds = kinematics(), (np.full(6, -2.5), np.full(6, 2.5))
+    ways = np.array([0.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    turns = (np.array([0.6, 0, 0, 0, 0, 0]), np.array([0, 0, 0, 0, 0, 0.3]))
+    for way, refused in zip(turns, (True, False), strict=True):
+        poses = [pose_of(HOME), pose_of(HOME + way)]
+        places, held = (np.array(part) for part in zip(*poses, strict=True))
+        if refused:
+            with pytest.raises(ValueError, match=r"row 1 .*'pan'"), np.errstate(all='raise'):
+                chain.inverse(places, held, HOME, *bounds, ways)
+        else:
+            found = chain.inverse(places, held, HOME, *bounds, ways)
+            np.testing.assert_allclose(found[1] - found[0], way, atol=1e-2)
+
+
+@needs_pinocchio
+def test_joints_with_the_names_of_links_are_told_from_them():
+    # The joint at the elbow is named as the end effector, the one at the base as the base's link.
+    named = urdf().replace('joint name="elbow"', 'joint name="tool"')
+    named = named.replace('joint name="pan"', 'joint name="base"')
+    joints = ('base', 'lift', 'tool', *JOINTS[3:])
+    chain = ArmKinematics(named, 'base', 'tool', joints)
+    assert chain.joints == joints
+    (place,), (held,) = chain.forward(HOME[None])
+    for found, wanted in zip((place, held), pose_of(HOME), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-9)
+
+
+@needs_pinocchio
 @pytest.mark.parametrize(
     ('base', 'tip', 'known', 'named'),
     [

@@ -15,6 +15,8 @@ import numpy as np
 
 from vla_runtime.execution.columns import OutOfReach
 
+# Before the name of every link.
+_LINK = 'link/'
 # Largest errors of a pose that counts as reached.
 REACHED_M, REACHED_RAD = 1e-3, 0.01
 # Iterations go on below these, while they still gain.
@@ -51,17 +53,20 @@ class ArmKinematics:
     def __init__(self, urdf: str, base: str, tip: str, known: Sequence[str]) -> None:
         self._pin = _pinocchio()
         try:
-            model = self._pin.buildModelFromXML(_with_end_stops(urdf))
+            model = self._pin.buildModelFromXML(_prepared(urdf))
         except (ValueError, RuntimeError, ElementTree.ParseError) as error:
             raise KinematicsError(f'the URDF cannot be used: {error}') from None
-        links = [frame.name for frame in model.frames if frame.type == self._pin.FrameType.BODY]
+        links = [
+            frame.name.removeprefix(_LINK)
+            for frame in model.frames
+            if frame.type == self._pin.FrameType.BODY
+        ]
         for link in (base, tip):
             if link not in links:
                 raise KinematicsError(f"the URDF has no link '{link}' (it has {', '.join(links)})")
-        moving = [
-            joint for joint in _joints_above(model, tip) if joint not in _joints_above(model, base)
-        ]
-        if _joints_above(model, base) - _joints_above(model, tip) or not moving:
+        above, below = (_joints_above(model, _LINK + link) for link in (base, tip))
+        moving = below - above
+        if above - below or not moving:
             raise KinematicsError(f"no chain of joints leads from '{base}' to '{tip}'")
         self.joints = tuple(model.names[joint] for joint in sorted(moving))
         missing = [name for name in self.joints if name not in known]
@@ -80,7 +85,7 @@ class ArmKinematics:
                 'along one'
             )
         self._data = self._model.createData()
-        self._base, self._tip = (self._model.getFrameId(link) for link in (base, tip))
+        self._base, self._tip = (self._model.getFrameId(_LINK + link) for link in (base, tip))
 
     def forward(self, joints: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the poses of joint positions (n, joints): (n, 3) in m and (n, 3, 3)."""
@@ -126,9 +131,10 @@ class ArmKinematics:
                     f'row {index} is out of reach: the arm stays {away_m * 1e3:.0f} mm and '
                     f'{away_rad:.2f} rad away from it'
                 )
-            over = np.abs(found - joints) > longest
-            if index and over.any():
-                joint = int(np.argmax(np.abs(found - joints) / longest))
+            # A joint that may not move at all has a search's own error.
+            share = np.abs(found - joints) / np.maximum(longest, _EXACT_RAD)
+            if index and (share > 1.0).any():
+                joint = int(np.argmax(share))
                 raise OutOfReach(
                     f"row {index} is reached by a jump alone: '{self.joints[joint]}' would go "
                     f'from {joints[joint]:.2f} to {found[joint]:.2f} in one step'
@@ -195,16 +201,24 @@ def _damped_step(
     return step
 
 
-def _joints_above(model: Any, link: str) -> set[int]:
-    """Joints between the URDF's root and a link."""
-    parent = model.frames[model.getFrameId(link)].parentJoint
+def _joints_above(model: Any, frame: str) -> set[int]:
+    """Joints between the URDF's root and a frame."""
+    parent = model.frames[model.getFrameId(frame)].parentJoint
     return {joint for joint in model.supports[parent] if joint}
 
 
-def _with_end_stops(urdf: str) -> str:
-    """Return a URDF whose endless joints have far end stops, so that one number is one joint."""
+def _prepared(urdf: str) -> str:
+    """Return a URDF as pinocchio needs it.
+
+    Endless joints have far end stops, so that one number is one joint. Links have names that no
+    joint has: pinocchio cannot tell a link from a joint of its name.
+    """
     tree = ElementTree.fromstring(urdf)
+    for link in tree.findall('link'):
+        link.set('name', _LINK + link.get('name', ''))
     for joint in tree.iter('joint'):
+        for end in (*joint.findall('parent'), *joint.findall('child')):
+            end.set('link', _LINK + end.get('link', ''))
         if joint.get('type') == 'continuous':
             joint.set('type', 'revolute')
             limit = joint.find('limit')
