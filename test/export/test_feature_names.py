@@ -94,8 +94,9 @@ def test_tasks_of_both_versions_are_read(tmp_path):
     folder = data_set(tmp_path / 'lines', {})
     assert read_dataset_info(folder).tasks == ()
     rows = [{'task_index': 0, 'task': 'pick'}, {'task_index': 1, 'task': ''}]
-    (folder / 'meta' / 'tasks.jsonl').write_text('\n'.join(map(json.dumps, rows)))
-    assert read_dataset_info(folder).tasks == ('pick', '')
+    for ending in ('', '\n', '\n\n', '\n  \n'):
+        (folder / 'meta' / 'tasks.jsonl').write_text('\n'.join(map(json.dumps, rows)) + ending)
+        assert read_dataset_info(folder).tasks == ('pick', '')
     pyarrow = pytest.importorskip('pyarrow')
     parquet = pytest.importorskip('pyarrow.parquet')
     folder = data_set(tmp_path / 'table', {})

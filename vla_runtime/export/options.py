@@ -175,7 +175,8 @@ def _tasks(meta: Path) -> tuple[str, ...]:
     lines, table = meta / 'tasks.jsonl', meta / 'tasks.parquet'
     try:
         if lines.is_file():
-            rows = [json.loads(line) for line in read_text(lines, LARGEST_JSON).splitlines()]
+            written = read_text(lines, LARGEST_JSON).splitlines()
+            rows = [json.loads(line) for line in written if line.strip()]
             return tuple(row['task'] for row in rows if isinstance(row.get('task'), str))
         if table.is_file():
             # In every environment that writes data sets; the others do without the tasks.
