@@ -300,6 +300,20 @@ def test_an_unknown_robot_is_answered_with_those_that_are_known(tmp_path, tokeni
         plan(folder, tokenizer, embodiment='so101')
 
 
+@pytest.mark.parametrize('rows', [1, 3])
+def test_a_state_s_range_by_step_is_refused_by_field(tmp_path, tokenizer, rows):
+    folder = write_nvidia_folder(tmp_path / 'policy', CASE)
+    path = folder / 'statistics.json'
+    document = json.loads(path.read_text())
+    ((tag, groups),) = list(document.items())[:1]
+    name, numbers = next(iter(groups['state'].items()))
+    for key, values in numbers.items():
+        numbers[key] = [values] * rows
+    path.write_text(json.dumps(document))
+    with pytest.raises(JsonError, match=rf'statistics\.json: field {tag}\.state\.{name}\.'):
+        plan(folder, tokenizer)
+
+
 def test_statistics_of_mean_and_spread_are_refused_by_name(tmp_path, tokenizer):
     folder = write_nvidia_folder(tmp_path / 'policy', CASE, use_mean_std=True)
     with pytest.raises(REFUSED, match='use_mean_std: True is not supported'):

@@ -124,7 +124,12 @@ def _state_ranges(
     places: dict[str, int] = {}
     ranges, count = [], 0
     for name in modality.mapping('state').words('modality_keys') or ():
-        low, high = _range(statistics.mapping('state').mapping(name), usual)
+        group = statistics.mapping('state').mapping(name)
+        low, high = _range(group, usual)
+        if low.ndim != 1:
+            raise group.error(
+                usual[0], f'has shape {list(low.shape)}; one number for each dimension is expected'
+            )
         places[name], count = count, count + low.shape[-1]
         ranges.append((low, high))
     return places, ranges
