@@ -137,7 +137,11 @@ def test_steps_that_contradict_names_or_other_options_are_refused(folder, capsys
 )
 def test_a_unit_that_is_not_the_poses_is_refused(folder, capsys, units, named):
     message = said(folder, capsys, *POSE_OPTIONS, '--units', units)
-    found = {name for name in ACTIONS + STATE if re.search(rf"(state|action) '{name}'", message)}
+    found = {
+        name
+        for names in re.findall(r"--units says '\S+' for the (?:state|action) (.*), but", message)
+        for name in names.split(', ')
+    }
     assert found == set(named)
 
 

@@ -175,23 +175,21 @@ def _measure_pose(
         (position, lengths, ('rad', 'deg')),
         (rotation, (angle,), ('m', 'mm') if angle == 'rad' else get_args(Unit)),
     ):
+        refused: dict[Unit, list[str]] = {}
         for name in names:
-            said = units.get(name)
-            by_itself = {name, f'{group}:{name}'} & {text.rpartition('=')[0] for text in given}
             # A name that is no dimension is noted already.
-            if said not in (None, '1', *right) and (by_itself or said not in of_others):
-                missing.conflict(
-                    f"--units says '{said}' for {group} '{name}', which is a "
-                    f"{'position' if names is position else 'rotation'} of the pose '{pose.name}' "
-                    f"and in '{right[0]}'"
-                    + (
-                        '; --pose-scale says how much 1 is of the actions, the measured pose must '
-                        'be in metres and radians'
-                        if pose.delta_from == 'step'
-                        else ''
-                    )
-                )
+            said = units.get(name, '1')
+            by_itself = {name, f'{group}:{name}'} & {text.rpartition('=')[0] for text in given}
+            if said not in ('1', *right) and (by_itself or said not in of_others):
+                refused.setdefault(said, []).append(name)
             units[name] = said if said in right else right[0]
+        for said, wrong in refused.items():
+            missing.conflict(
+                f"--units says '{said}' for the {group} {', '.join(wrong)}, but the "
+                f"{'position' if names is position else 'rotation'} of the pose '{pose.name}' is "
+                f"in '{right[0]}'"
+                + ('; --pose-scale makes that of the actions' if pose.delta_from == 'step' else '')
+            )
 
 
 @dataclass(frozen=True)

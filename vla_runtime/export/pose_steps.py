@@ -2,9 +2,8 @@
 
 A row moves the pose by a position and an axis-angle in the base's frame. Rows are added to one
 another from the measured pose on, where the controller adds each to the pose measured then.
-LIBERO's numbers are
-shares of the controller's largest step; they become metres and radians in the statistics, so that
-the bundle holds units and nothing else.
+LIBERO's numbers are shares of the controller's largest step; they become metres and radians in the
+statistics, so that the bundle holds units and nothing else.
 """
 
 from __future__ import annotations
