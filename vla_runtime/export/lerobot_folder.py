@@ -396,7 +396,8 @@ def _cameras(
 def _padded(config: JsonMapping) -> dict[str, int]:
     """Padded length of state and actions, by feature; their statistics may be as long."""
     keys = ((STATE, 'max_state_dim'), (ACTION, 'max_action_dim'))
-    return {feature: config.count(key) for feature, key in keys if key in config}
+    # A network that takes no state may have a length of none.
+    return {feature: config.get(key, int) for feature, key in keys if key in config}
 
 
 def _image_size(config: JsonMapping, key: str) -> int:
