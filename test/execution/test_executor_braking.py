@@ -304,7 +304,7 @@ def test_when_two_joints_were_pushed_away_and_rest_one_after_the_other_expect_bo
     rig.executor.stop()
     rig.tick(80)
     rig.robot_follows = False
-    for tick in range(160):
+    for tick in range(200):
         rig.measured[0] -= 0.01 * (tick < 20)
         rig.measured[1] -= 0.01 * (tick < 65)
         rig.tick()

@@ -215,6 +215,16 @@ def test_an_arm_that_was_moved_by_hand_stays_when_its_motors_come_on(rate_hz: fl
     assert abs(arm.place[0] - 0.6) <= 0.05
 
 
+@pytest.mark.parametrize('speed', [0.06, 0.07, 0.1, 0.2])
+def test_an_arm_that_was_moved_slowly_stays_when_its_motors_come_on(speed: float) -> None:
+    arm = Arm()
+    arm.hand = lambda since_s: 1.6 - min(speed * since_s, 0.3)
+    arm.run(0.3 / speed + 1.5)
+    arm.hand = None
+    arm.run(2.0)
+    assert abs(arm.place[0] - 1.3) <= 0.05
+
+
 def test_what_was_not_believed_is_named_of_a_stopped_robot() -> None:
     arm = Arm()
     arm.reads = wrong(-0.7, 1.0, 1.3)

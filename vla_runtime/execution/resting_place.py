@@ -14,13 +14,15 @@ import numpy as np
 from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.state import MeasuredState
 
-# A joint is looked at for so long at a time, and by so many messages at least.
+# A joint that stays where it is for so long rests.
 RESTS_AFTER_S = 0.5
-_WINDOW_NS = round(RESTS_AFTER_S * 1e9)
+# A joint is looked at for so long at a time, and by so many messages at least.
+_WINDOW_NS = 400_000_000
 _SAMPLES = 3
 # Way within that time, as a share of `hold_follows`, up to which a joint rests (a person who keeps
-# an arm up trembles), and from which on a person moves it.
-_RESTS_SHARE, _SWIFT_SHARE = 0.8, 0.6
+# an arm up trembles), and from which on a person moves it; and the most by which the mean of a
+# joint at rest goes on from look to look.
+_RESTS_SHARE, _SWIFT_SHARE, _DRIFT_SHARE = 0.8, 0.4, 0.3
 # Way of a joint at rest, as a share of `hold_follows`, that is worth a new command.
 _MOVED_SHARE = 0.5
 # The same after an outage: the command is sent at once, but a motor that came on may have begun to
@@ -64,6 +66,7 @@ class RestingPlace:
         self._since_ns = np.zeros(count, dtype=np.int64)
         self._seen_ns = np.zeros(count, dtype=np.int64)
         self._samples = np.zeros(count, dtype=np.int64)
+        self._sum, self._mean = np.zeros(count), np.full(count, np.nan)
         self._rests = np.zeros(count, dtype=bool)
         self._swift = np.zeros(count, dtype=bool)
 
@@ -135,6 +138,7 @@ class RestingPlace:
         self._sag[:] = 0.0
         self._stayed[:] = _PROVEN
         self._rests[:] = self._swift[:] = False
+        self._mean[:] = np.nan
         self._begin_look(np.ones(len(measured), dtype=bool), measured, state)
         np.copyto(self._place, measured)
         state.largest_step[:] = 0.0
@@ -144,19 +148,28 @@ class RestingPlace:
         np.copyto(self._highest, measured, where=columns)
         np.copyto(self._since_ns, state.stamps, where=columns)
         self._samples[columns] = 0
+        self._sum[columns] = 0.0
 
     def _look(self, measured: np.ndarray, state: MeasuredState) -> np.ndarray:
         """Take note of what was measured; return the columns of which a look has ended."""
         # The clock was set back.
         self._begin_look(state.stamps < self._since_ns, measured, state)
-        self._samples += state.stamps != self._seen_ns
+        new = state.stamps != self._seen_ns
+        self._samples += new
+        np.add(self._sum, measured, out=self._sum, where=new)
         np.copyto(self._seen_ns, state.stamps)
         np.minimum(self._lowest, measured, out=self._lowest)
         np.maximum(self._highest, measured, out=self._highest)
         ended = (state.stamps - self._since_ns >= _WINDOW_NS) & (self._samples >= _SAMPLES)
         if np.count_nonzero(ended):
             span = self._highest - self._lowest
-            np.copyto(self._rests, span <= _RESTS_SHARE * self._follows, where=ended)
+            mean = self._sum / np.maximum(self._samples, 1)
+            drifts = np.abs(mean - self._mean)
+            np.copyto(self._mean, mean, where=ended)
+            rests = (span <= _RESTS_SHARE * self._follows) & (
+                drifts <= _DRIFT_SHARE * self._follows
+            )
+            np.copyto(self._rests, rests, where=ended)
             self._swift |= ended & (span > _SWIFT_SHARE * self._follows)
             self._begin_look(ended, measured, state)
         return ended
