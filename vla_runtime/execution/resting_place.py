@@ -68,6 +68,7 @@ class RestingPlace:
         self._samples = np.zeros(count, dtype=np.int64)
         self._sum, self._mean = np.zeros(count), np.full(count, np.nan)
         self._rests = np.zeros(count, dtype=bool)
+        self._moves = np.zeros(count, dtype=bool)
         self._swift = np.zeros(count, dtype=bool)
 
     def leave(self) -> None:
@@ -130,6 +131,8 @@ class RestingPlace:
         # A joint that has come to its command but for its sag is where it was sent.
         arrived = rests & ~self._known & ~found & ~pressed & (np.abs(lead) <= self._follows)
         self._settle(arrived | sinks, lead, state)
+        # A joint that has just set out counts from the next look on.
+        self._swift |= self._moves
         return found
 
     def _begin(self, measured: np.ndarray, state: MeasuredState) -> None:
@@ -170,7 +173,7 @@ class RestingPlace:
                 drifts <= _DRIFT_SHARE * self._follows
             )
             np.copyto(self._rests, rests, where=ended)
-            self._swift |= ended & (span > _SWIFT_SHARE * self._follows)
+            np.copyto(self._moves, ended & (span > _SWIFT_SHARE * self._follows))
             self._begin_look(ended, measured, state)
         return ended
 
