@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -160,22 +161,37 @@ def measure(family: str, precision: str, stored: str, work: Path) -> dict[str, A
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or '').splitlines()[0])
+def measure_families(
+    name: str,
+    packages: tuple[str, ...],
+    parser: argparse.ArgumentParser,
+    measure_one: Callable[[str, argparse.Namespace], dict[str, Any]],
+) -> int:
+    """Measure the families that the command line names, and write `name`'s results."""
     parser.add_argument('families', nargs='+', choices=FAMILIES)
-    parser.add_argument('--precision', default='float32', help='of the ONNX files')
-    parser.add_argument('--stored', choices=('F32', 'BF16'), default='F32', help='in the bundle')
     parser.add_argument('--work', type=Path, required=True, help='folder with room')
     parser.add_argument('--json', type=Path, help='instead of benchmark/results')
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     figures = {}
     for family in arguments.families:
-        figures[family] = measure(family, arguments.precision, arguments.stored, arguments.work)
+        figures[family] = measure_one(family, arguments)
         print(family, json.dumps(figures[family]), flush=True)
     sys.argv[1:] = ['WORK' if word == str(arguments.work) else word for word in sys.argv[1:]]
-    print(write_result('export_memory', figures, PACKAGES, arguments.json).name)
+    print(write_result(name, figures, packages, arguments.json).name)
     return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or '').splitlines()[0])
+    parser.add_argument('--precision', default='float32', help='of the ONNX files')
+    parser.add_argument('--stored', choices=('F32', 'BF16'), default='F32', help='in the bundle')
+    return measure_families(
+        'export_memory',
+        PACKAGES,
+        parser,
+        lambda family, given: measure(family, given.precision, given.stored, given.work),
+    )
 
 
 if __name__ == '__main__':

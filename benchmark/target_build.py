@@ -19,8 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from export_memory import FAMILIES, watched, write_policy
-from measurement import write_result
+from export_memory import measure_families, watched, write_policy
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.export.onnx.export import write_onnx
@@ -84,20 +83,14 @@ def measure(family: str, precision: str, rows: int, work: Path) -> dict[str, Any
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or '').splitlines()[0])
-    parser.add_argument('families', nargs='+', choices=FAMILIES)
     parser.add_argument('--precision', default='bfloat16', help='of the ONNX files')
     parser.add_argument('--rows', type=int, default=2, choices=(1, 2), help='most prompt rows')
-    parser.add_argument('--work', type=Path, required=True, help='folder with room')
-    parser.add_argument('--json', type=Path, help='instead of benchmark/results')
-    arguments = parser.parse_args()
-    arguments.work.mkdir(parents=True, exist_ok=True)
-    figures = {}
-    for family in arguments.families:
-        figures[family] = measure(family, arguments.precision, arguments.rows, arguments.work)
-        print(family, json.dumps(figures[family]), flush=True)
-    sys.argv[1:] = ['WORK' if word == str(arguments.work) else word for word in sys.argv[1:]]
-    print(write_result('target_build', figures, PACKAGES, arguments.json).name)
-    return 0
+    return measure_families(
+        'target_build',
+        PACKAGES,
+        parser,
+        lambda family, given: measure(family, given.precision, given.rows, given.work),
+    )
 
 
 if __name__ == '__main__':

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from checkpoint_folders import copy_lerobot_folder, joints, lerobot_arguments, make_relative
 from libero_folders import ACTIONS, OPTIONS, POSE_OPTIONS, SCALE, STATE, write_libero_folder
+from rotation_oracle import rodrigues
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.cli.main import main
@@ -29,16 +30,6 @@ def bundle(folder):
     words = ['export', str(folder), '--out', str(target), '--onnx-precision', 'none']
     assert main([*words, *OPTIONS, *POSE_OPTIONS]) == 0
     return target
-
-
-def rotation(vector: np.ndarray) -> np.ndarray:
-    """Rodrigues' formula."""
-    angle = np.linalg.norm(vector)
-    if angle < 1e-12:
-        return np.eye(3)
-    x, y, z = vector / angle
-    cross = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
-    return np.eye(3) + np.sin(angle) * cross + (1.0 - np.cos(angle)) * cross @ cross
 
 
 def observation(bundle, state: np.ndarray) -> Observation:
@@ -70,12 +61,12 @@ def test_every_row_moves_the_measured_pose_on_by_what_the_policy_says(bundle):
     policy = Policy.load(bundle, backend='torch')
     chunk, _ = policy.infer(observation(bundle, STATE_NOW))
     raw = chunk.normalised[:, :7].astype(np.float64) * STD + MEAN
-    place, turned = STATE_NOW[:3], rotation(STATE_NOW[3:6])
+    place, turned = STATE_NOW[:3], rodrigues(STATE_NOW[3:6])
     for row, action in zip(chunk.actions, raw, strict=True):
         place = place + SCALE[0] * action[:3]
-        turned = rotation(SCALE[1] * action[3:6]) @ turned
+        turned = rodrigues(SCALE[1] * action[3:6]) @ turned
         np.testing.assert_allclose(row[:3], place, atol=1e-5)
-        np.testing.assert_allclose(rotation(row[3:6]), turned, atol=1e-5)
+        np.testing.assert_allclose(rodrigues(row[3:6]), turned, atol=1e-5)
         assert row[6] == pytest.approx(action[6], abs=1e-5)
     moved, _ = policy.infer(observation(bundle, STATE_NOW + 0.05 * np.eye(8)[0]))
     assert np.abs(moved.actions - chunk.actions).max() > 0.01

@@ -9,19 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from rotation_oracle import FORMS
 from transforms3d import quaternions as t3d
 
 from vla_runtime.processing.actions import ActionSpace, PoseColumns
 from vla_runtime.processing.poses import from_matrix, rotation_width, to_matrix
 
-FORMS = (
-    'quaternion_wxyz',
-    'quaternion_xyzw',
-    'euler',
-    'axis_angle',
-    'rotation_6d',
-    'rotation_6d_rows',
-)
 QUARTER = math.pi / 2
 
 

@@ -12,6 +12,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from rotation_oracle import FORMS
 from thorough import examples, thorough_but
 
 from vla_runtime.processing.poses import (
@@ -26,14 +27,6 @@ from vla_runtime.processing.poses import (
     write_near,
 )
 
-FORMS = (
-    'quaternion_wxyz',
-    'quaternion_xyzw',
-    'euler',
-    'axis_angle',
-    'rotation_6d',
-    'rotation_6d_rows',
-)
 AXES = ('sxyz', 'rzyx', 'szxz', 'rxyz')
 ALL_AXES = tuple(
     f'{frame}{first}{second}{third}'

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from rotation_oracle import rodrigues
 
 from vla_runtime.processing.actions import ActionSpace, PoseColumns
 
 ROWS = 9
-
-
-def rotation(vector: np.ndarray) -> np.ndarray:
-    """Rodrigues' formula."""
-    angle = np.linalg.norm(vector)
-    if angle < 1e-12:
-        return np.eye(3)
-    x, y, z = vector / angle
-    cross = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
-    return np.eye(3) + np.sin(angle) * cross + (1.0 - np.cos(angle)) * cross @ cross
 
 
 def space_of(frame: str) -> ActionSpace:
@@ -41,15 +32,15 @@ def test_each_row_starts_where_the_row_before_ends(frame):
     random = np.random.default_rng(3)
     state, actions = random.normal(size=7), 0.3 * random.normal(size=(ROWS, 7))
     found = space_of(frame).to_robot(actions, state)
-    place, turned = state[1:4], rotation(state[4:7])
+    place, turned = state[1:4], rodrigues(state[4:7])
     for row, action in zip(found, actions, strict=True):
-        turn = rotation(action[3:6])
+        turn = rodrigues(action[3:6])
         if frame == 'base':
             place, turned = place + action[:3], turn @ turned
         else:
             place, turned = place + turned @ action[:3], turned @ turn
         np.testing.assert_allclose(row[:3], place, atol=1e-12)
-        np.testing.assert_allclose(rotation(row[3:6]), turned, atol=1e-12)
+        np.testing.assert_allclose(rodrigues(row[3:6]), turned, atol=1e-12)
         assert row[6] == action[6]
 
 

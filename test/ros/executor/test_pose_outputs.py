@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builtin_interfaces.msg import Time
+from rotation_oracle import FORMS
 from tiny_policy import tiny_spec
 
 from vla_runtime.bundle.schema import ActionSpec, PoseSpec
@@ -22,14 +23,6 @@ from vla_runtime.ros.robot.file import load_robot
 from vla_runtime.ros.robot.match import match_robot
 from vla_runtime.types import ActionChunk
 
-FORMS = (
-    'quaternion_wxyz',
-    'quaternion_xyzw',
-    'euler',
-    'axis_angle',
-    'rotation_6d',
-    'rotation_6d_rows',
-)
 GIVEN = {row.name: row.default for row in EXECUTOR_PARAMETERS}
 ROS_NS = 10**18
 ARM = """

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rotation_oracle import FORMS
 
 from vla_runtime.bundle.schema import PoseSpec
 from vla_runtime.execution.approach import StartParameters
@@ -25,14 +26,6 @@ from vla_runtime.processing.poses import from_matrix, rotation_width, to_matrix
 from vla_runtime.ros.robot.written_columns import WrittenColumns
 from vla_runtime.types import ActionChunk
 
-FORMS = (
-    'quaternion_wxyz',
-    'quaternion_xyzw',
-    'euler',
-    'axis_angle',
-    'rotation_6d',
-    'rotation_6d_rows',
-)
 STEPS, STEP_S, PERIOD_S = 16, 0.05, 0.01
 VELOCITY = 1.0
 ROS_NS = 10**18
