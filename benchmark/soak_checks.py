@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from vla_runtime.execution.plausibility import DOUBT_NS
+
 # A joint that moves less from tick to tick stands still, rad or m.
 STILL = 1e-7
 # What a fault does to the ticks shows within this after it.
@@ -43,6 +45,8 @@ _BEFORE_KILL_NS, _AFTER_KILL_NS = 200_000_000, 5_000_000_000
 # Within this a policy notices that the middleware has cut it off.
 _NOTICED_NS = 2_000_000_000
 _LOG_LINE = re.compile(r'\[\w+\] \[(\d+)\.(\d+)\] \[\w+\]: (.*)')
+# Faults after which the executor doubts readings that make sense again.
+_DOUBTED = ('joint_states_jump', 'glitch')
 # Inferences that count for a stall: within this of it, or else so many nearest ones.
 _INFERENCES_BESIDE_NS = 1_000_000_000
 _NEAREST = 3
@@ -284,6 +288,9 @@ def find_stalls(record: Record) -> list[Stall]:
     for fault in excuses:
         end_ns = _end_of_recovery(fault, excuses, motion, int(record.commands.stamps_ns[-1]))
         parts = allowed(record, fault.over_ns, end_ns, inferences=2)
+        if fault.kind in _DOUBTED and not fault.operator:
+            # The robot holds until its readings have made sense for so long.
+            parts['doubt'] = DOUBT_NS * 1e-9
         fault.recovery_s = (end_ns - fault.over_ns) * 1e-9
         fault.allowed_s = sum(parts.values())
         held_s = _late_s(record.held, fault.over_ns, end_ns)

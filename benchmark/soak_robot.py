@@ -177,6 +177,8 @@ class SimulatedRobot:
         held = np.isfinite(self._pushed)
         share = 1.0 - np.exp(-passed_s / _PUSHED_WITHIN_S)
         self.positions[held] += share * (self._pushed - self.positions)[held]
+        # Whoever pushes moves it, and not its motors.
+        self._mark[held] = self.positions[held]
         now_ns = time.time_ns()
         self._places.extend(self.positions)
         self._times.append(now_ns)
