@@ -170,10 +170,13 @@ class SimulatedRobot:
             self.late.append((time.time_ns(), round((passed_s - 1.0 / RATE_HZ) * 1e9)))
         if self._guided is not None:
             self._let_hand_move(*self._guided)
+        waited = self._waits is not None
         if self._may_follow(now_s):
+            # A busy machine makes the first period after the motors came on no longer.
+            follows_s = min(passed_s, 1.0 / RATE_HZ) if waited else passed_s
             for side in self._sides:
                 if side.newest is not None:
-                    self._follow(side, side.newest, passed_s)
+                    self._follow(side, side.newest, follows_s)
         held = np.isfinite(self._pushed)
         share = 1.0 - np.exp(-passed_s / _PUSHED_WITHIN_S)
         self.positions[held] += share * (self._pushed - self.positions)[held]

@@ -242,3 +242,41 @@ def test_readings_that_arrive_in_pairs_are_believed() -> None:
             stamp_ns = arm.ros_ns + (pair + 1) * 60_000_000 + index * 1_000_000
             arm.executor.observe_state(['elbow', 'roll'], list(place), stamp_ns, DRIVER)
     assert arm.executor.counters.states_implausible == 0
+
+
+def test_a_hand_that_takes_over_while_the_arm_arrives_is_followed() -> None:
+    arm = Arm()
+    arm.executor.start(arm.now_s, arm.ros_ns)
+    arm.run(0.1)
+    arm.executor.stop()
+    # It overshoots, and few of its messages come.
+    begun_s, place = arm.now_s - arm.event_s, arm.place[0]
+
+    def arrives(since_s: float) -> float:
+        return place + max(0.0, 0.2 - abs(0.2 - 1.33 * (since_s - begun_s)))
+
+    def read(since_s: float, now: np.ndarray) -> np.ndarray | None:
+        late = since_s - begun_s < 0.36 and round((since_s - begun_s) / PERIOD_S) % 6
+        return None if late else now
+
+    arm.hand, arm.reads = arrives, read
+    arm.run(0.4)
+    arm.hand = lambda s: place + min(0.14, 0.15 * (s - begun_s - 0.4))
+    arm.run(2.7)
+    arm.hand, arm.begun = None, arm.place.copy()
+    assert arm.run(1.0).moved <= 0.05
+
+
+def test_a_joint_that_is_moved_slowly_beside_a_swift_one_stays() -> None:
+    arm = Arm()
+    place = arm.place.copy()
+
+    def read(since_s: float, _: np.ndarray) -> np.ndarray:
+        # Motors are off: what the servo does to the second joint is not seen.
+        return np.array([arm.place[0], place[1] + min(0.08, 0.04 * since_s)])
+
+    arm.reads = read
+    arm.hand = lambda s: place[0] - min(0.6, 0.3 * s)
+    arm.run(4.0)
+    assert abs(arm.latch[0] - (place[0] - 0.6)) < 0.01
+    assert abs(arm.latch[1] - (place[1] + 0.08)) < 0.01

@@ -30,6 +30,10 @@ _MOVED_SHARE = 0.5
 _AWAY_SHARE = 0.3
 # A joint that has stayed at its new command for so many looks is held there.
 _PROVEN = 2
+# An arm that arrives covers no more from one message to the next, as a share of `hold_follows`.
+_ARRIVES_SHARE = 2.0
+# Looks within which a joint has come to rest beside another one that a person moved.
+_BESIDE, _LONG_AGO = 4, 1000
 # A joint that sinks again does so by about as much as before.
 _SINKS_AGAIN = 1.5
 # A way that was covered from one message to the next by this share was not seen: it is a wrong
@@ -53,6 +57,8 @@ class RestingPlace:
         self._small = _MOVED_SHARE * follows
         self._away = _AWAY_SHARE * follows
         self._begun = False
+        # No look at them has ended yet: the arm arrives.
+        self._arrives = np.ones(count, dtype=bool)
         # Where the joints came to rest, how far short of their command, and whether they have.
         self._place = np.zeros(count)
         self._sag = np.zeros(count)
@@ -70,6 +76,8 @@ class RestingPlace:
         self._rests = np.zeros(count, dtype=bool)
         self._moves = np.zeros(count, dtype=bool)
         self._swift = np.zeros(count, dtype=bool)
+        # Looks since a joint last moved swiftly.
+        self._since_swift = np.full(count, _LONG_AGO)
 
     def leave(self) -> None:
         """Note that the command moves."""
@@ -122,7 +130,12 @@ class RestingPlace:
         self._stayed[looked & (np.abs(lead) > self._small)] = 0
         rests = looked & self._rests
         way = np.abs(measured - self._place)
-        found = self._swift & (way > self._small) & (np.abs(lead - self._sag) > self._small)
+        # Whoever moves one joint swiftly may move another one slowly at the same time.
+        self._since_swift[looked] += 1
+        beside = bool(np.count_nonzero(self._since_swift <= _BESIDE))
+        found = (
+            (self._swift | beside) & (way > self._small) & (np.abs(lead - self._sag) > self._small)
+        )
         found &= state.largest_step <= _SEEN_SHARE * way
         again = (lead * self._left > 0.0) & (self._stayed < _PROVEN)
         again &= np.abs(lead) <= _SINKS_AGAIN * np.abs(self._left) + self._small
@@ -132,15 +145,28 @@ class RestingPlace:
         arrived = rests & ~self._known & ~found & ~pressed & (np.abs(lead) <= self._follows)
         self._settle(arrived | sinks, lead, state)
         # A joint that has just set out counts from the next look on.
-        self._swift |= self._moves
+        swift = self._moves & ~self._arrives
+        self._swift |= swift
+        self._since_swift[swift] = 0
+        self._arrive(looked & self._arrives, state)
         return found
+
+    def _arrive(self, columns: np.ndarray, state: MeasuredState) -> None:
+        """Count the ways of joints from where the arm has arrived."""
+        if np.count_nonzero(columns):
+            self._arrives[columns] = False
+            columns = columns & (state.largest_step <= _ARRIVES_SHARE * self._follows)
+            np.copyto(self._place, state.positions, where=columns & ~self._known)
+            state.largest_step[columns] = 0.0
 
     def _begin(self, measured: np.ndarray, state: MeasuredState) -> None:
         self._begun = True
+        self._arrives[:] = True
         self._known[:] = False
         self._sag[:] = 0.0
         self._stayed[:] = _PROVEN
         self._rests[:] = self._swift[:] = False
+        self._since_swift[:] = _LONG_AGO
         self._mean[:] = np.nan
         self._begin_look(np.ones(len(measured), dtype=bool), measured, state)
         np.copyto(self._place, measured)
