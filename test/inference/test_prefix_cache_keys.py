@@ -262,8 +262,8 @@ def _poison(engine) -> None:
             slot['past_value'].fill_(float('nan'))
     # The copies that the denoise steps read.
     with torch.inference_mode():
-        for laid_out in engine._laid_out.values():
-            laid_out.value._own._attended._past_values.fill_(float('nan'))
+        for prepared in engine._prepared.values():
+            prepared.value._own._attended._past_values.fill_(float('nan'))
 
 
 def test_a_poisoned_slot_would_show(policy):

@@ -56,7 +56,7 @@ _OF_FLOW = (
 
 
 @dataclass(frozen=True)
-class _Tie:
+class PlanConditioning:
     """Plan, weights and mode that tie a chunk to the plan; zeros and `off` without a plan."""
 
     plan: np.ndarray
@@ -259,9 +259,9 @@ class RequestBuilder:
         observation: Observation,
         times: np.ndarray,
         settings: PolicySettings,
-    ) -> _Tie:
+    ) -> PlanConditioning:
         dims = self._spec.dims
-        free = _Tie(
+        free = PlanConditioning(
             np.zeros((dims.horizon, dims.action_dim), dtype=np.float32),
             np.zeros((len(times), dims.horizon), dtype=np.float32),
         )
@@ -297,7 +297,7 @@ class RequestBuilder:
         if not weight.any():
             # Such a chunk is not tied to the plan, so its report must say `off`.
             return replace(free, overlap=overlap)
-        return _Tie(normalised, weight, settings.rtc_mode, clamped, clean, overlap)
+        return PlanConditioning(normalised, weight, settings.rtc_mode, clamped, clean, overlap)
 
 
 def _check_unset(settings: PolicySettings, names: Sequence[str], family: str) -> None:

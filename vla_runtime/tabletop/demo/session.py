@@ -23,7 +23,7 @@ import yaml
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
-from vla_runtime.files.whole_files import WriteError, write_text
+from vla_runtime.files.atomic_write import WriteError, write_text
 from vla_runtime.processes.supervisor import ChildDiedError, Supervisor
 from vla_runtime.recording.frame_store import DEFAULT_FRAME_BYTES
 from vla_runtime.recording.recording import Recording, RecordingLimits
