@@ -49,7 +49,7 @@ from vla_runtime.types import ActionChunk, CommittedPlan, InferenceReport, Obser
 
 Inference = tuple[ActionChunk, InferenceReport]
 # Settings that a backend may refuse, or that change what an inference costs.
-_DECISIVE = ('denoise_steps', 'cfg_enabled', 'rtc_mode', 'samples')
+_DECISIVE = ('denoise_steps', 'guided', 'rtc_mode', 'samples')
 
 
 class Policy:

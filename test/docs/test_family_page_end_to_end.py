@@ -103,7 +103,7 @@ def chunks(bundle: Path, backend: str, settings: PolicySettings) -> list[ActionC
 
 @pytest.mark.parametrize('cfg_enabled', [False, True])
 def test_onnx_runtime_gives_the_chunks_of_pytorch(bundle: Path, cfg_enabled: bool) -> None:
-    settings = PolicySettings(cfg_enabled=cfg_enabled)
+    settings = PolicySettings(cfg_enabled=cfg_enabled, cfg_beta=1.5)
     ours, theirs = (chunks(bundle, backend, settings) for backend in ('onnxruntime', 'torch'))
     for one, other in zip(ours, theirs, strict=True):
         assert relative_error(one.normalised, torch.from_numpy(other.normalised)) < 5e-5

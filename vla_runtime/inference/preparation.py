@@ -110,7 +110,7 @@ class Preparation:
     def _make_pieces(self, wanted: PolicySettings) -> list[_Piece]:
         pieces = []
         for guided in (False, True):
-            settings = replace(wanted, cfg_enabled=guided, cfg_beta=2.0)
+            settings = replace(wanted, cfg_enabled=True, cfg_beta=2.0 if guided else 1.0)
             if guided and not self._can_be_guided(settings):
                 continue
             request = self._request(settings)

@@ -92,8 +92,8 @@ class RequestBuilder:
             _check_unset(settings, _OF_FLOW, self._spec.family)
         needed: list[Feature] = []
         serial = False
-        if settings.cfg_enabled:
-            check_guidable(self._spec, 'cfg_enabled')
+        if settings.guided:
+            check_guidable(self._spec, 'cfg_beta')
             serial = resolve_cfg_mode(settings.cfg_mode, self._max_rows) == 'serial'
         if settings.rtc_mode == 'jacobian':
             if serial:
@@ -225,8 +225,7 @@ class RequestBuilder:
             return (None,)
         # At beta = 1 the unconditioned row has weight zero: the conditioned row alone
         # gives exactly the same chunk at half the cost.
-        guided = settings.cfg_enabled and settings.cfg_beta != 1.0
-        return (settings.advantage, None) if guided else (settings.advantage,)
+        return (settings.advantage, None) if settings.guided else (settings.advantage,)
 
     def _noise(self, noise: np.ndarray | None, settings: PolicySettings, number: int) -> np.ndarray:
         chunk = (self._spec.dims.horizon, self._spec.dims.action_dim)

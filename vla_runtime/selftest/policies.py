@@ -109,7 +109,7 @@ def infer_cases(policy: Policy) -> dict[str, np.ndarray]:
     for name, beta in _BETAS.items():
         if beta != 1.0 and policy.spec.advantage is None:
             continue
-        policy.settings = replace(plain, cfg_enabled=beta != 1.0, cfg_beta=beta)
+        policy.settings = replace(plain, cfg_beta=beta)
         policy.reset()
         for seed in _SEEDS:
             chunk, _ = policy.infer(_observation(policy, seed))
