@@ -119,7 +119,7 @@ class PolicySettings:
 
     @property
     def guided(self) -> bool:
-        """True where the unconditioned prompt row runs too; a scale of 1.0 would give it no weight."""
+        """True where the unconditioned prompt row runs too: 1.0 would give it no weight."""
         return self.cfg_enabled and self.cfg_beta != 1.0
 
     @property
