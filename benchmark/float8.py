@@ -27,7 +27,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[1] / 'test'))
 from golden_chunks import chunk_and_reference, golden_cases  # isort: skip
 
-from vla_runtime.engines.bounds import error_of
+from vla_runtime.engines.tolerances import error_of
 from vla_runtime.engines.torch import weights
 from vla_runtime.policy import Policy
 from vla_runtime.tabletop.study.calibration import demo_observations

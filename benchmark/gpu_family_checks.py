@@ -18,8 +18,8 @@ from random_policy import ChunkInputs, infer
 
 from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.schema import SPEC_FILE
-from vla_runtime.engines.bounds import BOUNDS
 from vla_runtime.engines.protocol import StepInputs
+from vla_runtime.engines.tolerances import BOUNDS
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.engines.torch.weights import load_network
 from vla_runtime.families import find_family

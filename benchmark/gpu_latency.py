@@ -26,8 +26,8 @@ from random_policy import (
     with_cameras,
 )
 
-from vla_runtime.engines.bounds import BOUNDS
 from vla_runtime.engines.protocol import PolicyEngine
+from vla_runtime.engines.tolerances import BOUNDS
 from vla_runtime.engines.torch.layer_trial import choose_layers
 from vla_runtime.engines.triton_option import ON
 from vla_runtime.families.family import PolicyDims

@@ -181,7 +181,7 @@ class Steps:
         # Rows of different lengths.
         mask[-1, -3:] = False
         past = {'past_key': self._keys[:, :rows], 'past_value': self._values[:, :rows]}
-        expert = fused.lay_out({**past, 'prefix_mask': mask}, 1)
+        expert = fused.prepare_prefix({**past, 'prefix_mask': mask}, 1)
         times = torch.tensor(flow_times(STEPS), dtype=torch.float32, device=self.device)
         steps = [
             (t, fused.split_conditioning(fused.time_conditioning(t[None]))) for t in times[:count]

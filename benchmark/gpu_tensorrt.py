@@ -40,7 +40,7 @@ from vla_runtime.engines.tensorrt.buffers import DeviceArray  # noqa: E402
 from vla_runtime.engines.tensorrt.engine import TensorRTEngine  # noqa: E402
 from vla_runtime.engines.tensorrt.loading import load_networks  # noqa: E402
 from vla_runtime.engines.tensorrt.store import ENGINES, Metadata, network_name  # noqa: E402
-from vla_runtime.engines.text_table import TextTable  # noqa: E402
+from vla_runtime.engines.token_embedding import TokenEmbedding  # noqa: E402
 from vla_runtime.export.tensorrt.build import build_engines, plan_build  # noqa: E402
 from vla_runtime.families import find_family  # noqa: E402
 
@@ -109,7 +109,7 @@ def measure(kit: Kit, adapter: TensorRT, runtime: CudaRuntime, repeats: int) -> 
             PreparedTable(kit.reference['time_table']),
             max_rows=max(ROWS),
             captures=captures,
-            text_table=PreparedText(kit.reference),
+            token_embedding=PreparedText(kit.reference),
         )
         engine.prepare(STEPS)
         status[mode] = dict(engine.cuda_graph)
@@ -200,7 +200,7 @@ class PreparedTable:
         return self._rows
 
 
-class PreparedText(TextTable):
+class PreparedText(TokenEmbedding):
     """The kit's rows of the text table, looked up where the weights were."""
 
     def __init__(self, reference: Mapping[str, np.ndarray]) -> None:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vla_runtime.files.atomic_write import write_text
 from vla_runtime.files.machine import machine, versions
-from vla_runtime.files.whole_files import write_text
 from vla_runtime.performance.measurement import percentiles
 
 __all__ = [

@@ -39,7 +39,7 @@ from vla_runtime.ros.messages.conversions import (
     ns_to_stamp,
     stamp_to_ns,
 )
-from vla_runtime.types import ActionChunk
+from vla_runtime.types import ActionChunk, ChunkHeader
 
 ROOT = Path(__file__).parents[1]
 ARM = [f'joint_{index}' for index in range(1, 7)]
@@ -300,10 +300,13 @@ class Rig:
         self._chunks.publish(
             chunk_to_message(
                 chunk,
-                stamp_ns=stamp_to_ns(ns_to_stamp(now_ns)),
-                episode=plan.episode,
-                number=self.number,
-                request=plan.request,
+                ChunkHeader(
+                    stamp_to_ns(ns_to_stamp(now_ns)),
+                    plan.episode,
+                    self.number,
+                    tied=False,
+                    request=plan.request,
+                ),
             )
         )
 

@@ -22,7 +22,7 @@ import numpy as np
 from vla_runtime.engines.onnx.files import ONNX_FOLDER, TEXT_INPUT, WEIGHTS_DATA
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.tensorrt.store import ENGINES, network_name
-from vla_runtime.engines.text_table import TextTable
+from vla_runtime.engines.token_embedding import TokenEmbedding
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.pi.dimensions import PI05, PiDims
 from vla_runtime.files.large_files import file_sha256
@@ -194,7 +194,7 @@ def _prepare_on_gpu(
     write_onnx(bundle, _spec(dims), precision)
     for path in (bundle / ONNX_FOLDER).glob('monolithic*'):
         path.unlink()
-    text = TextTable.of(bundle, precision)
+    text = TokenEmbedding.of(bundle, precision)
     (bundle / ONNX_FOLDER).rename(folder / ONNX_FOLDER)
     pytorch = _pytorch_milliseconds(network) if device == 'cuda' else {}
     network = network.float()
@@ -288,7 +288,7 @@ def _reference(
     from vla_runtime.engines.onnx.engine import OnnxEngine
 
     engine = OnnxEngine('pi05', dims, bundle, device='cpu', precision=precision, max_rows=max(ROWS))
-    text = TextTable.of(bundle, precision)
+    text = TokenEmbedding.of(bundle, precision)
     reference: dict[str, np.ndarray] = {'time_table': table}
     for rows in ROWS:
         inputs = random_inputs(dims, rows, seed, steps=STEPS)

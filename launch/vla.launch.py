@@ -152,7 +152,7 @@ def start(context: LaunchContext) -> list[Action]:
     if said['instruction']:
         policy_only['instruction'] = _text(said['instruction'])
     if said['cfg_beta']:
-        policy_only |= {'cfg_enabled': True, 'cfg_beta': _number(said, 'cfg_beta', float)}
+        policy_only['cfg_beta'] = _number(said, 'cfg_beta', float)
     executor_only: dict[str, object] = {}
     if said['replan_interval']:
         executor_only['replan_interval'] = _number(said, 'replan_interval', int)

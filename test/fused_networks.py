@@ -53,9 +53,9 @@ def velocity_of(
     dims, rows = fused.dims, len(past['prefix_mask'])
     x = torch.randn(samples * rows, dims.horizon, dims.action_dim, generator=generator)
     head = {'state': torch.ones(rows, dims.state_dim)} if fused.family.name == 'pi0' else {}
-    laid_out = fused.lay_out(past, samples, into)
+    prepared = fused.prepare_prefix(past, samples, into)
     step = fused.split_conditioning(fused.time_conditioning(torch.tensor([0.4])))
-    return fused.velocity(x, laid_out, step, **head).clone(), laid_out
+    return fused.velocity(x, prepared, step, **head).clone(), prepared
 
 
 def inputs_of_case(case: Any, b: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -31,7 +31,7 @@ from vla_runtime.engines.onnx.files import (
 )
 from vla_runtime.engines.onnx.session import Placement, Session
 from vla_runtime.engines.protocol import StepInputs
-from vla_runtime.engines.text_table import TextTable
+from vla_runtime.engines.token_embedding import TokenEmbedding
 from vla_runtime.export.graph_facts import read_graph_facts
 from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.export.onnx.precision import type_faults
@@ -180,7 +180,7 @@ def run_graph(folder: Path, name: str, values: Mapping[str, np.ndarray]) -> dict
     session = Session(folder / ONNX_FOLDER / f'{name}.onnx', Placement.of('cpu'))
     if TEXT_INPUT in session.inputs:
         precision = read_graph_facts(folder / ONNX_FOLDER, ()).precision
-        values = TextTable.of(folder, precision).replace_tokens(values)
+        values = TokenEmbedding.of(folder, precision).replace_tokens(values)
     return session.run(values)
 
 

@@ -29,13 +29,14 @@ from vla_runtime.ros.policy.description import describe
 from vla_runtime.ros.policy.incoming_requests import Request
 from vla_runtime.ros.policy.joint_buffer import JointSource
 from vla_runtime.ros.policy.parameters import POLICY_PARAMETERS
-from vla_runtime.ros.policy.responder import Circumstances, Responder
+from vla_runtime.ros.policy.responder import InferenceContext, Responder
 from vla_runtime.ros.policy.settings import settings_from
 from vla_runtime.ros.policy.status import report
 from vla_runtime.ros.policy.synchronizer import Synchronizer, SyncLimits
 from vla_runtime.ros.recorder.topic_recorder import type_name
 from vla_runtime.ros.robot.file import load_robot
 from vla_runtime.ros.robot.match import match_robot
+from vla_runtime.types import ChunkHeader
 
 START_NS = 1_700_000_000_000_000_000
 STEP_NS = 50_000_000
@@ -165,15 +166,17 @@ class _Maker:
         plan = self._ask(turn)
         given = {row.name: row.default for row in POLICY_PARAMETERS} | dict(turn.settings)
         self._now_ns += turn.age_ns
-        circumstances = Circumstances(self._now_ns, TASK, settings_from(given))
-        answer = self._responder.answer(Request(plan, 0), lambda: circumstances).result()
+        context = InferenceContext(self._now_ns, TASK, settings_from(given))
+        answer = self._responder.answer(Request(plan, 0), lambda: context).result()
         chunk = chunk_to_message(
             answer.inference.chunk,
-            stamp_ns=answer.stamp_ns,
-            episode=answer.request.episode,
-            number=answer.report.number,
-            tied=answer.inference.tied,
-            request=answer.request.request,
+            ChunkHeader(
+                answer.stamp_ns,
+                answer.request.episode,
+                answer.report.number,
+                tied=answer.inference.tied,
+                request=answer.request.request,
+            ),
         )
         self._write('/action_chunk', chunk)
         live = {row.name: given[row.name] for row in POLICY_PARAMETERS if not row.read_only}

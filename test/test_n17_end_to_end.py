@@ -98,7 +98,7 @@ def test_a_cache_hit_changes_nothing_and_the_state_is_not_in_its_key(bundle, pol
 def test_guidance_is_refused_without_tags(bundle, policy):
     fresh = policy.settings
     with pytest.raises(ValueError, match='trained without advantage tags'):
-        policy.settings = replace(fresh, cfg_enabled=True)
+        policy.settings = replace(fresh, cfg_enabled=True, cfg_beta=1.5)
         policy.infer(observation(bundle[0]))
     policy.settings = fresh
 

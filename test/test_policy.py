@@ -216,7 +216,7 @@ def test_guidance_follows_its_formula_at_every_step(guided):
 
 
 def test_the_report_counts_each_rows_own_tokens(guided):
-    guided.settings = replace(guided.settings, cfg_enabled=True)
+    guided.settings = replace(guided.settings, cfg_enabled=True, cfg_beta=1.5)
     _, report = guided.infer(observation())
     conditioned, unconditioned = report.tokens
     assert conditioned > unconditioned
@@ -224,9 +224,9 @@ def test_the_report_counts_each_rows_own_tokens(guided):
 
 
 def test_guidance_needs_a_policy_with_advantage_tags(policy):
-    with pytest.raises(ValueError, match=r'cfg_enabled.*prompt\.advantage'):
-        policy.settings = replace(policy.settings, cfg_enabled=True)
-    assert not policy.settings.cfg_enabled
+    with pytest.raises(ValueError, match=r'cfg_beta.*prompt\.advantage'):
+        policy.settings = replace(policy.settings, cfg_enabled=True, cfg_beta=1.5)
+    assert not policy.settings.guided
 
 
 @pytest.mark.parametrize(
@@ -273,8 +273,8 @@ def test_settings_that_the_policy_refuses_leave_no_engine_behind(tmp_path, monke
 
     monkeypatch.setattr(policy_module, 'load_engine', load_engine)
     bundle = write_tiny_policy(tmp_path / 'untagged', tiny_spec())
-    with pytest.raises(ValueError, match='cfg_enabled'):
-        Policy.load(bundle, settings=PolicySettings(cfg_enabled=True))
+    with pytest.raises(ValueError, match='cfg_beta'):
+        Policy.load(bundle, settings=PolicySettings(cfg_enabled=True, cfg_beta=1.5))
     assert closed == [True]
 
 

@@ -37,7 +37,7 @@ from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.codec import PolicyCodec, require_finite
 from vla_runtime.inference.denoise import StepObserver
 from vla_runtime.inference.pipeline import ChunkPipeline
-from vla_runtime.inference.prefix_cache import Place
+from vla_runtime.inference.prefix_cache import PrefixSlot
 from vla_runtime.inference.preparation import Preparation
 from vla_runtime.inference.recorded_check import check_recorded_cases
 from vla_runtime.inference.report import make_report
@@ -49,7 +49,7 @@ from vla_runtime.types import ActionChunk, CommittedPlan, InferenceReport, Obser
 
 Inference = tuple[ActionChunk, InferenceReport]
 # Settings that a backend may refuse, or that change what an inference costs.
-_DECISIVE = ('denoise_steps', 'cfg_enabled', 'rtc_mode', 'samples')
+_DECISIVE = ('denoise_steps', 'guided', 'rtc_mode', 'samples')
 
 
 class Policy:
@@ -324,7 +324,7 @@ class Policy:
         request: ChunkRequest,
         clock: PhaseClock,
         on_step: StepObserver | None = None,
-        held: tuple[Place, ...] = (),
+        held: tuple[PrefixSlot, ...] = (),
     ) -> tuple[EncodedPrefix, DenoisedChunk]:
         """Encode and denoise one after the other; held places are not written."""
         self._pipeline.drain()
@@ -334,7 +334,7 @@ class Policy:
         encoded = self._runner.encode(request, clock, held)
         return encoded, self._runner.denoise(request, encoded, clock, on_step)
 
-    def _run_black(self, request: ChunkRequest, held: tuple[Place, ...]) -> None:
+    def _run_black(self, request: ChunkRequest, held: tuple[PrefixSlot, ...]) -> None:
         """Run a warm-up's request; nothing from before or of it is in the cache afterwards."""
         self._runner.cache.clear()
         try:
@@ -372,7 +372,7 @@ class Policy:
         """
         self._require_open()
         self.check(settings)
-        return self._preparation.run_piece(settings)
+        return self._preparation.capture_next_graph(settings)
 
     def warm_up(self) -> float:
         """Infer on a black image, so that the first real inference is not slow.

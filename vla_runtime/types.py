@@ -101,6 +101,28 @@ class ActionChunk:
 
 
 @dataclass(frozen=True)
+class ChunkHeader:
+    """Facts that travel with a chunk besides its actions.
+
+    Attributes:
+        observation_ns: stamp of its observation, ROS clock.
+        episode: episode that it was made for.
+        number: inference number.
+        tied: it was made to continue the plan that the request carried.
+        step: step of that plan at which row 0 of a tied chunk stands; None: the step that was
+            current at its observation.
+        request: number of the request that it answers; None where it is not given.
+    """
+
+    observation_ns: int
+    episode: int
+    number: int
+    tied: bool = True
+    step: int | None = None
+    request: int | None = None
+
+
+@dataclass(frozen=True)
 class CommittedPlan:
     """The setpoints that the executor will still execute, as the policy sees them.
 

@@ -28,7 +28,7 @@ from vla_runtime.inference.prefix_cache import CacheMode, CachePolicy
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 from vla_runtime.selftest.policies import tried_families
-from vla_runtime.types import ActionChunk, Observation
+from vla_runtime.types import ActionChunk, ChunkHeader, Observation
 
 CACHE_MODES: tuple[CacheMode, ...] = ('exact', 'off')
 JOINTS = tuple(f'joint_{n}' for n in range(6))
@@ -103,7 +103,7 @@ def chunks(bundle: Path, backend: str, settings: PolicySettings) -> list[ActionC
 
 @pytest.mark.parametrize('cfg_enabled', [False, True])
 def test_onnx_runtime_gives_the_chunks_of_pytorch(bundle: Path, cfg_enabled: bool) -> None:
-    settings = PolicySettings(cfg_enabled=cfg_enabled)
+    settings = PolicySettings(cfg_enabled=cfg_enabled, cfg_beta=1.5)
     ours, theirs = (chunks(bundle, backend, settings) for backend in ('onnxruntime', 'torch'))
     for one, other in zip(ours, theirs, strict=True):
         assert relative_error(one.normalised, torch.from_numpy(other.normalised)) < 5e-5
@@ -155,7 +155,9 @@ def test_the_executor_follows_its_chunk(bundle: Path) -> None:
         if n == 2:
             assert executor.start(now_s, now_ns).started
         if n == 3:
-            result = executor.submit_chunk(chunk, now_ns, executor.episode, 1, now_s, now_ns)
+            result = executor.submit_chunk(
+                chunk, ChunkHeader(now_ns, executor.episode, 1), now_s, now_ns
+            )
             assert result.refusal is None, result.text
     # After its five steps it holds where the last of them led.
     assert (command.kind, command.reason) == (CommandKind.HOLD, Reason.STARVED)

@@ -16,7 +16,7 @@ from thorough import thorough_but
 from tiny_policy import observation, tiny_dims, tiny_spec, write_tiny_policy
 
 from vla_runtime.engines import preflight
-from vla_runtime.engines.bounds import error_of
+from vla_runtime.engines.tolerances import error_of
 from vla_runtime.engines.torch import cuda_graph, weights
 from vla_runtime.engines.torch import engine as torch_engine
 from vla_runtime.engines.torch.engine import TorchEngine

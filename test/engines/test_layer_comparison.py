@@ -112,7 +112,7 @@ def chunk_of(engine: TorchEngine, **changes: Any) -> np.ndarray:
 
 
 def laid_out_in(engine: TorchEngine) -> set[type]:
-    return {type(laid_out.value) for laid_out in engine._laid_out.values()}
+    return {type(prepared.value) for prepared in engine._prepared.values()}
 
 
 @pytest.mark.parametrize('dtype', [*HALF, torch.float32], ids=str)
@@ -193,7 +193,7 @@ def test_a_trial_captures_no_graph_that_stays_and_none_without_work(monkeypatch,
     monkeypatch.setattr(cuda_graph, 'CudaGraphCapture', RecordedGraphs)
     engine = engine_of('pi05', Right, torch.float32, monkeypatch, True)
     assert engine.triton == 'on', engine.why_triton
-    assert not engine._laid_out and not [w for w in recwarn if 'is empty' in str(w.message)]
+    assert not engine._prepared and not [w for w in recwarn if 'is empty' in str(w.message)]
     found, expected = (
         chunk_of(one, clean_actions=2) for one in (engine, TorchEngine(seeded_network('pi05')))
     )

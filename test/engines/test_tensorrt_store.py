@@ -285,7 +285,7 @@ def test_engines_that_were_built_for_one_row_guide_row_by_row(machine):
     assert np.abs(chunks[0] - chunks[1]).max() <= 1e-5
     with pytest.raises(ValueError, match=r"cfg_mode is 'fused', but this engine was built for 1"):
         policy = Policy.load(here.bundle, 'tensorrt', 'cuda', settings=settings)
-        policy.settings = PolicySettings(cfg_enabled=True, cfg_mode='fused')
+        policy.settings = PolicySettings(cfg_enabled=True, cfg_beta=1.5, cfg_mode='fused')
         policy.infer(observation(3))
 
 

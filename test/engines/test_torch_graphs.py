@@ -209,7 +209,7 @@ def test_a_sweep_of_samples_holds_memory_for_the_last_few_numbers_only(engines, 
     for samples in (1, 2, 3, 4, 5, 6, 1, 5):
         found, expected = (chunk(e, 9, 1, 0, samples=samples) for e in (graphed, eager))
         assert_close(found, expected)
-    kept = {samples for _, samples, _ in graphed._laid_out}
+    kept = {samples for _, samples, _ in graphed._prepared}
     assert kept == {4, 5, 6, 1}
     variants = [v for schedule in graphed._schedules.kept for v in schedule.denoise]
     assert {variant.samples for variant in variants} == kept
@@ -267,10 +267,10 @@ def test_in_bfloat16_replays_are_those_of_eager_plain_runs_up_to_its_rounding(
     assert set(graphed.cuda_graph.values()) == {'captured'}
 
 
-def addresses_of(laid_out: object) -> list[int]:
+def addresses_of(prepared: object) -> list[int]:
     """Addresses of the tensors of a fused expert, and of what its layers attend with."""
     found = []
-    for value in vars(laid_out).values():
+    for value in vars(prepared).values():
         if isinstance(value, torch.Tensor):
             found.append(value.data_ptr())
         elif type(value).__module__ in (OwnLayers.__module__, FirstKeys.__module__):
@@ -286,8 +286,8 @@ def test_after_its_first_chunk_a_slot_is_laid_out_at_the_same_addresses(engines,
     for seed in range(3):
         encode(graphed, seed, 1, slot=0)
         chunk(graphed, seed, 1, 0)
-        (laid_out,) = graphed._laid_out.values()
-        addresses.append(addresses_of(laid_out.value))
+        (prepared,) = graphed._prepared.values()
+        addresses.append(addresses_of(prepared.value))
         graphs.append(RecordedGraphs.captured)
     assert len(addresses[0]) > 10
     assert addresses[0] == addresses[1] == addresses[2]
@@ -298,8 +298,10 @@ def test_after_its_first_chunk_a_slot_is_laid_out_at_the_same_addresses(engines,
 def test_what_is_laid_out_into_new_buffers_is_seen_by_no_graph(engines, family, monkeypatch):
     """A negative control: the fault that the addresses are kept for."""
     kind = FUSED[family]
-    lay_out = kind.lay_out
-    monkeypatch.setattr(kind, 'lay_out', lambda fused, past, n, into=None: lay_out(fused, past, n))
+    prepare_prefix = kind.prepare_prefix
+    monkeypatch.setattr(
+        kind, 'prepare_prefix', lambda fused, past, n, into=None: prepare_prefix(fused, past, n)
+    )
     graphed, eager = engines(family)
     for seed in range(2):
         for engine in (graphed, eager):

@@ -16,7 +16,7 @@ from test_torch_graphs import chunk, encode, seeded_network
 from tiny_policy import observation, tiny_dims, tiny_spec, write_tiny_policy
 from triton_package import interpreted, needs_triton  # noqa: F401
 
-from vla_runtime.engines.bounds import Bounds
+from vla_runtime.engines.tolerances import Bounds
 from vla_runtime.engines.torch import layer_choice, layer_trial
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.engines.torch.triton_layers import triton_layers
@@ -174,7 +174,7 @@ def spoiled(text: str, instead: str, folder: Path, module: Any = None) -> Any:
 
 
 def laid_out_in(engine: TorchEngine) -> list[type]:
-    return [type(laid_out.value) for laid_out in engine._laid_out.values()]
+    return [type(prepared.value) for prepared in engine._prepared.values()]
 
 
 def test_kernels_that_share_more_memory_than_the_gpu_has_are_not_used(monkeypatch):

@@ -12,7 +12,7 @@ from vla_runtime.execution.command import Command, CommandKind, SubmitResult
 from vla_runtime.execution.config import ExecutorConfig
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.parameters import ExecutorParameters
-from vla_runtime.types import ActionChunk
+from vla_runtime.types import ActionChunk, ChunkHeader
 
 ROS_START_NS = 1_700_000_000_000_000_000
 STEP_NS = 40_000_000
@@ -139,12 +139,14 @@ class Rig:
         self.number = self.number + 1 if number is None else number
         return self.executor.submit_chunk(
             rows,
-            self.ros_ns if observation_ns is None else observation_ns,
-            self.executor.episode if episode is None else episode,
-            self.number,
+            ChunkHeader(
+                self.ros_ns if observation_ns is None else observation_ns,
+                self.executor.episode if episode is None else episode,
+                self.number,
+                tied=tied,
+            ),
             self.now_s,
             self.ros_ns,
-            tied,
         )
 
     def run_until(self, condition: Callable[[Command], bool], limit: int = 2000) -> Command:

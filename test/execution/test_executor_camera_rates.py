@@ -14,6 +14,7 @@ from thorough import examples
 from vla_runtime.execution.command import ChunkRefusal, CommandKind
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.types import ChunkHeader
 
 HORIZON = 32
 PERIOD_S = 0.01
@@ -69,13 +70,15 @@ class Policy:
         rows = 0.05 * np.sin(0.1 * (self.answers + np.arange(self._horizon)))
         result = rig.executor.submit_chunk(
             chunk_of(list(rows), step_time_s=self._step_s),
-            self._observation_ns,
-            rig.executor.episode,
-            self.answers,
+            ChunkHeader(
+                self._observation_ns,
+                rig.executor.episode,
+                self.answers,
+                tied=True,
+                request=self._request,
+            ),
             rig.now_s,
             rig.ros_ns,
-            True,
-            self._request,
         )
         if result.refusal is not None:
             self.refusals.append(result.refusal)
@@ -272,13 +275,9 @@ def ask(rig: Rig) -> int:
 def answer(rig: Rig, request: int | None, observation_ns: int, number: int) -> ChunkRefusal | None:
     return rig.executor.submit_chunk(
         chunk_of([0.0] * HORIZON),
-        observation_ns,
-        0,
-        number,
+        ChunkHeader(observation_ns, 0, number, tied=True, request=request),
         rig.now_s,
         rig.ros_ns,
-        True,
-        request,
     ).refusal
 
 

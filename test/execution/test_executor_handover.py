@@ -58,7 +58,7 @@ def test_when_blending_expect_a_softer_seam_than_switching() -> None:
 def test_when_chunks_agree_expect_no_trace_of_the_seam(mode: str) -> None:
     positions, velocities = cross_a_seam(rig_with(mode, blend_steps=2), jump=0.0)
     times = (np.arange(len(positions)) + 1) * PERIOD_NS / 40e6
-    # Past the acceleration from standstill, which is blended too.
+    # Past the acceleration from start_state, which is blended too.
     inside = slice(101, 155)
     assert positions[inside] == pytest.approx(0.01 * times[inside], abs=1e-9)
     assert velocities[inside] == pytest.approx(np.full(54, 0.25), abs=1e-6)

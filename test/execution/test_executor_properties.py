@@ -36,6 +36,7 @@ from vla_runtime.execution.command import Command, CommandKind, Reason, SubmitRe
 from vla_runtime.execution.config import ExecutorConfig, Mode
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.types import ChunkHeader
 
 _FUTURE_NS = round(WATCHDOG.future_tolerance_s * 1e9)
 APPROACH_SPEED = 2.0
@@ -326,9 +327,7 @@ class AnythingGoes(RuleBasedStateMachine):
     def offer(self, rows: np.ndarray, observed: Observed, number: int, episode: int = 0) -> None:
         result = self.executor.submit_chunk(
             chunk_of(rows, NAMES, KINDS),
-            observed.ros_ns,
-            observed.episode + episode,
-            number,
+            ChunkHeader(observed.ros_ns, observed.episode + episode, number),
             self.now_s,
             self.ros_ns,
         )

@@ -9,6 +9,7 @@ from execution_rig import Rig, chunk_of, holding
 from vla_runtime.execution.command import ChunkRefusal, CommandKind
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.state import OTHER_CLOCK
+from vla_runtime.types import ChunkHeader
 
 SWITCH = HandoverParameters(mode='switch')
 FLAT = [0.0] * 20
@@ -145,16 +146,11 @@ def test_when_the_first_chunk_is_refused_expect_its_step_time_not_to_count() -> 
 
 def test_when_a_chunk_is_garbage_expect_no_exception() -> None:
     rig = rig_of()
-    result = rig.executor.submit_chunk(None, 0, 0, 0, rig.now_s, rig.ros_ns)  # type: ignore[arg-type]
+    result = rig.executor.submit_chunk(None, ChunkHeader(0, 0, 0), rig.now_s, rig.ros_ns)  # type: ignore[arg-type]
     assert not result.accepted
     rig.submit(FLAT)
     garbage = rig.executor.submit_chunk(
-        'no chunk',
-        rig.ros_ns,
-        0,
-        9,
-        rig.now_s,
-        rig.ros_ns,  # type: ignore[arg-type]
+        'no chunk', ChunkHeader(rig.ros_ns, 0, 9), rig.now_s, rig.ros_ns
     )
     assert not garbage.accepted
     assert rig.tick().kind is CommandKind.TRACK

@@ -16,6 +16,7 @@ from thorough import examples
 from vla_runtime.execution.command import CommittedSetpoints
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.types import ChunkHeader
 
 HORIZON = 32
 PERIOD_S = 0.01
@@ -71,14 +72,16 @@ class TiedPolicy:
         self._number += 1
         rig.executor.submit_chunk(
             chunk_of(list(np.concatenate([kept, free])), step_time_s=self._step_ns * 1e-9),
-            self._observation_ns,
-            plan.episode,
-            self._number,
+            ChunkHeader(
+                self._observation_ns,
+                plan.episode,
+                self._number,
+                tied=tied,
+                step=plan.first_step + over if tied else None,
+                request=plan.request,
+            ),
             rig.now_s,
             rig.ros_ns,
-            tied,
-            plan.request,
-            plan.first_step + over if tied else None,
         )
 
 
@@ -147,14 +150,16 @@ def test_when_the_robot_held_since_the_observation_expect_the_rows_behind_the_ho
     # Made on a frame from three steps before: rows 0 to 2 stand for the hold.
     result = rig.executor.submit_chunk(
         chunk_of([0.02] * 3 + [0.03 + 0.01 * row for row in range(HORIZON - 3)]),
-        rig.ros_ns - 3 * STEP_NS,
-        plan.episode,
-        2,
+        ChunkHeader(
+            rig.ros_ns - 3 * STEP_NS,
+            plan.episode,
+            2,
+            tied=True,
+            step=plan.first_step - 3,
+            request=plan.request,
+        ),
         rig.now_s,
         rig.ros_ns,
-        True,
-        plan.request,
-        plan.first_step - 3,
     )
     assert result.join_index == 3
 
@@ -163,7 +168,10 @@ def test_when_the_robot_held_since_the_observation_expect_the_rows_behind_the_ho
 def test_when_a_chunk_names_an_impossible_step_expect_no_row_out_of_it(step: int) -> None:
     rig = Rig(holding(replan_interval=2, handover=HandoverParameters('rtc'))).started()
     result = rig.executor.submit_chunk(
-        chunk_of([0.0] * HORIZON), rig.ros_ns, 0, 1, rig.now_s, rig.ros_ns, True, None, step
+        chunk_of([0.0] * HORIZON),
+        ChunkHeader(rig.ros_ns, 0, 1, tied=True, step=step),
+        rig.now_s,
+        rig.ros_ns,
     )
     assert result.accepted == (step > 0)
     assert result.accepted or 'has 32 rows, but it could only be joined at row' in result.text

@@ -11,7 +11,7 @@ from vla_runtime.execution.config import ExecutorConfig
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.limits import ColumnLimits, make_limits
 from vla_runtime.execution.parameters import ExecutorParameters
-from vla_runtime.types import ActionChunk
+from vla_runtime.types import ActionChunk, ChunkHeader
 
 PERIOD_S, STEP_S, T0_NS, SPEED, ACCELERATION = 0.01, 0.05, 10**18, 0.8, 8.0
 
@@ -48,7 +48,10 @@ class Robot:
                 rows = request.rows[0, 0] + SPEED * STEP_S * np.arange(0, 30)[:, None]
             chunk = ActionChunk(rows, ('j',), ('position',), STEP_S, np.zeros((30, 0), np.float32))
             self.core.submit_chunk(
-                chunk, self.now_ns, 0, self.chunks, self.now_s, self.now_ns, request=request.request
+                chunk,
+                ChunkHeader(self.now_ns, 0, self.chunks, request=request.request),
+                self.now_s,
+                self.now_ns,
             )
             self.chunks += 1
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from vla_runtime.engines.bounds import BOUNDS, error_of
+from vla_runtime.engines.tolerances import BOUNDS, error_of
 from vla_runtime.export.receipt import (
     ChunkComparison,
     Comparison,

@@ -10,7 +10,7 @@ from tensorrt_machine import Machine, write_exported_policy
 from tiny_policy import observation
 
 from vla_runtime.cli.main import main
-from vla_runtime.engines.bounds import BOUNDS
+from vla_runtime.engines.tolerances import BOUNDS
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 

@@ -76,12 +76,12 @@ def test_chunks_of_the_cases_with_epilogues(path, b, asked):
     # The stream that the products overwrite is the prefix's own.
     assert all(map(torch.equal, given, before))
     x = case.tensors['noise'][b : b + 1]
-    laid_out, step = fused.lay_out(past, 1), DenoiseStep(fused)
+    prepared, step = fused.prepare_prefix(past, 1), DenoiseStep(fused)
     for t in torch.tensor(flow_times(case.steps), dtype=torch.float32):
         conditioning = fused.split_conditioning(fused.time_conditioning(t[None]))
         dt, weights = torch.tensor(-1.0 / case.steps), torch.zeros(1, x.shape[1], 1)
         plan = torch.zeros_like(x)
-        x, _ = step(x, laid_out, conditioning, t, dt, torch.ones(1), plan, weights, head)
+        x, _ = step(x, prepared, conditioning, t, dt, torch.ones(1), plan, weights, head)
     assert relative_error(x[0], case.tensors['actions'][b]) <= 5e-5
     assert all(asked.values())
 

@@ -15,7 +15,7 @@ from full_disk import fill, small_disk
 from vla_runtime.bundle.folder import BundleError
 from vla_runtime.bundle.writer import new_bundle
 from vla_runtime.cli.main import main
-from vla_runtime.files.whole_files import WriteError, whole_file, write_text
+from vla_runtime.files.atomic_write import WriteError, atomic_write, write_text
 
 OLD, NEW = 'old\n', 'new\n' * 10_000
 
@@ -73,7 +73,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path):
 def test_an_error_on_the_way_leaves_what_was_there(tmp_path):
     path = tmp_path / 'result.json'
     write_text(path, OLD)
-    with pytest.raises(KeyboardInterrupt), whole_file(path) as file:
+    with pytest.raises(KeyboardInterrupt), atomic_write(path) as file:
         file.write(NEW.encode())
         raise KeyboardInterrupt
     assert path.read_text() == OLD

@@ -25,7 +25,7 @@ from vla_runtime.ros.messages.conversions import (
 )
 from vla_runtime.ros.messages.images import ImageError, check_image, to_rgb
 from vla_runtime.ros.policy.joint_buffer import JointBuffer, JointSource, JointTopic
-from vla_runtime.types import ActionChunk
+from vla_runtime.types import ActionChunk, ChunkHeader
 
 NAMES = ('a', 'b', 'turn')
 NUMBERS = (0.0, -1.0, 1e308, -1e308, 1e39, 5e-324, math.nan, math.inf, -math.inf, 3.5)
@@ -64,7 +64,7 @@ class Robot:
     def _chunk(self, random: Random) -> None:
         kinds = tuple(random.choice(('position', 'velocity')) for _ in NAMES)
         chunk = ActionChunk(np.zeros((4, 3)), NAMES, kinds, 0.05, np.zeros((4, 0), np.float32))
-        message = chunk_to_message(chunk, stamp_ns=self.now_ns, episode=3, number=17)
+        message = chunk_to_message(chunk, ChunkHeader(self.now_ns, 3, 17, tied=False))
         received = message_to_chunk(_changed(message, random))
         assert received.chunk.actions.shape == (len(message.points), len(message.joint_names))
         assert received.chunk.step_time_s > 0 and received.episode < 2**63

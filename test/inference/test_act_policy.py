@@ -72,8 +72,8 @@ def test_a_change_of_normalised_images_is_measured_in_grey_levels(bundle):
 
 def test_guidance_is_refused_by_name(bundle):
     policy = Policy.load(bundle)
-    with pytest.raises(ValueError, match=r'cfg_enabled: .*\(act has no language\)'):
-        policy.settings = PolicySettings(cfg_enabled=True)
+    with pytest.raises(ValueError, match=r'cfg_beta: .*\(act has no language\)'):
+        policy.settings = PolicySettings(cfg_enabled=True, cfg_beta=1.5)
 
 
 def test_real_time_chunking_is_refused_by_name(bundle):

@@ -305,7 +305,7 @@ def lacking(bundle: Path, feature: str) -> Policy:
         (
             'pi05',
             'none',
-            {'rtc_mode': 'jacobian', 'cfg_enabled': True, 'cfg_mode': 'serial'},
+            {'rtc_mode': 'jacobian', 'cfg_beta': 1.5, 'cfg_mode': 'serial'},
             "rtc_mode 'jacobian'.*serial.*'fused'",
         ),
     ],

@@ -182,6 +182,7 @@ def sample(draw: Any, seeds: int = 3) -> tuple[Observation, PolicySettings, Comm
     settings = PolicySettings(
         denoise_steps=draw(st.sampled_from([1, 2])),
         cfg_enabled=draw(st.booleans()),
+        cfg_beta=1.5,
         cfg_mode=draw(st.sampled_from(['fused', 'serial'])),
         cache=draw(st.sampled_from([CachePolicy(), CachePolicy(mode='off')])),
         samples=draw(st.sampled_from([1, 3])),
@@ -244,6 +245,7 @@ def test_bounded_reuse_is_that_of_one_after_the_other(bundles, data):
         settings = PolicySettings(
             denoise_steps=1,
             cfg_enabled=data.draw(st.booleans()),
+            cfg_beta=1.5,
             cfg_mode=data.draw(st.sampled_from(['fused', 'serial'])),
             # Now and then exact, to change over while running.
             cache=data.draw(st.sampled_from([BOUNDED, BOUNDED, BOUNDED, CachePolicy()])),

@@ -110,7 +110,7 @@ def test_another_advantage_is_another_prefix(bundle, policy):
 
 def test_a_prefix_of_old_images_is_not_used_by_the_other_number_of_rows(bundle, policy):
     infer(policy, observation())
-    guided = replace(policy.settings, cfg_enabled=True)
+    guided = replace(policy.settings, cfg_enabled=True, cfg_beta=1.5)
     policy.settings = guided
     infer(policy, one_pixel('top'))
     policy.settings = PolicySettings()
@@ -200,7 +200,7 @@ def test_any_sequence_gives_what_no_cache_gives(bundle, data):
         )
         guided = data.draw(st.booleans())
         for policy in (cached, plain):
-            policy.settings = replace(policy.settings, cfg_enabled=guided)
+            policy.settings = replace(policy.settings, cfg_enabled=guided, cfg_beta=1.5)
         np.testing.assert_array_equal(infer(cached, seen)[0], infer(plain, seen)[0])
 
 

@@ -245,7 +245,7 @@ def test_turning_guidance_on_or_off_costs_one_prefix_run_at_most(policy):
 def test_after_a_reset_nothing_of_any_slot_is_read(policy):
     """Whatever the buffers hold: were a slot used, the chunk would not be a finite number."""
     for enabled in (False, True):
-        policy.settings = PolicySettings(cfg_enabled=enabled)
+        policy.settings = PolicySettings(cfg_enabled=enabled, cfg_beta=1.5)
         policy.reset()
         first = policy.infer(observation())[0].normalised
         policy.infer(observation(1))
@@ -262,8 +262,8 @@ def _poison(engine) -> None:
             slot['past_value'].fill_(float('nan'))
     # The copies that the denoise steps read.
     with torch.inference_mode():
-        for laid_out in engine._laid_out.values():
-            laid_out.value._own._attended._past_values.fill_(float('nan'))
+        for prepared in engine._prepared.values():
+            prepared.value._own._attended._past_values.fill_(float('nan'))
 
 
 def test_a_poisoned_slot_would_show(policy):
@@ -283,7 +283,9 @@ def test_thousands_of_inferences_keep_the_memory(policy, count):
     process, seen = psutil.Process(), []
     state = np.zeros(len(JOINTS), np.float32)
     for i in range(count):
-        policy.settings = PolicySettings(denoise_steps=1, cfg_enabled=i // 10 % 2 == 1)
+        policy.settings = PolicySettings(
+            denoise_steps=1, cfg_enabled=i // 10 % 2 == 1, cfg_beta=1.5
+        )
         images = {'top': frames[i // 3 % 8], 'wrist': frames[i // 9 % 8]}
         policy.infer(observation(images=images, state=state))
         if i >= 500 and i % 100 == 0:

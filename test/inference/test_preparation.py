@@ -53,7 +53,7 @@ def test_a_change_whose_graphs_are_there_waits_for_nothing(warm, change):
     assert policy.is_prepared(wanted)
     before = RecordedGraphs.captured
     assert policy.prepare(wanted)
-    policy.settings = replace(wanted, cfg_enabled=True)
+    policy.settings = replace(wanted, cfg_enabled=True, cfg_beta=1.5)
     policy.infer(observation())
     assert RecordedGraphs.captured == before
 
@@ -85,7 +85,7 @@ def test_a_change_waits_for_the_graphs_that_are_missing_alone(warm, change, piec
     policy.warm_up()
     for enabled in (False, True):
         guided = enabled and wanted.rtc_mode != 'jacobian'
-        policy.settings = replace(wanted, cfg_enabled=guided)
+        policy.settings = replace(wanted, cfg_enabled=guided, cfg_beta=1.5)
         policy.submit(observation()).result()
     assert RecordedGraphs.captured == before
     policy.close()
@@ -138,7 +138,7 @@ def test_settings_that_guidance_cannot_join_are_prepared_without_it(warm, change
     policy.infer(observation())
     assert RecordedGraphs.captured == before
     with pytest.raises(ValueError, match='cfg_mode'):
-        policy.prepare(replace(policy.settings, cfg_enabled=True))
+        policy.prepare(replace(policy.settings, cfg_enabled=True, cfg_beta=1.5))
     policy.close()
 
 
@@ -158,6 +158,6 @@ def test_a_network_that_gave_up_its_graphs_is_waited_for_by_no_change(warm):
 def test_serial_guidance_reports_that_its_steps_use_no_graph(warm):
     policy = warm(cfg_mode='serial', cfg_beta=2.0)
     for enabled, denoise in ((False, 'captured'), (True, 'eager: serial guidance')):
-        policy.settings = replace(policy.settings, cfg_enabled=enabled)
+        policy.settings = replace(policy.settings, cfg_enabled=enabled, cfg_beta=1.5)
         _, report = policy.infer(observation())
         assert report.cuda_graph == {'vision': 'captured', 'prefix': 'captured', 'denoise': denoise}

@@ -135,6 +135,7 @@ def test_every_setting_in_turn_keeps_the_memory(bundle):
             rtc_mode=modes[i % 4],
             samples=1 + i % 3,
             cfg_enabled=i % 5 < 2,
+            cfg_beta=1.5,
             cfg_mode='serial' if i % 4 != 2 and i % 2 else 'fused',
         )
         policy.infer(observation(i % 7), plan=plan)

@@ -120,14 +120,14 @@ def test_keys_and_values_are_those_of_the_engine(rows):
     need = memory_need(count_operations('pi05', dims), 'torch', precision='float32', rows=rows)
     assert need.past == held
     # What PyTorch lays out for its steps has the actions' keys and values besides.
-    laid_out = []
+    prepared = []
     for buffers in engine._buffers.values():
         for slot in buffers.slots:
             slot['prefix_mask'].fill_(True)
-            keys = engine._fused.lay_out(slot, samples=1)._own._attended
-            laid_out += [keys._past_keys, keys._past_values]
-    numbers = sum(tensor.untyped_storage().nbytes() for tensor in laid_out)
-    assert need.laid_out <= numbers <= need.laid_out * (1 + dims.horizon / dims.prefix_length)
+            keys = engine._fused.prepare_prefix(slot, samples=1)._own._attended
+            prepared += [keys._past_keys, keys._past_values]
+    numbers = sum(tensor.untyped_storage().nbytes() for tensor in prepared)
+    assert need.prepared <= numbers <= need.prepared * (1 + dims.horizon / dims.prefix_length)
 
 
 def test_a_floor_is_the_larger_of_computing_and_moving():
@@ -175,7 +175,7 @@ def test_what_fits_is_compared_with_what_the_system_leaves():
     device = DEVICES['orin-nx']
     counts = count_operations('pi05', PI05)
     need = memory_need(counts, 'torch', precision='bfloat16', rows=2)
-    assert need.total == need.weights + need.past + need.laid_out + need.activations
+    assert need.total == need.weights + need.past + need.prepared + need.activations
     assert fits(need, device)
     larger = memory_need(counts, 'torch', precision='float32', rows=2)
     assert not fits(larger, device)

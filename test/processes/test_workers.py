@@ -17,8 +17,8 @@ import pytest
 from thorough import thorough_but
 
 from vla_runtime.engines.cuda_driver import CudaError
+from vla_runtime.files.atomic_write import WriteError, atomic_write
 from vla_runtime.files.typed_yaml import FieldError
-from vla_runtime.files.whole_files import WriteError, whole_file
 from vla_runtime.processes.workers import workers
 from vla_runtime.recording.topics import missing_topic
 from vla_runtime.ros.robot.file import RobotError
@@ -66,7 +66,7 @@ if __name__ == '__main__':
 
 
 def _write_where_there_is_no_room() -> None:
-    with whole_file('/tmp/no_room') as file:
+    with atomic_write('/tmp/no_room') as file:
         raise OSError(errno.ENOSPC, f'No space left on device {file.name}')
 
 

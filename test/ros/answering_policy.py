@@ -15,7 +15,7 @@ from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.ros.messages.conversions import chunk_to_message, message_to_plan
 from vla_runtime.tabletop.sim.world import JOINT_NAMES
-from vla_runtime.types import ActionChunk
+from vla_runtime.types import ActionChunk, ChunkHeader
 
 _REACH_RAD = 0.1
 
@@ -39,7 +39,7 @@ def main() -> None:
             )
             plan = message_to_plan(request)
             publisher.publish(
-                chunk_to_message(chunk, stamp_ns=now_ns, episode=plan.episode, number=number)
+                chunk_to_message(chunk, ChunkHeader(now_ns, plan.episode, number, tied=False))
             )
             number += 1
 

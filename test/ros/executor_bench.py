@@ -17,7 +17,7 @@ from vla_runtime.ros.messages.conversions import (
     ns_to_stamp,
 )
 from vla_runtime.tabletop.sim.world import JOINT_NAMES
-from vla_runtime.types import ActionChunk
+from vla_runtime.types import ActionChunk, ChunkHeader
 
 HOME = np.array([0.1, -0.3, 1.6, 1.7, 0.0, 0.2])
 _PERIOD_S = 0.02
@@ -122,9 +122,12 @@ class Arm:
         )
         message = chunk_to_message(
             chunk,
-            stamp_ns=changes.get('stamp_ns', self.now_ns()),
-            episode=changes.get('episode', plan.episode),
-            number=number,
+            ChunkHeader(
+                changes.get('stamp_ns', self.now_ns()),
+                changes.get('episode', plan.episode),
+                number,
+                tied=False,
+            ),
         )
         self.send(message)
         return message

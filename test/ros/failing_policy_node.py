@@ -32,10 +32,10 @@ def answer(self: Responder, request, read):
 
 def answer_prepared(self: Responder, request, read):
     def read_prepared():
-        circumstances = read()
-        if circumstances.settings.denoise_steps is None:
+        context = read()
+        if context.settings.denoise_steps is None:
             raise RuntimeError('the GPU fell off the bus')
-        return circumstances
+        return context
 
     return _answer(self, request, read_prepared)
 

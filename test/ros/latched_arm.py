@@ -19,7 +19,7 @@ from vla_runtime.ros.messages.conversions import (
     ns_to_stamp,
 )
 from vla_runtime.tabletop.sim.world import JOINT_NAMES
-from vla_runtime.types import ActionChunk
+from vla_runtime.types import ActionChunk, ChunkHeader
 
 # What the demo's policy has.
 HORIZON, STEP_TIME_S = 30, 0.05
@@ -214,9 +214,8 @@ class LatchedArm:
         self._chunks.publish(
             chunk_to_message(
                 chunk,
-                stamp_ns=self._now_ns(),
-                episode=plan.episode,
-                number=self._number,
-                request=plan.request,
+                ChunkHeader(
+                    self._now_ns(), plan.episode, self._number, tied=False, request=plan.request
+                ),
             )
         )

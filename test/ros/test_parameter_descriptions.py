@@ -17,8 +17,8 @@ CONFIG = ROOT / 'config' / 'policy.yaml'
 @pytest.mark.parametrize(
     ('name', 'words'),
     [
-        ('cfg_beta', ['guidance', 'cfg_enabled']),
-        ('cfg_mode', ['guidance', 'cfg_enabled', 'fused', 'serial', 'auto']),
+        ('cfg_beta', ['guidance', 'advantage']),
+        ('cfg_mode', ['guidance', 'cfg_beta', 'fused', 'serial', 'auto']),
         ('advantage', ['prompt', 'advantage tags']),
         ('real_time_chunking', ['committed plan', 'rtc_mode']),
         (

@@ -20,7 +20,7 @@ from vla_runtime.ros.messages.conversions import (
     stamp_to_ns,
 )
 from vla_runtime.tabletop.sim.world import JOINT_NAMES
-from vla_runtime.types import ActionChunk
+from vla_runtime.types import ActionChunk, ChunkHeader
 
 VELOCITY_ROBOT = """\
 format: 1
@@ -104,5 +104,5 @@ class VelocityRobot:
         )
         episode, number = message_to_plan(request).episode, next(self._number)
         self._chunks.publish(
-            chunk_to_message(chunk, stamp_ns=now_ns, episode=episode, number=number)
+            chunk_to_message(chunk, ChunkHeader(now_ns, episode, number, tied=False))
         )

@@ -15,7 +15,7 @@ from vla_runtime.bundle.folder import Bundle, BundleError
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors, read_header
 from vla_runtime.families import find_family, weight_shapes
 from vla_runtime.families.family import language_dims
-from vla_runtime.files.quotes import first_of
+from vla_runtime.files.quotes import join_truncated
 from vla_runtime.processing.tokenizer import Tokenizer
 
 _BLOCK_BYTES = 1 << 22
@@ -85,7 +85,7 @@ def check_finite(
         raise BundleError(
             f'{path}: holds numbers that are NaN or infinite; no action can come of them. Export '
             f'a checkpoint from before the training failed. How many in which tensor:\n  '
-            f'{first_of(found)}'
+            f'{join_truncated(found)}'
         )
     return huge
 

@@ -18,8 +18,8 @@ from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.bundle.schema import VERIFICATION_FILE
 from vla_runtime.bundle.writer import seal
+from vla_runtime.files.atomic_write import write_text
 from vla_runtime.files.json_file import JsonMapping, read_json
-from vla_runtime.files.whole_files import write_text
 
 # Success that may be lost at most, by the lower end of the interval.
 MOST_LOST = 0.05

@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from vla_runtime.bundle.schema import WEIGHT_BYTES
 from vla_runtime.files.input_files import UnreadableFileError
-from vla_runtime.files.quotes import first_of, quoted
+from vla_runtime.files.quotes import join_truncated, quoted
 from vla_runtime.files.safetensors_reader import (
     SafetensorsError,
     bfloat16_to_float32,
@@ -154,4 +154,4 @@ def check_tensors(
                 f"expected for '{name}' ({stored.path.name})"
             )
     if lines:
-        raise TensorsError(f'the tensors do not fit the network:\n  {first_of(lines)}')
+        raise TensorsError(f'the tensors do not fit the network:\n  {join_truncated(lines)}')

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vla_runtime.replay.recorded import RecordedRun
     from vla_runtime.replay.rerun import ReplayedInference
     from vla_runtime.replay.setup import Changes
-    from vla_runtime.ros.messages.conversions import ReceivedChunk
+    from vla_runtime.types import ActionChunk, ChunkHeader
 
 # Its number is one too high for those of its episode that come after it.
 _UNANSWERED = 'the node gave no chunk for an inference of its episode before it'
@@ -125,25 +125,26 @@ def _count(counts: dict[str, int], reason: str) -> None:
 
 def _compare(
     result: LiveResult,
-    chunk: ReceivedChunk | None,
+    answer: tuple[ActionChunk, ChunkHeader] | None,
     offline: ReplayedInference | None,
     key: tuple[int, int, int],
     played_ns: int,
 ) -> None:
     """Count an inference; `key` is the recorded one, `played_ns` the stamp that was played."""
     result.played += 1
-    if chunk is not None and (chunk.episode, chunk.number) != key[:2]:
-        chunk = None
-    if chunk is not None and chunk.stamp_ns != played_ns:
-        chunk = None
+    chunk = None
+    if answer is not None:
+        played, header = answer
+        if (header.episode, header.number, header.observation_ns) == (*key[:2], played_ns):
+            chunk = played
     result.answered += chunk is not None
     as_offline = False
     if chunk is not None and offline is not None:
-        actions = chunk.chunk.actions
+        actions = chunk.actions
         as_offline = bool((actions == offline.chunk.actions).all())
         recorded = offline.recorded.chunk
-        if recorded is not None and recorded.chunk.actions.shape == actions.shape:
-            result.as_recorded += bool((actions == recorded.chunk.actions).all())
+        if recorded is not None and recorded.actions.shape == actions.shape:
+            result.as_recorded += bool((actions == recorded.actions).all())
     result.as_offline += as_offline
     if not as_offline and result.first_difference is None:
         result.first_difference = dict(zip(('episode', 'inference', 'stamp_ns'), key, strict=True))

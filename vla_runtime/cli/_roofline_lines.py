@@ -100,7 +100,7 @@ def _memory_lines(
             sizes = (
                 need['total'],
                 need['weights'],
-                need['past'] + need['laid_out'],
+                need['past'] + need['prepared'],
                 need['activations'],
             )
             fits = device['fits'][backend][built]

@@ -36,7 +36,7 @@ from vla_runtime.cli._numbers import at_least, between
 from vla_runtime.engines.device_names import default_device
 from vla_runtime.engines.preflight import AUTO, MOST_THREADS, PRECISIONS, require_packages
 from vla_runtime.engines.triton_option import OFF, WORDS
-from vla_runtime.files.whole_files import write_text
+from vla_runtime.files.atomic_write import write_text
 
 if TYPE_CHECKING:
     from vla_runtime.performance.bench import BenchOptions

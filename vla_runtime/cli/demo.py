@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from vla_runtime.cli._files import bundle_folder, make_folder, output_folder
 from vla_runtime.cli._numbers import MOST_SEED, at_least, between
 from vla_runtime.cli._packages import import_problem
-from vla_runtime.files.whole_files import WriteError
+from vla_runtime.files.atomic_write import WriteError
 from vla_runtime.recording.reserve import Reserve
 from vla_runtime.ros.interrupt import Interrupt, interruptible
 from vla_runtime.tabletop.demo.console import say

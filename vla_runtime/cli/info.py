@@ -37,7 +37,7 @@ def main(arguments: argparse.Namespace) -> int:
         from vla_runtime.bundle.folder import BundleError, read_bundle
         from vla_runtime.bundle.statistics import statistics_notes
         from vla_runtime.bundle.summary import describe, line, task_notes
-        from vla_runtime.files.quotes import first_of
+        from vla_runtime.files.quotes import join_truncated
     except ModuleNotFoundError as error:
         how = "./run setup, or pip install '.[torch]' in the source folder"
         print(f'error: {import_problem(error, "info", how)}', file=sys.stderr)
@@ -59,7 +59,7 @@ def main(arguments: argparse.Namespace) -> int:
     for engine in sorted(bundle.engines_folder.glob('*')):
         print(line('engine', engine.name))
     if huge:
-        shown = first_of(huge, ', ')
+        shown = join_truncated(huge, ', ')
         print(line('note', f'weights above 10,000, as of a training that failed: {shown}'))
     for note in (*task_notes(bundle.spec), *statistics_notes(bundle.spec, bundle.statistics)):
         print(line('note', note))

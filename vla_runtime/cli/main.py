@@ -20,8 +20,8 @@ from types import ModuleType
 
 from vla_runtime import __version__, cli
 from vla_runtime.cli._packages import import_problem
+from vla_runtime.files.atomic_write import STANDARD_OUTPUT
 from vla_runtime.files.standard_output import LostOutputError, watched_output
-from vla_runtime.files.whole_files import STANDARD_OUTPUT
 
 _OWN_MODULE = 'main'
 

@@ -5,7 +5,7 @@ bundle, backend or setting it is a what-if, and the differences are given by joi
 
 examples:
   vla_runtime replay recordings/first
-  vla_runtime replay recordings/first --set cfg_beta=1.5 --set cfg_enabled=true
+  vla_runtime replay recordings/first --set cfg_beta=1.5
   vla_runtime replay recordings/first --backend onnxruntime --json result.json
   vla_runtime replay recordings/first --page replay.html
   vla_runtime replay recordings/first --live --rate 2

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from vla_runtime.cli._files import output_file
 from vla_runtime.families import family_names
-from vla_runtime.files.whole_files import write_text
+from vla_runtime.files.atomic_write import write_text
 
 if TYPE_CHECKING:
     from vla_runtime.selftest.steps import Step

@@ -215,7 +215,7 @@ def _check(
 
 def _write_page(folder: Path) -> Path:
     """Write study.html of the results in a folder."""
-    from vla_runtime.files.whole_files import write_text
+    from vla_runtime.files.atomic_write import write_text
     from vla_runtime.tabletop.study.page import study_page
     from vla_runtime.tabletop.study.results import read_studies
 

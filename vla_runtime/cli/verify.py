@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from vla_runtime.cli._comparison import compare_engines, show_receipt
 from vla_runtime.cli._files import output_file
 from vla_runtime.engines.device_names import default_device
-from vla_runtime.files.whole_files import write_text
+from vla_runtime.files.atomic_write import write_text
 
 if TYPE_CHECKING:
     from vla_runtime.export.receipt import Receipt

@@ -293,8 +293,8 @@ class _EpisodeCollector:
 
     def _step_time_s(self) -> float | None:
         name = self._find(('action_chunk',), (_TRAJECTORY,))
-        for _, received in self._trajectories(name, message_to_chunk):
-            return float(received.chunk.step_time_s)
+        for _, (chunk, _) in self._trajectories(name, message_to_chunk):
+            return float(chunk.step_time_s)
         return None
 
 

@@ -20,10 +20,10 @@ from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.engines.candidates import Candidate
 from vla_runtime.engines.preflight import gpu_name
+from vla_runtime.files.atomic_write import write_text
 from vla_runtime.files.cache_folder import cache_folder
 from vla_runtime.files.json_file import read_json
 from vla_runtime.files.machine import cpu_instructions, cpu_name
-from vla_runtime.files.whole_files import write_text
 
 logger = logging.getLogger(__name__)
 

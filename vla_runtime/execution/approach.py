@@ -1,4 +1,4 @@
-"""Start from standstill: check the distance to the first command, and approach it."""
+"""Start from start_state: check the distance to the first command, and approach it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OnStartTooFar = Literal['refuse', 'approach']
 
 @dataclass(frozen=True)
 class StartParameters:
-    """Settings of a start from standstill.
+    """Settings of a start from start_state.
 
     Attributes:
         tolerance: largest distance from the commanded (at the first start: measured) position to

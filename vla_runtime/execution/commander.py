@@ -154,7 +154,7 @@ class Commander:
             state.bring_near(setpoints)
         else:
             # Nothing that the setpoints say is of the robot: the driver's own number counts.
-            state.leave_as_they_came()
+            state.keep_raw_angles()
         # An arm that sags under its controller would drop by as much again.
         sags = np.abs(references - state.positions) <= self._follows
         measured = np.where(sags, references, state.positions)
@@ -525,7 +525,7 @@ class Commander:
         np.copyto(self.command.setpoints, row, where=self.unknown)
         self.approach.begin(self.command.setpoints, row)
 
-    def go_near(self, measured: np.ndarray, dt_s: float, pace: float) -> Command:
+    def track_approach(self, measured: np.ndarray, dt_s: float, pace: float) -> Command:
         """One tick of the approach, at a share of its speed."""
         np.copyto(self.target, self.approach.advance(dt_s * pace, self.command.velocities))
         self.command.velocities *= pace

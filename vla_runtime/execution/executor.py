@@ -41,13 +41,13 @@ from vla_runtime.execution.commander import Commander
 from vla_runtime.execution.config import ExecutorConfig, ExecutorStatus, Mode
 from vla_runtime.execution.guard import Guard
 from vla_runtime.execution.handover import SeamReport
-from vla_runtime.execution.intake import Refused, Stamped, StartTooFar
+from vla_runtime.execution.intake import Refused, StartTooFar
 from vla_runtime.execution.limits import make_limits
-from vla_runtime.execution.motion import Motion, PersonNeeded
+from vla_runtime.execution.motion import Motion, OperatorRequired
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.replanner import Replanner
 from vla_runtime.execution.watchdog import tick_timeout, tracking_error_limits
-from vla_runtime.types import ActionChunk
+from vla_runtime.types import ActionChunk, ChunkHeader
 
 # A chunk that does not say which request it answers, and is refused for one of these reasons, is a
 # stray one; the answer to the open request is yet to come.
@@ -67,7 +67,7 @@ class ChunkExecutor:
         if request is not None:
             publish_committed_plan(request)
 
-    and with every chunk `executor.submit_chunk(chunk, observation_ns, episode, number, …)`.
+    and with every chunk `executor.submit_chunk(chunk, header, now_s, now_ros_ns)`.
     """
 
     def __init__(
@@ -310,42 +310,31 @@ class ChunkExecutor:
     def submit_chunk(
         self,
         chunk: ActionChunk | CheckedChunk,
-        observation_ns: int,
-        episode: int,
-        number: int,
+        header: ChunkHeader,
         now_s: float,
         now_ros_ns: int,
-        tied: bool = True,
-        request: int | None = None,
-        step: int | None = None,
     ) -> SubmitResult:
         """Offer a chunk. It is checked in full and taken whole, or refused whole; never raises.
 
         Args:
             chunk: the actions; columns are mapped by name. Checked already where the time between
                 two ticks is precious.
-            observation_ns: stamp of its observation, ROS clock.
-            episode: the episode that it was made for.
-            number: inference number of the chunk.
+            header: facts that came with it. A refused answer closes its request, so that another
+                one is asked for at once.
             now_s: steady clock.
             now_ros_ns: ROS clock.
-            tied: True for a chunk made to continue the plan that the request carried.
-            request: number of the request that it answers; None where it is not given. A refused
-                answer closes its request, so that another one is asked for at once.
-            step: step of the plan at which row 0 of a tied chunk stands; None: the step that was
-                current at its observation.
         """
         self.counters.received += 1
-        if episode == self._replanner.episode:
+        if header.episode == self._replanner.episode:
             self._motion.hear_policy()
         try:
             self._require_motion()
             return self._replanner.take(
                 chunk if isinstance(chunk, CheckedChunk) else self.check_chunk(chunk),
-                Stamped(observation_ns, episode, number, tied, step, request),
+                header,
                 now_ros_ns,
                 self.config.watchdog.future_tolerance_s,
-                self._motion.standstill(now_s),
+                self._motion.start_state(now_s),
             )
         except StartTooFar as far:
             refusal, text = far.refusal, str(far)
@@ -360,7 +349,7 @@ class ChunkExecutor:
         self.counters.internal_errors += refusal is ChunkRefusal.INTERNAL_ERROR
         self.counters.refused[refusal] += 1
         requests = self._replanner.requests
-        if request == requests.number or (request is None and refusal not in _STRAY):
+        if header.request == requests.number or (header.request is None and refusal not in _STRAY):
             requests.close()
         return SubmitResult(refusal, text)
 
@@ -530,7 +519,7 @@ class ChunkExecutor:
     def _move(self, clock_fault: Reason | None, now_s: float, now_ros_ns: int) -> Command:
         try:
             return self._motion.run(clock_fault, now_s, now_ros_ns)
-        except PersonNeeded as needed:
+        except OperatorRequired as needed:
             self.stop(needed.reason)
             if self.at_rest:
                 return self._commander.command

@@ -15,6 +15,7 @@ from vla_runtime.execution.handover import LiveChunk
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.state import clock_hint
 from vla_runtime.execution.timeline import Timeline
+from vla_runtime.types import ChunkHeader
 
 # Step times of one episode may differ by the rounding of a message's nanoseconds, no more.
 _STEP_TIME_SLACK_S = 1e-6
@@ -37,29 +38,7 @@ class StartTooFar(Refused):
 
 
 @dataclass(frozen=True)
-class Stamped:
-    """Facts that come with a chunk besides its actions.
-
-    Attributes:
-        observation_ns: stamp of its observation, ROS clock.
-        episode: episode that it was made for.
-        number: inference number.
-        tied: it was made to continue the plan that the request carried.
-        step: step of that plan at which row 0 of a tied chunk stands; None: the step that was
-            current at its observation.
-        request: number of the request that it answers; None where it is not given.
-    """
-
-    observation_ns: int
-    episode: int
-    number: int
-    tied: bool = True
-    step: int | None = None
-    request: int | None = None
-
-
-@dataclass(frozen=True)
-class Standstill:
+class StartState:
     """Position of the robot when a chunk arrives, for the case that it holds.
 
     Attributes:
@@ -92,58 +71,58 @@ class ChunkOrder:
     """
 
     def __init__(self) -> None:
-        self._last: Stamped | None = None
+        self._last: ChunkHeader | None = None
 
     def clear(self) -> None:
         """Forget the chunks taken so far: their stamps say nothing about the next."""
         self._last = None
 
-    def require_newer(self, stamped: Stamped) -> None:
+    def require_newer(self, header: ChunkHeader) -> None:
         """Raise `Refused` for an observation, or a number, before that of the last chunk taken."""
         last = self._last
-        if last is None or stamped.observation_ns > last.observation_ns:
+        if last is None or header.observation_ns > last.observation_ns:
             return
-        behind_s = (last.observation_ns - stamped.observation_ns) * 1e-9
-        if not behind_s and stamped.number > last.number:
+        behind_s = (last.observation_ns - header.observation_ns) * 1e-9
+        if not behind_s and header.number > last.number:
             return
-        if not behind_s and stamped.number == last.number:
-            raise Refused(ChunkRefusal.DUPLICATE, f'chunk {stamped.number} was already taken')
+        if not behind_s and header.number == last.number:
+            raise Refused(ChunkRefusal.DUPLICATE, f'chunk {header.number} was already taken')
         if not behind_s:
             raise Refused(
                 ChunkRefusal.OUT_OF_ORDER,
-                f'chunk {stamped.number} is of the same observation as chunk {last.number}, which '
+                f'chunk {header.number} is of the same observation as chunk {last.number}, which '
                 'is in force and came later',
             )
         raise Refused(
             ChunkRefusal.OUT_OF_ORDER,
-            f'chunk {stamped.number} has an observation {behind_s:.3f} s before that of chunk '
+            f'chunk {header.number} has an observation {behind_s:.3f} s before that of chunk '
             f'{last.number}, which is in force',
         )
 
-    def restarted(self, stamped: Stamped) -> bool:
+    def restarted(self, header: ChunkHeader) -> bool:
         """Return whether the numbers went back: another policy process answers."""
-        return self._last is not None and stamped.number <= self._last.number
+        return self._last is not None and header.number <= self._last.number
 
-    def take(self, stamped: Stamped) -> None:
+    def take(self, header: ChunkHeader) -> None:
         """Remember this chunk as the last one taken."""
-        self._last = stamped
+        self._last = header
 
 
 def require_age(
-    stamped: Stamped, now_ros_ns: int, max_age_s: float, future_tolerance_s: float
+    header: ChunkHeader, now_ros_ns: int, max_age_s: float, future_tolerance_s: float
 ) -> None:
     """Raise `Refused` for an observation that is too old, or from the future."""
-    age_s = (now_ros_ns - stamped.observation_ns) * 1e-9
+    age_s = (now_ros_ns - header.observation_ns) * 1e-9
     if age_s < -future_tolerance_s:
         raise Refused(
             ChunkRefusal.OBSERVATION_FROM_FUTURE,
-            f'chunk {stamped.number} has an observation {-age_s:.3f} s in the future'
+            f'chunk {header.number} has an observation {-age_s:.3f} s in the future'
             + clock_hint(age_s, '; do policy and executor use the same clock (use_sim_time)?'),
         )
     if age_s > max_age_s:
         raise Refused(
             ChunkRefusal.OBSERVATION_TOO_OLD,
-            f'chunk {stamped.number} has an observation {age_s:.3f} s old, at most {max_age_s:g} s '
+            f'chunk {header.number} has an observation {age_s:.3f} s old, at most {max_age_s:g} s '
             f'allowed (max_observation_age_s){clock_hint(age_s)}',
         )
 
@@ -168,7 +147,7 @@ def step_nanoseconds(step_time_s: float, step_ns: int) -> int:
 
 
 def place(
-    stamped: Stamped,
+    header: ChunkHeader,
     first_step: int,
     rows: np.ndarray,
     timeline: Timeline,
@@ -178,7 +157,7 @@ def place(
     """Place a chunk on the grid of steps, its rotations written as in the plan before it.
 
     Args:
-        stamped: stamps and numbers that came with the chunk.
+        header: stamps and numbers that came with the chunk.
         first_step: the step that was current at its observation.
         rows: (horizon, columns) in the executor's order.
         timeline: timeline that the chunk is spliced into.
@@ -198,28 +177,28 @@ def place(
     if index >= len(rows):
         raise Refused(
             ChunkRefusal.USEFUL_PART_PAST,
-            f'chunk {stamped.number} has {len(rows)} rows, but it could only be joined at row '
+            f'chunk {header.number} has {len(rows)} rows, but it could only be joined at row '
             f'{index}: {index} steps lie between its observation and the end of the replan '
             'interval in force; the policy is too slow for its horizon',
         )
     alike = write_alike(rows, columns, timeline.setpoint_at_join(), index)
-    return LiveChunk(stamped.number, first_step, alike, stamped.tied)
+    return LiveChunk(header.number, first_step, alike, header.tied)
 
 
 def require_near(
-    row: np.ndarray, standstill: Standstill, tolerance: np.ndarray, columns: CommandColumns
+    row: np.ndarray, start_state: StartState, tolerance: np.ndarray, columns: CommandColumns
 ) -> None:
     """Raise `StartTooFar` for a first row that is too far from where the robot stands.
 
     An arm sags below its command by more than the tolerance, say: a row near either is near.
     """
-    reached = np.clip(row, standstill.lowest, standstill.highest)
+    reached = np.clip(row, start_state.lowest, start_state.highest)
     from_command, from_robot = (
-        columns.distance(place, reached) for place in (standstill.setpoints, standstill.measured)
+        columns.distance(place, reached) for place in (start_state.setpoints, start_state.measured)
     )
     # A position that is not a number is near to nothing.
     distance = np.fmin(from_command, from_robot) / tolerance
-    distance[columns.is_velocity | standstill.unknown] = 0.0
+    distance[columns.is_velocity | start_state.unknown] = 0.0
     worst = int(np.argmax(distance))
     if distance[worst] > 1.0:
         if columns.in_rotation[worst]:
@@ -230,8 +209,8 @@ def require_near(
             )
         raise StartTooFar(
             f"'{columns.names[worst]}' would start at {row[worst]:.4g}, the robot is at "
-            f'{standstill.measured[worst]:.4g} and commanded to '
-            f'{standstill.setpoints[worst]:.4g}; at most {tolerance[worst]:g} '
+            f'{start_state.measured[worst]:.4g} and commanded to '
+            f'{start_state.setpoints[worst]:.4g}; at most {tolerance[worst]:g} '
             'apart allowed (start tolerance)',
             row,
         )

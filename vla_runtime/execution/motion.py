@@ -14,7 +14,7 @@ import numpy as np
 from vla_runtime.execution.command import Command, Counters, Reason
 from vla_runtime.execution.commander import Commander
 from vla_runtime.execution.guard import Guard
-from vla_runtime.execution.intake import Standstill
+from vla_runtime.execution.intake import StartState
 from vla_runtime.execution.replanner import Replanner
 from vla_runtime.execution.resting_place import RESTS_AFTER_S
 from vla_runtime.execution.speed_scaling import SpeedScaling
@@ -35,7 +35,7 @@ _PRESSES = (Reason.TRACKING_ERROR, Reason.APPROACH_TIMEOUT, Reason.CONTROLLER)
 _HEALTHY = (None, Reason.CLAMP_LATCH, Reason.CLOCK_STOPPED, Reason.CLOCK_JUMP)
 
 
-class PersonNeeded(Exception):  # noqa: N818 - it is an answer, not an error
+class OperatorRequired(Exception):  # noqa: N818 - it is an answer, not an error
     """The robot must stop until a person has looked at it and starts it again."""
 
     def __init__(self, reason: Reason) -> None:
@@ -118,7 +118,7 @@ class Motion:
             now_ros_ns: ROS clock.
 
         Raises:
-            PersonNeeded: the robot must stop, and not go on by itself.
+            OperatorRequired: the robot must stop, and not go on by itself.
         """
         fault = self._guard.check(clock_fault, now_ros_ns, self._commander.command)
         self._changed_s = now_s
@@ -169,15 +169,15 @@ class Motion:
         self._waited_s = 0.0
 
     def _require_no_person(self, fault: Reason | None, now_s: float, now_ros_ns: int) -> None:
-        """Raise `PersonNeeded` after a fault that does not heal alone, or lasts too long."""
+        """Raise `OperatorRequired` after a fault that does not heal alone, or lasts too long."""
         guard = self._guard
         if fault is Reason.TRACKING_ERROR or fault is Reason.STATE_DOUBLED:
             # Whether to push on against whatever is in the way is for a person to decide.
             self._presses = fault is Reason.TRACKING_ERROR
-            raise PersonNeeded(fault)
+            raise OperatorRequired(fault)
         if np.count_nonzero(guard.state.plausibility.taken_over):
             guard.detail = guard.state.plausibility.describe() + '; it stayed there: call ~/start'
-            raise PersonNeeded(Reason.STATE_IMPLAUSIBLE)
+            raise OperatorRequired(Reason.STATE_IMPLAUSIBLE)
         clock_s = now_ros_ns * 1e-9 if self._on_ros_clock else now_s
         if fault in _HEALTHY:
             self._good_s = clock_s
@@ -187,7 +187,7 @@ class Motion:
             lasts_s = max(lasts_s, (now_ros_ns - guard.state.oldest_stamp_ns) * 1e-9)
         if lasts_s > self._restart_after_s:
             self._need_restart(lasts_s)
-            raise PersonNeeded(fault)
+            raise OperatorRequired(fault)
 
     def _need_restart(self, lasts_s: float) -> None:
         self._guard.detail += (
@@ -407,13 +407,13 @@ class Motion:
         commander, positions = self._commander, self._guard.state.positions
         return np.where(commander.unknown, positions, commander.command.setpoints)
 
-    def standstill(self, now_s: float) -> Standstill:
+    def start_state(self, now_s: float) -> StartState:
         """Return the position of the robot, for a chunk that would set out from there."""
         commander, since_s = self._commander, self._commander.held_since_s
         held_s = now_s - since_s if since_s is not None else 0.0
         positions = self._guard.state.positions
         lowest, highest = commander.press_bounds(positions)
-        return Standstill(
+        return StartState(
             setpoints=commander.command.setpoints,
             measured=commander.measured_or_commanded(positions),
             unknown=commander.unknown,
@@ -459,7 +459,7 @@ class Motion:
         return command
 
     def _require_policy(self, dt_s: float) -> None:
-        """Raise `PersonNeeded` where the policy has not answered for too long."""
+        """Raise `OperatorRequired` where the policy has not answered for too long."""
         self._waited_s += dt_s
         replanner = self._replanner
         usual_steps = replanner.delays.estimate(replanner.parameters.delay)
@@ -467,7 +467,7 @@ class Motion:
         if self._waited_s > max(self._restart_after_s, _PATIENCE * usual_s):
             self._guard.detail = 'the policy has not answered'
             self._need_restart(self._waited_s)
-            raise PersonNeeded(Reason.STARVED)
+            raise OperatorRequired(Reason.STARVED)
 
     def _track(
         self, dt_ns: int, plan_ns: int, factor: float, now_s: float, now_ros_ns: int
@@ -495,8 +495,8 @@ class Motion:
         # First, because the stop moves the command in this very tick.
         if commander.approach.overdue:
             guard.detail = commander.approach.describe(commander.command.setpoints)
-            raise PersonNeeded(Reason.APPROACH_TIMEOUT)
-        command = commander.go_near(guard.state.positions, dt_s, factor)
+            raise OperatorRequired(Reason.APPROACH_TIMEOUT)
+        command = commander.track_approach(guard.state.positions, dt_s, factor)
         if commander.arrived(guard.state.positions):
             guard.detail = ''
             self.drop_plan()

@@ -13,7 +13,7 @@ import numpy as np
 from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import LimitKind
 from vla_runtime.execution.limits import Limits
-from vla_runtime.execution.turn_limiter import Turns
+from vla_runtime.execution.turn_limiter import RotationLimiters
 
 # Stands for 'no limit' where an infinity would turn into not-a-number.
 _FAR = 1e9
@@ -48,8 +48,8 @@ class MotionLimiter:
     behind its target, it closes the distance within the acceleration and does not overshoot
     (`_find_fastest`).
 
-    The columns of a rotation are not limited one by one: `Turns` limits its angle. It comes out at
-    length 1.
+    The columns of a rotation are not limited one by one: `RotationLimiters` limits its angle. It
+    comes out at length 1.
 
     Args:
         limits: limits of the columns.
@@ -66,7 +66,7 @@ class MotionLimiter:
         self._longest_s = longest_s
         self._lower = np.maximum(limits.hard_lower, -_FAR)
         self._upper = np.minimum(limits.hard_upper, _FAR)
-        self._turns = Turns(limits, columns, longest_s)
+        self._turns = RotationLimiters(limits, columns, longest_s)
         acceleration = np.where(columns.in_rotation, np.inf, limits.acceleration)
         self._speed = np.minimum(np.where(columns.in_rotation, np.inf, limits.velocity), _FAR)
         self._acceleration = np.minimum(acceleration, _FAR)
@@ -112,7 +112,7 @@ class MotionLimiter:
         self._roots = np.zeros((3, columns.count))
 
     def stop(self, dt_s: float = 0.0) -> None:
-        """Forget the velocity: the next tick starts from standstill.
+        """Forget the velocity: the next tick starts from start_state.
 
         Args:
             dt_s: seconds since the last command, 0 where that is unknown.

@@ -25,8 +25,7 @@ from vla_runtime.execution.history import StepHistory
 from vla_runtime.execution.intake import (
     ChunkOrder,
     Refused,
-    Stamped,
-    Standstill,
+    StartState,
     place,
     require_age,
     require_near,
@@ -36,6 +35,7 @@ from vla_runtime.execution.limits import Limits, check_handed_over
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.requests import DelayEstimator, FrameAge, Requests
 from vla_runtime.execution.timeline import Segment, Timeline
+from vla_runtime.types import ChunkHeader
 
 # The oldest observation that may be allowed (60 s), at 1000 ticks a second.
 _HISTORY_TICKS = 65_536
@@ -126,10 +126,10 @@ class Replanner:
     def take(
         self,
         checked: CheckedChunk,
-        stamped: Stamped,
+        header: ChunkHeader,
         now_ros_ns: int,
         future_tolerance_s: float,
-        standstill: Standstill,
+        start_state: StartState,
     ) -> SubmitResult:
         """Let a chunk take over at the next boundary.
 
@@ -138,84 +138,84 @@ class Replanner:
         """
         unset = self.timeline.step_ns == 0
         try:
-            return self._take(checked, stamped, now_ros_ns, future_tolerance_s, standstill)
+            return self._take(checked, header, now_ros_ns, future_tolerance_s, start_state)
         except BaseException:
             # The step time of an episode is that of the first chunk taken, not of one refused.
             if unset:
-                self.timeline.restart(0, standstill.setpoints)
+                self.timeline.restart(0, start_state.setpoints)
             raise
 
     def _take(
         self,
         checked: CheckedChunk,
-        stamped: Stamped,
+        header: ChunkHeader,
         now_ros_ns: int,
         future_tolerance_s: float,
-        standstill: Standstill,
+        start_state: StartState,
     ) -> SubmitResult:
         if self._latch.closed:
             raise Refused(ChunkRefusal.CLAMP_LATCH, self._latch.text)
-        if stamped.episode != self.episode:
+        if header.episode != self.episode:
             raise Refused(
                 ChunkRefusal.OTHER_EPISODE,
-                f'chunk {stamped.number} is of episode {stamped.episode}, this is {self.episode}',
+                f'chunk {header.number} is of episode {header.episode}, this is {self.episode}',
             )
-        self.order.require_newer(stamped)
-        require_age(stamped, now_ros_ns, self.staged.max_observation_age_s, future_tolerance_s)
-        past = self._past_of(stamped)
+        self.order.require_newer(header)
+        require_age(header, now_ros_ns, self.staged.max_observation_age_s, future_tolerance_s)
+        past = self._past_of(header)
         # Only of the newest request is known when it was asked.
-        if self.requests.open and stamped.request in (None, self.requests.number):
-            self.frame_age.observe(self.requests.asked_ros_ns - stamped.observation_ns)
+        if self.requests.open and header.request in (None, self.requests.number):
+            self.frame_age.observe(self.requests.asked_ros_ns - header.observation_ns)
         if checked.refusal is not None:
             raise Refused(checked.refusal, checked.text)
         timeline = self.timeline
         step_ns = step_nanoseconds(checked.step_time_s, timeline.step_ns)
         if not timeline.step_ns:
-            timeline.restart(step_ns, standstill.setpoints)
-        late = standstill.starved
+            timeline.restart(step_ns, start_state.setpoints)
+        late = start_state.starved
         if timeline.in_force is not None and timeline.at_end:
             late = late or timeline.joins_at() > timeline.in_force.boundary
-            self.finish_plan(standstill.setpoints)
-        delay = self._observe_delay(stamped, past)
+            self.finish_plan(start_state.setpoints)
+        delay = self._observe_delay(header, past)
         first_step = past[0] // step_ns
-        if stamped.tied and stamped.step is not None and stamped.step <= timeline.joins_at():
+        if header.tied and header.step is not None and header.step <= timeline.joins_at():
             # The policy counted rows in time; steps stand still while the robot holds.
-            first_step = stamped.step
+            first_step = header.step
         live = replace(
-            place(stamped, first_step, checked.rows, timeline, self.staged, self._columns),
+            place(header, first_step, checked.rows, timeline, self.staged, self._columns),
             written=checked.written,
         )
         join_step = timeline.joins_at()
         lives = [other for other in self._live if other.end_step > join_step] + [live]
         rows = None
-        if timeline.in_force is not None or not standstill.cold:
+        if timeline.in_force is not None or not start_state.cold:
             rows = timeline.handed_over(lives, self.staged)
         clamped = self._check_clamps(checked, rows)
         if timeline.in_force is None:
-            self._set_out(live, standstill)
+            self._set_out(live, start_state)
         self._counters.superseded += timeline.pending is not None
-        self._counters.policy_restarts += self.order.restarted(stamped)
-        self.order.take(stamped)
+        self._counters.policy_restarts += self.order.restarted(header)
+        self.order.take(header)
         self._live = deque(lives, maxlen=_LIVE_CHUNKS)
         return self._accept(delay, clamped, late, rows)
 
-    def _past_of(self, stamped: Stamped) -> tuple[int, int]:
-        past = self.history.at(stamped.observation_ns)
+    def _past_of(self, header: ChunkHeader) -> tuple[int, int]:
+        past = self.history.at(header.observation_ns)
         if past is None:
             raise Refused(
                 ChunkRefusal.OBSERVATION_UNKNOWN,
-                f'chunk {stamped.number} has an observation from before the last start, reset or '
+                f'chunk {header.number} has an observation from before the last start, reset or '
                 'clock jump; where the robot was in its plan then says nothing about now',
             )
         return past
 
-    def _observe_delay(self, stamped: Stamped, past: tuple[int, int]) -> int:
+    def _observe_delay(self, header: ChunkHeader, past: tuple[int, int]) -> int:
         """Count the delay in steps from observation to arrival, held steps included."""
         timeline = self.timeline
         consumed = timeline.next_step - past[0] // timeline.step_ns
         stalled_ns = (self.elapsed_ns - past[1]) - (timeline.consumed_ns - past[0])
         delay = consumed + max(0, -(-stalled_ns // timeline.step_ns))
-        if self.order.restarted(stamped):
+        if self.order.restarted(header):
             self.delays.clear()
         self.delays.observe(delay, self.staged.delay)
         return delay
@@ -248,14 +248,14 @@ class Replanner:
         before, step_s = self.timeline.setpoint_at_join(), self.timeline.step_time_s
         return check_handed_over(before, rows[:wanted], step_s, self._limits, self._columns)
 
-    def _set_out(self, live: LiveChunk, standstill: Standstill) -> None:
+    def _set_out(self, live: LiveChunk, start_state: StartState) -> None:
         """Begin from standstill; unknown positions are taken to be the first row's."""
         row = live.rows[self.timeline.joins_at() - live.first_step]
-        if standstill.cold:
-            require_near(row, standstill, self._start_tolerance, self._columns)
-        if standstill.unknown.any():
-            np.copyto(standstill.setpoints, row, where=standstill.unknown)
-            self.timeline.set_out_from(self._at_rest(standstill.setpoints))
+        if start_state.cold:
+            require_near(row, start_state, self._start_tolerance, self._columns)
+        if start_state.unknown.any():
+            np.copyto(start_state.setpoints, row, where=start_state.unknown)
+            self.timeline.set_out_from(self._at_rest(start_state.setpoints))
 
     def _accept(
         self, delay: int, clamped: str, starved: bool, rows: np.ndarray | None

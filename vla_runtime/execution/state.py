@@ -329,6 +329,6 @@ class MeasuredState:
         turns = np.round((reference[where] - self._came[where]) / _FULL_TURN)
         self.positions[where] = self._came[where] + np.nan_to_num(turns) * _FULL_TURN
 
-    def leave_as_they_came(self) -> None:
+    def keep_raw_angles(self) -> None:
         """Take the positions as the driver counts them."""
         np.copyto(self.positions, self._came)

@@ -114,7 +114,7 @@ class TurnLimiter:
         return _clipped(wanted, 2.0 * distance / (dt_s + root), target_rate)
 
 
-class Turns:
+class RotationLimiters:
     """All rotations of a command, on the arrays of the motion limiter.
 
     Args:

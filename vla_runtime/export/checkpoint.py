@@ -22,7 +22,7 @@ from vla_runtime.export.tensor_names import TensorNames
 from vla_runtime.files.checkpoint_folders import INDEX_FILE, SINGLE_FILE, checkpoint_below
 from vla_runtime.files.hub_id import download_hint
 from vla_runtime.files.json_file import read_json
-from vla_runtime.files.quotes import first_of
+from vla_runtime.files.quotes import join_truncated
 
 PICKLE_SUFFIXES = ('.bin', '.pt', '.pth', '.ckpt', '.pkl', '.pickle')
 _BLOCK_BYTES = 1 << 22
@@ -268,6 +268,6 @@ def _read_shards(index: Path) -> list[StoredTensor]:
             found[stored.name] = stored
     lost = [name for name in shards if name not in found]
     if lost:
-        shown = first_of([f"'{name}'" for name in lost], ', ')
+        shown = join_truncated([f"'{name}'" for name in lost], ', ')
         raise CheckpointError(f'{index}: names tensors that are in no shard: {shown}')
     return list(found.values())

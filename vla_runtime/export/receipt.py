@@ -1,4 +1,4 @@
-"""Receipt of a comparison with PyTorch; errors and bounds are those of `engines.bounds`."""
+"""Receipt of a comparison with PyTorch; errors and bounds are those of `engines.tolerances`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from vla_runtime.engines.bounds import BOUNDS, BoundBy, chunk_bound
 from vla_runtime.engines.onnx.files import EIGHT_BITS, Precision
+from vla_runtime.engines.tolerances import BOUNDS, BoundBy, chunk_bound
 from vla_runtime.export.errors import ExportError
 
 # Seed of the compared inputs.

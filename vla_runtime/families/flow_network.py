@@ -74,7 +74,7 @@ class FlowNetwork(nn.Module):
         """
         return self
 
-    def lay_out(self, past: Mapping[str, Tensor], samples: int, into: Any = None) -> Any:
+    def prepare_prefix(self, past: Mapping[str, Tensor], samples: int, into: Any = None) -> Any:
         """Compute once per prefix what `velocity` takes as `past`; by default nothing changes.
 
         Args:

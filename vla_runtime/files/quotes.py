@@ -40,7 +40,7 @@ def one_line(text: str, longest: int) -> str:
     return f'{clean[:half]} … {_clean(tail or head)[-half:]}'
 
 
-def first_of(items: Sequence[str], between: str = '\n  ', most: int = 10) -> str:
+def join_truncated(items: Sequence[str], between: str = '\n  ', most: int = 10) -> str:
     """The first items of a list, and how many more there are."""
     more = [f'and {len(items) - most} more'] if len(items) > most else []
     return between.join([*items[:most], *more])

@@ -34,7 +34,7 @@ CacheMode = Literal['exact', 'bounded', 'off']
 Clock = Literal['stamps', 'steady']
 
 # Number of prompt rows, and slot.
-Place = tuple[int, int]
+PrefixSlot = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class PrefixCache:
         self._version = 0
         self._images: dict[int, _Image] = {}
         # By number of rows and slot.
-        self._prefixes: dict[Place, _Prefix] = {}
+        self._prefixes: dict[PrefixSlot, _Prefix] = {}
         # Slot used last, by number of rows.
         self._latest: dict[int, int] = {}
         self.runs = {'vision': 0, 'prefix': 0}
@@ -224,7 +224,10 @@ class PrefixCache:
         return outcome
 
     def place(
-        self, prefixes: Sequence[PrefixInputs], policy: CachePolicy, held: Collection[Place] = ()
+        self,
+        prefixes: Sequence[PrefixInputs],
+        policy: CachePolicy,
+        held: Collection[PrefixSlot] = (),
     ) -> tuple[int, ...]:
         """Choose the slots for one request's prefixes: those that hold them, or else free ones.
 
@@ -291,7 +294,7 @@ class PrefixCache:
             for camera, visible in enumerate(inputs.image_mask)
         )
 
-    def _judge(self, place: Place, inputs: PrefixInputs, policy: CachePolicy) -> CacheOutcome:
+    def _judge(self, place: PrefixSlot, inputs: PrefixInputs, policy: CachePolicy) -> CacheOutcome:
         """Compare the inputs with the entry at a place."""
         entry = self._prefixes.get(place)
         if policy.mode == 'off':

@@ -20,7 +20,7 @@ from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.engines.protocol import SLOTS, DenoiseLoop, PolicyEngine
 from vla_runtime.families.family import image_sizes
 from vla_runtime.inference.clock import PhaseClock
-from vla_runtime.inference.prefix_cache import Place
+from vla_runtime.inference.prefix_cache import PrefixSlot
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.request_builder import RequestBuilder
 from vla_runtime.inference.settings import PolicySettings
@@ -30,7 +30,7 @@ from vla_runtime.types import Observation
 _LEAST_TRIALS, _MOST_TRIALS = 3, 30
 _TRIALS_MS = 300.0
 # Runs a request that writes no held place.
-Run = Callable[[ChunkRequest, tuple[Place, ...]], object]
+Run = Callable[[ChunkRequest, tuple[PrefixSlot, ...]], object]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class _Piece:
 
     request: ChunkRequest
     loops: tuple[DenoiseLoop, ...]
-    held: tuple[Place, ...]
+    held: tuple[PrefixSlot, ...]
 
 
 class Preparation:
@@ -84,7 +84,7 @@ class Preparation:
             times.append((perf_counter() - start) * 1e3)
         return min(times)
 
-    def run_piece(self, settings: PolicySettings) -> bool:
+    def capture_next_graph(self, settings: PolicySettings) -> bool:
         """Run the first piece that captures something.
 
         Returns:
@@ -110,7 +110,7 @@ class Preparation:
     def _make_pieces(self, wanted: PolicySettings) -> list[_Piece]:
         pieces = []
         for guided in (False, True):
-            settings = replace(wanted, cfg_enabled=guided, cfg_beta=2.0)
+            settings = replace(wanted, cfg_enabled=True, cfg_beta=2.0 if guided else 1.0)
             if guided and not self._can_be_guided(settings):
                 continue
             request = self._request(settings)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_runtime.engines.bounds import chunk_bound, error_of
 from vla_runtime.engines.protocol import PolicyEngine
 from vla_runtime.engines.recorded_cases import Case, read_cases
+from vla_runtime.engines.tolerances import chunk_bound, error_of
 from vla_runtime.inference.denoise import denoise, flow_times
 
 

@@ -31,7 +31,7 @@ def make_report(
         overlap_ms=overlap_ms,
         cache=encoded.cache,
         runs={**encoded.runs, **denoised.runs},
-        beta=settings.cfg_beta if settings.cfg_enabled else 1.0,
+        beta=settings.cfg_beta if settings.guided else 1.0,
         guidance=request.guidance,
         rtc_mode=request.rtc_mode,
         clean_steps=request.inputs.clean_actions,

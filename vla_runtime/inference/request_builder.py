@@ -56,7 +56,7 @@ _OF_FLOW = (
 
 
 @dataclass(frozen=True)
-class _Tie:
+class PlanConditioning:
     """Plan, weights and mode that tie a chunk to the plan; zeros and `off` without a plan."""
 
     plan: np.ndarray
@@ -92,8 +92,8 @@ class RequestBuilder:
             _check_unset(settings, _OF_FLOW, self._spec.family)
         needed: list[Feature] = []
         serial = False
-        if settings.cfg_enabled:
-            check_guidable(self._spec, 'cfg_enabled')
+        if settings.guided:
+            check_guidable(self._spec, 'cfg_beta')
             serial = resolve_cfg_mode(settings.cfg_mode, self._max_rows) == 'serial'
         if settings.rtc_mode == 'jacobian':
             if serial:
@@ -225,8 +225,7 @@ class RequestBuilder:
             return (None,)
         # At beta = 1 the unconditioned row has weight zero: the conditioned row alone
         # gives exactly the same chunk at half the cost.
-        guided = settings.cfg_enabled and settings.cfg_beta != 1.0
-        return (settings.advantage, None) if guided else (settings.advantage,)
+        return (settings.advantage, None) if settings.guided else (settings.advantage,)
 
     def _noise(self, noise: np.ndarray | None, settings: PolicySettings, number: int) -> np.ndarray:
         chunk = (self._spec.dims.horizon, self._spec.dims.action_dim)
@@ -259,9 +258,9 @@ class RequestBuilder:
         observation: Observation,
         times: np.ndarray,
         settings: PolicySettings,
-    ) -> _Tie:
+    ) -> PlanConditioning:
         dims = self._spec.dims
-        free = _Tie(
+        free = PlanConditioning(
             np.zeros((dims.horizon, dims.action_dim), dtype=np.float32),
             np.zeros((len(times), dims.horizon), dtype=np.float32),
         )
@@ -297,7 +296,7 @@ class RequestBuilder:
         if not weight.any():
             # Such a chunk is not tied to the plan, so its report must say `off`.
             return replace(free, overlap=overlap)
-        return _Tie(normalised, weight, settings.rtc_mode, clamped, clean, overlap)
+        return PlanConditioning(normalised, weight, settings.rtc_mode, clamped, clean, overlap)
 
 
 def _check_unset(settings: PolicySettings, names: Sequence[str], family: str) -> None:

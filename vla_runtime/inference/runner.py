@@ -16,7 +16,7 @@ import numpy as np
 from vla_runtime.engines.protocol import PolicyEngine
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.denoise import StepObserver, denoise, denoise_serially
-from vla_runtime.inference.prefix_cache import Place, PrefixCache
+from vla_runtime.inference.prefix_cache import PrefixCache, PrefixSlot
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.sampling import plan_distances
 from vla_runtime.types import CacheReport
@@ -39,7 +39,7 @@ class EncodedPrefix:
     runs: Mapping[str, int]
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[PrefixSlot, ...]:
         """Places that the denoise loop reads."""
         return tuple((self.rows, slot) for slot in self.slots)
 
@@ -74,7 +74,7 @@ class ChunkRunner:
         self.cache = PrefixCache(engine, cameras)
 
     def encode(
-        self, request: ChunkRequest, clock: PhaseClock, held: Collection[Place] = ()
+        self, request: ChunkRequest, clock: PhaseClock, held: Collection[PrefixSlot] = ()
     ) -> EncodedPrefix:
         """Run the vision and prefix networks for what the cache does not hold.
 

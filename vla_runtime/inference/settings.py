@@ -39,20 +39,23 @@ class PolicySettings:
         None, 'Euler steps of an inference; 0: as the bundle recommends', 0, MOST_DENOISE_STEPS
     )
     cfg_enabled: bool = setting(
-        False, 'classifier-free guidance, for policies trained with advantage tags'
+        True, 'false switches classifier-free guidance off, whatever cfg_beta is'
     )
     cfg_beta: float = setting(
-        1.5, 'scale of classifier-free guidance (cfg_enabled); 1.0 is none', 1.0, MOST_BETA
+        1.0,
+        'scale of classifier-free guidance, for policies trained with advantage tags; 1.0 is none',
+        1.0,
+        MOST_BETA,
     )
     cfg_mode: CfgMode = setting(
         'auto',
-        'how classifier-free guidance (cfg_enabled) runs its two prompt rows: fused together, '
+        'how classifier-free guidance (cfg_beta) runs its two prompt rows: fused together, '
         'serial one after the other, auto together where the engine can',
     )
     advantage: Advantage = setting(
         'positive',
-        'tag in the prompt, for policies trained with advantage tags; under cfg_enabled of the '
-        'conditioned row',
+        'tag in the prompt, for policies trained with advantage tags; under guidance (cfg_beta) '
+        'of the conditioned row',
     )
     rtc_mode: RtcMode = setting(
         'off',
@@ -113,6 +116,11 @@ class PolicySettings:
                 f'max_guidance_weight is {self.max_guidance_weight}: it must be a finite number '
                 'of at least 0'
             )
+
+    @property
+    def guided(self) -> bool:
+        """True where the unconditioned prompt row runs too: 1.0 would give it no weight."""
+        return self.cfg_enabled and self.cfg_beta != 1.0
 
     @property
     def networks_at_once(self) -> int:

@@ -54,7 +54,7 @@ class MemoryNeed:
         weights: all weights that are loaded. PyTorch loads the whole text table; the other
             backends leave it to the host, which maps it and holds the rows in use.
         past: keys and values, all prefix slots of every number of rows that is built.
-        laid_out: keys and values in the form that PyTorch's denoise steps read, at most as many
+        prepared: keys and values in the form that PyTorch's denoise steps read, at most as many
             again; none in families without fused modules.
         activations: activations of the widest operation of the prefix, an estimate.
         reserve: asked for at load besides, and not part of the total.
@@ -62,13 +62,13 @@ class MemoryNeed:
 
     weights: int
     past: int
-    laid_out: int
+    prepared: int
     activations: int
     reserve: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.past + self.laid_out + self.activations
+        return self.weights + self.past + self.prepared + self.activations
 
 
 def published_rates(device: Device, precision: str) -> Rates:
@@ -159,7 +159,7 @@ def memory_need(counts: PolicyCounts, backend: str, *, precision: str, rows: int
         if backend == 'torch'
         else engine_weight_bytes(counts, size, pairs),
         past=past,
-        laid_out=past if backend == 'torch' else 0,
+        prepared=past if backend == 'torch' else 0,
         activations=at_once * counts.widest * size,
         reserve=LOAD_RESERVE_BYTES if backend == 'tensorrt' else 0,
     )

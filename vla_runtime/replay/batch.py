@@ -12,9 +12,9 @@ from concurrent.futures import as_completed
 from pathlib import Path
 from typing import Any
 
+from vla_runtime.files.atomic_write import write_text
 from vla_runtime.files.json_file import LARGEST_RESULT, JsonError, read_json
 from vla_runtime.files.machine import available_cores
-from vla_runtime.files.whole_files import write_text
 from vla_runtime.processes.workers import Pool
 from vla_runtime.replay.units import Json, Unit, run_unit
 

@@ -17,8 +17,8 @@ import cv2
 import numpy as np
 
 from vla_runtime import __version__
+from vla_runtime.files.atomic_write import write_text
 from vla_runtime.files.html_page import html_page
-from vla_runtime.files.whole_files import write_text
 from vla_runtime.recording.topics import is_topic
 from vla_runtime.replay.events import Events
 from vla_runtime.replay.frames import SkippedInference
@@ -66,7 +66,7 @@ class ReplayPage:
                 for key, value in recorded.report.items()
                 if key.startswith('age_ms.')
             },
-            'recorded': None if recorded.chunk is None else recorded.chunk.chunk,
+            'recorded': recorded.chunk,
             'replayed': None,
             'note': '',
             'images': {},

@@ -18,7 +18,6 @@ from vla_runtime.recording.cdr import header_stamp_ns
 from vla_runtime.recording.storage_file import RawMessage
 from vla_runtime.recording.topics import IMAGE_TYPES
 from vla_runtime.ros.messages.conversions import (
-    ReceivedChunk,
     ReceivedPlan,
     message_to_chunk,
     message_to_plan,
@@ -27,6 +26,7 @@ from vla_runtime.ros.messages.diagnostics import values_of
 from vla_runtime.ros.messages.images import content_id
 from vla_runtime.ros.policy.description import CONTENT, PolicyDescription, read_description
 from vla_runtime.ros.policy.settings import live_settings, read_value
+from vla_runtime.types import ActionChunk
 
 _REPORT, _DESCRIPTION = '/report', '/description'
 _PARAMETER, _STAMP, _STATE = 'parameter.', 'stamp_ns.', 'state'
@@ -65,7 +65,7 @@ class RecordedInference:
     values: Mapping[str, Any]
     report: Mapping[str, str]
     plan: ReceivedPlan | None
-    chunk: ReceivedChunk | None
+    chunk: ActionChunk | None
     description: PolicyDescription
 
     @property
@@ -178,13 +178,13 @@ class _InferenceCollector:
             if raw != topic and raw not in self._frames:
                 found.reduced_topics.add(raw)
         plans: dict[tuple[str, ...], ReceivedPlan] = {}
-        chunks: dict[tuple[int, int, int], ReceivedChunk] = {}
+        chunks: dict[tuple[int, int, int], ActionChunk] = {}
         for topic in {description.committed_plan for _, description in descriptions}:
             for plan in self._converted(topic, message_to_plan, found.problems):
                 plans[_plan_key(plan)] = plan
         for topic in {description.action_chunk for _, description in descriptions}:
-            for chunk in self._converted(topic, message_to_chunk, found.problems):
-                chunks[chunk.episode, chunk.number, chunk.stamp_ns] = chunk
+            for chunk, header in self._converted(topic, message_to_chunk, found.problems):
+                chunks[header.episode, header.number, header.observation_ns] = chunk
         reports = sorted(self._reports.get(found.node + _REPORT, ()), key=lambda item: item[0])
         for time_ns, values in reports:
             # Latched, so a recorder that came later has it with a later time.
@@ -258,7 +258,7 @@ def _inference(
     values: Mapping[str, str],
     description: PolicyDescription,
     plans: Mapping[tuple[str, ...], ReceivedPlan],
-    chunks: Mapping[tuple[int, int, int], ReceivedChunk],
+    chunks: Mapping[tuple[int, int, int], ActionChunk],
 ) -> RecordedInference:
     episode, number, stamp_ns = (int(values[name]) for name in ('episode', 'number', 'stamp_ns'))
     stamps_ns = {

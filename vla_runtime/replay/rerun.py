@@ -159,7 +159,7 @@ class Replay:
             note = 'its action_chunk is not in the recording'
         else:
             try:
-                error = compare_chunks(recorded.chunk.chunk, inference.chunk)
+                error = compare_chunks(recorded.chunk, inference.chunk)
             except ValueError as reason:
                 note = str(reason)
         if self._gap and settings.cache.mode == 'bounded':

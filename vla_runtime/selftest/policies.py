@@ -21,8 +21,8 @@ import numpy as np
 
 from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.schema import SPEC_FILE
-from vla_runtime.engines.bounds import BOUNDS
 from vla_runtime.engines.onnx.files import ONNX_FOLDER, PRECISIONS, Precision
+from vla_runtime.engines.tolerances import BOUNDS
 from vla_runtime.export.graph_facts import read_graph_facts
 from vla_runtime.families import family_names
 from vla_runtime.families.family import image_sizes
@@ -109,7 +109,7 @@ def infer_cases(policy: Policy) -> dict[str, np.ndarray]:
     for name, beta in _BETAS.items():
         if beta != 1.0 and policy.spec.advantage is None:
             continue
-        policy.settings = replace(plain, cfg_enabled=beta != 1.0, cfg_beta=beta)
+        policy.settings = replace(plain, cfg_beta=beta)
         policy.reset()
         for seed in _SEEDS:
             chunk, _ = policy.infer(_observation(policy, seed))

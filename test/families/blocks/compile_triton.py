@@ -94,7 +94,7 @@ def launches_of(family: str, dtype: torch.dtype, expert_type: Any) -> list[list[
         )
         DenoiseStep(fused)(
             x,
-            fused.lay_out(past, 1),
+            fused.prepare_prefix(past, 1),
             fused.split_conditioning(conditioning),
             number,
             number,

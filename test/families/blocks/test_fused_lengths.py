@@ -11,8 +11,8 @@ from plain_lengths import attend_by_lengths
 from vla_runtime.families.blocks.fused_lengths import (
     Shape,
     flash,
+    pack_valid_keys,
     usable,
-    valid_first,
 )
 
 CPU = torch.device('cpu')
@@ -26,7 +26,7 @@ SMALL = [Shape(9, 40, 6, 3, 8), Shape(24, 24, 8, 1, 16)]
 def test_valid_tokens_come_first_and_each_part_keeps_its_order():
     generator = torch.Generator().manual_seed(0)
     mask = torch.rand(40, 17, generator=generator) < torch.linspace(0, 1, 40)[:, None]
-    for row, places in zip(mask.tolist(), valid_first(mask).tolist(), strict=True):
+    for row, places in zip(mask.tolist(), pack_valid_keys(mask).tolist(), strict=True):
         valid = [token for token, holds in enumerate(row) if holds]
         in_order = valid + [token for token, holds in enumerate(row) if not holds]
         assert [in_order[place] for place in places] == list(range(17))

@@ -74,12 +74,12 @@ def test_every_prefix_step_and_chunk_of_the_cases_is_that_with_masks(path, b):
     for fused in both(network):
         past = fused.prefix(fused.vision(pixels), image_mask, **rows)
         x, states = case.tensors['noise'][b : b + 1], []
-        laid_out, step = fused.lay_out(past, 1), DenoiseStep(fused)
+        prepared, step = fused.prepare_prefix(past, 1), DenoiseStep(fused)
         for t in torch.tensor(flow_times(case.steps), dtype=torch.float32):
             conditioning = fused.split_conditioning(fused.time_conditioning(t[None]))
             dt, weights = torch.tensor(-1.0 / case.steps), torch.zeros(1, x.shape[1], 1)
             x, velocity = step(
-                x, laid_out, conditioning, t, dt, torch.ones(1), torch.zeros_like(x), weights, head
+                x, prepared, conditioning, t, dt, torch.ones(1), torch.zeros_like(x), weights, head
             )
             states += [x.clone(), velocity.clone()]
         found.append((past, states))
@@ -145,12 +145,12 @@ def test_what_is_behind_the_valid_keys_is_not_read():
 @families
 def test_a_prefix_of_fewer_valid_tokens_is_laid_out_over_a_longer_one(family):
     masked, packed = both(tiny(family))
-    laid_out = None
+    prepared = None
     for seed, shares in enumerate([(1.0, 1.0), (0.2, 0.6), (0.9, 0.3), (0.1, 0.1)]):
         past = prefix_of(masked, 2, shares, seed)
-        found, again = velocity_of(packed, past, into=laid_out)
-        assert laid_out is None or again is laid_out
-        laid_out = again
+        found, again = velocity_of(packed, past, into=prepared)
+        assert prepared is None or again is prepared
+        prepared = again
         assert relative_error(found, velocity_of(masked, past)[0]) <= BOUND
 
 

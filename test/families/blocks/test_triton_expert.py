@@ -62,16 +62,16 @@ def compare_with_the_case(path: Any, b: int, steps: int | None) -> None:
     states: list[list[torch.Tensor]] = [[], []]
     for fused, found in zip(both(case.network, triton_expert), states, strict=True):
         past = fused.prefix(fused.vision(pixels), image_mask, **rows)
-        x, laid_out, step = (
+        x, prepared, step = (
             case.tensors['noise'][b : b + 1],
-            fused.lay_out(past, 1),
+            fused.prepare_prefix(past, 1),
             DenoiseStep(fused),
         )
         for t in torch.tensor(flow_times(case.steps)[:steps], dtype=torch.float32):
             conditioning = fused.split_conditioning(fused.time_conditioning(t[None]))
             dt, weights = torch.tensor(-1.0 / case.steps), torch.zeros(1, x.shape[1], 1)
             x, velocity = step(
-                x, laid_out, conditioning, t, dt, torch.ones(1), torch.zeros_like(x), weights, head
+                x, prepared, conditioning, t, dt, torch.ones(1), torch.zeros_like(x), weights, head
             )
             found += [x.clone(), velocity.clone()]
     for expected, ours in zip(*states, strict=True):
@@ -117,12 +117,12 @@ def test_rows_of_different_lengths_and_samples(family, rows, samples, dtype, bou
 def test_a_prefix_of_fewer_valid_tokens_is_laid_out_over_a_longer_one(family, layers):
     """Down to one token: parts without a key are nothing."""
     plain, by_kernels = both(tiny(family), layers)
-    laid_out = None
+    prepared = None
     for seed, shares in enumerate([(1.0, 1.0), (0.1, 0.1)]):
         past = prefix_of(plain, 2, shares, seed)
-        found, again = velocity_of(by_kernels, past, into=laid_out)
-        assert laid_out is None or again is laid_out
-        laid_out = again
+        found, again = velocity_of(by_kernels, past, into=prepared)
+        assert prepared is None or again is prepared
+        prepared = again
         assert relative_error(found, velocity_of(plain, past)[0]) <= BOUND
 
 
@@ -144,7 +144,7 @@ def test_every_action_may_have_its_own_flow_time(layers):
     table = plain.time_conditioning(torch.linspace(0.0, 1.0, horizon))[None]
     x = torch.randn(2, horizon, plain.dims.action_dim, generator=torch.Generator().manual_seed(1))
     expected, ours = (
-        fused.velocity(x, fused.lay_out(past, 1), fused.split_conditioning(table)).clone()
+        fused.velocity(x, fused.prepare_prefix(past, 1), fused.split_conditioning(table)).clone()
         for fused in (plain, by_kernels)
     )
     assert relative_error(ours, expected) <= BOUND

@@ -113,7 +113,7 @@ def test_actions_with_flow_times_of_their_own_run_in_the_kernels_of_before(persi
     table = plain.time_conditioning(torch.linspace(0.0, 1.0, horizon))[None]
     x = torch.randn(1, horizon, plain.dims.action_dim, generator=torch.Generator().manual_seed(1))
     expected, found = (
-        fused.velocity(x, fused.lay_out(past, 1), fused.split_conditioning(table)).clone()
+        fused.velocity(x, fused.prepare_prefix(past, 1), fused.split_conditioning(table)).clone()
         for fused in (plain, ours)
     )
     assert relative_error(found, expected) <= BOUND

@@ -78,12 +78,12 @@ def test_each_steps_velocity_and_the_chunk_equal_the_reference(path: Path, b: in
     for name, reference in (('past_key', 'prefix_keys'), ('past_value', 'prefix_values')):
         expected = case.tensors[reference][:, b : b + 1]
         assert largest_error(past[name][..., valid, :], expected[..., valid, :]) <= 2e-5
-    laid_out, step = fused.lay_out(past, 1), DenoiseStep(fused)
+    prepared, step = fused.prepare_prefix(past, 1), DenoiseStep(fused)
     x = case.tensors['noise'][b : b + 1]
     for k, t in enumerate(torch.tensor(flow_times(case.steps), dtype=torch.float32)):
         x, velocity = step(
             x,
-            laid_out,
+            prepared,
             fused.split_conditioning(fused.time_conditioning(t[None])),
             t,
             torch.tensor(-1.0 / case.steps),
@@ -120,7 +120,7 @@ def test_rows_samples_and_times_of_single_actions_equal_the_plain_modules(
 
     fused = network.fused()
     found = fused.velocity(
-        x, fused.lay_out(past, samples), fused.split_conditioning(conditioning), **state
+        x, fused.prepare_prefix(past, samples), fused.split_conditioning(conditioning), **state
     )
     scale = max(1.0, float(expected.abs().max()))
     assert found.shape == expected.shape
@@ -158,7 +158,7 @@ def test_padding_of_the_prompt_changes_no_bit(family: str, dtype: torch.dtype):
         assert hidden[0] and hidden[-1]  # The absent view comes first, the padding last.
         assert not past['past_key'][..., hidden, :].any()
         step = fused.split_conditioning(fused.time_conditioning(torch.tensor([0.7])))
-        found.append(fused.velocity(x, fused.lay_out(past, 1), step, **state).clone())
+        found.append(fused.velocity(x, fused.prepare_prefix(past, 1), step, **state).clone())
     assert torch.equal(*found)
 
 
@@ -171,12 +171,12 @@ def test_a_laid_out_prefix_serves_step_after_step(family: str):
     mask = torch.ones(dims.cameras, dtype=torch.bool)
     past = fused.prefix(fused.vision(pixels), mask, **prompt_rows(network, 1))
     state = {'state': torch.randn(1, dims.state_dim)} if dims.state_dim else {}
-    laid_out = fused.lay_out(past, 1)
+    prepared = fused.prepare_prefix(past, 1)
     step = fused.split_conditioning(fused.time_conditioning(torch.tensor([0.7])))
     first, other = (torch.randn(1, dims.horizon, dims.action_dim) for _ in range(2))
-    fresh = fused.velocity(first, laid_out, step, **state).clone()
-    assert not torch.equal(fused.velocity(other, laid_out, step, **state), fresh)
-    assert torch.equal(fused.velocity(first, laid_out, step, **state), fresh)
+    fresh = fused.velocity(first, prepared, step, **state).clone()
+    assert not torch.equal(fused.velocity(other, prepared, step, **state), fresh)
+    assert torch.equal(fused.velocity(first, prepared, step, **state), fresh)
 
 
 @families

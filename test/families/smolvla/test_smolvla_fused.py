@@ -67,12 +67,12 @@ def test_each_steps_velocity_and_the_chunk_are_lerobots(path, b, static_shapes):
     fused = case.network.fused(static_shapes)
     pixels, image_mask = case.images(b)
     past = fused.prefix(fused.vision(pixels), image_mask, **case.rows(b))
-    laid_out, step = fused.lay_out(past, 1), DenoiseStep(fused)
+    prepared, step = fused.prepare_prefix(past, 1), DenoiseStep(fused)
     x = case.tensors['noise'][b : b + 1]
     for k, t in enumerate(torch.tensor(flow_times(case.steps), dtype=torch.float32)):
         x, velocity = step(
             x,
-            laid_out,
+            prepared,
             fused.split_conditioning(fused.time_conditioning(t[None])),
             t,
             torch.tensor(-1.0 / case.steps),
@@ -115,7 +115,7 @@ def test_rows_samples_and_times_of_single_actions_equal_the_plain_modules(
 
     fused = network.fused(static_shapes)
     step = fused.split_conditioning(conditioning)
-    found = fused.velocity(x, fused.lay_out(past, samples), step)
+    found = fused.velocity(x, fused.prepare_prefix(past, samples), step)
     assert found.shape == expected.shape
     assert largest_error(found, expected) <= bound * max(1.0, float(expected.abs().max()))
     assert largest_error(fused.vision(pixels), images) <= bound * float(images.abs().max())
@@ -146,8 +146,8 @@ def test_other_kinds_and_heads_of_layers_equal_the_plain_modules(every, kv_heads
     images = network.vision(pixels)
     expected = network.velocity(x, network.prefix(images, image_mask, **given), conditioning)
     fused = network.fused()
-    laid_out = fused.lay_out(fused.prefix(images, image_mask, **given), 1)
-    found = fused.velocity(x, laid_out, fused.split_conditioning(conditioning))
+    prepared = fused.prepare_prefix(fused.prefix(images, image_mask, **given), 1)
+    found = fused.velocity(x, prepared, fused.split_conditioning(conditioning))
     assert largest_error(found, expected) <= bound * max(1.0, float(expected.abs().max()))
 
 
@@ -173,7 +173,7 @@ def test_padding_of_the_prompt_changes_no_bit(dtype):
         assert hidden[0] and hidden[-2] and not hidden[-1]
         assert not any(past[name][..., hidden, :].any() for name in PAST)
         step = fused.split_conditioning(fused.time_conditioning(torch.tensor([0.7])))
-        found.append(fused.velocity(x, fused.lay_out(past, 1), step).clone())
+        found.append(fused.velocity(x, fused.prepare_prefix(past, 1), step).clone())
     assert torch.equal(*found)
 
 
@@ -196,12 +196,12 @@ def test_a_laid_out_prefix_serves_step_after_step():
     network = tiny_network()
     dims, fused = network.dims, network.fused()
     pixels, image_mask, given = inputs_of(network, 1)
-    laid_out = fused.lay_out(fused.prefix(fused.vision(pixels), image_mask, **given), 1)
+    prepared = fused.prepare_prefix(fused.prefix(fused.vision(pixels), image_mask, **given), 1)
     step = fused.split_conditioning(fused.time_conditioning(torch.tensor([0.7])))
     first, other = (torch.randn(1, dims.horizon, dims.action_dim) for _ in range(2))
-    fresh = fused.velocity(first, laid_out, step).clone()
-    assert not torch.equal(fused.velocity(other, laid_out, step), fresh)
-    assert torch.equal(fused.velocity(first, laid_out, step), fresh)
+    fresh = fused.velocity(first, prepared, step).clone()
+    assert not torch.equal(fused.velocity(other, prepared, step), fresh)
+    assert torch.equal(fused.velocity(first, prepared, step), fresh)
 
 
 def test_what_is_laid_out_into_follows_a_prefix_of_another_shape():
@@ -211,14 +211,14 @@ def test_what_is_laid_out_into_follows_a_prefix_of_another_shape():
     pixels, image_mask, given = inputs_of(network, 1)
     images, x = fused.vision(pixels), torch.randn(1, dims.horizon, dims.action_dim)
     conditioning = fused.time_conditioning(torch.tensor([0.7]))
-    laid_out = None
+    prepared = None
     for length in (5, 9, 5):
         given['token_mask'] = torch.arange(dims.prompt_length)[None] < length
         past = fused.prefix(images, image_mask, **given)
-        again = fused.lay_out(past, 1, laid_out)
-        assert laid_out is None or again is laid_out
-        laid_out = again
-        found = fused.velocity(x, laid_out, fused.split_conditioning(conditioning))
+        again = fused.prepare_prefix(past, 1, prepared)
+        assert prepared is None or again is prepared
+        prepared = again
+        found = fused.velocity(x, prepared, fused.split_conditioning(conditioning))
         assert largest_error(found, network.velocity(x, past, conditioning)) <= 1e-5
 
 

@@ -23,7 +23,7 @@ from vla_runtime.ros.executor.outputs import OutputWriter
 from vla_runtime.ros.executor.setup import make_core
 from vla_runtime.ros.robot.file import load_robot
 from vla_runtime.ros.robot.match import match_robot
-from vla_runtime.types import ActionChunk
+from vla_runtime.types import ActionChunk, ChunkHeader
 
 pytest.importorskip('mujoco')
 
@@ -125,7 +125,9 @@ def test_step_deltas_bring_the_simulated_arm_to_its_goal(tmp_path):
             chunk = ActionChunk(
                 rows, match.action_names, match.action_kinds, STEP_S, np.zeros((STEPS, 0))
             )
-            core.submit_chunk(chunk, ros_ns, 0, number, now_s, ros_ns, request=asked.request)
+            core.submit_chunk(
+                chunk, ChunkHeader(ros_ns, 0, number, request=asked.request), now_s, ros_ns
+            )
         world.step(arm.joints)
     assert number > 3
     assert arm.heard > 300

@@ -21,7 +21,7 @@ from vla_runtime.ros.executor.parameters import EXECUTOR_PARAMETERS
 from vla_runtime.ros.executor.setup import make_core
 from vla_runtime.ros.robot.file import load_robot
 from vla_runtime.ros.robot.match import match_robot
-from vla_runtime.types import ActionChunk
+from vla_runtime.types import ActionChunk, ChunkHeader
 
 GIVEN = {row.name: row.default for row in EXECUTOR_PARAMETERS}
 ROS_NS = 10**18
@@ -87,7 +87,9 @@ def published(folder: Path, form: str, matrices: np.ndarray) -> np.ndarray:
             number += 1
             empty = np.zeros((16, 0))
             chunk = ActionChunk(rows, match.action_names, match.action_kinds, 0.05, empty)
-            core.submit_chunk(chunk, ros_ns, 0, number, now_s, ros_ns, request=asked.request)
+            core.submit_chunk(
+                chunk, ChunkHeader(ros_ns, 0, number, request=asked.request), now_s, ros_ns
+            )
     assert core.counters.accepted and not core.counters.internal_errors
     return np.array(wire.sent)
 

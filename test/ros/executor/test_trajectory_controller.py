@@ -21,7 +21,7 @@ from vla_runtime.ros.executor.outputs import OutputWriter
 from vla_runtime.ros.robot.match import MatchedOutput
 from vla_runtime.ros.robot.schema import RobotOutput
 from vla_runtime.tabletop.sim.controller import JointFollower
-from vla_runtime.types import ActionChunk
+from vla_runtime.types import ActionChunk, ChunkHeader
 
 PERIOD_S, STEP_S, LAG_S, T0_NS = 0.01, 0.05, 0.04, 10**18
 # Updates a second, and the latest arrival of a message after its tick, milliseconds.
@@ -95,7 +95,10 @@ class Arm:
             np.zeros((16, 0), np.float32),
         )
         self.core.submit_chunk(
-            chunk, self.now_ns, 0, self._chunks, self.now_s, self.now_ns, request=self._request
+            chunk,
+            ChunkHeader(self.now_ns, 0, self._chunks, request=self._request),
+            self.now_s,
+            self.now_ns,
         )
         self._chunks += 1
         self._request = None

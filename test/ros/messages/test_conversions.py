@@ -16,7 +16,7 @@ from vla_runtime.ros.messages.conversions import (
     plan_to_message,
     stamp_to_ns,
 )
-from vla_runtime.types import ActionChunk
+from vla_runtime.types import ActionChunk, ChunkHeader
 
 MANY = '9' * 5000  # digits, more than Python makes a number of
 
@@ -43,7 +43,7 @@ def test_chunk_survives_the_wire(kinds):
     chunk = a_chunk(kinds)
     stamp = 1_732_000_000_123_456_789
     received = message_to_chunk(
-        over_the_wire(chunk_to_message(chunk, stamp_ns=stamp, episode=7, number=3))
+        over_the_wire(chunk_to_message(chunk, ChunkHeader(stamp, 7, 3, tied=False)))
     )
     np.testing.assert_array_equal(received.chunk.actions, chunk.actions)
     assert received.chunk.names == chunk.names
@@ -54,7 +54,7 @@ def test_chunk_survives_the_wire(kinds):
 
 def test_positions_only_chunk_is_an_ordinary_trajectory():
     message = chunk_to_message(
-        a_chunk(('position',) * 2), stamp_ns=5 * 10**9 + 7, episode=0, number=0
+        a_chunk(('position',) * 2), ChunkHeader(5 * 10**9 + 7, 0, 0, tied=False)
     )
     assert (message.header.stamp.sec, message.header.stamp.nanosec) == (5, 7)
     assert list(message.joint_names) == ['joint_0', 'joint_1']
@@ -69,12 +69,12 @@ def test_positions_only_chunk_is_an_ordinary_trajectory():
 
 def test_step_time_that_is_no_whole_nanosecond_keeps_even_spacing():
     chunk = a_chunk(step_time_s=1 / 30, rows=50)
-    received = message_to_chunk(chunk_to_message(chunk, stamp_ns=0, episode=0, number=0))
+    received = message_to_chunk(chunk_to_message(chunk, ChunkHeader(0, 0, 0, tied=False)))
     assert received.chunk.step_time_s == pytest.approx(1 / 30, abs=1e-9)
 
 
 def test_single_row_needs_to_be_told_the_step_time():
-    message = chunk_to_message(a_chunk(rows=1), stamp_ns=0, episode=0, number=0)
+    message = chunk_to_message(a_chunk(rows=1), ChunkHeader(0, 0, 0, tied=False))
     with pytest.raises(TrajectoryError, match='step time'):
         message_to_chunk(message)
     assert message_to_chunk(message, step_time_s=0.1).chunk.step_time_s == 0.1
@@ -83,7 +83,7 @@ def test_single_row_needs_to_be_told_the_step_time():
 def test_not_finite_actions_travel_so_that_the_executor_can_refuse_them():
     chunk = a_chunk(('position', 'position'))
     chunk.actions[2, 1] = np.nan
-    received = message_to_chunk(chunk_to_message(chunk, stamp_ns=0, episode=0, number=0))
+    received = message_to_chunk(chunk_to_message(chunk, ChunkHeader(0, 0, 0, tied=False)))
     assert np.isnan(received.chunk.actions[2, 1])
 
 
@@ -149,7 +149,7 @@ def test_what_is_not_a_chunk_is_refused_by_field(message, reason):
 
 
 def test_column_that_changes_its_kind_is_refused():
-    message = chunk_to_message(a_chunk(), stamp_ns=0, episode=0, number=0)
+    message = chunk_to_message(a_chunk(), ChunkHeader(0, 0, 0, tied=False))
     message.points[2].velocities[0] = 1.0
     with pytest.raises(TrajectoryError, match='velocities of joint_0 must be NaN'):
         message_to_chunk(message)
@@ -181,8 +181,6 @@ def test_the_step_of_row_0_travels_with_plan_and_chunk(step):
         np.zeros((2, 1)), ('a',), ('position',), 0.1, stamp_ns=5, episode=1, certain=1, step=step
     )
     assert message_to_plan(over_the_wire(plan)).step == step
-    chunk = chunk_to_message(
-        a_chunk(), stamp_ns=5, episode=1, number=2, tied=True, request=3, step=step
-    )
+    chunk = chunk_to_message(a_chunk(), ChunkHeader(5, 1, 2, tied=True, step=step, request=3))
     received = message_to_chunk(over_the_wire(chunk))
     assert (received.step, received.request, received.tied) == (step, 3, True)

@@ -230,7 +230,7 @@ def test_the_tie_is_as_it_was_set_for_the_next_chunk(
 
 def test_the_advantage_goes_to_negative_and_back_with_guidance_and_without(pair: Pair) -> None:
     for guided in (False, True):
-        pair.set(cfg_enabled=guided)
+        pair.set(cfg_enabled=guided, cfg_beta=1.5)
         for advantage, other in (('positive', 'negative'), ('negative', 'positive')) * 2:
             pair.set(advantage=advantage)
             pair.chunk_unlike(advantage=other)
@@ -301,7 +301,7 @@ def test_a_beta_that_is_no_guidance_is_refused_while_guiding(pair: Pair, beta: f
 
 def test_what_does_not_go_together_is_refused_by_name(pair: Pair) -> None:
     assert 'cache_max_age_s' in pair.refusal('cache_mode', 'bounded')
-    pair.set(cfg_enabled=True, cfg_mode='serial')
+    pair.set(cfg_enabled=True, cfg_beta=1.5, cfg_mode='serial')
     pair.set(real_time_chunking=True, means=TIED)
     assert 'jacobian' in pair.refusal('rtc_mode', 'jacobian')
     assert all(bound in pair.refusal('samples', 17) for bound in ('1', '16'))

@@ -18,7 +18,7 @@ from vla_runtime.ros.messages.conversions import ReceivedPlan
 from vla_runtime.ros.policy.camera_buffer import Frame
 from vla_runtime.ros.policy.incoming_requests import Request
 from vla_runtime.ros.policy.joint_buffer import JointSource
-from vla_runtime.ros.policy.responder import Answer, Circumstances, Responder
+from vla_runtime.ros.policy.responder import Answer, InferenceContext, Responder
 from vla_runtime.ros.policy.status import report
 from vla_runtime.ros.policy.synchronizer import Synchronizer, SyncLimits
 from vla_runtime.ros.robot.file import load_robot
@@ -75,9 +75,9 @@ class Scene:
         plan = ReceivedPlan(
             rows, self.match.action_names, ('position',) * 3, 0.05, NOW, episode, certain
         )
-        circumstances = Circumstances(now_ns, TASK, PolicySettings())
-        circumstances = replace(circumstances, **given)
-        found = self.responder.answer(Request(plan, arrived_ns=8), lambda: circumstances)
+        context = InferenceContext(now_ns, TASK, PolicySettings())
+        context = replace(context, **given)
+        found = self.responder.answer(Request(plan, arrived_ns=8), lambda: context)
         return found.result() if isinstance(found, Future) else found
 
 

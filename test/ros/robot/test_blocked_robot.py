@@ -17,7 +17,7 @@ from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.ros.robot.file import Robot, load_robot
 from vla_runtime.ros.robot.match import RobotMatch, match_robot
-from vla_runtime.types import ActionChunk
+from vla_runtime.types import ActionChunk, ChunkHeader
 
 FILES = sorted((ROOT / 'config' / 'robots').glob('*.yaml'))
 PERIOD_NS = 10_000_000
@@ -93,12 +93,9 @@ class BlockedArm:
         self.number += 1
         self.executor.submit_chunk(
             chunk,
-            self.ros_ns,
-            self.executor.episode,
-            self.number,
+            ChunkHeader(self.ros_ns, self.executor.episode, self.number, request=request),
             self.now_s,
             self.ros_ns,
-            request=request,
         )
 
     def run(self, seconds: float) -> Command:

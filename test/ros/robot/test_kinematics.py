@@ -21,7 +21,7 @@ from vla_runtime.ros.executor.setup import make_core
 from vla_runtime.ros.robot.file import RobotError, load_robot
 from vla_runtime.ros.robot.kinematics import ArmKinematics, KinematicsError
 from vla_runtime.ros.robot.match import MatchError, RobotMatch, match_robot
-from vla_runtime.types import ActionChunk
+from vla_runtime.types import ActionChunk, ChunkHeader
 
 GIVEN = {row.name: row.default for row in EXECUTOR_PARAMETERS}
 ROS_NS, STEPS, STEP_S, PERIOD_S = 10**18, 16, 0.05, 0.01
@@ -157,12 +157,9 @@ class Arm:
             self.results.append(
                 self.core.submit_chunk(
                     chunk,
-                    ros_ns,
-                    0,
-                    len(self.results) + 1,
+                    ChunkHeader(ros_ns, 0, len(self.results) + 1, request=asked.request),
                     now_s,
                     ros_ns,
-                    request=asked.request,
                 )
             )
 

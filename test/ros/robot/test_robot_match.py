@@ -29,7 +29,7 @@ from vla_runtime.ros.executor.setup import make_core
 from vla_runtime.ros.robot.file import load_robot
 from vla_runtime.ros.robot.match import MatchError, match_robot
 from vla_runtime.ros.robot.schema import Robot
-from vla_runtime.types import ActionChunk
+from vla_runtime.types import ActionChunk, ChunkHeader
 
 ROBOTS = ROOT / 'config' / 'robots'
 SO101 = ('shoulder_pan', 'shoulder_lift', 'elbow_flex', 'wrist_flex', 'wrist_roll', 'gripper')
@@ -494,7 +494,9 @@ def test_a_pose_stays_in_its_box_at_its_speed_where_a_joint_is_called_as_its_act
         rows[:, 2] = 0.2
         chunk = ActionChunk(rows, match.action_names, match.action_kinds, 0.05, rows)
         results.append(
-            core.submit_chunk(chunk, now_ns, 0, number, now_s, now_ns, request=asked.request)
+            core.submit_chunk(
+                chunk, ChunkHeader(now_ns, 0, number, request=asked.request), now_s, now_ns
+            )
         )
     assert len(sent) > 50 and max(sent) == pytest.approx(0.5)
     assert np.diff(sent).max() == pytest.approx(0.5 * 0.01)

@@ -24,7 +24,7 @@ from vla_runtime.execution.rotations import angles_between
 from vla_runtime.processing.actions import ActionSpace, PoseColumns
 from vla_runtime.processing.poses import from_matrix, rotation_width, to_matrix
 from vla_runtime.ros.robot.written_columns import WrittenColumns
-from vla_runtime.types import ActionChunk
+from vla_runtime.types import ActionChunk, ChunkHeader
 
 STEPS, STEP_S, PERIOD_S = 16, 0.05, 0.01
 VELOCITY = 1.0
@@ -85,7 +85,10 @@ class Robot:
         )
         self.number += 1
         return self.executor.submit_chunk(
-            chunk, self.ros_ns, 0, self.number, self.now_s, self.ros_ns, request=request
+            chunk,
+            ChunkHeader(self.ros_ns, 0, self.number, request=request),
+            self.now_s,
+            self.ros_ns,
         )
 
     def answer(self, rows: np.ndarray) -> None:

@@ -34,7 +34,7 @@ from vla_runtime.engines.protocol import (
     input_named,
 )
 from vla_runtime.engines.schedules import Schedules
-from vla_runtime.engines.text_table import TextTable
+from vla_runtime.engines.token_embedding import TokenEmbedding
 from vla_runtime.families import find_family, read_time_table
 from vla_runtime.families.family import PolicyDims, image_sizes
 
@@ -201,7 +201,7 @@ class OnnxEngine:
         )
         expert = graphs.expert[1]
         hosted = TEXT_INPUT in graphs.prefix[1].inputs
-        self._text_table = TextTable.of(folder, precision) if hosted else None
+        self._token_embedding = TokenEmbedding.of(folder, precision) if hosted else None
         self._vision = {size: _Vision(session) for size, session in graphs.vision.items()}
         self._sizes = image_sizes(dims)
         tokens = (dims.cameras, *max(vision.tokens for vision in self._vision.values()))
@@ -247,8 +247,8 @@ class OnnxEngine:
         self, image_mask: np.ndarray, rows: Mapping[str, np.ndarray], slot: int = 0
     ) -> None:
         held = self._rows[count_rows(rows)]
-        if self._text_table is not None:
-            rows = self._text_table.replace_tokens(rows)
+        if self._token_embedding is not None:
+            rows = self._token_embedding.replace_tokens(rows)
         self._image_mask.write(image_mask)
         for name, buffer in held.prefix_inputs.items():
             buffer.write(input_named(name, rows))

@@ -50,7 +50,7 @@ ROWS_GRAPHS = (f'prefix{ROWS_ENDING}', f'expert{ROWS_ENDING}')
 # family's head inputs.
 IMAGE_INPUTS = ('image_tokens', 'image_mask')
 # The family's input that is looked up in a text table, and the rows that `prefix` takes in its
-# place, (R, L, W) float32 (`engines.text_table`).
+# place, (R, L, W) float32 (`engines.token_embedding`).
 TOKENS = 'tokens'
 TEXT_INPUT = 'text_embeddings'
 STEP_INPUTS = ('time_conditioning', 't', 'dt', 'row_weight', 'plan', 'plan_weight')

@@ -43,7 +43,7 @@ from vla_runtime.engines.tensorrt.loading import (
 from vla_runtime.engines.tensorrt.probes import PrefixProbe, StepsProbe, VisionProbe
 from vla_runtime.engines.tensorrt.rtx import CompiledKernels
 from vla_runtime.engines.tensorrt.store import COMPILED, find_engines, network_name
-from vla_runtime.engines.text_table import TextTable
+from vla_runtime.engines.token_embedding import TokenEmbedding
 from vla_runtime.families import find_family, read_time_table
 from vla_runtime.families.family import Family, PolicyDims, TimeTable, language_dims
 
@@ -58,7 +58,7 @@ class TensorRTEngine:
         time_table: time table of the family, over the bundle's weights.
         max_rows: most prompt rows that will be asked for.
         captures: number of captures of each graph, of which the fastest is kept; 0 for no graphs.
-        text_table: needed where the prefix engine takes rows of it.
+        token_embedding: needed where the prefix engine takes rows of it.
 
     Raises:
         ValueError: engines whose inputs and outputs are not those of these dimensions.
@@ -79,11 +79,11 @@ class TensorRTEngine:
         *,
         max_rows: int = 2,
         captures: int = 3,
-        text_table: TextTable | None = None,
+        token_embedding: TokenEmbedding | None = None,
     ) -> None:
         self.dims, self.max_rows, self._family = dims, max_rows, family
         self._runtime, self._networks, self._time_table = runtime, networks, time_table
-        self._text_table = text_table
+        self._token_embedding = token_embedding
         tensors = {name: network.tensors for name, network in networks.items()}
         check_tensors(family, dims, time_table.width, tensors)
         self._capturers = {
@@ -183,7 +183,7 @@ class TensorRTEngine:
                 read_time_table(family, dims, bundle / 'weights.safetensors'),
                 max_rows=max_rows,
                 captures=metadata.captures if use_cuda_graphs else 0,
-                text_table=_text_table(bundle, precision, networks['prefix']),
+                token_embedding=_token_embedding(bundle, precision, networks['prefix']),
             )
             engine.prepare(denoise_steps)
             if compiled is not None:
@@ -256,8 +256,8 @@ class TensorRTEngine:
         self, image_mask: np.ndarray, rows: Mapping[str, np.ndarray], slot: int = 0
     ) -> None:
         count = count_rows(rows)
-        if self._text_table is not None:
-            rows = self._text_table.replace_tokens(rows)
+        if self._token_embedding is not None:
+            rows = self._token_embedding.replace_tokens(rows)
         self._image_mask.write(image_mask)
         for name, array in self._buffers[count].prefix_inputs.items():
             array.write(input_named(name, rows))
@@ -398,6 +398,6 @@ class TensorRTEngine:
         self._run('expert', rows, addresses)
 
 
-def _text_table(bundle: Path, precision: str, prefix: Network) -> TextTable | None:
+def _token_embedding(bundle: Path, precision: str, prefix: Network) -> TokenEmbedding | None:
     """Open the text table where the prefix engine takes rows of it."""
-    return TextTable.of(bundle, precision) if TEXT_INPUT in prefix.tensors else None
+    return TokenEmbedding.of(bundle, precision) if TEXT_INPUT in prefix.tensors else None

@@ -10,7 +10,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from vla_runtime.files.whole_files import write_bytes
+from vla_runtime.files.atomic_write import write_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -37,8 +37,8 @@ from vla_runtime.engines.onnx.files import (
     graph_name,
 )
 from vla_runtime.engines.tensorrt.rtx import target_of
+from vla_runtime.files.atomic_write import write_text
 from vla_runtime.files.input_files import read_text
-from vla_runtime.files.whole_files import write_text
 
 METADATA = 'engine.json'
 TIMING_CACHE = 'timing.cache'

@@ -46,7 +46,7 @@ class RowBuffers:
         )
 
 
-class LaidOutPrefix:
+class PreparedPrefix:
     """Data shared by the denoise steps over one slot; laid out again after the slot changes.
 
     Graphs keep its addresses, so it is made once, for one number of rows and samples.
@@ -64,8 +64,8 @@ class LaidOutPrefix:
     def __init__(
         self, network: FlowNetwork, past: Mapping[str, Tensor], samples: int, capturer: Capturer
     ) -> None:
-        self.value: Any = network.lay_out(past, samples)
-        work = partial(network.lay_out, past, samples, self.value)
+        self.value: Any = network.prepare_prefix(past, samples)
+        work = partial(network.prepare_prefix, past, samples, self.value)
         # By default there is nothing to lay out, and an empty graph to capture.
         self._again = None if self.value is past else GraphedWork(work, capturer)
         self._encoding: int | None = None

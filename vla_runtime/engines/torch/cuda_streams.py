@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 # Number of prompt rows, and slot.
-Place = tuple[int, int]
+PrefixSlot = tuple[int, int]
 # A kind of work, and the slot or the camera that it was on.
-Mark = tuple[str, Place | int | None]
+Mark = tuple[str, PrefixSlot | int | None]
 
 
 class CudaStreams:
@@ -53,7 +53,7 @@ class CudaStreams:
             yield
 
     @contextmanager
-    def encode(self, place: Place) -> Iterator[None]:
+    def encode(self, place: PrefixSlot) -> Iterator[None]:
         """Queue prefix work, which reads every view and writes a slot."""
         after = [('seen', camera) for camera in self._cameras]
         marks = [('encoded', place), ('views read', None)]
@@ -61,7 +61,7 @@ class CudaStreams:
             yield
 
     @contextmanager
-    def denoise(self, place: Place | None = None) -> Iterator[None]:
+    def denoise(self, place: PrefixSlot | None = None) -> Iterator[None]:
         """Queue the expert's work; `place` is the slot that it reads."""
         after, marks = ([(what, place)] if place else [] for what in ('encoded', 'read'))
         with self._queue('denoising', after, marks):

@@ -33,13 +33,13 @@ from vla_runtime.engines.protocol import (
     input_named,
 )
 from vla_runtime.engines.schedules import Schedules
-from vla_runtime.engines.torch.buffers import LaidOutPrefix, RowBuffers, Schedule, Variant
+from vla_runtime.engines.torch.buffers import PreparedPrefix, RowBuffers, Schedule, Variant
 from vla_runtime.engines.torch.cuda_graph import (
     capturers_of,
     captures_graphs,
     vision_of,
 )
-from vla_runtime.engines.torch.cuda_streams import CudaStreams, Place
+from vla_runtime.engines.torch.cuda_streams import CudaStreams, PrefixSlot
 from vla_runtime.engines.torch.prompt_lengths import (
     cut,
     inputs_by_length,
@@ -111,7 +111,7 @@ class TorchEngine:
         self._encodings = {(r, slot): 0 for r in self._buffers for slot in range(self.slots)}
         # By place, number of samples and class of the layers; only the denoising stream reads and
         # writes them.
-        self._laid_out: dict[tuple[Place, int, Any], LaidOutPrefix] = {}
+        self._prepared: dict[tuple[PrefixSlot, int, Any], PreparedPrefix] = {}
         # Settings of the denoise loop, with the rows and slot that it denoises over.
         self._variant = Variant()
         self._schedules: Schedules[Schedule] = Schedules()
@@ -194,8 +194,8 @@ class TorchEngine:
         if not self._capturers['denoise'].active:
             return False
         if loop.alone:
-            laid_out = self._laid_out.get(self._layout(variant))
-            return not variant.jacobian and (laid_out is None or laid_out.captures)
+            prepared = self._prepared.get(self._layout(variant))
+            return not variant.jacobian and (prepared is None or prepared.captures)
         works = (
             schedule.denoise.get(variant)
             for schedule in self._schedules.kept
@@ -212,7 +212,7 @@ class TorchEngine:
 
     @torch.inference_mode()
     def encode_image(self, camera: int, pixels: np.ndarray) -> None:
-        with self._looking(camera):
+        with self._vision_stream(camera):
             self._pixels[camera].copy_(torch.from_numpy(pixels)[None])
             self._vision[camera].run()
 
@@ -294,7 +294,7 @@ class TorchEngine:
         self._schedules.clear()
         for name in ('_vision', '_pixels', '_prefix', '_capturers', '_buffers'):
             setattr(self, name, None)
-        for name in ('_laid_out', '_layers'):
+        for name in ('_prepared', '_layers'):
             setattr(self, name, {})
         for name in ('_network', '_fused', '_denoise_step', '_jacobian_step'):
             setattr(self, name, None)
@@ -304,17 +304,17 @@ class TorchEngine:
         if self._device.type == 'cuda':
             torch.cuda.empty_cache()
 
-    def _looking(self, camera: int) -> AbstractContextManager[None]:
+    def _vision_stream(self, camera: int) -> AbstractContextManager[None]:
         return nullcontext() if self._streams is None else self._streams.look(camera)
 
-    def _encoding(self, place: Place) -> AbstractContextManager[None]:
+    def _encoding(self, place: PrefixSlot) -> AbstractContextManager[None]:
         return nullcontext() if self._streams is None else self._streams.encode(place)
 
-    def _denoising(self, place: Place | None = None) -> AbstractContextManager[None]:
+    def _denoising(self, place: PrefixSlot | None = None) -> AbstractContextManager[None]:
         return nullcontext() if self._streams is None else self._streams.denoise(place)
 
     @property
-    def _place(self) -> Place:
+    def _place(self) -> PrefixSlot:
         return self._variant.rows, self._variant.slot
 
     def _graphed(self, network: str, work: Work) -> GraphedWork:
@@ -358,7 +358,7 @@ class TorchEngine:
         past: Any = rows.slots[variant.slot]
         denoise_step: DenoiseStep = self._jacobian_step
         if not variant.jacobian:
-            denoise_step, past = self._denoise_step, self._laid_out[self._layout(variant)].value
+            denoise_step, past = self._denoise_step, self._prepared[self._layout(variant)].value
         x_next, velocity = denoise_step(
             self._x[: variant.samples],
             past,
@@ -380,16 +380,16 @@ class TorchEngine:
             return
         layout = self._layout(self._variant)
         place, samples, layers = layout
-        if layout not in self._laid_out:
+        if layout not in self._prepared:
             self._make_room(samples)
             past = self._buffers[place[0]].slots[place[1]]
             self._fused.expert_type = layers
-            self._laid_out[layout] = LaidOutPrefix(
+            self._prepared[layout] = PreparedPrefix(
                 self._fused, past, samples, self._capturers['denoise']
             )
-        self._laid_out[layout].follow(self._encodings[place])
+        self._prepared[layout].follow(self._encodings[place])
 
-    def _layout(self, variant: Variant) -> tuple[Place, int, Any]:
+    def _layout(self, variant: Variant) -> tuple[PrefixSlot, int, Any]:
         """Return the key of what a variant's steps are laid out in: slot, samples, layers."""
         own = type(self._fused).expert_type
         layers = self._layers.get(variant._replace(slot=0), own)
@@ -400,7 +400,7 @@ class TorchEngine:
 
         Keys and values are laid out for every sample: those of all numbers up to 16 take gigabytes.
         """
-        counts = dict.fromkeys(count for _, count, _ in self._laid_out)
+        counts = dict.fromkeys(count for _, count, _ in self._prepared)
         if samples in counts or len(counts) < _SAMPLE_COUNTS_KEPT:
             return
         oldest = next(iter(counts))
@@ -412,7 +412,7 @@ class TorchEngine:
                 for variant, work in schedule.denoise.items()
                 if variant.samples != oldest
             }
-        self._laid_out = {key: value for key, value in self._laid_out.items() if key[1] != oldest}
+        self._prepared = {key: value for key, value in self._prepared.items() if key[1] != oldest}
 
     def _conditioning(self, schedule: Schedule, variant: Variant, index: int) -> Any:
         """Return the head's conditioning of a step, in the form that its network takes."""

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from vla_runtime.engines.bounds import error_of
 from vla_runtime.engines.graphed_work import Work
 from vla_runtime.engines.preflight import AUTO
+from vla_runtime.engines.tolerances import error_of
 from vla_runtime.engines.torch.buffers import Variant
 from vla_runtime.engines.torch.cuda_graph import Capture
 from vla_runtime.files.quotes import one_line

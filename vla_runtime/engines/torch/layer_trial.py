@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_runtime.engines.bounds import BOUNDS
 from vla_runtime.engines.graphed_work import Work
 from vla_runtime.engines.preflight import AUTO
+from vla_runtime.engines.tolerances import BOUNDS
 from vla_runtime.engines.torch import cuda_graph
 from vla_runtime.engines.torch.buffers import Schedule, Variant
 from vla_runtime.engines.torch.cuda_graph import Capturer
@@ -118,7 +118,7 @@ def _trial_of(engine: TorchEngine) -> Iterator[_Trial]:
         raise
     finally:
         engine._capturers['denoise'] = capturer
-        engine._laid_out = {}
+        engine._prepared = {}
         engine._fused.expert_type = type(engine._fused).expert_type
         engine._variant = Variant()
         # The engine's own streams do not wait for the one that trials run on.

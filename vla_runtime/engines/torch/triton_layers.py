@@ -28,13 +28,13 @@ def compare_layers(engine: TorchEngine, part: Part, form: Any) -> str:
         words; else ''
     """
     errors: list[LayerError] = []
-    laid_out = engine._laid_out
-    engine._layers[part.shape], engine._laid_out = partial(ComparedExpert, form, errors), {}
+    prepared = engine._prepared
+    engine._layers[part.shape], engine._prepared = partial(ComparedExpert, form, errors), {}
     try:
         part.work()
     finally:
         del engine._layers[part.shape]
-        engine._laid_out = laid_out
+        engine._prepared = prepared
     return worst_fault(errors)
 
 

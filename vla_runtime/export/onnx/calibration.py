@@ -72,7 +72,7 @@ def calibration_cases(bundle: Bundle, observations: Sequence[Observation]) -> Ca
             'are needed: record the policy for longer, at its task'
         )
     builder = RequestBuilder(PolicyCodec(bundle), cast(PolicyEngine, _TwoRows()))
-    settings = PolicySettings(cfg_enabled=bundle.spec.advantage is not None, cfg_beta=_BETA)
+    settings = PolicySettings(cfg_beta=1.0 if bundle.spec.advantage is None else _BETA)
     most = min(len(observations), MOST_OBSERVATIONS)
     places = np.linspace(0, len(observations) - 1, most).astype(int)
     cases = [_case(builder, settings, int(place), observations[place]) for place in places]

@@ -109,7 +109,9 @@ def write_onnx(
             for rows in ROWS:
                 writer.monolithic(rows)
         writer.any_rows()
-    write_graph_facts(target, ExportedGraphs(precision, beside, writer.text_table, writer.facts))
+    write_graph_facts(
+        target, ExportedGraphs(precision, beside, writer.token_embedding, writer.facts)
+    )
     write_counts(folder, count_operations(spec.family, spec.dims))
 
 
@@ -220,7 +222,7 @@ class _Writer:
         self._scales = query_scales(traced.network)
         self.facts: dict[str, GraphFacts] = {}
         # That the prefix graphs leave to the host; empty where they hold it.
-        self.text_table = ''
+        self.token_embedding = ''
 
     def vision(self) -> None:
         """Write a graph for each size of the cameras' images."""
@@ -254,7 +256,7 @@ class _Writer:
         inputs = self._declare(graph, self._traced.shapes(rows).inputs('prefix'))
         outputs = translator.write(self._traced.prefix(rows), '', list(inputs.values()))
         graph.drop_unused_input(TOKENS)
-        self.text_table = translator.text_table
+        self.token_embedding = translator.token_embedding
         for (name, (kind, _)), value in zip(self._past(rows), outputs, strict=True):
             # A half product with a bias is float32 until here.
             graph.output(name, graph.cast(value, _DTYPES[kind]))

@@ -34,7 +34,7 @@ from vla_runtime.engines.onnx.files import (
 )
 from vla_runtime.engines.onnx.session import Placement, Session
 from vla_runtime.engines.recorded_cases import Case
-from vla_runtime.engines.text_table import TextTable
+from vla_runtime.engines.token_embedding import TokenEmbedding
 from vla_runtime.export.onnx.cases import Reference
 from vla_runtime.export.onnx.eight_bits import EightBits, Range
 from vla_runtime.export.onnx.export import meta_network, write_onnx
@@ -181,7 +181,7 @@ def _vision_feeds(cases: Sequence[Case], size: tuple[int, int]) -> Iterator[Feed
 def _prefix_feeds(folder: Path, cases: Sequence[Case]) -> Iterator[Feed]:
     graph = onnx.load(folder / ONNX_FOLDER / graph_name('prefix'), load_external_data=False).graph
     hosted = any(port.name == TEXT_INPUT for port in graph.input)
-    table = TextTable.of(folder, 'float32') if hosted else None
+    table = TokenEmbedding.of(folder, 'float32') if hosted else None
     for case in cases:
         prompt = case.prefix_inputs if table is None else table.replace_tokens(case.prefix_inputs)
         tokens = {'image_tokens': case.reference['image_tokens']}

@@ -51,7 +51,7 @@ class Translator:
         eight_bits: products to write in 8 bits.
 
     Attributes:
-        text_table: name of the table that was left out; empty without one.
+        token_embedding: name of the table that was left out; empty without one.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Translator:
         self._scales = scales
         self._tokens_on_host = tokens_on_host
         self._eight_bits = eight_bits
-        self.text_table = ''
+        self.token_embedding = ''
 
     def write(self, trace: Trace, prefix: str, inputs: Sequence[Value]) -> list[Value]:
         """Write one traced module.
@@ -94,7 +94,7 @@ class Translator:
             self._eight_bits,
         )
         outputs = translation.run(trace, inputs)
-        self.text_table = translation.text_table
+        self.token_embedding = translation.token_embedding
         return outputs
 
 
@@ -116,7 +116,7 @@ class _Translation:
         self._prefix = prefix
         self._tokens_on_host = tokens_on_host
         self._eight_bits = eight_bits
-        self.text_table = ''
+        self.token_embedding = ''
         # Graph values, numbers known now (tensors), weights not yet read, and plain numbers.
         self._known: dict[Node, Any] = {}
         self._groups: dict[Node, list[Node]] = {}
@@ -169,7 +169,7 @@ class _Translation:
                 self._known[node] = self._graph.input(
                     TEXT_INPUT, torch.float32, node.meta['val'].shape
                 )
-                self.text_table = table.name
+                self.token_embedding = table.name
                 return
             args = [self._weight_value([table], transposed=False), tokens]
         write = lowering(operator)
@@ -181,7 +181,7 @@ class _Translation:
         """Return whether a lookup is left to the host: the first one of the input `tokens`."""
         return (
             self._tokens_on_host
-            and not self.text_table
+            and not self.token_embedding
             and isinstance(table, _Weight)
             and isinstance(tokens, Value)
             and tokens.name == TOKENS

@@ -23,7 +23,6 @@ import torch
 
 from vla_runtime.bundle.folder import read_statistics
 from vla_runtime.bundle.schema import MOST_DENOISE_STEPS, WEIGHTS_FILE, BundleSpec
-from vla_runtime.engines.bounds import error_of
 from vla_runtime.engines.onnx.files import (
     EIGHT_BITS,
     ONNX_FOLDER,
@@ -40,7 +39,8 @@ from vla_runtime.engines.onnx.files import (
 from vla_runtime.engines.onnx.session import SKIPPED_REWRITES, Placement, Session, session_options
 from vla_runtime.engines.preflight import check_graph_files
 from vla_runtime.engines.recorded_cases import Case, read_cases
-from vla_runtime.engines.text_table import TextTable
+from vla_runtime.engines.token_embedding import TokenEmbedding
+from vla_runtime.engines.tolerances import error_of
 from vla_runtime.export.onnx.cases import Reference, seeded_cases
 from vla_runtime.export.onnx.eight_bit_rules import matrix_faults
 from vla_runtime.export.onnx.precision import beside_int8, precision_of, type_faults
@@ -59,7 +59,7 @@ from vla_runtime.families import find_family, read_time_table
 from vla_runtime.families.blocks.layers import query_scales
 from vla_runtime.families.family import distinct_image_sizes
 from vla_runtime.families.flow_network import empty_network
-from vla_runtime.files.quotes import first_of
+from vla_runtime.files.quotes import join_truncated
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.processing.joint_spaces import joint_space
 from vla_runtime.processing.normalization import Normalizer
@@ -161,7 +161,7 @@ def _refuse(folder: Path, what: str, faults: list[str]) -> None:
     """Raise a VerificationError that lists the first faults, if there are any."""
     if faults:
         raise VerificationError(
-            f'{folder / ONNX_FOLDER}: {what}:\n  {first_of(faults)}\nexport the bundle again'
+            f'{folder / ONNX_FOLDER}: {what}:\n  {join_truncated(faults)}\nexport the bundle again'
         )
 
 
@@ -286,11 +286,11 @@ class _Verifier:
     def _prefix(self, rows: int) -> None:
         session, name = self._open_rows('prefix', rows)
         hosted = TEXT_INPUT in session.inputs
-        text_table = TextTable.of(self._folder, self._precision) if hosted else None
+        token_embedding = TokenEmbedding.of(self._folder, self._precision) if hosted else None
         for case, own in self._of(rows):
             prompt: Mapping[str, np.ndarray] = case.prefix_inputs
-            if text_table is not None:
-                prompt = text_table.replace_tokens(prompt)
+            if token_embedding is not None:
+                prompt = token_embedding.replace_tokens(prompt)
             given = {'image_mask': case.image_mask, **prompt}
             found = session.run({'image_tokens': case.reference['image_tokens'], **given})
             visible = case.visible(found)

@@ -53,8 +53,8 @@ from vla_runtime.engines.tensorrt.store import (
 from vla_runtime.export.graph_facts import GraphFacts, read_graph_facts
 from vla_runtime.export.tensorrt.operators import unsupported
 from vla_runtime.export.tensorrt.receipt import forget
+from vla_runtime.files.atomic_write import write_bytes
 from vla_runtime.files.large_files import file_sha256
-from vla_runtime.files.whole_files import write_bytes
 
 # Beside weights and workspace: CUDA's own, the kernels that are tried, activations.
 _OVERHEAD_BYTES = 1 << 30

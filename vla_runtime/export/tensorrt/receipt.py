@@ -23,9 +23,9 @@ from vla_runtime.engines.tensorrt.store import (
     passed_on,
     write_metadata,
 )
+from vla_runtime.files.atomic_write import write_text
 from vla_runtime.files.json_file import JsonError, read_json
 from vla_runtime.files.large_files import file_sha256
-from vla_runtime.files.whole_files import write_text
 
 Engines = Mapping[str, EngineFile]
 

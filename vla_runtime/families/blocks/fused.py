@@ -26,8 +26,8 @@ from vla_runtime.families.blocks.fused_lengths import (
     FirstKeys,
     Kernel,
     Shape,
+    pack_valid_keys,
     usable,
-    valid_first,
 )
 from vla_runtime.families.blocks.fused_product import GatedProduct, Product
 from vla_runtime.families.blocks.gemma import Modulation
@@ -314,7 +314,7 @@ def encode_stack(
         return _spread(keys, used, x.shape[1]), _spread(values, used, x.shape[1])
     positions = mask.cumsum(dim=1) - 1
     if kernel is not None:
-        places = valid_first(mask)
+        places = pack_valid_keys(mask)
         x = torch.empty_like(x).scatter_(1, places[..., None].expand_as(x), x)
         positions = torch.empty_like(positions).scatter_(1, places, positions)
         attend = _by_length(kernel, mask)

@@ -22,7 +22,7 @@ from vla_runtime.families.blocks.fused import (
     interleave,
     pairs_of,
 )
-from vla_runtime.families.blocks.fused_lengths import FirstKeys, Kernel, valid_first
+from vla_runtime.families.blocks.fused_lengths import FirstKeys, Kernel, pack_valid_keys
 
 
 class OwnLayers:
@@ -262,7 +262,7 @@ class _PackedKeys(_Keys):
 
     def load(self, past_key: Tensor, past_value: Tensor, mask: Tensor) -> None:
         """As `OwnLayers.load`."""
-        index, pairs = valid_first(mask)[None, :, None, :, None], pairs_of(past_key)
+        index, pairs = pack_valid_keys(mask)[None, :, None, :, None], pairs_of(past_key)
         keys = self._past_keys.unflatten(-1, pairs.shape[-2:])
         keys.scatter_(3, index[..., None].expand_as(pairs), pairs)
         self._past_values.scatter_(3, index.expand_as(past_value), past_value)

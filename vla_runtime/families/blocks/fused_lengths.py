@@ -91,7 +91,7 @@ class FirstKeys:
         return self._kernel(query, key, value, *self._starts, *self._sizes, self.lengths)
 
 
-def valid_first(mask: Tensor) -> Tensor:
+def pack_valid_keys(mask: Tensor) -> Tensor:
     """Place of each token when those that are valid come first, each part in its own order.
 
     Args:

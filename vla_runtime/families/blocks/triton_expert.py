@@ -19,7 +19,7 @@ from vla_runtime.families.blocks import triton_step
 from vla_runtime.families.blocks.attention import rotary
 from vla_runtime.families.blocks.fused import FusedBlock
 from vla_runtime.families.blocks.fused_expert import FusedExpert, Past
-from vla_runtime.families.blocks.fused_lengths import Kernel, valid_first
+from vla_runtime.families.blocks.fused_lengths import Kernel, pack_valid_keys
 from vla_runtime.families.blocks.gemma import Modulation
 from vla_runtime.families.blocks.layers import gelu_tanh
 from vla_runtime.families.blocks.triton_step import power_of_2, tiles
@@ -78,7 +78,7 @@ class _Layers:
 
     def load(self, past_key: Tensor, past_value: Tensor, mask: Tensor) -> None:
         """Copy a prefix: (layers, B, kv_heads, P, D) twice, and its valid tokens (B, P) bool."""
-        index = valid_first(mask)[None, :, None, :, None].expand_as(past_key)
+        index = pack_valid_keys(mask)[None, :, None, :, None].expand_as(past_key)
         for buffer, past in ((self.keys, past_key), (self.values, past_value)):
             buffer[..., self.own :, :].scatter_(3, index, past)
         valid = mask.sum(dim=1, keepdim=True)

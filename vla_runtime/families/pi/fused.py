@@ -101,7 +101,7 @@ class FusedPi(FlowNetwork):
             ),
         )
 
-    def lay_out(
+    def prepare_prefix(
         self, past: Mapping[str, Tensor], samples: int, into: FusedExpert | None = None
     ) -> FusedExpert:
         """Return the expert over this prefix."""

@@ -108,7 +108,7 @@ class FusedSmolVla(FlowNetwork):
         of_tokens = conditioning if conditioning.dim() == 3 else conditioning[:, None]
         return of_tokens + self._action_bias
 
-    def lay_out(
+    def prepare_prefix(
         self, past: Mapping[str, Tensor], samples: int, into: FusedExpert | None = None
     ) -> FusedExpert:
         """Return the expert over this prefix."""

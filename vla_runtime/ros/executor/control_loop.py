@@ -45,8 +45,9 @@ from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.ros.executor.controller_watch import ControllerWatch, why_refused
 from vla_runtime.ros.executor.outputs import Output, OutputWriter
 from vla_runtime.ros.executor.realtime import QuietGarbage
-from vla_runtime.ros.messages.conversions import ReceivedChunk, ns_to_stamp
+from vla_runtime.ros.messages.conversions import ns_to_stamp
 from vla_runtime.ros.worker import join_thread
+from vla_runtime.types import ActionChunk, ChunkHeader
 
 # Finished steps that a request carries in front: the policy's newest frame is a little older than
 # the request, and its row 0 belongs to the step that was current then.
@@ -188,7 +189,7 @@ class ControlLoop:
         """Header stamp of a command that was computed for `now_s`."""
         return now_ros_ns if self._ros_time_of_ns is None else self._ros_time_of_ns(now_s)
 
-    def keep_garbage_out(self) -> None:
+    def defer_gc(self) -> None:
         """Collect garbage only in the slack after a tick, until `close`."""
         self._garbage.begin()
 
@@ -418,21 +419,11 @@ class ControlLoop:
         if sends:
             self._send(self._of_states)
 
-    def submit(self, received: ReceivedChunk, now_s: float) -> SubmitResult:
+    def submit(self, chunk: ActionChunk, header: ChunkHeader, now_s: float) -> SubmitResult:
         # Most of the work, and none that the tick would have to wait for.
-        checked = self._executor.check_chunk(received.chunk)
+        checked = self._executor.check_chunk(chunk)
         with self._lock:
-            return self._executor.submit_chunk(
-                checked,
-                received.stamp_ns,
-                received.episode,
-                received.number,
-                now_s,
-                self._ros_now_ns(),
-                received.tied,
-                received.request,
-                received.step,
-            )
+            return self._executor.submit_chunk(checked, header, now_s, self._ros_now_ns())
 
     def check_alive(self, now_s: float) -> None:
         """Hold the robot when ticks have stopped; called beside the control thread."""

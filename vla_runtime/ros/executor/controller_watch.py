@@ -309,9 +309,9 @@ class _Controller:
                 f"controller '{self.name}' is {how}: activate it (ros2 control "
                 f'switch_controllers --activate {self.name.rpartition("/")[2]}), then ~/start'
             )
-        return self._misfit()
+        return self._parameter_conflict()
 
-    def _misfit(self) -> str:
+    def _parameter_conflict(self) -> str:
         """Compare the joints with those of the controller."""
         values = self._parameters.values
         theirs = values.get('joints')

@@ -203,19 +203,19 @@ class ExecutorNode(ManagedNode):
             )
             return
         try:
-            received = message_to_chunk(message, step_time_s=spec.step_time_s)
+            chunk, header = message_to_chunk(message, step_time_s=spec.step_time_s)
         except TrajectoryError as error:
             self._unreadable += 1
             self._say(f'a message on {CHUNK_TOPIC} is no chunk: {error}')
             return
-        result = loop.submit(received, time.monotonic())
+        result = loop.submit(chunk, header, time.monotonic())
         # A refused chunk is an answer too, unless it is a stray one.
         if result.refusal not in (ChunkRefusal.DUPLICATE, ChunkRefusal.OTHER_EPISODE):
             self._asked_s = None
         self._last_refusal = '' if result.accepted else result.text
         # The answer to a request from before a stop is nothing to wonder about.
         if result.text and result.refusal is not ChunkRefusal.NOT_RUNNING:
-            self._say(f'chunk {received.number}: {result.text}')
+            self._say(f'chunk {header.number}: {result.text}')
 
     def _on_start(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         if self._loop is None:
@@ -243,7 +243,7 @@ class ExecutorNode(ManagedNode):
             return f'{conflict}; {_ONE_EXECUTOR}'
         if senders := self._senders():
             return f'{senders}; {_ONE_SENDER}'
-        if unheard := self._unheard():
+        if unheard := self._unsubscribed_outputs():
             return f'{unheard}; {_LISTENERS}'
         if self._live['dry_run']:
             return ''
@@ -326,7 +326,7 @@ class ExecutorNode(ManagedNode):
             status,
             answers,
             self._conflict(),
-            self._unheard(),
+            self._unsubscribed_outputs(),
             self._link.state_publishers() if doubted and self._link is not None else '',
             received_topics(self._robot),
             controllers=warnings_of(self._verdicts()),
@@ -396,7 +396,7 @@ class ExecutorNode(ManagedNode):
         link = self._link
         return '' if link is None or self._live['dry_run'] else link.senders()
 
-    def _unheard(self) -> str:
+    def _unsubscribed_outputs(self) -> str:
         """Name the outputs that no node takes commands from; empty without any."""
         link = self._link
         if link is None or self._live['dry_run']:

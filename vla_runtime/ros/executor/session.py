@@ -134,7 +134,7 @@ class ExecutorSession:
         self._watching = SteadyLoop(
             look, LOOKS_HZ, 'controllers', lambda error: hooks.on_error('controllers', error)
         )
-        loop.keep_garbage_out()
+        loop.defer_gc()
         self._control.start()
         self._dead_man.start()
         self._watching.start()

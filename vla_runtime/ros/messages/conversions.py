@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vla_runtime.files.quotes import one_line, quoted
-from vla_runtime.types import ActionChunk
+from vla_runtime.types import ActionChunk, ChunkHeader
 
 if TYPE_CHECKING:
     from builtin_interfaces.msg import Time
@@ -51,29 +51,6 @@ _PLAN_TAG = re.compile(rf'plan episode={_N} certain={_N}{_STEP}(?: request={_N})
 
 class TrajectoryError(ValueError):
     """A trajectory message that is not a chunk or not a plan; the message names the field."""
-
-
-@dataclass(frozen=True)
-class ReceivedChunk:
-    """An action chunk with what the wire adds to it.
-
-    Attributes:
-        chunk: the actions; `normalised` does not travel and has no columns here.
-        stamp_ns: ROS time of the observation.
-        episode: episode of the request that it answers.
-        number: inference number.
-        tied: True for a chunk made to continue the request's plan.
-        request: number of the request that it answers; None where it does not say.
-        step: plan step at which row 0 of a tied chunk stands; None where it does not say.
-    """
-
-    chunk: ActionChunk
-    stamp_ns: int
-    episode: int
-    number: int
-    tied: bool
-    request: int | None = None
-    step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -115,31 +92,24 @@ def ns_to_stamp(stamp_ns: int) -> Time:
     return Time(sec=stamp_ns // _SECOND_NS, nanosec=stamp_ns % _SECOND_NS)
 
 
-def chunk_to_message(
-    chunk: ActionChunk,
-    *,
-    stamp_ns: int,
-    episode: int,
-    number: int,
-    tied: bool = False,
-    request: int | None = None,
-    step: int | None = None,
-) -> JointTrajectory:
+def chunk_to_message(chunk: ActionChunk, header: ChunkHeader) -> JointTrajectory:
     """The message that answers a request."""
     message = _to_message(
-        chunk.actions, chunk.names, chunk.kinds, chunk.step_time_s, stamp_ns=stamp_ns
+        chunk.actions, chunk.names, chunk.kinds, chunk.step_time_s, stamp_ns=header.observation_ns
     )
     message.header.frame_id = (
-        f'chunk episode={episode} number={number} tied={int(tied)}'
-        f'{_tag("step", step)}{_tag("request", request)}'
+        f'chunk episode={header.episode} number={header.number} tied={int(header.tied)}'
+        f'{_tag("step", header.step)}{_tag("request", header.request)}'
     )
     return message
 
 
 def message_to_chunk(
     message: JointTrajectory, *, step_time_s: float | None = None
-) -> ReceivedChunk:
+) -> tuple[ActionChunk, ChunkHeader]:
     """Read a message that `chunk_to_message` wrote; limits are checked elsewhere.
+
+    `normalised` does not travel: it has no columns here.
 
     Args:
         message: message as it was received.
@@ -160,21 +130,22 @@ def message_to_chunk(
     step = _step_time_s(message) or step_time_s
     if step is None:
         raise TrajectoryError('points: a single one does not tell the step time')
-    return ReceivedChunk(
-        chunk=ActionChunk(
-            actions=rows,
-            names=tuple(message.joint_names),
-            kinds=kinds,
-            step_time_s=step,
-            normalised=np.zeros((len(rows), 0), dtype=np.float32),
-        ),
-        stamp_ns=stamp_to_ns(message.header.stamp),
+    chunk = ActionChunk(
+        actions=rows,
+        names=tuple(message.joint_names),
+        kinds=kinds,
+        step_time_s=step,
+        normalised=np.zeros((len(rows), 0), dtype=np.float32),
+    )
+    header = ChunkHeader(
+        observation_ns=stamp_to_ns(message.header.stamp),
         episode=int(tag[1]),
         number=int(tag[2]),
         tied=tag[3] == '1',
-        request=None if tag[5] is None else int(tag[5]),
         step=None if tag[4] is None else int(tag[4]),
+        request=None if tag[5] is None else int(tag[5]),
     )
+    return chunk, header
 
 
 def plan_to_message(

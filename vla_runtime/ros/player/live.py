@@ -29,7 +29,6 @@ from trajectory_msgs.msg import JointTrajectory
 from vla_runtime.processes.supervisor import Child, Supervisor
 from vla_runtime.ros.domains import claim_domain
 from vla_runtime.ros.messages.conversions import (
-    ReceivedChunk,
     message_to_chunk,
     ns_to_stamp,
     plan_to_message,
@@ -40,6 +39,7 @@ from vla_runtime.ros.package_files import share_folder
 from vla_runtime.ros.player.steps import LiveStep, PlayedMessage, PolicyNodeOptions
 from vla_runtime.ros.qos import LOSSLESS
 from vla_runtime.ros.service_call import ServiceCall
+from vla_runtime.types import ActionChunk, ChunkHeader
 
 _TYPES: Mapping[str, type] = {
     'sensor_msgs/msg/Image': Image,
@@ -92,7 +92,7 @@ class LivePlayer:
         self._options = options
         self._step_time_s = step_time_s
         self._processes = Supervisor(log_folder, warn)
-        self._chunks: list[ReceivedChunk] = []
+        self._chunks: list[tuple[ActionChunk, ChunkHeader]] = []
         self._request = 0
         self._publishers: dict[str, Any] = {}
         self._context = rclpy.Context()
@@ -122,7 +122,7 @@ class LivePlayer:
         self._node.destroy_node()
         rclpy.try_shutdown(context=self._context)
 
-    def play(self, step: LiveStep) -> ReceivedChunk | None:
+    def play(self, step: LiveStep) -> tuple[ActionChunk, ChunkHeader] | None:
         """Play one inference; its chunk, or None where the node gave none.
 
         Raises:

@@ -12,10 +12,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from vla_runtime.files.atomic_write import write_text
 from vla_runtime.files.input_files import read_text
 from vla_runtime.files.json_file import LARGEST_JSON
 from vla_runtime.files.quotes import one_line
-from vla_runtime.files.whole_files import write_text
 
 # The launch file sets it for a node that it respawns; one file a launch, so that another launch
 # begins with its own arguments.

@@ -58,7 +58,7 @@ from vla_runtime.ros.policy.incoming_requests import IncomingRequests, Request
 from vla_runtime.ros.policy.instruction import Instruction
 from vla_runtime.ros.policy.parameters import INSTRUCTION, POLICY_PARAMETERS, limits_from
 from vla_runtime.ros.policy.prepared_settings import PreparedSettings
-from vla_runtime.ros.policy.responder import Answer, Circumstances, Responder
+from vla_runtime.ros.policy.responder import Answer, InferenceContext, Responder
 from vla_runtime.ros.policy.sensors import Sensors, make_synchronizer
 from vla_runtime.ros.policy.settings import settings_from
 from vla_runtime.ros.policy.synchronizer import Synchronizer
@@ -99,7 +99,7 @@ class PolicyNode(ManagedNode):
         self._incoming = IncomingRequests()
         self._opened_ns = 0
         # Counts resets and activations: an answer from before the last one is not published.
-        self._era = 0
+        self._generation = 0
         self._era_lock = threading.Lock()
         self._episode_over = False
 
@@ -258,7 +258,7 @@ class PolicyNode(ManagedNode):
 
     def _begin_era(self) -> None:
         with self._era_lock:
-            self._era += 1
+            self._generation += 1
             self._episode_over = True
         self._incoming.forget()
 
@@ -271,16 +271,20 @@ class PolicyNode(ManagedNode):
         if not responder.has_room:
             return False
         with self._era_lock:
-            era, episode_over, self._episode_over = self._era, self._episode_over, False
+            generation, episode_over, self._episode_over = (
+                self._generation,
+                self._episode_over,
+                False,
+            )
         if episode_over:
             responder.new_episode()
         given: dict[str, Any] = {}
 
-        def read() -> Circumstances:
+        def read() -> InferenceContext:
             given.update(prepared.of(values(self, POLICY_PARAMETERS)))
             synchronizer.limits = limits_from(given)
             settings = settings_from(given)
-            return Circumstances(
+            return InferenceContext(
                 # Last, so that few messages come in between this and the selection of frames.
                 now_ns=self._ros_time_ns(),
                 instruction=given[INSTRUCTION],
@@ -301,7 +305,7 @@ class PolicyNode(ManagedNode):
             if monotonic_ns() > max(patient_ns):
                 self._status.set(policy_status.observation(answer))
             return False
-        answer.add_done_callback(lambda done: self._on_answer(request, done, era, given))
+        answer.add_done_callback(lambda done: self._on_answer(request, done, generation, given))
         # After this answer, in the time until the next request, which waits for one graph at most.
         self._prepare(prepared)
         return True
@@ -320,12 +324,12 @@ class PolicyNode(ManagedNode):
             self._status.drop('settings')
 
     def _on_answer(
-        self, request: Request, answer: Future[Answer], era: int, given: Mapping[str, Any]
+        self, request: Request, answer: Future[Answer], generation: int, given: Mapping[str, Any]
     ) -> None:
         """Publish an answer, and make room again; in the inference thread or the pipeline's."""
         try:
             with self._era_lock:  # Once a reset is answered, no chunk from before it follows.
-                if era == self._era:
+                if generation == self._generation:
                     self._publish(answer.result(), given)
                     self._incoming.answer(request, monotonic_ns())
         except Exception as error:
@@ -336,17 +340,8 @@ class PolicyNode(ManagedNode):
             worker.poke()
 
     def _publish(self, answer: Answer, given: Mapping[str, Any]) -> None:
-        self._chunks.publish(
-            chunk_to_message(
-                answer.inference.chunk,
-                stamp_ns=answer.stamp_ns,
-                episode=answer.request.episode,
-                number=answer.report.number,
-                tied=answer.inference.tied,
-                request=answer.request.request,
-                step=answer.inference.step,
-            )
-        )
+        inference = answer.inference
+        self._chunks.publish(chunk_to_message(inference.chunk, inference.header))
         overhead_ms = answer.overhead_ms(monotonic_ns())
         live = {row.name: given[row.name] for row in POLICY_PARAMETERS if not row.read_only}
         report = policy_status.report(answer, live, overhead_ms)

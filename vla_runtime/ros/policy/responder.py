@@ -33,7 +33,7 @@ _PAUSED_NS = round(WatchdogParameters.clock_timeout_s * 1e9)
 
 
 @dataclass(frozen=True)
-class Circumstances:
+class InferenceContext:
     """Inputs of an inference besides messages, all read at its start.
 
     Attributes:
@@ -53,7 +53,6 @@ class Answer:
 
     Attributes:
         inference: the chunk, to be published, and the policy's report.
-        stamp_ns: ROS time of the observation.
         request: request that it answers, with the plan as it was used.
         instruction: instruction that the policy was given.
         state: (state_dim,) float64 as the policy was given it, in its own units.
@@ -64,7 +63,6 @@ class Answer:
     """
 
     inference: RobotInference
-    stamp_ns: int
     request: ReceivedPlan
     instruction: str
     state: np.ndarray
@@ -133,7 +131,7 @@ class Responder:
         )
 
     def answer(
-        self, request: Request, read: Callable[[], Circumstances]
+        self, request: Request, read: Callable[[], InferenceContext]
     ) -> Future[Answer] | tuple[MissingInput, ...]:
         """Infer a chunk for a request, if there is something to infer it from.
 
@@ -142,7 +140,7 @@ class Responder:
 
         Args:
             request: the executor's.
-            read: reads the circumstances.
+            read: reads the context.
 
         Raises:
             ValueError: a plan that is not for this robot, or an observation that the policy
@@ -184,7 +182,6 @@ class Responder:
         def answer(inference: RobotInference) -> Answer:
             return Answer(
                 inference=inference,
-                stamp_ns=selection.stamp_ns,
                 request=request.plan,
                 instruction=given.instruction,
                 state=observation.state,

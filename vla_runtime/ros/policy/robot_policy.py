@@ -19,7 +19,7 @@ from vla_runtime.ros.messages.conversions import ReceivedPlan
 from vla_runtime.ros.messages.images import to_rgb
 from vla_runtime.ros.policy.plan_alignment import align_plan, step_of_row_0
 from vla_runtime.ros.robot.match import RobotMatch
-from vla_runtime.types import ActionChunk, CommittedPlan, InferenceReport, Observation
+from vla_runtime.types import ActionChunk, ChunkHeader, CommittedPlan, InferenceReport, Observation
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,16 @@ class RobotInference:
 
     Attributes:
         chunk: actions in robot units; `normalised` as the network returned it.
+        header: what travels with the chunk; `tied` where it continues the plan.
         report: report of the policy.
         plan: plan in the robot's units that the chunk is tied to, or was chosen by among several
             samples; None where no plan had a say.
-        tied: the chunk continues the plan.
-        step: plan step at which row 0 of a tied chunk stands; None where the plan does not say.
     """
 
     chunk: ActionChunk
+    header: ChunkHeader
     report: InferenceReport
     plan: CommittedPlan | None
-    tied: bool
-    step: int | None
 
 
 class RobotPolicy:
@@ -117,10 +115,16 @@ class RobotPolicy:
             tied = report.rtc_mode != 'off'
             return RobotInference(
                 chunk=self._in_robot_units(chunk),
+                header=ChunkHeader(
+                    observation_ns=stamp_ns,
+                    episode=plan.episode,
+                    number=report.number,
+                    tied=tied,
+                    step=step if tied else None,
+                    request=plan.request,
+                ),
                 report=report,
                 plan=aligned if tied or report.sample_distances else None,
-                tied=tied,
-                step=step if tied else None,
             )
 
         return then(inferred, convert)

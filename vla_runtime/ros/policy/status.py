@@ -28,7 +28,7 @@ def report(answer: Answer, parameters: Mapping[str, Any], overhead_ms: float) ->
     values: dict[str, object] = {
         'episode': request.episode,
         'number': inner.number,
-        'stamp_ns': answer.stamp_ns,
+        'stamp_ns': answer.inference.header.observation_ns,
         # A request is sent again under its number with a newer plan: its stamp names the message.
         'request': '' if request.request is None else request.request,
         'request.stamp_ns': request.stamp_ns,
@@ -44,7 +44,7 @@ def report(answer: Answer, parameters: Mapping[str, Any], overhead_ms: float) ->
         'tokens': ' '.join(map(str, inner.tokens)),
         'rtc_mode': inner.rtc_mode,
         'rtc_clean_steps': inner.clean_steps,
-        'tied': answer.inference.tied,
+        'tied': answer.inference.header.tied,
         'plan_rows': 0 if plan is None else len(plan.actions),
         'plan_delay_steps': 0 if plan is None else plan.delay_steps,
         'samples': inner.samples,

@@ -12,8 +12,8 @@ import numpy as np
 
 from vla_runtime import __version__
 from vla_runtime.execution.command import ChunkRefusal
+from vla_runtime.files.atomic_write import write_text
 from vla_runtime.files.html_page import html_page
-from vla_runtime.files.whole_files import write_text
 from vla_runtime.recording.image_modes import IMAGE_RATE_HZ, JPEG_QUALITY, ImageMode
 from vla_runtime.tabletop.demo import plots
 from vla_runtime.tabletop.demo.refusals import MEANINGS, in_order

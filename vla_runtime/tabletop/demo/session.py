@@ -23,7 +23,7 @@ import yaml
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
-from vla_runtime.files.whole_files import WriteError, write_text
+from vla_runtime.files.atomic_write import WriteError, write_text
 from vla_runtime.processes.supervisor import ChildDiedError, Supervisor
 from vla_runtime.recording.frame_store import DEFAULT_FRAME_BYTES
 from vla_runtime.recording.recording import Recording, RecordingLimits
@@ -226,7 +226,7 @@ class _Session:
         common = ['-p', f'bundle:={options.bundle}', '-p', f'robot:={self._robot.file}']
         policy = [*common, '-p', f'backend:={options.backend}', '-p', f'device:={options.device}']
         if options.cfg_beta is not None:
-            policy += ['-p', 'cfg_enabled:=true', '-p', f'cfg_beta:={options.cfg_beta:f}']
+            policy += ['-p', f'cfg_beta:={options.cfg_beta:f}']
         executor = list(common)
         if options.replan_interval is not None:
             executor += ['-p', f'replan_interval:={options.replan_interval}']

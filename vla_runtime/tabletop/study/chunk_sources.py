@@ -75,7 +75,7 @@ class PolicySource:
             cache=_cache_policy(condition),
         )
         if condition.beta is not None:
-            settings = replace(settings, cfg_enabled=True, cfg_beta=condition.beta)
+            settings = replace(settings, cfg_beta=condition.beta)
         self._policy.settings = settings
 
     def chunk(

@@ -31,7 +31,7 @@ from vla_runtime.tabletop.study.condition import Condition
 from vla_runtime.tabletop.study.instructed_task import instructed_task
 from vla_runtime.tabletop.study.slow_wrist import SlowWrist
 from vla_runtime.tabletop.study.smoothness import Jerk, jerk_of
-from vla_runtime.types import ActionChunk, CommittedPlan, Observation
+from vla_runtime.types import ActionChunk, ChunkHeader, CommittedPlan, Observation
 
 CONTROL_RATE_HZ = 100.0
 _PERIOD_NS = round(1e9 / CONTROL_RATE_HZ)
@@ -236,13 +236,15 @@ class _Loop:
             self._flights.remove(flight)
             result = self._executor.submit_chunk(
                 flight.chunk,
-                flight.stamp_ns,
-                self._executor.episode,
-                flight.number,
+                ChunkHeader(
+                    flight.stamp_ns,
+                    self._executor.episode,
+                    flight.number,
+                    tied=flight.tied,
+                    request=flight.request,
+                ),
                 self._now_s,
                 self._now_ns,
-                flight.tied,
-                flight.request,
             )
             if result.accepted and flight.number > 0:
                 self._delays.append(result.delay_steps)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from vla_runtime import __version__
+from vla_runtime.files.atomic_write import write_text
 from vla_runtime.files.json_file import LARGEST_RESULT, JsonError, read_json
-from vla_runtime.files.whole_files import write_text
 from vla_runtime.tabletop.sim.gl import mujoco
 from vla_runtime.tabletop.sim.success_rate import SuccessRate
 from vla_runtime.tabletop.study.catalogue import Study

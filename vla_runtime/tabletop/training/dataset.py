@@ -30,8 +30,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from vla_runtime.files.atomic_write import atomic_write, write_text
 from vla_runtime.files.json_file import read_json
-from vla_runtime.files.whole_files import whole_file, write_text
 from vla_runtime.processes.workers import workers
 from vla_runtime.tabletop.sim.expert import HORIZON, Expert, sample_style
 from vla_runtime.tabletop.sim.rollout import follow
@@ -142,7 +142,7 @@ def write_shard(folder: Path, plan: DatasetSettings, shard: int) -> None:
     ]
     world.close()
     arrays = {name: np.concatenate([episode[name] for episode in episodes]) for name in episodes[0]}
-    with whole_file(_shard_path(folder, shard)) as file:
+    with atomic_write(_shard_path(folder, shard)) as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
 

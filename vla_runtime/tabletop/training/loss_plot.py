@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vla_runtime.files.whole_files import whole_file
+from vla_runtime.files.atomic_write import atomic_write
 
 _STAGE_TITLES = {
     'see': '1. where is each colour (vision)',
@@ -40,6 +40,6 @@ def plot_losses(history: Sequence[dict[str, Any]], path: Path) -> None:
         panel.grid(alpha=0.3)
         if names:
             panel.legend(fontsize=8, title='metric', title_fontsize=8)
-    with whole_file(path) as file:
+    with atomic_write(path) as file:
         figure.savefig(file, dpi=110, format='png')
     pyplot.close(figure)

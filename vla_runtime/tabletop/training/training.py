@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from vla_runtime.families import build_network
 from vla_runtime.families.flow_network import FlowNetwork
-from vla_runtime.files.whole_files import whole_file
+from vla_runtime.files.atomic_write import atomic_write
 from vla_runtime.tabletop.sim.scene import COLOURS
 from vla_runtime.tabletop.sim.world import JOINT_NAMES
 from vla_runtime.tabletop.training.objectives import (
@@ -277,7 +277,7 @@ class Training:
             'optimizer': self._optimizer.state_dict(),
             'history': self.history,
         }
-        with whole_file(self._path) as file:
+        with atomic_write(self._path) as file:
             torch.save(state, file)
 
     def _load(self) -> None:

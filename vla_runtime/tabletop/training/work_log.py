@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from vla_runtime.files.atomic_write import write_text
 from vla_runtime.files.json_file import read_document
-from vla_runtime.files.whole_files import write_text
 
 
 class WorkLog:

@@ -23,7 +23,7 @@ from vla_runtime.files.safetensors_reader import (
 )
 
 
-class TextTable:
+class TokenEmbedding:
     """Rows of a text table, in the precision of the files that read them.
 
     Args:
@@ -40,7 +40,7 @@ class TextTable:
         self._precision = precision
 
     @classmethod
-    def of(cls, bundle: Path, precision: str) -> TextTable:
+    def of(cls, bundle: Path, precision: str) -> TokenEmbedding:
         """Open the table that a bundle's prefix graphs leave to the host.
 
         Raises:

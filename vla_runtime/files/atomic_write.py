@@ -36,7 +36,7 @@ class WriteError(OSError):
 
 
 @contextmanager
-def whole_file(path: str | Path) -> Iterator[BinaryIO]:
+def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
     """Open a file beside `path` that takes its place when the block ends without an error.
 
     A symbolic link is replaced, not what it leads to. A device, a pipe or a stream of this process
@@ -76,11 +76,11 @@ def is_stream(path: Path) -> bool:
 
 
 def write_bytes(path: str | Path, data: bytes | memoryview) -> None:
-    """Write a file; see `whole_file`."""
-    with whole_file(path) as file:
+    """Write a file; see `atomic_write`."""
+    with atomic_write(path) as file:
         file.write(data)
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a UTF-8 file; see `whole_file`."""
+    """Write a UTF-8 file; see `atomic_write`."""
     write_bytes(path, text.encode())
