@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 
-from vla_runtime.families import family_names
+from vla_runtime.family.listing import family_names
 
 PACKAGE = 'vla_runtime'
 # Room to the rooms of the package that it may import; `types` and `files` may be imported by all.

@@ -21,10 +21,10 @@ from vla_runtime.engines.torch import cuda_graph, weights
 from vla_runtime.engines.torch import engine as torch_engine
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.engines.torch.weights import load_network
-from vla_runtime.families import family_names, preset
 from vla_runtime.families.blocks.float8 import E4M3
 from vla_runtime.families.blocks.layers import Linear, matrix_names, product_names
 from vla_runtime.families.flow_network import empty_network
+from vla_runtime.family.listing import family_names, preset
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 from vla_runtime.types import CommittedPlan

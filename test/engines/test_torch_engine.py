@@ -22,7 +22,7 @@ from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.torch import weights
 from vla_runtime.engines.torch.cuda_graph import Capturer
 from vla_runtime.engines.torch.engine import TorchEngine
-from vla_runtime.families import build_network
+from vla_runtime.families.flow_network import build_network
 from vla_runtime.inference.denoise import denoise, flow_times
 from vla_runtime.inference.guidance import row_weights
 from vla_runtime.inference.real_time_chunking import plan_weights

@@ -19,8 +19,8 @@ from thorough import thorough_after, thorough_but
 from tiny_policy import aloha_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.onnx_files import ONNX_FOLDER
 from vla_runtime.engines.bounds import BOUNDS, Bounds
-from vla_runtime.engines.onnx.files import ONNX_FOLDER
 from vla_runtime.export.onnx.bundle import export_bundle
 from vla_runtime.export.onnx.cases import seeded_cases
 from vla_runtime.export.onnx.verification import receipt_dict, verification_steps, verify_onnx

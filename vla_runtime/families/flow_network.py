@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vla_runtime.families import build_network
 from vla_runtime.families.blocks.flow_update import advance
-from vla_runtime.families.family import Family, PolicyDims
+from vla_runtime.family.declaration import Family, PolicyDims
+from vla_runtime.family.listing import family_module, find_in_folder
 
 
 class FlowNetwork(nn.Module):
@@ -146,6 +146,19 @@ class SinglePassNetwork(FlowNetwork):
     ) -> Tensor:
         """Return minus the actions, (R, H, A)."""
         return -self.actions(past, **rows)
+
+
+def build_network(name: str, dims: PolicyDims) -> FlowNetwork:
+    """Build an untrained network of a family.
+
+    Raises:
+        ValueError: unknown family.
+    """
+    folder, family = find_in_folder(name)
+    build: Callable[[PolicyDims], FlowNetwork] = family_module(folder, 'networks').NETWORKS[name]
+    network = build(dims)
+    network.family = family
+    return network
 
 
 def empty_network(name: str, dims: PolicyDims) -> FlowNetwork:

@@ -22,12 +22,12 @@ from vla_runtime.engines.closing import closed_on_error
 from vla_runtime.engines.device_names import parse_device
 from vla_runtime.engines.preflight import AUTO, MOST_THREADS
 from vla_runtime.engines.triton_option import OFF
-from vla_runtime.families.family import image_sizes
+from vla_runtime.families.operation_counts import counts_of
+from vla_runtime.family.declaration import image_sizes
 from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.performance.device_rates import rates_of
 from vla_runtime.performance.measurement import percentiles
-from vla_runtime.performance.operation_counts import counts_of
 from vla_runtime.performance.power import power_state
 from vla_runtime.performance.roofline import Floor, Rates, phase_floors
 from vla_runtime.policy import Policy

@@ -48,10 +48,10 @@ from vla_runtime.engines.torch.prompt_lengths import (
 )
 from vla_runtime.engines.torch.weights import load_network
 from vla_runtime.engines.triton_option import OFF
-from vla_runtime.families.family import PolicyDims, image_sizes
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.flow_step import DenoiseStep, JacobianDenoiseStep
 from vla_runtime.families.traced_shapes import trace_shapes
+from vla_runtime.family.declaration import PolicyDims, image_sizes
 
 # Numbers of samples whose keys, values and graphs are kept.
 _SAMPLE_COUNTS_KEPT = 4

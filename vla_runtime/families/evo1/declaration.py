@@ -5,7 +5,7 @@ from __future__ import annotations
 from vla_runtime.families.evo1.dimensions import EVO1, LIMITS, Evo1Dims
 from vla_runtime.families.evo1.performance_figures import EVO1_FIGURES
 from vla_runtime.families.evo1.time_table import TimeRows
-from vla_runtime.families.family import Family, RowInput, no_inputs, prompt_inputs, state_input
+from vla_runtime.family.declaration import Family, RowInput, no_inputs, prompt_inputs, state_input
 from vla_runtime.processing.prompt_layout import PromptLayout
 
 # InternVL3's text around a user's images.

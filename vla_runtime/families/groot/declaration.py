@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from vla_runtime.families.family import Family, prompt_inputs, state_input
 from vla_runtime.families.groot import n17_dimensions as n17
 from vla_runtime.families.groot.dimensions import DENOISE_STEPS, GROOT_N15, LIMITS, GrootDims
 from vla_runtime.families.groot.performance_figures import N15_FIGURES, N17_FIGURES
 from vla_runtime.families.groot.time_table import GrootTimeTable
+from vla_runtime.family.declaration import Family, prompt_inputs, state_input
 from vla_runtime.processing.prompt_layout import PromptLayout
 
 _CHAT = ('<|im_start|>', '<|im_end|>')

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from vla_runtime.families.blocks.dimensions import LIMITS
 from vla_runtime.families.blocks.flow_time import ActionTimeTable
-from vla_runtime.families.family import Family, no_inputs, prompt_inputs, state_input
 from vla_runtime.families.pi.dimensions import PI0, PI05, PiDims
 from vla_runtime.families.pi.performance_figures import PI0_FIGURES, PI05_FIGURES
 from vla_runtime.families.pi.time_table import Pi05TimeTable
+from vla_runtime.family.declaration import Family, no_inputs, prompt_inputs, state_input
 from vla_runtime.processing.prompt_layout import PromptLayout
 
 _LINE = PromptLayout('{task}\n')

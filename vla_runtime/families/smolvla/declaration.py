@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from vla_runtime.families.blocks.flow_time import ActionTimeTable
-from vla_runtime.families.family import Family, RowInput, no_inputs, prompt_inputs, state_input
 from vla_runtime.families.smolvla.dimensions import LIMITS, SMOLVLA, SmolVlaDims
 from vla_runtime.families.smolvla.performance_figures import SMOLVLA_FIGURES
+from vla_runtime.family.declaration import Family, RowInput, no_inputs, prompt_inputs, state_input
 from vla_runtime.processing.prompt_layout import PromptLayout
 
 

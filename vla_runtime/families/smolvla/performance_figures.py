@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vla_runtime.families.performance_figures import Kernels, PerformanceFigures, vla_cpp_runs
+from vla_runtime.family.performance_figures import Kernels, PerformanceFigures, vla_cpp_runs
 
 SMOLVLA_FIGURES = PerformanceFigures(
     kernels={
