@@ -15,7 +15,7 @@ from vla_runtime.bundle.schema import ImageSpec
 from vla_runtime.bundle.statistics import check_statistics
 from vla_runtime.bundle.summary import describe
 from vla_runtime.families.bundle_contents import check_contents
-from vla_runtime.files.typed_yaml import FieldError
+from vla_runtime.files.field_error import FieldError
 
 WITH, WITHOUT = tiny_spec('pi0'), tiny_spec('act')
 # Recordings made before `normalisation.images` and policies without language name this one.

@@ -17,7 +17,7 @@ import pytest
 from thorough import thorough_but
 
 from vla_runtime.engines.cuda_driver import CudaError
-from vla_runtime.files.typed_yaml import FieldError
+from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.whole_files import WriteError, whole_file
 from vla_runtime.processes.workers import workers
 from vla_runtime.recording.topics import missing_topic

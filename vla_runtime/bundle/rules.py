@@ -28,8 +28,9 @@ from vla_runtime.bundle.schema import (
 from vla_runtime.family.declaration import MOST_DENOISE_STEPS, Family, language_dims
 from vla_runtime.family.listing import family_names, find_family
 from vla_runtime.files import typed_yaml
+from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.quotes import quoted
-from vla_runtime.files.typed_yaml import FieldError, did_you_mean
+from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.types import CroppedResample, ImageResample, StretchedResample
 
 # Largest accepted values, many times those of any published policy. Beyond them a typo asks for

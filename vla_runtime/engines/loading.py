@@ -89,12 +89,12 @@ def load_engine(bundle: Bundle, candidate: Candidate, options: EngineOptions) ->
     if candidate.backend == 'torch':
         import torch
 
-        from vla_runtime.engines.torch.engine import TorchEngine
+        from vla_runtime.engines.torch.loading import load_torch_engine
 
         torch.set_num_threads(options.threads)
         if device == 'cpu':
             keep_freed_memory()
-        return TorchEngine.load(
+        return load_torch_engine(
             spec.family,
             spec.dims,
             bundle.weights_path,

@@ -24,8 +24,6 @@ AUTO = 'auto'
 BACKENDS = ('torch', 'onnxruntime', 'tensorrt')
 # Those of ONNX files and engines, and that of PyTorch alone.
 PRECISIONS = FILE_PRECISIONS
-# Most CPU threads of one network. With thousands that cannot be started PyTorch segfaults.
-MOST_THREADS = 256
 # Packages that comparing ONNX files with PyTorch needs.
 COMPARISON_PACKAGES = ('torch', 'onnx', 'onnxruntime')
 _DRIVER = 'libcuda.so.1'

@@ -47,8 +47,8 @@ from vla_runtime.checkpoints.tensors import CheckpointError, copy_tensors, read_
 from vla_runtime.families.weight_shapes import weight_shapes
 from vla_runtime.family.declaration import PolicyDims, image_sizes, language_dims
 from vla_runtime.family.listing import find_family
+from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.json_file import JsonError
-from vla_runtime.files.typed_yaml import FieldError
 from vla_runtime.processing.prompts import PromptFormat
 from vla_runtime.processing.tokenizer import Tokenizer
 

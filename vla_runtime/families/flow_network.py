@@ -22,6 +22,7 @@ class FlowNetwork(nn.Module):
 
     Attributes:
         family: set by `build_network`.
+        fused_type: class of the fused form, set by `build_network`; None: a family without one.
         dims: dimensions of the policy.
         expert_type: class of the head's layers over one prefix, where they are `FusedBlock`s:
             `FusedExpert`; an engine may set another form before it lays a prefix out. None: other
@@ -33,6 +34,7 @@ class FlowNetwork(nn.Module):
 
     family: Family
     dims: PolicyDims
+    fused_type: Callable[[Any, bool], FlowNetwork] | None = None
     expert_type: Any = None
     vision: nn.Module
 
@@ -72,7 +74,7 @@ class FlowNetwork(nn.Module):
         Args:
             static_shapes: no shape may depend on numbers, so that CUDA graphs can be captured.
         """
-        return self
+        return self if self.fused_type is None else self.fused_type(self, static_shapes)
 
     def lay_out(self, past: Mapping[str, Tensor], samples: int, into: Any = None) -> Any:
         """Compute once per prefix what `velocity` takes as `past`; by default nothing changes.
@@ -155,9 +157,11 @@ def build_network(name: str, dims: PolicyDims) -> FlowNetwork:
         ValueError: unknown family.
     """
     folder, family = find_in_folder(name)
-    build: Callable[[PolicyDims], FlowNetwork] = family_module(folder, 'networks').NETWORKS[name]
+    module = family_module(folder, 'networks')
+    build: Callable[[PolicyDims], FlowNetwork] = module.NETWORKS[name]
     network = build(dims)
     network.family = family
+    network.fused_type = getattr(module, 'FUSED', {}).get(name)
     return network
 
 

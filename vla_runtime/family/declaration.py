@@ -11,8 +11,9 @@ all masks of their length: a position that one of them shows is compared.
 
 A family lives in a folder of `vla_runtime/families/`:
 - `declaration.py`: `FAMILIES`, a tuple of `Family`; imports neither PyTorch nor ROS 2;
-- `networks.py`: `NETWORKS`, family name to a function that builds its `FlowNetwork`;
-- `checkpoint.py`: `READER`, an `checkpoints.reader.CheckpointReader`.
+- `networks.py`: `NETWORKS`, family name to a function that builds its `FlowNetwork`; optionally
+  `FUSED`, family name to the class of its fused form;
+- `checkpoint.py`: `READER`, a `checkpoints.reader.CheckpointReader`.
 """
 
 from __future__ import annotations
