@@ -295,7 +295,7 @@ def main() -> None:
     for family, (_, kernels) in of_family.items():
         found = {'torch': kernels['packed'], 'triton': kernels['triton']}
         if found != performance_figures(family).kernels:
-            print(f'kernels in the performance_figures.py of {family} are out of date: {found}')
+            print(f'kernels in the declaration.py of {family} are out of date: {found}')
     counted = {
         family: {
             'views': views,
