@@ -85,6 +85,8 @@ NAMED_ALL_THE_SAME: dict[str, tuple[str, ...]] = {
 }
 # Rooms whose modules load one package besides Python's own.
 NUMPY_ALONE = ('execution', 'family')
+# Rooms that write ONNX files, engines and receipts.
+IMPORTING_EXPORT = {'cli', 'selftest', 'tabletop'}
 # Files that load modules by name, which the order does not see: plug-ins and optional packages.
 LOADING_BY_NAME = {
     'cli/main.py',
@@ -159,6 +161,15 @@ def test_every_import_points_down() -> None:
 )
 def test_no_files_of_a_room_import_each_other_in_a_circle(room: str) -> None:
     assert not GRAPH.circles(module for module, its in ROOM_OF.items() if its == room)
+
+
+def test_exporting_is_for_the_command_line_and_tools() -> None:
+    importers = {
+        ROOM_OF[module]
+        for module in GRAPH.files
+        if any(ROOM_OF[name] == 'export' for name in GRAPH.imported(module))
+    }
+    assert importers <= IMPORTING_EXPORT | {'export'}
 
 
 def test_the_picture_of_the_architecture_page_is_the_order() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vla_runtime.bundle.schema import CameraSpec
 from vla_runtime.checkpoints.feature_names import camera_name
 from vla_runtime.checkpoints.folder_facts import FolderFacts
-from vla_runtime.checkpoints.missing_facts import MissingFacts
+from vla_runtime.checkpoints.missing_facts import MissingFacts, as_option
 from vla_runtime.checkpoints.options import DatasetInfo
 
 
@@ -31,7 +31,7 @@ def settle_cameras(
     absent = [name for name in stated if name in named and name not in present]
     if unknown or unsaid or len(named) != len(given) or present != kept or not kept:
         missing.conflict(
-            f'--cameras says {_said(given)} but the folder says {_said(facts.cameras)}, in this '
+            f'--cameras says {as_option(given)} but the folder says {as_option(facts.cameras)}, in this '
             'order' + (f'; say {unsaid[0]}=absent of a camera that it lacks' if unsaid else '')
         )
     elif absent and facts.absent_cameras is None:
@@ -71,8 +71,3 @@ def camera_notes(
 def _plain(name: str) -> str:
     # A converter of LeRobot changed one to the other.
     return name.replace('.', '_')
-
-
-def _said(cameras: tuple[CameraSpec, ...]) -> str:
-    """Write cameras as the option takes them."""
-    return ','.join(item.name if item.present else f'{item.name}=absent' for item in cameras)

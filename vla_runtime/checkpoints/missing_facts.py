@@ -60,7 +60,7 @@ class MissingFacts:
         self._picked.add(option)
         if given is not None and stated is not None and given != stated:
             self.conflict(
-                f'{option} says {_said(given)} but the {self._kind} folder says {_said(stated)}'
+                f'{option} says {as_option(given)} but the {self._kind} folder says {as_option(stated)}'
             )
         for value in (stated, given, default):
             if value is not None:
@@ -95,10 +95,10 @@ class MissingFacts:
         raise ExportError('\n'.join(lines))
 
 
-def _said(value: object) -> str:
+def as_option(value: object) -> str:
     """Write a value as its option takes it."""
     if isinstance(value, tuple):
-        return ','.join(_said(item) for item in value)
+        return ','.join(as_option(item) for item in value)
     if isinstance(value, CameraSpec):
         return value.name if value.present else f'{value.name}=absent'
     return str(value)
