@@ -31,8 +31,9 @@ def settle_cameras(
     absent = [name for name in stated if name in named and name not in present]
     if unknown or unsaid or len(named) != len(given) or present != kept or not kept:
         missing.conflict(
-            f'--cameras says {as_option(given)} but the folder says {as_option(facts.cameras)}, in this '
-            'order' + (f'; say {unsaid[0]}=absent of a camera that it lacks' if unsaid else '')
+            f'--cameras says {as_option(given)} but the folder says {as_option(facts.cameras)}, '
+            'in this order'
+            + (f'; say {unsaid[0]}=absent of a camera that it lacks' if unsaid else '')
         )
     elif absent and facts.absent_cameras is None:
         missing.conflict(

@@ -60,7 +60,8 @@ class MissingFacts:
         self._picked.add(option)
         if given is not None and stated is not None and given != stated:
             self.conflict(
-                f'{option} says {as_option(given)} but the {self._kind} folder says {as_option(stated)}'
+                f'{option} says {as_option(given)} but the {self._kind} folder says '
+                f'{as_option(stated)}'
             )
         for value in (stated, given, default):
             if value is not None:
