@@ -20,8 +20,8 @@ import torch
 from measurement import in_turn, median_ratio, percentiles, write_result
 
 from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.onnx_files import Precision
 from vla_runtime.engines.cpu import check_int8
-from vla_runtime.engines.onnx.files import Precision
 from vla_runtime.export.onnx.bundle import export_bundle
 from vla_runtime.families.blocks import fused_product
 from vla_runtime.families.flow_network import FlowNetwork

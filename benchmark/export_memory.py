@@ -31,8 +31,8 @@ from safetensors.numpy import load_file
 
 from vla_runtime.bundle.schema import STATISTICS_FILE, WEIGHTS_FILE, BundleSpec
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
-from vla_runtime.families import find_family
 from vla_runtime.families.flow_network import empty_network
+from vla_runtime.family.listing import find_family
 from vla_runtime.selftest.policies import read_policy, unpack
 
 FAMILIES = ('smolvla', 'evo1', 'groot_n15', 'groot_n17', 'act', 'pi0', 'pi05')

@@ -41,9 +41,9 @@ from vla_runtime.engines.preflight import fp8_refusal
 from vla_runtime.engines.protocol import PolicyEngine
 from vla_runtime.engines.torch.layer_trial import choose_layers
 from vla_runtime.engines.triton_option import ON
-from vla_runtime.families import find_family
 from vla_runtime.families.blocks import epilogues
 from vla_runtime.families.blocks.fused_lengths import Shape, flash, usable
+from vla_runtime.family.listing import find_family
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.inference.pipeline import ChunkPipeline

@@ -22,14 +22,14 @@ from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.tolerances import BOUNDS
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.engines.torch.weights import load_network
-from vla_runtime.families import find_family
-from vla_runtime.families.family import (
+from vla_runtime.family.declaration import (
     PolicyDims,
     RowInput,
     image_places,
     image_sizes,
     language_dims,
 )
+from vla_runtime.family.listing import find_family
 
 # ACT makes a change of its inputs six times as large: in bfloat16 its chunks are off by 0.05 on a
 # CPU already. A wrong mask is seen in float32.

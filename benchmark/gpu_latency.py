@@ -30,10 +30,10 @@ from vla_runtime.engines.protocol import PolicyEngine
 from vla_runtime.engines.tolerances import BOUNDS
 from vla_runtime.engines.torch.layer_trial import choose_layers
 from vla_runtime.engines.triton_option import ON
-from vla_runtime.families.family import PolicyDims
+from vla_runtime.families.operation_counts import count_operations
 from vla_runtime.families.pi.flow_policy import PiNetwork
+from vla_runtime.family.declaration import PolicyDims
 from vla_runtime.performance.devices import device_of_cuda
-from vla_runtime.performance.operation_counts import count_operations
 from vla_runtime.performance.roofline import phase_floors, published_rates
 
 

@@ -31,9 +31,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / 'benchmark')]
 
 from tensorrt_kit import ROWS, SIZES, STEPS, Kit, expert_inputs, prepare, restore  # noqa: E402
 
+from vla_runtime.bundle.onnx_files import TEXT_INPUT  # noqa: E402
 from vla_runtime.engines.cuda_driver import CudaError  # noqa: E402
 from vla_runtime.engines.cuda_runtime import CudaRuntime  # noqa: E402
-from vla_runtime.engines.onnx.files import TEXT_INPUT  # noqa: E402
 from vla_runtime.engines.preflight import check_backend  # noqa: E402
 from vla_runtime.engines.tensorrt.adapter import Network, TensorRT, TensorRTError, import_tensorrt  # noqa: E402
 from vla_runtime.engines.tensorrt.buffers import DeviceArray  # noqa: E402
@@ -42,7 +42,7 @@ from vla_runtime.engines.tensorrt.loading import load_networks  # noqa: E402
 from vla_runtime.engines.tensorrt.store import ENGINES, Metadata, network_name  # noqa: E402
 from vla_runtime.engines.token_embedding import TokenEmbedding  # noqa: E402
 from vla_runtime.export.tensorrt.build import build_engines, plan_build  # noqa: E402
-from vla_runtime.families import find_family  # noqa: E402
+from vla_runtime.family.listing import find_family  # noqa: E402
 
 PACKAGES = ['tensorrt', 'cuda-python', 'cuda-bindings', 'numpy']
 # Largest error as a share of the largest number of the reference. In float16 ONNX Runtime's CPU

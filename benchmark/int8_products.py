@@ -24,7 +24,7 @@ from measurement import in_turn, median_ratio, percentiles, write_result
 from onnx import TensorProto, numpy_helper
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.engines.onnx.files import ONNX_FOLDER, ROWS, engine_graphs
+from vla_runtime.bundle.onnx_files import ONNX_FOLDER, ROWS, engine_graphs
 from vla_runtime.export.onnx.bundle import export_bundle
 from vla_runtime.export.onnx.calibration import calibration_cases
 from vla_runtime.export.onnx.eight_bits import EightBits, Range

@@ -48,20 +48,20 @@ from triton_package import Launches, make_importable  # isort: skip
 
 from vla_runtime.engines.torch import engine
 from vla_runtime.engines.torch.prompt_lengths import LENGTHS
-from vla_runtime.families import performance_figures, preset
 from vla_runtime.families.blocks import epilogues, fused, fused_product
 from vla_runtime.families.blocks.fused_expert import FusedExpert
-from vla_runtime.families.family import with_cameras
 from vla_runtime.families.flow_network import FlowNetwork
-from vla_runtime.families.performance_figures import Kernels
+from vla_runtime.families.operation_counts import count_operations
 from vla_runtime.families.pi.flow_policy import PiNetwork
 from vla_runtime.families.pi.fused import FusedPi
+from vla_runtime.families.smolvla.flow_policy import SmolVla
 from vla_runtime.families.smolvla.fused import FusedSmolVla
-from vla_runtime.families.smolvla.networks import SmolVla
+from vla_runtime.family.declaration import with_cameras
+from vla_runtime.family.listing import performance_figures, preset
+from vla_runtime.family.performance_figures import Kernels
 from vla_runtime.performance.bench import look
 from vla_runtime.performance.devices import DEVICES
 from vla_runtime.performance.kernel_times import SECONDS_A_KERNEL, predicted_ms
-from vla_runtime.performance.operation_counts import count_operations
 from vla_runtime.performance.roofline import Floor, phase_floors, published_rates
 from vla_runtime.policy import Policy
 
@@ -295,7 +295,7 @@ def main() -> None:
     for family, (_, kernels) in of_family.items():
         found = {'torch': kernels['packed'], 'triton': kernels['triton']}
         if found != performance_figures(family).kernels:
-            print(f'kernels in the performance_figures.py of {family} are out of date: {found}')
+            print(f'kernels in the declaration.py of {family} are out of date: {found}')
     counted = {
         family: {
             'views': views,

@@ -11,12 +11,12 @@ from lerobot_checkpoint import JOINTS, Options
 from lerobot_sides import OURS, look, observation
 
 from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.onnx_files import Precision
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.engines.onnx.files import Precision
+from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.export.conversion import plan_export, write_export
 from vla_runtime.export.onnx.bundle import export_bundle
 from vla_runtime.export.onnx.export import write_onnx
-from vla_runtime.export.options import ExportOptions
 from vla_runtime.policy import Policy
 
 # Of the networks at the sizes for a CPU, where no file of the folder has them.

@@ -49,7 +49,7 @@ from lerobot_record import GOALS, Record, show, targets
 from lerobot_sides import OURS, THEIRS, LeRobot, Turn, infer, lerobot_fault, look, make_folder
 from measurement import write_result
 
-from vla_runtime.families import find_family
+from vla_runtime.family.listing import find_family
 from vla_runtime.policy import Policy
 
 _CASES = Path(__file__).parents[1] / 'test' / 'cases'

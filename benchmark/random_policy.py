@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from vla_runtime.engines.protocol import PolicyEngine, StepInputs
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.engines.torch.weights import PRECISIONS, compute_in_full_precision, state_of
-from vla_runtime.families import build_network, find_family
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
+from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.families.pi.flow_policy import PiNetwork
+from vla_runtime.family.listing import find_family
 from vla_runtime.inference.denoise import flow_times
 
 SIZES = ('tiny', 'reduced', 'full')

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_runtime.engines.onnx.files import ONNX_FOLDER, TEXT_INPUT, WEIGHTS_DATA
+from vla_runtime.bundle.onnx_files import ONNX_FOLDER, TEXT_INPUT, WEIGHTS_DATA
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.tensorrt.store import ENGINES, network_name
 from vla_runtime.engines.token_embedding import TokenEmbedding
@@ -131,7 +131,7 @@ def _prepare(folder: Path, bundle: Path, size: str, precision: str, seed: int) -
     from safetensors.numpy import save_file
 
     from vla_runtime.export.onnx.export import write_onnx
-    from vla_runtime.families import read_time_table
+    from vla_runtime.family.listing import read_time_table
     from vla_runtime.inference.denoise import flow_times
 
     dims = kit_dims(size)
@@ -181,8 +181,8 @@ def _prepare_on_gpu(
     from safetensors.torch import save_file
 
     from vla_runtime.export.onnx.export import write_onnx
-    from vla_runtime.families import read_time_table
     from vla_runtime.families.flow_step import Prefix
+    from vla_runtime.family.listing import read_time_table
     from vla_runtime.inference.denoise import flow_times
 
     if precision == 'int8':

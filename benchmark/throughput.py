@@ -4,7 +4,7 @@ In every round, one after the other: the same stream of requests, each with ever
 of three cameras, prefix, denoise) and there as soon as there is room for it, in `latency`, in
 `throughput`, and in `latency` on twice the threads, which are the cores that `throughput` uses. A
 stream's rate is that from its first chunk to its last. So what slows the machine slows both sides
-of a ratio. `performance.operation_counts` allows `throughput` the sum of the two halves, encoding
+of a ratio. `families.operation_counts` allows `throughput` the sum of the two halves, encoding
 and denoising, over the longer one; so does the time that they take in `latency`.
 Intervals are those of the median, by bootstrap. It needs two cores for every thread.
 
@@ -23,9 +23,9 @@ import torch
 from measurement import in_turn, median_interval, percentiles, write_result
 from mid_size import DIMS, PACKAGES, STEPS, look, mid_size_policy, parse_arguments
 
+from vla_runtime.families.operation_counts import count_operations
 from vla_runtime.inference.pipeline import PipelineMode
 from vla_runtime.inference.settings import PolicySettings
-from vla_runtime.performance.operation_counts import count_operations
 from vla_runtime.policy import Policy
 from vla_runtime.types import InferenceReport, Observation
 

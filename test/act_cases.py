@@ -14,10 +14,10 @@ from network_cases import ReferenceCase, our_weights
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vla_runtime.families import build_network
 from vla_runtime.families.act.checkpoint import NAMES
 from vla_runtime.families.act.dimensions import ActDims, ResNetDims, StackDims
 from vla_runtime.families.act.networks import Act
+from vla_runtime.families.flow_network import build_network
 
 
 @dataclass(frozen=True)

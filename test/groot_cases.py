@@ -15,8 +15,8 @@ from network_cases import ReferenceCase, our_weights, vision_of_case
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vla_runtime.families import build_network
 from vla_runtime.families.blocks.dimensions import DecoderDims
+from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.groot.dimensions import GrootDims, StackDims
 from vla_runtime.families.groot.n15 import GrootN15
 from vla_runtime.families.groot.n17 import GrootN17

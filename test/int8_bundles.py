@@ -13,8 +13,8 @@ from onnx_faults import add_constant, nodes_of
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.onnx_files import Precision
 from vla_runtime.engines import cpu
-from vla_runtime.engines.onnx.files import Precision
 from vla_runtime.export.onnx.bundle import export_bundle
 from vla_runtime.export.onnx.calibration import LEAST_OBSERVATIONS
 

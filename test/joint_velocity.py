@@ -16,7 +16,12 @@ from vla_runtime.families.blocks.attention import attend, rotary
 from vla_runtime.families.groot.n15 import GrootN15
 from vla_runtime.families.groot.n17 import GrootN17
 from vla_runtime.families.pi.flow_policy import PiNetwork
-from vla_runtime.families.smolvla.networks import SmolVla, _action_sight, cross_memory, prefix_sight
+from vla_runtime.families.smolvla.flow_policy import (
+    SmolVla,
+    _action_sight,
+    cross_memory,
+    prefix_sight,
+)
 
 
 def joint_velocity(

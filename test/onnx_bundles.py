@@ -20,23 +20,23 @@ from tiny_policy import tiny_spec, tiny_statistics, write_tiny_policy
 from torch import Tensor
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.bundle.schema import STATISTICS_FILE, WEIGHTS_FILE, BundleSpec
-from vla_runtime.bundle.writer import seal, write_statistics
-from vla_runtime.engines.onnx.files import (
+from vla_runtime.bundle.graph_facts import read_graph_facts
+from vla_runtime.bundle.onnx_files import (
     ONNX_FOLDER,
     TEXT_INPUT,
     WEIGHTS_DATA,
     Attention,
     Precision,
 )
+from vla_runtime.bundle.schema import STATISTICS_FILE, WEIGHTS_FILE, BundleSpec
+from vla_runtime.bundle.writer import seal, write_statistics
 from vla_runtime.engines.onnx.session import Placement, Session
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.token_embedding import TokenEmbedding
-from vla_runtime.export.graph_facts import read_graph_facts
 from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.export.onnx.precision import type_faults
-from vla_runtime.families import read_time_table
 from vla_runtime.families.flow_network import FlowNetwork
+from vla_runtime.family.listing import read_time_table
 from vla_runtime.inference.denoise import flow_times
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from vla_runtime.engines.onnx.files import ONNX_FOLDER, WEIGHTS_DATA
+from vla_runtime.bundle.onnx_files import ONNX_FOLDER, WEIGHTS_DATA
 
 FLOAT, INTEGER = TensorProto.FLOAT, TensorProto.INT64
 Fault = Callable[[onnx.ModelProto], None]

@@ -21,11 +21,11 @@ from onnx import TensorProto
 from onnx_bundles import copy_weights, tiny_onnx_bundle
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.engines.onnx.files import EIGHT_BITS, ONNX_FOLDER, ROWS, Precision, engine_graphs
+from vla_runtime.bundle.graph_facts import read_graph_facts
+from vla_runtime.bundle.onnx_files import EIGHT_BITS, ONNX_FOLDER, ROWS, Precision, engine_graphs
 from vla_runtime.engines.tensorrt.adapter import BuildOptions, BuiltEngine, TensorRT
 from vla_runtime.engines.tensorrt.kernel_plan import Kernel
 from vla_runtime.engines.tensorrt.rtx import RTX_MODULES
-from vla_runtime.export.graph_facts import read_graph_facts
 from vla_runtime.export.onnx.eight_bits import EightBits, Range
 from vla_runtime.export.onnx.export import meta_network, write_onnx
 from vla_runtime.export.onnx.precision import tensor_types

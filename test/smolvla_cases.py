@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from tiny_policy import tiny_dims
 from torch import Tensor
 
-from vla_runtime.families import build_network
 from vla_runtime.families.blocks.dimensions import DecoderDims
+from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.smolvla.checkpoint import NAMES
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
-from vla_runtime.families.smolvla.networks import SmolVla
+from vla_runtime.families.smolvla.flow_policy import SmolVla
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from network_cases import relative_error
 from safetensors.torch import load_file
 
 from vla_runtime.cli.main import main
-from vla_runtime.families import build_network
+from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.flow_step import DenoiseStep
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.policy import Policy

@@ -1,69 +1,65 @@
-"""Rooms of the package: which room imports which, read from the source and never by importing it.
+"""Rooms of the package, in one order: a room imports itself and rooms below it, nothing above.
 
-Imports inside functions count: they run as well, if later.
+So whatever a room imports, at however many removes, lies below it. Imports inside functions count,
+they run as well, if later, and so do those for types.
 """
 
 from __future__ import annotations
 
-import ast
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from import_graph import ImportGraph, imports
+from pages import PAGES, blocks
 from paths import ROOT
 
-from vla_runtime.families import family_names
+from vla_runtime.family.listing import family_names
 
 PACKAGE = 'vla_runtime'
-# Room to the rooms of the package that it may import; `types` and `files` may be imported by all.
-EVERYONE = {'types', 'files', '__version__'}
-ROOMS: dict[str, set[str]] = {
-    'types': set(),
-    'files': set(),
-    # A family's checkpoint reader gives the exporter and the bundle what they write.
-    'families': {'bundle', 'export', 'processing'},
-    'bundle': {'families', 'processing'},
-    'processing': set(),
-    'inference': {'engines', 'bundle', 'processing', 'families'},
-    'engines': {'families', 'bundle'},
-    'export': {'families', 'engines', 'bundle', 'processing', 'inference', 'performance'},
-    'execution': set(),
-    'policy': {'bundle', 'engines', 'inference', 'processing', 'families'},
-    'ros': {
-        'policy',
-        'execution',
-        'inference',
-        'bundle',
-        'engines',
-        'processing',
-        'recording',
-        'processes',
-    },
-    'processes': set(),
-    'recording': set(),
-    'replay': {
-        'policy',
-        'recording',
-        'ros',
-        'inference',
-        'bundle',
-        'engines',
-        'processes',
-    },
-    'dataset': {'recording', 'ros'},
-    'performance': {'families', 'engines', 'inference', 'bundle', 'processing', 'policy'},
-    'selftest': {'policy', 'engines', 'export', 'bundle', 'performance', 'families'},
-}
-# Rooms that nothing on a robot imports; they may import everything.
-FREE = {'tabletop', 'cli', '__main__', '__init__'}
-# Room, or folder of one, to packages that it must do without.
+# From top to bottom; the picture in docs/architecture.md is the same.
+ROOMS = (
+    '__main__',
+    'cli',
+    'tabletop',
+    'selftest',
+    'dataset',
+    'replay',
+    'performance',
+    'export',
+    'ros',
+    'policy',
+    'inference',
+    'engines',
+    'families',
+    'checkpoints',
+    'bundle',
+    'family',
+    'execution',
+    'processing',
+    'recording',
+    'processes',
+    'types',
+    'files',
+    # The version.
+    '__init__',
+)
+# Rooms with circles inside, to be mended: the test of one that has none any more fails here.
+TO_UNTIE = {'tabletop', 'ros'}
+# Room, folder of one or files, to packages that it must do without: neither does any of its modules
+# import them, in a function or not, nor does anything that is loaded with it.
 WITHOUT = {
     'processing': {'torch', 'rclpy'},
     'execution': {'torch', 'rclpy', 'cv2', 'yaml'},
     'files': {'torch', 'rclpy', 'cv2'},
+    'family': {'torch', 'rclpy', 'cv2', 'yaml'},
+    'families/*/declaration.py': {'torch', 'rclpy', 'cv2', 'yaml'},
     'bundle': {'torch', 'rclpy', 'cv2'},
+    'checkpoints': {'torch', 'rclpy', 'cv2'},
+    'families/*/checkpoint.py': {'torch', 'rclpy'},
     'inference': {'torch', 'rclpy'},
     'engines/tensorrt': {'torch', 'rclpy'},
     'engines/onnx': {'torch', 'rclpy'},
@@ -87,59 +83,122 @@ NAMED_ALL_THE_SAME: dict[str, tuple[str, ...]] = {
         "type=at_least(1 if stage == 'act' else 0),",
     ),
 }
-# The only package that the core that moves the robot may need.
-EXECUTION_NEEDS = {'numpy'}
+# Rooms whose modules load one package besides Python's own.
+NUMPY_ALONE = ('execution', 'family')
+# Rooms that write ONNX files, engines and receipts.
+IMPORTING_EXPORT = {'cli', 'selftest', 'tabletop'}
+# Files that load modules by name, which the order does not see: plug-ins and optional packages.
+LOADING_BY_NAME = {
+    'cli/main.py',
+    'engines/cuda_driver.py',
+    'engines/tensorrt/adapter.py',
+    'family/listing.py',
+    'ros/executor/controller_watch.py',
+    'ros/messages/output_types.py',
+    'ros/node_main.py',
+    'tabletop/training/recipes/__init__.py',
+}
+
+GRAPH = ImportGraph(ROOT, [PACKAGE])
 
 
 def modules(part: str = '') -> list[Path]:
-    """Source files of the package, or of a file or folder of it."""
-    path = ROOT / PACKAGE / part
-    return [path] if path.is_file() else sorted(path.rglob('*.py'))
+    """Source files of the package, or of a file, files or a folder of it."""
+    found = [
+        file
+        for path in (sorted((ROOT / PACKAGE).glob(part)) if part else [ROOT / PACKAGE])
+        for file in ([path] if path.is_file() else sorted(path.rglob('*.py')))
+    ]
+    assert found, f'{part}: no such file or folder'
+    return found
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Full names of all modules that a file imports, at its top and in its functions."""
-    for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0 and node.module, f'{path}: relative import'
-            # From the package itself a room is imported by name.
-            names = [alias.name for alias in node.names] if node.module == PACKAGE else []
-            yield from (f'{PACKAGE}.{name}' for name in names)
-            if not names:
-                yield node.module
+def loaded_with(part: str) -> set[str]:
+    """Packages, other than Python's own, that are loaded with the modules of a part."""
+    wanted = set(modules(part))
+    loaded = GRAPH.loaded_with(name for name, path in GRAPH.files.items() if path in wanted)
+    return {name.split('.')[0] for name in loaded} - set(sys.stdlib_module_names) - {PACKAGE}
 
 
 def room_of(path: Path) -> str:
     return path.relative_to(ROOT / PACKAGE).with_suffix('').parts[0]
 
 
-def rooms_imported(path: Path) -> set[str]:
-    parts = [name.split('.') for name in imports(path)]
-    return {names[1] for names in parts if names[0] == PACKAGE and len(names) > 1}
+def upward_imports(graph: ImportGraph, order: tuple[str, ...], place: dict[str, str]) -> set[str]:
+    """Imports that point up, in words.
 
-
-def test_every_room_is_in_the_table() -> None:
-    assert {room_of(path) for path in modules()} == {*ROOMS, *FREE}
-
-
-@pytest.mark.parametrize('room', ROOMS)
-def test_a_room_imports_only_the_rooms_of_its_row(room: str) -> None:
-    allowed = ROOMS[room] | EVERYONE | {room}
-    wrong = {
-        str(path.relative_to(ROOT)): sorted(found)
-        for path in modules()
-        if room_of(path) == room and (found := rooms_imported(path) - allowed)
+    Args:
+        graph: the modules.
+        order: rooms from top to bottom.
+        place: module to its room.
+    """
+    depth = {room: number for number, room in enumerate(order)}
+    return {
+        f'{module} -> {name}'
+        for module in graph.files
+        for name in graph.imported(module)
+        if depth[place[name]] < depth[place[module]]
     }
-    assert not wrong
+
+
+ROOM_OF = {module: room_of(path) for module, path in GRAPH.files.items()}
+
+
+def test_every_room_is_in_the_order_once() -> None:
+    assert sorted(ROOMS) == sorted(set(ROOM_OF.values()))
+
+
+def test_every_import_points_down() -> None:
+    assert not upward_imports(GRAPH, ROOMS, ROOM_OF)
+
+
+@pytest.mark.parametrize(
+    'room',
+    [
+        pytest.param(room, marks=[pytest.mark.xfail(strict=True)] if room in TO_UNTIE else [])
+        for room in ROOMS
+    ],
+)
+def test_no_files_of_a_room_import_each_other_in_a_circle(room: str) -> None:
+    assert not GRAPH.circles(module for module, its in ROOM_OF.items() if its == room)
+
+
+def test_exporting_is_for_the_command_line_and_tools() -> None:
+    importers = {
+        ROOM_OF[module]
+        for module in GRAPH.files
+        if any(ROOM_OF[name] == 'export' for name in GRAPH.imported(module))
+    }
+    assert importers <= IMPORTING_EXPORT | {'export'}
+
+
+def test_the_picture_of_the_architecture_page_is_the_order() -> None:
+    (page,) = (page for page in PAGES if page.endswith('architecture.md'))
+    (picture,) = (block for block in blocks(page, 'text') if 'families' in block)
+    # Rooms, two spaces, and what is there.
+    drawn = [
+        name.removesuffix('.py')
+        for line in picture.splitlines()
+        for name in line.split('  ')[0].split(', ')
+    ]
+    assert drawn == [room for room in ROOMS if not room.startswith('__')]
+
+
+def test_modules_are_loaded_by_name_in_known_files_alone() -> None:
+    found = {
+        str(path.relative_to(ROOT / PACKAGE))
+        for path in modules()
+        if 'import_module(' in path.read_text(encoding='utf-8')
+    }
+    assert found == LOADING_BY_NAME
 
 
 def test_nothing_that_runs_on_a_robot_imports_the_simulated_tabletop() -> None:
     importers = {
         str(path.relative_to(ROOT / PACKAGE))
         for path in modules()
-        if 'tabletop' in rooms_imported(path) and room_of(path) != 'tabletop'
+        if any(name.startswith('vla_runtime.tabletop') for name in imports(path))
+        and room_of(path) != 'tabletop'
     }
     # Verbs that are about nothing else.
     assert importers == {'cli/demo.py', 'cli/study.py', 'cli/train_demo.py'}
@@ -148,12 +207,32 @@ def test_nothing_that_runs_on_a_robot_imports_the_simulated_tabletop() -> None:
 @pytest.mark.parametrize('part', WITHOUT)
 def test_a_room_does_without_the_packages_that_are_not_its_own(part: str) -> None:
     found = {name.split('.')[0] for path in modules(part) for name in imports(path)}
-    assert not found & WITHOUT[part]
+    assert not (found | loaded_with(part)) & WITHOUT[part]
 
 
-def test_the_core_that_moves_the_robot_needs_numpy_alone() -> None:
-    found = {name.split('.')[0] for path in modules('execution') for name in imports(path)}
-    assert found - set(sys.stdlib_module_names) - {PACKAGE} == EXECUTION_NEEDS
+@pytest.mark.parametrize('room', NUMPY_ALONE)
+def test_a_room_loads_numpy_alone(room: str) -> None:
+    assert loaded_with(room) == {'numpy'}
+
+
+@pytest.mark.parametrize(
+    'source',
+    [
+        'import vla_runtime.execution.executor',
+        # Declarations are loaded by name, so that no import of the room's shows what they load.
+        'from vla_runtime.family.listing import family_names; assert family_names()',
+    ],
+)
+def test_what_runs_with_numpy_alone_does(source: str) -> None:
+    check = "import sys; print(*{'yaml', 'cv2', 'torch', 'rclpy', 'numpy'} & {*sys.modules})"
+    done = subprocess.run(
+        [sys.executable, '-c', f'{source}; {check}'],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.split() == ['numpy']
 
 
 def test_what_moves_the_robot_cannot_tell_whether_it_is_recorded() -> None:
@@ -197,10 +276,43 @@ def test_a_family_named_in_a_comment_or_as_a_key_is_seen(tmp_path: Path) -> None
     ]
 
 
-def test_imports_in_functions_are_seen(tmp_path: Path) -> None:
-    source = (
-        'import numpy.linalg\n\ndef f():\n    from vla_runtime import policy\n    import torch\n'
+SOURCES = {
+    'top.py': 'import numpy.linalg\nfrom typing import TYPE_CHECKING\n'
+    'from house import cellar\nif TYPE_CHECKING:\n    from house.attic import Roof\n'
+    'def f():\n    from house import attic\n    import torch\n',
+    'attic.py': 'import yaml\nimport house.top\n',
+    'cellar.py': 'try:\n    from cv2 import resize\nexcept ImportError:\n    resize = None\n',
+    '__init__.py': 'import safetensors\n',
+}
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> ImportGraph:
+    (tmp_path / 'house').mkdir()
+    for name, source in SOURCES.items():
+        (tmp_path / 'house' / name).write_text(source, encoding='utf-8')
+    return ImportGraph(tmp_path, ['house'])
+
+
+def test_imports_in_functions_and_for_types_are_seen(house: ImportGraph) -> None:
+    assert house.imported('house.top') == {'house.attic', 'house.cellar'}
+    assert {'torch', 'numpy.linalg', 'house.attic', 'house.cellar'} <= imports(
+        house.files['house.top']
     )
-    path = tmp_path / 'module.py'
-    path.write_text(source, encoding='utf-8')
-    assert set(imports(path)) == {'numpy.linalg', 'vla_runtime.policy', 'torch'}
+
+
+def test_what_is_loaded_is_loaded_at_any_remove_and_neither_in_functions_nor_for_types(
+    house: ImportGraph,
+) -> None:
+    loaded = house.loaded_with(['house.top'])
+    assert {'numpy.linalg', 'numpy', 'house.cellar', 'cv2', 'house', 'safetensors'} <= loaded
+    assert not loaded & {'torch', 'yaml', 'house.attic'}
+    assert {'yaml', 'cv2'} <= house.loaded_with(['house.attic'])
+
+
+def test_an_import_that_points_up_and_a_circle_are_found(house: ImportGraph) -> None:
+    place = {module: module for module in house.files}
+    order = ('house.attic', 'house.top', 'house.cellar', 'house')
+    assert upward_imports(house, order, place) == {'house.top -> house.attic'}
+    assert house.circles(house.files) == [{'house.top', 'house.attic'}]
+    assert not house.circles(['house.top', 'house.cellar'])

@@ -28,14 +28,15 @@ from vla_runtime.bundle.schema import (
     StateSpec,
 )
 from vla_runtime.bundle.statistics import image_group
-from vla_runtime.families import build_network, find_family
 from vla_runtime.families.act.dimensions import ActDims, ResNetDims, StackDims
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.evo1.dimensions import Evo1Dims, HeadDims
+from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.groot import dimensions as groot
 from vla_runtime.families.groot.n17_dimensions import GrootN17Dims, QwenVisionDims
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
+from vla_runtime.family.listing import find_family
 from vla_runtime.processing.prompt_layout import image_places_of
 from vla_runtime.processing.prompts import PromptFormat
 from vla_runtime.processing.tokenizer import Tokenizer

@@ -17,10 +17,10 @@ import torch
 from paths import ROOT
 
 from vla_runtime.engines import preflight
-from vla_runtime.families import family_names, performance_figures
+from vla_runtime.families.operation_counts import count_operations
+from vla_runtime.family.listing import family_names, performance_figures
 from vla_runtime.performance.devices import DEVICES
 from vla_runtime.performance.kernel_times import predicted_ms
-from vla_runtime.performance.operation_counts import count_operations
 from vla_runtime.performance.roofline import phase_floors, published_rates
 
 sys.path.insert(0, str(ROOT / 'benchmark'))

@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / 'benchmark'))
 
 import kernels
 
-from vla_runtime.families import performance_figures, preset_names
+from vla_runtime.family.listing import performance_figures, preset_names
 from vla_runtime.policy import Policy
 
 COUNTED = {

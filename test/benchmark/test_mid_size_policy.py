@@ -10,7 +10,7 @@ sys.path.insert(0, str(ROOT / 'benchmark'))
 
 import mid_size
 
-from vla_runtime.performance.operation_counts import count_operations
+from vla_runtime.families.operation_counts import count_operations
 
 
 def test_the_mid_size_policy_has_about_a_hundred_million_parameters():

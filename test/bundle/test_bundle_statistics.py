@@ -13,7 +13,7 @@ from vla_runtime.bundle.folder import BundleError, read_bundle
 from vla_runtime.bundle.statistics import check_statistics, statistics_notes
 from vla_runtime.bundle.writer import seal
 from vla_runtime.cli.main import main
-from vla_runtime.files.typed_yaml import FieldError
+from vla_runtime.files.field_error import FieldError
 from vla_runtime.policy import Policy
 
 COUNT = len(JOINTS)

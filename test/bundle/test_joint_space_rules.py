@@ -9,7 +9,7 @@ from tiny_policy import aloha_spec, tiny_spec
 
 from vla_runtime.bundle.rules import check_spec, dump_spec, parse_spec
 from vla_runtime.bundle.summary import describe
-from vla_runtime.files.typed_yaml import FieldError
+from vla_runtime.files.field_error import FieldError
 
 
 def changed(group: str, index: int, **changes):

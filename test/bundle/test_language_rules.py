@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from tiny_policy import tiny_spec, write_tiny_policy
 
-from vla_runtime.bundle.contents import check_contents
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.bundle.rules import check_guidable, check_spec, dump_spec, parse_spec
 from vla_runtime.bundle.schema import ImageSpec
 from vla_runtime.bundle.statistics import check_statistics
 from vla_runtime.bundle.summary import describe
-from vla_runtime.files.typed_yaml import FieldError
+from vla_runtime.families.bundle_contents import check_contents
+from vla_runtime.files.field_error import FieldError
 
 WITH, WITHOUT = tiny_spec('pi0'), tiny_spec('act')
 # Recordings made before `normalisation.images` and policies without language name this one.

@@ -42,12 +42,12 @@ from safetensors.torch import save_file as save_torch_file
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import ActionSpec, CameraSpec
+from vla_runtime.checkpoints.tensors import read_tensors
 from vla_runtime.cli.main import main
-from vla_runtime.export.block_sizes import HeadCounts
-from vla_runtime.export.checkpoint import read_tensors
-from vla_runtime.families import find_family
+from vla_runtime.families.blocks.block_sizes import HeadCounts
 from vla_runtime.families.pi.tensor_dims import dims_of
 from vla_runtime.families.pi.tensor_names import NAMES
+from vla_runtime.family.listing import find_family
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation
 

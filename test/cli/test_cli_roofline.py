@@ -12,10 +12,10 @@ from paths import ROOT
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.cli.main import main
-from vla_runtime.families import family_names, find_family, performance_figures, preset_names
+from vla_runtime.families.operation_counts import count_operations
 from vla_runtime.families.pi.dimensions import PI05
+from vla_runtime.family.listing import family_names, find_family, performance_figures, preset_names
 from vla_runtime.performance.devices import DEVICES
-from vla_runtime.performance.operation_counts import count_operations
 from vla_runtime.performance.roofline import largest_engine_bytes
 
 
@@ -331,7 +331,7 @@ def test_an_error_comes_before_anything_slow_is_imported():
 def test_without_pytorch_it_says_what_counts_the_operations(monkeypatch, capsys):
     count_operations.cache_clear()
     monkeypatch.setitem(sys.modules, 'torch', None)
-    monkeypatch.delitem(sys.modules, 'vla_runtime.performance.meta_runs', raising=False)
+    monkeypatch.delitem(sys.modules, 'vla_runtime.families.meta_runs', raising=False)
     assert main(['roofline', 'pi05', '--device', 'thor']) == 2
     assert 'operations are counted by PyTorch' in capsys.readouterr().err
 

@@ -12,9 +12,9 @@ import torch
 from pages import blocks
 
 from vla_runtime import families
-from vla_runtime.families import build_network, find_family
-from vla_runtime.families.family import Family
-from vla_runtime.families.flow_network import FlowNetwork
+from vla_runtime.families.flow_network import FlowNetwork, build_network
+from vla_runtime.family.declaration import Family
+from vla_runtime.family.listing import find_family
 
 PAGE = 'docs/adding_a_family.md'
 FOLDER = 'vla_runtime/families/'

@@ -12,7 +12,8 @@ from pages import prose, text_of
 from paths import ROOT
 
 from vla_runtime.cli.export import add_arguments
-from vla_runtime.families import family_folders, family_names, find_family, weight_shapes
+from vla_runtime.families.weight_shapes import weight_shapes
+from vla_runtime.family.listing import family_folders, family_names, find_family
 
 INDEX = 'docs/families.md'
 FOLDERS = sorted(family_folders())

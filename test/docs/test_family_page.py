@@ -13,14 +13,14 @@ import torch
 from safetensors.torch import save_file
 
 from vla_runtime.bundle.tensors import check_tensors
-from vla_runtime.export.checkpoint import read_tensors
-from vla_runtime.export.checkpoint_reader import Source
-from vla_runtime.export.checkpoint_reader import _readers as checkpoint_readers
-from vla_runtime.families import weight_shapes
-from vla_runtime.families.family import Family
+from vla_runtime.checkpoints.reader import Source
+from vla_runtime.checkpoints.reader import _readers as checkpoint_readers
+from vla_runtime.checkpoints.tensors import read_tensors
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.flow_step import DenoiseStep
 from vla_runtime.families.traced_shapes import trace_shapes
+from vla_runtime.families.weight_shapes import weight_shapes
+from vla_runtime.family.declaration import Family
 
 
 def row_inputs(toy: Family, rows: int) -> dict[str, torch.Tensor]:

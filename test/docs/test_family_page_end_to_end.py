@@ -22,8 +22,9 @@ from vla_runtime.execution.command import CommandKind, Reason
 from vla_runtime.execution.config import ExecutorConfig
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.parameters import ExecutorParameters
-from vla_runtime.families import build_network, family_names
-from vla_runtime.families.family import Family
+from vla_runtime.families.flow_network import build_network
+from vla_runtime.family.declaration import Family
+from vla_runtime.family.listing import family_names
 from vla_runtime.inference.prefix_cache import CacheMode, CachePolicy
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy

@@ -21,7 +21,7 @@ from paths import ROOT
 from vla_runtime.cli import main as program
 from vla_runtime.execution.command import ChunkRefusal, Reason
 from vla_runtime.execution.handover import HandoverMode
-from vla_runtime.families import family_names, find_family
+from vla_runtime.family.listing import family_names, find_family
 from vla_runtime.files.typed_yaml import key_of
 from vla_runtime.processes import supervisor
 from vla_runtime.ros.executor.gripper_goals import GoalState

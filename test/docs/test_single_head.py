@@ -25,15 +25,16 @@ from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.bundle.writer import new_bundle, seal
 from vla_runtime.cli.main import main
 from vla_runtime.export.onnx.export import write_onnx
-from vla_runtime.families import build_network
-from vla_runtime.families.family import Family
+from vla_runtime.families.flow_network import build_network
+from vla_runtime.family.declaration import Family
+from vla_runtime.family.listing import find_family
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 
 DECLARATION = """
 from dataclasses import replace
 
-from vla_runtime.families.family import NoTimes
+from vla_runtime.family.declaration import NoTimes
 from vla_runtime.families.toy.declaration import FAMILIES as TOY
 
 FAMILIES = (replace(TOY[0], name='one_pass', head='single', presets={}, time_table=NoTimes),)
@@ -90,7 +91,7 @@ def one_pass(toy: Family, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         (folder / 'one_pass' / f'{name}.py').write_text(text, encoding='utf-8')
     families.__path__.append(str(folder))
     importlib.invalidate_caches()
-    yield families.find_family('one_pass')
+    yield find_family('one_pass')
     families.__path__.remove(str(folder))
     for name in [name for name in sys.modules if name.startswith('vla_runtime.families.one_pass')]:
         del sys.modules[name]

@@ -11,11 +11,11 @@ from act_cases import load_act_case
 from network_cases import each_entry, relative_error
 from onnx_bundles import onnx_of_network, run_graph
 
+from vla_runtime.bundle.onnx_files import vision_names
 from vla_runtime.bundle.schema import CameraSpec
 from vla_runtime.engines.onnx.engine import OnnxEngine
-from vla_runtime.engines.onnx.files import vision_names
 from vla_runtime.engines.protocol import StepInputs
-from vla_runtime.families.family import distinct_image_sizes
+from vla_runtime.family.declaration import distinct_image_sizes
 
 pytestmark = pytest.mark.cases
 

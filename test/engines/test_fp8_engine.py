@@ -19,12 +19,12 @@ from vla_runtime.engines import preflight
 from vla_runtime.engines.tolerances import error_of
 from vla_runtime.engines.torch import cuda_graph, weights
 from vla_runtime.engines.torch import engine as torch_engine
-from vla_runtime.engines.torch.engine import TorchEngine
+from vla_runtime.engines.torch.loading import load_torch_engine
 from vla_runtime.engines.torch.weights import load_network
-from vla_runtime.families import family_names, preset
 from vla_runtime.families.blocks.float8 import E4M3
 from vla_runtime.families.blocks.layers import Linear, matrix_names, product_names
 from vla_runtime.families.flow_network import empty_network
+from vla_runtime.family.listing import family_names, preset
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 from vla_runtime.types import CommittedPlan
@@ -178,7 +178,7 @@ def test_a_gpu_without_such_products_is_refused_before_its_weights_are_read(
     with pytest.raises(
         ValueError, match=rf"'fp8': device 'cuda' has compute capability {number}.* use bfloat16"
     ):
-        TorchEngine.load('act', tiny_dims('act'), tmp_path / 'none', **options)
+        load_torch_engine('act', tiny_dims('act'), tmp_path / 'none', **options)
 
 
 @pytest.mark.parametrize('capability', [(8, 9), (9, 0), (11, 0), (12, 0)])
@@ -187,7 +187,7 @@ def test_a_gpu_that_has_them_goes_on_to_its_weights(tmp_path, monkeypatch, capab
     monkeypatch.setattr(weights, 'torch_device', torch.device)
     options = {'precision': 'fp8', 'max_rows': 1, 'use_cuda_graphs': True, 'device': 'cuda:1'}
     with pytest.raises(FileNotFoundError):
-        TorchEngine.load('act', tiny_dims('act'), tmp_path / 'none', **options)
+        load_torch_engine('act', tiny_dims('act'), tmp_path / 'none', **options)
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,12 @@ from paths import ROOT
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.onnx_files import graph_path
 from vla_runtime.engines.onnx.engine import OnnxEngine
-from vla_runtime.engines.onnx.files import graph_path
 from vla_runtime.engines.onnx.session import Placement, Session
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.torch.engine import TorchEngine
-from vla_runtime.families import read_time_table
+from vla_runtime.family.listing import read_time_table
 from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.denoise import denoise, flow_times
 from vla_runtime.inference.guidance import row_weights

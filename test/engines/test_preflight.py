@@ -10,9 +10,9 @@ import types
 import pytest
 from fake_cuda import FakeCuda
 
+from vla_runtime.bundle.onnx_files import engine_graphs
 from vla_runtime.engines import preflight
 from vla_runtime.engines.device_names import check_device, parse_device
-from vla_runtime.engines.onnx.files import engine_graphs
 from vla_runtime.engines.preflight import (
     check_backend,
     check_cuda_device,

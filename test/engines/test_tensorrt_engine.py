@@ -27,6 +27,7 @@ from vla_runtime.engines.tensorrt.adapter import Network, TensorRT, TensorRTErro
 from vla_runtime.engines.tensorrt.engine import TensorRTEngine
 from vla_runtime.engines.tensorrt.loading import closed_on_failure, load_networks
 from vla_runtime.engines.torch.engine import TorchEngine
+from vla_runtime.engines.torch.loading import load_torch_engine
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
 from vla_runtime.inference.denoise import denoise, flow_times
 from vla_runtime.inference.settings import PolicySettings
@@ -55,7 +56,7 @@ def machine(monkeypatch, bundles, tmp_path):
 
 
 def torch_engine(bundle: Path, family: str) -> TorchEngine:
-    return TorchEngine.load(
+    return load_torch_engine(
         family,
         tiny_dims(family),
         bundle / 'weights.safetensors',

@@ -22,7 +22,8 @@ from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.torch import weights
 from vla_runtime.engines.torch.cuda_graph import Capturer
 from vla_runtime.engines.torch.engine import TorchEngine
-from vla_runtime.families import build_network
+from vla_runtime.engines.torch.loading import load_torch_engine
+from vla_runtime.families.flow_network import build_network
 from vla_runtime.inference.denoise import denoise, flow_times
 from vla_runtime.inference.guidance import row_weights
 from vla_runtime.inference.real_time_chunking import plan_weights
@@ -314,7 +315,7 @@ def test_captured_graphs_on_cuda_equal_eager_and_the_reference(path: Path, b: in
 def test_a_device_or_precision_that_is_not_to_be_had_is_an_error(tmp_path, changes, message):
     options = {'device': 'cpu', 'precision': 'float32', 'max_rows': 1, 'use_cuda_graphs': True}
     with pytest.raises(ValueError, match=message):
-        TorchEngine.load('pi05', tiny_dims('pi05'), tmp_path / 'none', **{**options, **changes})
+        load_torch_engine('pi05', tiny_dims('pi05'), tmp_path / 'none', **{**options, **changes})
 
 
 # Of a process, and on as PyTorch starts.
@@ -343,5 +344,5 @@ def test_a_load_on_cuda_computes_in_full_precision_and_one_on_a_cpu_changes_noth
     options = {'precision': 'float32', 'max_rows': 1, 'use_cuda_graphs': True}
     # Settings come before the weights, which are not there: no GPU is needed.
     with pytest.raises(FileNotFoundError):
-        TorchEngine.load('act', tiny_dims('act'), tmp_path / 'none', device=device, **options)
+        load_torch_engine('act', tiny_dims('act'), tmp_path / 'none', device=device, **options)
     assert reducing() == [allowed] * 3

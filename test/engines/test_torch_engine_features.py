@@ -13,7 +13,7 @@ from tiny_policy import tiny_dims
 
 from vla_runtime.engines.protocol import MAX_SAMPLES, StepInputs
 from vla_runtime.engines.torch.engine import TorchEngine
-from vla_runtime.families import build_network
+from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.flow_step import DenoiseStep, JacobianDenoiseStep
 from vla_runtime.families.pi.flow_policy import PiNetwork
 from vla_runtime.inference.denoise import denoise, flow_times

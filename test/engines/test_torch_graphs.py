@@ -18,15 +18,14 @@ from vla_runtime.engines.torch import cuda_graph
 from vla_runtime.engines.torch import engine as torch_engine
 from vla_runtime.engines.torch.cuda_graph import Capturer, vision_of
 from vla_runtime.engines.torch.engine import TorchEngine
-from vla_runtime.families import build_network
 from vla_runtime.families.blocks.fused_attention import OwnLayers, _PackedKeys
 from vla_runtime.families.blocks.fused_lengths import FirstKeys, Kernel
 from vla_runtime.families.blocks.layers import matrix_names
-from vla_runtime.families.family import TOKEN_MASK, image_sizes
-from vla_runtime.families.flow_network import FlowNetwork
+from vla_runtime.families.flow_network import FlowNetwork, build_network
 from vla_runtime.families.pi.fused import FusedPi
 from vla_runtime.families.smolvla.fused import FusedSmolVla
 from vla_runtime.families.traced_shapes import row_tensors
+from vla_runtime.family.declaration import TOKEN_MASK, image_sizes
 from vla_runtime.inference.denoise import denoise, denoise_serially, flow_times
 from vla_runtime.inference.guidance import row_weights
 

@@ -17,7 +17,7 @@ import onnx
 from graph_origins import TEXT_TABLE, is_half_matrix
 from onnx import TensorProto
 
-from vla_runtime.engines.onnx.files import WEIGHTS_DATA, Precision
+from vla_runtime.bundle.onnx_files import WEIGHTS_DATA, Precision
 from vla_runtime.export.onnx.precision import HALVES, load_graph
 from vla_runtime.export.onnx.weights import BundleWeights
 

@@ -13,9 +13,9 @@ from onnx_bundles import load_graph
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.onnx_files import ONNX_FOLDER
 from vla_runtime.bundle.schema import WEIGHTS_FILE
 from vla_runtime.engines.candidates import candidates
-from vla_runtime.engines.onnx.files import ONNX_FOLDER
 from vla_runtime.export.onnx.bundle import export_bundle
 from vla_runtime.export.onnx.eight_bit_rules import matrix_faults
 from vla_runtime.export.onnx.precision import precision_of, type_faults

@@ -10,10 +10,10 @@ import pytest
 from onnx_bundles import copy_weights, load_graph, tiny_onnx_bundle
 
 from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.graph_facts import GraphFacts
+from vla_runtime.bundle.onnx_files import ONNX_FOLDER
 from vla_runtime.bundle.schema import STATISTICS_FILE
-from vla_runtime.engines.onnx.files import ONNX_FOLDER
-from vla_runtime.export.errors import ExportError
-from vla_runtime.export.graph_facts import GraphFacts
+from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.export.onnx.bundle import export_bundle
 from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.export.onnx.verification import verify_onnx

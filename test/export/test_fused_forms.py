@@ -11,7 +11,7 @@ import torch
 from onnx_bundles import tiny_onnx_bundle
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.engines.onnx.files import ONNX_FOLDER
+from vla_runtime.bundle.onnx_files import ONNX_FOLDER
 from vla_runtime.engines.onnx.session import session_options
 from vla_runtime.export.onnx.graph import GraphWriter
 from vla_runtime.export.onnx.operators import lowering

@@ -31,12 +31,12 @@ from thorough import thorough_but
 from tiny_policy import observation
 
 from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.onnx_files import ONNX_FOLDER, ROWS, ROWS_GRAPHS, engine_graphs
 from vla_runtime.bundle.schema import WEIGHTS_FILE
+from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.cli.main import main
 from vla_runtime.engines import cpu
-from vla_runtime.engines.onnx.files import ONNX_FOLDER, ROWS, ROWS_GRAPHS, engine_graphs
 from vla_runtime.engines.onnx.session import SKIPPED_REWRITES, Placement, Session, session_options
-from vla_runtime.export.errors import ExportError
 from vla_runtime.export.onnx.bundle import export_bundle
 from vla_runtime.export.onnx.calibration import calibration_cases
 from vla_runtime.export.onnx.export import meta_network

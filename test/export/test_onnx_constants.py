@@ -18,8 +18,8 @@ from tiny_policy import tiny_spec, write_tiny_policy
 from torch import Tensor
 
 from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.onnx_files import ONNX_FOLDER, Precision, graph_names
 from vla_runtime.bundle.schema import WEIGHTS_FILE
-from vla_runtime.engines.onnx.files import ONNX_FOLDER, Precision, graph_names
 from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.export.onnx.weights import BundleWeights
 

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_runtime.bundle.folder import BundleError, read_bundle
-from vla_runtime.bundle.writer import seal
-from vla_runtime.engines.onnx.files import (
+from vla_runtime.bundle.onnx_files import (
     IMAGE_INPUTS,
     ONNX_FOLDER,
     STEP_INPUTS,
@@ -27,7 +26,8 @@ from vla_runtime.engines.onnx.files import (
     WEIGHTS_DATA,
     graph_names,
 )
-from vla_runtime.export.errors import ExportError
+from vla_runtime.bundle.writer import seal
+from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.export.onnx.bundle import export_bundle
 from vla_runtime.export.onnx.export import onnx_bytes, write_onnx
 from vla_runtime.export.onnx.graph import GraphWriter

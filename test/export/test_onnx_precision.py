@@ -19,7 +19,7 @@ from onnx_bundles import copy_bundle, load_graph, onnx_of_case, save_graph, tiny
 from onnx_faults import rounded
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.engines.onnx.files import ONNX_FOLDER, graph_names
+from vla_runtime.bundle.onnx_files import ONNX_FOLDER, graph_names
 from vla_runtime.export.onnx.export import meta_network
 from vla_runtime.export.onnx.precision import precision_of
 from vla_runtime.export.onnx.verification import VerificationError, check_graphs, verify_onnx

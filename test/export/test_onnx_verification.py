@@ -19,7 +19,7 @@ from thorough import thorough_after, thorough_but
 from tiny_policy import aloha_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.engines.onnx.files import ONNX_FOLDER
+from vla_runtime.bundle.onnx_files import ONNX_FOLDER
 from vla_runtime.engines.tolerances import BOUNDS, Bounds
 from vla_runtime.export.onnx.bundle import export_bundle
 from vla_runtime.export.onnx.cases import seeded_cases

@@ -7,8 +7,8 @@ import onnxruntime
 import pytest
 from onnx_bundles import load_graph, tiny_onnx_bundle
 
-from vla_runtime.engines.onnx.files import ONNX_FOLDER, ROWS, graph_name
-from vla_runtime.families import family_names
+from vla_runtime.bundle.onnx_files import ONNX_FOLDER, ROWS, graph_name
+from vla_runtime.family.listing import family_names
 
 TYPES = {'tensor(float)': np.float32, 'tensor(bool)': np.bool_, 'tensor(int64)': np.int64}
 

@@ -42,10 +42,10 @@ from thorough import thorough_but
 from tiny_policy import tiny_dims, tiny_spec
 
 from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.onnx_files import ONNX_FOLDER
 from vla_runtime.bundle.schema import WEIGHTS_FILE, CameraSpec
 from vla_runtime.cli.main import main
 from vla_runtime.engines.cuda_runtime import DeviceInfo
-from vla_runtime.engines.onnx.files import ONNX_FOLDER
 from vla_runtime.engines.tensorrt.adapter import BuildOptions, TensorRT, TensorRTError
 from vla_runtime.engines.tensorrt.kernel_plan import Kernel, Operand, count_products, mixed_products
 from vla_runtime.engines.tensorrt.layer_types import sum_in_float32

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vla_runtime.families import preset, preset_names
-from vla_runtime.families.family import with_cameras
+from vla_runtime.family.declaration import with_cameras
+from vla_runtime.family.listing import preset, preset_names
 
 
 @pytest.mark.parametrize('name', preset_names())

@@ -13,7 +13,8 @@ from tiny_policy import tiny_spec
 
 from vla_runtime.bundle.rules import dump_spec, parse_spec
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.files.typed_yaml import FieldError, dumps, loads, parse
+from vla_runtime.files.field_error import FieldError
+from vla_runtime.files.typed_yaml import dumps, loads, parse
 
 
 @dataclass(frozen=True)

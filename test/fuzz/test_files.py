@@ -18,7 +18,7 @@ from written_bundle import write_bundle
 
 from vla_runtime.bundle.folder import BundleError, read_bundle
 from vla_runtime.bundle.tensors import read_header
-from vla_runtime.export.checkpoint import CheckpointError, read_tensors
+from vla_runtime.checkpoints.tensors import CheckpointError, read_tensors
 from vla_runtime.files.safetensors_reader import SafetensorsReader
 from vla_runtime.ros.robot.file import RobotError, load_robot
 

@@ -10,7 +10,7 @@ import pytest
 from guided_policies import without_ages
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
-from vla_runtime.families import find_family
+from vla_runtime.family.listing import find_family
 from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.prefix_cache import CachePolicy
 from vla_runtime.inference.settings import PolicySettings

@@ -18,7 +18,7 @@ from tiny_policy import CAMERAS, JOINTS, pose_spec, tiny_spec, write_tiny_policy
 from vla_runtime.bundle.folder import BundleError
 from vla_runtime.bundle.schema import CropSpec, ImageSpec
 from vla_runtime.engines import cpu, cuda_runtime
-from vla_runtime.families.family import image_sizes
+from vla_runtime.family.declaration import image_sizes
 from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.prefix_cache import PrefixCache
 from vla_runtime.performance import bench, device_rates

@@ -9,7 +9,8 @@ from onnx_bundles import tiny_onnx_bundle
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.families import performance_figures, preset
+from vla_runtime.families.operation_counts import count_operations, counts_of
+from vla_runtime.family.listing import performance_figures, preset
 from vla_runtime.performance import bench, cost_sweep
 from vla_runtime.performance.bench import BenchOptions
 from vla_runtime.performance.cost_page import _published_table
@@ -25,7 +26,6 @@ from vla_runtime.performance.cost_sweep import (
 )
 from vla_runtime.performance.devices import DEVICES
 from vla_runtime.performance.kernel_times import predicted_ms
-from vla_runtime.performance.operation_counts import count_operations, counts_of
 from vla_runtime.performance.roofline import Rates, phase_floors, published_rates
 
 RATES = Rates(1e12, 1e10, 'the test')

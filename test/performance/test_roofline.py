@@ -13,13 +13,15 @@ from onnx import TensorProto, helper
 from onnx_bundles import tiny_onnx_bundle
 from tiny_policy import tiny_dims
 
-from vla_runtime.engines.onnx.files import graph_path
+from vla_runtime.bundle.onnx_files import graph_path
 from vla_runtime.engines.torch.engine import TorchEngine
-from vla_runtime.families import build_network, find_family
 from vla_runtime.families.blocks.layers import matrix_names
+from vla_runtime.families.counts import Work
+from vla_runtime.families.flow_network import build_network
+from vla_runtime.families.operation_counts import count_operations
 from vla_runtime.families.pi.dimensions import PI05, PiDims
+from vla_runtime.family.listing import find_family
 from vla_runtime.performance.devices import DEVICES, GIB
-from vla_runtime.performance.operation_counts import Work, count_operations
 from vla_runtime.performance.roofline import (
     MemoryNeed,
     Rates,

@@ -10,7 +10,7 @@ import pytest
 from reference_cases import find
 from safetensors.numpy import load_file
 
-from vla_runtime.families import find_family
+from vla_runtime.family.listing import find_family
 from vla_runtime.processing.actions import ActionSpace
 from vla_runtime.processing.normalization import Normalizer
 from vla_runtime.processing.prompts import PromptFormat, build_prompt

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from tiny_policy import tokenizer_of
 
-from vla_runtime.families import family_names, find_family
+from vla_runtime.family.listing import family_names, find_family
 from vla_runtime.processing.prompt_layout import PromptLayout, image_places_of
 from vla_runtime.processing.prompts import PromptFormat, build_prompt
 from vla_runtime.processing.tokenizer import Tokenizer

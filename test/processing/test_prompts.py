@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference_cases import find
 
-from vla_runtime.families import find_family
+from vla_runtime.family.listing import find_family
 from vla_runtime.processing.prompts import PromptFormat, discretise_state
 from vla_runtime.processing.prompts import build_prompt as build_prompt_of
 

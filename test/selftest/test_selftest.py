@@ -14,7 +14,7 @@ from paths import ROOT
 from tensorrt_machine import Machine
 
 from vla_runtime.cli.main import main
-from vla_runtime.families import family_names
+from vla_runtime.family.listing import family_names
 from vla_runtime.policy import Policy
 from vla_runtime.selftest import checks, jetson, policies
 from vla_runtime.selftest.checks import run_selftest

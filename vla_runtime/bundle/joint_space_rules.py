@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from vla_runtime.bundle.schema import ActionSpec, BundleSpec, StateSpec
-from vla_runtime.files.typed_yaml import FieldError
+from vla_runtime.files.field_error import FieldError
 from vla_runtime.processing.joint_spaces import joint_space
 
 

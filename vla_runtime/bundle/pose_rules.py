@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from vla_runtime.bundle.schema import ROTATION_LENGTH, BundleSpec, PoseSpec
-from vla_runtime.files.typed_yaml import FieldError, did_you_mean
+from vla_runtime.files.field_error import FieldError
+from vla_runtime.files.typed_yaml import did_you_mean
 
 
 def check_poses(spec: BundleSpec) -> None:

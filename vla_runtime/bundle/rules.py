@@ -18,7 +18,6 @@ from vla_runtime.bundle.pose_rules import check_poses, check_unique
 from vla_runtime.bundle.schema import (
     ENGINES_FOLDER,
     FORMAT,
-    MOST_DENOISE_STEPS,
     RATE_UNITS,
     SPEC_FILE,
     STEP_TIMES_S,
@@ -26,11 +25,12 @@ from vla_runtime.bundle.schema import (
     BundleSpec,
     CropSpec,
 )
-from vla_runtime.families import family_names, find_family
-from vla_runtime.families.family import Family, language_dims
+from vla_runtime.family.declaration import MOST_DENOISE_STEPS, Family, language_dims
+from vla_runtime.family.listing import family_names, find_family
 from vla_runtime.files import typed_yaml
+from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.quotes import quoted
-from vla_runtime.files.typed_yaml import FieldError, did_you_mean
+from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.types import CroppedResample, ImageResample, StretchedResample
 
 # Largest accepted values, many times those of any published policy. Beyond them a typo asks for

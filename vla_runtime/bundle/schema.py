@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vla_runtime.families.family import PolicyDims, image_sizes, real_horizon
+from vla_runtime.family.declaration import PolicyDims, image_sizes, real_horizon
 from vla_runtime.processing.prompts import PromptFormat
 from vla_runtime.types import (
     ActionKind,
@@ -38,8 +38,6 @@ TOKENIZER_SUFFIXES = ('.json', '.model')
 ENGINES_FOLDER = 'engines'
 # Entry of `source` where tasks of the training had no words: how many of how many.
 WORDLESS_TASKS = 'tasks_without_words'
-# Euler steps of an inference, recommended or set live.
-MOST_DENOISE_STEPS = 100
 
 # '1' is a number without a unit, such as a gripper opening between 0 and 1.
 Unit = Literal['rad', 'deg', 'm', 'mm', 'rad/s', 'deg/s', 'm/s', '1', 'percent']

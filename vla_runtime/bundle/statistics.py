@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vla_runtime.bundle.schema import SPEC_FILE, STATISTICS, STATISTICS_OF, BundleSpec, Unit
+from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.quotes import quoted
-from vla_runtime.files.typed_yaml import FieldError, did_you_mean
+from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.types import NormaliserKind
 
 # Colour channels of an image.

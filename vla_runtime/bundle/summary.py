@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any, cast
 
 from vla_runtime.bundle.schema import WORDLESS_TASKS, BundleSpec
-from vla_runtime.families.family import PolicyDims, image_sizes, language_dims
+from vla_runtime.family.declaration import PolicyDims, image_sizes, language_dims
 
 _KEY_WIDTH = 12
 

@@ -1,6 +1,6 @@
 """Options of `vla_runtime export` that supply what a checkpoint's folder does not say.
 
-Each is a field of `export.options.ExportOptions`.
+Each is a field of `checkpoints.options.ExportOptions`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from vla_runtime.checkpoints.options import LeRobotRelease
 from vla_runtime.cli._numbers import at_least
-from vla_runtime.export.options import LeRobotRelease
-from vla_runtime.families import family_names, find_family
+from vla_runtime.family.listing import family_names, find_family
 from vla_runtime.types import AdvantageTemplate
 
 if TYPE_CHECKING:
     from vla_runtime.bundle.schema import CameraSpec
-    from vla_runtime.export.options import ExportOptions
+    from vla_runtime.checkpoints.options import ExportOptions
 
 _ABSENT = '=absent'
 
@@ -208,7 +208,7 @@ def _templates() -> str:
 
 def export_options(arguments: argparse.Namespace) -> ExportOptions:
     """Return the options that the arguments give."""
-    from vla_runtime.export.options import ExportOptions
+    from vla_runtime.checkpoints.options import ExportOptions
 
     return ExportOptions(
         **{one.name: getattr(arguments, one.name) for one in fields(ExportOptions)}

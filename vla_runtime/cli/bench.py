@@ -33,8 +33,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from vla_runtime.bundle.rules import LIMITS
 from vla_runtime.cli._files import output_file
 from vla_runtime.cli._numbers import at_least, between
+from vla_runtime.engines.cpu import MOST_THREADS
 from vla_runtime.engines.device_names import default_device
-from vla_runtime.engines.preflight import AUTO, MOST_THREADS, PRECISIONS, require_packages
+from vla_runtime.engines.preflight import AUTO, PRECISIONS, require_packages
 from vla_runtime.engines.triton_option import OFF, WORDS
 from vla_runtime.files.atomic_write import write_text
 

@@ -37,9 +37,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from vla_runtime.bundle.onnx_files import Precision
 from vla_runtime.cli._comparison import compare_engines
 from vla_runtime.cli._numbers import at_least
-from vla_runtime.engines.onnx.files import Precision
 from vla_runtime.engines.tensorrt.rtx import TARGETS, check_targets
 
 if TYPE_CHECKING:

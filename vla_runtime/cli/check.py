@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Read, match and print; 2 where a launch would refuse the files."""
-    from vla_runtime.bundle.contents import check_contents
     from vla_runtime.bundle.folder import BundleError, read_bundle
     from vla_runtime.bundle.summary import line
+    from vla_runtime.families.bundle_contents import check_contents
     from vla_runtime.ros.package_files import share_folder
     from vla_runtime.ros.robot.file import find_robot, load_robot
 

@@ -48,9 +48,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from vla_runtime.bundle.onnx_files import EIGHT_BITS, Attention, Precision
 from vla_runtime.cli._comparison import show_receipt
 from vla_runtime.cli._export_options import add_export_options, export_options
-from vla_runtime.engines.onnx.files import EIGHT_BITS, Attention, Precision
 
 if TYPE_CHECKING:
     from vla_runtime.bundle.folder import Bundle
@@ -131,8 +131,8 @@ def _export_checkpoint(arguments: argparse.Namespace) -> bool:
     """Export a checkpoint folder; False for a dry run."""
     from vla_runtime.bundle.statistics import statistics_notes
     from vla_runtime.bundle.summary import describe, line, task_notes
+    from vla_runtime.checkpoints.errors import ExportError
     from vla_runtime.export.conversion import plan_export, write_export
-    from vla_runtime.export.errors import ExportError
     from vla_runtime.export.onnx.bundle import add_onnx, check_attention, check_packages
 
     with_onnx = arguments.onnx_precision != 'none'
@@ -191,9 +191,9 @@ def _export_bundle(arguments: argparse.Namespace) -> bool:
     """Export a bundle's ONNX files; False for a dry run."""
     from vla_runtime.bundle.folder import read_bundle
     from vla_runtime.bundle.summary import describe
-    from vla_runtime.export.errors import ExportError
+    from vla_runtime.checkpoints.errors import ExportError
+    from vla_runtime.checkpoints.options import ExportOptions
     from vla_runtime.export.onnx.bundle import export_bundle
-    from vla_runtime.export.options import ExportOptions
 
     source = arguments.checkpoint
     if export_options(arguments) != ExportOptions():

@@ -119,7 +119,7 @@ def _fp8(bundle: Bundle) -> str:
 
 def _check(bundle: Bundle, quick: bool) -> tuple[str, list[str]]:
     """Check the files' contents; return the weights in words, and tensors with huge numbers."""
-    from vla_runtime.bundle.contents import check_contents, check_finite, weight_bytes
+    from vla_runtime.families.bundle_contents import check_contents, check_finite, weight_bytes
     from vla_runtime.files.large_files import progress
 
     compared = check_contents(bundle)

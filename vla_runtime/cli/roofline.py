@@ -46,18 +46,18 @@ from vla_runtime.cli._files import output_file
 from vla_runtime.cli._numbers import between
 from vla_runtime.cli._roofline_lines import describe
 from vla_runtime.engines.preflight import BACKENDS
-from vla_runtime.families import find_family, performance_figures, preset, preset_names
-from vla_runtime.families.family import with_cameras
-from vla_runtime.files.atomic_write import write_text
+from vla_runtime.family.declaration import with_cameras
+from vla_runtime.family.listing import find_family, performance_figures, preset, preset_names
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import did_you_mean
+from vla_runtime.files.atomic_write import write_text
 from vla_runtime.performance.devices import DEVICES, GIB, MATRIX_BYTES
 
 if TYPE_CHECKING:
-    from vla_runtime.families.family import PolicyDims
-    from vla_runtime.families.performance_figures import Kernels
+    from vla_runtime.families.counts import PolicyCounts
+    from vla_runtime.family.declaration import PolicyDims
+    from vla_runtime.family.performance_figures import Kernels
     from vla_runtime.performance.devices import Device
-    from vla_runtime.performance.operation_counts import PolicyCounts
     from vla_runtime.performance.roofline import MemoryNeed
 
 
@@ -313,8 +313,8 @@ def _build_on(device: Device, largest: int) -> dict[str, Any]:
 def _workload(arguments: argparse.Namespace) -> tuple[_Workload, PolicyDims]:
     """Return the policy that the command line names, as it is to run, and its dimensions."""
     from vla_runtime.bundle.folder import read_bundle
+    from vla_runtime.families.operation_counts import count_operations, counts_of
     from vla_runtime.performance.kernel_times import COUNTED_PRECISIONS
-    from vla_runtime.performance.operation_counts import count_operations, counts_of
 
     published, views = preset(arguments.model), arguments.views
     rows: tuple[int, ...] = (1, 2)

@@ -32,7 +32,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from vla_runtime.cli._files import output_file
-from vla_runtime.families import family_names
+from vla_runtime.family.listing import family_names
 from vla_runtime.files.atomic_write import write_text
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from vla_runtime.cli._files import make_folder, output_folder
 from vla_runtime.cli._numbers import MOST_PROCESSES, MOST_SEED, at_least, between
 from vla_runtime.cli._packages import import_problem
-from vla_runtime.engines.preflight import MOST_THREADS
+from vla_runtime.engines.cpu import MOST_THREADS
 from vla_runtime.tabletop.training.recipes import DEMO_FAMILY, RECIPE_NAMES
 
 if TYPE_CHECKING:

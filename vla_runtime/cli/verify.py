@@ -90,14 +90,14 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _verify_onnx(path: Path, device: str) -> Compared:
     from vla_runtime.bundle.folder import read_bundle, verify_files
-    from vla_runtime.engines.onnx.files import ROWS, engine_graphs
+    from vla_runtime.bundle.onnx_files import ROWS, engine_graphs
     from vla_runtime.engines.preflight import (
         COMPARISON_PACKAGES,
         check_backend,
         check_graph_files,
         missing_package,
     )
-    from vla_runtime.families.family import distinct_image_sizes
+    from vla_runtime.family.declaration import distinct_image_sizes
 
     bundle = read_bundle(path, verify=False)
     if missing := missing_package(*COMPARISON_PACKAGES):

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vla_runtime.bundle.folder import Bundle
+from vla_runtime.bundle.onnx_files import graph_path
 from vla_runtime.bundle.schema import VERIFICATION_FILE
 from vla_runtime.bundle.success import is_judged, success_fault
 from vla_runtime.engines.cpu import check_int8, multiplies_bfloat16
 from vla_runtime.engines.device_names import accepts_device
-from vla_runtime.engines.onnx.files import graph_path
 from vla_runtime.engines.preflight import AUTO, BACKENDS, fp8_refusal, missing_backend
 from vla_runtime.files.json_file import JsonError, JsonMapping, read_json
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 
-from vla_runtime.engines.preflight import MOST_THREADS
 from vla_runtime.files.machine import available_cores, cpu_flags, cpu_name
 from vla_runtime.files.quotes import quoted
 
+# Most CPU threads of one network. With thousands that cannot be started PyTorch segfaults.
+MOST_THREADS = 256
 # Flags of CPUs that multiply bfloat16 matrices themselves: x86 (vectors, tiles) and Arm.
 _BFLOAT16 = {'avx512_bf16', 'amx_bf16', 'bf16'}
 # Likewise 8-bit integers, added up in 32 bits.

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vla_runtime.bundle.folder import Bundle, read_bundle, verify_files
+from vla_runtime.bundle.onnx_files import engine_graphs
 from vla_runtime.engines.candidates import Candidate
 from vla_runtime.engines.cpu import keep_freed_memory
 from vla_runtime.engines.device_names import check_device
-from vla_runtime.engines.onnx.files import engine_graphs
 from vla_runtime.engines.preflight import AUTO, check_backend, check_graph_files
 from vla_runtime.engines.protocol import PolicyEngine
 from vla_runtime.engines.triton_option import OFF
-from vla_runtime.families.family import distinct_image_sizes
+from vla_runtime.family.declaration import distinct_image_sizes
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,12 @@ def load_engine(bundle: Bundle, candidate: Candidate, options: EngineOptions) ->
     if candidate.backend == 'torch':
         import torch
 
-        from vla_runtime.engines.torch.engine import TorchEngine
+        from vla_runtime.engines.torch.loading import load_torch_engine
 
         torch.set_num_threads(options.threads)
         if device == 'cpu':
             keep_freed_memory()
-        return TorchEngine.load(
+        return load_torch_engine(
             spec.family,
             spec.dims,
             bundle.weights_path,

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
+from vla_runtime.bundle.onnx_files import ONNX_FOLDER
+from vla_runtime.bundle.onnx_files import PRECISIONS as FILE_PRECISIONS
 from vla_runtime.engines.device_names import parse_device
-from vla_runtime.engines.onnx.files import ONNX_FOLDER
-from vla_runtime.engines.onnx.files import PRECISIONS as FILE_PRECISIONS
 from vla_runtime.engines.tensorrt.rtx import RTX_MODULES
 
 # Word of backend and precision that lets the load choose (`engines.choice`).
@@ -24,8 +24,6 @@ AUTO = 'auto'
 BACKENDS = ('torch', 'onnxruntime', 'tensorrt')
 # Those of ONNX files and engines, and that of PyTorch alone.
 PRECISIONS = FILE_PRECISIONS
-# Most CPU threads of one network. With thousands that cannot be started PyTorch segfaults.
-MOST_THREADS = 256
 # Packages that comparing ONNX files with PyTorch needs.
 COMPARISON_PACKAGES = ('torch', 'onnx', 'onnxruntime')
 _DRIVER = 'libcuda.so.1'
@@ -150,7 +148,7 @@ def check_graph_files(bundle: Path, names: Iterable[str]) -> None:
 
     Args:
         bundle: folder of the bundle.
-        names: names of the files, see `onnx.files.graph_names` and `engine_graphs`.
+        names: names of the files, see `bundle.onnx_files.graph_names` and `engine_graphs`.
 
     Raises:
         ValueError: a file is missing; the message has the command that makes it.

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from vla_runtime.families.family import PolicyDims
+from vla_runtime.family.declaration import PolicyDims
 
 # Prefix slots of each number of prompt rows.
 SLOTS = 2

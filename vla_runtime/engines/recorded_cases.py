@@ -17,7 +17,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from vla_runtime.engines.onnx.files import CASES_FILE, ONNX_FOLDER
+from vla_runtime.bundle.onnx_files import CASES_FILE, ONNX_FOLDER
 from vla_runtime.engines.protocol import StepInputs
 
 # Numbers of a tensor that are recorded.
@@ -105,8 +105,8 @@ class Case:
     def _mask_of(self, name: str, array: np.ndarray) -> np.ndarray | None:
         """Return the mask of positions that the head sees, (R, P); None for a tensor without one.
 
-        Masks go with tensors by the beginning of their names, as `families.family` says. A position
-        that one of several masks shows is seen.
+        Masks go with tensors by the beginning of their names, as `family.declaration` says. A
+        position that one of several masks shows is seen.
         """
         if array.ndim < 3:
             return None

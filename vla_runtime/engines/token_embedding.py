@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_runtime.engines.onnx.files import GRAPHS_FILE, ONNX_FOLDER, TEXT_INPUT, TOKENS
+from vla_runtime.bundle.onnx_files import GRAPHS_FILE, ONNX_FOLDER, TEXT_INPUT, TOKENS
 from vla_runtime.engines.protocol import input_named
 from vla_runtime.files.json_file import read_json
 from vla_runtime.files.safetensors_reader import (

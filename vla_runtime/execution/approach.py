@@ -17,7 +17,7 @@ from vla_runtime.execution.rotations import (
     turned,
     unit,
 )
-from vla_runtime.files.typed_yaml import FieldError
+from vla_runtime.files.field_error import FieldError
 
 # Fraction of the start's tolerance that is too small to see.
 NEGLIGIBLE = 0.01

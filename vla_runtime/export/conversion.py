@@ -28,21 +28,27 @@ from vla_runtime.bundle.schema import (
 from vla_runtime.bundle.statistics import check_statistics
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
-from vla_runtime.export.adapters import find_base, is_adapter, read_adapted
-from vla_runtime.export.cameras import camera_notes, settle_cameras
-from vla_runtime.export.checkpoint import CheckpointError, copy_tensors, read_tensors
-from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, Source, find_reader
-from vla_runtime.export.columns import Columns, ask_for_targets, cut_statistics, resolve_columns
-from vla_runtime.export.errors import ExportError
-from vla_runtime.export.folder import FolderFacts
-from vla_runtime.export.lerobot_folder import policy_type, read_lerobot_folder
-from vla_runtime.export.missing_facts import MissingFacts
-from vla_runtime.export.options import DatasetInfo, ExportOptions, read_dataset_info
-from vla_runtime.export.pose_steps import scale_steps
-from vla_runtime.families import find_family, weight_shapes
-from vla_runtime.families.family import PolicyDims, image_sizes, language_dims
+from vla_runtime.checkpoints.adapters import find_base, is_adapter, read_adapted
+from vla_runtime.checkpoints.cameras import camera_notes, settle_cameras
+from vla_runtime.checkpoints.columns import (
+    Columns,
+    ask_for_targets,
+    cut_statistics,
+    resolve_columns,
+)
+from vla_runtime.checkpoints.errors import ExportError
+from vla_runtime.checkpoints.folder_facts import FolderFacts
+from vla_runtime.checkpoints.lerobot_folder import policy_type, read_lerobot_folder
+from vla_runtime.checkpoints.missing_facts import MissingFacts
+from vla_runtime.checkpoints.options import DatasetInfo, ExportOptions, read_dataset_info
+from vla_runtime.checkpoints.pose_steps import scale_steps
+from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source, find_reader
+from vla_runtime.checkpoints.tensors import CheckpointError, copy_tensors, read_tensors
+from vla_runtime.families.weight_shapes import weight_shapes
+from vla_runtime.family.declaration import PolicyDims, image_sizes, language_dims
+from vla_runtime.family.listing import find_family
+from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.json_file import JsonError
-from vla_runtime.files.typed_yaml import FieldError
 from vla_runtime.processing.prompts import PromptFormat
 from vla_runtime.processing.tokenizer import Tokenizer
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from vla_runtime.engines.onnx.files import EIGHT_BITS, Precision
+from vla_runtime.bundle.onnx_files import EIGHT_BITS, Precision
+from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.engines.tolerances import BOUNDS, BoundBy, chunk_bound
-from vla_runtime.export.errors import ExportError
 
 # Seed of the compared inputs.
 SEED = 20

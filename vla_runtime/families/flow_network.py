@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vla_runtime.families import build_network
 from vla_runtime.families.blocks.flow_update import advance
-from vla_runtime.families.family import Family, PolicyDims
+from vla_runtime.family.declaration import Family, PolicyDims
+from vla_runtime.family.listing import family_module, find_in_folder
 
 
 class FlowNetwork(nn.Module):
@@ -22,6 +22,7 @@ class FlowNetwork(nn.Module):
 
     Attributes:
         family: set by `build_network`.
+        fused_type: class of the fused form, set by `build_network`; None: a family without one.
         dims: dimensions of the policy.
         expert_type: class of the head's layers over one prefix, where they are `FusedBlock`s:
             `FusedExpert`; an engine may set another form before it lays a prefix out. None: other
@@ -33,6 +34,7 @@ class FlowNetwork(nn.Module):
 
     family: Family
     dims: PolicyDims
+    fused_type: Callable[[Any, bool], FlowNetwork] | None = None
     expert_type: Any = None
     vision: nn.Module
 
@@ -72,7 +74,7 @@ class FlowNetwork(nn.Module):
         Args:
             static_shapes: no shape may depend on numbers, so that CUDA graphs can be captured.
         """
-        return self
+        return self if self.fused_type is None else self.fused_type(self, static_shapes)
 
     def prepare_prefix(self, past: Mapping[str, Tensor], samples: int, into: Any = None) -> Any:
         """Compute once per prefix what `velocity` takes as `past`; by default nothing changes.
@@ -146,6 +148,21 @@ class SinglePassNetwork(FlowNetwork):
     ) -> Tensor:
         """Return minus the actions, (R, H, A)."""
         return -self.actions(past, **rows)
+
+
+def build_network(name: str, dims: PolicyDims) -> FlowNetwork:
+    """Build an untrained network of a family.
+
+    Raises:
+        ValueError: unknown family.
+    """
+    folder, family = find_in_folder(name)
+    module = family_module(folder, 'networks')
+    build: Callable[[PolicyDims], FlowNetwork] = module.NETWORKS[name]
+    network = build(dims)
+    network.family = family
+    network.fused_type = getattr(module, 'FUSED', {}).get(name)
+    return network
 
 
 def empty_network(name: str, dims: PolicyDims) -> FlowNetwork:

@@ -10,12 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vla_runtime import families
-from vla_runtime.families.family import RowInput, distinct_image_sizes
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.flow_step import Prefix
-from vla_runtime.families.known_shapes import KnownShapes
-from vla_runtime.families.remembered_shapes import remember, remembered, shapes_file
+from vla_runtime.families.meta_shapes import KnownShapes
+from vla_runtime.families.shape_cache import remember, remembered, shapes_file
+from vla_runtime.family.declaration import RowInput, distinct_image_sizes
+from vla_runtime.family.listing import code_folders
 
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 KINDS = {'float32': torch.float32, 'int64': torch.int64, 'bool': torch.bool}
@@ -96,10 +96,10 @@ def trace_shapes(network: FlowNetwork) -> TracedShapes:
 
 def _file(network: FlowNetwork, state: str) -> Path | None:
     """Name the file that remembers a network's shapes; None for code outside the families."""
-    if not type(network).__module__.startswith(f'{families.__name__}.'):
+    if not type(network).__module__.startswith(__name__.removesuffix('traced_shapes')):
         return None
     state = f'{type(network).__qualname__} {state}'
-    return shapes_file(network.family.name, network.dims, families.code_folders(), state)
+    return shapes_file(network.family.name, network.dims, code_folders(), state)
 
 
 def _written(shapes: TracedShapes) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import yaml
 
+from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.quotes import QUOTE_LENGTH, one_line, quoted
 
 T = TypeVar('T')
@@ -39,31 +40,13 @@ _LONGEST_NUMBER = 500
 # YAML 1.1 reads 1:30 as 90 and 010 as 8.
 _BASE_60 = re.compile(r'[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?')
 _BASE_8 = re.compile(r'[-+]?0[0_]*[1-7][0-7_]*')
-_LONGEST_MESSAGE, _LONGEST_PROBLEM = 600, 160
+_LONGEST_PROBLEM = 160
 # Known words that are compared, and that are listed where none is near.
 _COMPARED_WORDS, _LISTED_WORDS = 1000, 30
 _SURELY = 0.75
 # PyYAML wants a dot and a sign: 1.0e+3.
 _EXPONENT = re.compile(r'[-+]?[0-9]{1,20}(\.[0-9]{0,20})?[eE][-+]?[0-9]{1,4}')
 _MERGE = 'tag:yaml.org,2002:merge'
-
-
-class FieldError(ValueError):
-    """A value that cannot be used.
-
-    Attributes:
-        field: dotted path of the value in its document, e.g. `cameras[1].name`; '' is the document.
-        message: one line: what came, what was expected, how to mend it.
-    """
-
-    def __init__(self, field: str, message: str) -> None:
-        field, message = one_line(field, _LONGEST_MESSAGE), one_line(message, _LONGEST_MESSAGE)
-        super().__init__(f'field {field}: {message}' if field else message)
-        self.field = field
-        self.message = message
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return FieldError, (self.field, self.message)
 
 
 class _StrictLoader(yaml.SafeLoader):

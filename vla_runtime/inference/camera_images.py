@@ -10,7 +10,7 @@ import numpy as np
 
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.statistics import CHANNELS, image_group
-from vla_runtime.families.family import image_sizes
+from vla_runtime.family.declaration import image_sizes
 from vla_runtime.processing.cropped_images import cropped
 from vla_runtime.processing.images import BLACK, black_pixels, to_pixels
 from vla_runtime.processing.normalization import Normalizer

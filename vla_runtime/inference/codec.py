@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from vla_runtime.bundle.folder import Bundle
-from vla_runtime.families import find_family
-from vla_runtime.families.family import TOKEN_MASK, TOKENS, image_places, language_dims
+from vla_runtime.family.declaration import TOKEN_MASK, TOKENS, image_places, language_dims
+from vla_runtime.family.listing import find_family
 from vla_runtime.inference.camera_images import CameraImages, EncodedImages
 from vla_runtime.processing.actions import ActionSpace, PoseColumns
 from vla_runtime.processing.joint_spaces import joint_space

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vla_runtime.families.family import Noise
+from vla_runtime.family.declaration import Noise
 
 
 def chunk_noise(

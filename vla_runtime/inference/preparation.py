@@ -18,7 +18,7 @@ import numpy as np
 
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.engines.protocol import SLOTS, DenoiseLoop, PolicyEngine
-from vla_runtime.families.family import image_sizes
+from vla_runtime.family.declaration import image_sizes
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.prefix_cache import PrefixSlot
 from vla_runtime.inference.request import ChunkRequest

@@ -13,8 +13,8 @@ import numpy as np
 
 from vla_runtime.bundle.rules import check_guidable
 from vla_runtime.engines.protocol import FEATURES, Feature, PolicyEngine, StepInputs
-from vla_runtime.families import find_family
-from vla_runtime.families.family import real_action_dim
+from vla_runtime.family.declaration import real_action_dim
+from vla_runtime.family.listing import find_family
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.denoise import flow_times

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vla_runtime.families.family import Noise
+from vla_runtime.family.declaration import Noise
 from vla_runtime.inference.noise import chunk_noise
 
 

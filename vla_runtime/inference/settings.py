@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 
-from vla_runtime.bundle.schema import MOST_DENOISE_STEPS
 from vla_runtime.engines.protocol import MAX_SAMPLES
+from vla_runtime.family.declaration import MOST_DENOISE_STEPS
 from vla_runtime.files.setting_fields import check_words, setting
 from vla_runtime.inference.guidance import MOST_BETA, CfgMode, check_beta
 from vla_runtime.inference.pipeline import PipelineMode

@@ -19,15 +19,16 @@ import numpy as np
 from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.engines.closing import closed_on_error
+from vla_runtime.engines.cpu import MOST_THREADS
 from vla_runtime.engines.device_names import parse_device
-from vla_runtime.engines.preflight import AUTO, MOST_THREADS
+from vla_runtime.engines.preflight import AUTO
 from vla_runtime.engines.triton_option import OFF
-from vla_runtime.families.family import image_sizes
+from vla_runtime.families.operation_counts import counts_of
+from vla_runtime.family.declaration import image_sizes
 from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.performance.device_rates import rates_of
 from vla_runtime.performance.measurement import percentiles
-from vla_runtime.performance.operation_counts import counts_of
 from vla_runtime.performance.power import power_state
 from vla_runtime.performance.roofline import Floor, Rates, phase_floors
 from vla_runtime.policy import Policy

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from vla_runtime.bundle.folder import Bundle, read_bundle
-from vla_runtime.families import find_family, performance_figures, preset, preset_names
+from vla_runtime.families.counts import PolicyCounts, Work
+from vla_runtime.families.operation_counts import count_operations, counts_of
+from vla_runtime.family.listing import find_family, performance_figures, preset, preset_names
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.performance.bench import (
     WARM_UP,
@@ -26,12 +28,6 @@ from vla_runtime.performance.bench import (
 from vla_runtime.performance.devices import DEVICES, MATRIX_BYTES
 from vla_runtime.performance.kernel_times import SECONDS_A_KERNEL
 from vla_runtime.performance.measurement import percentiles
-from vla_runtime.performance.operation_counts import (
-    PolicyCounts,
-    Work,
-    count_operations,
-    counts_of,
-)
 from vla_runtime.performance.roofline import Rates, floor, published_rates
 from vla_runtime.policy import Policy
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vla_runtime.families.performance_figures import Kernels
+from vla_runtime.family.performance_figures import Kernels
 from vla_runtime.performance.roofline import Floor
 
 # About what a kernel takes that is too small to fill a GPU. On an H200 each kernel of a denoise

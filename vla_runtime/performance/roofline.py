@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from vla_runtime.engines.free_memory import LOAD_RESERVE_BYTES
 from vla_runtime.engines.protocol import SLOTS
+from vla_runtime.families.counts import PolicyCounts, Work
 from vla_runtime.performance.devices import GIB, MATRIX_BYTES, Device
-from vla_runtime.performance.operation_counts import PolicyCounts, Work
 
 _FLOAT32 = 4
 

@@ -13,9 +13,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.input_files import UnreadableFileError, read_text
 from vla_runtime.files.quotes import quoted
-from vla_runtime.files.typed_yaml import LARGEST_FILE, FieldError, loads, number_or_same
+from vla_runtime.files.typed_yaml import LARGEST_FILE, loads, number_or_same
 from vla_runtime.ros.node_parameters import NODE_PARAMETERS, names_of, nearest, problem_of
 from vla_runtime.ros.parameters import ParameterError, is_of_rclpy
 

@@ -20,12 +20,12 @@ from time import perf_counter
 import numpy as np
 
 from vla_runtime.bundle.folder import Bundle, read_bundle
+from vla_runtime.bundle.graph_facts import read_graph_facts
+from vla_runtime.bundle.onnx_files import ONNX_FOLDER, PRECISIONS, Precision
 from vla_runtime.bundle.schema import SPEC_FILE
-from vla_runtime.engines.onnx.files import ONNX_FOLDER, PRECISIONS, Precision
 from vla_runtime.engines.tolerances import BOUNDS
-from vla_runtime.export.graph_facts import read_graph_facts
-from vla_runtime.families import family_names
-from vla_runtime.families.family import image_sizes
+from vla_runtime.family.declaration import image_sizes
+from vla_runtime.family.listing import family_names
 from vla_runtime.policy import Policy
 from vla_runtime.types import InferenceReport, Observation
 

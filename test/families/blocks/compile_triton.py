@@ -27,10 +27,10 @@ from triton.compiler import ASTSource
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from triton_package import Launches  # isort: skip
 
-from vla_runtime.families import preset
 from vla_runtime.families.blocks import triton_expert, triton_persistent, triton_step
 from vla_runtime.families.flow_network import empty_network
 from vla_runtime.families.flow_step import DenoiseStep
+from vla_runtime.family.listing import preset
 
 TYPES = {
     torch.float32: '*fp32',

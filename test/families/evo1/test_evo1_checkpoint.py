@@ -19,14 +19,14 @@ from safetensors.torch import load_file, save_file
 
 from vla_runtime.bundle.schema import BundleSpec, CameraSpec
 from vla_runtime.bundle.tensors import StoredTensor
-from vla_runtime.export.checkpoint_reader import find_reader
+from vla_runtime.checkpoints.errors import ExportError
+from vla_runtime.checkpoints.lerobot_folder import read_lerobot_folder
+from vla_runtime.checkpoints.options import ExportOptions
+from vla_runtime.checkpoints.reader import find_reader
 from vla_runtime.export.conversion import ExportPlan, plan_export, write_export
-from vla_runtime.export.errors import ExportError
-from vla_runtime.export.lerobot_folder import read_lerobot_folder
-from vla_runtime.export.options import ExportOptions
-from vla_runtime.families import weight_shapes
 from vla_runtime.families.evo1.checkpoint import Evo1Reader, of_embodiment
 from vla_runtime.families.evo1.dimensions import EVO1, Evo1Dims
+from vla_runtime.families.weight_shapes import weight_shapes
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation

@@ -8,14 +8,14 @@ import torch
 from safetensors.torch import save_file
 from tiny_policy import tiny_dims
 
-from vla_runtime.families import build_network, read_time_table
 from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.families.evo1.dimensions import EVO1
 from vla_runtime.families.evo1.networks import Evo1
-from vla_runtime.families.flow_network import empty_network
+from vla_runtime.families.flow_network import build_network, empty_network
+from vla_runtime.families.operation_counts import count_operations
 from vla_runtime.families.traced_shapes import trace_shapes
+from vla_runtime.family.listing import read_time_table
 from vla_runtime.inference.denoise import flow_times
-from vla_runtime.performance.operation_counts import count_operations
 
 
 def test_the_published_policy_has_770_million_parameters():

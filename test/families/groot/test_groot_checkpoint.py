@@ -14,10 +14,10 @@ from network_cases import network_case_paths
 from safetensors.torch import load_file, save_file
 
 from vla_runtime.bundle.schema import CameraSpec
-from vla_runtime.export.checkpoint import copy_tensors
+from vla_runtime.checkpoints.errors import ExportError
+from vla_runtime.checkpoints.options import ExportOptions
+from vla_runtime.checkpoints.tensors import copy_tensors
 from vla_runtime.export.conversion import ExportPlan, plan_export
-from vla_runtime.export.errors import ExportError
-from vla_runtime.export.options import ExportOptions
 from vla_runtime.families.groot.dimensions import GrootDims
 from vla_runtime.files.json_file import JsonError
 

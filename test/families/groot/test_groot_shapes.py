@@ -11,11 +11,11 @@ from network_cases import relative_error
 from safetensors.torch import load_file
 from tiny_policy import tiny_dims, tiny_spec, write_tiny_policy
 
-from vla_runtime.families import build_network, read_time_table
 from vla_runtime.families.blocks.layers import query_scales
-from vla_runtime.families.flow_network import empty_network
+from vla_runtime.families.flow_network import build_network, empty_network
 from vla_runtime.families.groot.dimensions import GROOT_N15
 from vla_runtime.families.traced_shapes import trace_shapes
+from vla_runtime.family.listing import read_time_table
 from vla_runtime.inference.denoise import flow_times
 
 FAMILY = 'groot_n15'

@@ -20,10 +20,10 @@ from groot_n17_folders import (
 from network_cases import network_case_paths
 
 from vla_runtime.bundle.schema import CropSpec, ImageSpec
-from vla_runtime.export.checkpoint_reader import find_reader
+from vla_runtime.checkpoints.errors import ExportError
+from vla_runtime.checkpoints.options import ExportOptions
+from vla_runtime.checkpoints.reader import find_reader
 from vla_runtime.export.conversion import ExportPlan, plan_export
-from vla_runtime.export.errors import ExportError
-from vla_runtime.export.options import ExportOptions
 from vla_runtime.files.json_file import JsonError
 
 pytestmark = pytest.mark.cases

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from tiny_policy import tiny_dims, tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.rules import dump_spec, parse_spec
-from vla_runtime.families import build_network, read_time_table
-from vla_runtime.families.flow_network import empty_network
+from vla_runtime.families.flow_network import build_network, empty_network
 from vla_runtime.families.groot.n17_dimensions import GROOT_N17
 from vla_runtime.families.traced_shapes import trace_shapes
+from vla_runtime.family.listing import read_time_table
 from vla_runtime.inference.denoise import flow_times
 
 FAMILY = 'groot_n17'

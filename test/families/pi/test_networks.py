@@ -21,9 +21,8 @@ from reference_cases import find
 from safetensors.torch import load_file
 from tiny_policy import tiny_dims
 
-from vla_runtime.families import build_network
 from vla_runtime.families.blocks.action_time import time_embedding
-from vla_runtime.families.flow_network import empty_network
+from vla_runtime.families.flow_network import build_network, empty_network
 from vla_runtime.families.flow_step import DenoiseStep
 from vla_runtime.families.pi.dimensions import PI0, PI05
 from vla_runtime.inference.denoise import flow_times

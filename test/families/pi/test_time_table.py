@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save_file
 from tiny_policy import tiny_dims
 
-from vla_runtime.families import build_network, read_time_table
+from vla_runtime.families.flow_network import build_network
+from vla_runtime.family.listing import read_time_table
 from vla_runtime.files.safetensors_reader import (
     SafetensorsReader,
     bfloat16_to_float32,

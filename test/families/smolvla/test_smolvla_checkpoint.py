@@ -16,16 +16,16 @@ from tiny_policy import tokenizer_of
 
 from vla_runtime.bundle.schema import CameraSpec
 from vla_runtime.bundle.tensors import check_tensors
+from vla_runtime.checkpoints.errors import ExportError
+from vla_runtime.checkpoints.lerobot_folder import read_lerobot_folder
+from vla_runtime.checkpoints.options import ExportOptions
+from vla_runtime.checkpoints.reader import find_reader
+from vla_runtime.checkpoints.tensors import read_tensors
 from vla_runtime.cli.main import main
-from vla_runtime.export.checkpoint import read_tensors
-from vla_runtime.export.checkpoint_reader import find_reader
 from vla_runtime.export.conversion import ExportPlan, plan_export
-from vla_runtime.export.errors import ExportError
-from vla_runtime.export.lerobot_folder import read_lerobot_folder
-from vla_runtime.export.options import ExportOptions
-from vla_runtime.families import weight_shapes
 from vla_runtime.families.smolvla.checkpoint import NAMES, SmolVlaReader
 from vla_runtime.families.smolvla.dimensions import SMOLVLA, SmolVlaDims
+from vla_runtime.families.weight_shapes import weight_shapes
 from vla_runtime.files.json_file import JsonError
 
 REFERENCE = tokenizer_of('smolvla').parent

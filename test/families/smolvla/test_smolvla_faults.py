@@ -37,7 +37,7 @@ from vla_runtime.export.receipt import VerificationError
 from vla_runtime.families.blocks.attention import Rotary, rotary
 from vla_runtime.families.smolvla import networks, vision
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
-from vla_runtime.families.smolvla.networks import SmolVla
+from vla_runtime.families.smolvla.flow_policy import SmolVla
 from vla_runtime.families.smolvla.vision import SmolVlmVision, position_rows
 
 # The files are right and stay so; networks are patched.

@@ -12,11 +12,11 @@ from thorough import thorough_but
 from tiny_policy import tiny_dims
 from torch import Tensor
 
-from vla_runtime.families import build_network
 from vla_runtime.families.blocks import fused_product
 from vla_runtime.families.blocks.layers import matrix_names
+from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.flow_step import DenoiseStep
-from vla_runtime.families.smolvla.networks import SmolVla
+from vla_runtime.families.smolvla.flow_policy import SmolVla
 from vla_runtime.inference.denoise import flow_times
 
 pytestmark = pytest.mark.cases

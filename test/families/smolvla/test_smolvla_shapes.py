@@ -13,12 +13,12 @@ from safetensors.torch import save_file
 from smolvla_cases import tiny_smolvla
 from tiny_policy import tiny_dims
 
-from vla_runtime.families import read_time_table
 from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.families.flow_network import empty_network
 from vla_runtime.families.smolvla.dimensions import SMOLVLA
 from vla_runtime.families.smolvla.vision import SmolVlmVision, position_rows
 from vla_runtime.families.traced_shapes import trace_shapes
+from vla_runtime.family.listing import read_time_table
 from vla_runtime.inference.denoise import flow_times
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla_runtime.families import build_network
+from vla_runtime.families.flow_network import build_network
 from vla_runtime.tabletop.sim.tasks import TIME_LIMIT_S
 from vla_runtime.tabletop.sim.world import JOINT_NAMES, Tabletop
 from vla_runtime.tabletop.study import page

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.families import build_network
+from vla_runtime.families.flow_network import build_network
 from vla_runtime.policy import Policy
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_runtime.tabletop.sim.closed_loop import observe

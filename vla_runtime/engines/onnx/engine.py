@@ -21,7 +21,7 @@ from threading import local
 
 import numpy as np
 
-from vla_runtime.engines.onnx.files import IMAGE_INPUTS, STEP_INPUTS, TEXT_INPUT
+from vla_runtime.bundle.onnx_files import IMAGE_INPUTS, STEP_INPUTS, TEXT_INPUT
 from vla_runtime.engines.onnx.graphs import load_graphs
 from vla_runtime.engines.onnx.session import Binding, Buffer, Placement, Session
 from vla_runtime.engines.protocol import (
@@ -35,8 +35,8 @@ from vla_runtime.engines.protocol import (
 )
 from vla_runtime.engines.schedules import Schedules
 from vla_runtime.engines.token_embedding import TokenEmbedding
-from vla_runtime.families import find_family, read_time_table
-from vla_runtime.families.family import PolicyDims, image_sizes
+from vla_runtime.family.declaration import PolicyDims, image_sizes
+from vla_runtime.family.listing import find_family, read_time_table
 
 
 class _Schedule:

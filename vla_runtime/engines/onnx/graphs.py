@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from vla_runtime.engines.cpu import check_int8
-from vla_runtime.engines.onnx.files import (
+from vla_runtime.bundle.onnx_files import (
     EIGHT_BITS,
     IMAGE_INPUTS,
     ONNX_FOLDER,
@@ -21,6 +20,7 @@ from vla_runtime.engines.onnx.files import (
     graph_path,
     vision_names,
 )
+from vla_runtime.engines.cpu import check_int8
 from vla_runtime.engines.onnx.session import (
     KIND_OF,
     SKIPPED_REWRITES,
@@ -29,7 +29,7 @@ from vla_runtime.engines.onnx.session import (
     session_options,
 )
 from vla_runtime.engines.onnx.shapes import GraphShapes, Tensors, image_input
-from vla_runtime.families.family import Family, PolicyDims, distinct_image_sizes
+from vla_runtime.family.declaration import Family, PolicyDims, distinct_image_sizes
 from vla_runtime.files.quotes import one_line
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vla_runtime.engines.onnx.files import WEIGHTS_DATA
+from vla_runtime.bundle.onnx_files import WEIGHTS_DATA
 from vla_runtime.engines.onnx.protobuf import changed, fields
 from vla_runtime.files.input_files import regular_file
 

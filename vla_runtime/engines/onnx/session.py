@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from vla_runtime.bundle.onnx_files import PRECISION_KEY
 from vla_runtime.engines.cpu import cpu_threads
 from vla_runtime.engines.device_names import parse_device
-from vla_runtime.engines.onnx.files import PRECISION_KEY
 from vla_runtime.engines.onnx.links import follow_weights
 
 # ONNX's numbers of the types, which ONNX Runtime takes where numpy has no type (bfloat16).

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from vla_runtime.engines.onnx.files import IMAGE_INPUTS, TEXT_INPUT, TOKENS, Network
-from vla_runtime.families.family import Family, PolicyDims, RowInput, image_sizes
+from vla_runtime.bundle.onnx_files import IMAGE_INPUTS, TEXT_INPUT, TOKENS, Network
+from vla_runtime.family.declaration import Family, PolicyDims, RowInput, image_sizes
 
 # Name to dtype (`float32`, `int64`, `bool`, …) and shape.
 Tensors = dict[str, tuple[str, tuple[int, ...]]]

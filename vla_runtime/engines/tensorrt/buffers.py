@@ -7,13 +7,13 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from vla_runtime.bundle.onnx_files import IMAGE_INPUTS, STEP_INPUTS, STEP_OUTPUTS, TEXT_INPUT
 from vla_runtime.engines.closing import closed_on_error
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.graphed_work import GraphedWork
-from vla_runtime.engines.onnx.files import IMAGE_INPUTS, STEP_INPUTS, STEP_OUTPUTS, TEXT_INPUT
 from vla_runtime.engines.onnx.shapes import GraphShapes
 from vla_runtime.engines.tensorrt.adapter import TensorInfo
-from vla_runtime.families.family import Family, PolicyDims
+from vla_runtime.family.declaration import Family, PolicyDims
 from vla_runtime.files.safetensors_reader import bfloat16_to_float32, float32_to_bfloat16
 
 # TensorRT takes addresses that are multiples of this.

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
+from vla_runtime.bundle.onnx_files import TEXT_INPUT
+from vla_runtime.bundle.onnx_files import Network as NetworkName
 from vla_runtime.engines.closing import close_all
 from vla_runtime.engines.cuda_runtime import CudaRuntime, device_index
-from vla_runtime.engines.graph_replay import GraphCapturer
 from vla_runtime.engines.graphed_work import GraphedWork
-from vla_runtime.engines.onnx.files import TEXT_INPUT
-from vla_runtime.engines.onnx.files import Network as NetworkName
 from vla_runtime.engines.protocol import (
     FEATURES,
     SLOTS,
@@ -33,6 +32,7 @@ from vla_runtime.engines.protocol import (
 from vla_runtime.engines.schedules import Schedules
 from vla_runtime.engines.tensorrt.adapter import Network, import_tensorrt
 from vla_runtime.engines.tensorrt.buffers import DeviceArray, RowBuffers, Schedule, check_tensors
+from vla_runtime.engines.tensorrt.graph_replay import GraphCapturer
 from vla_runtime.engines.tensorrt.loading import (
     check_memory,
     check_one_image_size,
@@ -44,8 +44,8 @@ from vla_runtime.engines.tensorrt.probes import PrefixProbe, StepsProbe, VisionP
 from vla_runtime.engines.tensorrt.rtx import CompiledKernels
 from vla_runtime.engines.tensorrt.store import COMPILED, find_engines, network_name
 from vla_runtime.engines.token_embedding import TokenEmbedding
-from vla_runtime.families import find_family, read_time_table
-from vla_runtime.families.family import Family, PolicyDims, TimeTable, language_dims
+from vla_runtime.family.declaration import Family, PolicyDims, TimeTable, language_dims
+from vla_runtime.family.listing import find_family, read_time_table
 
 
 class TensorRTEngine:
@@ -58,7 +58,7 @@ class TensorRTEngine:
         time_table: time table of the family, over the bundle's weights.
         max_rows: most prompt rows that will be asked for.
         captures: number of captures of each graph, of which the fastest is kept; 0 for no graphs.
-        token_embedding: needed where the prefix engine takes rows of it.
+        text_table: needed where the prefix engine takes rows of it.
 
     Raises:
         ValueError: engines whose inputs and outputs are not those of these dimensions.
@@ -79,7 +79,7 @@ class TensorRTEngine:
         *,
         max_rows: int = 2,
         captures: int = 3,
-        token_embedding: TokenEmbedding | None = None,
+        text_table: TokenEmbedding | None = None,
     ) -> None:
         self.dims, self.max_rows, self._family = dims, max_rows, family
         self._runtime, self._networks, self._time_table = runtime, networks, time_table

@@ -19,7 +19,7 @@ from vla_runtime.engines.tensorrt.adapter import (
 )
 from vla_runtime.engines.tensorrt.rtx import CompiledKernels
 from vla_runtime.engines.tensorrt.store import ENGINES, Metadata, rebuild_command
-from vla_runtime.families.family import PolicyDims, distinct_image_sizes
+from vla_runtime.family.declaration import PolicyDims, distinct_image_sizes
 
 
 @contextmanager

@@ -26,9 +26,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from vla_runtime.bundle.schema import WEIGHTS_FILE
-from vla_runtime.engines.cuda_runtime import DeviceInfo
-from vla_runtime.engines.onnx.files import (
+from vla_runtime.bundle.onnx_files import (
     CASES_FILE,
     ONNX_FOLDER,
     ROWS_ENDING,
@@ -36,6 +34,8 @@ from vla_runtime.engines.onnx.files import (
     Precision,
     graph_name,
 )
+from vla_runtime.bundle.schema import WEIGHTS_FILE
+from vla_runtime.engines.cuda_runtime import DeviceInfo
 from vla_runtime.engines.tensorrt.rtx import target_of
 from vla_runtime.files.atomic_write import write_text
 from vla_runtime.files.input_files import read_text

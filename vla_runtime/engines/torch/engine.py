@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,12 +45,11 @@ from vla_runtime.engines.torch.prompt_lengths import (
     shortest,
     write_padded,
 )
-from vla_runtime.engines.torch.weights import load_network
 from vla_runtime.engines.triton_option import OFF
-from vla_runtime.families.family import PolicyDims, image_sizes
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.flow_step import DenoiseStep, JacobianDenoiseStep
 from vla_runtime.families.traced_shapes import trace_shapes
+from vla_runtime.family.declaration import image_sizes
 
 # Numbers of samples whose keys, values and graphs are kept.
 _SAMPLE_COUNTS_KEPT = 4
@@ -128,48 +126,6 @@ class TorchEngine:
         }
         # Last: they begin when everything above is complete.
         self._streams = CudaStreams(device, dims.cameras) if device.type == 'cuda' else None
-
-    @classmethod
-    def load(
-        cls,
-        family: str,
-        dims: PolicyDims,
-        weights: Path,
-        *,
-        device: str,
-        precision: str,
-        max_rows: int,
-        use_cuda_graphs: bool,
-        triton: str = OFF,
-        action_times: bool = False,
-    ) -> TorchEngine:
-        """Build the network from a bundle's weights file, straight onto the device.
-
-        Args:
-            family, dims, weights, device, precision: see `load_network`.
-            max_rows, use_cuda_graphs: see the constructor.
-            triton: see `Policy.load`.
-            action_times: the policy was trained for actions with flow times of their own.
-
-        Raises:
-            ValueError: unknown device or precision, no CUDA here, not enough memory, or weights
-                that do not fit the dimensions.
-        """
-        try:
-            network = load_network(family, dims, weights, device=device, precision=precision)
-            engine = cls(network, max_rows=max_rows, use_cuda_graphs=use_cuda_graphs)
-            if triton != OFF:
-                from vla_runtime.engines.torch.layer_trial import choose_layers
-
-                choose_layers(engine, triton, precision, action_times=action_times)
-            return engine
-        except RuntimeError as error:
-            if 'memory' not in str(error):
-                raise
-            raise ValueError(
-                f"device '{device}': not enough memory for {weights} in {precision} and its "
-                f'buffers; choose a smaller precision or another device. {error}'
-            ) from error
 
     @property
     def cuda_graph(self) -> Mapping[str, str]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from vla_runtime.families.family import Family, PolicyDims, RowInput
+from vla_runtime.family.declaration import Family, PolicyDims, RowInput
 
 # Prompts of a sentence alone, with the state of a few joints, and with a long state.
 LENGTHS = (48, 96, 200)

@@ -14,8 +14,8 @@ from vla_runtime.engines.device_names import parse_device
 from vla_runtime.engines.preflight import fp8_refusal
 from vla_runtime.families.blocks import float8
 from vla_runtime.families.blocks.layers import Linear, matrix_names, product_names
-from vla_runtime.families.family import PolicyDims
 from vla_runtime.families.flow_network import FlowNetwork, empty_network
+from vla_runtime.family.declaration import PolicyDims
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from typing import cast
 import numpy as np
 
 from vla_runtime.bundle.folder import Bundle
-from vla_runtime.engines.onnx.files import ROWS
+from vla_runtime.bundle.onnx_files import ROWS
+from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.engines.protocol import Feature, PolicyEngine
 from vla_runtime.engines.recorded_cases import Case
-from vla_runtime.export.errors import ExportError
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.guidance import row_weights

@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vla_runtime.bundle.onnx_files import ROWS
 from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
-from vla_runtime.engines.onnx.files import ROWS
 from vla_runtime.engines.recorded_cases import Case, write_cases
 from vla_runtime.export.onnx.export import meta_network
 from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.export.receipt import SEED
-from vla_runtime.families import find_family
-from vla_runtime.families.family import PolicyDims, RowInput, image_sizes, language_dims
 from vla_runtime.families.flow_step import DenoiseStep
 from vla_runtime.families.traced_shapes import Part, parameters_of, trace_shapes
+from vla_runtime.family.declaration import PolicyDims, RowInput, image_sizes, language_dims
+from vla_runtime.family.listing import find_family
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.inference.guidance import row_weights
 from vla_runtime.inference.noise import chunk_noise

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vla_runtime.engines.onnx.files import Precision
+from vla_runtime.bundle.onnx_files import Precision
 from vla_runtime.export.onnx.graph import GraphWriter, Value
 
 Range = tuple[float, float]

@@ -1,4 +1,4 @@
-"""A bundle's networks as ONNX files; `engines/onnx/files.py` lists and names the files.
+"""A bundle's networks as ONNX files; `bundle/onnx_files.py` lists and names the files.
 
 Invariants:
 - the networks are traced without numbers (PyTorch's meta device) and the weights are written one
@@ -21,8 +21,8 @@ import torch
 from onnx import helper
 from torch import Tensor, nn
 
-from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
-from vla_runtime.engines.onnx.files import (
+from vla_runtime.bundle.graph_facts import ExportedGraphs, GraphFacts, write_graph_facts
+from vla_runtime.bundle.onnx_files import (
     EIGHT_BITS,
     IMAGE_INPUTS,
     ONNX_FOLDER,
@@ -37,8 +37,8 @@ from vla_runtime.engines.onnx.files import (
     graph_path,
     vision_names,
 )
+from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.engines.onnx.shapes import GraphShapes, Tensors, image_input
-from vla_runtime.export.graph_facts import ExportedGraphs, GraphFacts, write_graph_facts
 from vla_runtime.export.onnx.eight_bits import EightBits
 from vla_runtime.export.onnx.graph import (
     ATTENTION_OPSET,
@@ -52,11 +52,11 @@ from vla_runtime.export.onnx.tracing import Trace, trace
 from vla_runtime.export.onnx.translation import Translator
 from vla_runtime.export.onnx.weights import BundleWeights, WeightFile
 from vla_runtime.families.blocks.layers import matrix_names, query_scales
-from vla_runtime.families.family import distinct_image_sizes, image_sizes
 from vla_runtime.families.flow_network import FlowNetwork, empty_network
 from vla_runtime.families.flow_step import DenoiseStep, Prefix
+from vla_runtime.families.operation_counts import count_operations, write_counts
 from vla_runtime.families.traced_shapes import parameters_of, trace_shapes
-from vla_runtime.performance.operation_counts import count_operations, write_counts
+from vla_runtime.family.declaration import distinct_image_sizes, image_sizes
 
 _DTYPES = {
     'float32': torch.float32,

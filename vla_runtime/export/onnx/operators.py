@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vla_runtime.export.errors import ExportError
+from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.export.onnx.graph import HALVES, GraphWriter, Value
 
 Lowering = Callable[..., Any]

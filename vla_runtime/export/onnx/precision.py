@@ -20,7 +20,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto
 
-from vla_runtime.engines.onnx.files import EIGHT_BITS, STEP_INPUTS, STEP_OUTPUTS, Precision
+from vla_runtime.bundle.onnx_files import EIGHT_BITS, STEP_INPUTS, STEP_OUTPUTS, Precision
 from vla_runtime.export.onnx.eight_bit_rules import eight_bit_faults
 
 HALVES: Mapping[int, Precision] = {

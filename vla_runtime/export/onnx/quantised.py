@@ -21,8 +21,7 @@ import onnx
 import torch
 from onnx import TensorProto, helper
 
-from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
-from vla_runtime.engines.onnx.files import (
+from vla_runtime.bundle.onnx_files import (
     ONNX_FOLDER,
     ROWS,
     TEXT_INPUT,
@@ -32,6 +31,7 @@ from vla_runtime.engines.onnx.files import (
     graph_name,
     vision_names,
 )
+from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.engines.onnx.session import Placement, Session
 from vla_runtime.engines.recorded_cases import Case
 from vla_runtime.engines.token_embedding import TokenEmbedding
@@ -41,7 +41,7 @@ from vla_runtime.export.onnx.export import meta_network, write_onnx
 from vla_runtime.export.onnx.verification import step_inputs
 from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.families.blocks.layers import matrix_names
-from vla_runtime.families.family import distinct_image_sizes
+from vla_runtime.family.declaration import distinct_image_sizes
 
 Feed = dict[str, np.ndarray]
 # A matrix that shrinks its input by more than this is an MLP's last.

@@ -22,7 +22,7 @@ from torch.nn.modules.module import (
 )
 from torch.utils import _pytree as pytree
 
-from vla_runtime.families.known_shapes import DispatchMode, KnownShapes
+from vla_runtime.families.meta_shapes import DispatchMode, KnownShapes
 
 
 @dataclass(frozen=True)

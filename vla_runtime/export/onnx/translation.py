@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from vla_runtime.engines.onnx.files import TEXT_INPUT, TOKENS
-from vla_runtime.export.errors import ExportError
+from vla_runtime.bundle.onnx_files import TEXT_INPUT, TOKENS
+from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.export.onnx.eight_bits import EightBits, Matrix
 from vla_runtime.export.onnx.graph import GraphWriter, Value
 from vla_runtime.export.onnx.operators import lowering

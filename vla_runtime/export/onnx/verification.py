@@ -22,8 +22,7 @@ import onnxruntime
 import torch
 
 from vla_runtime.bundle.folder import read_statistics
-from vla_runtime.bundle.schema import MOST_DENOISE_STEPS, WEIGHTS_FILE, BundleSpec
-from vla_runtime.engines.onnx.files import (
+from vla_runtime.bundle.onnx_files import (
     EIGHT_BITS,
     ONNX_FOLDER,
     ROWS,
@@ -36,11 +35,12 @@ from vla_runtime.engines.onnx.files import (
     graph_path,
     vision_names,
 )
+from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
+from vla_runtime.engines.tolerances import error_of
 from vla_runtime.engines.onnx.session import SKIPPED_REWRITES, Placement, Session, session_options
 from vla_runtime.engines.preflight import check_graph_files
 from vla_runtime.engines.recorded_cases import Case, read_cases
 from vla_runtime.engines.token_embedding import TokenEmbedding
-from vla_runtime.engines.tolerances import error_of
 from vla_runtime.export.onnx.cases import Reference, seeded_cases
 from vla_runtime.export.onnx.eight_bit_rules import matrix_faults
 from vla_runtime.export.onnx.precision import beside_int8, precision_of, type_faults
@@ -55,10 +55,10 @@ from vla_runtime.export.receipt import (
     VerificationError,
     left_out_of_int8,
 )
-from vla_runtime.families import find_family, read_time_table
 from vla_runtime.families.blocks.layers import query_scales
-from vla_runtime.families.family import distinct_image_sizes
 from vla_runtime.families.flow_network import empty_network
+from vla_runtime.family.declaration import MOST_DENOISE_STEPS, distinct_image_sizes
+from vla_runtime.family.listing import find_family, read_time_table
 from vla_runtime.files.quotes import join_truncated
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.processing.joint_spaces import joint_space

@@ -16,8 +16,8 @@ import onnx
 import torch
 from torch import Tensor
 
+from vla_runtime.bundle.onnx_files import WEIGHTS_DATA
 from vla_runtime.bundle.tensors import StoredTensor, read_header
-from vla_runtime.engines.onnx.files import WEIGHTS_DATA
 
 # Offsets that a runtime can map straight into memory.
 _ALIGNMENT = 4096

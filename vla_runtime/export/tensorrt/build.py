@@ -18,15 +18,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vla_runtime.engines.cuda_runtime import CudaRuntime, DeviceInfo
-from vla_runtime.engines.free_memory import available_host_bytes, free_swap_bytes
-from vla_runtime.engines.onnx.files import (
+from vla_runtime.bundle.graph_facts import GraphFacts, read_graph_facts
+from vla_runtime.bundle.onnx_files import (
     EIGHT_BITS,
     GRAPHS_FILE,
     ONNX_FOLDER,
     WEIGHTS_DATA,
     Precision,
 )
+from vla_runtime.engines.cuda_runtime import CudaRuntime, DeviceInfo
+from vla_runtime.engines.free_memory import available_host_bytes, free_swap_bytes
 from vla_runtime.engines.preflight import check_graph_files
 from vla_runtime.engines.tensorrt.adapter import (
     BuildOptions,
@@ -50,7 +51,6 @@ from vla_runtime.engines.tensorrt.store import (
     targets_of,
     write_metadata,
 )
-from vla_runtime.export.graph_facts import GraphFacts, read_graph_facts
 from vla_runtime.export.tensorrt.operators import unsupported
 from vla_runtime.export.tensorrt.receipt import forget
 from vla_runtime.files.atomic_write import write_bytes

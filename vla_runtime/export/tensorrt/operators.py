@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vla_runtime.engines.onnx.files import Precision
-from vla_runtime.export.graph_facts import GraphFacts
+from vla_runtime.bundle.graph_facts import GraphFacts
+from vla_runtime.bundle.onnx_files import Precision
 
 # Operators that the ONNX parser of TensorRT 8.6 knows (its operators.md) and our graphs may use.
 # Later parsers know them all.

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from typing import cast, get_args
 
 from vla_runtime.bundle.schema import ImageSpec
-from vla_runtime.export.block_sizes import Shapes, check_stated, checked_dims
-from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, Source
-from vla_runtime.export.lerobot_early import read_config
-from vla_runtime.export.lerobot_folder import LeRobotPolicy
-from vla_runtime.export.tensor_names import TensorNames, row, rows_under
+from vla_runtime.checkpoints.lerobot_early import read_config
+from vla_runtime.checkpoints.lerobot_folder import LeRobotPolicy
+from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source
+from vla_runtime.checkpoints.tensor_names import TensorNames, row, rows_under
 from vla_runtime.families.act.dimensions import ActDims, Activation, ResNetDims, StackDims
+from vla_runtime.families.blocks.block_sizes import Shapes, check_stated, checked_dims
 from vla_runtime.files.json_file import JsonMapping
 
 _Rows = tuple[tuple[re.Pattern[str], str], ...]

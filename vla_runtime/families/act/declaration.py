@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vla_runtime.families.act.dimensions import ACT, LIMITS, ActDims
-from vla_runtime.families.family import Family, NoTimes, no_inputs, state_input
+from vla_runtime.family.declaration import Family, NoTimes, no_inputs, state_input
 
 FAMILIES = (
     Family(

@@ -12,7 +12,16 @@ from pathlib import Path
 
 from vla_runtime.bundle.schema import ImageSpec
 from vla_runtime.bundle.tensors import StoredTensor
-from vla_runtime.export.block_sizes import (
+from vla_runtime.checkpoints.errors import ExportError
+from vla_runtime.checkpoints.folder_facts import CONFIG_FILE, FolderFacts
+from vla_runtime.checkpoints.image_places import count_image_places
+from vla_runtime.checkpoints.lerobot_folder import LeRobotPolicy
+from vla_runtime.checkpoints.lerobot_processors import POSTPROCESSOR_FILE
+from vla_runtime.checkpoints.missing_facts import MissingFacts
+from vla_runtime.checkpoints.reader import VLM_TOKENIZER, CheckpointReader, MakeDims, Source
+from vla_runtime.checkpoints.tensor_names import DECODER, TensorNames, row, rows_under
+from vla_runtime.checkpoints.tensors import CheckpointError
+from vla_runtime.families.blocks.block_sizes import (
     KnownHeads,
     Shapes,
     check_stated,
@@ -23,15 +32,6 @@ from vla_runtime.export.block_sizes import (
     square_edge,
     vision_dims,
 )
-from vla_runtime.export.checkpoint import CheckpointError
-from vla_runtime.export.checkpoint_reader import VLM_TOKENIZER, CheckpointReader, MakeDims, Source
-from vla_runtime.export.errors import ExportError
-from vla_runtime.export.folder import CONFIG_FILE, FolderFacts
-from vla_runtime.export.image_places import count_image_places
-from vla_runtime.export.lerobot_folder import LeRobotPolicy
-from vla_runtime.export.lerobot_processors import POSTPROCESSOR_FILE
-from vla_runtime.export.missing_facts import MissingFacts
-from vla_runtime.export.tensor_names import DECODER, TensorNames, row, rows_under
 from vla_runtime.families.evo1.declaration import PROMPT
 from vla_runtime.families.evo1.dimensions import Evo1Dims, HeadDims
 from vla_runtime.files.json_file import JsonMapping, read_json

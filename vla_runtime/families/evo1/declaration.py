@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from vla_runtime.families.evo1.dimensions import EVO1, LIMITS, Evo1Dims
-from vla_runtime.families.evo1.performance_figures import EVO1_FIGURES
 from vla_runtime.families.evo1.time_table import TimeRows
-from vla_runtime.families.family import Family, RowInput, no_inputs, prompt_inputs, state_input
+from vla_runtime.family.declaration import Family, RowInput, no_inputs, prompt_inputs, state_input
+from vla_runtime.family.performance_figures import PerformanceFigures, vla_cpp_runs
 from vla_runtime.processing.prompt_layout import PromptLayout
 
 # InternVL3's text around a user's images.
@@ -22,6 +22,17 @@ def _prefix_inputs(dims: Evo1Dims) -> dict[str, RowInput]:
     return prompt_inputs(dims) | state_input(dims)
 
 
+_EVO1_FIGURES = PerformanceFigures(
+    runs=vla_cpp_runs(
+        {
+            'agx-orin': (996.05, 696.21),
+            'orin-nano': (3551.56, 2667.63),
+            'rtx-3060': (486.74, 348.75),
+            'rtx-5090': (55.2, 17.8),
+        }
+    )
+)
+
 FAMILIES = (
     Family(
         name='evo1',
@@ -35,6 +46,6 @@ FAMILIES = (
         head_inputs=no_inputs,
         time_table=TimeRows,
         noise='uniform',
-        figures={'evo1': EVO1_FIGURES},
+        figures={'evo1': _EVO1_FIGURES},
     ),
 )

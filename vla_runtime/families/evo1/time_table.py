@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from vla_runtime.bundle.schema import MOST_DENOISE_STEPS
 from vla_runtime.families.evo1.dimensions import Evo1Dims
+from vla_runtime.family.declaration import MOST_DENOISE_STEPS
 from vla_runtime.files.safetensors_reader import SafetensorsReader
 
 ROWS = 1000

@@ -14,7 +14,15 @@ from typing import ClassVar
 
 from vla_runtime.bundle.schema import ImageSpec
 from vla_runtime.bundle.tensors import StoredTensor
-from vla_runtime.export.block_sizes import (
+from vla_runtime.checkpoints.errors import ExportError
+from vla_runtime.checkpoints.folder_facts import CONFIG_FILE, FolderFacts
+from vla_runtime.checkpoints.image_places import count_image_places
+from vla_runtime.checkpoints.lerobot_folder import is_lerobot_folder
+from vla_runtime.checkpoints.lerobot_processors import PREPROCESSOR_FILE, read_pipeline
+from vla_runtime.checkpoints.options import ExportOptions
+from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source
+from vla_runtime.checkpoints.tensors import CheckpointError
+from vla_runtime.families.blocks.block_sizes import (
     Shapes,
     checked_dims,
     decoder_dims,
@@ -22,14 +30,6 @@ from vla_runtime.export.block_sizes import (
     square_edge,
     vision_dims,
 )
-from vla_runtime.export.checkpoint import CheckpointError
-from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, Source
-from vla_runtime.export.errors import ExportError
-from vla_runtime.export.folder import CONFIG_FILE, FolderFacts
-from vla_runtime.export.image_places import count_image_places
-from vla_runtime.export.lerobot_folder import is_lerobot_folder
-from vla_runtime.export.lerobot_processors import PREPROCESSOR_FILE, read_pipeline
-from vla_runtime.export.options import ExportOptions
 from vla_runtime.families.groot.declaration import N15_PROMPT
 from vla_runtime.families.groot.dimensions import GrootDims
 from vla_runtime.families.groot.lerobot import PACK_STEP, PREPROCESSORS, read_groot_folder

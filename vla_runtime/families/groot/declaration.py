@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from vla_runtime.families.family import Family, prompt_inputs, state_input
+from collections.abc import Mapping
+
 from vla_runtime.families.groot import n17_dimensions as n17
-from vla_runtime.families.groot.dimensions import DENOISE_STEPS, GROOT_N15, LIMITS, GrootDims
-from vla_runtime.families.groot.performance_figures import N15_FIGURES, N17_FIGURES
+from vla_runtime.families.groot.dimensions import (
+    DENOISE_STEPS,
+    GROOT_N15,
+    LIMITS,
+    GrootDims,
+    HeadDims,
+)
 from vla_runtime.families.groot.time_table import GrootTimeTable
+from vla_runtime.family.declaration import Family, prompt_inputs, state_input
+from vla_runtime.family.performance_figures import PerformanceFigures, vla_cpp_runs
 from vla_runtime.processing.prompt_layout import PromptLayout
 
 _CHAT = ('<|im_start|>', '<|im_end|>')
@@ -27,33 +35,54 @@ N17_PROMPT = PromptLayout(
     special=(*_CHAT, '<|vision_start|>', '<|vision_end|>'),
 )
 
+_N15_FIGURES = PerformanceFigures(
+    runs=vla_cpp_runs(
+        {
+            'agx-orin': (409.57, 129.22),
+            'orin-nano': (1182.67, 299.38),
+            'rtx-3060': (203.73, 51.09),
+            'rtx-5090': (29.4, 5.9),
+        }
+    )
+)
+_N17_FIGURES = PerformanceFigures(
+    runs=vla_cpp_runs(
+        {
+            'agx-orin': (367.43, 145.29),
+            'rtx-3060': (139.89, 44.63),
+            'rtx-5090': (33.4, 6.2),
+        }
+    )
+)
+
+
+def _version(
+    number: str,
+    dims: type,
+    published: HeadDims,
+    limits: Mapping[str, int],
+    prompt: PromptLayout,
+    figures: PerformanceFigures,
+) -> Family:
+    """Declare one version; what differs are its sizes, its prompt and its figures."""
+    name = f'groot_n{number.replace(".", "")}'
+    return Family(
+        name=name,
+        title=f'GR00T N{number} (arXiv 2503.14734, NVIDIA Isaac-GR00T)',
+        head='flow',
+        dims=dims,
+        presets={name: published},
+        limits=limits,
+        templates={'chat': prompt},
+        prefix_inputs=prompt_inputs,
+        head_inputs=state_input,
+        time_table=GrootTimeTable,
+        flow_steps=DENOISE_STEPS,
+        figures={name: figures},
+    )
+
+
 FAMILIES = (
-    Family(
-        name='groot_n15',
-        title='GR00T N1.5 (arXiv 2503.14734, NVIDIA Isaac-GR00T)',
-        head='flow',
-        dims=GrootDims,
-        presets={'groot_n15': GROOT_N15},
-        limits=LIMITS,
-        templates={'chat': N15_PROMPT},
-        prefix_inputs=prompt_inputs,
-        head_inputs=state_input,
-        time_table=GrootTimeTable,
-        flow_steps=DENOISE_STEPS,
-        figures={'groot_n15': N15_FIGURES},
-    ),
-    Family(
-        name='groot_n17',
-        title='GR00T N1.7 (arXiv 2503.14734, NVIDIA Isaac-GR00T)',
-        head='flow',
-        dims=n17.GrootN17Dims,
-        presets={'groot_n17': n17.GROOT_N17},
-        limits=n17.LIMITS,
-        templates={'chat': N17_PROMPT},
-        prefix_inputs=prompt_inputs,
-        head_inputs=state_input,
-        time_table=GrootTimeTable,
-        flow_steps=DENOISE_STEPS,
-        figures={'groot_n17': N17_FIGURES},
-    ),
+    _version('1.5', GrootDims, GROOT_N15, LIMITS, N15_PROMPT, _N15_FIGURES),
+    _version('1.7', n17.GrootN17Dims, n17.GROOT_N17, n17.LIMITS, N17_PROMPT, _N17_FIGURES),
 )

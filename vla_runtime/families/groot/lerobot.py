@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from vla_runtime.bundle.schema import CameraSpec, ImageSpec, NormalisationSpec
-from vla_runtime.export.errors import ExportError
-from vla_runtime.export.feature_names import CAMERA_FEATURE
-from vla_runtime.export.folder import CONFIG_FILE, FolderFacts, expect, find_tokenizer
-from vla_runtime.export.lerobot_folder import feature_length
-from vla_runtime.export.lerobot_processors import (
+from vla_runtime.checkpoints.errors import ExportError
+from vla_runtime.checkpoints.feature_names import CAMERA_FEATURE
+from vla_runtime.checkpoints.folder_facts import CONFIG_FILE, FolderFacts, expect, find_tokenizer
+from vla_runtime.checkpoints.lerobot_folder import feature_length
+from vla_runtime.checkpoints.lerobot_processors import (
     POSTPROCESSOR_FILE,
     PREPROCESSOR_FILE,
     Pipeline,

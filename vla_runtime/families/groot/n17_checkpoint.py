@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vla_runtime.export.block_sizes import Shapes, checked_dims, decoder_dims
-from vla_runtime.export.checkpoint import CheckpointError
-from vla_runtime.export.checkpoint_reader import MakeDims, Source
-from vla_runtime.export.folder import CONFIG_FILE, FolderFacts
-from vla_runtime.export.image_places import count_image_places
-from vla_runtime.export.missing_facts import MissingFacts
+from vla_runtime.checkpoints.folder_facts import CONFIG_FILE, FolderFacts
+from vla_runtime.checkpoints.image_places import count_image_places
+from vla_runtime.checkpoints.missing_facts import MissingFacts
+from vla_runtime.checkpoints.reader import MakeDims, Source
+from vla_runtime.checkpoints.tensors import CheckpointError
+from vla_runtime.families.blocks.block_sizes import Shapes, checked_dims, decoder_dims
 from vla_runtime.families.groot.declaration import N17_PROMPT
 from vla_runtime.families.groot.n17_dimensions import (
     FRAMES,

@@ -11,21 +11,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vla_runtime.bundle.schema import CameraSpec, NormalisationSpec
-from vla_runtime.export.errors import ExportError
-from vla_runtime.export.feature_names import CAMERA_FEATURE
-from vla_runtime.export.folder import CONFIG_FILE, FolderFacts, Question, expect, find_tokenizer
-from vla_runtime.export.lerobot_folder import (
+from vla_runtime.checkpoints.errors import ExportError
+from vla_runtime.checkpoints.feature_names import CAMERA_FEATURE
+from vla_runtime.checkpoints.folder_facts import (
+    CONFIG_FILE,
+    FolderFacts,
+    Question,
+    expect,
+    find_tokenizer,
+)
+from vla_runtime.checkpoints.lerobot_folder import (
     feature_image,
     feature_length,
     is_lerobot_folder,
 )
-from vla_runtime.export.lerobot_processors import (
+from vla_runtime.checkpoints.lerobot_processors import (
     POSTPROCESSOR_FILE,
     PREPROCESSOR_FILE,
     read_pipeline,
     state_file,
 )
-from vla_runtime.export.options import ExportOptions
+from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.families.groot.dimensions import DENOISE_STEPS, USUAL_PROMPT_LENGTH
 from vla_runtime.families.groot.n17_groups import GroupedColumns, flat_columns, grouped_columns
 from vla_runtime.families.groot.n17_images import cut_image, image_spec

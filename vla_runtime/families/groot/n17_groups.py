@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from vla_runtime.export.errors import ExportError
-from vla_runtime.export.folder import FolderPose
+from vla_runtime.checkpoints.errors import ExportError
+from vla_runtime.checkpoints.folder_facts import FolderPose
 from vla_runtime.files.json_file import JsonMapping
 
 # A `delta` of NVIDIA's is one of the data set's own, from step to step: it is no target.

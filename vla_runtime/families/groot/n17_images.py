@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from vla_runtime.bundle.schema import CropSpec, ImageSpec
-from vla_runtime.export.errors import ExportError
-from vla_runtime.export.folder import FolderFacts
+from vla_runtime.checkpoints.errors import ExportError
+from vla_runtime.checkpoints.folder_facts import FolderFacts
 from vla_runtime.files.json_file import JsonMapping
 from vla_runtime.processing.cropped_images import shortest_edge_size
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from vla_runtime.export.block_sizes import Shapes
-from vla_runtime.export.missing_facts import MissingFacts
-from vla_runtime.export.options import ExportOptions
+from vla_runtime.checkpoints.missing_facts import MissingFacts
+from vla_runtime.checkpoints.options import ExportOptions
+from vla_runtime.families.blocks.block_sizes import Shapes
 from vla_runtime.families.groot.dimensions import StackDims
 
 # Heads of the published stacks by width: SigLIP So400m, and the two stacks of the action head.

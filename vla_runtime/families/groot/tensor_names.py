@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from vla_runtime.export.tensor_names import DECODER, SIGLIP, TensorNames, row, rows_under
+from vla_runtime.checkpoints.tensor_names import DECODER, SIGLIP, TensorNames, row, rows_under
 
 # LeRobot puts this before NVIDIA's names.
 _GROOT = r'(?:_groot_model\.)?'

@@ -9,11 +9,11 @@ from typing import ClassVar
 
 from vla_runtime.bundle.schema import ImageSpec
 from vla_runtime.bundle.tensors import StoredTensor
-from vla_runtime.export.block_sizes import check_shown, settle_heads
-from vla_runtime.export.checkpoint_reader import CheckpointReader, MakeDims, Source
-from vla_runtime.export.folder import FolderFacts
-from vla_runtime.export.lerobot_folder import LeRobotPolicy
-from vla_runtime.export.options import ExportOptions, read_dataset_info
+from vla_runtime.checkpoints.folder_facts import FolderFacts
+from vla_runtime.checkpoints.lerobot_folder import LeRobotPolicy
+from vla_runtime.checkpoints.options import ExportOptions, read_dataset_info
+from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source
+from vla_runtime.families.blocks.block_sizes import check_shown, settle_heads
 from vla_runtime.families.pi.openpi_folder import read_openpi_folder
 from vla_runtime.families.pi.tensor_dims import dims_of, family_of, known_heads, pi_shapes
 from vla_runtime.families.pi.tensor_names import NAMES

@@ -64,12 +64,6 @@ class PiNetwork(FlowNetwork):
 
     # Shared by both families.
 
-    def fused(self, static_shapes: bool = False) -> FlowNetwork:
-        """As `FlowNetwork.fused`."""
-        from vla_runtime.families.pi.fused import FusedPi
-
-        return FusedPi(self, static_shapes)
-
     def embed_prefix(
         self, image_tokens: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor
     ) -> tuple[Tensor, Tensor]:

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from vla_runtime.bundle.schema import STATISTICS, CameraSpec, ImageSpec, NormalisationSpec
-from vla_runtime.export.errors import ExportError
-from vla_runtime.export.folder import CONFIG_FILE, FolderFacts, Question, find_tokenizer
+from vla_runtime.checkpoints.errors import ExportError
+from vla_runtime.checkpoints.folder_facts import CONFIG_FILE, FolderFacts, Question, find_tokenizer
 from vla_runtime.files.json_file import JsonMapping, read_json
 from vla_runtime.types import NormaliserKind
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vla_runtime.bundle.tensors import StoredTensor
-from vla_runtime.export.block_sizes import (
+from vla_runtime.checkpoints.tensors import CheckpointError
+from vla_runtime.families.blocks.block_sizes import (
     HeadCounts,
     KnownHeads,
     Shapes,
@@ -14,7 +15,6 @@ from vla_runtime.export.block_sizes import (
     image_size_of,
     vision_dims,
 )
-from vla_runtime.export.checkpoint import CheckpointError
 from vla_runtime.families.pi.dimensions import PiDims
 
 # The one published vision tower (SigLIP So400m); other widths do not determine the heads.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from vla_runtime.export.tensor_names import DECODER, SIGLIP, TensorNames, row, rows_under
+from vla_runtime.checkpoints.tensor_names import DECODER, SIGLIP, TensorNames, row, rows_under
 
 # The output table of the language model: tied to its input table, which may be absent.
 _TEXT_HEAD = 'language.head.weight'

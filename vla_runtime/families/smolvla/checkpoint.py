@@ -9,7 +9,11 @@ from __future__ import annotations
 import re
 
 from vla_runtime.bundle.schema import ImageSpec
-from vla_runtime.export.block_sizes import (
+from vla_runtime.checkpoints.folder_facts import CONFIG_FILE
+from vla_runtime.checkpoints.lerobot_folder import LeRobotPolicy
+from vla_runtime.checkpoints.reader import VLM_TOKENIZER, CheckpointReader, MakeDims, Source
+from vla_runtime.checkpoints.tensor_names import DECODER, SIGLIP, TensorNames, row, rows_under
+from vla_runtime.families.blocks.block_sizes import (
     KnownHeads,
     Shapes,
     check_shown,
@@ -20,10 +24,6 @@ from vla_runtime.export.block_sizes import (
     square_edge,
     vision_dims,
 )
-from vla_runtime.export.checkpoint_reader import VLM_TOKENIZER, CheckpointReader, MakeDims, Source
-from vla_runtime.export.folder import CONFIG_FILE
-from vla_runtime.export.lerobot_folder import LeRobotPolicy
-from vla_runtime.export.tensor_names import DECODER, SIGLIP, TensorNames, row, rows_under
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
 from vla_runtime.files.json_file import read_json
 

@@ -27,7 +27,7 @@ from vla_runtime.families.blocks.fused_expert import FusedExpert, Past
 from vla_runtime.families.blocks.fused_lengths import Kernel, flash
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
-from vla_runtime.families.smolvla.networks import SmolVla, cross_memory, prefix_sight, stacked
+from vla_runtime.families.smolvla.flow_policy import SmolVla, cross_memory, prefix_sight, stacked
 
 
 class FusedSmolVla(FlowNetwork):

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vla_runtime.engines.preflight import AUTO, BACKENDS, MOST_THREADS, PRECISIONS
+from vla_runtime.engines.cpu import MOST_THREADS
+from vla_runtime.engines.preflight import AUTO, BACKENDS, PRECISIONS
 from vla_runtime.engines.triton_option import OFF, WORDS
 from vla_runtime.ros.autostart import AUTOSTART
 from vla_runtime.ros.parameters import ParameterSpec, parameter_rows

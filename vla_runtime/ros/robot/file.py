@@ -15,9 +15,10 @@ from typing import Any
 
 import yaml
 
+from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.input_files import read_text, regular_file
 from vla_runtime.files.quotes import quoted
-from vla_runtime.files.typed_yaml import LARGEST_FILE, FieldError, did_you_mean, loads, parse
+from vla_runtime.files.typed_yaml import LARGEST_FILE, did_you_mean, loads, parse
 from vla_runtime.ros.robot.rules import check_robot, check_with_limits
 from vla_runtime.ros.robot.schema import Robot, RobotSpec
 from vla_runtime.ros.robot.urdf_limits import check_names, urdf_limits

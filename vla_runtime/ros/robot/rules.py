@@ -10,7 +10,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from vla_runtime.files.typed_yaml import FieldError, did_you_mean
+from vla_runtime.files.field_error import FieldError
+from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.ros.robot.schema import (
     ACTION_KINDS,
     FORMAT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vla_runtime.files.typed_yaml import FieldError
+from vla_runtime.files.field_error import FieldError
 from vla_runtime.ros.robot.schema import RobotJoint
 
 # Unit to (dimension, size in the dimension's first unit).

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from vla_runtime.execution.limits import ColumnLimits
 from vla_runtime.execution.urdf import read_urdf_limits
+from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.quotes import quoted
-from vla_runtime.files.typed_yaml import FieldError, did_you_mean
+from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.ros.robot.rules import needed_limits
 from vla_runtime.ros.robot.schema import Robot, RobotJoint
 from vla_runtime.ros.robot.units import SIZE

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from vla_runtime.families import find_family
+from vla_runtime.family.listing import find_family
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 from vla_runtime.tabletop.sim.rollout import run_episode

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vla_runtime.families import find_family
+from vla_runtime.family.listing import find_family
 from vla_runtime.tabletop.study.condition import Condition, grid
 from vla_runtime.tabletop.training.recipes import RECIPE_NAMES
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any, Literal, get_args
 
-from vla_runtime.engines.onnx.files import Attention
+from vla_runtime.bundle.onnx_files import Attention
 from vla_runtime.execution.handover import HandoverMode
 from vla_runtime.execution.parameters import ExecutorParameters, Overrun
-from vla_runtime.families import family_names
+from vla_runtime.family.listing import family_names
 from vla_runtime.inference.guidance import CfgMode
 from vla_runtime.inference.real_time_chunking import RtcMode
 from vla_runtime.tabletop.sim.scene import CAMERAS, COLOURS, VARIANTS, Colour, Variant

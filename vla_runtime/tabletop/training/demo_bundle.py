@@ -23,8 +23,8 @@ from vla_runtime.bundle.schema import (
     StateSpec,
 )
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
-from vla_runtime.families.family import PolicyDims
 from vla_runtime.families.flow_network import FlowNetwork
+from vla_runtime.family.declaration import PolicyDims
 from vla_runtime.policy import Policy
 from vla_runtime.tabletop.sim.closed_loop import run_seeds
 from vla_runtime.tabletop.sim.expert import STEP_TIME_S

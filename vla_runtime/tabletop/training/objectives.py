@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_runtime.families.family import Family
 from vla_runtime.families.flow_network import FlowNetwork, SinglePassNetwork
+from vla_runtime.family.declaration import Family
 from vla_runtime.tabletop.training.recipes.recipe import Prefix
 from vla_runtime.tabletop.training.samples import IMAGE_SIZE, PATCH_SIZE
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_runtime.families import find_family
+from vla_runtime.family.listing import find_family
 from vla_runtime.processing.images import to_pixels
 from vla_runtime.processing.normalization import Normalizer
 from vla_runtime.processing.prompt_layout import PromptLayout

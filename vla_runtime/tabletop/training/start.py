@@ -10,7 +10,7 @@ import numpy as np
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import VERIFICATION_FILE, WEIGHTS_FILE
-from vla_runtime.families.family import language_dims
+from vla_runtime.family.declaration import language_dims
 from vla_runtime.files.json_file import read_json
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from vla_runtime.families import build_network
-from vla_runtime.families.flow_network import FlowNetwork
+from vla_runtime.families.flow_network import FlowNetwork, build_network
 from vla_runtime.files.atomic_write import atomic_write
 from vla_runtime.tabletop.sim.scene import COLOURS
 from vla_runtime.tabletop.sim.world import JOINT_NAMES

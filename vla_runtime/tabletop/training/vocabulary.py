@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_runtime.families import find_family
+from vla_runtime.family.listing import find_family
 from vla_runtime.files.atomic_write import write_bytes
 from vla_runtime.processing.prompts import PromptFormat, build_prompt
 from vla_runtime.processing.tokenizer import Tokenizer

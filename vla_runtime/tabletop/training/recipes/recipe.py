@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_runtime.families import find_family
-from vla_runtime.families.family import Family, PolicyDims
+from vla_runtime.family.declaration import Family, PolicyDims
+from vla_runtime.family.listing import find_family
 from vla_runtime.processing.prompts import PromptFormat
 from vla_runtime.tabletop.training.samples import TaskMix
 

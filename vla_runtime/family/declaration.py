@@ -1,0 +1,245 @@
+"""Declaration of a policy family: all that needs neither a network nor its weights.
+
+A policy is a vision network, a prefix network and a head. The prefix hands the head an opaque
+set of named tensors: a prefix output feeds the head input of the same name, and its shape is read
+from the traced network, the ONNX file or the engine. A family declares only the inputs that
+come from an observation. Masks are known by their type: a prefix output of booleans marks the
+positions that the head sees, a row input of booleans the tokens of a prompt that are no padding.
+Of several masks of equal length one belongs to the tensors whose names begin alike, up to the first
+`_`: `text_seen` to `text_key` and `text_value`. Tensors without a mask of their beginning have
+all masks of their length: a position that one of them shows is compared.
+
+A family lives in a folder of `vla_runtime/families/`:
+- `declaration.py`: `FAMILIES`, a tuple of `Family`; imports neither PyTorch nor ROS 2;
+- `networks.py`: `NETWORKS`, family name to a function that builds its `FlowNetwork`; optionally
+  `FUSED`, family name to the class of its fused form;
+- `checkpoint.py`: `READER`, a `checkpoints.reader.CheckpointReader`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, cast
+
+import numpy as np
+
+from vla_runtime.family.performance_figures import PerformanceFigures
+from vla_runtime.files.safetensors_reader import SafetensorsReader
+from vla_runtime.processing.prompt_layout import PromptLayout
+
+# `flow`: denoised over N steps. `single`: one pass, without noise and time. `tokens` (decoded one
+# by one) is to come.
+Head = Literal['flow', 'single']
+# `normal`: standard normal. `uniform`: in [-1, 1).
+Noise = Literal['normal', 'uniform']
+Shape = tuple[int, ...]
+# Row inputs of every prompt.
+TOKENS, TOKEN_MASK = 'tokens', 'token_mask'
+# Euler steps of an inference, recommended or set live.
+MOST_DENOISE_STEPS = 100
+
+
+class PolicyDims(Protocol):
+    """Dimensions that every family has; a family's own dataclass adds those of its networks.
+
+    Every family also has one of two fields or properties, which `image_sizes` reads:
+    - `image_size`, S, the edge of the square images of all cameras in pixels;
+    - `image_sizes`, (height, width) of each camera's image in pixels.
+    A family whose padded action dimensions are masked has `real_actions`, which
+    `real_action_dim` reads; one whose chunk is longer than a robot's has `real_horizon`, which the
+    function of that name reads. A family with language (`Family.templates`) has those of
+    `LanguageDims`. One whose images stand inside the prompt (`PromptLayout.image`) also has
+    `image_places`, text tokens before each camera's image; its `tokens` are the text without the
+    images.
+    """
+
+    def __hash__(self) -> int:
+        """Frozen, so that it can be a dictionary key."""
+
+    @property
+    def cameras(self) -> int:
+        """V, camera inputs of the network."""
+
+    @property
+    def prefix_length(self) -> int:
+        """P, tokens of all images, the prompt and whatever else the prefix holds."""
+
+    @property
+    def horizon(self) -> int:
+        """H, actions of a chunk."""
+
+    @property
+    def action_dim(self) -> int:
+        """A, padded action dimensions."""
+
+    @property
+    def state_dim(self) -> int:
+        """Padded state dimensions of a network with a state token; 0 without one."""
+
+
+class LanguageDims(PolicyDims, Protocol):
+    """Dimensions of a family whose policies read a prompt."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that the network knows."""
+
+    @property
+    def prompt_length(self) -> int:
+        """L, tokens of the padded prompt."""
+
+
+def image_sizes(dims: PolicyDims) -> tuple[tuple[int, int], ...]:
+    """Height and width of each camera's image, in pixels, in the order of the cameras."""
+    stated: tuple[tuple[int, int], ...] | None = getattr(dims, 'image_sizes', None)
+    if stated is not None:
+        return stated
+    edge: int = dims.image_size  # type: ignore[attr-defined]
+    return ((edge, edge),) * dims.cameras
+
+
+def real_action_dim(dims: PolicyDims) -> int:
+    """Action dimensions that noise is drawn for; it is zero in the further ones."""
+    real: int = getattr(dims, 'real_actions', dims.action_dim)
+    return real
+
+
+def real_horizon(dims: PolicyDims) -> int:
+    """Actions of a chunk that the robot gets; the network's further ones are padding."""
+    real: int = getattr(dims, 'real_horizon', dims.horizon)
+    return real
+
+
+def distinct_image_sizes(dims: PolicyDims) -> tuple[tuple[int, int], ...]:
+    """Return the different sizes among the cameras' images; the first camera's comes first.
+
+    The vision network runs once per size with static shapes.
+    """
+    return tuple(dict.fromkeys(image_sizes(dims)))
+
+
+def image_places(dims: PolicyDims) -> tuple[int, ...] | None:
+    """Text tokens before each camera's image; None where images stand before the prompt."""
+    return getattr(dims, 'image_places', None)
+
+
+def with_cameras(dims: PolicyDims, cameras: int) -> PolicyDims:
+    """Return the dimensions with another number of cameras.
+
+    Of images inside the prompt the first ones stay in their places; further ones take the last's.
+    """
+    changed: dict[str, Any] = {'cameras': cameras}
+    places = image_places(dims)
+    if places is not None:
+        changed['image_places'] = (places + places[-1:] * cameras)[:cameras]
+    return cast(PolicyDims, replace(cast(Any, dims), **changed))
+
+
+def language_dims(dims: PolicyDims) -> LanguageDims:
+    """Return the dimensions of a family with language, as such."""
+    return cast(LanguageDims, dims)
+
+
+class TimeTable(Protocol):
+    """Conditioning of the head on flow times, one row per time; an input of the head."""
+
+    @property
+    def width(self) -> int:
+        """C, numbers per row."""
+
+    def __call__(self, times: np.ndarray) -> np.ndarray:
+        """Return the rows (N, C) float32 of flow times (N,) in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class RowInput:
+    """An input with a value for each prompt row.
+
+    Attributes:
+        kind: `float32`, `int64` or `bool`.
+        shape: shape without the row axis, which comes first.
+    """
+
+    kind: Literal['float32', 'int64', 'bool']
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family of policies.
+
+    Attributes:
+        name: name in policy.yaml.
+        title: title for people, with its source.
+        head: kind of the head that outputs actions.
+        dims: dataclass of `dimensions` in policy.yaml; a `PolicyDims`.
+        presets: published sizes by name.
+        limits: largest accepted values, by the fields of `dims` (`vision.width`).
+        templates: layouts of the prompts that its policies were trained with, by the name in
+            policy.yaml; {} for policies without language, which have no prompt, no tokenizer and
+            no instruction.
+        prefix_inputs: inputs of the prefix besides images: `tokens`, `token_mask`, `state`.
+        head_inputs: inputs of the head besides the prefix's outputs: `state`.
+        time_table: function that makes the time table from dimensions and weights.
+        noise: distribution that a `flow` begins with.
+        cuts_padding: True where a prompt whose padding is cut off at the end gives the head the
+            same, its tensors shorter, and zeros behind them change nothing.
+        flow_steps: Euler steps of its published policies; a `single` head has none.
+        figures: performance figures by name of the published size, a key of `presets`.
+    """
+
+    name: str
+    title: str
+    head: Head
+    dims: type
+    presets: Mapping[str, Any]
+    limits: Mapping[str, int]
+    templates: Mapping[str, PromptLayout]
+    prefix_inputs: Callable[[Any], Mapping[str, RowInput]]
+    head_inputs: Callable[[Any], Mapping[str, RowInput]]
+    time_table: Callable[[Any, SafetensorsReader], TimeTable]
+    noise: Noise = 'normal'
+    cuts_padding: bool = False
+    flow_steps: int = 10
+    figures: Mapping[str, PerformanceFigures] = field(default_factory=dict)
+
+    @property
+    def denoise_steps(self) -> int:
+        """Runs of the head for a chunk, as its published policies are run."""
+        return 1 if self.head == 'single' else self.flow_steps
+
+    @property
+    def has_language(self) -> bool:
+        """True for policies that read a prompt."""
+        return bool(self.templates)
+
+
+class NoTimes:
+    """Time table of a `single` head, which no time conditions: one zero per row."""
+
+    width = 1
+
+    def __init__(self, dims: PolicyDims, weights: SafetensorsReader) -> None:
+        pass
+
+    def __call__(self, times: np.ndarray) -> np.ndarray:
+        return np.zeros((len(times), 1), dtype=np.float32)
+
+
+def prompt_inputs(dims: LanguageDims) -> dict[str, RowInput]:
+    """Inputs of every prompt: tokens and their mask."""
+    return {
+        TOKENS: RowInput('int64', (dims.prompt_length,)),
+        TOKEN_MASK: RowInput('bool', (dims.prompt_length,)),
+    }
+
+
+def state_input(dims: PolicyDims) -> dict[str, RowInput]:
+    """Input of a state token: the state, normalised and padded."""
+    return {'state': RowInput('float32', (dims.state_dim,))}
+
+
+def no_inputs(dims: PolicyDims) -> dict[str, RowInput]:
+    """No inputs: everything comes through the prefix."""
+    return {}
