@@ -289,10 +289,8 @@ def test_installed_files_are_found_without_ros(tmp_path: Path) -> None:
 
 def test_models_of_the_simulator_are_package_data(tmp_path: Path) -> None:
     setup_py('build', '--build-base', str(tmp_path / 'base'), '--build-lib', str(tmp_path / 'lib'))
-    built = {file.name for file in (tmp_path / 'lib/vla_runtime/tabletop/sim').glob('*.xml')}
-    assert (
-        built == {file.name for file in (ROOT / 'vla_runtime/tabletop/sim').glob('*.xml')} != set()
-    )
+    built = {file.name for file in (tmp_path / 'lib/vla_tabletop/sim').glob('*.xml')}
+    assert built == {file.name for file in (ROOT / 'vla_tabletop/sim').glob('*.xml')} != set()
 
 
 @pytest.mark.parametrize('node', NODES)

@@ -27,7 +27,7 @@ from vla_runtime.processes import supervisor
 from vla_runtime.ros.executor.gripper_goals import GoalState
 from vla_runtime.ros.robot.file import load_robot
 from vla_runtime.ros.robot.schema import RobotSpec
-from vla_runtime.tabletop.study.catalogue import STUDIES
+from vla_tabletop.study.catalogue import STUDIES
 
 MAKE = runpy.run_path(str(ROOT / 'docs' / 'make_parameters.py'))
 TABLES = MAKE['TABLES']
