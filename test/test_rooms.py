@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from paths import ROOT
 from vla_runtime.families import family_names
 
 PACKAGE = 'vla_runtime'
+TABLETOP = 'vla_tabletop'
 # Room to the rooms of the package that it may import; `types` and `files` may be imported by all.
 EVERYONE = {'types', 'files', '__version__'}
 ROOMS: dict[str, set[str]] = {
@@ -56,8 +58,8 @@ ROOMS: dict[str, set[str]] = {
     'performance': {'families', 'engines', 'inference', 'bundle', 'processing', 'policy'},
     'selftest': {'policy', 'engines', 'export', 'bundle', 'performance', 'families'},
 }
-# Rooms that nothing on a robot imports; they may import everything.
-FREE = {'tabletop', 'cli', '__main__', '__init__'}
+# Rooms that no other imports; they may import everything of the package.
+FREE = {'cli', '__main__', '__init__'}
 # Room, or folder of one, to packages that it must do without.
 WITHOUT = {
     'processing': {'torch', 'rclpy'},
@@ -76,17 +78,10 @@ WITHOUT = {
     'selftest': {'rclpy'},
     'types.py': {'torch', 'rclpy'},
 }
-# Folders that may name a family: families themselves, and the demo with its training.
-NAMING_FAMILIES = {'families', 'tabletop'}
+# What names the tabletop's modules without importing them: the lists of verbs and of executables.
+NAMING_TABLETOP = {'cli/main.py', 'ros/node_main.py'}
 # Words that a family, its projects' checkpoints or its language model is known by.
 FAMILY_WORDS = ('pi0', 'smolvla', 'evo1', 'evo-1', 'groot', 'gr00t', 'paligemma')
-# Lines that would count as naming one and do not, by file: `act` is a stage of the training.
-NAMED_ALL_THE_SAME: dict[str, tuple[str, ...]] = {
-    'cli/train_demo.py': (
-        "ONWARD_STEPS = {'see': 0, 'ground': 200, 'act': 2000}",
-        "type=at_least(1 if stage == 'act' else 0),",
-    ),
-}
 # The only package that the core that moves the robot may need.
 EXECUTION_NEEDS = {'numpy'}
 
@@ -109,6 +104,13 @@ def imports(path: Path) -> Iterator[str]:
             yield from (f'{PACKAGE}.{name}' for name in names)
             if not names:
                 yield node.module
+
+
+def constants(path: Path) -> Iterator[str]:
+    """Texts in a file's code."""
+    for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
 
 
 def room_of(path: Path) -> str:
@@ -135,14 +137,29 @@ def test_a_room_imports_only_the_rooms_of_its_row(room: str) -> None:
     assert not wrong
 
 
-def test_nothing_that_runs_on_a_robot_imports_the_simulated_tabletop() -> None:
-    importers = {
+def test_nothing_of_the_package_imports_the_tabletop_or_a_benchmark() -> None:
+    for path in modules():
+        assert not {name.split('.')[0] for name in imports(path)} & {TABLETOP, 'benchmark'}, path
+
+
+def test_only_the_lists_of_verbs_and_executables_name_the_tabletops_modules() -> None:
+    naming = {
         str(path.relative_to(ROOT / PACKAGE))
         for path in modules()
-        if 'tabletop' in rooms_imported(path) and room_of(path) != 'tabletop'
+        if any(text.startswith(f'{TABLETOP}.') for text in constants(path))
     }
-    # Verbs that are about nothing else.
-    assert importers == {'cli/demo.py', 'cli/study.py', 'cli/train_demo.py'}
+    assert naming == NAMING_TABLETOP
+
+
+def test_a_robot_does_without_the_tabletop() -> None:
+    """Its nodes start where the package is missing."""
+    source = (
+        'import sys\n'
+        f'sys.modules[{TABLETOP!r}] = None\n'
+        'import vla_runtime.ros.policy.node, vla_runtime.ros.executor.node\n'
+        'import vla_runtime.ros.recorder.node\n'
+    )
+    subprocess.run([sys.executable, '-c', source], check=True, timeout=120)
 
 
 @pytest.mark.parametrize('part', WITHOUT)
@@ -177,13 +194,13 @@ def lines_that_name_a_family(path: Path) -> Iterator[str]:
             yield line.strip()
 
 
-def test_no_room_but_families_and_tabletop_names_a_family() -> None:
+def test_no_room_but_families_names_a_family() -> None:
     found = {
         str(path.relative_to(ROOT / PACKAGE)): lines
         for path in modules()
-        if room_of(path) not in NAMING_FAMILIES and (lines := tuple(lines_that_name_a_family(path)))
+        if room_of(path) != 'families' and (lines := tuple(lines_that_name_a_family(path)))
     }
-    assert found == NAMED_ALL_THE_SAME
+    assert found == {}
 
 
 def test_a_family_named_in_a_comment_or_as_a_key_is_seen(tmp_path: Path) -> None:
