@@ -10,6 +10,8 @@ from xml.etree import ElementTree
 from setuptools import find_packages, setup
 
 PACKAGE = 'vla_runtime'
+# The simulated robot with its training and studies, a Python package beside it.
+TABLETOP = 'vla_tabletop'
 # `colcon build --symlink-install` runs a link to this file in its build folder.
 ROOT = Path(__file__).resolve().parent
 # What ships in engines/; ./run reads this line.
@@ -61,11 +63,11 @@ setup(
     author_email=MANIFEST.find('maintainer').get('email'),
     project_urls={URL_NAMES[url.get('type')]: url.text for url in MANIFEST.findall('url')},
     python_requires='>=3.10,<3.13',
-    packages=find_packages(include=[PACKAGE, f'{PACKAGE}.*']),
+    packages=find_packages(include=[PACKAGE, f'{PACKAGE}.*', TABLETOP, f'{TABLETOP}.*']),
     package_data={
         f'{PACKAGE}.replay': ['*.css', '*.js'],
         f'{PACKAGE}.selftest': ['*.tar.xz'],
-        f'{PACKAGE}.tabletop.sim': ['*.xml'],
+        f'{TABLETOP}.sim': ['*.xml'],
     },
     data_files=[
         ('share/ament_index/resource_index/packages', [f'resource/{PACKAGE}']),

@@ -28,8 +28,8 @@ from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.pi.flow_policy import PiNetwork
 from vla_runtime.performance.bench import look
 from vla_runtime.policy import Policy
-from vla_runtime.tabletop.study.calibration import demo_observations
 from vla_runtime.types import Observation
+from vla_tabletop.study.calibration import demo_observations
 
 PACKAGES = ('torch', 'onnxruntime', 'numpy', 'opencv-python-headless')
 REFERENCE = 'torch float32'

@@ -30,8 +30,8 @@ from golden_chunks import chunk_and_reference, golden_cases  # isort: skip
 from vla_runtime.engines.tolerances import error_of
 from vla_runtime.engines.torch import weights
 from vla_runtime.policy import Policy
-from vla_runtime.tabletop.study.calibration import demo_observations
 from vla_runtime.types import Observation
+from vla_tabletop.study.calibration import demo_observations
 
 ROOT = Path(__file__).resolve().parents[1]
 POLICIES = ('demo', 'demo_act', 'demo_smolvla')

@@ -31,8 +31,8 @@ from vla_runtime.export.onnx.eight_bits import EightBits, Range
 from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.export.onnx.quantised import measured_ranges
 from vla_runtime.policy import Policy
-from vla_runtime.tabletop.study.calibration import demo_observations
 from vla_runtime.types import Observation
+from vla_tabletop.study.calibration import demo_observations
 
 PACKAGES = ('torch', 'onnxruntime', 'numpy')
 _DEMO = Path(__file__).parents[1] / 'engines' / 'demo'

@@ -18,14 +18,14 @@ import numpy as np
 from measurement import write_result
 
 from vla_runtime.bundle.schema import VERIFICATION_FILE
-from vla_runtime.tabletop.sim.closed_loop import policy_chunk
-from vla_runtime.tabletop.sim.expert import Expert, Style
-from vla_runtime.tabletop.sim.rollout import run_episode
-from vla_runtime.tabletop.sim.scene import FIRST_UNSEEN_SEED
-from vla_runtime.tabletop.sim.success_rate import SuccessRate
-from vla_runtime.tabletop.sim.tasks import SIDE_SIGN, Task, sample_task
-from vla_runtime.tabletop.sim.world import Tabletop, TabletopState
-from vla_runtime.tabletop.training.demo_bundle import EVALUATION_REPLAN_STEPS
+from vla_tabletop.sim.closed_loop import policy_chunk
+from vla_tabletop.sim.expert import Expert, Style
+from vla_tabletop.sim.rollout import run_episode
+from vla_tabletop.sim.scene import FIRST_UNSEEN_SEED
+from vla_tabletop.sim.success_rate import SuccessRate
+from vla_tabletop.sim.tasks import SIDE_SIGN, Task, sample_task
+from vla_tabletop.sim.world import Tabletop, TabletopState
+from vla_tabletop.training.demo_bundle import EVALUATION_REPLAN_STEPS
 
 STAGES = ('over', 'down', 'moved', 'edge')
 # Where the expert goes down: this far behind the block's centre, and beside it.
@@ -114,7 +114,7 @@ def main() -> None:
     import torch
 
     from vla_runtime.policy import Policy
-    from vla_runtime.tabletop.study.runner import bundle_identity
+    from vla_tabletop.study.runner import bundle_identity
 
     # Tiny networks gain nothing from threads.
     torch.set_num_threads(1)

@@ -9,7 +9,7 @@ from vla_runtime.ros.executor.parameters import EXECUTOR_PARAMETERS
 from vla_runtime.ros.parameters import ParameterTable
 from vla_runtime.ros.policy.parameters import POLICY_PARAMETERS
 from vla_runtime.ros.recorder.parameters import RECORDER_PARAMETERS
-from vla_runtime.tabletop.ros.parameters import TABLETOP_PARAMETERS
+from vla_tabletop.nodes.parameters import TABLETOP_PARAMETERS
 
 PAGE = Path(__file__).with_name('parameters.md')
 TABLES: dict[str, ParameterTable] = {

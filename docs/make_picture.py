@@ -15,12 +15,12 @@ import numpy as np
 from PIL import Image
 
 from vla_runtime.policy import Policy
-from vla_runtime.tabletop.sim.arm import MODEL_PATH
-from vla_runtime.tabletop.sim.closed_loop import policy_chunk
-from vla_runtime.tabletop.sim.gl import mujoco
-from vla_runtime.tabletop.sim.rollout import run_episode
-from vla_runtime.tabletop.sim.tasks import sample_task
-from vla_runtime.tabletop.sim.world import Tabletop
+from vla_tabletop.sim.arm import MODEL_PATH
+from vla_tabletop.sim.closed_loop import policy_chunk
+from vla_tabletop.sim.gl import mujoco
+from vla_tabletop.sim.rollout import run_episode
+from vla_tabletop.sim.tasks import sample_task
+from vla_tabletop.sim.world import Tabletop
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / 'docs' / 'demo.gif'

@@ -192,13 +192,14 @@ def test_the_tests_of_the_source_distribution_are_collected(
 
 def test_every_import_is_declared() -> None:
     imported = set()
-    for file in [*(ROOT / 'vla_runtime').rglob('*.py'), *(ROOT / 'launch').glob('*.py')]:
+    folders = ('vla_runtime', 'vla_tabletop', 'launch')
+    for file in (path for folder in folders for path in (ROOT / folder).rglob('*.py')):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):
                 imported.update(alias.name.split('.')[0] for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
                 imported.add(node.module.split('.')[0])
-    foreign = imported - set(sys.stdlib_module_names) - {'vla_runtime'}
+    foreign = imported - set(sys.stdlib_module_names) - {'vla_runtime', 'vla_tabletop'}
     in_package_xml = {element.text for element in package_xml().findall('exec_depend')}
     assert foreign & ROS_PACKAGES <= in_package_xml
     assert {PIP_NAMES.get(name, name) for name in foreign - ROS_PACKAGES} <= requirements_of_setup()
@@ -231,6 +232,7 @@ def test_remedies_install_from_the_source_folder_and_name_extras_that_there_are(
     assert extras_of_run() <= extras
     files = [
         *(ROOT / 'vla_runtime').rglob('*.py'),
+        *(ROOT / 'vla_tabletop').rglob('*.py'),
         *(ROOT / 'docs').rglob('*.md'),
         ROOT / 'README.md',
     ]
@@ -289,10 +291,8 @@ def test_installed_files_are_found_without_ros(tmp_path: Path) -> None:
 
 def test_models_of_the_simulator_are_package_data(tmp_path: Path) -> None:
     setup_py('build', '--build-base', str(tmp_path / 'base'), '--build-lib', str(tmp_path / 'lib'))
-    built = {file.name for file in (tmp_path / 'lib/vla_runtime/tabletop/sim').glob('*.xml')}
-    assert (
-        built == {file.name for file in (ROOT / 'vla_runtime/tabletop/sim').glob('*.xml')} != set()
-    )
+    built = {file.name for file in (tmp_path / 'lib/vla_tabletop/sim').glob('*.xml')}
+    assert built == {file.name for file in (ROOT / 'vla_tabletop/sim').glob('*.xml')} != set()
 
 
 @pytest.mark.parametrize('node', NODES)

@@ -6,6 +6,7 @@ they run as well, if later, and so do those for types.
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -20,11 +21,11 @@ from paths import ROOT
 from vla_runtime.family.listing import family_names
 
 PACKAGE = 'vla_runtime'
+TABLETOP = 'vla_tabletop'
 # From top to bottom; the picture in docs/architecture.md is the same.
 ROOMS = (
     '__main__',
     'cli',
-    'tabletop',
     'selftest',
     'dataset',
     'replay',
@@ -48,7 +49,7 @@ ROOMS = (
     '__init__',
 )
 # Rooms with circles inside, to be mended: the test of one that has none any more fails here.
-TO_UNTIE = {'tabletop', 'ros'}
+TO_UNTIE = {'ros'}
 # Room, folder of one or files, to packages that it must do without: neither does any of its modules
 # import them, in a function or not, nor does anything that is loaded with it.
 WITHOUT = {
@@ -72,21 +73,14 @@ WITHOUT = {
     'selftest': {'rclpy'},
     'types.py': {'torch', 'rclpy'},
 }
-# Folders that may name a family: families themselves, and the demo with its training.
-NAMING_FAMILIES = {'families', 'tabletop'}
+# What names the tabletop's modules without importing them: the lists of verbs and of executables.
+NAMING_TABLETOP = {'cli/main.py', 'ros/node_main.py'}
 # Words that a family, its projects' checkpoints or its language model is known by.
 FAMILY_WORDS = ('pi0', 'smolvla', 'evo1', 'evo-1', 'groot', 'gr00t', 'paligemma')
-# Lines that would count as naming one and do not, by file: `act` is a stage of the training.
-NAMED_ALL_THE_SAME: dict[str, tuple[str, ...]] = {
-    'cli/train_demo.py': (
-        "ONWARD_STEPS = {'see': 0, 'ground': 200, 'act': 2000}",
-        "type=at_least(1 if stage == 'act' else 0),",
-    ),
-}
 # Rooms whose modules load one package besides Python's own.
 NUMPY_ALONE = ('execution', 'family')
 # Rooms that write ONNX files, engines and receipts.
-IMPORTING_EXPORT = {'cli', 'selftest', 'tabletop'}
+IMPORTING_EXPORT = {'cli', 'selftest'}
 # Files that load modules by name, which the order does not see: plug-ins and optional packages.
 LOADING_BY_NAME = {
     'cli/main.py',
@@ -96,7 +90,6 @@ LOADING_BY_NAME = {
     'ros/executor/controller_watch.py',
     'ros/messages/output_types.py',
     'ros/node_main.py',
-    'tabletop/training/recipes/__init__.py',
 }
 
 GRAPH = ImportGraph(ROOT, [PACKAGE])
@@ -118,6 +111,13 @@ def loaded_with(part: str) -> set[str]:
     wanted = set(modules(part))
     loaded = GRAPH.loaded_with(name for name, path in GRAPH.files.items() if path in wanted)
     return {name.split('.')[0] for name in loaded} - set(sys.stdlib_module_names) - {PACKAGE}
+
+
+def constants(path: Path) -> Iterator[str]:
+    """Texts in a file's code."""
+    for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
 
 
 def room_of(path: Path) -> str:
@@ -193,15 +193,29 @@ def test_modules_are_loaded_by_name_in_known_files_alone() -> None:
     assert found == LOADING_BY_NAME
 
 
-def test_nothing_that_runs_on_a_robot_imports_the_simulated_tabletop() -> None:
-    importers = {
+def test_nothing_of_the_package_imports_the_tabletop_or_a_benchmark() -> None:
+    for path in modules():
+        assert not {name.split('.')[0] for name in imports(path)} & {TABLETOP, 'benchmark'}, path
+
+
+def test_only_the_lists_of_verbs_and_executables_name_the_tabletops_modules() -> None:
+    naming = {
         str(path.relative_to(ROOT / PACKAGE))
         for path in modules()
-        if any(name.startswith('vla_runtime.tabletop') for name in imports(path))
-        and room_of(path) != 'tabletop'
+        if any(text.startswith(f'{TABLETOP}.') for text in constants(path))
     }
-    # Verbs that are about nothing else.
-    assert importers == {'cli/demo.py', 'cli/study.py', 'cli/train_demo.py'}
+    assert naming == NAMING_TABLETOP
+
+
+def test_a_robot_does_without_the_tabletop() -> None:
+    """Its nodes start where the package is missing."""
+    source = (
+        'import sys\n'
+        f'sys.modules[{TABLETOP!r}] = None\n'
+        'import vla_runtime.ros.policy.node, vla_runtime.ros.executor.node\n'
+        'import vla_runtime.ros.recorder.node\n'
+    )
+    subprocess.run([sys.executable, '-c', source], check=True, timeout=120)
 
 
 @pytest.mark.parametrize('part', WITHOUT)
@@ -256,13 +270,13 @@ def lines_that_name_a_family(path: Path) -> Iterator[str]:
             yield line.strip()
 
 
-def test_no_room_but_families_and_tabletop_names_a_family() -> None:
+def test_no_room_but_families_names_a_family() -> None:
     found = {
         str(path.relative_to(ROOT / PACKAGE)): lines
         for path in modules()
-        if room_of(path) not in NAMING_FAMILIES and (lines := tuple(lines_that_name_a_family(path)))
+        if room_of(path) != 'families' and (lines := tuple(lines_that_name_a_family(path)))
     }
-    assert found == NAMED_ALL_THE_SAME
+    assert found == {}
 
 
 def test_a_family_named_in_a_comment_or_as_a_key_is_seen(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from paths import ROOT
 
-from vla_runtime.tabletop.sim.expert import Expert, Style
-from vla_runtime.tabletop.sim.tasks import SIDE_SIGN, SIDES, Side
-from vla_runtime.tabletop.sim.world import Tabletop, TabletopState
+from vla_tabletop.sim.expert import Expert, Style
+from vla_tabletop.sim.tasks import SIDE_SIGN, SIDES, Side
+from vla_tabletop.sim.world import Tabletop, TabletopState
 
 BENCHMARK = ROOT / 'benchmark'
 

@@ -27,11 +27,12 @@ from vla_runtime.processes import supervisor
 from vla_runtime.ros.executor.gripper_goals import GoalState
 from vla_runtime.ros.robot.file import load_robot
 from vla_runtime.ros.robot.schema import RobotSpec
-from vla_runtime.tabletop.study.catalogue import STUDIES
+from vla_tabletop.study.catalogue import STUDIES
 
 MAKE = runpy.run_path(str(ROOT / 'docs' / 'make_parameters.py'))
 TABLES = MAKE['TABLES']
 PACKAGE = ROOT / 'vla_runtime'
+TABLETOP = ROOT / 'vla_tabletop'
 OF_A_FAMILY = {'dimensions.py', 'time_table.py'}
 # Messages of NumPy and ROS 2, which are not in our code, and one that is an example of its form.
 FOREIGN = {
@@ -114,12 +115,16 @@ def test_parameter_tables_are_those_of_the_code() -> None:
 
 @pytest.mark.parametrize(
     ('node', 'folder'),
-    [('vla_policy', 'ros/policy'), ('vla_executor', 'ros/executor'), ('tabletop', 'tabletop/ros')],
+    [
+        ('vla_policy', PACKAGE / 'ros/policy'),
+        ('vla_executor', PACKAGE / 'ros/executor'),
+        ('tabletop', TABLETOP / 'nodes'),
+    ],
 )
-def test_topics_of_a_node_are_those_of_its_code(node: str, folder: str) -> None:
+def test_topics_of_a_node_are_those_of_its_code(node: str, folder: Path) -> None:
     """Names of its own (`~/…`), and the two topics that tie policy and executor."""
     (row,) = re.findall(rf'^\| `{node}` \|.*$', prose('docs/topics.md'), re.MULTILINE)
-    code = set(literals(*(PACKAGE / folder).glob('*.py')))
+    code = set(literals(*folder.glob('*.py')))
     named = {text for text in code if re.fullmatch(r'~/\w+|committed_plan|action_chunk', text)}
     assert named and named <= set(quoted(row))
     # The executor makes the names of its services from the words alone.
@@ -236,9 +241,14 @@ def test_every_robot_file_of_the_package_is_listed() -> None:
 # --- architecture -----------------------------------------------------------------------------
 
 
+def folder_of(room: str) -> Path:
+    """Folder of a room; `vla_tabletop` is a package of its own."""
+    return ROOT / room if room == TABLETOP.name else PACKAGE / room
+
+
 def imports_of(room: str) -> set[str]:
     """Rooms that a room's modules import."""
-    files = [PACKAGE / f'{room}.py', *(PACKAGE / room).rglob('*.py')]
+    files = [PACKAGE / f'{room}.py', *folder_of(room).rglob('*.py')]
     text = '\n'.join(file.read_text(encoding='utf-8') for file in files if file.is_file())
     return set(re.findall(r'^\s*(?:from|import) vla_runtime\.(\w+)', text, re.MULTILINE))
 
@@ -252,25 +262,25 @@ def test_arrows_of_the_house_are_imports() -> None:
     assert [
         (room, other) for room, other in arrows if not leaves.get(other, {other}) & imports_of(room)
     ] == []
-    assert [(room, other) for room, other in arrows if other in ('tabletop', 'ros', 'cli')] == [
-        ('cli', 'tabletop'),
+    assert [(room, other) for room, other in arrows if other in (TABLETOP.name, 'ros', 'cli')] == [
+        (TABLETOP.name, 'cli'),
+        (TABLETOP.name, 'ros'),
         ('cli', 'ros'),
-        ('tabletop', 'ros'),
     ]
 
 
 def test_every_room_has_its_section() -> None:
     rooms = {path.name for path in PACKAGE.iterdir() if (path / '__init__.py').is_file()}
-    assert rooms <= anchors('docs/architecture.md')
+    assert rooms | {TABLETOP.name} <= anchors('docs/architecture.md')
 
 
 def test_modules_that_a_rooms_section_names_are_in_the_room() -> None:
     sections = re.split(r'^## (.*)$', text_of('docs/architecture.md'), flags=re.MULTILINE)[1:]
     for room, section in zip(sections[::2], sections[1::2], strict=True):
-        if not (PACKAGE / room).is_dir():
+        if not folder_of(room).is_dir():
             continue
         named = {text for text in quoted(section) if re.fullmatch(r'[\w/]+\.py', text)}
-        files = [f'/{path.relative_to(ROOT)}' for path in (PACKAGE / room).rglob('*.py')]
+        files = [f'/{path.relative_to(ROOT)}' for path in folder_of(room).rglob('*.py')]
         # With its folder, a module may be one of another room.
         beside = {name for name in named if (PACKAGE / name).is_file() or (ROOT / name).is_file()}
         missing = {name for name in named if not any(f.endswith(f'/{name}') for f in files)}
@@ -287,7 +297,7 @@ def test_python_files_that_a_page_names_exist(page: str) -> None:
 
 
 def source_files() -> list[Path]:
-    folders = ('vla_runtime', 'benchmark', 'docs', 'launch', 'test')
+    folders = ('vla_runtime', 'vla_tabletop', 'benchmark', 'docs', 'launch', 'test')
     return [path for folder in folders for path in (ROOT / folder).rglob('*.py')]
 
 
@@ -302,7 +312,8 @@ def test_every_family_is_named_in_the_readme(name: str) -> None:
 
 @functools.cache
 def sources() -> str:
-    python = '\n'.join(literals(*PACKAGE.rglob('*.py'), *(ROOT / 'launch').glob('*.py')))
+    folders = (PACKAGE, TABLETOP, ROOT / 'launch')
+    python = '\n'.join(literals(*(path for folder in folders for path in folder.rglob('*.py'))))
     return f'{python}\n{text_of("run")}'
 
 

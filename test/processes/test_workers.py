@@ -17,8 +17,8 @@ import pytest
 from thorough import thorough_but
 
 from vla_runtime.engines.cuda_driver import CudaError
-from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.atomic_write import WriteError, atomic_write
+from vla_runtime.files.field_error import FieldError
 from vla_runtime.processes.workers import workers
 from vla_runtime.recording.topics import missing_topic
 from vla_runtime.ros.robot.file import RobotError

@@ -14,8 +14,8 @@ from tabletop_policy import HORIZON, STEP_TIME_S
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.ros.messages.conversions import chunk_to_message, message_to_plan
-from vla_runtime.tabletop.sim.world import JOINT_NAMES
 from vla_runtime.types import ActionChunk, ChunkHeader
+from vla_tabletop.sim.world import JOINT_NAMES
 
 _REACH_RAD = 0.1
 

@@ -16,8 +16,8 @@ from vla_runtime.ros.messages.conversions import (
     message_to_plan,
     ns_to_stamp,
 )
-from vla_runtime.tabletop.sim.world import JOINT_NAMES
 from vla_runtime.types import ActionChunk, ChunkHeader
+from vla_tabletop.sim.world import JOINT_NAMES
 
 HOME = np.array([0.1, -0.3, 1.6, 1.7, 0.0, 0.2])
 _PERIOD_S = 0.02

@@ -18,8 +18,8 @@ from vla_runtime.ros.messages.conversions import (
     message_to_plan,
     ns_to_stamp,
 )
-from vla_runtime.tabletop.sim.world import JOINT_NAMES
 from vla_runtime.types import ActionChunk, ChunkHeader
+from vla_tabletop.sim.world import JOINT_NAMES
 
 # What the demo's policy has.
 HORIZON, STEP_TIME_S = 30, 0.05

@@ -9,8 +9,8 @@ import numpy as np
 from written_bundle import write_bundle
 
 from vla_runtime.bundle.schema import ActionSpec, CameraSpec, StateSpec
-from vla_runtime.tabletop.sim.scene import CAMERAS
-from vla_runtime.tabletop.sim.world import JOINT_NAMES
+from vla_tabletop.sim.scene import CAMERAS
+from vla_tabletop.sim.world import JOINT_NAMES
 
 HORIZON = 16
 STEP_TIME_S = 0.05

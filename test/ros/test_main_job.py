@@ -23,7 +23,7 @@ from vla_runtime.ros.messages.conversions import message_to_chunk, message_to_pl
 from vla_runtime.ros.messages.diagnostics import values_of
 from vla_runtime.ros.robot.file import load_robot
 from vla_runtime.ros.service_call import TRANSITIONS
-from vla_runtime.tabletop.sim.world import JOINT_NAMES
+from vla_tabletop.sim.world import JOINT_NAMES
 
 pytestmark = pytest.mark.graph
 
@@ -39,7 +39,7 @@ class Job:
     def __init__(self, made, bundle) -> None:
         self.graph = made
         self._files = ('-p', f'bundle:={bundle}', '-p', f'robot:={ROBOT}')
-        self.tabletop = made.start('vla_runtime.tabletop.ros.node')
+        self.tabletop = made.start('vla_tabletop.nodes.node')
         self.policy = made.fork(
             'vla_runtime.ros.policy.node',
             '--ros-args',

@@ -80,7 +80,7 @@ def test_the_running_node_maps_no_shared_memory_of_fast_dds(
     monkeypatch.setenv('ROS_AUTOMATIC_DISCOVERY_RANGE', reach)
     with graph() as made:
         executor = made.start('vla_runtime.ros.executor.node')
-        tabletop = made.start('vla_runtime.tabletop.ros.node')
+        tabletop = made.start('vla_tabletop.nodes.node')
         # Both are found, and answer.
         assert made.state('/vla_executor') == 'unconfigured'
         assert made.set_parameter('/tabletop', 'seed', 1).successful
@@ -101,7 +101,7 @@ def test_the_tests_own_node_has_no_shared_memory_to_be_cut_off_from() -> None:
 
     before = locked()
     with graph() as made:
-        made.start('vla_runtime.tabletop.ros.node')
+        made.start('vla_tabletop.nodes.node')
         assert made.set_parameter('/tabletop', 'seed', 1).successful
         assert locked() <= before
 
@@ -135,7 +135,7 @@ def test_a_test_finds_no_robot_on_another_computer(
             far = made.start('idle_node', 'plain', str(tmp_path), *names)
             made.wait_for(lambda: 'runs' in far.text(), 'the robot elsewhere')
         # Found, though it starts later.
-        made.start('vla_runtime.tabletop.ros.node', '--ros-args', '-r', '__ns:=/near')
+        made.start('vla_tabletop.nodes.node', '--ros-args', '-r', '__ns:=/near')
         assert made.set_parameter('/near/tabletop', 'seed', 1).successful
         # Its services may be known before its name is.
         made.wait_for(lambda: '/near' in namespaces(made), 'the name of the robot here')

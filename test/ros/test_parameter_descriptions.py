@@ -8,7 +8,7 @@ from paths import ROOT
 
 from vla_runtime.ros.node_parameters import NODE_PARAMETERS
 from vla_runtime.ros.policy.parameters import POLICY_PARAMETERS
-from vla_runtime.tabletop.ros.parameters import TABLETOP_PARAMETERS
+from vla_tabletop.nodes.parameters import TABLETOP_PARAMETERS
 
 DESCRIPTIONS = {row.name: row.description for row in POLICY_PARAMETERS}
 CONFIG = ROOT / 'config' / 'policy.yaml'

@@ -8,7 +8,7 @@ from lifecycle_msgs.msg import State
 from lifecycle_msgs.srv import ChangeState, GetState
 from rcl_interfaces.srv import GetParameters, ListParameters
 
-from vla_runtime.tabletop.demo.operator import Operator, TransitionError
+from vla_tabletop.demo.operator import Operator, TransitionError
 
 
 class Server:

@@ -63,7 +63,7 @@ def test_the_segment_of_a_killed_node_is_removed_and_that_of_a_living_one_stays(
 
     with graph() as made:
         dead, alive = (
-            made.start('vla_runtime.tabletop.ros.node', '--ros-args', '-r', f'__ns:=/{name}')
+            made.start('vla_tabletop.nodes.node', '--ros-args', '-r', f'__ns:=/{name}')
             for name in ('dead', 'alive')
         )
         for name in ('dead', 'alive'):

@@ -30,7 +30,7 @@ from trajectory_msgs.msg import JointTrajectory
 from velocity_robot import VelocityRobot, write_velocity_robot
 
 from vla_runtime.processes.parent_death import LAUNCH_VARIABLE, dies_with_this_process
-from vla_runtime.tabletop.sim.world import JOINT_NAMES
+from vla_tabletop.sim.world import JOINT_NAMES
 
 pytestmark = pytest.mark.graph
 

@@ -19,8 +19,8 @@ from vla_runtime.ros.messages.conversions import (
     ns_to_stamp,
     stamp_to_ns,
 )
-from vla_runtime.tabletop.sim.world import JOINT_NAMES
 from vla_runtime.types import ActionChunk, ChunkHeader
+from vla_tabletop.sim.world import JOINT_NAMES
 
 VELOCITY_ROBOT = """\
 format: 1

@@ -24,9 +24,9 @@ from vla_runtime.bundle.folder import (
 )
 from vla_runtime.bundle.rules import check_spec, dump_spec
 from vla_runtime.bundle.schema import SPEC_FILE, STATISTICS_FILE, WEIGHTS_FILE, BundleSpec
+from vla_runtime.files.atomic_write import NO_ROOM, write_text
 from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.large_files import file_sha256
-from vla_runtime.files.atomic_write import NO_ROOM, write_text
 from vla_runtime.files.whole_folder import whole_folder
 
 

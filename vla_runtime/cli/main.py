@@ -1,4 +1,4 @@
-"""`vla_runtime VERB`: one module a verb, found by looking into this folder.
+"""`vla_runtime VERB`: one module a verb, found by looking into this folder and the tabletop's.
 
 A verb's module has a docstring (its first line is the help), `add_arguments(parser)` and
 `main(arguments) -> int`; its name is the verb, dashes for underscores. It imports what is slow or
@@ -18,12 +18,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from types import ModuleType
 
-from vla_runtime import __version__, cli
+from vla_runtime import __version__
 from vla_runtime.cli._packages import import_problem
 from vla_runtime.files.atomic_write import STANDARD_OUTPUT
 from vla_runtime.files.standard_output import LostOutputError, watched_output
 
-_OWN_MODULE = 'main'
+# The verbs of the simulated tabletop are in its own package.
+_FOLDERS = ('vla_runtime.cli', 'vla_tabletop.cli')
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,7 +85,7 @@ def _run(argv: list[str]) -> int:
     except LostOutputError as lost:
         return lost.report()
     except ImportError as error:
-        if (error.name or '').startswith('vla_runtime'):
+        if (error.name or '').startswith(('vla_runtime', 'vla_tabletop')):
             raise
         how = "./run setup, or pip install '.[torch,onnx,report]' in the source folder"
         print(f'error: {import_problem(error, argv[0], how)}', file=sys.stderr)
@@ -147,19 +148,20 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     # Only the verb in hand is imported: what another one lacks does not get in its way.
     chosen = [argv[0]] if argv and argv[0] in known else list(known)
     for verb in chosen:
-        module = importlib.import_module(f'{cli.__name__}.{known[verb]}')
+        module = importlib.import_module(known[verb])
         _add_verb(verbs, verb, module)
     return parser
 
 
 def _verbs() -> dict[str, str]:
-    """Verb to module name."""
-    names = sorted(module.name for module in pkgutil.iter_modules(cli.__path__))
-    return {
-        name.replace('_', '-'): name
-        for name in names
-        if name != _OWN_MODULE and not name.startswith('_')
+    """Verb to full name of its module, by name of the verb."""
+    found = {
+        module.name.replace('_', '-'): f'{folder}.{module.name}'
+        for folder in _FOLDERS
+        for module in pkgutil.iter_modules(importlib.import_module(folder).__path__)
+        if module.name != 'main' and not module.name.startswith('_')
     }
+    return dict(sorted(found.items()))
 
 
 def _add_verb(verbs: argparse._SubParsersAction, verb: str, module: ModuleType) -> None:

@@ -48,9 +48,9 @@ from vla_runtime.cli._roofline_lines import describe
 from vla_runtime.engines.preflight import BACKENDS
 from vla_runtime.family.declaration import with_cameras
 from vla_runtime.family.listing import find_family, performance_figures, preset, preset_names
+from vla_runtime.files.atomic_write import write_text
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import did_you_mean
-from vla_runtime.files.atomic_write import write_text
 from vla_runtime.performance.devices import DEVICES, GIB, MATRIX_BYTES
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vla_runtime.family.declaration import PolicyDims
+from vla_runtime.files.atomic_write import write_text
 from vla_runtime.files.cache_folder import cache_folder
 from vla_runtime.files.json_file import read_document
-from vla_runtime.files.atomic_write import write_text
 
 Read = TypeVar('Read')
 

@@ -8,40 +8,43 @@ from pathlib import Path
 
 import vla_runtime
 
-# What the package consists of: its modules, and the scene of the simulator.
+# Packages that are installed together.
+_PACKAGES = ('vla_runtime', 'vla_tabletop')
+# What they consist of: modules, and the scene of the simulator.
 _SOURCES = ('.py', '.xml')
 
 
-def code_version(package: Path | None = None) -> str:
+def code_version(folder: Path | None = None) -> str:
     """`<commit>`, `<commit>-dirty` with changes not committed, or the version of the package.
 
     Args:
-        package: folder of the package; the running one when None.
+        folder: folder that the packages are in; that of the running ones when None.
     """
-    package = Path(vla_runtime.__file__).parent if package is None else package
+    folder = Path(vla_runtime.__file__).parents[1] if folder is None else folder
     # A package installed inside somebody else's repository is not that repository's commit.
-    if _git(package, 'ls-files', '--error-unmatch', '__init__.py') is None:
+    if _git(folder, 'ls-files', '--error-unmatch', f'{_PACKAGES[0]}/__init__.py') is None:
         return vla_runtime.__version__
-    commit = _git(package, 'rev-parse', 'HEAD')
+    commit = _git(folder, 'rev-parse', 'HEAD')
     if commit is None:
         return vla_runtime.__version__
-    changed = _git(package, 'status', '--porcelain', '--', '.')
+    changed = _git(folder, 'status', '--porcelain', '--', *_PACKAGES)
     return f'{commit}-dirty' if changed else commit
 
 
-def source_digest(package: Path | None = None) -> str:
-    """SHA-256 of the package's source: every module and the simulator's scene, with their paths.
+def source_digest(folder: Path | None = None) -> str:
+    """SHA-256 of the packages' source: every module and the simulator's scene, with their paths.
 
     Equal digests mean equal code, with or without git, in a checkout as in an installed package.
 
     Args:
-        package: folder of the package; the running one when None.
+        folder: folder that the packages are in; that of the running ones when None.
     """
-    package = Path(vla_runtime.__file__).parent if package is None else package
+    folder = Path(vla_runtime.__file__).parents[1] if folder is None else folder
     digest = hashlib.sha256()
     named = {
-        path.relative_to(package).as_posix(): path
-        for path in package.rglob('*')
+        path.relative_to(folder).as_posix(): path
+        for package in _PACKAGES
+        for path in (folder / package).rglob('*')
         if path.suffix in _SOURCES and path.is_file()
     }
     for name, path in sorted(named.items()):

@@ -27,7 +27,7 @@ MODULES = {
     'policy_node': 'vla_runtime.ros.policy.node',
     'executor_node': 'vla_runtime.ros.executor.node',
     'recorder_node': 'vla_runtime.ros.recorder.node',
-    'tabletop_node': 'vla_runtime.tabletop.ros.node',
+    'tabletop_node': 'vla_tabletop.nodes.node',
 }
 # What each does, and the arguments of two examples.
 _USAGE = {

@@ -23,7 +23,7 @@ from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
 from vla_runtime.ros.messages.conversions import ns_to_stamp
 from vla_runtime.ros.messages.diagnostics import values_of
-from vla_runtime.tabletop.sim.world import JOINT_NAMES
+from vla_tabletop.sim.world import JOINT_NAMES
 
 pytestmark = pytest.mark.graph
 

@@ -74,8 +74,8 @@ class Controller:
 
 
 def test_step_deltas_bring_the_simulated_arm_to_its_goal(tmp_path):
-    from vla_runtime.tabletop.sim.expert import Expert
-    from vla_runtime.tabletop.sim.world import Tabletop
+    from vla_tabletop.sim.expert import Expert
+    from vla_tabletop.sim.world import Tabletop
 
     bundle = read_bundle(write_tiny_policy(tmp_path / 'steps', step_spec()))
     cameras = [{'name': name, 'topic': f'{name}/image'} for name in bundle.spec.camera_names]

@@ -27,7 +27,7 @@ from thorough import thorough_after
 
 from vla_runtime.ros.messages.conversions import ns_to_stamp
 from vla_runtime.ros.messages.diagnostics import values_of
-from vla_runtime.tabletop.sim.world import JOINT_NAMES
+from vla_tabletop.sim.world import JOINT_NAMES
 
 pytestmark = pytest.mark.graph
 

@@ -22,7 +22,7 @@ from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 from vla_runtime.ros.executor import command_watch
 from vla_runtime.ros.executor.command_watch import CommandWatch, OwnPublisher, WatchedTopic
 from vla_runtime.ros.executor.robot_link import _full_name
-from vla_runtime.tabletop.sim.world import JOINT_NAMES
+from vla_tabletop.sim.world import JOINT_NAMES
 
 pytestmark = pytest.mark.graph
 

@@ -20,8 +20,8 @@ from vla_runtime.ros.executor.control_loop import ControlLoop
 from vla_runtime.ros.executor.outputs import OutputWriter
 from vla_runtime.ros.robot.match import MatchedOutput
 from vla_runtime.ros.robot.schema import RobotOutput
-from vla_runtime.tabletop.sim.controller import JointFollower
 from vla_runtime.types import ActionChunk, ChunkHeader
+from vla_tabletop.sim.controller import JointFollower
 
 PERIOD_S, STEP_S, LAG_S, T0_NS = 0.01, 0.05, 0.04, 10**18
 # Updates a second, and the latest arrival of a message after its tick, milliseconds.

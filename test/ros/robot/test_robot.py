@@ -137,9 +137,7 @@ def test_no_robot_file_is_shipped_without_being_tested() -> None:
 
 
 def test_tabletop_file_says_what_the_simulator_does() -> None:
-    world = pytest.importorskip(
-        'vla_runtime.tabletop.sim.world', reason='the simulator needs mujoco'
-    )
+    world = pytest.importorskip('vla_tabletop.sim.world', reason='the simulator needs mujoco')
     tabletop = world.Tabletop()
     robot = load_robot(ROBOTS / 'tabletop.yaml')
     assert tuple(joint.name for joint in robot.joints) == tabletop.joint_names

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 
-from vla_runtime.tabletop.demo.options import DemoOptions, check_options
+from vla_tabletop.demo.options import DemoOptions, check_options
 
 pytestmark = pytest.mark.skipif(
     not (ROOT / 'engines' / 'demo' / 'policy.yaml').is_file(), reason='no engines/demo here'

@@ -10,12 +10,12 @@ import pytest
 
 from vla_runtime.cli._numbers import MOST_SEED
 from vla_runtime.execution.command import ChunkRefusal
-from vla_runtime.tabletop.demo import plots
-from vla_runtime.tabletop.demo.instructions import assignments
-from vla_runtime.tabletop.demo.refusals import MEANINGS
-from vla_runtime.tabletop.demo.report import write_report
-from vla_runtime.tabletop.demo.status_line import StatusLine
-from vla_runtime.tabletop.demo.telemetry import (
+from vla_tabletop.demo import plots
+from vla_tabletop.demo.instructions import assignments
+from vla_tabletop.demo.refusals import MEANINGS
+from vla_tabletop.demo.report import write_report
+from vla_tabletop.demo.status_line import StatusLine
+from vla_tabletop.demo.telemetry import (
     NO_VERDICT,
     Attempt,
     Inference,
@@ -24,8 +24,8 @@ from vla_runtime.tabletop.demo.telemetry import (
     Telemetry,
     Thumbnail,
 )
-from vla_runtime.tabletop.ros.parameters import TABLETOP_PARAMETERS
-from vla_runtime.tabletop.sim.scene import FIRST_UNSEEN_SEED
+from vla_tabletop.nodes.parameters import TABLETOP_PARAMETERS
+from vla_tabletop.sim.scene import FIRST_UNSEEN_SEED
 
 SECOND_NS = 1_000_000_000
 START_NS = 1_700_000_000 * SECOND_NS

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vla_runtime.tabletop.sim.controller import CommandError, JointFollower
+from vla_tabletop.sim.controller import CommandError, JointFollower
 
 NAMES = ('a', 'b', 'c')
 MEASURED = np.array([-1.0, 0.0, 1.0])

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from vla_runtime.tabletop.sim.episode import Episode
-from vla_runtime.tabletop.sim.instructions import find_task
-from vla_runtime.tabletop.sim.tasks import FAMILIES, Goal, sample_task
-from vla_runtime.tabletop.sim.world import TabletopState
+from vla_tabletop.sim.episode import Episode
+from vla_tabletop.sim.instructions import find_task
+from vla_tabletop.sim.tasks import FAMILIES, Goal, sample_task
+from vla_tabletop.sim.world import TabletopState
 
 # Centres of red, green and blue; blue is left-most, red right-most.
 BLOCKS = np.array([[0.3, 0.1, 0.0], [0.25, 0.0, 0.0], [0.3, -0.1, 0.0]])

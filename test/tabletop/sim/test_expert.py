@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from thorough import thorough_but
 
-from vla_runtime.tabletop.sim.expert import HORIZON, Expert, Style, sample_style
-from vla_runtime.tabletop.sim.rollout import follow, run_episode
-from vla_runtime.tabletop.sim.scene import BLOCK_HALF_SIZE_M, HOME_RAD, sample_scene
-from vla_runtime.tabletop.sim.tasks import (
+from vla_tabletop.sim.expert import HORIZON, Expert, Style, sample_style
+from vla_tabletop.sim.rollout import follow, run_episode
+from vla_tabletop.sim.scene import BLOCK_HALF_SIZE_M, HOME_RAD, sample_scene
+from vla_tabletop.sim.tasks import (
     SIDE_SIGN,
     SIDES,
     Goal,
@@ -22,8 +22,8 @@ from vla_runtime.tabletop.sim.tasks import (
     make_task,
     sample_task,
 )
-from vla_runtime.tabletop.sim.world import Tabletop
-from vla_runtime.tabletop.training.dataset import GOALS
+from vla_tabletop.sim.world import Tabletop
+from vla_tabletop.training.dataset import GOALS
 
 SEEDS = range(20)
 

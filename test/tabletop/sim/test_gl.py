@@ -12,7 +12,7 @@ import pytest
 from paths import ROOT
 from triton_package import environment, needs_triton
 
-from vla_runtime.tabletop.sim import gl
+from vla_tabletop.sim import gl
 
 
 def test_the_users_choice_is_kept() -> None:
@@ -38,7 +38,7 @@ needs_osmesa = pytest.mark.skipif(
     ctypes.util.find_library('OSMesa') is None, reason='libosmesa6 is not installed'
 )
 RENDER = """
-from vla_runtime.tabletop.sim.world import Tabletop
+from vla_tabletop.sim.world import Tabletop
 world = Tabletop()
 world.reset(0)
 assert world.render('front', 64, 48).std() > 1.0
@@ -63,7 +63,7 @@ def test_ctrl_c_that_a_loader_takes_for_its_own_failure_stays_ctrl_c(tmp_path: P
         "except KeyboardInterrupt:\n    raise RuntimeError('cannot load')\n"
     )
     done = subprocess.run(
-        [sys.executable, '-c', 'import vla_runtime.tabletop.sim.gl'],
+        [sys.executable, '-c', 'import vla_tabletop.sim.gl'],
         env={**os.environ, 'PYTHONPATH': f'{tmp_path}{os.pathsep}{ROOT}', 'MUJOCO_GL': 'egl'},
         capture_output=True,
         text=True,
@@ -92,7 +92,7 @@ def test_what_is_loaded_after_osmesa_does_not_see_mesas_symbols() -> None:
     [
         (TRITON, RENDER),
         (RENDER, TRITON, RENDER),
-        ('import vla_runtime.tabletop.sim.gl', TRITON, RENDER),
+        ('import vla_tabletop.sim.gl', TRITON, RENDER),
     ],
     ids=['triton first', 'rendered first', 'mujoco first'],
 )

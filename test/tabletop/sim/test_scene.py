@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vla_runtime.tabletop.sim.scene import (
+from vla_tabletop.sim.scene import (
     VARIANTS,
     WORKSPACE_HIGH_M,
     WORKSPACE_LOW_M,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vla_runtime.tabletop.sim.success_rate import SuccessRate
+from vla_tabletop.sim.success_rate import SuccessRate
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vla_runtime.tabletop.sim.scene import COLOURS, EDGE_M
-from vla_runtime.tabletop.sim.tasks import (
+from vla_tabletop.sim.scene import COLOURS, EDGE_M
+from vla_tabletop.sim.tasks import (
     FAMILIES,
     Goal,
     Judge,
@@ -17,7 +17,7 @@ from vla_runtime.tabletop.sim.tasks import (
     sample_task,
     wordings,
 )
-from vla_runtime.tabletop.sim.world import TabletopState
+from vla_tabletop.sim.world import TabletopState
 
 BLOCKS = np.array([[0.25, 0.10, 0.0175], [0.30, 0.0, 0.0175], [0.22, -0.12, 0.0175]])
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from vla_runtime.processing.images import to_pixels
-from vla_runtime.tabletop.sim.scene import CAMERAS, COLOURS, HOME_RAD, VARIANTS, Variant
-from vla_runtime.tabletop.sim.world import JOINT_NAMES, Tabletop
+from vla_tabletop.sim.scene import CAMERAS, COLOURS, HOME_RAD, VARIANTS, Variant
+from vla_tabletop.sim.world import JOINT_NAMES, Tabletop
 
 
 @pytest.fixture(scope='module')

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from vla_runtime.families.flow_network import build_network
-from vla_runtime.tabletop.sim.tasks import TIME_LIMIT_S
-from vla_runtime.tabletop.sim.world import JOINT_NAMES, Tabletop
-from vla_runtime.tabletop.study import page
-from vla_runtime.tabletop.study.chunk_sources import ExpertSource
-from vla_runtime.tabletop.study.episode import CONTROL_RATE_HZ
-from vla_runtime.tabletop.training.demo_bundle import write_demo_bundle
-from vla_runtime.tabletop.training.recipes.act import act_dims
-from vla_runtime.tabletop.training.recipes.pi05 import pi05_dims
-from vla_runtime.tabletop.training.vocabulary import train_vocabulary
+from vla_tabletop.sim.tasks import TIME_LIMIT_S
+from vla_tabletop.sim.world import JOINT_NAMES, Tabletop
+from vla_tabletop.study import page
+from vla_tabletop.study.chunk_sources import ExpertSource
+from vla_tabletop.study.episode import CONTROL_RATE_HZ
+from vla_tabletop.training.demo_bundle import write_demo_bundle
+from vla_tabletop.training.recipes.act import act_dims
+from vla_tabletop.training.recipes.pi05 import pi05_dims
+from vla_tabletop.training.vocabulary import train_vocabulary
 
 _STATISTICS = {
     'state.q01': np.full(len(JOINT_NAMES), -2.0),

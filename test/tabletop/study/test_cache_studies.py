@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from vla_runtime.tabletop.study.catalogue import BASE, STUDIES, Study
-from vla_runtime.tabletop.study.chunk_sources import PolicySource
-from vla_runtime.tabletop.study.condition import Condition, grid
-from vla_runtime.tabletop.study.episode import run_episode
-from vla_runtime.tabletop.study.page import study_page
-from vla_runtime.tabletop.study.results import Provenance, study_record
-from vla_runtime.tabletop.study.runner import episode_seeds, run_conditions
+from vla_tabletop.study.catalogue import BASE, STUDIES, Study
+from vla_tabletop.study.chunk_sources import PolicySource
+from vla_tabletop.study.condition import Condition, grid
+from vla_tabletop.study.episode import run_episode
+from vla_tabletop.study.page import study_page
+from vla_tabletop.study.results import Provenance, study_record
+from vla_tabletop.study.runner import episode_seeds, run_conditions
 
 pytestmark = pytest.mark.usefixtures('short_tasks')
 

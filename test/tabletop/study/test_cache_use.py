@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from vla_runtime.tabletop.study.cache_use import CacheUse, cache_use_of
-from vla_runtime.tabletop.study.catalogue import BASE, STUDIES, Study
-from vla_runtime.tabletop.study.chunk_sources import PolicySource
-from vla_runtime.tabletop.study.condition import grid
-from vla_runtime.tabletop.study.episode import run_episode
-from vla_runtime.tabletop.study.page import study_page
-from vla_runtime.tabletop.study.results import Provenance, study_record, write_study
-from vla_runtime.tabletop.study.runner import episode_seeds, run_conditions
 from vla_runtime.types import CacheOutcome, CacheReport, Reuse
+from vla_tabletop.study.cache_use import CacheUse, cache_use_of
+from vla_tabletop.study.catalogue import BASE, STUDIES, Study
+from vla_tabletop.study.chunk_sources import PolicySource
+from vla_tabletop.study.condition import grid
+from vla_tabletop.study.episode import run_episode
+from vla_tabletop.study.page import study_page
+from vla_tabletop.study.results import Provenance, study_record, write_study
+from vla_tabletop.study.runner import episode_seeds, run_conditions
 
 pytestmark = pytest.mark.usefixtures('short_tasks')
 

@@ -12,19 +12,19 @@ from paths import ROOT
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.success import success_fault
 from vla_runtime.bundle.writer import seal
-from vla_runtime.cli import study as study_verb
 from vla_runtime.cli.main import main
-from vla_runtime.cli.study import _judge
 from vla_runtime.engines import cpu
 from vla_runtime.engines.candidates import INT8, reduced_precisions
 from vla_runtime.files.code_version import code_version, source_digest
-from vla_runtime.tabletop.study import catalogue, runner
-from vla_runtime.tabletop.study.catalogue import STUDIES, Study
-from vla_runtime.tabletop.study.condition import Condition, grid
-from vla_runtime.tabletop.study.episode import EpisodeResult
-from vla_runtime.tabletop.study.results import Provenance
-from vla_runtime.tabletop.study.runner import bundle_identity
-from vla_runtime.tabletop.study.smoothness import Jerk
+from vla_tabletop.cli import study as study_verb
+from vla_tabletop.cli.study import _judge
+from vla_tabletop.study import catalogue, runner
+from vla_tabletop.study.catalogue import STUDIES, Study
+from vla_tabletop.study.condition import Condition, grid
+from vla_tabletop.study.episode import EpisodeResult
+from vla_tabletop.study.results import Provenance
+from vla_tabletop.study.runner import bundle_identity
+from vla_tabletop.study.smoothness import Jerk
 
 
 def test_it_lists_what_there_is(capsys):

@@ -4,8 +4,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from vla_runtime.tabletop.study.catalogue import BASE, STUDIES, Study
-from vla_runtime.tabletop.study.condition import Condition, grid, value_text, varied_fields
+from vla_tabletop.study.catalogue import BASE, STUDIES, Study
+from vla_tabletop.study.condition import Condition, grid, value_text, varied_fields
 
 
 def test_a_grid_has_every_combination_the_last_field_running_fastest():

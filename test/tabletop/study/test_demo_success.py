@@ -3,9 +3,9 @@
 import pytest
 from paths import ROOT
 
-from vla_runtime.tabletop.sim.success_rate import SuccessRate
-from vla_runtime.tabletop.study.condition import Condition
-from vla_runtime.tabletop.study.runner import episode_seeds, run_conditions
+from vla_tabletop.sim.success_rate import SuccessRate
+from vla_tabletop.study.condition import Condition
+from vla_tabletop.study.runner import episode_seeds, run_conditions
 
 DEMO = ROOT / 'engines' / 'demo'
 

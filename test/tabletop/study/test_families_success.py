@@ -3,10 +3,10 @@
 import pytest
 from paths import ROOT
 
-from vla_runtime.tabletop.sim.success_rate import SuccessRate
-from vla_runtime.tabletop.study.catalogue import STUDIES
-from vla_runtime.tabletop.study.runner import episode_seeds, run_conditions
-from vla_runtime.tabletop.training.recipes import SHIPPED
+from vla_tabletop.sim.success_rate import SuccessRate
+from vla_tabletop.study.catalogue import STUDIES
+from vla_tabletop.study.runner import episode_seeds, run_conditions
+from vla_tabletop.training.recipes import SHIPPED
 
 EPISODES = 20
 BUNDLES = {family: ROOT / 'engines' / name for family, name in SHIPPED.items()}

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from vla_runtime.tabletop.sim.instructions import find_task
-from vla_runtime.tabletop.sim.scene import sample_scene
-from vla_runtime.tabletop.sim.tasks import sample_task
-from vla_runtime.tabletop.study.instructed_task import FIXED_INSTRUCTION, instructed_task
+from vla_tabletop.sim.instructions import find_task
+from vla_tabletop.sim.scene import sample_scene
+from vla_tabletop.sim.tasks import sample_task
+from vla_tabletop.study.instructed_task import FIXED_INSTRUCTION, instructed_task
 
 
 @pytest.mark.parametrize('family', ['colour', 'position'])

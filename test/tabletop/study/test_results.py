@@ -14,12 +14,12 @@ from paths import ROOT
 
 from vla_runtime.bundle.success import difference_interval
 from vla_runtime.files.json_file import LARGEST_JSON
-from vla_runtime.tabletop.study import page
-from vla_runtime.tabletop.study.catalogue import Study
-from vla_runtime.tabletop.study.condition import Condition, grid
-from vla_runtime.tabletop.study.page import study_page
-from vla_runtime.tabletop.study.results import Provenance, read_studies, study_record, write_study
-from vla_runtime.tabletop.study.runner import episode_seeds, run_conditions
+from vla_tabletop.study import page
+from vla_tabletop.study.catalogue import Study
+from vla_tabletop.study.condition import Condition, grid
+from vla_tabletop.study.page import study_page
+from vla_tabletop.study.results import Provenance, read_studies, study_record, write_study
+from vla_tabletop.study.runner import episode_seeds, run_conditions
 
 RESULTS = ROOT / 'benchmark' / 'results'
 DRAWING = re.compile('<svg.*?</svg>', re.DOTALL)

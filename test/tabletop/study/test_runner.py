@@ -12,10 +12,10 @@ from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.writer import seal
 from vla_runtime.files.json_file import LARGEST_JSON
 from vla_runtime.processes.workers import workers
-from vla_runtime.tabletop.sim.scene import FIRST_UNSEEN_SEED
-from vla_runtime.tabletop.study import runner
-from vla_runtime.tabletop.study.condition import Condition, grid
-from vla_runtime.tabletop.study.runner import episode_seeds, run_conditions
+from vla_tabletop.sim.scene import FIRST_UNSEEN_SEED
+from vla_tabletop.study import runner
+from vla_tabletop.study.condition import Condition, grid
+from vla_tabletop.study.runner import episode_seeds, run_conditions
 
 EXPERT = Condition(chunk_source='expert')
 NO_BUNDLE = None  # the expert needs none

@@ -6,11 +6,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from vla_runtime.tabletop.sim.closed_loop import observe
-from vla_runtime.tabletop.study.cache_use import CacheUse
-from vla_runtime.tabletop.study.condition import Condition
-from vla_runtime.tabletop.study.episode import run_episode
-from vla_runtime.tabletop.study.slow_wrist import SlowWrist
+from vla_tabletop.sim.closed_loop import observe
+from vla_tabletop.study.cache_use import CacheUse
+from vla_tabletop.study.condition import Condition
+from vla_tabletop.study.episode import run_episode
+from vla_tabletop.study.slow_wrist import SlowWrist
 
 STEP_NS = 50_000_000
 

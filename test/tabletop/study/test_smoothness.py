@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from vla_runtime.tabletop.study.smoothness import jerk_of
+from vla_tabletop.study.smoothness import jerk_of
 
 
 def test_jerk_of_a_cubic_is_its_third_derivative():

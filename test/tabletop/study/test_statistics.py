@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from vla_runtime.bundle.success import difference_interval
-from vla_runtime.tabletop.study.episode import EpisodeResult
-from vla_runtime.tabletop.study.smoothness import Jerk
-from vla_runtime.tabletop.study.statistics import by_family, compare, mean_of, summarise
+from vla_tabletop.study.episode import EpisodeResult
+from vla_tabletop.study.smoothness import Jerk
+from vla_tabletop.study.statistics import by_family, compare, mean_of, summarise
 
 
 def episode(seed=0, outcome='success', family='colour', touched=0, meant=0, **values):

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from vla_runtime.tabletop.study.chunk_sources import PolicySource
-from vla_runtime.tabletop.study.condition import Condition
-from vla_runtime.tabletop.study.episode import run_episode
 from vla_runtime.types import ActionChunk
+from vla_tabletop.study.chunk_sources import PolicySource
+from vla_tabletop.study.condition import Condition
+from vla_tabletop.study.episode import run_episode
 
 EXPERT = Condition(chunk_source='expert')
 

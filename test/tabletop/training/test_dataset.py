@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vla_runtime.tabletop.sim.scene import COLOURS
-from vla_runtime.tabletop.training.dataset import (
+from vla_tabletop.sim.scene import COLOURS
+from vla_tabletop.training.dataset import (
     GOALS,
     DatasetSettings,
     better_half,

@@ -8,12 +8,12 @@ import pytest
 from paths import ROOT
 
 from vla_runtime.policy import Policy
-from vla_runtime.tabletop.sim.closed_loop import policy_chunk, run_seeds
-from vla_runtime.tabletop.sim.rollout import run_episode
-from vla_runtime.tabletop.sim.scene import FIRST_UNSEEN_SEED
-from vla_runtime.tabletop.sim.tasks import Goal, make_task
-from vla_runtime.tabletop.sim.world import Tabletop
-from vla_runtime.tabletop.training.demo_bundle import EVALUATION_REPLAN_STEPS
+from vla_tabletop.sim.closed_loop import policy_chunk, run_seeds
+from vla_tabletop.sim.rollout import run_episode
+from vla_tabletop.sim.scene import FIRST_UNSEEN_SEED
+from vla_tabletop.sim.tasks import Goal, make_task
+from vla_tabletop.sim.world import Tabletop
+from vla_tabletop.training.demo_bundle import EVALUATION_REPLAN_STEPS
 
 BUNDLE = ROOT / 'engines' / 'demo'
 # Apart from those of the bundle's own check.

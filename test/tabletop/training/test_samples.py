@@ -11,13 +11,13 @@ import pytest
 from vla_runtime.processing.actions import ActionSpace
 from vla_runtime.processing.prompts import build_prompt
 from vla_runtime.processing.tokenizer import Tokenizer
-from vla_runtime.tabletop.sim.scene import COLOURS
-from vla_runtime.tabletop.sim.tasks import Goal, all_instructions
-from vla_runtime.tabletop.sim.world import JOINT_NAMES
-from vla_runtime.tabletop.training.dataset import GOALS, Dataset, DatasetSettings, generate, load
-from vla_runtime.tabletop.training.recipes.act import RECIPE as ACT
-from vla_runtime.tabletop.training.recipes.pi05 import RECIPE as PI05
-from vla_runtime.tabletop.training.samples import (
+from vla_tabletop.sim.scene import COLOURS
+from vla_tabletop.sim.tasks import Goal, all_instructions
+from vla_tabletop.sim.world import JOINT_NAMES
+from vla_tabletop.training.dataset import GOALS, Dataset, DatasetSettings, generate, load
+from vla_tabletop.training.recipes.act import RECIPE as ACT
+from vla_tabletop.training.recipes.pi05 import RECIPE as PI05
+from vla_tabletop.training.samples import (
     Prompting,
     Samples,
     absolute,
@@ -25,7 +25,7 @@ from vla_runtime.tabletop.training.samples import (
     frame_batches,
     relative,
 )
-from vla_runtime.tabletop.training.vocabulary import (
+from vla_tabletop.training.vocabulary import (
     PROMPT_FORMAT,
     PROMPT_LAYOUT,
     PROMPT_LENGTH,
@@ -125,7 +125,7 @@ def test_tags_follow_the_episode_and_are_dropped_now_and_then(
         written.append(build_prompt(*arguments))
         return written[-1]
 
-    monkeypatch.setattr('vla_runtime.tabletop.training.samples.build_prompt', spy)
+    monkeypatch.setattr('vla_tabletop.training.samples.build_prompt', spy)
     samples = Samples(data, PI05.tasks, Prompting.of('pi05', PROMPT_FORMAT, model))
     frames = np.resize(np.arange(len(data.state)), 400)
     samples.batch(frames, np.random.default_rng(0))

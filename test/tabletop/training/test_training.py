@@ -13,19 +13,19 @@ from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.families.flow_network import build_network
 from vla_runtime.policy import Policy
 from vla_runtime.processing.tokenizer import Tokenizer
-from vla_runtime.tabletop.sim.closed_loop import observe
-from vla_runtime.tabletop.sim.world import JOINT_NAMES, Tabletop
-from vla_runtime.tabletop.training.dataset import Dataset, DatasetSettings, generate, load
-from vla_runtime.tabletop.training.demo_bundle import write_demo_bundle
-from vla_runtime.tabletop.training.loss_plot import plot_losses
-from vla_runtime.tabletop.training.objectives import locate
-from vla_runtime.tabletop.training.recipes import RECIPE_NAMES, find_recipe
-from vla_runtime.tabletop.training.recipes.pi05 import encode_prefix, pi05_dims
-from vla_runtime.tabletop.training.recipes.recipe import STAGES
-from vla_runtime.tabletop.training.samples import Prompting, Samples, absolute
-from vla_runtime.tabletop.training.start import Start
-from vla_runtime.tabletop.training.training import Training, TrainingSettings, learning_rate
-from vla_runtime.tabletop.training.vocabulary import number_tokens, train_vocabulary
+from vla_tabletop.sim.closed_loop import observe
+from vla_tabletop.sim.world import JOINT_NAMES, Tabletop
+from vla_tabletop.training.dataset import Dataset, DatasetSettings, generate, load
+from vla_tabletop.training.demo_bundle import write_demo_bundle
+from vla_tabletop.training.loss_plot import plot_losses
+from vla_tabletop.training.objectives import locate
+from vla_tabletop.training.recipes import RECIPE_NAMES, find_recipe
+from vla_tabletop.training.recipes.pi05 import encode_prefix, pi05_dims
+from vla_tabletop.training.recipes.recipe import STAGES
+from vla_tabletop.training.samples import Prompting, Samples, absolute
+from vla_tabletop.training.start import Start
+from vla_tabletop.training.training import Training, TrainingSettings, learning_rate
+from vla_tabletop.training.vocabulary import number_tokens, train_vocabulary
 
 PI05 = find_recipe('pi05')
 PLAN = TrainingSettings(see_steps=3, ground_steps=3, act_steps=4, batch=8, draws=2)
@@ -115,7 +115,7 @@ def test_a_resumed_run_is_the_uninterrupted_run(
     monkeypatch: pytest.MonkeyPatch,
     stop_after: int,
 ) -> None:
-    monkeypatch.setattr('vla_runtime.tabletop.training.training._CHECKPOINT_EVERY', 1)
+    monkeypatch.setattr('vla_tabletop.training.training._CHECKPOINT_EVERY', 1)
     training = _training(PLAN, samples, vocabulary, tmp_path)
     step, taken = training._train_step, []
 

@@ -58,7 +58,7 @@ class TensorRTEngine:
         time_table: time table of the family, over the bundle's weights.
         max_rows: most prompt rows that will be asked for.
         captures: number of captures of each graph, of which the fastest is kept; 0 for no graphs.
-        text_table: needed where the prefix engine takes rows of it.
+        token_embedding: needed where the prefix engine takes rows of it.
 
     Raises:
         ValueError: engines whose inputs and outputs are not those of these dimensions.
@@ -79,7 +79,7 @@ class TensorRTEngine:
         *,
         max_rows: int = 2,
         captures: int = 3,
-        text_table: TokenEmbedding | None = None,
+        token_embedding: TokenEmbedding | None = None,
     ) -> None:
         self.dims, self.max_rows, self._family = dims, max_rows, family
         self._runtime, self._networks, self._time_table = runtime, networks, time_table

@@ -36,11 +36,11 @@ from vla_runtime.bundle.onnx_files import (
     vision_names,
 )
 from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
-from vla_runtime.engines.tolerances import error_of
 from vla_runtime.engines.onnx.session import SKIPPED_REWRITES, Placement, Session, session_options
 from vla_runtime.engines.preflight import check_graph_files
 from vla_runtime.engines.recorded_cases import Case, read_cases
 from vla_runtime.engines.token_embedding import TokenEmbedding
+from vla_runtime.engines.tolerances import error_of
 from vla_runtime.export.onnx.cases import Reference, seeded_cases
 from vla_runtime.export.onnx.eight_bit_rules import matrix_faults
 from vla_runtime.export.onnx.precision import beside_int8, precision_of, type_faults

@@ -18,11 +18,11 @@ import numpy as np
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.graph_facts import read_graph_facts
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER, Precision
-from vla_runtime.engines.tolerances import error_of
 from vla_runtime.engines.closing import closed_on_error
 from vla_runtime.engines.recorded_cases import Case, read_cases
 from vla_runtime.engines.tensorrt.engine import TensorRTEngine
 from vla_runtime.engines.tensorrt.store import Metadata
+from vla_runtime.engines.tolerances import error_of
 from vla_runtime.export.receipt import ChunkComparison, Comparison, Receipt, left_out_of_int8
 from vla_runtime.inference.denoise import flow_times
 

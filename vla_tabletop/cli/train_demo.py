@@ -1,0 +1,259 @@
+"""Train a small policy of a family on the simulated tabletop and write it as a bundle.
+
+Three steps: the expert's data, the training, the bundle with its closed-loop check. Each goes on
+where it was cut off when the same command is given again. Less than an hour on two CPU cores. The
+data in the work folder serves every family.
+With --from, training goes on from a bundle that this command made, on new data: give another --seed
+than that one's.
+
+examples:
+  vla_runtime train-demo --out engines/demo
+  vla_runtime train-demo --family act --out engines/demo_act
+  vla_runtime train-demo --out engines/more --from engines/demo --seed 1
+  vla_runtime train-demo --out engines/mine --seed 1 --device cuda --work demo_runs/mine
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vla_runtime.cli._files import make_folder, output_folder
+from vla_runtime.cli._numbers import MOST_PROCESSES, MOST_SEED, at_least, between
+from vla_runtime.cli._packages import import_problem
+from vla_runtime.engines.cpu import MOST_THREADS
+from vla_tabletop.training.recipes import DEMO_FAMILY, RECIPE_NAMES
+
+if TYPE_CHECKING:
+    from vla_runtime.processing.prompts import PromptFormat
+    from vla_tabletop.training.recipes.recipe import Recipe
+    from vla_tabletop.training.samples import Prompting
+    from vla_tabletop.training.start import Start
+    from vla_tabletop.training.training import Training, TrainingSettings
+    from vla_tabletop.training.work_log import WorkLog
+
+# Steps of each stage from a bundle, whose network sees and grounds already.
+ONWARD_STEPS = {'see': 0, 'ground': 200, 'act': 2000}
+_STAGES = (
+    'first stage: vision alone finds the patch of each block',
+    'second stage: the prefix points at the named block and says where it is',
+    "third stage: everything learns the expert's chunks, by flow matching or L1",
+)
+# From a bundle: enough to learn, too little to forget.
+ONWARD_LEARNING_RATE = 5e-4
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verb's arguments."""
+    parser.add_argument('--out', type=Path, required=True, metavar='BUNDLE', help='bundle to make')
+    parser.add_argument(
+        '--family',
+        default=DEMO_FAMILY,
+        metavar='NAME',
+        help=f'family of the policy: {", ".join(RECIPE_NAMES)} (default: %(default)s)',
+    )
+    parser.add_argument('--force', action='store_true', help='replace a bundle that lies there')
+    parser.add_argument(
+        '--work',
+        type=output_folder,
+        default=Path('demo_runs/train_demo'),
+        metavar='DIR',
+        help='data, and for each family checkpoint and loss plot (default: %(default)s)',
+    )
+    parser.add_argument(
+        '--from',
+        type=Path,
+        dest='start',
+        metavar='BUNDLE',
+        help='train on from its weights, with its vocabulary and statistics, on new data',
+    )
+    parser.add_argument(
+        '--seed', type=between(0, MOST_SEED), default=0, help='seed of data and training'
+    )
+    parser.add_argument(
+        '--episodes',
+        type=at_least(1),
+        default=3000,
+        help='episodes of data (default: %(default)s)',
+    )
+    parser.add_argument(
+        '--processes',
+        type=between(1, MOST_PROCESSES),
+        default=os.cpu_count() or 1,
+        help='processes that generate data',
+    )
+    parser.add_argument(
+        '--threads',
+        type=between(1, MOST_THREADS),
+        help="threads of PyTorch (default: PyTorch's own)",
+    )
+    parser.add_argument('--device', default='cpu', help='cpu or cuda (default: %(default)s)')
+    for (stage, onward), what in zip(ONWARD_STEPS.items(), _STAGES, strict=True):
+        parser.add_argument(
+            f'--{stage}-steps',
+            type=at_least(1 if stage == 'act' else 0),
+            metavar='N',
+            help=f"steps of the {what} (default: the family's; with --from {onward})",
+        )
+    parser.add_argument(
+        '--check-episodes',
+        type=at_least(0),
+        default=100,
+        help='closed-loop episodes a kind of task, on unseen scenes (default: %(default)s)',
+    )
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Generate, train, write; 2 where the arguments do not fit what lies in the work folder."""
+    try:
+        results = _main(arguments)
+    except ImportError as error:
+        how = "./run setup, or pip install '.[torch,sim,report]' in the source folder"
+        print(f'error: {import_problem(error, "train-demo", how)}', file=sys.stderr)
+        return 2
+    except (ValueError, OSError) as error:
+        print(f'error: {error}', file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print('interrupted; the same command goes on where it was', file=sys.stderr)
+        return 130
+    print(f'wrote {arguments.out}')
+    for what, rate in results.items():
+        print(f'  {what}: {rate}')
+    return 0
+
+
+def _main(arguments: argparse.Namespace) -> dict[str, str]:
+    from vla_runtime.bundle.writer import check_target
+    from vla_runtime.engines.preflight import check_backend, require_packages
+
+    # Before hours of work, not after; and before PyTorch is imported, which takes seconds.
+    check_target(arguments.out, arguments.force)
+    require_packages('torch', 'mujoco', 'matplotlib')
+    check_backend('torch', arguments.device)
+
+    from vla_runtime.files.code_version import code_version
+    from vla_tabletop.training.dataset import DatasetSettings, claim, generate
+    from vla_tabletop.training.recipes import find_recipe, require_recipe
+    from vla_tabletop.training.start import Start
+    from vla_tabletop.training.work_log import WorkLog
+
+    require_recipe(arguments.family)
+    start = None
+    if arguments.start is not None:
+        start = Start.read(arguments.start, find_recipe(arguments.family))
+    make_folder(arguments.work, '--work')
+    work = arguments.work / arguments.family
+    make_folder(work, '--work')
+    data = DatasetSettings(seed=arguments.seed, episodes=arguments.episodes)
+    claim(arguments.work / 'data', data)
+
+    import torch
+
+    from vla_runtime.engines.torch.weights import torch_device
+
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    torch_device(arguments.device)
+    command = shlex.join(['vla_runtime', *sys.argv[1:]])
+    log = WorkLog(work / 'runs.json', command, code_version())
+    with log.timed('data'):
+        generate(arguments.work / 'data', data, arguments.processes)
+    return _train(arguments, find_recipe(arguments.family), start, log)
+
+
+def _train(
+    arguments: argparse.Namespace, recipe: Recipe, start: Start | None, log: WorkLog
+) -> dict[str, str]:
+    import numpy as np
+
+    from vla_tabletop.training.dataset import load
+    from vla_tabletop.training.demo_bundle import TOKENIZER_FILE, write_demo_bundle
+    from vla_tabletop.training.loss_plot import plot_losses
+    from vla_tabletop.training.samples import Samples
+    from vla_tabletop.training.training import Training
+    from vla_tabletop.training.vocabulary import number_tokens
+
+    work = arguments.work / recipe.name
+    data = arguments.work / 'data'
+    vocabulary, prompting = None, None
+    if recipe.prompt is not None:
+        vocabulary = work / TOKENIZER_FILE
+        prompting = _prompting(recipe, recipe.prompt, vocabulary, start)
+    samples = Samples(load(data), recipe.tasks, prompting, start.statistics if start else None)
+    training = Training(
+        _plan(arguments, recipe, start),
+        samples,
+        np.zeros(0, dtype=np.int64) if vocabulary is None else number_tokens(vocabulary),
+        0 if prompting is None else prompting.tokenizer.vocabulary_size,
+        work,
+        arguments.device,
+        start,
+    )
+    with log.timed('training'):
+        training.run()
+    plot_losses(training.history, work / 'loss.png')
+    return write_demo_bundle(
+        arguments.out,
+        training.average,
+        samples.statistics,
+        vocabulary,
+        _made(training, start, log, data),
+        arguments.check_episodes,
+        arguments.force,
+    )
+
+
+def _prompting(
+    recipe: Recipe, form: PromptFormat, vocabulary: Path, start: Start | None
+) -> Prompting:
+    """Copy the start's vocabulary into the work folder, or train one there."""
+    from vla_tabletop.sim.world import JOINT_NAMES
+    from vla_tabletop.training.samples import Prompting
+    from vla_tabletop.training.vocabulary import train_vocabulary
+
+    if start is None:
+        train_vocabulary(vocabulary, len(JOINT_NAMES))
+    elif start.tokenizer is not None:
+        shutil.copyfile(start.tokenizer, vocabulary)
+    return Prompting.of(recipe.name, form, vocabulary)
+
+
+def _plan(arguments: argparse.Namespace, recipe: Recipe, start: Start | None) -> TrainingSettings:
+    from vla_tabletop.training.training import TrainingSettings
+
+    usual = recipe.steps if start is None else ONWARD_STEPS
+    steps: dict[str, Any] = {}
+    for stage in ONWARD_STEPS:
+        chosen = getattr(arguments, f'{stage}_steps')
+        steps[f'{stage}_steps'] = usual[stage] if chosen is None else chosen
+    plan = TrainingSettings(family=recipe.name, seed=arguments.seed, draws=recipe.draws, **steps)
+    if start is None:
+        return plan
+    return replace(plan, learning_rate=ONWARD_LEARNING_RATE, start=start.sha256)
+
+
+def _made(training: Training, start: Start | None, log: WorkLog, data: Path) -> dict[str, Any]:
+    """Return how the policy was made, for the receipt."""
+    recorded = training.samples.data
+    made = {
+        'runs': log.runs,
+        'data': {
+            **json.loads((data / 'dataset.json').read_text()),
+            'frames': len(recorded.state),
+            'expert_success': float(recorded.success.mean()),
+            'advantage_positive': float(recorded.positive.mean()),
+        },
+        'training': asdict(training.plan),
+        'last_check': training.history[-1],
+    }
+    if start is not None:
+        made['start'] = start.made
+    return made

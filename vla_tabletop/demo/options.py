@@ -1,0 +1,123 @@
+"""Options of `vla_runtime demo`, checked before anything slow is imported or started.
+
+The nodes check the same and more when they are configured, but only after several seconds; what can
+be checked without ROS, PyTorch and MuJoCo is checked here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.rules import check_guidable
+from vla_runtime.engines.candidates import candidates
+from vla_runtime.engines.device_names import default_device
+from vla_runtime.engines.preflight import AUTO, check_backend, check_words
+from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.inference.guidance import MOST_BETA, check_beta
+from vla_runtime.recording.image_modes import ImageMode
+from vla_runtime.ros.package_files import share_folder
+from vla_runtime.ros.robot.file import find_robot, load_robot
+from vla_runtime.ros.robot.match import match_robot
+from vla_runtime.ros.robot.schema import Robot
+from vla_tabletop.nodes.robot import require_tabletop
+
+_NAMESPACE = re.compile(r'([A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*)?')
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """Options of `vla_runtime demo`.
+
+    Attributes:
+        seconds: duration of the closed loop.
+        out: folder for bag, parameters, logs and report.
+        bundle: folder of the policy bundle.
+        robot: name or path of the robot file, which must be the tabletop's.
+        backend: backend of the networks; `auto`: the fastest here.
+        replan_interval: steps; None as configured.
+        cfg_beta: guidance scale, which also turns guidance on; None as configured.
+        seed: seed of scenes and instructions.
+        namespace: namespace of all nodes, without slashes around it; '' for none.
+        record: the bag has every frame that an inference used, so that it can be replayed.
+        record_to: folder of the bag; None: `bag` in `out`.
+    """
+
+    seconds: float
+    out: Path
+    bundle: Path
+    robot: str
+    backend: str
+    replan_interval: int | None
+    cfg_beta: float | None
+    seed: int
+    namespace: str
+    record: bool = False
+    record_to: Path | None = None
+
+    @property
+    def device(self) -> str:
+        """Device that the networks run on."""
+        return default_device(self.backend)
+
+    @property
+    def bag(self) -> Path:
+        """Folder of the bag."""
+        return self.record_to or self.out / 'bag'
+
+    @property
+    def images(self) -> ImageMode:
+        """Frames kept in the bag."""
+        return 'used' if self.record else 'reduced'
+
+    def load_robot(self) -> Robot:
+        """The robot file.
+
+        Raises:
+            ValueError: there is no such file, or it cannot be used.
+        """
+        return load_robot(find_robot(self.robot, share_folder() / 'config' / 'robots'))
+
+
+def check_options(options: DemoOptions) -> None:
+    """Refuse what the demo cannot be run with; writes nothing.
+
+    Raises:
+        ValueError: names the option, or the file, and what would mend it.
+    """
+    if not options.seconds > 0.0:
+        raise ValueError(f'--seconds {options.seconds:g}: expected more than 0')
+    if not _NAMESPACE.fullmatch(options.namespace):
+        raise ValueError(
+            f"--namespace '{options.namespace}': expected letters, digits and _, no digit first, "
+            'with / between the parts'
+        )
+    if options.bag.exists():
+        option = '--record' if options.record_to else '--out'
+        raise ValueError(f'{options.bag} exists already: name another {option}, or remove it')
+    for name in ('report.html', 'parameters.yaml'):
+        if (options.out / name).exists():
+            raise ValueError(
+                f'{options.out / name} is of an earlier demo: name another --out, or remove it'
+            )
+    check_words(options.backend, AUTO)
+    if options.backend != AUTO:
+        check_backend(options.backend, options.device)
+    bundle = read_bundle(options.bundle, verify=False)
+    if options.backend == AUTO:
+        # Says so where nothing here may run it; the node chooses.
+        candidates(bundle, AUTO, options.device, AUTO)
+    spec = bundle.spec
+    robot = options.load_robot()
+    require_tabletop(robot)
+    match_robot(robot, spec, options.bundle)
+    if options.replan_interval is not None:
+        interval = ExecutorParameters(replan_interval=options.replan_interval)
+        interval.require_horizon(spec.horizon)
+    if options.cfg_beta is not None:
+        check_beta(options.cfg_beta)
+        if options.cfg_beta > MOST_BETA:
+            raise ValueError(f'--cfg-beta {options.cfg_beta:g}: expected 1 to {MOST_BETA:g}')
+        check_guidable(spec, '--cfg-beta')

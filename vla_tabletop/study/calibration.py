@@ -1,0 +1,42 @@
+"""Observations of the demo policy at its task, which int8 is calibrated on."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from vla_runtime.policy import Policy
+from vla_runtime.types import Observation
+from vla_tabletop.sim.closed_loop import observe, policy_chunk
+from vla_tabletop.sim.rollout import run_episode
+from vla_tabletop.sim.scene import Variant
+from vla_tabletop.sim.tasks import FAMILIES, Task, sample_task
+from vla_tabletop.sim.world import Tabletop
+
+_EPISODES = 16
+_REPLAN_STEPS = 8
+_VARIANTS: tuple[Variant, ...] = ('still', 'moving')
+
+
+def demo_observations(bundle: Path) -> list[Observation]:
+    """Run a policy in float32 on scenes of its training, and keep what it saw at every chunk.
+
+    No study has these scenes. Every second one moves.
+    """
+    world, seen = Tabletop(100.0), list[Observation]()
+    with closing(Policy.load(bundle, 'torch', precision='float32', threads=1)) as policy:
+        chunk = policy_chunk(policy)
+
+        def look(world: Tabletop, task: Task) -> np.ndarray:
+            seen.append(observe(world, task.instruction))
+            return chunk(world, task)
+
+        for seed in range(_EPISODES):
+            state = world.reset(seed, _VARIANTS[seed % len(_VARIANTS)])
+            rng = np.random.default_rng([seed, 100])
+            family = FAMILIES[seed // len(_VARIANTS) % len(FAMILIES)]
+            policy.reset()
+            run_episode(world, sample_task(rng, state.block_m, family), look, _REPLAN_STEPS)
+    return seen

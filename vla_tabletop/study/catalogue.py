@@ -1,0 +1,424 @@
+"""Catalogue of studies: the question, its conditions, and the number of episodes of each.
+
+A study is a tuple of conditions. One of a feature to come is a new field of `Condition` and an
+entry here, such as
+
+    Study('horizons', ..., grid(BASE, horizon=(8, 16)), x='horizon', ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vla_runtime.family.listing import find_family
+from vla_tabletop.study.condition import Condition, grid
+from vla_tabletop.training.recipes import RECIPE_NAMES
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question and the conditions that answer it.
+
+    Attributes:
+        name: on the command line and in file names.
+        title: a line for the page.
+        question: question of the study, in a sentence or two.
+        conditions: all run on the same seeds, so that they can be compared pair by pair.
+        x: the field along the plots' axis; conditions that differ in others are separate curves.
+        episodes: a condition, unless the command line says otherwise.
+        reference: the condition that the others are compared with; or values of some fields: each
+            condition is compared with the one that has these and is else the same.
+        same: pairs of conditions whose trajectories must be the same, bit for bit.
+        judges: success of each precision, beside float32, goes into the receipts of the bundles
+            that ran.
+    """
+
+    name: str
+    title: str
+    question: str
+    conditions: tuple[Condition, ...]
+    x: str
+    episodes: int
+    reference: Condition | Mapping[str, Any] | None = None
+    same: tuple[tuple[Condition, Condition], ...] = ()
+    judges: bool = False
+
+    def __post_init__(self) -> None:
+        if len(set(self.conditions)) != len(self.conditions):
+            raise ValueError(f"study '{self.name}': a condition is named twice")
+        references = {self.reference_of(condition) for condition in self.conditions}
+        if not references <= {None, *self.conditions}:
+            raise ValueError(f"study '{self.name}': the reference is none of its conditions")
+        if not {condition for pair in self.same for condition in pair} <= set(self.conditions):
+            raise ValueError(f"study '{self.name}': a pair that is the same is not in the study")
+        named = {condition.policy_family != '' for condition in self.conditions}
+        if len(named) > 1:
+            raise ValueError(f"study '{self.name}': policy_family is given in some conditions only")
+
+    def reference_of(self, condition: Condition) -> Condition | None:
+        """Return the condition that one is compared with, which may be itself."""
+        if isinstance(self.reference, Mapping):
+            return replace(condition, **self.reference)
+        return self.reference
+
+    def without(self, precision: str) -> Study:
+        """Leave out the conditions of a precision, and references that they alone have."""
+        kept = [one for one in self.conditions if one.precision != precision]
+        theirs = {self.reference_of(one) for one in self.conditions if one.precision == precision}
+        others = {self.reference_of(one) for one in kept if one not in theirs}
+        unused = theirs - others
+        return replace(self, conditions=tuple(one for one in kept if one not in unused))
+
+    @property
+    def compares_families(self) -> bool:
+        """True where the conditions say whose bundle runs them."""
+        return any(condition.policy_family for condition in self.conditions)
+
+
+BASE = Condition()
+_PUSH = replace(BASE, families=('push',))
+# The replan interval alone is to vary: no delay, and each chunk as it is.
+_BARE = replace(BASE, handover='switch', delay_steps=0.0)
+_REPLAN_INTERVALS = (1, 2, 4, 8, 12, 16, 32)
+_MOVING = replace(BASE, variant='moving')
+_BELT = replace(_BARE, variant='moving')
+_BELT_SPEEDS = (1.0, 1.3)
+# All that a policy without language can be asked: the one task that it learned.
+_ONE_TASK = replace(BASE, families=('colour',), colours=('red',))
+_WITH_LANGUAGE = tuple(name for name in RECIPE_NAMES if find_family(name).has_language)
+# Often enough that images and state have hardly changed since the last inference. The cache knows
+# nothing of the denoise steps, which are most of what such a study costs: half of them.
+_OFTEN = replace(BASE, replan_interval=2, denoise_steps=5)
+_RATES = replace(_OFTEN, wrist_every=3)
+# Limits of 0 are `exact`.
+_BOUNDED = replace(
+    _OFTEN,
+    cache='bounded',
+    cache_max_reuses=4,
+    cache_max_image_change=0.0,
+    cache_max_state_bins=0,
+)
+_BOUNDED_MOVING = replace(_BOUNDED, variant='moving')
+
+
+def _cache_conditions(base: Condition) -> tuple[Condition, ...]:
+    return (
+        *grid(base, cache=('off', 'exact', 'image_blind')),
+        *(replace(base, cache='bounded', cache_max_reuses=reuses) for reuses in (1, 2, 4)),
+    )
+
+
+def _delays(base: Condition) -> tuple[Condition, ...]:
+    delays = (0.0, 2.0, 4.0, 8.0)
+    tied = replace(base, handover='rtc', rtc_mode='guided')
+    return (
+        *grid(base, handover=('switch', 'blend', 'ensemble'), delay_steps=delays),
+        *grid(tied, rtc_mode=('guided', 'jacobian', 'hard_prefix'), delay_steps=delays),
+    )
+
+
+def _bounds(exact: Condition) -> tuple[Condition, ...]:
+    return (
+        exact,
+        *grid(exact, cache_max_image_change=(2.0, 4.0, 8.0), cache_max_state_bins=(32,)),
+        replace(exact, cache_max_image_change=8.0, cache_max_state_bins=8),
+    )
+
+
+_STUDIES = (
+    Study(
+        'success',
+        'Does the shipped policy do its task?',
+        'The touch families on unseen scenes with still blocks, default settings; in the plain '
+        'wording, and in wordings that training never saw.',
+        grid(BASE, wording=('plain', 'held_out')),
+        x='wording',
+        episodes=200,
+        reference=BASE,
+    ),
+    Study(
+        'push',
+        'And the harder family?',
+        'Push a block to the stripe at one side, with nothing in its way, within 12 s.',
+        grid(_PUSH, wording=('plain', 'held_out')),
+        x='wording',
+        episodes=100,
+        reference=_PUSH,
+    ),
+    Study(
+        'instruction',
+        'Does the instruction matter?',
+        'The same scenes and tasks; the robot is told its task, a task for another block (it '
+        'should touch that one), or the same sentence in every episode (it cannot know its task; '
+        'a third of the tasks is chance).',
+        grid(BASE, instructed=('task', 'other_block', 'fixed')),
+        x='instructed',
+        episodes=200,
+        reference=BASE,
+    ),
+    Study(
+        'replan',
+        'How many steps of a chunk should be executed?',
+        'Replan interval S from one step to the whole horizon on still blocks, without delay, each '
+        'chunk taken as it is (switch).',
+        grid(_BARE, replan_interval=_REPLAN_INTERVALS),
+        x='replan_interval',
+        episodes=60,
+        reference=_BARE,
+    ),
+    Study(
+        'replan_moving',
+        'How many steps, when the blocks move?',
+        'The same on blocks that travel 3 to 5 cm/s (belt speed 1) or 4 to 6.5 cm/s (1.3) and turn '
+        'back at the edges. The scripted expert, which knows where the blocks are, shows what the '
+        'loop alone costs.',
+        (
+            *grid(_BELT, belt_speed=_BELT_SPEEDS, replan_interval=_REPLAN_INTERVALS),
+            *grid(
+                replace(_BELT, chunk_source='expert'),
+                belt_speed=_BELT_SPEEDS,
+                replan_interval=(4, 8, 16, 32),
+            ),
+        ),
+        x='replan_interval',
+        episodes=100,
+        reference=_BELT,
+    ),
+    Study(
+        'families',
+        'Three families of policies on one executor',
+        'A small policy of each family, trained by train-demo, as they ship. Touch the red '
+        'block, which is all that ACT knows, since it reads no instruction; and for those that '
+        'read one, any block by colour or by place, in the plain wording.',
+        (
+            *grid(_ONE_TASK, policy_family=RECIPE_NAMES),
+            *grid(BASE, policy_family=_WITH_LANGUAGE),
+        ),
+        x='policy_family',
+        episodes=100,
+    ),
+    Study(
+        'families_replan',
+        'How many steps of a chunk, family by family?',
+        'Touch the red block at replan intervals S from one step to the whole horizon, still '
+        'blocks, no delay, each chunk taken as it is (switch).',
+        grid(
+            replace(_ONE_TASK, handover='switch', delay_steps=0.0),
+            policy_family=RECIPE_NAMES,
+            replan_interval=(1, 2, 4, 8, 16, 32),
+        ),
+        x='replan_interval',
+        episodes=50,
+    ),
+    Study(
+        'delay',
+        'What does inference time cost, and which hand-over bears it best?',
+        'Each chunk arrives so many steps (of 50 ms) after its observation, at S = 8 and a horizon '
+        'of 32, for each way of handing over. Under rtc the policy ties each chunk to the '
+        'committed plan in the way of rtc_mode; one that nothing tied is blended.',
+        _delays(BASE),
+        x='delay_steps',
+        episodes=60,
+    ),
+    Study(
+        'delay_moving',
+        'What does inference time cost when the blocks move?',
+        'The same on blocks that travel 3 to 5 cm/s, where what was seen so long ago is no longer '
+        'there.',
+        _delays(_MOVING),
+        x='delay_steps',
+        episodes=60,
+    ),
+    Study(
+        'guidance',
+        'What does guidance by the advantage tag change?',
+        'Guidance off (the conditioned prompt alone), and the guidance scale beta. The prompt '
+        'tagged negative, without guidance, shows what the tag itself does.',
+        (
+            *grid(BASE, beta=(None, 1.0, 1.25, 1.5, 2.0, 2.5, 3.5)),
+            replace(BASE, advantage='negative'),
+        ),
+        x='beta',
+        episodes=100,
+        reference=BASE,
+    ),
+    Study(
+        'guidance_rows',
+        'Prompt rows together or one after the other?',
+        'The guidance scale beta with both prompt rows in one run (fused) and one after the other '
+        '(serial), which differ in rounding alone.',
+        (BASE, *grid(BASE, cfg_mode=('fused', 'serial'), beta=(1.25, 1.5, 2.0, 2.5, 3.5))),
+        x='beta',
+        episodes=100,
+        reference=BASE,
+    ),
+    Study(
+        'cache',
+        'What may be reused of the last inference?',
+        'Nothing (off); what is equal (exact, the default): the same trajectories, bit for bit. '
+        'Bounded: image tokens and prefix at most so often in a row, whatever has changed since. '
+        'And a planted fault: a cache that ignores the pixels shows the policy the first images '
+        'of the episode throughout. Still blocks.',
+        _cache_conditions(BASE),
+        x='cache',
+        episodes=100,
+        reference=BASE,
+        same=((replace(BASE, cache='off'), BASE),),
+    ),
+    Study(
+        'cache_moving',
+        'What may be reused when the blocks move?',
+        'The same on blocks that travel 3 to 5 cm/s.',
+        _cache_conditions(_MOVING),
+        x='cache',
+        episodes=100,
+        reference=_MOVING,
+        same=((replace(_MOVING, cache='off'), _MOVING),),
+    ),
+    Study(
+        'cache_rates',
+        'What is found in the cache when cameras have different rates?',
+        'A new wrist image every third step of 50 ms, the front camera always of now, and a chunk '
+        'every second step: of three looks at the wrist camera one shows what the last one did. '
+        'Off, exact (the same trajectories, bit for bit) and the planted fault; still and moving '
+        'blocks; 5 denoise steps.',
+        grid(_RATES, variant=('still', 'moving'), cache=('off', 'exact', 'image_blind')),
+        x='cache',
+        episodes=50,
+        same=tuple(
+            (replace(_RATES, variant=variant, cache='off'), replace(_RATES, variant=variant))
+            for variant in ('still', 'moving')
+        ),
+    ),
+    Study(
+        'cache_bounds',
+        'How much may change for bounded reuse, and what does it save?',
+        'Limits on the change of an image (grey levels, mean over its pixels) and of the state '
+        '(bins in the prompt), at most 4 reuses in a row, a chunk every second step of 50 ms; '
+        'limits of 0 reuse what is equal. Still blocks, 5 denoise steps.',
+        _bounds(_BOUNDED),
+        x='cache_max_image_change',
+        episodes=50,
+        reference=_BOUNDED,
+    ),
+    Study(
+        'cache_bounds_moving',
+        'And when the blocks move?',
+        'The same on blocks that travel 3 to 5 cm/s.',
+        _bounds(_BOUNDED_MOVING),
+        x='cache_max_image_change',
+        episodes=50,
+        reference=_BOUNDED_MOVING,
+    ),
+    Study(
+        'denoise',
+        'How many denoise steps does a chunk need?',
+        'Euler steps from noise to chunk; the bundle recommends 10.',
+        grid(BASE, denoise_steps=(1, 2, 5, 10)),
+        x='denoise_steps',
+        episodes=100,
+        reference=replace(BASE, denoise_steps=10),
+    ),
+    Study(
+        'precision',
+        'Does a lower precision still do the task?',
+        'Large matrices in bfloat16 and float16, norms, softmax and the flow in float32, each '
+        'against float32 on the same scenes, on still and on moving blocks (3 to 5 cm/s). What is '
+        'found is written into the receipts of named bundles; precision auto leaves out what loses '
+        'success.',
+        grid(BASE, variant=('still', 'moving'), precision=('float32', 'bfloat16', 'float16')),
+        x='precision',
+        episodes=200,
+        reference={'precision': 'float32'},
+        judges=True,
+    ),
+    Study(
+        'eight_bits',
+        'Does the policy do its task in 8 bits?',
+        'PyTorch in 8-bit floating point (fp8, emulated on the CPU: the numbers of a GPU) and ONNX '
+        'files in 8-bit integers (int8), each against float32 on the same scenes and the same '
+        'backend, on still and on moving blocks (3 to 5 cm/s). What is found is written into the '
+        'receipts of named bundles, and decides whether precision auto may take 8 bits.',
+        (
+            *grid(BASE, variant=('still', 'moving'), precision=('float32', 'fp8')),
+            *grid(
+                replace(BASE, backend='onnxruntime'),
+                variant=('still', 'moving'),
+                precision=('float32', 'int8'),
+            ),
+        ),
+        x='precision',
+        episodes=200,
+        reference={'precision': 'float32'},
+        judges=True,
+    ),
+    Study(
+        'fp8_files',
+        'Does the policy do its task in ONNX files in fp8?',
+        'ONNX files in 8-bit floating point, for TensorRT (ONNX Runtime emulates them on a CPU), '
+        'against float32 on the same scenes and the same backend, on still and on moving blocks '
+        '(3 to 5 cm/s).',
+        grid(
+            replace(BASE, backend='onnxruntime'),
+            variant=('still', 'moving'),
+            precision=('float32', 'fp8'),
+        ),
+        x='precision',
+        episodes=200,
+        reference={'precision': 'float32'},
+    ),
+    Study(
+        'attention',
+        "Does the policy do its task with attention as ONNX's own operator?",
+        'ONNX files in float16, with scores in float32 and with attention fused in half '
+        '(export --attention), each against float32 on the same scenes and the same backend, on '
+        'still and on moving blocks (3 to 5 cm/s).',
+        grid(replace(BASE, backend='onnxruntime'), variant=('still', 'moving'))
+        + grid(
+            replace(BASE, backend='onnxruntime', precision='float16'),
+            variant=('still', 'moving'),
+            attention=('exact', 'fused'),
+        ),
+        x='attention',
+        episodes=200,
+        reference={'precision': 'float32', 'attention': 'exact'},
+    ),
+    Study(
+        'backend',
+        'Does the policy do the task on ONNX Runtime as well?',
+        'The same policy in PyTorch, in ONNX Runtime, and there with its matrices in float16.',
+        (
+            *grid(BASE, backend=('torch', 'onnxruntime')),
+            replace(BASE, backend='onnxruntime', precision='float16'),
+        ),
+        x='backend',
+        episodes=200,
+        reference=BASE,
+    ),
+    Study(
+        'cameras',
+        'What if a camera is missing?',
+        'The image of a camera is None throughout the episode: a masked camera, never seen in '
+        'training.',
+        grid(BASE, absent_cameras=((), ('front',), ('wrist',))),
+        x='absent_cameras',
+        episodes=100,
+        reference=BASE,
+    ),
+    Study(
+        'variants',
+        'How far does it carry beyond still blocks in the usual light?',
+        'Colour family: blocks on a belt, blocks shoved once, other light, displaced cameras.',
+        grid(
+            replace(BASE, families=('colour',)),
+            variant=('still', 'moving', 'pushed', 'lighting', 'camera_jitter'),
+        ),
+        x='variant',
+        episodes=100,
+        reference=replace(BASE, families=('colour',)),
+    ),
+)
+
+STUDIES = {study.name: study for study in _STUDIES}

@@ -1,0 +1,209 @@
+"""Condition of a closed-loop experiment: robot, task, policy and executor settings.
+
+A condition is plain data, so that it can be written down, hashed and sent to a process. To study
+something new, give it a field here, read the field where it acts (`chunk_sources` for the policy's
+side, `episode` for the executor's and the world's) and declare a study that varies it
+(`catalogue`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from typing import Any, Literal, get_args
+
+from vla_runtime.bundle.onnx_files import Attention
+from vla_runtime.execution.handover import HandoverMode
+from vla_runtime.execution.parameters import ExecutorParameters, Overrun
+from vla_runtime.family.listing import family_names
+from vla_runtime.inference.guidance import CfgMode
+from vla_runtime.inference.real_time_chunking import RtcMode
+from vla_runtime.types import Advantage
+from vla_tabletop.sim.scene import CAMERAS, COLOURS, VARIANTS, Colour, Variant
+from vla_tabletop.sim.tasks import FAMILIES, Family, Wording
+
+ChunkSourceName = Literal['policy', 'expert']
+Instructed = Literal['task', 'other_block', 'fixed']
+Precision = Literal['float32', 'bfloat16', 'float16', 'int8', 'fp8']
+Backend = Literal['torch', 'onnxruntime']
+# Precisions that one backend alone has.
+_BACKEND_OF: dict[str, Backend] = {'int8': 'onnxruntime'}
+Cache = Literal['off', 'exact', 'bounded', 'image_blind']
+
+TOUCH: tuple[Family, ...] = ('colour', 'position')
+# What a robot is given that changes nothing.
+_EXECUTOR = ExecutorParameters()
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One cell of a study; the executor's defaults are a robot's.
+
+    Attributes:
+        families: episode i is of family i modulo their number.
+        colours: colours of the blocks that tasks are about; fewer than all where a policy knows no
+            others.
+        policy_family: family of the bundle among those given to the study; empty if there is one.
+        variant: variant of the scene.
+        belt_speed: factor on the speed of moving blocks (1 is 3 to 5 cm/s).
+        wording: wording of the instruction; `held_out` are sentences that training never saw.
+        instructed: instruction of the robot: its `task`, a task of the same family for the
+            `other_block`, or the same `fixed` sentence in every episode. Success is always that of
+            the task.
+        absent_cameras: cameras whose image is None.
+        wrist_every: steps from one frame of the wrist camera to the next, at least 1; in between
+            the policy sees the last one. The front camera's frames are always of now.
+        chunk_source: the bundle's `policy`, or the scripted `expert`, which knows where the blocks
+            are and so gives the best that this loop allows.
+        backend: backend of the policy; for `onnxruntime` its files are exported once.
+        precision: precision of the policy's large matrices.
+        attention: form of attention in ONNX files.
+        denoise_steps: None is what the bundle recommends.
+        beta: guidance scale; None is guidance off.
+        cfg_mode: way in which the prompt rows of guidance are run.
+        advantage: tag of the (conditioned) prompt.
+        cache: rule of reuse from the last inference; `bounded` also for changed inputs, within the
+            limits below (of age there is none); `image_blind` is a fault, planted to see that it
+            shows: image tokens are found by everything but the pixels, so those of an episode's
+            first images are used throughout it.
+        cache_max_reuses: limit of reuses in a row, for `bounded`.
+        cache_max_image_change: likewise, grey levels; None is no limit.
+        cache_max_state_bins: likewise, bins of the state in the prompt; None is no limit.
+        replan_interval: S, steps.
+        delay_steps: time from the observation to the chunk's arrival, in steps of the policy; need
+            not be whole. The executor's estimate of it begins at the right number, as it would
+            after some chunks.
+        handover: way in which one chunk follows another; `rtc` needs an `rtc_mode`.
+        rtc_mode: way in which the policy ties a chunk to the committed plan. `rtc` blends a chunk
+            that nothing tied, as the executor node does.
+        overrun: motion after S steps when the next chunk is late.
+        max_overrun_steps: steps past S, for `continue`.
+    """
+
+    families: tuple[Family, ...] = TOUCH
+    colours: tuple[Colour, ...] = COLOURS
+    policy_family: str = ''
+    variant: Variant = 'still'
+    belt_speed: float = 1.0
+    wording: Wording = 'plain'
+    instructed: Instructed = 'task'
+    absent_cameras: tuple[str, ...] = ()
+    wrist_every: int = 1
+    chunk_source: ChunkSourceName = 'policy'
+    backend: Backend = 'torch'
+    precision: Precision = 'float32'
+    attention: Attention = 'exact'
+    denoise_steps: int | None = None
+    beta: float | None = None
+    cfg_mode: CfgMode = 'auto'
+    advantage: Advantage = 'positive'
+    cache: Cache = 'exact'
+    cache_max_reuses: int = 0
+    cache_max_image_change: float | None = None
+    cache_max_state_bins: int | None = None
+    replan_interval: int = _EXECUTOR.replan_interval
+    delay_steps: float = 1.0
+    handover: HandoverMode = _EXECUTOR.handover.mode
+    rtc_mode: RtcMode = 'off'
+    overrun: Overrun = _EXECUTOR.overrun
+    max_overrun_steps: int = _EXECUTOR.max_overrun_steps
+
+    def __post_init__(self) -> None:
+        _require_words('families', self.families, FAMILIES)
+        _require_words('colours', self.colours, COLOURS)
+        _require_words('policy_family', (self.policy_family,), ('', *family_names()))
+        _require_words('absent_cameras', self.absent_cameras, CAMERAS)
+        for name, words in (
+            ('variant', VARIANTS),
+            ('wording', get_args(Wording)),
+            ('instructed', get_args(Instructed)),
+            ('chunk_source', get_args(ChunkSourceName)),
+            ('backend', get_args(Backend)),
+            ('precision', get_args(Precision)),
+            ('attention', get_args(Attention)),
+            ('cfg_mode', get_args(CfgMode)),
+            ('advantage', get_args(Advantage)),
+            ('cache', get_args(Cache)),
+            ('handover', get_args(HandoverMode)),
+            ('rtc_mode', get_args(RtcMode)),
+        ):
+            _require_words(name, (getattr(self, name),), words)
+        if _BACKEND_OF.get(self.precision, self.backend) != self.backend:
+            raise ValueError(
+                f"condition: precision '{self.precision}' is of backend "
+                f"'{_BACKEND_OF[self.precision]}', not '{self.backend}'"
+            )
+        if self.attention != 'exact' and self.backend != 'onnxruntime':
+            raise ValueError(
+                f"condition: attention '{self.attention}' is of backend 'onnxruntime', "
+                f"not '{self.backend}'"
+            )
+        if not self.families:
+            raise ValueError('condition: families is empty; name at least one')
+        if set(self.colours) != set(COLOURS) and (not self.colours or 'position' in self.families):
+            raise ValueError(
+                'condition: colours leaves the position family without a task in some scenes; '
+                'choose the colour family, and at least one colour'
+            )
+        if set(self.absent_cameras) == set(CAMERAS):
+            raise ValueError('condition: absent_cameras leaves no camera; a policy needs one')
+        if not 0.0 <= self.delay_steps < 100.0:
+            raise ValueError(f'condition: delay_steps is {self.delay_steps}, expected 0 to 100')
+        if not self.belt_speed >= 0.0:
+            raise ValueError(f'condition: belt_speed is {self.belt_speed}, expected 0 or more')
+        if self.wrist_every < 1:
+            raise ValueError(f'condition: wrist_every is {self.wrist_every}, expected 1 or more')
+        if self.handover == 'rtc' and self.rtc_mode == 'off':
+            raise ValueError(
+                "condition: handover is 'rtc' and rtc_mode 'off', which is 'blend': name one"
+            )
+        self._check_cache()
+
+    def _check_cache(self) -> None:
+        if (self.cache == 'bounded') != (self.cache_max_reuses > 0):
+            raise ValueError(
+                f"condition: cache is '{self.cache}' and cache_max_reuses {self.cache_max_reuses}: "
+                'bounded reuse needs one of at least 1, and only that has one'
+            )
+        limits = (self.cache_max_image_change, self.cache_max_state_bins)
+        if self.cache != 'bounded' and limits != (None, None):
+            raise ValueError(
+                f"condition: cache is '{self.cache}', which has no cache_max_image_change or "
+                'cache_max_state_bins; only bounded has'
+            )
+
+
+def _require_words(field: str, found: Sequence[str], words: Sequence[str]) -> None:
+    for word in found:
+        if word not in words:
+            raise ValueError(f"condition: {field} has '{word}', expected one of {list(words)}")
+
+
+def grid(base: Condition, **axes: Sequence[Any]) -> tuple[Condition, ...]:
+    """Every combination of values of some fields, the last field running fastest.
+
+    Raises:
+        TypeError: a field that a condition does not have.
+    """
+    return tuple(
+        replace(base, **dict(zip(axes, values, strict=True))) for values in product(*axes.values())
+    )
+
+
+def varied_fields(conditions: Sequence[Condition]) -> tuple[str, ...]:
+    """Names of the fields in which the conditions differ, in the order of their declaration."""
+    return tuple(
+        field.name
+        for field in fields(Condition)
+        if len({getattr(condition, field.name) for condition in conditions}) > 1
+    )
+
+
+def value_text(name: str, value: Any) -> str:
+    """A field's value for a table or an axis."""
+    if value is None:
+        return {'beta': 'off', 'denoise_steps': 'default'}.get(name, 'no limit')
+    if isinstance(value, tuple):
+        return ' + '.join(value) or 'none'
+    return f'{value:g}' if isinstance(value, float) else str(value)

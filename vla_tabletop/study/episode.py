@@ -1,0 +1,314 @@
+"""One closed-loop episode on a simulated clock: world, chunk source, and the robots' executor.
+
+No DDS, no threads, no wall time: an inference takes as long as the condition says, whatever it
+took on this machine. A tick is the executor node's: measured state, chunks that have arrived, the
+command, then a request if the executor has one, answered from what the cameras see now.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from vla_runtime.execution.columns import Column
+from vla_runtime.execution.command import CommandKind, CommittedSetpoints
+from vla_runtime.execution.config import ExecutorConfig, Mode
+from vla_runtime.execution.executor import ChunkExecutor
+from vla_runtime.execution.handover import HandoverParameters
+from vla_runtime.execution.limits import ColumnLimits, make_limits
+from vla_runtime.execution.parameters import DelayParameters, ExecutorParameters
+from vla_runtime.types import ActionChunk, ChunkHeader, CommittedPlan, Observation
+from vla_tabletop.sim.closed_loop import observe
+from vla_tabletop.sim.expert import STEP_TIME_S
+from vla_tabletop.sim.scene import sample_scene
+from vla_tabletop.sim.tasks import Judge, Outcome, OutcomeName, sample_task
+from vla_tabletop.sim.world import Tabletop
+from vla_tabletop.study.cache_use import CacheUse
+from vla_tabletop.study.chunk_sources import ChunkSource
+from vla_tabletop.study.condition import Condition
+from vla_tabletop.study.instructed_task import instructed_task
+from vla_tabletop.study.slow_wrist import SlowWrist
+from vla_tabletop.study.smoothness import Jerk, jerk_of
+
+CONTROL_RATE_HZ = 100.0
+_PERIOD_NS = round(1e9 / CONTROL_RATE_HZ)
+_STEP_NS = round(STEP_TIME_S * 1e9)
+_TICKS_PER_STEP = _STEP_NS // _PERIOD_NS
+# Somewhere in 2023: stamps of zero mean 'no time' in ROS.
+_START_NS = 1_700_000_000_000_000_000
+
+# For a recorder: plan step of the observation, and the chunk that came of it.
+ChunkListener = Callable[[int, ActionChunk], None]
+
+
+@dataclass(frozen=True)
+class EpisodeResult:
+    """Result of an episode. Lengths in the policy's steps, jumps in rad and rad/s.
+
+    Attributes:
+        seed: seed of scene, task and noise.
+        family: family of the task.
+        outcome: `success`, `wrong_block` or `timeout`.
+        touched: the block that was touched or pushed over, None after a timeout.
+        meant: the block of the instruction that the robot was given.
+        steps: steps from the start to the end.
+        inferences: chunks made.
+        refused: chunks that the executor did not take.
+        delay_steps: mean delay of the chunks taken, the first aside; NaN without any.
+        starved_ticks: ticks (10 ms) on hold because a chunk was late.
+        position_jump: distance at seams between new chunk and old plan for the same step: mean of
+            the Euclidean norm over joints, over the seams at which the old plan was not at its end;
+            NaN without any.
+        velocity_jump: change at all seams of the mean velocity of a step, after hand-over;
+            likewise.
+        jerk: jerk of the commanded positions.
+        halted: reason why the executor had stopped at the end; empty when it had not.
+        trajectory: SHA-256 of all commanded positions, to the last bit, cut to 16 digits.
+        cache_use: record of what the prefix cache did.
+    """
+
+    seed: int
+    family: str
+    outcome: OutcomeName
+    touched: int | None
+    meant: int
+    steps: float
+    inferences: int
+    refused: int
+    delay_steps: float
+    starved_ticks: int
+    position_jump: float
+    velocity_jump: float
+    jerk: Jerk
+    halted: str
+    trajectory: str = ''
+    cache_use: CacheUse = field(default_factory=CacheUse)
+
+    @property
+    def success(self) -> bool:
+        return self.outcome == 'success'
+
+    @property
+    def obeyed(self) -> bool:
+        """True when the robot touched the block of its instruction."""
+        return self.touched == self.meant
+
+
+def run_episode(
+    world: Tabletop,
+    source: ChunkSource,
+    condition: Condition,
+    seed: int,
+    index: int = 0,
+    on_chunk: ChunkListener | None = None,
+) -> EpisodeResult:
+    """Run the episode that a seed stands for.
+
+    Args:
+        world: ticking at `CONTROL_RATE_HZ`; reset here.
+        source: makes the chunks.
+        condition: everything else.
+        seed: scene, task and noise are functions of it and the condition.
+        index: index of the family among the condition's.
+        on_chunk: called with every chunk.
+    """
+    scene = sample_scene(seed, condition.variant)
+    state = world.load(replace(scene, belt_m_s=scene.belt_m_s * condition.belt_speed))
+    family = condition.families[index % len(condition.families)]
+    rng = np.random.default_rng([seed, 100])
+    task = sample_task(rng, state.block_m, family, condition.wording, condition.colours)
+    instructed = instructed_task(condition.instructed, task, state.block_m, seed)
+    source.begin(condition, seed)
+    loop = _Loop(world, source, condition, instructed.instruction, on_chunk)
+    judge = Judge(task, world.sim_time_s)
+    outcome = None
+    while outcome is None:
+        loop.tick()
+        outcome = judge.judge(world.state())
+    return loop.result(seed, family, outcome, instructed.block)
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A chunk on its way to the executor."""
+
+    due_ns: int
+    stamp_ns: int
+    number: int
+    chunk: ActionChunk
+    tied: bool
+    request: int
+
+
+class _Loop:
+    """The world, the executor and the chunks between them."""
+
+    def __init__(
+        self,
+        world: Tabletop,
+        source: ChunkSource,
+        condition: Condition,
+        instruction: str,
+        on_chunk: ChunkListener | None,
+    ) -> None:
+        self._world, self._source, self._condition = world, source, condition
+        self._instruction, self._on_chunk = instruction, on_chunk
+        self._names = list(world.joint_names)
+        self._executor = _make_executor(world, condition)
+        # A tick before the last step of the delay ends: what arrives within a step can be joined
+        # where that step ends, which is how the executor counts.
+        self._delay_ns = max(round(condition.delay_steps * _STEP_NS) - _PERIOD_NS, 0)
+        self._now_ns = _START_NS
+        self._wrist: SlowWrist | None = None
+        if condition.wrist_every > 1 and source.needs_images:
+            self._wrist = SlowWrist(world, condition.wrist_every * _STEP_NS)
+        self._flights: list[_Flight] = []
+        self._number = 0
+        self._delays: list[int] = []
+        self._setpoints: list[np.ndarray] = []  # one a tick
+        self._takeovers: list[int] = []  # ticks
+        self._measure()
+        self._executor.tick(self._now_s, self._now_ns)
+        started = self._executor.start(self._now_s, self._now_ns)
+        if not started.started:
+            raise RuntimeError(f'the executor does not start: {started.text}')
+
+    @property
+    def _now_s(self) -> float:
+        return (self._now_ns - _START_NS) * 1e-9
+
+    def tick(self) -> None:
+        """One control period."""
+        executor, counters = self._executor, self._executor.counters
+        self._measure()
+        if self._wrist is not None:
+            self._wrist.tick(self._now_ns - _START_NS)
+        self._deliver()
+        taken_over = counters.taken_over
+        command = executor.tick(self._now_s, self._now_ns)
+        if counters.taken_over > taken_over:
+            self._takeovers.append(len(self._setpoints))
+        if command.kind is not CommandKind.IDLE:
+            self._setpoints.append(command.setpoints.copy())
+        plan = executor.poll_request(self._now_s, self._now_ns)
+        if plan is not None:
+            self._infer(plan)
+        self._world.step(self._setpoints[-1])
+        self._now_ns += _PERIOD_NS
+
+    def _measure(self) -> None:
+        positions = self._world.joint_positions.tolist()
+        self._executor.observe_state(self._names, positions, self._now_ns)
+
+    def _infer(self, plan: CommittedSetpoints) -> None:
+        """Answer a request with what is seen now; the chunk arrives after the delay."""
+        chunk, tied = self._source.chunk(self._world, self._observe(), self._plan_for_policy(plan))
+        if self._on_chunk is not None:
+            self._on_chunk(plan.first_step, chunk)
+        due_ns = self._now_ns + self._delay_ns
+        self._flights.append(_Flight(due_ns, self._now_ns, self._number, chunk, tied, plan.request))
+        self._number += 1
+        if not self._delay_ns:
+            self._deliver()
+
+    def _observe(self) -> Observation:
+        if not self._source.needs_images:
+            return Observation({}, self._world.joint_positions, self._instruction)
+        observation = observe(self._world, self._instruction)
+        if self._wrist is not None:
+            observation = self._wrist.put_into(observation)
+        absent = dict.fromkeys(self._condition.absent_cameras)
+        return replace(observation, images={**observation.images, **absent})
+
+    def _plan_for_policy(self, plan: CommittedSetpoints) -> CommittedPlan | None:
+        """The request as the policy conditions on it: row 0 is the step that is current now."""
+        rows = plan.rows[: self._source.horizon]
+        if not len(rows):
+            return None
+        columns = [plan.names.index(name) for name in self._source.action_names]
+        return CommittedPlan(rows[:, columns], min(plan.certain, len(rows)), len(rows))
+
+    def _deliver(self) -> None:
+        for flight in [flight for flight in self._flights if flight.due_ns <= self._now_ns]:
+            self._flights.remove(flight)
+            result = self._executor.submit_chunk(
+                flight.chunk,
+                ChunkHeader(
+                    flight.stamp_ns,
+                    self._executor.episode,
+                    flight.number,
+                    tied=flight.tied,
+                    request=flight.request,
+                ),
+                self._now_s,
+                self._now_ns,
+            )
+            if result.accepted and flight.number > 0:
+                self._delays.append(result.delay_steps)
+
+    def result(self, seed: int, family: str, outcome: Outcome, meant: int) -> EpisodeResult:
+        """Make the result of the episode."""
+        executor, counters = self._executor, self._executor.counters
+        # The first is where the robot sets out.
+        seams = list(executor.seams)[1:]
+        compared = [seam for seam in seams if not seam.from_hold]
+        status = executor.status()
+        return EpisodeResult(
+            seed=seed,
+            family=family,
+            outcome=outcome.name,
+            touched=outcome.block,
+            meant=meant,
+            steps=outcome.time_s / STEP_TIME_S,
+            inferences=self._number,
+            refused=sum(counters.refused.values()),
+            delay_steps=_mean([float(delay) for delay in self._delays]),
+            starved_ticks=counters.starved_ticks,
+            position_jump=_mean([float(np.linalg.norm(seam.position_jump)) for seam in compared]),
+            velocity_jump=_mean([float(np.linalg.norm(seam.velocity_jump)) for seam in seams]),
+            jerk=self._jerk(),
+            halted='' if status.mode is Mode.RUNNING else status.detail or status.reason.value,
+            trajectory=hashlib.sha256(np.array(self._setpoints).tobytes()).hexdigest()[:16],
+            cache_use=self._source.cache_use,
+        )
+
+    def _jerk(self) -> Jerk:
+        """Compute the jerk on the grid of steps, which begins with the first chunk."""
+        if not self._takeovers:
+            return Jerk(np.nan, np.nan, np.nan)
+        first = self._takeovers[0] % _TICKS_PER_STEP
+        rows = np.array(self._setpoints[first::_TICKS_PER_STEP])
+        places = [(tick - first) // _TICKS_PER_STEP for tick in self._takeovers]
+        return jerk_of(rows, STEP_TIME_S, places[1:], places[:1])
+
+
+def _make_executor(world: Tabletop, condition: Condition) -> ChunkExecutor:
+    limits = make_limits(
+        world.joint_names,
+        {
+            name: ColumnLimits(lower=float(lower), upper=float(upper))
+            for name, lower, upper in zip(
+                world.joint_names, world.lower_rad, world.upper_rad, strict=True
+            )
+        },
+    )
+    whole_steps = -int(-condition.delay_steps // 1)
+    return ChunkExecutor(
+        ExecutorConfig(tuple(Column(name) for name in world.joint_names), limits, clamp_latch=0),
+        ExecutorParameters(
+            replan_interval=condition.replan_interval,
+            overrun=condition.overrun,
+            max_overrun_steps=condition.max_overrun_steps,
+            handover=HandoverParameters(mode=condition.handover),
+            delay=DelayParameters(floor_steps=whole_steps, ceiling_steps=max(whole_steps, 20)),
+            max_observation_age_s=60.0,
+            request_timeout_s=60.0,
+        ),
+    )
+
+
+def _mean(values: list[float]) -> float:
+    return float(np.mean(values)) if values else float('nan')

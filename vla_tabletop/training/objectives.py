@@ -1,0 +1,204 @@
+"""Objectives of a tabletop policy's three training stages, the same for every family.
+
+1. `SeeObjective`: the vision network alone says in which patch, and where in it, each colour lies.
+2. `GroundObjective`: the prefix alone points at the *named* block. Image tokens say which of them
+   shows it; the token that has seen all says where it is, reads the state back, and foretells where
+   the arm will be at the chunk's end.
+3. The expert's chunks, with the second stage's loss beside it: `FlowObjective` for heads that
+   denoise, `ChunkObjective` for those that make a chunk in one pass.
+
+Without the first two, flow matching alone stays at chance about which block is meant for as long
+as was tried; and without the pointing, so does the second (1200 steps), since the last token must
+find word and block in one go. Pointing is learned within 200 steps. The heads here are thrown away
+after training.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vla_runtime.families.flow_network import FlowNetwork, SinglePassNetwork
+from vla_runtime.family.declaration import Family
+from vla_tabletop.training.recipes.recipe import Prefix
+from vla_tabletop.training.samples import IMAGE_SIZE, PATCH_SIZE
+
+# The image is 64x48 in a 64x64 square: half its height, in which `project` counts, is 24 pixels.
+HALF_HEIGHT_PX = 24.0
+GROUND_WEIGHT = 0.2
+
+
+class SeeObjective(nn.Module):
+    """First stage: find the patch of each block's centre, and its offset from the middle."""
+
+    def __init__(self, width: int, colours: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(width, colours * 3)
+
+    def forward(
+        self, network: FlowNetwork, pixels: Tensor, pixel: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss and what to report.
+
+        Args:
+            pixels: (B, V, 3, S, S).
+            pixel: (B, V, C, 2) centres as `Tabletop.project` gives them; NaN behind the camera.
+        """
+        images = pixels.flatten(0, 1)
+        out = self.head(network.vision(images)).unflatten(-1, (-1, 3))  # (n, N, C, 3)
+        patch, offset, seen = locate(pixel.flatten(0, 1))
+        patch = patch[seen]
+        logits = out[..., 0].transpose(1, 2)[seen]  # (seen, N)
+        offsets = out[..., 1:].transpose(1, 2)[seen]  # (seen, N, 2)
+        chosen = offsets[torch.arange(len(patch)), patch]
+        wanted = offset[seen]
+        loss = F.cross_entropy(logits, patch) + 4.0 * F.l1_loss(chosen, wanted)
+        hits = (logits.argmax(-1) == patch).float().mean()
+        error_px = (chosen - wanted).norm(dim=-1).mean() * PATCH_SIZE
+        return loss, {'patch_accuracy': hits, 'offset_px': error_px}
+
+
+class GroundObjective(nn.Module):
+    """The named block, in the images and on the table; the state, and the chunk's end."""
+
+    def __init__(self, width: int, state_dim: int, action_dim: int) -> None:
+        super().__init__()
+        self.point = nn.Linear(width, 1)
+        self.place = _head(width, 2)
+        self.state = _head(width, state_dim)
+        self.end = _head(width, action_dim)
+
+    def forward(
+        self,
+        prefix: Prefix,
+        pixel: Tensor,
+        place: Tensor,
+        state: Tensor,
+        end: Tensor,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss and what to report.
+
+        Args:
+            prefix: prefix of the recipe.
+            pixel: (B, V, 2) the named block's centre as `Tabletop.project` gives it.
+            place: (B, 2) the same in decimetres; state: (B, S) normalised.
+            end: (B, A) the chunk's last action, normalised.
+        """
+        patch, _, seen = locate(pixel.flatten(0, 1))
+        last = prefix.last
+        pointed = self.point(prefix.images).flatten(0, 1).squeeze(-1)[seen]
+        point_loss = F.cross_entropy(pointed, patch[seen])
+        found = self.place(last)
+        place_loss = F.smooth_l1_loss(found, place, beta=0.1)
+        state_loss = F.smooth_l1_loss(self.state(last), state.clamp(-1.1, 1.1), beta=0.1)
+        end_loss = F.smooth_l1_loss(self.end(last), end, beta=0.1)
+        error_cm = (found - place).norm(dim=-1).mean() * 10.0
+        return point_loss + place_loss + state_loss + end_loss, {
+            'pointed': (pointed.argmax(-1) == patch[seen]).float().mean(),
+            'place_cm': error_cm,
+            'state': state_loss,
+            'end': end_loss,
+        }
+
+
+class FlowObjective(nn.Module):
+    """Flow matching (arXiv 2410.24164); several draws of noise and time share one prefix.
+
+    t is 1 at the noise and 0 at the actions, and the velocity leads from the actions to the noise,
+    as in openpi and LeRobot.
+
+    Args:
+        draws: (noise, time) pairs a prefix.
+        step_weight: (H,) weight of each step's squared error, of mean 1.
+    """
+
+    step_weight: Tensor
+
+    def __init__(self, draws: int, step_weight: Tensor) -> None:
+        super().__init__()
+        self.draws = draws
+        self.register_buffer('step_weight', step_weight[:, None], persistent=False)
+
+    def forward(
+        self,
+        network: FlowNetwork,
+        prefix: Prefix,
+        actions: Tensor,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Weighted mean squared error of the velocity.
+
+        Args:
+            actions: (B, H, A) normalised.
+        """
+        draws = self.draws
+        actions = actions.repeat_interleave(draws, dim=0)
+        noise = torch.randn(actions.shape, generator=generator).to(actions)
+        # Beta(1.5, 1) by its inverse distribution, leaning to the noisy end; never quite 0.
+        uniform = torch.rand(len(actions), generator=generator)
+        times = (uniform ** (1 / 1.5) * 0.999 + 0.001).to(actions)
+        t = times[:, None, None]
+        velocity = network.velocity(
+            t * noise + (1 - t) * actions, prefix.past, network.time_conditioning(times)
+        )
+        return (self.step_weight * (velocity - (noise - actions)).square()).mean()
+
+
+class ChunkObjective(nn.Module):
+    """L1 of a chunk made in one pass (arXiv 2304.13705, without the variational encoder).
+
+    Args:
+        step_weight: (H,) weight of each step's error, of mean 1.
+    """
+
+    step_weight: Tensor
+
+    def __init__(self, step_weight: Tensor) -> None:
+        super().__init__()
+        self.register_buffer('step_weight', step_weight[:, None], persistent=False)
+
+    def forward(
+        self,
+        network: SinglePassNetwork,
+        prefix: Prefix,
+        actions: Tensor,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Weighted mean absolute error; nothing is drawn.
+
+        Args:
+            actions: (B, H, A) normalised.
+        """
+        return (self.step_weight * (network.actions(prefix.past) - actions).abs()).mean()
+
+
+def chunk_objective(family: Family, draws: int, step_weight: Tensor) -> nn.Module:
+    """Return the third stage's objective for a family's kind of head."""
+    if family.head == 'flow':
+        return FlowObjective(draws, step_weight)
+    return ChunkObjective(step_weight)
+
+
+def locate(pixel: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the patch that a point falls into.
+
+    Args:
+        pixel: (..., 2) as `Tabletop.project` gives it; NaN behind the camera.
+
+    Returns:
+        patch (...) int, offset (..., 2) from the patch's middle in patches, and seen (...) bool,
+        False outside the image (the square's black bars show nothing).
+    """
+    place = IMAGE_SIZE / 2 + HALF_HEIGHT_PX * pixel
+    across = (place[..., 0] >= 0) & (place[..., 0] < IMAGE_SIZE)
+    bar = IMAGE_SIZE / 2 - HALF_HEIGHT_PX
+    down = (place[..., 1] >= bar) & (place[..., 1] < IMAGE_SIZE - bar)
+    cell = place.nan_to_num() / PATCH_SIZE
+    side = IMAGE_SIZE // PATCH_SIZE
+    column, row = cell.long().clamp(0, side - 1).unbind(-1)
+    return row * side + column, cell - cell.floor() - 0.5, across & down
+
+
+def _head(width: int, out: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, out))

@@ -1,0 +1,271 @@
+"""Training samples from recorded frames.
+
+Images, prompts, states and actions go through the very functions that serve the policy
+(`processing/`), so training and deployment cannot drift apart: a 64x48 frame is, bit for bit, what
+the `bilinear` resampler makes of the robot's 320x240 image of the same scene.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vla_runtime.family.listing import find_family
+from vla_runtime.processing.images import to_pixels
+from vla_runtime.processing.normalization import Normalizer
+from vla_runtime.processing.prompt_layout import PromptLayout
+from vla_runtime.processing.prompts import PromptFormat, build_prompt
+from vla_runtime.processing.tokenizer import Tokenizer
+from vla_runtime.types import Advantage
+from vla_tabletop.sim.scene import CAMERAS, COLOURS, Colour
+from vla_tabletop.sim.tasks import SIDES, Family, wordings
+from vla_tabletop.sim.world import JOINT_NAMES
+from vla_tabletop.training.dataset import GOALS, Dataset
+from vla_tabletop.training.vocabulary import PROMPT_LENGTH
+
+IMAGE_SIZE = 64
+# Edge of the square of pixels that one image token stands for.
+PATCH_SIZE = 16
+# Arm joints relative to the measured state at the chunk's start, the gripper absolute.
+DELTA = np.array([True, True, True, True, True, False])
+ADVANTAGE_DROP = 0.3
+
+# The gripper rests closed in almost every frame: its quantiles would be a point and blow up the few
+# frames where it is open. It is scaled by its range instead.
+_GRIPPER_RANGE_RAD = (0.0, 0.8)
+# Steps that hardly vary would otherwise weigh without bounds.
+_SMALLEST_SPREAD = 0.1
+_BLOCK_SCALE_M = np.array([0.1, 0.1])
+_BLOCK_CENTRE_M = np.array([0.27, 0.0])
+
+
+@dataclass(frozen=True)
+class TaskMix:
+    """Tasks that a policy is taught.
+
+    Attributes:
+        share: share of each family of tasks.
+        colours: colours of the blocks that the `colour` family names.
+    """
+
+    share: Mapping[Family, float]
+    colours: tuple[Colour, ...] = COLOURS
+
+
+@dataclass(frozen=True)
+class Prompting:
+    """A policy's prompts.
+
+    Attributes:
+        layout: layout of its template.
+        form: form of the prompts, as policy.yaml has it.
+        tokenizer: tokenizer of the policy.
+        length: tokens of a padded prompt.
+    """
+
+    layout: PromptLayout
+    form: PromptFormat
+    tokenizer: Tokenizer
+    length: int = PROMPT_LENGTH
+
+    @classmethod
+    def of(cls, family: str, form: PromptFormat, vocabulary: Path) -> Prompting:
+        """Prompts of a family in the vocabulary of a `.model` file."""
+        layout = find_family(family).templates[form.template]
+        return cls(layout, form, Tokenizer.load(vocabulary, bos=layout.bos))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Batch of one training step.
+
+    Attributes:
+        pixels: (B, 2, 3, 64, 64) float32 in [-1, 1].
+        tokens: (B, L) int64 and token_mask (B, L) bool, cut to the longest prompt of the batch; L
+            is 0 for a policy without language.
+        actions: (B, H, 6) float32 normalised.
+        state: (B, 6) float32 normalised.
+        pixel: (B, 2, 2) float32, the named block's centre in each image, as `Tabletop.project`.
+        place: (B, 2) float32, the named block's x and y in decimetres from the table's middle.
+        goal: (B,) index into `GOALS`.
+        frame: (B,) index into the data set.
+    """
+
+    pixels: np.ndarray
+    tokens: np.ndarray
+    token_mask: np.ndarray
+    actions: np.ndarray
+    state: np.ndarray
+    pixel: np.ndarray
+    place: np.ndarray
+    goal: np.ndarray
+    frame: np.ndarray
+
+
+class Samples:
+    """Training batches from a data set; holds the statistics that the policy ships with.
+
+    Args:
+        data: the recorded frames.
+        tasks: tasks that are taught.
+        prompting: prompts of the policy; None for one without language.
+        statistics: `state.q01` and so on; computed from the data when None.
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        tasks: TaskMix,
+        prompting: Prompting | None,
+        statistics: dict[str, np.ndarray] | None = None,
+    ) -> None:
+        self.data, self._tasks, self._prompting = data, tasks, prompting
+        self.statistics = statistics or compute_statistics(data)
+        self.state_normalizer = self._normalizer('state')
+        self.action_normalizer = self._normalizer('actions')
+        self._state = self.state_normalizer.normalise(data.state)
+
+    def pixels(self, frames: np.ndarray) -> np.ndarray:
+        """(B, 2, 3, 64, 64) float32 of these frames."""
+        out = np.empty((len(frames), len(CAMERAS), 3, IMAGE_SIZE, IMAGE_SIZE), dtype=np.float32)
+        for row, frame in enumerate(frames):
+            for camera in range(len(CAMERAS)):
+                image = self.data.images[frame, camera]
+                to_pixels(
+                    image, IMAGE_SIZE, padding='centre', resample='bilinear', out=out[row, camera]
+                )
+        return out
+
+    def batch(self, frames: np.ndarray, rng: np.random.Generator) -> Batch:
+        """Draw an instruction for every frame, whatever was followed when it was recorded."""
+        data, goals, encoded = self.data, np.empty(len(frames), dtype=np.int64), []
+        for row, frame in enumerate(frames):
+            goals[row], instruction = draw_instruction(rng, data.block_m[frame], self._tasks)
+            encoded.append(self._encode(frame, instruction, rng))
+        mask = np.stack([mask for _, mask in encoded])
+        longest = int(mask.sum(axis=1).max())
+        named = np.array([GOALS[goal].block for goal in goals])
+        place = (data.block_m[frames, named, :2] - _BLOCK_CENTRE_M) / _BLOCK_SCALE_M
+        return Batch(
+            pixels=self.pixels(frames),
+            tokens=np.stack([tokens for tokens, _ in encoded])[:, :longest],
+            token_mask=mask[:, :longest],
+            actions=self.action_normalizer.normalise(
+                relative(data.chunks[frames, goals], data.state[frames])
+            ),
+            state=self._state[frames],
+            pixel=data.pixel[frames, :, named],
+            place=place.astype(np.float32),
+            goal=goals,
+            frame=frames,
+        )
+
+    def _encode(
+        self, frame: int, instruction: str, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and mask of a frame's prompt, (L,) each; a share of them has no advantage tag."""
+        if self._prompting is None:
+            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool)
+        advantage: Advantage | None = None
+        if rng.uniform() >= ADVANTAGE_DROP:
+            positive = self.data.positive[self.data.episode[frame]]
+            advantage = 'positive' if positive else 'negative'
+        prompting = self._prompting
+        prompt = build_prompt(
+            prompting.layout, prompting.form, instruction, self._state[frame], advantage
+        )
+        return prompting.tokenizer.encode(prompt, prompting.length)
+
+    def teaches(self) -> np.ndarray:
+        """Return which frames to train on, (F,) bool.
+
+        All of them where a tag tells good from poor; without a prompt only the better half.
+        """
+        if self._prompting is not None:
+            return np.ones(len(self.data.state), dtype=bool)
+        return self.data.positive[self.data.episode]
+
+    def step_weight(self) -> np.ndarray:
+        """Return the weight of each step of a chunk in the loss, (H,) float32 of mean 1.
+
+        A chunk's first actions stay near the state and vary little, so unweighted they hardly
+        count; but they are all that a short replan interval ever executes, and an error of half a
+        step's motion there stalls the arm. Each step counts by the inverse of its spread.
+        """
+        frames = np.linspace(0, len(self.data.state) - 1, 512).astype(np.int64)
+        chunks = self.data.chunks[frames]  # (n, goals, H, 6)
+        goals = chunks.shape[1]
+        actions = relative(
+            chunks.reshape(-1, *chunks.shape[2:]), np.repeat(self.data.state[frames], goals, axis=0)
+        )
+        spread = self.action_normalizer.normalise(actions)[..., DELTA].std(axis=0).mean(axis=1)
+        weight = 1.0 / np.maximum(spread, _SMALLEST_SPREAD)
+        return (weight / weight.mean()).astype(np.float32)
+
+    def _normalizer(self, what: str) -> Normalizer:
+        statistics = {name: self.statistics[f'{what}.{name}'] for name in ('q01', 'q99')}
+        return Normalizer('quantiles_openpi', statistics, JOINT_NAMES)
+
+
+def relative(chunks: np.ndarray, state: np.ndarray) -> np.ndarray:
+    """Setpoints (B, H, 6) relative to states (B, 6) where `DELTA` says so."""
+    return chunks - np.where(DELTA, state, 0.0)[:, None].astype(chunks.dtype)
+
+
+def absolute(actions: np.ndarray, state: np.ndarray) -> np.ndarray:
+    """The inverse of `relative`."""
+    return actions + np.where(DELTA, state, 0.0)[:, None].astype(actions.dtype)
+
+
+def compute_statistics(data: Dataset) -> dict[str, np.ndarray]:
+    """1% and 99% quantiles of states and of relative actions over all goals, (6,) float64."""
+    actions = data.chunks - np.where(DELTA, data.state, 0.0)[:, None, None].astype(np.float32)
+    flat = {'state': data.state, 'actions': actions.reshape(-1, actions.shape[-1])}
+    statistics = {}
+    for what, values in flat.items():
+        low, high = np.quantile(values.astype(np.float64), [0.01, 0.99], axis=0)
+        low[-1], high[-1] = _GRIPPER_RANGE_RAD
+        statistics[f'{what}.q01'], statistics[f'{what}.q99'] = low, high
+    return statistics
+
+
+def draw_instruction(
+    rng: np.random.Generator, block_m: np.ndarray, tasks: TaskMix
+) -> tuple[int, str]:
+    """A goal (index into `GOALS`) and one of its training wordings for blocks as they lie."""
+    family = rng.choice(list(tasks.share), p=list(tasks.share.values()))
+    if family == 'position':
+        word = SIDES[rng.integers(2)]
+        order = np.argsort(block_m[:, 1])
+        goal = int(order[0] if word == 'left' else order[-1])
+        choices = wordings('position', word)
+    elif family == 'colour':
+        goal = COLOURS.index(tasks.colours[rng.integers(len(tasks.colours))])
+        choices = wordings('colour', COLOURS[goal])
+    else:
+        goal = int(rng.integers(len(COLOURS), len(GOALS)))
+        choices = wordings('push', COLOURS[GOALS[goal].block], GOALS[goal].side)
+    return goal, choices[rng.integers(len(choices))]
+
+
+def frame_batches(
+    frames: np.ndarray, batch: int, seed: int, start_step: int = 0
+) -> Iterator[np.ndarray]:
+    """Endless batches, each frame once an epoch; batch k is the same wherever one starts."""
+    per_epoch = len(frames) // batch
+    if per_epoch == 0:
+        raise ValueError(
+            f'{len(frames)} frames do not fill one batch of {batch}; record more with --episodes, '
+            'in another folder with --work'
+        )
+    step = start_step
+    while True:
+        epoch = step // per_epoch
+        order = np.random.default_rng([seed, epoch]).permutation(frames)
+        while step // per_epoch == epoch:
+            first = (step % per_epoch) * batch
+            yield order[first : first + batch]
+            step += 1

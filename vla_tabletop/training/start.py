@@ -1,0 +1,68 @@
+"""Trained bundle that training goes on from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.schema import VERIFICATION_FILE, WEIGHTS_FILE
+from vla_runtime.family.declaration import language_dims
+from vla_runtime.files.json_file import read_json
+
+if TYPE_CHECKING:
+    from vla_tabletop.training.recipes.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Start:
+    """A trained bundle that training goes on from.
+
+    Attributes:
+        weights: file of the tensors.
+        sha256: SHA-256 of that file.
+        tokenizer: file of the vocabulary; None without language.
+        statistics: `state.q01` and so on; the network's numbers are scaled by these.
+        made: facts of the bundle's training, as its receipt says.
+    """
+
+    weights: Path
+    sha256: str
+    tokenizer: Path | None
+    statistics: dict[str, np.ndarray]
+    made: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path, recipe: Recipe) -> Start:
+        """Read and check a bundle that `train-demo` made.
+
+        Raises:
+            ValueError: the bundle is broken, or its network is not the recipe's.
+        """
+        bundle = read_bundle(folder)
+        dims = bundle.spec.dims
+        has_language = recipe.family.has_language
+        if bundle.spec.family != recipe.name or dims != recipe.dims(
+            language_dims(dims).vocabulary if has_language else 0
+        ):
+            raise ValueError(
+                f'--from {folder}: family and dimensions in policy.yaml are not those of the '
+                f"{recipe.name} recipe's network; name a bundle that train-demo made, and its "
+                '--family'
+            )
+        return cls(
+            bundle.weights_path,
+            bundle.spec.files[WEIGHTS_FILE],
+            bundle.tokenizer_path if has_language else None,
+            dict(bundle.statistics),
+            _made(bundle.folder / VERIFICATION_FILE),
+        )
+
+
+def _made(receipt: Path) -> dict[str, Any]:
+    if not receipt.exists():
+        return {}
+    return dict(read_json(receipt).mapping('made', optional=True).values)

@@ -1,0 +1,302 @@
+"""Train a tabletop policy: three stages on one network, resumable, the same for the same plan.
+
+Batches, instructions and noise are functions of (seed, stage, step), so a run that was cut off and
+resumed takes the very steps that it would have taken. A checkpoint is written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from vla_runtime.families.flow_network import FlowNetwork, build_network
+from vla_runtime.files.atomic_write import atomic_write
+from vla_tabletop.sim.scene import COLOURS
+from vla_tabletop.sim.world import JOINT_NAMES
+from vla_tabletop.training.objectives import (
+    GROUND_WEIGHT,
+    GroundObjective,
+    SeeObjective,
+    chunk_objective,
+)
+from vla_tabletop.training.recipes import DEMO_FAMILY, find_recipe
+from vla_tabletop.training.recipes.recipe import STAGES, WIDTH, Prefix, Recipe
+from vla_tabletop.training.samples import Batch, Samples, absolute, frame_batches
+from vla_tabletop.training.start import Start
+
+_HELD_OUT_SHARE = 0.04
+_CHECK_EVERY = 250
+_CHECK_FRAMES = 128
+_CHECKPOINT_EVERY = 250
+_LOG_EVERY = 10
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Settings of a training; with the data set they fix the result on one machine.
+
+    Attributes:
+        family: family of the policy; has a recipe.
+        seed: seed of weights, batches and noise.
+        see_steps, ground_steps, act_steps: optimiser steps of the three stages.
+        batch: frames a step.
+        draws: (noise, time) pairs that share one prefix in the third stage.
+        learning_rate: peak; 100 steps up, then a cosine to a hundredth.
+        average: memory of the exponential moving average that is shipped.
+        start: SHA-256 of the weights that training goes on from; empty for none. With them the
+            second stage teaches only the heads, which no bundle holds.
+    """
+
+    family: str = DEMO_FAMILY
+    seed: int = 0
+    see_steps: int = 500
+    ground_steps: int = 1200
+    act_steps: int = 4000
+    batch: int = 64
+    draws: int = 4
+    learning_rate: float = 1e-3
+    average: float = 0.999
+    start: str = ''
+
+    def steps(self, stage: str) -> int:
+        return int(getattr(self, f'{stage}_steps'))
+
+
+class Learner(nn.Module):
+    """The network and the heads that only training needs."""
+
+    def __init__(
+        self, recipe: Recipe, vocabulary: int, draws: int, step_weight: np.ndarray
+    ) -> None:
+        super().__init__()
+        dims = recipe.dims(vocabulary)
+        self.network = build_network(recipe.name, dims)
+        self.see = SeeObjective(WIDTH, len(COLOURS))
+        self.ground = GroundObjective(WIDTH, len(JOINT_NAMES), dims.action_dim)
+        self.act = chunk_objective(recipe.family, draws, torch.from_numpy(step_weight))
+
+
+class Training:
+    """One run, from its checkpoint if there is one.
+
+    Args:
+        plan: settings of the training.
+        samples: batches and statistics.
+        number_tokens: token ids of the state bins, in order; empty without language.
+        vocabulary: size of the text table; 0 without language.
+        folder: folder of `checkpoint.pt`.
+        device: `cpu` or `cuda`.
+        start: origin of the weights, None to train from scratch; `plan.start` names it.
+
+    Raises:
+        ValueError: the checkpoint there belongs to another plan.
+    """
+
+    def __init__(
+        self,
+        plan: TrainingSettings,
+        samples: Samples,
+        number_tokens: np.ndarray,
+        vocabulary: int,
+        folder: Path,
+        device: str = 'cpu',
+        start: Start | None = None,
+    ) -> None:
+        self.plan, self.samples, self.device = plan, samples, torch.device(device)
+        self.recipe = find_recipe(plan.family)
+        self._path = folder / 'checkpoint.pt'
+        torch.manual_seed(plan.seed)
+        self.learner = Learner(self.recipe, vocabulary, plan.draws, samples.step_weight())
+        if start is None:
+            generator = torch.Generator().manual_seed(plan.seed)
+            self.recipe.initialise(self.learner.network, number_tokens, generator)
+        else:
+            self.learner.network.load_state_dict(load_file(start.weights))
+        self.learner.to(self.device)
+        self.average = copy.deepcopy(self.learner.network)
+        self.history: list[dict[str, Any]] = []
+        self._stage, self._step = 0, 0
+        self._optimizer = self._new_optimizer()
+        held_out = int(samples.data.episode.max() * (1 - _HELD_OUT_SHARE))
+        self._train_frames = np.flatnonzero((samples.data.episode <= held_out) & samples.teaches())
+        self._check_frames = np.flatnonzero(samples.data.episode > held_out)
+        if self._path.exists():
+            self._load()
+
+    def run(self, progress: bool = True) -> None:
+        """Go through the stages that are left; safe to interrupt."""
+        while self._stage < len(STAGES):
+            stage = STAGES[self._stage]
+            self._run_stage(stage, progress)
+            self._stage, self._step = self._stage + 1, 0
+            self._optimizer = self._new_optimizer()
+            if self._stage < len(STAGES) and STAGES[self._stage] == 'act':
+                self.average.load_state_dict(self.learner.network.state_dict())
+            self._save()
+
+    def _run_stage(self, stage: str, progress: bool) -> None:
+        total = self.plan.steps(stage)
+        seed = self.plan.seed * len(STAGES) + self._stage
+        batches = frame_batches(self._train_frames, self.plan.batch, seed, self._step)
+        bar = tqdm(total=total, initial=self._step, desc=stage, unit='step', disable=not progress)
+        with bar:
+            while self._step < total:
+                metrics = self._train_step(stage, next(batches))
+                self._step += 1
+                if self._step % _CHECK_EVERY == 0 or self._step == total:
+                    if stage == 'act':
+                        metrics |= self.check()
+                    self._log(stage, metrics)
+                    bar.write(
+                        f'{stage} {self._step}: '
+                        + ', '.join(f'{name} {value:.4f}' for name, value in metrics.items())
+                    )
+                elif self._step % _LOG_EVERY == 0:
+                    self._log(stage, metrics)
+                if self._step % _CHECKPOINT_EVERY == 0:
+                    self._save()
+                bar.set_postfix(loss=f'{metrics["loss"]:.4f}', refresh=False)
+                bar.update()
+
+    def _train_step(self, stage: str, frames: np.ndarray) -> Metrics:
+        key = [self.plan.seed, STAGES.index(stage), self._step]
+        rng = np.random.default_rng(key)
+        generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
+        rate = learning_rate(self.plan, self._step, self.plan.steps(stage))
+        for group in self._optimizer.param_groups:
+            group['lr'] = rate
+        loss, metrics = self._loss(stage, frames, rng, generator)
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.learner.parameters(), 1.0)
+        self._optimizer.step()
+        if stage == 'act':
+            self._update_average()
+        return {'loss': loss.item(), **{name: value.item() for name, value in metrics.items()}}
+
+    def _loss(
+        self, stage: str, frames: np.ndarray, rng: np.random.Generator, generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        learner, samples = self.learner, self.samples
+        if stage == 'see':
+            pixel = samples.data.pixel[frames]
+            return learner.see(
+                learner.network, self._tensor(samples.pixels(frames)), self._tensor(pixel)
+            )
+        batch = samples.batch(frames, rng)
+        with torch.set_grad_enabled(stage == 'act' or not self.plan.start):
+            prefix = self._prefix(learner.network, batch)
+        actions = self._tensor(batch.actions)
+        ground, metrics = learner.ground(
+            prefix,
+            self._tensor(batch.pixel),
+            self._tensor(batch.place),
+            self._tensor(batch.state),
+            actions[:, -1],
+        )
+        if stage == 'ground':
+            return ground, metrics
+        chunk = learner.act(learner.network, prefix, actions, generator)
+        return chunk + GROUND_WEIGHT * ground, {'chunk': chunk.detach(), **metrics}
+
+    def _prefix(self, network: FlowNetwork, batch: Batch) -> Prefix:
+        names = self.recipe.family.prefix_inputs(network.dims)
+        rows = {name: self._tensor(getattr(batch, name)) for name in names}
+        return self.recipe.prefix(network, self._tensor(batch.pixels), rows)
+
+    @torch.no_grad()
+    def check(self) -> Metrics:
+        """Sample chunks for episodes never trained on, with the averaged weights.
+
+        Returns:
+            `end_rad`: RMS error of the arm's joints at the chunk's end; `right_block`: share of
+            touches whose chunk ends nearest to the end of the named block's own chunk.
+        """
+        rng = np.random.default_rng([self.plan.seed, 77])
+        count = min(_CHECK_FRAMES, len(self._check_frames))
+        frames = rng.choice(self._check_frames, size=count, replace=False)
+        batch = self.samples.batch(frames, rng)
+        network = self.average
+        prefix = self._prefix(network, batch)
+        generator = torch.Generator().manual_seed(self.plan.seed)
+        x = torch.randn(batch.actions.shape, generator=generator).to(self.device)
+        # A head of one pass is a flow of one step from zero, see `SinglePassNetwork`.
+        x *= self.recipe.family.head == 'flow'
+        times = torch.linspace(1.0, 0.0, self.recipe.denoise_steps + 1, device=self.device)
+        for t, following in pairwise(times):
+            conditioning = network.time_conditioning(t[None])
+            x = x + (following - t) * network.velocity(x, prefix.past, conditioning)
+        data = self.samples.data
+        actions = self.samples.action_normalizer.denormalise(x.cpu().numpy())
+        ends = absolute(actions, data.state[frames])[:, -1, :5]
+        wanted = data.chunks[frames, :, -1, :5]  # (B, goals, 5)
+        error = np.sqrt(np.square(ends - wanted[np.arange(count), batch.goal]).mean(axis=1))
+        touch = batch.goal < len(COLOURS)
+        distance = np.linalg.norm(ends[:, None] - wanted[:, : len(COLOURS)], axis=2)
+        right = distance[touch].argmin(axis=1) == batch.goal[touch]
+        return {'end_rad': float(error[touch].mean()), 'right_block': float(right.mean())}
+
+    @torch.no_grad()
+    def _update_average(self) -> None:
+        # A young average follows closely, or it would remember the stage's start.
+        memory = min(self.plan.average, (1 + self._step) / (10 + self._step))
+        pairs = zip(self.average.parameters(), self.learner.network.parameters(), strict=True)
+        for mean, value in pairs:
+            mean.lerp_(value, 1 - memory)
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    def _new_optimizer(self) -> torch.optim.Optimizer:
+        learned = (value for value in self.learner.parameters() if value.requires_grad)
+        return torch.optim.AdamW(learned, lr=self.plan.learning_rate, weight_decay=0.01)
+
+    def _log(self, stage: str, metrics: Metrics) -> None:
+        self.history.append({'stage': stage, 'step': self._step, **metrics})
+
+    def _save(self) -> None:
+        state = {
+            'plan': asdict(self.plan),
+            'stage': self._stage,
+            'step': self._step,
+            'learner': self.learner.state_dict(),
+            'average': self.average.state_dict(),
+            'optimizer': self._optimizer.state_dict(),
+            'history': self.history,
+        }
+        with atomic_write(self._path) as file:
+            torch.save(state, file)
+
+    def _load(self) -> None:
+        state = torch.load(self._path, map_location=self.device, weights_only=True)
+        if state['plan'] != asdict(self.plan):
+            raise ValueError(
+                f'{self._path}: is a run of {state["plan"]}, asked for {asdict(self.plan)}; give '
+                'the same arguments to go on with it, or another folder'
+            )
+        self.learner.load_state_dict(state['learner'])
+        self.average.load_state_dict(state['average'])
+        self._optimizer.load_state_dict(state['optimizer'])
+        self.history = state['history']
+        self._stage, self._step = state['stage'], state['step']
+
+
+def learning_rate(plan: TrainingSettings, step: int, total: int, warm_up: int = 100) -> float:
+    """Linear warm-up, then a cosine down to a hundredth of the peak."""
+    warm_up = min(warm_up, max(total // 5, 1))
+    if step < warm_up:
+        return plan.learning_rate * (step + 1) / warm_up
+    done = (step - warm_up) / max(total - warm_up, 1)
+    return plan.learning_rate * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done)))

@@ -1,0 +1,81 @@
+"""The demo policy's own sentencepiece vocabulary, in PaliGemma's layout.
+
+Every number that a state bin can be is one token, so a prompt has the same length wherever the arm
+is, and the network reads a joint from one embedding. Bytes cover whatever else a person types.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_runtime.family.listing import find_family
+from vla_runtime.files.atomic_write import write_bytes
+from vla_runtime.processing.prompts import PromptFormat, build_prompt
+from vla_runtime.processing.tokenizer import Tokenizer
+from vla_tabletop.sim.tasks import all_instructions
+from vla_tabletop.training.recipes import DEMO_FAMILY
+
+STATE_BINS = range(-1, 256)
+PROMPT_FORMAT = PromptFormat('pi05_state', 'openpi', 'before_action')
+PROMPT_LAYOUT = find_family(DEMO_FAMILY).templates[PROMPT_FORMAT.template]
+PROMPT_LENGTH = 40
+
+_SIZE = 704
+_SPECIAL: dict[str, Any] = {
+    'pad_id': 0,
+    'eos_id': 1,
+    'bos_id': 2,
+    'unk_id': 3,
+    'pad_piece': '<pad>',
+    'eos_piece': '<eos>',
+    'bos_piece': '<bos>',
+    'unk_piece': '<unk>',
+}
+
+
+def train_vocabulary(path: Path, state_dim: int) -> Tokenizer:
+    """Train on the task's sentences (held-out wordings not among them) and write the model.
+
+    Args:
+        path: file to write; ends in `.model`.
+        state_dim: numbers of a state, as the prompts carry them.
+    """
+    import sentencepiece
+
+    state = np.zeros(state_dim)
+    prompts = [
+        build_prompt(PROMPT_LAYOUT, PROMPT_FORMAT, instruction, state, advantage)
+        for instruction in all_instructions()
+        for advantage in (None, 'positive', 'negative')
+    ]
+    # A line is a sentence to the trainer; line breaks are a token of their own.
+    lines = [line for prompt in prompts for line in prompt.split('\n')]
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        model_type='bpe',
+        vocab_size=_SIZE,
+        hard_vocab_limit=False,
+        byte_fallback=True,
+        normalization_rule_name='identity',
+        remove_extra_whitespaces=False,
+        user_defined_symbols=['\n', 'Advantage', 'Action', *(f'▁{n}' for n in STATE_BINS)],
+        num_threads=1,
+        minloglevel=2,
+        **_SPECIAL,
+    )
+    write_bytes(path, model.getvalue())
+    return Tokenizer.load(path)
+
+
+def number_tokens(path: Path) -> np.ndarray:
+    """(257,) token ids of the numbers -1 to 255 as they stand in a prompt."""
+    import sentencepiece
+
+    model = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
+    return np.array([model.piece_to_id(f'▁{n}') for n in STATE_BINS])
