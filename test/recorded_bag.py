@@ -36,7 +36,6 @@ from vla_runtime.ros.policy.synchronizer import Synchronizer, SyncLimits
 from vla_runtime.ros.recorder.topic_recorder import type_name
 from vla_runtime.ros.robot.file import load_robot
 from vla_runtime.ros.robot.match import match_robot
-from vla_runtime.types import ChunkHeader
 
 START_NS = 1_700_000_000_000_000_000
 STEP_NS = 50_000_000
@@ -168,16 +167,7 @@ class _Maker:
         self._now_ns += turn.age_ns
         context = InferenceContext(self._now_ns, TASK, settings_from(given))
         answer = self._responder.answer(Request(plan, 0), lambda: context).result()
-        chunk = chunk_to_message(
-            answer.inference.chunk,
-            ChunkHeader(
-                answer.stamp_ns,
-                answer.request.episode,
-                answer.report.number,
-                tied=answer.inference.tied,
-                request=answer.request.request,
-            ),
-        )
+        chunk = chunk_to_message(answer.inference.chunk, answer.inference.header)
         self._write('/action_chunk', chunk)
         live = {row.name: given[row.name] for row in POLICY_PARAMETERS if not row.read_only}
         item = report(answer, live, overhead_ms=1.0)

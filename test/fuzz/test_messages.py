@@ -65,9 +65,9 @@ class Robot:
         kinds = tuple(random.choice(('position', 'velocity')) for _ in NAMES)
         chunk = ActionChunk(np.zeros((4, 3)), NAMES, kinds, 0.05, np.zeros((4, 0), np.float32))
         message = chunk_to_message(chunk, ChunkHeader(self.now_ns, 3, 17, tied=False))
-        received = message_to_chunk(_changed(message, random))
-        assert received.chunk.actions.shape == (len(message.points), len(message.joint_names))
-        assert received.chunk.step_time_s > 0 and received.episode < 2**63
+        chunk_read, header = message_to_chunk(_changed(message, random))
+        assert chunk_read.actions.shape == (len(message.points), len(message.joint_names))
+        assert chunk_read.step_time_s > 0 and header.episode < 2**63
 
     def _plan(self, random: Random) -> None:
         rows = np.zeros((random.choice((0, 1, 4)), 3))

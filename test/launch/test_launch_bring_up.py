@@ -150,10 +150,10 @@ def test_nothing_is_commanded_before_start_and_then_the_measured_position(
 def test_every_chunk_answers_a_request_for_the_robots_own_joints(moving: Running) -> None:
     moving.robot.chunks.clear()
     message = moving.peer.wait_for(lambda: moving.robot.chunks[-1:], 'a chunk')[0]
-    chunk = message_to_chunk(message)
+    chunk, header = message_to_chunk(message)
     plans = [message_to_plan(plan) for plan in list(moving.robot.plans)]
-    assert (chunk.episode, chunk.request) in {(plan.episode, plan.request) for plan in plans}
-    assert sorted(chunk.chunk.names) == ['elbow', 'gripper', 'shoulder']
+    assert (header.episode, header.request) in {(plan.episode, plan.request) for plan in plans}
+    assert sorted(chunk.names) == ['elbow', 'gripper', 'shoulder']
 
 
 # ---------------------------------------------------------------- topics

@@ -126,9 +126,9 @@ def test_images_become_chunks_and_chunks_become_motion(job):
     job.graph.wait_for(lambda: len(job.seams) >= 3, 'hand-overs')
     report = values_of(job.reports[-1].status[0])
     assert {'age_ms.front', 'age_ms.wrist', 'age_ms.state'} <= report.keys()
-    chunk = message_to_chunk(job.chunks[-1])
-    assert chunk.chunk.names == JOINT_NAMES
-    assert chunk.chunk.horizon == HORIZON
+    chunk, _ = message_to_chunk(job.chunks[-1])
+    assert chunk.names == JOINT_NAMES
+    assert chunk.horizon == HORIZON
     measured = np.array([state.position for state in job.states])
     assert np.ptp(measured, axis=0).max() > 0.01
 

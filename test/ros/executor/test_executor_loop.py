@@ -19,8 +19,8 @@ from vla_runtime.execution.stopping import OnStop, StopActions
 from vla_runtime.execution.watchdog import MotionClock, WatchdogParameters
 from vla_runtime.ros.executor.control_loop import ControlLoop, SendError
 from vla_runtime.ros.executor.steady_loop import SteadyLoop, system_time_ns
-from vla_runtime.ros.messages.conversions import ReceivedChunk, stamp_to_ns
-from vla_runtime.types import ActionChunk
+from vla_runtime.ros.messages.conversions import stamp_to_ns
+from vla_runtime.types import ActionChunk, ChunkHeader
 
 TIMEOUT_S = 30.0
 NAMES = ('a', 'b')
@@ -42,10 +42,10 @@ class Slow(ChunkExecutor):
         return super().check_chunk(chunk)
 
 
-def received(stamp_ns: int) -> ReceivedChunk:
+def received(stamp_ns: int) -> tuple[ActionChunk, ChunkHeader]:
     rows = np.zeros((20, 2))
     chunk = ActionChunk(rows, NAMES, ('position',) * 2, 0.04, rows.astype(np.float32))
-    return ReceivedChunk(chunk, stamp_ns, 0, 0, True)
+    return chunk, ChunkHeader(stamp_ns, 0, 0)
 
 
 def test_when_a_chunk_is_being_checked_expect_ticks_and_the_dead_man_not_to_wait() -> None:
@@ -62,7 +62,7 @@ def test_when_a_chunk_is_being_checked_expect_ticks_and_the_dead_man_not_to_wait
     tick(1.01)
     results = []
     submitting = threading.Thread(
-        target=lambda: results.append(loop.submit(received(now_ns[0]), 1.01))
+        target=lambda: results.append(loop.submit(*received(now_ns[0]), 1.01))
     )
     submitting.start()
     assert core.begun.wait(TIMEOUT_S)
@@ -114,7 +114,7 @@ class Bench:
         self.tick()
         rows = np.array([[0.0, 0.5]] * 20)
         chunk = ActionChunk(rows, NAMES, ('position', 'velocity'), 0.04, rows.astype(np.float32))
-        result = self.loop.submit(ReceivedChunk(chunk, self.now_ns, 0, 0, True), self.now_s)
+        result = self.loop.submit(chunk, ChunkHeader(self.now_ns, 0, 0), self.now_s)
         assert result.accepted, result.text
         for _ in range(8):
             self.tick()
@@ -394,7 +394,7 @@ def test_a_slow_base_comes_to_rest_before_the_end_and_less_time_than_it_takes_is
         chunk = ActionChunk(rows, ('base',), ('velocity',), 0.05, rows.astype(np.float32))
 
         def moves() -> bool:
-            loop.submit(ReceivedChunk(chunk, time.time_ns(), 1, len(sent), True), time.monotonic())
+            loop.submit(chunk, ChunkHeader(time.time_ns(), 1, len(sent)), time.monotonic())
             return bool(sent) and sent[-1] == 1.0
 
         wait_for(moves)

@@ -42,14 +42,14 @@ def test_stamps_are_exact_integers(stamp_ns):
 def test_chunk_survives_the_wire(kinds):
     chunk = a_chunk(kinds)
     stamp = 1_732_000_000_123_456_789
-    received = message_to_chunk(
+    chunk_read, header = message_to_chunk(
         over_the_wire(chunk_to_message(chunk, ChunkHeader(stamp, 7, 3, tied=False)))
     )
-    np.testing.assert_array_equal(received.chunk.actions, chunk.actions)
-    assert received.chunk.names == chunk.names
-    assert received.chunk.kinds == kinds
-    assert received.chunk.step_time_s == 0.05
-    assert (received.stamp_ns, received.episode, received.number) == (stamp, 7, 3)
+    np.testing.assert_array_equal(chunk_read.actions, chunk.actions)
+    assert chunk_read.names == chunk.names
+    assert chunk_read.kinds == kinds
+    assert chunk_read.step_time_s == 0.05
+    assert (header.observation_ns, header.episode, header.number) == (stamp, 7, 3)
 
 
 def test_positions_only_chunk_is_an_ordinary_trajectory():
@@ -69,22 +69,22 @@ def test_positions_only_chunk_is_an_ordinary_trajectory():
 
 def test_step_time_that_is_no_whole_nanosecond_keeps_even_spacing():
     chunk = a_chunk(step_time_s=1 / 30, rows=50)
-    received = message_to_chunk(chunk_to_message(chunk, ChunkHeader(0, 0, 0, tied=False)))
-    assert received.chunk.step_time_s == pytest.approx(1 / 30, abs=1e-9)
+    chunk_read, _ = message_to_chunk(chunk_to_message(chunk, ChunkHeader(0, 0, 0, tied=False)))
+    assert chunk_read.step_time_s == pytest.approx(1 / 30, abs=1e-9)
 
 
 def test_single_row_needs_to_be_told_the_step_time():
     message = chunk_to_message(a_chunk(rows=1), ChunkHeader(0, 0, 0, tied=False))
     with pytest.raises(TrajectoryError, match='step time'):
         message_to_chunk(message)
-    assert message_to_chunk(message, step_time_s=0.1).chunk.step_time_s == 0.1
+    assert message_to_chunk(message, step_time_s=0.1)[0].step_time_s == 0.1
 
 
 def test_not_finite_actions_travel_so_that_the_executor_can_refuse_them():
     chunk = a_chunk(('position', 'position'))
     chunk.actions[2, 1] = np.nan
-    received = message_to_chunk(chunk_to_message(chunk, ChunkHeader(0, 0, 0, tied=False)))
-    assert np.isnan(received.chunk.actions[2, 1])
+    chunk_read, _ = message_to_chunk(chunk_to_message(chunk, ChunkHeader(0, 0, 0, tied=False)))
+    assert np.isnan(chunk_read.actions[2, 1])
 
 
 def test_plan_survives_the_wire():
@@ -182,5 +182,5 @@ def test_the_step_of_row_0_travels_with_plan_and_chunk(step):
     )
     assert message_to_plan(over_the_wire(plan)).step == step
     chunk = chunk_to_message(a_chunk(), ChunkHeader(5, 1, 2, tied=True, step=step, request=3))
-    received = message_to_chunk(over_the_wire(chunk))
-    assert (received.step, received.request, received.tied) == (step, 3, True)
+    _, header = message_to_chunk(over_the_wire(chunk))
+    assert (header.step, header.request, header.tied) == (step, 3, True)

@@ -68,7 +68,7 @@ def test_its_chunks_are_the_policys_with_and_without_guidance(bundle):
             )
             report = values_of(reports[count].status[0])
             assert float(report['beta']) == (beta or 1.0)
-            found = message_to_chunk(chunks[count]).chunk.actions
+            found = message_to_chunk(chunks[count])[0].actions
             for backend in ('onnxruntime', 'torch'):
                 expected = infer(bundle, backend, observed(drivers, report), report, beta)
                 np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)

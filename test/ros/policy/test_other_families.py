@@ -33,6 +33,6 @@ def test_its_chunks_are_the_policys(family, tmp_path):
         drivers.request()
         made.wait_for(lambda: chunks and reports, 'a chunk', meanwhile=drivers)
         report = values_of(reports[0].status[0])
-        found = message_to_chunk(chunks[0]).chunk.actions
+        found = message_to_chunk(chunks[0])[0].actions
     expected = infer(bundle, 'torch', observed(drivers, report), report, None)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)

@@ -105,15 +105,15 @@ class Pair:
 
     def chunk(self) -> Mapping[str, str]:
         """One chunk from the node, equal to our own; returns its report."""
-        received, report = self.executor.chunk(rows=ROWS, certain=CERTAIN)
+        (received, header), report = self.executor.chunk(rows=ROWS, certain=CERTAIN)
         self._policy.settings = self._expected
         plan = aligned(self.executor, report, ROWS, CERTAIN)
         seen = observed(self.executor, report)
         chunk, ours = self._policy.infer(seen, plan=plan)
-        assert ours.number == int(report['number']) == received.number
-        np.testing.assert_allclose(received.chunk.actions, chunk.actions, rtol=0, atol=1e-4)
-        assert received.tied == (report['rtc_mode'] != 'off')
-        self._made = seen, plan, ours.noise, received.chunk.actions
+        assert ours.number == int(report['number']) == header.number
+        np.testing.assert_allclose(received.actions, chunk.actions, rtol=0, atol=1e-4)
+        assert header.tied == (report['rtc_mode'] != 'off')
+        self._made = seen, plan, ours.noise, received.actions
         return report
 
     def chunk_unlike(self, **settings: Any) -> None:
@@ -351,7 +351,7 @@ def test_requests_in_quick_succession_overlap_in_throughput_alone(pair: Pair) ->
         pair.set(pipeline=mode)
         executor.graph.wait_for(partial(enough, mode), f'chunks in {mode}', meanwhile=ask)
         assert any(overlaps(mode)) == (mode == 'throughput')
-        numbers = [message_to_chunk(chunk).number for chunk in executor.chunks]
+        numbers = [message_to_chunk(chunk)[1].number for chunk in executor.chunks]
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 

@@ -187,13 +187,13 @@ def test_chunk_is_what_the_policy_infers_from_the_messages_that_the_report_names
     executor.drivers.moving = False
     executor.chunk(episode=4)
     for number in range(2):
-        received, report = executor.chunk(episode=5)
-        assert received.stamp_ns == max(int(report[f'stamp_ns.{c}']) for c in ('top', 'wrist'))
-        assert received.chunk.names == JOINTS
-        assert (received.episode, received.number) == (5, number)
-        assert received.chunk.step_time_s == STEP_TIME_S
+        (received, header), report = executor.chunk(episode=5)
+        assert header.observation_ns == max(int(report[f'stamp_ns.{c}']) for c in ('top', 'wrist'))
+        assert received.names == JOINTS
+        assert (header.episode, header.number) == (5, number)
+        assert received.step_time_s == STEP_TIME_S
         chunk, _ = policy.infer(observed(executor, report))
-        same(received.chunk.actions, chunk.actions)
+        same(received.actions, chunk.actions)
 
 
 def test_report_names_everything_that_went_in(executor):
@@ -341,12 +341,12 @@ def test_plan_ties_the_chunk_only_with_real_time_chunking(executor, bundle, ahea
     names = JOINTS[::-1]
     assert executor.chunk(rows=rows, names=names)[1]['plan_rows'] == '0'
     assert executor.graph.set_parameter(executor.node, 'real_time_chunking', True).successful
-    received, report = executor.chunk(rows=rows, names=names, certain=3, ahead_s=ahead_s)
+    (received, _), report = executor.chunk(rows=rows, names=names, certain=3, ahead_s=ahead_s)
     plan = aligned(executor, report, rows[:, ::-1], certain=3)
     policy.infer(observed(executor, report))
     policy.settings = replace(policy.settings, rtc_mode='guided')
     chunk, _ = policy.infer(observed(executor, report), plan=plan)
-    same(received.chunk.actions, chunk.actions)
+    same(received.actions, chunk.actions)
 
 
 def test_plan_of_another_robot_is_refused_by_name(executor):
@@ -357,15 +357,15 @@ def test_plan_of_another_robot_is_refused_by_name(executor):
 
 
 def test_reset_begins_a_new_episode(executor):
-    assert [executor.chunk()[0].number for _ in range(3)] == [0, 1, 2]
+    assert [executor.chunk()[0][1].number for _ in range(3)] == [0, 1, 2]
     assert executor.graph.call(Trigger, f'{executor.node}/reset', Trigger.Request()).success
-    assert executor.chunk()[0].number == 0
+    assert executor.chunk()[0][1].number == 0
 
 
 def test_requests_of_another_episode_begin_a_new_one(executor):
     assert [executor.chunk(episode=1)[0].number for _ in range(2)] == [0, 1]
-    received, _ = executor.chunk(episode=2)
-    assert (received.episode, received.number) == (2, 0)
+    (_, header), _ = executor.chunk(episode=2)
+    assert (header.episode, header.number) == (2, 0)
 
 
 def test_status_counts_every_cameras_frames(executor):
@@ -390,8 +390,8 @@ def test_lifecycle_opens_and_closes_and_survives_wrong_transitions(executor):
     assert made.transition(node, 'configure')
     assert made.transition(node, 'activate')
     # The request made while it was inactive was not kept: the answer is to the next one.
-    received, _ = executor.chunk(episode=9)
-    assert (received.episode, received.number, len(executor.chunks)) == (9, 0, 1)
+    (_, header), _ = executor.chunk(episode=9)
+    assert (header.episode, header.number, len(executor.chunks)) == (9, 0, 1)
 
 
 def test_drivers_have_a_second_after_activation_before_they_are_missed(executor):
@@ -439,10 +439,10 @@ def test_two_in_namespaces_do_not_hear_each_other_and_end_cleanly_when_signalled
         right.prepare()
         left.chunk(episode=1)
         left.chunk(episode=1)
-        received, _ = right.chunk(episode=2)
+        (_, header), _ = right.chunk(episode=2)
         # Had it answered the left one's requests, this would not be its first chunk.
-        assert (received.episode, received.number, len(right.chunks)) == (2, 0, 1)
-        assert [message_to_chunk(chunk).episode for chunk in left.chunks] == [1, 1]
+        assert (header.episode, header.number, len(right.chunks)) == (2, 0, 1)
+        assert [message_to_chunk(chunk)[1].episode for chunk in left.chunks] == [1, 1]
         for process, number in zip(processes, (signal.SIGINT, signal.SIGTERM), strict=True):
             assert process.stop(number) == 0
             assert 'Traceback' not in process.text()

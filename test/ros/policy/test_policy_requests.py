@@ -43,9 +43,9 @@ def test_a_chunk_says_whether_it_was_tied_to_the_plan(executor: Executor) -> Non
     rows = np.zeros((8, len(JOINTS)))
 
     def tied(rows: np.ndarray | None = rows) -> bool:
-        received, report = executor.chunk() if rows is None else executor.chunk(rows=rows)
-        assert report['tied'] == str(received.tied).lower()
-        return received.tied
+        (_, header), report = executor.chunk() if rows is None else executor.chunk(rows=rows)
+        assert report['tied'] == str(header.tied).lower()
+        return header.tied
 
     def give(name: str, value: object) -> None:
         assert executor.graph.set_parameter(executor.node, name, value).successful

@@ -101,7 +101,7 @@ def test_chunk_is_the_policys_in_the_robots_names_and_units(scene, bundle):
     np.testing.assert_allclose(
         answer.inference.chunk.actions, np.degrees(expected.actions), atol=1e-4
     )
-    assert answer.stamp_ns == NOW
+    assert answer.inference.header.observation_ns == NOW
     assert answer.ready_ns == 9
     assert answer.overhead_ms(9 + 10**12) == pytest.approx(
         10**6 - answer.report.milliseconds['total']
@@ -122,7 +122,7 @@ def test_plan_is_tied_in_the_policys_units(scene, bundle):
         answer.inference.chunk.actions, np.degrees(expected.actions), atol=1e-4
     )
     np.testing.assert_array_equal(answer.inference.plan.actions, rows)
-    assert answer.inference.tied
+    assert answer.inference.header.tied
 
 
 def test_a_plan_s_angle_without_end_stops_is_written_by_the_turn_that_the_state_is_on(
@@ -137,7 +137,7 @@ def test_a_plan_s_angle_without_end_stops_is_written_by_the_turn_that_the_state_
     # Measured at 17.2 rad; the executor counts from where another driver's numbers began.
     rows = np.array([17.0 - 4 * np.pi, 20.0, 30.0]) + np.array([[0.0], [0.1], [0.2]])
     answer = scene.ask(rows=rows, certain=2, settings=TIED)
-    assert answer.inference.tied
+    assert answer.inference.header.tied
     expected = rows + np.array([4 * np.pi, 0.0, 0.0])
     np.testing.assert_allclose(answer.inference.plan.actions, expected)
 
@@ -147,7 +147,7 @@ def test_a_plan_that_chose_the_sample_is_told_though_the_chunk_is_not_tied_to_it
     rows = np.tile([10.0, 20.0, 30.0], (4, 1))
     settings = PolicySettings(samples=3)
     answer = scene.ask(rows=rows, settings=settings)
-    assert not answer.inference.tied
+    assert not answer.inference.header.tied
     np.testing.assert_array_equal(answer.inference.plan.actions, rows)
     assert len(answer.report.sample_distances) == 3
     values = report(answer, {}, overhead_ms=0.0).values
@@ -157,7 +157,7 @@ def test_a_plan_that_chose_the_sample_is_told_though_the_chunk_is_not_tied_to_it
     assert answer.report.sample_distances == ()
     # Tied and chosen by it.
     answer = scene.ask(NOW + 2, rows=rows, settings=replace(settings, rtc_mode='guided'))
-    assert answer.inference.tied
+    assert answer.inference.header.tied
     assert report(answer, {}, overhead_ms=0.0).values['tied']
 
 
@@ -166,7 +166,7 @@ def test_a_plan_that_had_no_say_is_not_told(scene):
     answer = scene.ask(
         rows=np.tile([10.0, 20.0, 30.0], (4, 1)), settings=replace(TIED, max_guidance_weight=0.0)
     )
-    assert (answer.inference.plan, answer.inference.tied, answer.report.rtc_mode) == (
+    assert (answer.inference.plan, answer.inference.header.tied, answer.report.rtc_mode) == (
         None,
         False,
         'off',
