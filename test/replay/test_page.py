@@ -90,8 +90,8 @@ def test_another_policy_is_drawn_by_the_names_of_its_joints(tmp_path, recording)
     assert data['units'] == ['rad', 'rad', 'deg']
     first = read_run(BagReader(recording)).inferences[0]
     shown = np.array(data['inferences'][0]['recorded'])
-    names = first.chunk.chunk.names
-    wanted = first.chunk.chunk.actions[:, [names.index(name) for name in data['joints']]]
+    names = first.chunk.names
+    wanted = first.chunk.actions[:, [names.index(name) for name in data['joints']]]
     np.testing.assert_allclose(shown, wanted, atol=1e-5)
 
 
