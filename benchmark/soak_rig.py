@@ -305,8 +305,11 @@ class Rig:
             faults=self.faults,
         )
         commands = record.commands
+        times_ns, places = self.robot.places
         np.savez(
             self.folder / 'record.npz',
+            times_ns=times_ns,
+            places=places,
             stamps_ns=commands.stamps_ns,
             arrivals_ns=commands.arrivals_ns,
             positions=commands.positions,

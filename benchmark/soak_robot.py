@@ -94,8 +94,8 @@ class SimulatedRobot:
         self._mark, self._furthest = positions.copy(), np.zeros(len(positions))
         # Where a hand takes it, and how far a period.
         self._guided: tuple[np.ndarray, np.ndarray] | None = None
-        # Steady time at which motors that have come on wait no longer; commands until then.
-        self._waits: tuple[float, int] | None = None
+        # Steady time at which motors that have come on wait no longer; commands of each side then.
+        self._waits: tuple[float, list[int]] | None = None
         self._last_s = time.monotonic()
         self._sides = [_Side(graph, robot, index) for index in range(len(robot.outputs))]
         # Where it was, and when.
@@ -127,8 +127,8 @@ class SimulatedRobot:
     def power_on(self) -> None:
         """The motors come on, with the first joint states where there were none.
 
-        They go towards their last command for a period, and on when a command has come: what is
-        judged is the command, not how long a busy machine takes to bring it.
+        They go towards their last command for a period, and on when a command has come to each
+        side: what is judged is the command, not how long a busy machine takes to bring it.
         """
         self._waits = time.monotonic() + _ANSWER_S, self._heard()
 
@@ -140,8 +140,15 @@ class SimulatedRobot:
         """(joints,) how far the motors have moved each joint away from the mark, at most."""
         return self._furthest.copy()
 
-    def _heard(self) -> int:
-        return sum(len(side.stamps) for side in self._sides)
+    def _heard(self) -> list[int]:
+        return [len(side.stamps) for side in self._sides]
+
+    @property
+    def places(self) -> tuple[np.ndarray, np.ndarray]:
+        """(n,) times, ns, and (n, joints) where it was then."""
+        times = np.array(self._times)
+        places = np.array(self._places)[: len(times) * len(self.positions)]
+        return times, places.reshape(len(times), -1)
 
     def commands(self) -> Commands:
         """Everything that both arms were commanded together, so far."""
@@ -156,10 +163,9 @@ class SimulatedRobot:
             _, _, rows = np.intersect1d(common, own, return_indices=True)
             positions[:, side.columns] = numbers.reshape(len(own), -1)[rows]
             arrivals = np.maximum(arrivals, np.array(side.arrivals)[: len(own)][rows])
-        times = np.array(self._times)
-        places = np.array(self._places)[: len(times) * len(self.positions)]
+        times, places = self.places
         at = np.maximum(np.searchsorted(times, common, side='right') - 1, 0)
-        return Commands(common, arrivals, positions, places.reshape(len(times), -1)[at])
+        return Commands(common, arrivals, positions, places[at])
 
     def close(self) -> None:
         self._loop.stop(2.0)
@@ -209,7 +215,7 @@ class SimulatedRobot:
                 self.powered, self.silent = True, False
                 self.mark()
                 return True
-            if now_s < until_s and self._heard() == heard:
+            if now_s < until_s and any(map(int.__eq__, self._heard(), heard)):
                 return False
             self._waits = None
         return self.powered

@@ -280,3 +280,24 @@ def test_a_joint_that_is_moved_slowly_beside_a_swift_one_stays() -> None:
     arm.run(4.0)
     assert abs(arm.latch[0] - (place[0] - 0.6)) < 0.01
     assert abs(arm.latch[1] - (place[1] + 0.08)) < 0.01
+
+
+@pytest.mark.parametrize('again', [False, True])
+def test_an_arm_that_was_moved_by_hand_before_is_followed_again(again: bool) -> None:
+    """In the same stop, and in one after it was started in between."""
+    arm = Arm()
+
+    def move_by_hand(way: float) -> None:
+        begun_s, place = arm.now_s - arm.event_s, arm.place[0]
+        arm.hand = lambda s: place + way * min(1.0, max(0.0, s - begun_s))
+        arm.run(2.7)
+        arm.hand, arm.begun = None, arm.place.copy()
+        assert arm.run(1.5).moved <= 0.05
+
+    move_by_hand(-0.3)
+    if again:
+        assert arm.executor.start(arm.now_s, arm.ros_ns).started
+        arm.run(0.2)
+        arm.executor.stop()
+        arm.run(0.5)
+    move_by_hand(-0.3)

@@ -66,7 +66,7 @@ class RestingPlace:
         # How far they were from their command when it was set to where they were, and for how many
         # looks they have stayed there.
         self._left = np.zeros(count)
-        self._stayed = np.full(count, _PROVEN)
+        self._stayed = np.zeros(count, dtype=np.int64)
         # The look at them that is under way, and what the last ones said.
         self._lowest, self._highest = np.zeros(count), np.zeros(count)
         self._since_ns = np.zeros(count, dtype=np.int64)
@@ -126,8 +126,10 @@ class RestingPlace:
         pressed: np.ndarray,
     ) -> np.ndarray:
         """Return the joints that a person has moved to where they rest."""
-        self._stayed[looked] += 1
-        self._stayed[looked & (np.abs(lead) > self._small)] = 0
+        stays = looked & (np.abs(lead) <= self._small)
+        self._stayed[stays] += 1
+        self._stayed[looked & ~stays] = 0
+        self._left[self._stayed >= _PROVEN] = 0.0
         rests = looked & self._rests
         way = np.abs(measured - self._place)
         # Whoever moves one joint swiftly may move another one slowly at the same time.
@@ -137,7 +139,7 @@ class RestingPlace:
             (self._swift | beside) & (way > self._small) & (np.abs(lead - self._sag) > self._small)
         )
         found &= state.largest_step <= _SEEN_SHARE * way
-        again = (lead * self._left > 0.0) & (self._stayed < _PROVEN)
+        again = lead * self._left > 0.0
         again &= np.abs(lead) <= _SINKS_AGAIN * np.abs(self._left) + self._small
         sinks = rests & found & again
         found &= rests & ~again
@@ -164,7 +166,7 @@ class RestingPlace:
         self._arrives[:] = True
         self._known[:] = False
         self._sag[:] = 0.0
-        self._stayed[:] = _PROVEN
+        self._left[:] = 0.0
         self._rests[:] = self._swift[:] = False
         self._since_swift[:] = _LONG_AGO
         self._mean[:] = np.nan
