@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from vla_runtime.nodes.executor.parameters import EXECUTOR_PARAMETERS
-from vla_runtime.nodes.parameters import ParameterTable
+from vla_runtime.nodes.parameter_table import ParameterTable
 from vla_runtime.nodes.policy.parameters import POLICY_PARAMETERS
 from vla_runtime.nodes.recorder.parameters import RECORDER_PARAMETERS
 from vla_tabletop.nodes.parameters import TABLETOP_PARAMETERS

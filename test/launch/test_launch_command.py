@@ -39,7 +39,7 @@ from launch_tools import start_motion, wait_active
 
 from vla_runtime.messages.diagnostics import values_of
 from vla_runtime.nodes.middleware import PROFILE_VARIABLES
-from vla_runtime.nodes.parameters import ParameterError
+from vla_runtime.nodes.parameter_table import ParameterError
 
 DEMO = ROOT / 'engines' / 'demo'
 

@@ -14,7 +14,8 @@ from rclpy._rclpy_pybind11 import RCLError
 
 from vla_runtime.nodes.executor.parameters import EXECUTOR_PARAMETERS
 from vla_runtime.nodes.parameter_file import check_files_on_command_line, check_parameter_file
-from vla_runtime.nodes.parameters import ParameterError, declare
+from vla_runtime.nodes.parameter_table import ParameterError
+from vla_runtime.nodes.parameters import declare
 
 
 def write(folder: Path, text: str) -> Path:

@@ -6,7 +6,8 @@ from rcl_interfaces.msg import SetParametersResult
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
-from vla_runtime.nodes.parameters import ParameterError, ParameterSpec, declare, values
+from vla_runtime.nodes.parameter_table import ParameterError, ParameterSpec
+from vla_runtime.nodes.parameters import declare, values
 from vla_runtime.nodes.policy.parameters import POLICY_PARAMETERS
 
 TABLE = (

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from builtin_interfaces.msg import Time
     from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
-    from rclpy.node import Node
 
 # A status that stays as it is, but for its numbers, is logged this often.
 REPEAT_LOG_S = 10.0
@@ -76,18 +75,6 @@ def to_message(
         for condition in conditions
     ]
     return message
-
-
-def log(node: Node, condition: StatusItem) -> None:
-    """Log an item with the severity of its level."""
-    text, logger = f'{condition.name}: {condition.text}', node.get_logger()
-    # rclpy remembers a severity for each line that logs: one line for each.
-    if condition.level >= Level.ERROR:
-        logger.error(text)
-    elif condition.level == Level.WARN:
-        logger.warning(text)
-    else:
-        logger.info(text)
 
 
 def values_of(status: DiagnosticStatus) -> dict[str, str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from rclpy.lifecycle import TransitionCallbackReturn
 from rclpy.node import Node
 
-from vla_runtime.nodes.parameters import ParameterSpec
+from vla_runtime.nodes.parameter_table import ParameterSpec
 
 # Exit code of a node that could not be made, or not brought up; Python's own is 1.
 COULD_NOT_START = 3

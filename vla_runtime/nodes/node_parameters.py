@@ -10,7 +10,12 @@ from rclpy.parameter import Parameter
 
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.nodes.executor.parameters import EXECUTOR_PARAMETERS
-from vla_runtime.nodes.parameters import EVERY_NODE, ParameterError, ParameterTable, is_of_rclpy
+from vla_runtime.nodes.parameter_table import (
+    EVERY_NODE,
+    ParameterError,
+    ParameterTable,
+    is_of_rclpy,
+)
 from vla_runtime.nodes.policy.parameters import POLICY_PARAMETERS
 from vla_runtime.nodes.recorder.parameters import RECORDER_PARAMETERS
 

@@ -18,7 +18,7 @@ from vla_runtime.files.input_files import UnreadableFileError, read_text
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import LARGEST_FILE, loads, number_or_same
 from vla_runtime.nodes.node_parameters import NODE_PARAMETERS, names_of, nearest, problem_of
-from vla_runtime.nodes.parameters import ParameterError, is_of_rclpy
+from vla_runtime.nodes.parameter_table import ParameterError, is_of_rclpy
 
 _PARAMETERS = 'ros__parameters'
 # What the nodes share, and the launch files compare before anything starts.

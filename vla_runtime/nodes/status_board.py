@@ -20,7 +20,6 @@ from vla_runtime.messages.diagnostics import (
     Level,
     StatusItem,
     Throttle,
-    log,
     to_message,
 )
 from vla_runtime.nodes.qos import RELIABLE
@@ -77,7 +76,7 @@ class StatusBoard:
         if is_news:
             self.publish([condition])
         if loud:
-            log(self._node, condition)
+            log_item(self._node, condition)
 
     def drop(self, name: str) -> None:
         """Stop publishing the status of this name."""
@@ -106,3 +105,15 @@ class StatusBoard:
         with self._lock:
             kept = list(self._conditions.values())
         self.publish([*kept, *gathered])
+
+
+def log_item(node: Node, condition: StatusItem) -> None:
+    """Log an item with the severity of its level."""
+    text, logger = f'{condition.name}: {condition.text}', node.get_logger()
+    # rclpy remembers a severity for each line that logs: one line for each.
+    if condition.level >= Level.ERROR:
+        logger.error(text)
+    elif condition.level == Level.WARN:
+        logger.warning(text)
+    else:
+        logger.info(text)

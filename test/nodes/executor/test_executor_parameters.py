@@ -13,7 +13,7 @@ from vla_runtime.nodes.executor.parameters import (
     watchdog_parameters,
 )
 from vla_runtime.nodes.executor.setup import check_fixed, read_files
-from vla_runtime.nodes.parameters import ParameterError
+from vla_runtime.nodes.parameter_table import ParameterError
 
 CONFIG = ROOT / 'config' / 'executor.yaml'
 DEFAULTS = {row.name: row.default for row in EXECUTOR_PARAMETERS}

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import array
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from builtin_interfaces.msg import Time
 
+from vla_runtime.nodes.executor.output_numbers import Numbers
 from vla_runtime.nodes.output_types import message_type
 from vla_runtime.robot.match import MatchedOutput
-
-if TYPE_CHECKING:
-    from vla_runtime.nodes.executor.outputs import Numbers
 
 # Of all arms of the X series; the motor configuration of another robot may have others.
 _GROUP = 'arm'

@@ -39,7 +39,7 @@ from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.command import ChunkRefusal, CommittedSetpoints, StartResult
 from vla_runtime.files.package_files import share_folder
-from vla_runtime.messages.diagnostics import REPEAT_LOG_S, StatusItem, Throttle, log, to_message
+from vla_runtime.messages.diagnostics import REPEAT_LOG_S, StatusItem, Throttle, to_message
 from vla_runtime.messages.trajectories import TrajectoryError, message_to_chunk, plan_to_message
 from vla_runtime.nodes.executor import status as executor_status
 from vla_runtime.nodes.executor.control_loop import ControlLoop
@@ -59,9 +59,11 @@ from vla_runtime.nodes.managed_node import ManagedNode, place_of_bug
 from vla_runtime.nodes.middleware import keep_to_udp
 from vla_runtime.nodes.node_parameters import refuse_unknown
 from vla_runtime.nodes.node_runner import guarded, run_node
-from vla_runtime.nodes.parameters import ParameterError, declare, values
+from vla_runtime.nodes.parameter_table import ParameterError
+from vla_runtime.nodes.parameters import declare, values
 from vla_runtime.nodes.qos import RELIABLE
 from vla_runtime.nodes.restart import note, state_before
+from vla_runtime.nodes.status_board import log_item
 from vla_runtime.robot.schema import received_topics
 from vla_runtime.robot.urdf_limits import beyond_urdf
 
@@ -332,11 +334,11 @@ class ExecutorNode(ManagedNode):
             controllers=warnings_of(self._verdicts()),
         )
         if control.level > 0 and self._throttle.passes(control.text, time.monotonic()):
-            log(self, control)
+            log_item(self, control)
         grippers = self._link.gripper_status() if self._link is not None else []
         for gripper in grippers:
             if gripper.level > 0 and self._throttle.passes(gripper.text, time.monotonic()):
-                log(self, gripper)
+                log_item(self, gripper)
         rate_hz = self._fixed['control_rate_hz']
         timing = executor_status.timing(session.lateness(), rate_hz, status.counters)
         items = [control, executor_status.chunks(status, answers), timing, *grippers]

@@ -9,7 +9,6 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +20,7 @@ from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.nodes.executor.float_fields import float_view
 from vla_runtime.nodes.executor.interbotix_outputs import joint_group_command, joint_single_command
+from vla_runtime.nodes.executor.output_numbers import Numbers
 from vla_runtime.nodes.executor.trajectory_message import (
     DelayedWay,
     LineOnArrival,
@@ -112,19 +112,6 @@ class OutputWriter:
         if self._sent is None:
             self._sent = np.zeros_like(now)
         np.copyto(self._sent, now)
-
-
-@dataclass
-class Numbers:
-    """An output's numbers of the last command that was sent, and of this one.
-
-    Attributes:
-        follows: this command goes on from the last one.
-    """
-
-    before: np.ndarray
-    now: np.ndarray
-    follows: bool = False
 
 
 _Fill = Callable[[Time], None]

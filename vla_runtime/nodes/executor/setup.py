@@ -17,7 +17,7 @@ from vla_runtime.nodes.executor.parameters import (
     watchdog_parameters,
 )
 from vla_runtime.nodes.executor.realtime import parse_cpus
-from vla_runtime.nodes.parameters import ParameterError
+from vla_runtime.nodes.parameter_table import ParameterError
 from vla_runtime.robot.file import find_robot, load_robot
 from vla_runtime.robot.match import RobotMatch, match_robot
 from vla_runtime.robot.schema import Robot

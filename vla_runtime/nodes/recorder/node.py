@@ -31,7 +31,8 @@ from vla_runtime.files.package_files import share_folder
 from vla_runtime.messages.diagnostics import Level, StatusItem
 from vla_runtime.nodes.node_parameters import refuse_unknown
 from vla_runtime.nodes.node_runner import run_node
-from vla_runtime.nodes.parameters import ParameterError, declare, values
+from vla_runtime.nodes.parameter_table import ParameterError
+from vla_runtime.nodes.parameters import declare, values
 from vla_runtime.nodes.recorder.parameters import RECORDER_PARAMETERS
 from vla_runtime.nodes.recorder.topic_recorder import TopicRecorder
 from vla_runtime.nodes.restart import state_before

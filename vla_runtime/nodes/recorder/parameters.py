@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from vla_runtime.nodes.parameters import ParameterSpec
+from vla_runtime.nodes.parameter_table import ParameterSpec
 from vla_runtime.recording.frame_store import DEFAULT_FRAME_BYTES
 from vla_runtime.recording.image_modes import IMAGE_RATE_HZ, ImageMode
 
