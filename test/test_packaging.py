@@ -270,7 +270,7 @@ def test_data_files_install_what_ros_looks_for(tmp_path: Path) -> None:
 def test_installed_files_are_found_without_ros(tmp_path: Path) -> None:
     site = tmp_path / 'lib' / 'python3' / 'site-packages'
     setup_py('install_data', '--install-dir', str(tmp_path))
-    shutil.copytree(ROOT / 'vla_runtime' / 'ros', site / 'vla_runtime' / 'ros')
+    shutil.copytree(ROOT / 'vla_runtime' / 'files', site / 'vla_runtime' / 'files')
     shutil.copy(ROOT / 'vla_runtime' / '__init__.py', site / 'vla_runtime')
     script = (
         'import sys\n'
