@@ -32,8 +32,8 @@ from three_cameras import (
     use_profile,
 )
 
+from vla_runtime.messages.diagnostics import values_of
 from vla_runtime.processes.parent_death import dies_with_this_process
-from vla_runtime.ros.messages.diagnostics import values_of
 
 _RATE_HZ = 30.0
 _REQUEST_PERIOD_S = 0.2

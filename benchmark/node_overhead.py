@@ -36,7 +36,7 @@ from three_cameras import (
 )
 from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.ros.messages.diagnostics import values_of
+from vla_runtime.messages.diagnostics import values_of
 
 _PERIOD_S = 1.0 / 30.0
 _WARM_UP = 10

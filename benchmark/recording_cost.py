@@ -32,8 +32,8 @@ from typing import Any
 import numpy as np
 from measurement import in_turn, median_interval, percentiles, write_result
 
+from vla_runtime.messages.diagnostics import values_of
 from vla_runtime.recording.bag_reader import BagReader
-from vla_runtime.ros.messages.diagnostics import values_of
 
 PACKAGES = ('rclpy', 'torch', 'numpy', 'mcap', 'zstandard')
 PLAIN, AGAIN = 'plain', 'plain again'
@@ -44,8 +44,8 @@ _ANSWER_S = 120.0
 _ALIKE_S = 4.0
 _GRID_S = 0.02
 _LOOK_S = 0.25
-_RECORDER = ('-m', 'vla_runtime.ros.recorder.node', '--ros-args', '-p', 'robot:=tabletop')
-_EXECUTOR = b'vla_runtime.ros.executor.node'
+_RECORDER = ('-m', 'vla_runtime.nodes.recorder.node', '--ros-args', '-p', 'robot:=tabletop')
+_EXECUTOR = b'vla_runtime.nodes.executor.node'
 
 
 def run_demo(

@@ -33,7 +33,7 @@ from std_msgs.msg import Float64, Float64MultiArray, String
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.ros.messages.conversions import (
+from vla_runtime.messages.trajectories import (
     chunk_to_message,
     message_to_plan,
     ns_to_stamp,
@@ -227,7 +227,7 @@ class Rig:
             'autostart': 'true',
             'control_rate_hz': float(self.words.control_rate),
         }
-        command = [sys.executable, '-m', 'vla_runtime.ros.executor.node', '--ros-args']
+        command = [sys.executable, '-m', 'vla_runtime.nodes.executor.node', '--ros-args']
         command += ['--params-file', str(code / 'config' / 'executor.yaml')]
         for key, value in given.items():
             command += ['-p', f'{key}:={value}']

@@ -29,7 +29,7 @@ from rclpy.qos import qos_profile_sensor_data
 from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import Image
 
-from vla_runtime.ros.messages.conversions import ns_to_stamp
+from vla_runtime.messages.trajectories import ns_to_stamp
 
 # Between the cameras' shutters: they look at almost the same moment.
 PHASE_S = 0.004

@@ -21,7 +21,7 @@ from std_srvs.srv import Trigger
 from three_cameras import RELIABLE, SENSOR
 from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.ros.messages.conversions import ns_to_stamp, stamp_to_ns
+from vla_runtime.messages.trajectories import ns_to_stamp, stamp_to_ns
 
 if TYPE_CHECKING:
     from soak_rig import Rig

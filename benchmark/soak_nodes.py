@@ -19,9 +19,9 @@ from rcl_interfaces.srv import SetParameters
 from rclpy.parameter import Parameter
 from three_cameras import ROOT, Graph, isolate
 
+from vla_runtime.nodes.middleware import PROFILE_VARIABLES
+from vla_runtime.nodes.service_call import TRANSITIONS
 from vla_runtime.processes.parent_death import dies_with_this_process
-from vla_runtime.ros.middleware import PROFILE_VARIABLES
-from vla_runtime.ros.service_call import TRANSITIONS
 
 _PROFILES = {'nodes': 'fastdds.xml', 'executor': 'fastdds_executor.xml'}
 _UDP = '<type>UDPv4</type>'

@@ -31,8 +31,8 @@ from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.policy import Policy
 from vla_runtime.processing.prompts import PromptFormat
-from vla_runtime.ros.robot.file import load_robot
-from vla_runtime.ros.robot.schema import Robot
+from vla_runtime.robot.file import load_robot
+from vla_runtime.robot.schema import Robot
 from vla_runtime.types import Observation
 
 _ROOT = Path(__file__).resolve().parents[1]

@@ -19,9 +19,9 @@ from std_srvs.srv import Trigger
 from three_cameras import LATCHED, RELIABLE, ROOT, Graph
 from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.ros.messages.conversions import stamp_to_ns
-from vla_runtime.ros.messages.diagnostics import values_of
-from vla_runtime.ros.node_main import MODULES
+from vla_runtime.messages.diagnostics import values_of
+from vla_runtime.messages.trajectories import stamp_to_ns
+from vla_runtime.nodes.node_main import MODULES
 
 _SCRIPTS = Path(__file__).parent
 # Two periods of the executor's status: what it says then is of after the question.

@@ -13,9 +13,9 @@ from sensor_msgs.msg import JointState
 from soak_checks import Commands
 from three_cameras import SENSOR, Graph
 
-from vla_runtime.ros.executor.steady_loop import SteadyLoop
-from vla_runtime.ros.messages.conversions import ns_to_stamp, stamp_to_ns
-from vla_runtime.ros.robot.schema import Robot
+from vla_runtime.messages.trajectories import ns_to_stamp, stamp_to_ns
+from vla_runtime.nodes.executor.steady_loop import SteadyLoop
+from vla_runtime.robot.schema import Robot
 
 # Beside the helpers that three_cameras makes importable.
 from rclpy.qos import QoSProfile, ReliabilityPolicy  # isort: skip

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path += [str(ROOT), str(ROOT / 'test'), str(ROOT / 'test' / 'ros')]
+sys.path += [str(ROOT), str(ROOT / 'test'), str(ROOT / 'test' / 'nodes')]
 
 from graph import LATCHED, RELIABLE, SENSOR, Graph, Process, isolate  # noqa: E402
 from sensor_msgs.msg import JointState  # noqa: E402
@@ -23,8 +23,8 @@ from trajectory_msgs.msg import JointTrajectory  # noqa: E402
 from velocity_robot import VelocityRobot  # noqa: E402
 
 from vla_runtime.bundle.schema import CameraSpec  # noqa: E402
-from vla_runtime.ros.messages.conversions import plan_to_message  # noqa: E402
-from vla_runtime.ros.middleware import PROFILE_VARIABLES  # noqa: E402
+from vla_runtime.messages.trajectories import plan_to_message  # noqa: E402
+from vla_runtime.nodes.middleware import PROFILE_VARIABLES  # noqa: E402
 
 NODE = '/vla_policy'
 CAMERAS = ('top', 'left', 'right')
@@ -85,7 +85,7 @@ def start_policy_node(graph: Graph, folder: Path) -> Process:
     robot = folder / 'robot.yaml'
     robot.write_text('\n'.join(lines) + '\n', encoding='utf-8')
     process = graph.start(
-        'vla_runtime.ros.policy.node',
+        'vla_runtime.nodes.policy.node',
         '--ros-args',
         *('-p', f'bundle:={bundle}'),
         *('-p', f'robot:={robot}'),
@@ -108,7 +108,7 @@ def start_executor(graph: Graph, name: str, folder: Path) -> VelocityRobot:
     os.environ.update(dict.fromkeys(PROFILE_VARIABLES, str(profile)))
     try:
         process = graph.start(
-            'vla_runtime.ros.executor.node',
+            'vla_runtime.nodes.executor.node',
             '--ros-args',
             *('-r', f'__ns:=/{name}'),
             *('-p', f'bundle:={folder / "bundle"}'),

@@ -40,8 +40,8 @@ from three_cameras import PACKAGES, Graph, keep_others_out, quiet_domain
 # Beside the helpers that three_cameras makes importable.
 from executor_bench import Arm  # isort: skip
 
+from vla_runtime.messages.diagnostics import values_of
 from vla_runtime.processes.parent_death import dies_with_this_process
-from vla_runtime.ros.messages.diagnostics import values_of
 
 ROOT = Path(__file__).resolve().parents[1]
 NODE = '/vla_executor'
@@ -71,7 +71,7 @@ def measure(
 ) -> dict[str, Any]:
     """Run the executor once and return the tick figures of its status."""
     process = graph.start(
-        'vla_runtime.ros.executor.node',
+        'vla_runtime.nodes.executor.node',
         '--ros-args',
         *('--params-file', str(ROOT / 'config' / 'executor.yaml')),
         *('-p', f'bundle:={bundle}'),

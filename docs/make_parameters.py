@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from vla_runtime.ros.executor.parameters import EXECUTOR_PARAMETERS
-from vla_runtime.ros.parameters import ParameterTable
-from vla_runtime.ros.policy.parameters import POLICY_PARAMETERS
-from vla_runtime.ros.recorder.parameters import RECORDER_PARAMETERS
+from vla_runtime.nodes.executor.parameters import EXECUTOR_PARAMETERS
+from vla_runtime.nodes.parameter_table import ParameterTable
+from vla_runtime.nodes.policy.parameters import POLICY_PARAMETERS
+from vla_runtime.nodes.recorder.parameters import RECORDER_PARAMETERS
 from vla_tabletop.nodes.parameters import TABLETOP_PARAMETERS
 
 PAGE = Path(__file__).with_name('parameters.md')

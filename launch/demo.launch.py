@@ -23,8 +23,8 @@ from launch.launch_description_sources import PythonLaunchDescriptionSource
 from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
 
+from vla_runtime.nodes.launch_arguments import starts_here
 from vla_runtime.processes.parent_death import LAUNCH_VARIABLE
-from vla_runtime.ros.launch_arguments import starts_here
 
 SHARE = Path(get_package_share_directory('vla_runtime'))
 RUNTIME = str(SHARE / 'launch' / 'vla.launch.py')

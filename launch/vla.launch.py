@@ -25,13 +25,13 @@ from launch_ros.actions import Node
 from launch_ros.parameter_descriptions import ParameterValue
 from launch_ros.utilities import make_namespace_absolute, prefix_namespace
 
+from vla_runtime.nodes.autostart import COULD_NOT_START
+from vla_runtime.nodes.launch_arguments import check_arguments, starts_here
+from vla_runtime.nodes.middleware import lossless_images
+from vla_runtime.nodes.parameter_file import check_parameter_file
+from vla_runtime.nodes.policy.kept_instruction import FILE_VARIABLE
 from vla_runtime.processes.parent_death import LAUNCH_VARIABLE
-from vla_runtime.ros.autostart import COULD_NOT_START
-from vla_runtime.ros.launch_arguments import check_arguments, starts_here
-from vla_runtime.ros.middleware import lossless_images
-from vla_runtime.ros.parameter_file import check_parameter_file
-from vla_runtime.ros.policy.kept_instruction import FILE_VARIABLE
-from vla_runtime.ros.robot.file import find_robot
+from vla_runtime.robot.file import find_robot
 
 SHARE = Path(get_package_share_directory('vla_runtime'))
 RESPAWN_DELAY_S = 1.0

@@ -49,7 +49,7 @@ if os.environ.get('PYTEST_XDIST_WORKER', 'gw0') != 'gw0':
 sys.path.insert(0, str(Path(__file__).parent))
 
 # Rooms whose tests start nodes.
-_NODES = ('test/ros/', 'test/tabletop/nodes/', 'test/launch/')
+_NODES = ('test/nodes/', 'test/tabletop/nodes/', 'test/launch/')
 
 # A worker has PyTorch, ONNX Runtime and the largest networks of its tests.
 _WORKER_BYTES = 3 << 30

@@ -14,28 +14,28 @@ from rclpy.serialization import serialize_message
 from sensor_msgs.msg import Image, JointState
 from std_msgs.msg import String
 
-from vla_runtime.policy import Policy
-from vla_runtime.recording.bag_writer import Offer
-from vla_runtime.recording.recording import Recording, RecordingLimits
-from vla_runtime.ros.messages.conversions import (
+from vla_runtime.messages.diagnostics import to_message
+from vla_runtime.messages.trajectories import (
     chunk_to_message,
     message_to_plan,
     ns_to_stamp,
     plan_to_message,
 )
-from vla_runtime.ros.messages.diagnostics import to_message
-from vla_runtime.ros.policy.camera_buffer import Frame
-from vla_runtime.ros.policy.description import describe
-from vla_runtime.ros.policy.incoming_requests import Request
-from vla_runtime.ros.policy.joint_buffer import JointSource
-from vla_runtime.ros.policy.parameters import POLICY_PARAMETERS
-from vla_runtime.ros.policy.responder import InferenceContext, Responder
-from vla_runtime.ros.policy.settings import settings_from
-from vla_runtime.ros.policy.status import report
-from vla_runtime.ros.policy.synchronizer import Synchronizer, SyncLimits
-from vla_runtime.ros.recorder.topic_recorder import type_name
-from vla_runtime.ros.robot.file import load_robot
-from vla_runtime.ros.robot.match import match_robot
+from vla_runtime.nodes.policy.description import describe
+from vla_runtime.nodes.policy.incoming_requests import Request
+from vla_runtime.nodes.policy.parameters import POLICY_PARAMETERS
+from vla_runtime.nodes.policy.responder import InferenceContext, Responder
+from vla_runtime.nodes.policy.settings import settings_from
+from vla_runtime.nodes.policy.status import report
+from vla_runtime.nodes.recorder.topic_recorder import type_name
+from vla_runtime.policy import Policy
+from vla_runtime.recording.bag_writer import Offer
+from vla_runtime.recording.recording import Recording, RecordingLimits
+from vla_runtime.robot.file import load_robot
+from vla_runtime.robot.match import match_robot
+from vla_runtime.sensors.camera_buffer import Frame
+from vla_runtime.sensors.joint_buffer import JointSource
+from vla_runtime.sensors.synchronizer import Synchronizer, SyncLimits
 
 START_NS = 1_700_000_000_000_000_000
 STEP_NS = 50_000_000

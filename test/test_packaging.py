@@ -22,7 +22,7 @@ import yaml
 from paths import ROOT
 
 import vla_runtime
-from vla_runtime.ros import node_main
+from vla_runtime.nodes import node_main
 
 NODES = ('policy_node', 'executor_node', 'recorder_node', 'tabletop_node')
 ROS_PACKAGES = {
@@ -270,12 +270,12 @@ def test_data_files_install_what_ros_looks_for(tmp_path: Path) -> None:
 def test_installed_files_are_found_without_ros(tmp_path: Path) -> None:
     site = tmp_path / 'lib' / 'python3' / 'site-packages'
     setup_py('install_data', '--install-dir', str(tmp_path))
-    shutil.copytree(ROOT / 'vla_runtime' / 'ros', site / 'vla_runtime' / 'ros')
+    shutil.copytree(ROOT / 'vla_runtime' / 'files', site / 'vla_runtime' / 'files')
     shutil.copy(ROOT / 'vla_runtime' / '__init__.py', site / 'vla_runtime')
     script = (
         'import sys\n'
         'sys.modules["ament_index_python"] = None\n'
-        'from vla_runtime.ros.package_files import share_folder\n'
+        'from vla_runtime.files.package_files import share_folder\n'
         'print(share_folder())\n'
     )
     said = subprocess.run(
@@ -318,7 +318,7 @@ def test_node_entry_points_exist(node: str) -> None:
 
 @pytest.mark.parametrize('file', ['policy', 'executor'])
 def test_parameter_files_give_every_parameter_its_default(file: str) -> None:
-    module = importlib.import_module(f'vla_runtime.ros.{file}.parameters')
+    module = importlib.import_module(f'vla_runtime.nodes.{file}.parameters')
     table = getattr(module, f'{file.upper()}_PARAMETERS')
     document = yaml.safe_load((ROOT / 'config' / f'{file}.yaml').read_text())
     assert list(document) == ['/**']

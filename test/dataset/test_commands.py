@@ -9,7 +9,7 @@ from rosbags.rosbag2 import StoragePlugin, Writer
 from vla_runtime.dataset.bag_contents import read_contents
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.recording.message_types import message_types
-from vla_runtime.ros.robot.file import load_robot
+from vla_runtime.robot.file import load_robot
 
 ROBOT = """
 format: 1

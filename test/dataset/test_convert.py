@@ -25,7 +25,7 @@ from vla_runtime.dataset.convert import DatasetOptions, Result, convert
 from vla_runtime.dataset.errors import DatasetError
 from vla_runtime.dataset.writer import dataset_folder
 from vla_runtime.recording.topics import MissingTopicError
-from vla_runtime.ros.robot.file import load_robot
+from vla_runtime.robot.file import load_robot
 
 
 class Made:

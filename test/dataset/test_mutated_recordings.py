@@ -15,7 +15,7 @@ from dataset_bag import Story, write_bag
 from rosbags.rosbag2 import StoragePlugin
 
 from vla_runtime.dataset.convert import DatasetOptions, convert
-from vla_runtime.ros.robot.file import load_robot
+from vla_runtime.robot.file import load_robot
 
 MUTATIONS = 30
 STORY = {

@@ -23,10 +23,10 @@ from vla_runtime.execution.command import ChunkRefusal, Reason
 from vla_runtime.execution.handover import HandoverMode
 from vla_runtime.family.listing import family_names, find_family
 from vla_runtime.files.typed_yaml import key_of
+from vla_runtime.nodes.executor.gripper_goals import GoalState
 from vla_runtime.processes import supervisor
-from vla_runtime.ros.executor.gripper_goals import GoalState
-from vla_runtime.ros.robot.file import load_robot
-from vla_runtime.ros.robot.schema import RobotSpec
+from vla_runtime.robot.file import load_robot
+from vla_runtime.robot.schema import RobotSpec
 from vla_tabletop.study.catalogue import STUDIES
 
 MAKE = runpy.run_path(str(ROOT / 'docs' / 'make_parameters.py'))
@@ -116,8 +116,8 @@ def test_parameter_tables_are_those_of_the_code() -> None:
 @pytest.mark.parametrize(
     ('node', 'folder'),
     [
-        ('vla_policy', PACKAGE / 'ros/policy'),
-        ('vla_executor', PACKAGE / 'ros/executor'),
+        ('vla_policy', PACKAGE / 'nodes/policy'),
+        ('vla_executor', PACKAGE / 'nodes/executor'),
         ('tabletop', TABLETOP / 'nodes'),
     ],
 )
@@ -134,7 +134,7 @@ def test_topics_of_a_node_are_those_of_its_code(node: str, folder: Path) -> None
     }
 
 
-@pytest.mark.parametrize('folder', ['ros/messages', 'ros/policy', 'ros/executor'])
+@pytest.mark.parametrize('folder', ['messages', 'nodes/policy', 'nodes/executor'])
 def test_tags_are_explained(folder: str) -> None:
     page = text_of('docs/topics.md')
     for text in literals(*(PACKAGE / folder).glob('*.py')):
@@ -386,6 +386,6 @@ def test_a_launch_file_of_ones_own_gives_a_node_the_time_that_its_shutdown_may_t
 
 
 def test_the_page_gives_the_time_after_which_a_node_ends_its_own_teardown() -> None:
-    node_runner = pytest.importorskip('vla_runtime.ros.node_runner')
+    node_runner = pytest.importorskip('vla_runtime.nodes.node_runner')
     (longest_s,) = re.findall(r'Shutdown takes (\d+) s at most', text_of('docs/running.md'))
     assert int(longest_s) == node_runner._TEARDOWN_S + node_runner._LAST_WAY_OUT_S

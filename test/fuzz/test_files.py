@@ -20,7 +20,7 @@ from vla_runtime.bundle.folder import BundleError, read_bundle
 from vla_runtime.bundle.tensors import read_header
 from vla_runtime.checkpoints.tensors import CheckpointError, read_tensors
 from vla_runtime.files.safetensors_reader import SafetensorsReader
-from vla_runtime.ros.robot.file import RobotError, load_robot
+from vla_runtime.robot.file import RobotError, load_robot
 
 ROBOTS = ROOT / 'config' / 'robots'
 URDF = b"""<robot name="r"><joint name="shoulder_pan" type="revolute">

@@ -15,16 +15,16 @@ from trajectory_msgs.msg import JointTrajectory
 from vla_runtime.execution.columns import Column, CommandColumns
 from vla_runtime.execution.state import MeasuredState
 from vla_runtime.execution.watchdog import StateWatch, WatchdogParameters
-from vla_runtime.processing.normalization import Normalizer
-from vla_runtime.ros.messages.conversions import (
+from vla_runtime.messages.images import ImageError, check_image, to_rgb
+from vla_runtime.messages.trajectories import (
     TrajectoryError,
     chunk_to_message,
     message_to_chunk,
     message_to_plan,
     plan_to_message,
 )
-from vla_runtime.ros.messages.images import ImageError, check_image, to_rgb
-from vla_runtime.ros.policy.joint_buffer import JointBuffer, JointSource, JointTopic
+from vla_runtime.processing.normalization import Normalizer
+from vla_runtime.sensors.joint_buffer import JointBuffer, JointSource, JointTopic
 from vla_runtime.types import ActionChunk, ChunkHeader
 
 NAMES = ('a', 'b', 'turn')

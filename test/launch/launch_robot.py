@@ -16,7 +16,7 @@ from tiny_policy import JOINTS, tiny_dims, tiny_spec, write_tiny_policy
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.bundle.schema import ActionSpec
-from vla_runtime.ros.messages.conversions import ns_to_stamp
+from vla_runtime.messages.trajectories import ns_to_stamp
 
 HORIZON = 24
 # Positions for the arm and a velocity for the gripper: both kinds of hold.

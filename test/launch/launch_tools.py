@@ -12,7 +12,7 @@ from launch.actions import GroupAction, IncludeLaunchDescription
 from launch.launch_description_sources import PythonLaunchDescriptionSource
 from std_srvs.srv import Trigger
 
-from vla_runtime.ros.messages.diagnostics import values_of
+from vla_runtime.messages.diagnostics import values_of
 
 
 def included(file: str, **arguments: str) -> GroupAction:

@@ -27,8 +27,8 @@ from launch_robot import HORIZON, FollowingRobot, write_files
 from launch_tools import included, newest_values, start_motion, wait_active
 from rclpy.qos import DurabilityPolicy, ReliabilityPolicy
 
-from vla_runtime.ros.messages.conversions import message_to_chunk, message_to_plan
-from vla_runtime.ros.messages.diagnostics import values_of
+from vla_runtime.messages.diagnostics import values_of
+from vla_runtime.messages.trajectories import message_to_chunk, message_to_plan
 
 pytestmark = pytest.mark.graph
 

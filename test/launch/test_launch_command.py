@@ -37,9 +37,9 @@ from launch.launch_description_sources import get_launch_description_from_python
 from launch_robot import FollowingRobot, write_files
 from launch_tools import start_motion, wait_active
 
-from vla_runtime.ros.messages.diagnostics import values_of
-from vla_runtime.ros.middleware import PROFILE_VARIABLES
-from vla_runtime.ros.parameters import ParameterError
+from vla_runtime.messages.diagnostics import values_of
+from vla_runtime.nodes.middleware import PROFILE_VARIABLES
+from vla_runtime.nodes.parameter_table import ParameterError
 
 DEMO = ROOT / 'engines' / 'demo'
 

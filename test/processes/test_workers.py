@@ -21,7 +21,7 @@ from vla_runtime.files.atomic_write import WriteError, atomic_write
 from vla_runtime.files.field_error import FieldError
 from vla_runtime.processes.workers import workers
 from vla_runtime.recording.topics import missing_topic
-from vla_runtime.ros.robot.file import RobotError
+from vla_runtime.robot.file import RobotError
 
 _PATIENCE_S = 120.0
 _BUSY = """

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vla_runtime.replay.motion import RecordedMotion, open_loop_error
-from vla_runtime.ros.robot.file import load_robot
+from vla_runtime.robot.file import load_robot
 from vla_runtime.types import ActionChunk
 
 STEP_NS = 100_000_000

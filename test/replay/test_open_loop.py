@@ -16,7 +16,7 @@ from vla_runtime.recording.topics import MissingTopicError
 from vla_runtime.replay.open_loop_run import run_open_loop
 from vla_runtime.replay.recorded import ReplayError
 from vla_runtime.replay.setup import Changes
-from vla_runtime.ros.robot.file import load_robot
+from vla_runtime.robot.file import load_robot
 from vla_runtime.types import Observation
 
 TYPES = get_typestore(Stores.ROS2_JAZZY)

@@ -9,7 +9,7 @@ from pathlib import Path
 from vla_runtime.bundle.folder import why_not_in
 from vla_runtime.bundle.schema import SPEC_FILE
 from vla_runtime.files.atomic_write import STANDARD_OUTPUT, is_stream
-from vla_runtime.ros.package_files import share_folder
+from vla_runtime.files.package_files import share_folder
 
 # Files of recordings, which no result replaces.
 _RECORDED = ('.mcap', '.db3')

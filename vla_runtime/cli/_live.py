@@ -79,9 +79,9 @@ def play_live(
     Raises:
         LivePlayError: the node did not start, or ended.
     """
+    from vla_runtime.nodes.player.live import LivePlayer
     from vla_runtime.replay.frames import SkippedInference
     from vla_runtime.replay.live_steps import StandIn, live_steps
-    from vla_runtime.ros.player.live import LivePlayer
 
     result = LiveResult()
     with tempfile.TemporaryDirectory(prefix='vla_replay_') as folder:
@@ -156,9 +156,9 @@ def _options(run: RecordedRun, changes: Changes, folder: Path) -> tuple[Any, flo
     The node's robot file is written to the folder.
     """
     from vla_runtime.bundle.folder import read_bundle
+    from vla_runtime.nodes.player.steps import PolicyNodeOptions
     from vla_runtime.replay.setup import fit_recording
-    from vla_runtime.ros.player.steps import PolicyNodeOptions
-    from vla_runtime.ros.robot.file import stamped_by_headers
+    from vla_runtime.robot.file import stamped_by_headers
 
     description = run.inferences[0].description
     if any(one.description is not description for one in run.inferences):

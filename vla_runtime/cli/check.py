@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vla_runtime.bundle.folder import Bundle
-    from vla_runtime.ros.robot.schema import Robot
+    from vla_runtime.robot.schema import Robot
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,8 +37,8 @@ def main(arguments: argparse.Namespace) -> int:
     from vla_runtime.bundle.folder import BundleError, read_bundle
     from vla_runtime.bundle.summary import line
     from vla_runtime.families.bundle_contents import check_contents
-    from vla_runtime.ros.package_files import share_folder
-    from vla_runtime.ros.robot.file import find_robot, load_robot
+    from vla_runtime.files.package_files import share_folder
+    from vla_runtime.robot.file import find_robot, load_robot
 
     try:
         file = find_robot(arguments.robot, share_folder() / 'config' / 'robots')
@@ -62,7 +62,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _of_robot(robot: Robot) -> list[str]:
     from vla_runtime.bundle.summary import line
-    from vla_runtime.ros.robot.urdf_limits import beyond_urdf
+    from vla_runtime.robot.urdf_limits import beyond_urdf
 
     lines = [line('joints', ', '.join(f'{joint.name} [{joint.unit}]' for joint in robot.joints))]
     lines += [line('camera', f'{camera.name}: {camera.topic}') for camera in robot.cameras]
@@ -77,7 +77,7 @@ def _of_both(robot: Robot, bundle: Bundle) -> list[str]:
     """Match the files; return what becomes of the policy's names on this robot."""
     from vla_runtime.bundle.statistics import statistics_notes
     from vla_runtime.bundle.summary import line, task_notes
-    from vla_runtime.ros.robot.match import match_robot
+    from vla_runtime.robot.match import match_robot
 
     match = match_robot(robot, bundle.spec, bundle.folder)
     spec = bundle.spec

@@ -88,9 +88,9 @@ def _runnable(bundle: Bundle, fault: str) -> str:
 
     Studies judge on the simulated tabletop robot.
     """
-    from vla_runtime.ros.package_files import share_folder
-    from vla_runtime.ros.robot.file import load_robot
-    from vla_runtime.ros.robot.match import MatchError, match_robot
+    from vla_runtime.files.package_files import share_folder
+    from vla_runtime.robot.file import load_robot
+    from vla_runtime.robot.match import MatchError, match_robot
 
     reason, study, _ = fault.partition(': vla_runtime study')
     if not study:

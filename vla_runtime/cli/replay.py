@@ -237,8 +237,8 @@ def _check_together(arguments: argparse.Namespace, several: bool) -> None:
 
 
 def _changes(arguments: argparse.Namespace) -> Changes:
+    from vla_runtime.nodes.policy.settings import read_value
     from vla_runtime.replay.setup import Changes
-    from vla_runtime.ros.policy.settings import read_value
 
     settings: dict[str, Any] = {}
     for text in arguments.set:
@@ -269,7 +269,7 @@ def _one(path: Path, changes: Changes, arguments: argparse.Namespace) -> Json:
 def _live(run: RecordedRun, changes: Changes, offline: Offline, rate: float) -> LiveResult:
     require_packages('rclpy')
     from vla_runtime.cli._live import play_live
-    from vla_runtime.ros.player.live import own_domain
+    from vla_runtime.nodes.player.live import own_domain
 
     own_domain()
     return play_live(run, changes, offline, rate)
@@ -328,7 +328,7 @@ def _open_loop(path: Path, changes: Changes, arguments: argparse.Namespace) -> O
     from tqdm import tqdm
 
     from vla_runtime.replay.open_loop_run import run_open_loop
-    from vla_runtime.ros.robot.file import load_robot
+    from vla_runtime.robot.file import load_robot
 
     file = _robot_file(arguments.robot)
     robot = None if file is None else load_robot(file)
@@ -344,8 +344,8 @@ def _open_loop(path: Path, changes: Changes, arguments: argparse.Namespace) -> O
 
 
 def _robot_file(named: str | None) -> Path | None:
-    from vla_runtime.ros.package_files import share_folder
-    from vla_runtime.ros.robot.file import find_robot
+    from vla_runtime.files.package_files import share_folder
+    from vla_runtime.robot.file import find_robot
 
     if named is None:
         return None

@@ -122,8 +122,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _wishes(arguments: argparse.Namespace) -> DatasetOptions:
     from vla_runtime.dataset.convert import DatasetOptions
-    from vla_runtime.ros.package_files import share_folder
-    from vla_runtime.ros.robot.file import find_robot, load_robot
+    from vla_runtime.files.package_files import share_folder
+    from vla_runtime.robot.file import find_robot, load_robot
 
     for name in ('frame_age', 'shortest'):
         value = getattr(arguments, name)

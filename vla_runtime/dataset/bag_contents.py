@@ -14,6 +14,8 @@ import numpy as np
 
 from vla_runtime.dataset.errors import DatasetError
 from vla_runtime.dataset.series import JointSeries
+from vla_runtime.messages.diagnostics import values_of
+from vla_runtime.messages.trajectories import TrajectoryError, message_to_chunk, message_to_plan
 from vla_runtime.recording.bag_clock import BagClock, StampLog
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.recording.storage_file import RawMessage
@@ -29,10 +31,8 @@ from vla_runtime.recording.topics import (
     missing_topic,
     robot_namespace,
 )
-from vla_runtime.ros.messages.conversions import TrajectoryError, message_to_chunk, message_to_plan
-from vla_runtime.ros.messages.diagnostics import values_of
-from vla_runtime.ros.robot.match import command_units
-from vla_runtime.ros.robot.schema import Robot, RobotCamera, RobotOutput, is_received
+from vla_runtime.robot.match import command_units
+from vla_runtime.robot.schema import Robot, RobotCamera, RobotOutput, is_received
 
 _KINDS: Mapping[str, str] = {
     'joint_trajectory': 'trajectory_msgs/msg/JointTrajectory',

@@ -12,10 +12,10 @@ from vla_runtime.dataset.bag_contents import BagContents
 from vla_runtime.dataset.episodes import PlannedEpisode
 from vla_runtime.dataset.errors import DatasetError
 from vla_runtime.dataset.frames import DatasetFrame, EncodedImage
+from vla_runtime.messages.images import ImageError, describe_encoding, to_rgb
 from vla_runtime.recording.needed_frames import NeededFrames
 from vla_runtime.recording.storage_file import RawMessage
-from vla_runtime.ros.messages.images import ImageError, describe_encoding, to_rgb
-from vla_runtime.ros.robot.schema import RobotCamera
+from vla_runtime.robot.schema import RobotCamera
 
 _JPEG, _PNG = b'\xff\xd8', b'\x89PNG'
 # Larger files are hardly smaller above it, and take far longer.

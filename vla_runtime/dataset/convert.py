@@ -17,9 +17,9 @@ from vla_runtime.dataset.frames import DatasetFrame, EpisodeFacts
 from vla_runtime.dataset.layout import FRAME_AGE_S, MOST_FPS, SHORTEST_S, Layout
 from vla_runtime.dataset.writer import DatasetWriter, dataset_folder
 from vla_runtime.files.counts import counted
+from vla_runtime.nodes.policy.description import find_description, is_description
 from vla_runtime.recording.bag_reader import BagReader
-from vla_runtime.ros.policy.description import find_description, is_description
-from vla_runtime.ros.robot.schema import Robot
+from vla_runtime.robot.schema import Robot
 
 # Shows progress over frames, of which there are so many; gives them on.
 Progress = Callable[[Iterable[DatasetFrame], int], Iterable[DatasetFrame]]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vla_runtime.nodes.policy.robot_policy import RobotPolicy
 from vla_runtime.recording.bag_clock import BagClock, StampLog
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.recording.topics import (
@@ -23,9 +24,8 @@ from vla_runtime.recording.topics import (
     robot_namespace,
 )
 from vla_runtime.replay.recorded import ReplayError
-from vla_runtime.ros.policy.joint_buffer import JointSource
-from vla_runtime.ros.policy.robot_policy import RobotPolicy
-from vla_runtime.ros.robot.schema import Robot, is_received
+from vla_runtime.robot.schema import Robot, is_received
+from vla_runtime.sensors.joint_buffer import JointSource
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vla_runtime.messages.diagnostics import values_of
 from vla_runtime.recording.bag_reader import BagReader
-from vla_runtime.ros.messages.diagnostics import values_of
 
 _DIAGNOSTICS = 'diagnostic_msgs/msg/DiagnosticArray'
 

@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
+from vla_runtime.nodes.player.steps import LiveStep, PlayedMessage
+from vla_runtime.nodes.policy.description import MEASURED
 from vla_runtime.recording.cdr import joint_state, with_header_stamp
 from vla_runtime.recording.storage_file import RawMessage
 from vla_runtime.replay.frames import CompleteInference, SkippedInference, with_frames
 from vla_runtime.replay.recorded import RecordedInference, RecordedRun
-from vla_runtime.ros.player.steps import LiveStep, PlayedMessage
-from vla_runtime.ros.policy.description import MEASURED
 
 _JOINTS = 'sensor_msgs/msg/JointState'
 # The least `max_observation_age_s` of the policy node.

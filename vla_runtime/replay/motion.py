@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vla_runtime.replay.recorded import ReplayError
-from vla_runtime.ros.robot.schema import Robot
+from vla_runtime.robot.schema import Robot
 from vla_runtime.types import ActionChunk
 
 # Longest time without a measurement that is interpolated over, at least.

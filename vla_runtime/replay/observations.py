@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from vla_runtime.bundle.folder import Bundle
+from vla_runtime.messages.images import to_rgb
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.replay.frames import CompleteInference, SkippedInference, with_frames
 from vla_runtime.replay.recorded import ReplayError, read_run
 from vla_runtime.replay.setup import fit_recording
-from vla_runtime.ros.messages.images import to_rgb
-from vla_runtime.ros.robot.match import RobotMatch
+from vla_runtime.robot.match import RobotMatch
 from vla_runtime.types import Observation
 
 

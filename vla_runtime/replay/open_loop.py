@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.messages.trajectories import ReceivedPlan
+from vla_runtime.nodes.policy.robot_policy import RobotPolicy
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.recording.storage_file import RawMessage
 from vla_runtime.replay.bag_topics import BagTopics
 from vla_runtime.replay.motion import RecordedMotion
-from vla_runtime.ros.messages.conversions import ReceivedPlan
-from vla_runtime.ros.policy.camera_buffer import Frame
-from vla_runtime.ros.policy.robot_policy import RobotPolicy
-from vla_runtime.ros.policy.synchronizer import Selection, Synchronizer, SyncLimits
+from vla_runtime.sensors.camera_buffer import Frame
+from vla_runtime.sensors.synchronizer import Selection, Synchronizer, SyncLimits
 from vla_runtime.types import ActionChunk, Observation
 
 # Messages of a bag lie within this of the order of their stamps; a recorder of used frames writes

@@ -12,6 +12,9 @@ import numpy as np
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.files.counts import counted
+from vla_runtime.nodes.policy.description import find_description, is_description
+from vla_runtime.nodes.policy.robot_policy import RobotPolicy
+from vla_runtime.nodes.policy.settings import live_settings, settings_from
 from vla_runtime.policy import Policy
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.replay.bag_topics import find_instructions, find_topics
@@ -19,11 +22,8 @@ from vla_runtime.replay.motion import OpenLoopError, open_loop_error
 from vla_runtime.replay.open_loop import OpenLoop, Prediction
 from vla_runtime.replay.recorded import ReplayError
 from vla_runtime.replay.setup import Changes
-from vla_runtime.ros.policy.description import find_description, is_description
-from vla_runtime.ros.policy.robot_policy import RobotPolicy
-from vla_runtime.ros.policy.settings import live_settings, settings_from
-from vla_runtime.ros.robot.match import match_robot
-from vla_runtime.ros.robot.schema import Robot
+from vla_runtime.robot.match import match_robot
+from vla_runtime.robot.schema import Robot
 
 _STEPS_SHOWN = 10
 # Shows progress over predictions; gives them on.

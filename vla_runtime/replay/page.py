@@ -19,13 +19,13 @@ import numpy as np
 from vla_runtime import __version__
 from vla_runtime.files.atomic_write import write_text
 from vla_runtime.files.html_page import html_page
+from vla_runtime.messages.images import to_rgb
+from vla_runtime.nodes.policy.description import PolicyDescription
 from vla_runtime.recording.topics import is_topic
 from vla_runtime.replay.events import Events
 from vla_runtime.replay.frames import SkippedInference
 from vla_runtime.replay.rerun import ReplayedInference
 from vla_runtime.replay.summary import ReplaySummary
-from vla_runtime.ros.messages.images import to_rgb
-from vla_runtime.ros.policy.description import PolicyDescription
 from vla_runtime.types import ActionChunk
 
 # Width of the images, pixels, and their quality: some 8 kB each.

@@ -13,19 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from vla_runtime.recording.bag_reader import BagReader
-from vla_runtime.recording.cdr import header_stamp_ns
-from vla_runtime.recording.storage_file import RawMessage
-from vla_runtime.recording.topics import IMAGE_TYPES
-from vla_runtime.ros.messages.conversions import (
+from vla_runtime.messages.diagnostics import values_of
+from vla_runtime.messages.images import content_id
+from vla_runtime.messages.trajectories import (
     ReceivedPlan,
     message_to_chunk,
     message_to_plan,
 )
-from vla_runtime.ros.messages.diagnostics import values_of
-from vla_runtime.ros.messages.images import content_id
-from vla_runtime.ros.policy.description import CONTENT, PolicyDescription, read_description
-from vla_runtime.ros.policy.settings import live_settings, read_value
+from vla_runtime.nodes.policy.description import CONTENT, PolicyDescription, read_description
+from vla_runtime.nodes.policy.settings import live_settings, read_value
+from vla_runtime.recording.bag_reader import BagReader
+from vla_runtime.recording.cdr import header_stamp_ns
+from vla_runtime.recording.storage_file import RawMessage
+from vla_runtime.recording.topics import IMAGE_TYPES
 from vla_runtime.types import ActionChunk
 
 _REPORT, _DESCRIPTION = '/report', '/description'

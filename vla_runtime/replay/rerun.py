@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from vla_runtime.nodes.policy.description import PolicyDescription
+from vla_runtime.nodes.policy.settings import settings_from
 from vla_runtime.replay.comparison import ChunkError, compare_chunks
 from vla_runtime.replay.frames import CompleteInference, SkippedInference, with_frames
 from vla_runtime.replay.observations import observation_of
 from vla_runtime.replay.recorded import RecordedInference, RecordedRun
 from vla_runtime.replay.setup import Changes, LoadedPolicy, load_policy
-from vla_runtime.ros.policy.description import PolicyDescription
-from vla_runtime.ros.policy.settings import settings_from
 from vla_runtime.types import ActionChunk, InferenceReport
 
 

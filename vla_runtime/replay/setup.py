@@ -13,11 +13,11 @@ from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.engines.triton_option import OFF
 from vla_runtime.files.machine import machine, versions
+from vla_runtime.nodes.policy.description import PolicyDescription
+from vla_runtime.nodes.policy.robot_policy import RobotPolicy
 from vla_runtime.policy import Policy
 from vla_runtime.replay.recorded import ReplayError
-from vla_runtime.ros.policy.description import PolicyDescription
-from vla_runtime.ros.policy.robot_policy import RobotPolicy
-from vla_runtime.ros.robot.match import RobotMatch, match_robot
+from vla_runtime.robot.match import RobotMatch, match_robot
 
 # Facts of the machine that a chunk may depend on.
 _MACHINE = ('cpu', 'cpu_instructions')

@@ -20,7 +20,7 @@ from vla_runtime.replay.recorded import read_run
 from vla_runtime.replay.rerun import PolicyStore, Replay
 from vla_runtime.replay.setup import Changes
 from vla_runtime.replay.summary import ReplaySummary
-from vla_runtime.ros.robot.file import load_robot
+from vla_runtime.robot.file import load_robot
 
 Json = dict[str, Any]
 # Recordings of one robot come one after the other: a process loads their policy once.

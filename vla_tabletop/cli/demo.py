@@ -20,8 +20,8 @@ from vla_runtime.cli._files import bundle_folder, make_folder, output_folder
 from vla_runtime.cli._numbers import MOST_SEED, at_least, between
 from vla_runtime.cli._packages import import_problem
 from vla_runtime.files.atomic_write import WriteError
+from vla_runtime.processes.interrupt import Interrupt, interruptible
 from vla_runtime.recording.reserve import Reserve
-from vla_runtime.ros.interrupt import Interrupt, interruptible
 from vla_tabletop.demo.console import say
 
 if TYPE_CHECKING:
@@ -157,8 +157,8 @@ def _with_networks(options: DemoOptions) -> DemoOptions:
 
 def _prepare_environment() -> None:
     """Set what the launch files set, unless the user has: lossless images, this machine only."""
-    from vla_runtime.ros.middleware import lossless_images, stay_on_this_machine
-    from vla_runtime.ros.package_files import share_folder
+    from vla_runtime.files.package_files import share_folder
+    from vla_runtime.nodes.middleware import lossless_images, stay_on_this_machine
 
     os.environ.update(lossless_images(os.environ, share_folder() / 'config'))
     # A simulated robot is nobody else's business on the network.

@@ -191,9 +191,9 @@ def _check(
     """Refuse options that would fail only after seconds or hours of work."""
     from vla_runtime.bundle.folder import read_bundle
     from vla_runtime.engines.preflight import check_backend
-    from vla_runtime.ros.package_files import share_folder
-    from vla_runtime.ros.robot.file import find_robot, load_robot
-    from vla_runtime.ros.robot.match import match_robot
+    from vla_runtime.files.package_files import share_folder
+    from vla_runtime.robot.file import find_robot, load_robot
+    from vla_runtime.robot.match import match_robot
 
     by_policy = [c for study in studies for c in study.conditions if c.chunk_source == 'policy']
     if by_policy:

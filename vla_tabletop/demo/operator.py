@@ -13,8 +13,8 @@ from rclpy.parameter import Parameter, parameter_value_to_python
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
-from vla_runtime.ros.qos import LATCHED
-from vla_runtime.ros.service_call import ServiceCall, TransitionCall
+from vla_runtime.nodes.qos import LATCHED
+from vla_runtime.nodes.service_call import ServiceCall, TransitionCall
 
 _POLL_S = 0.02
 # Loading a policy on a busy machine takes its time.

@@ -16,12 +16,12 @@ from vla_runtime.engines.candidates import candidates
 from vla_runtime.engines.device_names import default_device
 from vla_runtime.engines.preflight import AUTO, check_backend, check_words
 from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.files.package_files import share_folder
 from vla_runtime.inference.guidance import MOST_BETA, check_beta
 from vla_runtime.recording.image_modes import ImageMode
-from vla_runtime.ros.package_files import share_folder
-from vla_runtime.ros.robot.file import find_robot, load_robot
-from vla_runtime.ros.robot.match import match_robot
-from vla_runtime.ros.robot.schema import Robot
+from vla_runtime.robot.file import find_robot, load_robot
+from vla_runtime.robot.match import match_robot
+from vla_runtime.robot.schema import Robot
 from vla_tabletop.nodes.robot import require_tabletop
 
 _NAMESPACE = re.compile(r'([A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*)?')

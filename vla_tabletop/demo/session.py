@@ -24,15 +24,15 @@ from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
 from vla_runtime.files.atomic_write import WriteError, write_text
+from vla_runtime.files.package_files import share_folder
+from vla_runtime.nodes.node_main import MODULES
+from vla_runtime.nodes.node_runner import make_executor
+from vla_runtime.nodes.recorder.topic_recorder import TopicRecorder
+from vla_runtime.processes.interrupt import Interrupt
 from vla_runtime.processes.supervisor import ChildDiedError, Supervisor
 from vla_runtime.recording.frame_store import DEFAULT_FRAME_BYTES
 from vla_runtime.recording.recording import Recording, RecordingLimits
-from vla_runtime.ros.interrupt import Interrupt
-from vla_runtime.ros.node_main import MODULES
-from vla_runtime.ros.node_runner import make_executor
-from vla_runtime.ros.package_files import share_folder
-from vla_runtime.ros.recorder.topic_recorder import TopicRecorder
-from vla_runtime.ros.robot.schema import Robot
+from vla_runtime.robot.schema import Robot
 from vla_tabletop.demo.instructions import Assignment, assignments
 from vla_tabletop.demo.operator import (
     ANSWER_TIMEOUT_S,

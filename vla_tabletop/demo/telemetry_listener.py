@@ -8,10 +8,10 @@ from typing import Any
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from sensor_msgs.msg import JointState
 
-from vla_runtime.ros.messages.conversions import stamp_to_ns
-from vla_runtime.ros.messages.diagnostics import values_of
-from vla_runtime.ros.recorder.topic_recorder import Listener
-from vla_runtime.ros.robot.schema import Robot, RobotOutput
+from vla_runtime.messages.diagnostics import values_of
+from vla_runtime.messages.trajectories import stamp_to_ns
+from vla_runtime.nodes.recorder.topic_recorder import Listener
+from vla_runtime.robot.schema import Robot, RobotOutput
 from vla_tabletop.demo.telemetry import Inference, Seam, Series, Telemetry, Thumbnail
 
 _COUNTERS = frozenset(

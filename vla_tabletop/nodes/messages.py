@@ -13,8 +13,8 @@ from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.ros.messages.conversions import stamp_to_ns
-from vla_runtime.ros.robot.schema import Robot, RobotCamera, RobotOutput
+from vla_runtime.messages.trajectories import stamp_to_ns
+from vla_runtime.robot.schema import Robot, RobotCamera, RobotOutput
 from vla_tabletop.sim.controller import CommandError, JointFollower
 
 _JPEG_QUALITY = 90

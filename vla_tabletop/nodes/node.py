@@ -19,7 +19,7 @@ import sys
 
 if __name__ == '__main__':
     # Before what takes seconds to import: a Ctrl-C meanwhile ends the process quietly.
-    from vla_runtime.ros.node_main import run_module
+    from vla_runtime.nodes.node_main import run_module
 
     sys.exit(run_module('tabletop_node'))
 
@@ -39,22 +39,22 @@ from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
-from vla_runtime.ros.executor.steady_loop import SteadyLoop
-from vla_runtime.ros.messages.conversions import ns_to_stamp
-from vla_runtime.ros.messages.diagnostics import (
+from vla_runtime.files.package_files import share_folder
+from vla_runtime.messages.diagnostics import (
     REPEAT_LOG_S,
     Level,
     StatusItem,
     Throttle,
     to_message,
 )
-from vla_runtime.ros.messages.output_types import message_type
-from vla_runtime.ros.node_parameters import refuse_unknown
-from vla_runtime.ros.node_runner import guarded, run_node
-from vla_runtime.ros.package_files import share_folder
-from vla_runtime.ros.parameters import declare, values
-from vla_runtime.ros.qos import LATCHED, RELIABLE
-from vla_runtime.ros.robot.file import find_robot, load_robot
+from vla_runtime.messages.trajectories import ns_to_stamp
+from vla_runtime.nodes.executor.steady_loop import SteadyLoop
+from vla_runtime.nodes.node_parameters import refuse_unknown
+from vla_runtime.nodes.node_runner import guarded, run_node
+from vla_runtime.nodes.output_types import message_type
+from vla_runtime.nodes.parameters import declare, values
+from vla_runtime.nodes.qos import LATCHED, RELIABLE
+from vla_runtime.robot.file import find_robot, load_robot
 from vla_tabletop.nodes.messages import command_taker, image_message, joint_state_message
 from vla_tabletop.nodes.parameters import TABLETOP_PARAMETERS
 from vla_tabletop.nodes.robot import require_tabletop

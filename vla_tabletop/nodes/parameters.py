@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vla_runtime.ros.parameters import ParameterSpec
+from vla_runtime.nodes.parameter_table import ParameterSpec
 from vla_tabletop.sim.scene import VARIANTS
 
 TABLETOP_PARAMETERS: tuple[ParameterSpec, ...] = (

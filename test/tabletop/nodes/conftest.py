@@ -4,7 +4,7 @@ import sys
 
 from paths import ROOT
 
-sys.path.insert(0, str(ROOT / 'test' / 'ros'))
+sys.path.insert(0, str(ROOT / 'test' / 'nodes'))
 
 from discovery import announce_often, udp_profile  # noqa: F401 (a fixture)
 from graph import isolate

@@ -203,7 +203,7 @@ def test_ctrl_c_while_it_starts_leaves_a_report_too(bundle, tmp_path):
 def test_a_crashed_process_is_named_with_its_end(bundle, tmp_path):
     demo = Demo(bundle, tmp_path / 'out', seconds=60.0)
     demo.wait_for_line(r'chunk [1-9]')
-    os.kill(demo.child('vla_runtime.ros.policy.node'), signal.SIGKILL)
+    os.kill(demo.child('vla_runtime.nodes.policy.node'), signal.SIGKILL)
     code, text = demo.end()
     assert code == 1, text
     assert 'policy was ended by signal 9' in text

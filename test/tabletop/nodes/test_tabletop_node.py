@@ -14,9 +14,9 @@ from std_msgs.msg import Float64MultiArray, String
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
-from vla_runtime.ros.messages.conversions import stamp_to_ns
-from vla_runtime.ros.messages.diagnostics import values_of
-from vla_runtime.ros.messages.images import to_rgb
+from vla_runtime.messages.diagnostics import values_of
+from vla_runtime.messages.images import to_rgb
+from vla_runtime.messages.trajectories import stamp_to_ns
 from vla_tabletop.sim.world import JOINT_NAMES, Tabletop
 
 pytestmark = pytest.mark.graph

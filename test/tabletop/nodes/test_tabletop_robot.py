@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from paths import ROOT
 
-from vla_runtime.ros.robot.file import load_robot
-from vla_runtime.ros.robot.schema import JointCommand, Robot
+from vla_runtime.robot.file import load_robot
+from vla_runtime.robot.schema import JointCommand, Robot
 from vla_tabletop.nodes.robot import require_tabletop
 from vla_tabletop.sim.arm import JOINT_NAMES, joint_ranges_rad
 

@@ -110,9 +110,9 @@ def test_every_request_has_the_plan_and_it_begins_at_the_observation(world, expe
 
 def test_the_policy_is_given_the_plan_that_the_node_would_give_it(world, expert, monkeypatch):
     """Past steps and all, through the node's own alignment."""
-    messages = pytest.importorskip('vla_runtime.ros.messages.conversions')
+    messages = pytest.importorskip('vla_runtime.messages.trajectories')
     from vla_runtime.execution.executor import ChunkExecutor
-    from vla_runtime.ros.policy.plan_alignment import align_plan
+    from vla_runtime.nodes.policy.plan_alignment import align_plan
 
     given, aligned = [], []
     poll_request = ChunkExecutor.poll_request

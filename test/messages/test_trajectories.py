@@ -1,0 +1,186 @@
+"""Chunks and plans survive the wire exactly; anything else is refused by field."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rclpy.serialization import deserialize_message, serialize_message
+from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
+
+from vla_runtime.messages.trajectories import (
+    TrajectoryError,
+    chunk_to_message,
+    message_to_chunk,
+    message_to_plan,
+    ns_to_stamp,
+    plan_to_message,
+    stamp_to_ns,
+)
+from vla_runtime.types import ActionChunk, ChunkHeader
+
+MANY = '9' * 5000  # digits, more than Python makes a number of
+
+
+def a_chunk(kinds=('position', 'velocity'), rows=4, step_time_s=0.05):
+    actions = np.random.default_rng(1).normal(size=(rows, len(kinds)))
+    names = tuple(f'joint_{index}' for index in range(len(kinds)))
+    return ActionChunk(actions, names, kinds, step_time_s, np.zeros((rows, 32), np.float32))
+
+
+def over_the_wire(message):
+    return deserialize_message(serialize_message(message), type(message))
+
+
+@given(st.integers(0, (2**31 - 1) * 10**9))
+def test_stamps_are_exact_integers(stamp_ns):
+    assert stamp_to_ns(ns_to_stamp(stamp_ns)) == stamp_ns
+
+
+@pytest.mark.parametrize(
+    'kinds', [('position', 'position'), ('velocity', 'velocity'), ('position', 'velocity')]
+)
+def test_chunk_survives_the_wire(kinds):
+    chunk = a_chunk(kinds)
+    stamp = 1_732_000_000_123_456_789
+    chunk_read, header = message_to_chunk(
+        over_the_wire(chunk_to_message(chunk, ChunkHeader(stamp, 7, 3, tied=False)))
+    )
+    np.testing.assert_array_equal(chunk_read.actions, chunk.actions)
+    assert chunk_read.names == chunk.names
+    assert chunk_read.kinds == kinds
+    assert chunk_read.step_time_s == 0.05
+    assert (header.observation_ns, header.episode, header.number) == (stamp, 7, 3)
+
+
+def test_positions_only_chunk_is_an_ordinary_trajectory():
+    message = chunk_to_message(
+        a_chunk(('position',) * 2), ChunkHeader(5 * 10**9 + 7, 0, 0, tied=False)
+    )
+    assert (message.header.stamp.sec, message.header.stamp.nanosec) == (5, 7)
+    assert list(message.joint_names) == ['joint_0', 'joint_1']
+    assert [stamp_to_ns(point.time_from_start) for point in message.points] == [
+        0,
+        50_000_000,
+        100_000_000,
+        150_000_000,
+    ]
+    assert all(len(point.positions) == 2 and not len(point.velocities) for point in message.points)
+
+
+def test_step_time_that_is_no_whole_nanosecond_keeps_even_spacing():
+    chunk = a_chunk(step_time_s=1 / 30, rows=50)
+    chunk_read, _ = message_to_chunk(chunk_to_message(chunk, ChunkHeader(0, 0, 0, tied=False)))
+    assert chunk_read.step_time_s == pytest.approx(1 / 30, abs=1e-9)
+
+
+def test_single_row_needs_to_be_told_the_step_time():
+    message = chunk_to_message(a_chunk(rows=1), ChunkHeader(0, 0, 0, tied=False))
+    with pytest.raises(TrajectoryError, match='step time'):
+        message_to_chunk(message)
+    assert message_to_chunk(message, step_time_s=0.1)[0].step_time_s == 0.1
+
+
+def test_not_finite_actions_travel_so_that_the_executor_can_refuse_them():
+    chunk = a_chunk(('position', 'position'))
+    chunk.actions[2, 1] = np.nan
+    chunk_read, _ = message_to_chunk(chunk_to_message(chunk, ChunkHeader(0, 0, 0, tied=False)))
+    assert np.isnan(chunk_read.actions[2, 1])
+
+
+def test_plan_survives_the_wire():
+    rows = np.random.default_rng(2).normal(size=(3, 2))
+    message = plan_to_message(
+        rows, ['a', 'b'], ['position', 'velocity'], 0.1, stamp_ns=12, episode=4, certain=2
+    )
+    plan = message_to_plan(over_the_wire(message))
+    np.testing.assert_array_equal(plan.rows, rows)
+    assert plan.names == ('a', 'b')
+    assert plan.kinds == ('position', 'velocity')
+    assert (plan.step_time_s, plan.stamp_ns, plan.episode, plan.certain) == (0.1, 12, 4, 2)
+
+
+def test_empty_plan_is_a_request_all_the_same():
+    message = plan_to_message(
+        np.zeros((0, 2)), ['a', 'b'], ['position'] * 2, 0.1, stamp_ns=9, episode=1, certain=0
+    )
+    plan = message_to_plan(over_the_wire(message))
+    assert plan.rows.shape == (0, 2)
+    assert (plan.stamp_ns, plan.episode, plan.step_time_s) == (9, 1, None)
+
+
+def _points(*rows, step=50_000_000, field='positions'):
+    points = []
+    for index, row in enumerate(rows):
+        point = JointTrajectoryPoint(**{field: row})
+        point.time_from_start.nanosec = index * step
+        points.append(point)
+    return points
+
+
+def _message(names, points, tag='chunk episode=0 number=0'):
+    message = JointTrajectory(joint_names=names, points=points)
+    message.header.frame_id = tag
+    return message
+
+
+@pytest.mark.parametrize(
+    ('message', 'reason'),
+    [
+        (_message(['a'], _points([1.0], [2.0]), tag='base_link'), "frame_id is 'base_link'"),
+        (_message(['a'], _points([1.0], [2.0]), tag='plan episode=0 certain=1'), 'frame_id'),
+        (_message(['a'], []), 'at least one'),
+        (_message([], _points([1.0], [2.0])), 'joint_names'),
+        (_message(['a', 'a'], _points([1.0, 1.0], [2.0, 1.0])), "'a' is named twice"),
+        (
+            _message(['a'], _points([1.0], [2.0]), tag=f'chunk episode={MANY} number=0'),
+            'frame_',
+        ),
+        (_message(['a'], _points([1.0], [2.0]), tag='chunk episode=\u0661 number=0'), 'frame_id'),
+        (_message(['a', 'b'], _points([1.0], [2.0])), r'positions have \[1\] numbers for 2'),
+        (_message(['a', 'b'], _points([1.0, 2.0], [2.0])), r'positions have \[1, 2\] numbers'),
+        (_message(['a'], _points([1.0], [2.0], field='effort')), 'neither positions nor'),
+        (_message(['a'], _points([1.0], [2.0], step=0)), 'time_from_start'),
+        (_message(['a'], [*_points([1.0], [2.0]), *_points([3.0])]), 'time_from_start'),
+    ],
+)
+def test_what_is_not_a_chunk_is_refused_by_field(message, reason):
+    with pytest.raises(TrajectoryError, match=reason):
+        message_to_chunk(message)
+
+
+def test_column_that_changes_its_kind_is_refused():
+    message = chunk_to_message(a_chunk(), ChunkHeader(0, 0, 0, tied=False))
+    message.points[2].velocities[0] = 1.0
+    with pytest.raises(TrajectoryError, match='velocities of joint_0 must be NaN'):
+        message_to_chunk(message)
+
+
+def test_number_of_thousands_of_digits_is_refused_in_a_short_sentence():
+    message = _message(['a'], _points([1.0]), tag=f'plan episode=0 certain={MANY}')
+    with pytest.raises(TrajectoryError, match='characters') as caught:
+        message_to_plan(message)
+    assert len(str(caught.value)) < 200
+
+
+def test_plan_with_a_number_that_is_not_finite_is_refused():
+    message = _message(['a'], _points([1.0], [np.inf]), tag='plan episode=0 certain=1')
+    with pytest.raises(TrajectoryError, match='not finite'):
+        message_to_plan(message)
+
+
+def test_rows_that_do_not_fit_the_names_are_a_programming_error():
+    with pytest.raises(ValueError, match='2 columns'):
+        plan_to_message(
+            np.zeros((1, 3)), ['a', 'b'], ['position'] * 2, 0.1, stamp_ns=0, episode=0, certain=0
+        )
+
+
+@pytest.mark.parametrize('step', [None, 0, 7, -12])
+def test_the_step_of_row_0_travels_with_plan_and_chunk(step):
+    plan = plan_to_message(
+        np.zeros((2, 1)), ('a',), ('position',), 0.1, stamp_ns=5, episode=1, certain=1, step=step
+    )
+    assert message_to_plan(over_the_wire(plan)).step == step
+    chunk = chunk_to_message(a_chunk(), ChunkHeader(5, 1, 2, tied=True, step=step, request=3))
+    _, header = message_to_chunk(over_the_wire(chunk))
+    assert (header.step, header.request, header.tied) == (step, 3, True)

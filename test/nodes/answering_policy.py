@@ -1,0 +1,52 @@
+"""A process that answers every request for a chunk at once, with no network and no images.
+
+For tests of what is between policy and executor: it starts in a second and never fails by itself.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from executor_bench import HOME
+from graph import RELIABLE, graph
+from tabletop_policy import HORIZON, STEP_TIME_S
+from trajectory_msgs.msg import JointTrajectory
+
+from vla_runtime.messages.trajectories import chunk_to_message, message_to_plan
+from vla_runtime.types import ActionChunk, ChunkHeader
+from vla_tabletop.sim.world import JOINT_NAMES
+
+_REACH_RAD = 0.1
+
+
+def main() -> None:
+    """Answer until killed: all joints swing slowly around `HOME`."""
+    with graph() as made:
+        publisher = made.node.create_publisher(JointTrajectory, 'action_chunk', RELIABLE)
+        number = 0
+
+        def answer(request: JointTrajectory) -> None:
+            nonlocal number
+            now_ns = made.node.get_clock().now().nanoseconds
+            times_s = now_ns * 1e-9 + STEP_TIME_S * np.arange(1, HORIZON + 1)
+            chunk = ActionChunk(
+                actions=HOME + _REACH_RAD * np.sin(times_s)[:, None],
+                names=JOINT_NAMES,
+                kinds=('position',) * len(JOINT_NAMES),
+                step_time_s=STEP_TIME_S,
+                normalised=np.zeros((HORIZON, 0), dtype=np.float32),
+            )
+            plan = message_to_plan(request)
+            publisher.publish(
+                chunk_to_message(chunk, ChunkHeader(now_ns, plan.episode, number, tied=False))
+            )
+            number += 1
+
+        made.node.create_subscription(JointTrajectory, 'committed_plan', answer, RELIABLE)
+        while True:
+            time.sleep(1.0)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,395 @@
+"""The executor hears what a controller of ros2_control says about itself, on a real graph."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from diagnostic_msgs.msg import DiagnosticArray
+from executor_bench import HOME, Arm
+from graph import RELIABLE, Graph, graph
+from paths import ROOT
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
+from std_msgs.msg import Float64
+from std_srvs.srv import Trigger
+from tabletop_policy import write_tabletop_policy
+from trajectory_controller import TrajectoryController
+from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
+
+from vla_runtime.messages.diagnostics import values_of
+from vla_runtime.messages.trajectories import ns_to_stamp
+from vla_tabletop.sim.world import JOINT_NAMES
+
+pytestmark = pytest.mark.graph
+
+MODULE = 'vla_runtime.nodes.executor.node'
+PATIENT = {'max_state_age_s': 1.0, 'tick_timeout_s': 1.0, 'clock_jump_s': 5.0}
+JOINTS = list(JOINT_NAMES[:5])
+# What the velocity limit of tabletop.yaml, 3 rad/s, allows in a cycle of 4 ms.
+STEP = 0.012
+needs_control_msgs = pytest.mark.skipif(
+    find_spec('control_msgs') is None,
+    reason='control_msgs is not installed: sudo apt install ros-$ROS_DISTRO-control-msgs',
+)
+
+
+class Controller:
+    """`arm_controller` as a node: parameters, state, and an arm that is where it commands.
+
+    Attributes:
+        rules: its rules.
+        outputs: what it commanded, every cycle.
+    """
+
+    def __init__(
+        self, made: Graph, namespace: str, arm: Arm, joints=JOINTS, **parameters: object
+    ) -> None:
+        self.rules = TrajectoryController(joints, 0.004, HOME[:5].copy())
+        self.outputs: list[np.ndarray] = []
+        self._arm = arm
+        self._node = Node('arm_controller', namespace=namespace, context=made.node.context)
+        given = {
+            'joints': joints,
+            'interpolation_method': 'splines',
+            'allow_partial_joints_goal': False,
+            'update_rate': 250,
+            **parameters,
+        }
+        for name, value in given.items():
+            self._node.declare_parameter(name, value)
+        self._node.create_subscription(
+            JointTrajectory, f'{namespace}/arm_controller/joint_trajectory', self._take, RELIABLE
+        )
+        self._states = None
+        if find_spec('control_msgs') is not None:
+            from control_msgs.msg import JointTrajectoryControllerState
+
+            self._state_type = JointTrajectoryControllerState
+            self._states = self._node.create_publisher(
+                self._state_type, f'{namespace}/arm_controller/controller_state', 10
+            )
+        self._executor = SingleThreadedExecutor(context=made.node.context)
+        self._executor.add_node(self._node)
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._threads = [
+            threading.Thread(target=run, daemon=True) for run in (self._spin, self._cycle)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        self._node.destroy_node()
+
+    def switch(self, *, on: bool) -> None:
+        with self._lock:
+            self.rules.switch(on=on)
+
+    def lead_to(self, positions: np.ndarray, seconds: float) -> None:
+        """Take a goal of its action: nothing of it is seen on the topic."""
+        goal = JointTrajectory(joint_names=list(self.rules.joints))
+        for at, time_s in ((self.rules.reference, 0.0), (positions, seconds)):
+            point = JointTrajectoryPoint(positions=[float(value) for value in at])
+            point.time_from_start.nanosec = round(time_s * 1e9)
+            goal.points.append(point)
+        with self._lock:
+            self.rules.take(goal, self._now_s())
+
+    def _spin(self) -> None:
+        while not self._stop.is_set():
+            self._executor.spin_once(timeout_sec=0.1)
+
+    def _now_s(self) -> float:
+        return self._node.get_clock().now().nanoseconds * 1e-9
+
+    def _take(self, message: JointTrajectory) -> None:
+        with self._lock:
+            self.rules.take(message, self._now_s())
+
+    def _cycle(self) -> None:
+        earlier_s = self._now_s()
+        while not self._stop.wait(self.rules.period_s):
+            with self._lock:
+                now_s = self._now_s()
+                output = self.rules.update(now_s, now_s - earlier_s).copy()
+                earlier_s, self.rules.measured = now_s, output
+                active = self.rules.active
+            self.outputs.append(output)
+            self._arm.positions[:5] = output
+            if active and self._states is not None:
+                self._publish(now_s)
+
+    def _publish(self, now_s: float) -> None:
+        state = self._state_type(joint_names=list(self.rules.joints))
+        state.header.stamp = ns_to_stamp(round(now_s * 1e9))
+        state.reference.positions = self.rules.reference.tolist()
+        state.feedback.positions = self.rules.measured.tolist()
+        state.error.positions = (self.rules.reference - self.rules.measured).tolist()
+        self._states.publish(state)
+
+
+class Bench:
+    """One executor in a namespace of its own, its arm and the arm's controller."""
+
+    def __init__(self, made: Graph, bundle, folder, namespace: str, more='', **controller) -> None:
+        self.graph = made
+        self.node = f'{namespace}/vla_executor'
+        text = (ROOT / 'config' / 'robots' / 'tabletop.yaml').read_text()
+        robot = folder / f'{namespace.strip("/")}.yaml'
+        robot.write_text(text + more)
+        parameters = {'bundle': bundle, 'robot': robot, 'replan_interval': 8, **PATIENT}
+        pairs = [f'{key}:={value}' for key, value in parameters.items()]
+        self.process = made.fork(
+            MODULE,
+            '--ros-args',
+            *(word for pair in pairs for word in ('-p', pair)),
+            '-r',
+            f'__ns:={namespace}',
+            name=self.node,
+        )
+        self.diagnostics = made.collect(DiagnosticArray, '/diagnostics')
+        self.arm = Arm(made, namespace)
+        # Its controller moves it, not the messages.
+        self.arm.follows = False
+        self.controller = Controller(made, namespace, self.arm, **controller)
+        self.scaling = made.node.create_publisher(Float64, f'{namespace}/speed_scaling', 10)
+        assert made.transition(self.node, 'configure')
+        assert made.transition(self.node, 'activate')
+
+    def close(self) -> None:
+        self.controller.close()
+        self.arm.close()
+        self.process.stop()
+
+    def call(self, service: str):
+        return self.graph.call(Trigger, f'{self.node}/{service}', Trigger.Request())
+
+    def start(self) -> None:
+        self.graph.wait_for(lambda: self.call('start').success, 'a start')
+        self.graph.wait_for(lambda: self.arm.plans, 'a request')
+
+    def wait_for_motion(self) -> None:
+        begun = self.controller.outputs[-1]
+        self.graph.wait_for(
+            lambda: (np.abs(self.controller.outputs[-1] - begun) > 0.1).all(), 'motion'
+        )
+
+    def wait_for_cycles(self, count: int) -> None:
+        end = len(self.controller.outputs) + count
+        self.graph.wait_for(lambda: len(self.controller.outputs) >= end, f'{count} cycles')
+
+    def wait_for_silence(self) -> None:
+        """Wait until no command has come for a while."""
+
+        def silent() -> bool:
+            sent = len(self.arm.commands)
+            self.wait_for_cycles(50)
+            return len(self.arm.commands) == sent
+
+        self.graph.wait_for(silent, 'an executor that sends nothing')
+
+    def status(self):
+        for message in reversed(list(self.diagnostics)):
+            for status in message.status:
+                if status.name == f'{self.node}: control':
+                    return {**values_of(status), 'text': status.message}
+        return {}
+
+    def wait_for_reason(self, reason: str):
+        self.graph.wait_for(lambda: self.status().get('reason') == reason, f'reason {reason}')
+        return self.status()
+
+    def refusal(self, word: str) -> str:
+        """Call `~/start` until it is refused with a text that has this word."""
+
+        def refused() -> str:
+            answer = self.call('start')
+            return '' if answer.success or word not in answer.message else answer.message
+
+        return self.graph.wait_for(refused, f'a refusal with {word}')
+
+    def points(self) -> int:
+        return len(self.arm.commands[-1].points)
+
+
+@pytest.fixture(scope='module')
+def bundle(tmp_path_factory):
+    return write_tabletop_policy(tmp_path_factory.mktemp('bundle') / 'tabletop')
+
+
+@pytest.fixture(scope='module')
+def made():
+    with graph() as one:
+        yield one
+
+
+@pytest.fixture
+def bench(made, bundle, tmp_path):
+    benches = []
+
+    def make(namespace: str, more: str = '', **controller) -> Bench:
+        benches.append(Bench(made, bundle, tmp_path, namespace, more, **controller))
+        return benches[-1]
+
+    yield make
+    for one in benches:
+        one.close()
+
+
+def test_a_controller_that_would_refuse_its_joints_is_named_at_start(bench):
+    one = bench('/joints', joints=[*JOINTS, 'seventh'])
+    text = one.refusal('/joints/arm_controller')
+    assert 'seventh' in text and 'arm_controller/joint_trajectory' in text
+
+
+def test_a_controller_that_allows_some_of_its_joints_is_started(bench):
+    one = bench('/partial', joints=[*JOINTS, 'seventh'], allow_partial_joints_goal=True)
+    one.graph.wait_for(lambda: one.call('start').success, 'a start')
+
+
+def test_steps_without_interpolation_are_warned_of(bench):
+    one = bench('/steps', interpolation_method='none')
+    one.start()
+    one.graph.wait_for(lambda: 'interpolation_method' in one.status().get('text', ''), 'a warning')
+
+
+def test_a_trajectory_controller_is_sent_the_delayed_way_and_follows_it(bench):
+    one = bench('/way')
+    one.start()
+    one.graph.wait_for(lambda: one.arm.commands and one.points() > 2, 'the delayed way')
+    one.arm.answer(1, rise_rad=0.02)
+    at = HOME[:5].copy()
+    one.graph.wait_for(
+        lambda: (np.abs(one.controller.rules.output - at) > 0.1).all(), 'an arm that follows'
+    )
+    one.call('stop')
+    one.wait_for_reason('stopped')
+    one.graph.wait_for(
+        lambda: np.allclose(
+            one.controller.rules.output, one.arm.commands[-1].points[-1].positions, atol=1e-6
+        ),
+        'an arm that stands where the last command is',
+    )
+    assert one.controller.rules.refused == 0
+
+
+def test_a_subscriber_that_is_no_trajectory_controller_gets_two_points(made, bundle, tmp_path):
+    """Nobody answers for its parameters: the arm of the other tests, without a controller."""
+    text = (ROOT / 'config' / 'robots' / 'tabletop.yaml').read_text()
+    robot = tmp_path / 'robot.yaml'
+    robot.write_text(text)
+    pairs = {'bundle': bundle, 'robot': robot, **PATIENT}
+    node = '/plain/vla_executor'
+    words = [word for key, value in pairs.items() for word in ('-p', f'{key}:={value}')]
+    process = made.fork(MODULE, '--ros-args', *words, '-r', '__ns:=/plain', name=node)
+    arm = Arm(made, '/plain')
+    assert made.transition(node, 'configure') and made.transition(node, 'activate')
+    made.wait_for(lambda: made.call(Trigger, f'{node}/start', Trigger.Request()).success, 'a start')
+    made.wait_for(lambda: len(arm.commands) > 20, 'commands')
+    assert all(len(command.points) == 2 for command in arm.commands)
+    arm.close()
+    process.stop()
+
+
+def test_speed_scaling_slows_the_plan_down_and_holds_it_at_zero(bench):
+    one = bench('/scaled', 'speed_scaling: {topic: speed_scaling, full: 100.0}\n')
+    stop = threading.Event()
+    percent = [0.0]
+
+    def say() -> None:
+        while not stop.wait(0.01):
+            one.scaling.publish(Float64(data=percent[0]))
+
+    thread = threading.Thread(target=say, daemon=True)
+    thread.start()
+    try:
+        one.start()
+        one.wait_for_reason('speed_scaled_to_zero')
+        one.arm.answer(1, rise_rad=0.02)
+        one.graph.wait_for(lambda: one.status().get('pending_chunk') not in (None, '-1'), 'a chunk')
+        assert np.allclose(one.controller.rules.output, HOME[:5], atol=1e-6)
+        percent[0] = 25.0
+        one.wait_for_reason('tracking')
+        one.graph.wait_for(
+            lambda: (np.abs(one.controller.rules.output - HOME[:5]) > 0.05).all(), 'motion'
+        )
+        # A full step of 0.02 rad takes four times 0.05 s.
+        begun_s, begun = time.monotonic(), one.arm.commanded()[-1].copy()
+        one.graph.wait_for(
+            lambda: np.abs(one.arm.commanded()[-1] - begun).max() > 0.03, 'more motion'
+        )
+        assert time.monotonic() - begun_s > 0.03 / 0.02 * 0.05 / 0.25 * 0.5
+        percent[0] = 0.0
+        one.wait_for_reason('speed_scaled_to_zero')
+    finally:
+        stop.set()
+        thread.join()
+
+
+@needs_control_msgs
+def test_an_inactive_controller_is_named_at_start_and_stops_the_executor(bench):
+    one = bench('/inactive')
+    one.controller.switch(on=False)
+    assert '/inactive/arm_controller' in one.refusal('not active')
+    one.controller.switch(on=True)
+    one.start()
+    one.controller.switch(on=False)
+    status = one.wait_for_reason('controller')
+    assert '/inactive/arm_controller' in status['detail'] and status['mode'] == 'stopped'
+    one.controller.switch(on=True)
+    one.start()
+
+
+@needs_control_msgs
+def test_a_controller_that_comes_back_on_after_the_stop_makes_no_step(bench):
+    one = bench('/comes_back')
+    one.start()
+    one.arm.answer(1, rise_rad=0.02)
+    one.wait_for_motion()
+    one.controller.switch(on=False)
+    one.refusal('not active')
+    begun = len(one.controller.outputs)
+    one.controller.switch(on=True)
+    one.wait_for_cycles(250)
+    steps = np.abs(np.diff(np.array(one.controller.outputs[begun:]), axis=0))
+    assert steps.max() <= STEP
+
+
+@needs_control_msgs
+def test_a_stopped_executor_leaves_the_arm_to_a_goal_of_the_action_and_sets_out_from_its_end(bench):
+    one = bench('/goal')
+    one.start()
+    one.arm.answer(1, rise_rad=0.02)
+    one.wait_for_motion()
+    one.call('stop')
+    one.wait_for_reason('stopped')
+    one.wait_for_silence()
+    sent, goal = len(one.arm.commands), one.controller.outputs[-1] - 0.1
+    one.controller.lead_to(goal, 0.9)
+    one.graph.wait_for(lambda: np.allclose(one.controller.outputs[-1], goal), 'the goal')
+    # For longer than it takes to find that an arm rests.
+    one.wait_for_cycles(250)
+    assert len(one.arm.commands) == sent
+    begun = len(one.controller.outputs)
+    one.start()
+    one.wait_for_cycles(50)
+    steps = np.abs(np.diff(np.array(one.controller.outputs[begun:]), axis=0))
+    assert steps.max() <= STEP
+
+
+@needs_control_msgs
+def test_a_controller_on_the_same_clock_is_sent_stamps(bench):
+    one = bench('/clock')
+    one.start()
+    one.graph.wait_for(
+        lambda: one.arm.commands and one.arm.commands[-1].header.stamp.sec > 0, 'a stamp'
+    )
+    message = one.arm.commands[-1]
+    assert re.match('/clock', one.node) and len(message.points) > 2

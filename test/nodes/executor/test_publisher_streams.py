@@ -1,0 +1,93 @@
+"""Publishers of one topic, told apart by number and joints, and what the core makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from thorough import thorough_after
+
+from vla_runtime.execution.doubled_joints import DoubledJoints
+from vla_runtime.nodes.executor.publisher_streams import PublisherStreams
+
+ARM, GRIPPER = ('shoulder', 'elbow'), ('gripper',)
+WHEELS = ('left', 'right')
+NAMES = (*ARM, *GRIPPER)
+PERIOD_NS = 10_000_000
+
+
+class Topic:
+    """One topic's messages, up to the core's verdict."""
+
+    def __init__(self) -> None:
+        self.streams = PublisherStreams()
+        self.doubled = DoubledJoints(NAMES)
+        self.messages = 0
+
+    def take(self, number: int, joints: tuple[str, ...]) -> int:
+        name = self.streams.name_of(number, joints)
+        target = np.array(
+            [NAMES.index(joint) for joint in joints if joint in NAMES], dtype=np.int64
+        )
+        self.messages += 1
+        if len(target):
+            self.doubled.observe(target, f'topic#{name}', self.messages * PERIOD_NS)
+        return name
+
+    @property
+    def found(self) -> bool:
+        return self.doubled.until_ns > 0
+
+
+def play(
+    topic: Topic,
+    publishers: Sequence[tuple[int, tuple[str, ...]]],
+    rounds: int,
+    random: np.random.Generator,
+    lost: float,
+) -> None:
+    """Let publishers send at one rate, in an order that changes; some messages are lost."""
+    numbers = [first for first, _ in publishers]
+    for _ in range(rounds):
+        for at in random.permutation(len(publishers)):
+            if random.random() >= lost:
+                topic.take(numbers[at], publishers[at][1])
+            numbers[at] += 1
+
+
+@pytest.mark.parametrize('lost', [0.0, 0.05])
+@pytest.mark.parametrize('seed', thorough_after(10, range(200)))
+def test_publishers_of_different_joints_with_the_same_numbers_are_no_two_of_one_joint(
+    seed: int, lost: float
+) -> None:
+    topic, random = Topic(), np.random.default_rng(seed)
+    # As nodes of one launch have them: at most a few messages apart.
+    firsts = random.integers(1, 4, 3).tolist()
+    play(topic, list(zip(firsts, (ARM, GRIPPER, WHEELS), strict=True)), 2_000, random, lost)
+    assert not topic.found
+
+
+@pytest.mark.parametrize('apart', [0, 1, 500])
+@pytest.mark.parametrize('other', [NAMES, NAMES[::-1], ('elbow', 'wheel')])
+def test_two_publishers_of_a_joint_are_found_whatever_their_numbers_are(
+    apart: int, other: tuple[str, ...]
+) -> None:
+    topic, random = Topic(), np.random.default_rng(0)
+    play(topic, [(100, NAMES), (100 + apart, other)], 10, random, 0.0)
+    assert topic.found
+
+
+def test_one_publisher_that_sends_its_joints_by_turns_is_one() -> None:
+    topic = Topic()
+    names = {topic.take(number, (NAMES, ARM, GRIPPER)[number % 3]) for number in range(1, 300)}
+    assert len(names) == 1
+    assert not topic.found
+
+
+def test_a_driver_that_was_started_again_is_another_publisher_and_no_second_one() -> None:
+    topic = Topic()
+    first = {topic.take(number, NAMES) for number in range(400, 500)}
+    second = {topic.take(number, NAMES) for number in range(1, 100)}
+    assert len(first) == len(second) == 1 and first != second
+    assert not topic.found

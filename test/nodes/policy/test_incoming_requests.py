@@ -1,0 +1,89 @@
+"""A request is answered once, however often the executor sends it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vla_runtime.messages.trajectories import ReceivedPlan, message_to_plan, plan_to_message
+from vla_runtime.nodes.policy.incoming_requests import IncomingRequests, Request
+
+MS = 1_000_000
+
+
+def plan(request: int | None, episode: int = 0, stamp_ns: int = 0) -> ReceivedPlan:
+    message = plan_to_message(
+        np.zeros((0, 1)),
+        ['a'],
+        ['position'],
+        0.02,
+        stamp_ns=stamp_ns,
+        episode=episode,
+        certain=0,
+        request=request,
+    )
+    return message_to_plan(message)
+
+
+def received(incoming: IncomingRequests, number: int | None, at_ns: int) -> Request:
+    request = incoming.receive(plan(number), at_ns)
+    assert request is not None
+    return request
+
+
+def test_repeat_of_a_waiting_request_brings_its_plan_and_keeps_its_arrival() -> None:
+    incoming = IncomingRequests()
+    first = received(incoming, 1, 5)
+    incoming.begin(first)
+    incoming.wait(first)
+    newer = plan(1)
+    repeat = incoming.receive(newer, 100 * MS)
+    assert repeat == Request(newer, 5)
+    assert incoming.superseded == 0
+
+
+def test_repeat_is_left_out_while_the_inference_runs_and_while_the_chunk_is_on_its_way() -> None:
+    incoming = IncomingRequests()
+    first = received(incoming, 1, 0)
+    incoming.begin(first)
+    assert incoming.receive(plan(1), 100 * MS) is None
+    incoming.answer(first, 120 * MS)
+    assert incoming.receive(plan(1), 121 * MS) is None
+
+
+def test_repeat_long_after_the_answer_is_answered_anew_because_the_chunk_was_lost() -> None:
+    incoming = IncomingRequests()
+    first = received(incoming, 1, 0)
+    incoming.begin(first)
+    incoming.answer(first, 100 * MS)
+    again = incoming.receive(plan(1, stamp_ns=200 * MS), 200 * MS)
+    assert again is not None and again.arrived_ns == 200 * MS
+
+
+def test_copy_of_the_plan_that_was_answered_is_none_however_late_it_comes() -> None:
+    incoming = IncomingRequests()
+    first = received(incoming, 1, 0)
+    incoming.begin(first)
+    incoming.answer(first, 100 * MS)
+    assert incoming.receive(plan(1), 5000 * MS) is None
+    # The next one's plan may have the same time.
+    assert received(incoming, 2, 5001 * MS).arrived_ns == 5001 * MS
+
+
+def test_newer_number_other_episode_and_no_number_are_requests_of_their_own() -> None:
+    incoming = IncomingRequests()
+    incoming.begin(received(incoming, 1, 0))
+    assert incoming.receive(plan(2), 1) is not None
+    assert incoming.superseded == 0
+    assert incoming.receive(plan(2, episode=1), 2) is not None
+    assert incoming.superseded == 1
+    assert incoming.receive(plan(None), 3) is not None
+    assert incoming.receive(plan(None), 4) is not None
+    assert incoming.superseded == 3
+
+
+def test_forgotten_request_is_taken_again_when_it_is_repeated() -> None:
+    incoming = IncomingRequests()
+    old = received(incoming, 1, 0)
+    incoming.begin(old)
+    incoming.forget()
+    assert incoming.receive(plan(1), 100 * MS) is not None

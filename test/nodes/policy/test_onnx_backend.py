@@ -1,0 +1,105 @@
+"""A bundle that `export` made and `verify` passed, in the ROS graph with `backend: onnxruntime`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from diagnostic_msgs.msg import DiagnosticArray
+from graph import graph
+from tiny_policy import JOINTS, tiny_spec, write_tiny_policy
+from tiny_robot import Drivers, write_robot
+from trajectory_msgs.msg import JointTrajectory
+
+from vla_runtime.cli.main import main
+from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.messages.diagnostics import values_of
+from vla_runtime.messages.trajectories import message_to_chunk
+from vla_runtime.policy import Policy
+from vla_runtime.types import Observation
+
+pytestmark = pytest.mark.graph
+
+NODE = '/vla_policy'
+TASK = 'pick up the red cup'
+
+
+@pytest.fixture(
+    scope='module', params=['pi05', pytest.param('smolvla', marks=pytest.mark.thorough)]
+)
+def bundle(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('onnx')
+    spec = tiny_spec(request.param, advantage='task_newline')
+    source = write_tiny_policy(folder / 'source', spec)
+    target = folder / 'exported'
+    assert main(['export', str(source), '--out', str(target)]) == 0
+    assert main(['verify', str(target)]) == 0
+    return target
+
+
+def start(made, bundle, *arguments, backend='onnxruntime'):
+    robot = write_robot(bundle.parent / 'robot.yaml')
+    given = {'bundle': bundle, 'robot': robot, 'backend': backend, 'torch_threads': 1}
+    options = [word for name, value in given.items() for word in ('-p', f'{name}:={value}')]
+    options += ['-p', 'max_observation_age_s:=1.0', *arguments]
+    return made.fork('vla_runtime.nodes.policy.node', '--ros-args', *options)
+
+
+def test_its_chunks_are_the_policys_with_and_without_guidance(bundle):
+    with graph() as made:
+        start(made, bundle)
+        drivers = Drivers(made)
+        # A joint state may be lost on its way: what lies between two others must not depend on it.
+        drivers.moving = False
+        chunks = made.collect(JointTrajectory, '/action_chunk')
+        reports = made.collect(DiagnosticArray, f'{NODE}/report')
+        assert made.transition(NODE, 'configure')
+        assert made.transition(NODE, 'activate')
+        drivers.instruct(TASK)
+        for beta in (None, 2.0):
+            if beta is not None:
+                assert made.set_parameter(NODE, 'cfg_beta', beta).successful
+                assert made.set_parameter(NODE, 'cfg_enabled', True).successful
+            count = len(chunks)
+            drivers.request()
+            made.wait_for(
+                lambda count=count: min(len(chunks), len(reports)) > count,
+                f'a chunk with beta {beta}',
+                meanwhile=drivers,
+            )
+            report = values_of(reports[count].status[0])
+            assert float(report['beta']) == (beta or 1.0)
+            found = message_to_chunk(chunks[count])[0].actions
+            for backend in ('onnxruntime', 'torch'):
+                expected = infer(bundle, backend, observed(drivers, report), report, beta)
+                np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def observed(drivers, report) -> Observation:
+    """The observation that a report names, from what the drivers published."""
+    stamp_ns = int(report['stamp_ns'])
+    state = [np.interp(stamp_ns, *zip(*drivers.states[name], strict=True)) for name in JOINTS]
+    images = {
+        name: drivers.frames[name][int(report[f'stamp_ns.{name}'])] for name in ('top', 'wrist')
+    }
+    return Observation(images, np.array(state), TASK)
+
+
+def infer(bundle, backend, observation, report, beta):
+    """The same inference outside the graph: its noise is of the same seed and number."""
+    settings = PolicySettings(cfg_enabled=beta is not None, cfg_beta=beta or 1.5)
+    policy = Policy.load(bundle, backend, settings=settings)
+    for _ in range(int(report['number']) + 1):
+        chunk, _ = policy.infer(observation)
+    return chunk.actions
+
+
+def test_a_provider_that_is_not_here_fails_configure_and_says_what_is(bundle):
+    import onnxruntime
+
+    if 'CUDAExecutionProvider' in onnxruntime.get_available_providers():
+        pytest.skip('this ONNX Runtime has the provider')
+    with graph() as made:
+        process = start(made, bundle, '-p', 'device:=cuda')
+        assert not made.transition(NODE, 'configure')
+        assert made.state(NODE) == 'unconfigured'
+        made.wait_for(lambda: 'no CUDAExecutionProvider' in process.output(), 'the error')

@@ -1,0 +1,38 @@
+"""The policy node with families that no other test of the graph starts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from diagnostic_msgs.msg import DiagnosticArray
+from graph import graph
+from test_onnx_backend import NODE, TASK, infer, observed, start
+from tiny_policy import tiny_spec, write_tiny_policy
+from tiny_robot import Drivers
+from trajectory_msgs.msg import JointTrajectory
+
+from vla_runtime.messages.diagnostics import values_of
+from vla_runtime.messages.trajectories import message_to_chunk
+
+pytestmark = pytest.mark.graph
+
+
+@pytest.mark.parametrize('family', ['pi0', 'evo1', 'groot_n15'])
+def test_its_chunks_are_the_policys(family, tmp_path):
+    bundle = write_tiny_policy(tmp_path / family, tiny_spec(family))
+    with graph() as made:
+        start(made, bundle, backend='torch')
+        drivers = Drivers(made)
+        # A joint state may be lost on its way: what lies between two others must not depend on it.
+        drivers.moving = False
+        chunks = made.collect(JointTrajectory, '/action_chunk')
+        reports = made.collect(DiagnosticArray, f'{NODE}/report')
+        assert made.transition(NODE, 'configure')
+        assert made.transition(NODE, 'activate')
+        drivers.instruct(TASK)
+        drivers.request()
+        made.wait_for(lambda: chunks and reports, 'a chunk', meanwhile=drivers)
+        report = values_of(reports[0].status[0])
+        found = message_to_chunk(chunks[0])[0].actions
+    expected = infer(bundle, 'torch', observed(drivers, report), report, None)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)

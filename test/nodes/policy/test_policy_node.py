@@ -1,0 +1,502 @@
+"""The policy node as a process on a real graph: from messages to chunks, and why there are none."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from functools import partial
+from time import monotonic
+
+import numpy as np
+import pytest
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+from graph import Graph, graph
+from rclpy.qos import ReliabilityPolicy
+from rosgraph_msgs.msg import Clock
+from std_srvs.srv import Trigger
+from tiny_policy import JOINTS, tiny_spec, write_tiny_policy
+from tiny_robot import ROBOT, STEP_TIME_S, Drivers, write_robot
+from trajectory_msgs.msg import JointTrajectory
+
+from vla_runtime.messages.diagnostics import values_of
+from vla_runtime.messages.trajectories import message_to_chunk, ns_to_stamp, stamp_to_ns
+from vla_runtime.nodes.autostart import COULD_NOT_START
+from vla_runtime.policy import Policy
+from vla_runtime.types import CommittedPlan, Observation
+
+pytestmark = pytest.mark.graph
+
+NODE = '/vla_policy'
+MODULE = 'vla_runtime.nodes.policy.node'
+TASK = 'pick up the red cup'
+MAX_AGE_S = 1.0
+# Namespace of nodes that run beside the one that most tests share.
+ALONE = '/alone'
+IN_ALONE = ('-r', f'__ns:={ALONE}')
+# Of the parameters that tests change.
+DEFAULTS = {
+    'cfg_enabled': False,
+    'denoise_steps': 0,
+    'seed': 0,
+    'real_time_chunking': False,
+    'sync_tolerance_s': 0.05,
+}
+
+
+@pytest.fixture(scope='module')
+def bundle(tmp_path_factory):
+    return write_tiny_policy(
+        tmp_path_factory.mktemp('bundle') / 'tiny', tiny_spec(advantage='task_newline')
+    )
+
+
+@pytest.fixture(scope='module')
+def robot(tmp_path_factory):
+    return write_robot(tmp_path_factory.mktemp('robot') / 'tiny.yaml')
+
+
+def start(made: Graph, bundle, robot, *arguments, name=None):
+    return made.fork(
+        MODULE,
+        '--ros-args',
+        *('-p', f'bundle:={bundle}'),
+        *('-p', f'robot:={robot}'),
+        *('-p', f'max_observation_age_s:={MAX_AGE_S}'),
+        *('-p', 'torch_threads:=1'),
+        *arguments,
+        name=name,
+    )
+
+
+class Executor:
+    """The far side of the policy node: asks, and keeps what is answered."""
+
+    def __init__(self, made: Graph, namespace: str = '') -> None:
+        self.graph = made
+        self.node = f'{namespace}{NODE}'
+        self.drivers = Drivers(made, namespace)
+        self.chunks = made.collect(JointTrajectory, f'{namespace}/action_chunk')
+        self.reports = made.collect(DiagnosticArray, f'{self.node}/report')
+        self.diagnostics = made.collect(DiagnosticArray, '/diagnostics')
+
+    def chunk(self, what='a chunk', **request):
+        """Ask until a chunk comes; returns it and its report's values."""
+        count = len(self.chunks)
+        self.drivers.request(**request)
+        self.graph.wait_for(
+            lambda: len(self.chunks) > count and len(self.reports) >= len(self.chunks),
+            what,
+            meanwhile=self.drivers,
+        )
+        return message_to_chunk(self.chunks[-1]), values_of(self.reports[-1].status[0])
+
+    def statuses(self, condition):
+        """Messages about a condition, oldest first."""
+        return [
+            status
+            for message in self.diagnostics
+            for status in message.status
+            if status.name == f'{self.node}: {condition}'
+        ]
+
+    def wait_for_status(self, condition, words, what):
+        """Wait until a status that holds these words is published from now on."""
+        self.diagnostics.clear()
+        return self.graph.wait_for(
+            lambda: next((s for s in self.statuses(condition) if words in s.message), None),
+            what,
+            meanwhile=self.drivers,
+        )
+
+    def prepare(self) -> None:
+        """Whatever the test before left: active, instructed, default parameters, new episode."""
+        if self.graph.state(self.node) == 'unconfigured':
+            assert self.graph.transition(self.node, 'configure')
+        if self.graph.state(self.node) == 'inactive':
+            assert self.graph.transition(self.node, 'activate')
+        self.drivers.instruct(TASK)
+        defaults = {
+            'cfg_enabled': False,
+            'denoise_steps': 0,
+            'seed': 0,
+            'real_time_chunking': False,
+        }
+        for name, value in defaults.items():
+            assert self.graph.set_parameter(self.node, name, value).successful
+        self.chunk()
+        assert self.graph.call(Trigger, f'{self.node}/reset', Trigger.Request()).success
+        for collected in (self.chunks, self.reports, self.diagnostics):
+            collected.clear()
+
+
+@pytest.fixture(scope='module')
+def running(bundle, robot):
+    """One node, and its far side, for all tests that only need it active."""
+    with graph() as made:
+        start(made, bundle, robot)
+        yield Executor(made)
+
+
+@pytest.fixture
+def executor(running):
+    """The far side, with all sources healthy and the node ready for a first request."""
+    running.drivers.heal()
+    running.prepare()
+    return running
+
+
+def observed(executor, report):
+    """The observation that a report names, from what the drivers published."""
+    drivers, stamp_ns = executor.drivers, int(report['stamp_ns'])
+    state = [np.interp(stamp_ns, *zip(*drivers.states[name], strict=True)) for name in JOINTS]
+    images = {
+        name: drivers.frames[name][int(report[f'stamp_ns.{name}'])] for name in ('top', 'wrist')
+    }
+    return Observation(images, np.array(state), TASK)
+
+
+def aligned(executor, report, rows, certain):
+    """The last plan as it is at the observation of a report, which gives the same counts of it.
+
+    Under load an observation may be many steps older than the plan: the counts alone do not
+    tell how many.
+    """
+    if report['plan_rows'] == '0':
+        return None
+    step_ns, horizon = round(STEP_TIME_S * 1e9), tiny_spec().horizon
+    over = (int(report['stamp_ns']) - executor.drivers.asked_ns) // step_ns
+    seen = [rows[max(0, over + i)] for i in range(horizon) if over + i < len(rows)]
+    delay = min(max(0, certain - over), len(seen))
+    assert (int(report['plan_rows']), int(report['plan_delay_steps'])) == (len(seen), delay)
+    return CommittedPlan(np.array(seen), delay, execution_horizon=len(seen))
+
+
+def test_requests_are_heard_without_waiting_for_one_that_was_lost(executor):
+    # A reliable reader would hold all later ones back until the writer's next heartbeat.
+    (hears,) = executor.graph.node.get_subscriptions_info_by_topic('/committed_plan')
+    assert hears.qos_profile.reliability is ReliabilityPolicy.BEST_EFFORT
+
+
+# np.interp and the synchroniser differ in the last bits of the state.
+same = partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
+
+
+def test_chunk_is_what_the_policy_infers_from_the_messages_that_the_report_names(executor, bundle):
+    policy = Policy.load(bundle)
+    # A joint state may be lost on its way: what lies between two others must not depend on it.
+    executor.drivers.moving = False
+    executor.chunk(episode=4)
+    for number in range(2):
+        (received, header), report = executor.chunk(episode=5)
+        assert header.observation_ns == max(int(report[f'stamp_ns.{c}']) for c in ('top', 'wrist'))
+        assert received.names == JOINTS
+        assert (header.episode, header.number) == (5, number)
+        assert received.step_time_s == STEP_TIME_S
+        chunk, _ = policy.infer(observed(executor, report))
+        same(received.actions, chunk.actions)
+
+
+def test_report_names_everything_that_went_in(executor):
+    _, report = executor.chunk()
+    assert report['number'] == '0'
+    assert report['instruction'] == TASK
+    assert report['denoise_steps'] == '3'
+    for key in ('ms.total', 'ms.denoise', 'overhead_ms'):
+        assert 0.0 <= float(report[key]) < 10_000.0, key
+    # Below zero when a message comes in after the clock was read and before it is selected.
+    for key in ('age_ms.top', 'age_ms.wrist', 'age_ms.state'):
+        assert abs(float(report[key])) < 10_000.0, key
+    assert report['parameter.max_observation_age_s'] == str(MAX_AGE_S)
+
+
+def test_accepted_parameter_is_in_force_in_the_next_report(executor):
+    set_parameter = executor.graph.set_parameter
+    for name, value in {
+        'cfg_enabled': True,
+        'cfg_beta': 2.5,
+        'denoise_steps': 5,
+        'seed': 7,
+    }.items():
+        assert set_parameter(executor.node, name, value).successful
+    _, report = executor.chunk()
+    assert (report['beta'], report['denoise_steps'], report['seed']) == ('2.5', '5', '7')
+    assert len(report['tokens'].split()) == 2
+    assert set_parameter(executor.node, 'cfg_beta', 1.25).successful
+    assert executor.chunk()[1]['beta'] == '1.25'
+
+
+@pytest.mark.parametrize(
+    ('name', 'value', 'range_text'),
+    [
+        ('cfg_beta', 7.0, ('1.0', '5.0')),
+        ('cfg_beta', 0.9999999, ('1.0', '5.0')),
+        ('cfg_beta', float('nan'), ('1.0', '5.0')),
+        ('denoise_steps', 101, ('0', '100')),
+        ('seed', -1, ('0', str(2**63 - 1))),
+        ('advantage', 'neutral', ('positive', 'negative')),
+        ('max_observation_age_s', 0.0, ('0.01', '10.0')),
+    ],
+)
+def test_value_out_of_range_is_refused_with_the_range_and_changes_nothing(
+    executor, name, value, range_text
+):
+    before = executor.chunk()[1][f'parameter.{name}']
+    result = executor.graph.set_parameter(executor.node, name, value)
+    assert not result.successful
+    assert all(bound in result.reason for bound in range_text), result.reason
+    assert executor.chunk()[1][f'parameter.{name}'] == before
+
+
+def test_structural_parameter_cannot_be_changed(executor):
+    result = executor.graph.set_parameter(executor.node, 'bundle', 'elsewhere')
+    assert not result.successful
+    assert 'read-only' in result.reason
+
+
+def silence(source):
+    return lambda drivers: drivers.silent.add(source)
+
+
+def shift(source, seconds):
+    return lambda drivers: drivers.offset_ns.update({source: round(seconds * 1e9)})
+
+
+FAULTS = {
+    'camera stops': (silence('top'), "camera 'top' (/top/image): last frame is"),
+    'compressed camera stops': (silence('wrist'), "camera 'wrist' (/wrist/image): last frame is"),
+    'camera goes back in time': (shift('top', -5.0), 'stamps go back in time'),
+    'camera is in the future': (shift('top', 30.0), 'in the future'),
+    'camera does not stamp': (
+        lambda d: d.offset_ns.update(top=None),
+        'header.stamp is zero',
+    ),
+    'encoding changes': (
+        lambda d: setattr(d, 'encoding', '16UC1'),
+        # Camera and topic, what came, and what mends it: another topic in the robot file.
+        "camera 'top' (/top/image): encoding '16UC1'",
+        'colour',
+        'topic in the robot file',
+    ),
+    'rows do not fit': (lambda d: setattr(d, 'encoding', 'bgra8'), 'step is 192 bytes'),
+    'joint states stop': (silence('arm'), '/joint_states: last joint states are'),
+    'gripper stops': (silence('gripper'), '/gripper/joint_states: last joint states are'),
+    'joint is renamed': (
+        lambda d: setattr(d, 'arm_joints', ['elbow', 'sholder']),
+        'messages still come, without it (with: elbow, sholder)',
+    ),
+    'position is not a number': (
+        lambda d: setattr(d, 'gripper_position', float('nan')),
+        "joint 'gripper' (/gripper/joint_states): its position is nan",
+    ),
+}
+
+
+@pytest.mark.parametrize('fault', FAULTS)
+def test_fault_stops_inference_and_is_named_until_it_is_mended(executor, fault):
+    break_it, words, *remedy = FAULTS[fault]
+    executor.chunk()
+    break_it(executor.drivers)
+    status = executor.wait_for_status('observation', words, f'a status of: {fault}')
+    assert status.level == status.ERROR
+    assert status.message.startswith('no inference: ')
+    assert all(part in status.message for part in remedy)
+    count = len(executor.chunks)
+    executor.drivers.request()
+    executor.wait_for_status('observation', words, 'the status to stay with a request waiting')
+    mended_ns = executor.drivers.clock_ns()
+    executor.drivers.heal()
+    executor.graph.wait_for(
+        lambda: len(executor.chunks) > count, 'recovery', meanwhile=executor.drivers
+    )
+    # Nothing was inferred from what came before the fault was mended.
+    assert stamp_to_ns(executor.chunks[count].header.stamp) >= mended_ns
+
+
+def test_cameras_that_are_never_close_enough_stop_inference(executor):
+    assert executor.graph.set_parameter(executor.node, 'sync_tolerance_s', 0.0).successful
+    executor.drivers.request()
+    executor.wait_for_status('observation', 'no frames within sync_tolerance_s', 'a status of it')
+    assert not executor.chunks
+    assert executor.graph.set_parameter(executor.node, 'sync_tolerance_s', 0.05).successful
+    executor.chunk()
+
+
+def test_no_instruction_means_no_inference(executor):
+    executor.drivers.instruct('')
+    executor.drivers.request()
+    status = executor.wait_for_status('observation', 'no instruction', 'a status about it')
+    assert status.level == status.WARN
+    assert not executor.chunks
+    executor.drivers.instruct('push the green block')
+    executor.graph.wait_for(lambda: executor.reports, 'a chunk', meanwhile=executor.drivers)
+    assert values_of(executor.reports[0].status[0])['instruction'] == 'push the green block'
+
+
+@pytest.mark.parametrize('ahead_s', [0.0, 0.33])
+def test_plan_ties_the_chunk_only_with_real_time_chunking(executor, bundle, ahead_s):
+    policy = Policy.load(bundle)
+    # As above: a lost joint state must not matter.
+    executor.drivers.moving = False
+    rows = np.cumsum(np.full((6, len(JOINTS)), 0.1), axis=0)
+    names = JOINTS[::-1]
+    assert executor.chunk(rows=rows, names=names)[1]['plan_rows'] == '0'
+    assert executor.graph.set_parameter(executor.node, 'real_time_chunking', True).successful
+    (received, _), report = executor.chunk(rows=rows, names=names, certain=3, ahead_s=ahead_s)
+    plan = aligned(executor, report, rows[:, ::-1], certain=3)
+    policy.infer(observed(executor, report))
+    policy.settings = replace(policy.settings, rtc_mode='guided')
+    chunk, _ = policy.infer(observed(executor, report), plan=plan)
+    same(received.actions, chunk.actions)
+
+
+def test_plan_of_another_robot_is_refused_by_name(executor):
+    executor.drivers.request(np.zeros((2, 2)), names=('shoulder', 'elbo'))
+    status = executor.wait_for_status('inference', 'committed_plan', 'a status about it')
+    assert 'missing: elbow, gripper; unknown: elbo' in status.message
+    executor.chunk()
+
+
+def test_reset_begins_a_new_episode(executor):
+    assert [executor.chunk()[0][1].number for _ in range(3)] == [0, 1, 2]
+    assert executor.graph.call(Trigger, f'{executor.node}/reset', Trigger.Request()).success
+    assert executor.chunk()[0][1].number == 0
+
+
+def test_requests_of_another_episode_begin_a_new_one(executor):
+    assert [executor.chunk(episode=1)[0].number for _ in range(2)] == [0, 1]
+    (_, header), _ = executor.chunk(episode=2)
+    assert (header.episode, header.number) == (2, 0)
+
+
+def test_status_counts_every_cameras_frames(executor):
+    executor.chunk()
+    status = executor.wait_for_status('camera top', 'Hz', 'the status of the camera')
+    counts = values_of(status)
+    assert int(counts['received']) > 0
+    assert {'lost', 'late', 'out_of_order', 'refused', 'outages'} <= set(counts)
+
+
+def test_lifecycle_opens_and_closes_and_survives_wrong_transitions(executor):
+    made, node = executor.graph, executor.node
+    assert not made.transition(node, 'configure')
+    assert made.transition(node, 'deactivate')
+    executor.drivers.request(unheard=True)
+    reset = made.call(Trigger, f'{node}/reset', Trigger.Request())
+    assert not reset.success
+    assert 'not active' in reset.message
+    assert made.transition(node, 'cleanup')
+    assert not made.transition(node, 'activate')
+    assert made.state(node) == 'unconfigured'
+    assert made.transition(node, 'configure')
+    assert made.transition(node, 'activate')
+    # The request made while it was inactive was not kept: the answer is to the next one.
+    (_, header), _ = executor.chunk(episode=9)
+    assert (header.episode, header.number, len(executor.chunks)) == (9, 0, 1)
+
+
+def test_drivers_have_a_second_after_activation_before_they_are_missed(executor):
+    assert executor.graph.transition(executor.node, 'deactivate')
+    executor.diagnostics.clear()
+    begin_s = monotonic()
+    assert executor.graph.transition(executor.node, 'activate')
+    # The executor asks at once, and the request waits for frames.
+    executor.drivers.request()
+    missed = executor.graph.wait_for(
+        lambda: [s for s in executor.statuses('observation') if 'no frame yet' in s.message],
+        'a camera that is missed',
+    )
+    assert monotonic() - begin_s >= 1.0
+    assert missed[0].level == DiagnosticStatus.ERROR
+
+
+def test_configure_that_fails_says_why_and_can_be_tried_again(bundle, tmp_path):
+    text = ROBOT.replace('name: wrist, topic: wrist/image', 'name: side, topic: side/image')
+    file = write_robot(tmp_path / 'one_camera.yaml', text)
+    with graph() as made:
+        process = start(made, bundle, file, *IN_ALONE)
+        assert not made.transition(f'{ALONE}{NODE}', 'configure')
+        assert made.state(f'{ALONE}{NODE}') == 'unconfigured'
+        made.wait_for(lambda: "no camera 'wrist' in cameras" in process.text(), 'the reason')
+        write_robot(file)
+        assert made.transition(f'{ALONE}{NODE}', 'configure')
+
+
+def test_parameter_that_does_not_fit_at_start_is_named(bundle, robot):
+    with graph() as made:
+        process = start(made, bundle, robot, '-p', 'cfg_beta:=2')
+        made.wait_for(lambda: not process.running, 'the node to give up')
+        assert process.stop() == COULD_NOT_START
+        assert 'parameter cfg_beta: expected double (write 2.0, not 2)' in process.text()
+        assert 'Traceback' not in process.text()
+
+
+def test_two_in_namespaces_do_not_hear_each_other_and_end_cleanly_when_signalled(bundle, robot):
+    with graph() as made:
+        names = ('/left', '/right')
+        processes = [start(made, bundle, robot, '-r', f'__ns:={n}', name=n) for n in names]
+        left, right = (Executor(made, name) for name in names)
+        left.prepare()
+        right.prepare()
+        left.chunk(episode=1)
+        left.chunk(episode=1)
+        (_, header), _ = right.chunk(episode=2)
+        # Had it answered the left one's requests, this would not be its first chunk.
+        assert (header.episode, header.number, len(right.chunks)) == (2, 0, 1)
+        assert [message_to_chunk(chunk)[1].episode for chunk in left.chunks] == [1, 1]
+        for process, number in zip(processes, (signal.SIGINT, signal.SIGTERM), strict=True):
+            assert process.stop(number) == 0
+            assert 'Traceback' not in process.text()
+
+
+def test_paused_clock_stops_inference(bundle, robot):
+    with graph() as made:
+        start(made, bundle, robot, *IN_ALONE, '-p', 'use_sim_time:=true')
+        executor = Executor(made, ALONE)
+        clock = made.node.create_publisher(Clock, '/clock', 10)
+        now_ns = [100 * 10**9]
+
+        def world(advance_ns=20_000_000):
+            now_ns[0] += advance_ns
+            clock.publish(Clock(clock=ns_to_stamp(now_ns[0])))
+            executor.drivers()
+
+        executor.drivers.clock_ns = lambda: now_ns[0]
+        assert made.transition(f'{ALONE}{NODE}', 'configure')
+        assert made.transition(f'{ALONE}{NODE}', 'activate')
+        executor.drivers.instruct(TASK)
+
+        def ask_and_wait(count):
+            made.wait_for(lambda: len(executor.chunks) >= count, 'a chunk', meanwhile=world)
+
+        executor.drivers.request()
+        ask_and_wait(1)
+
+        def pause():
+            """The same stamps again and again, and requests."""
+            world(advance_ns=0)
+            executor.drivers.request()
+
+        def wait_for_words():
+            executor.diagnostics.clear()
+            made.wait_for(
+                lambda: any('stands still' in s.message for s in executor.statuses('observation')),
+                'a status about the clock',
+                meanwhile=pause,
+            )
+
+        # The last tick may be under way still; once the node says that the clock stands, it stands.
+        paused_ns = now_ns[0]
+        wait_for_words()
+        count = len(executor.chunks)
+        wait_for_words()
+        assert len(executor.chunks) == count
+
+        def go_on():
+            world()
+            executor.drivers.request()
+
+        def newest_ns():
+            return stamp_to_ns(executor.chunks[-1].header.stamp)
+
+        # The first chunk may be of the last frames: a tick of the clock may overtake new ones.
+        made.wait_for(lambda: newest_ns() > paused_ns, 'a chunk of new frames', meanwhile=go_on)

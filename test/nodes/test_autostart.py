@@ -1,0 +1,68 @@
+"""Nodes that configure and activate themselves, and end where they cannot."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from graph import Graph, graph
+from tabletop_policy import write_tabletop_policy
+
+from vla_runtime.nodes.autostart import COULD_NOT_START
+from vla_runtime.nodes.node_main import MODULES
+
+pytestmark = pytest.mark.graph
+
+NODES = ('policy', 'executor')
+
+
+@pytest.fixture
+def made() -> Iterator[Graph]:
+    with graph() as running:
+        yield running
+
+
+@pytest.fixture(scope='module')
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tabletop_policy(tmp_path_factory.mktemp('bundle') / 'tabletop')
+
+
+def arguments(bundle: Path, *, autostart: bool = True) -> tuple[str, ...]:
+    given = {'bundle': bundle, 'robot': 'tabletop', 'autostart': str(autostart).lower()}
+    return ('--ros-args', *(word for k, v in given.items() for word in ('-p', f'{k}:={v}')))
+
+
+@pytest.mark.parametrize('node', NODES)
+def test_a_node_told_to_start_by_itself_becomes_active_and_ends_cleanly(
+    made: Graph, bundle: Path, node: str
+) -> None:
+    process = made.start(MODULES[f'{node}_node'], *arguments(bundle))
+    made.wait_for(lambda: made.state(f'/vla_{node}') == 'active', 'it to be active')
+    assert process.stop(signal.SIGTERM) == 0
+    assert 'Traceback' not in process.text()
+
+
+@pytest.mark.parametrize('node', NODES)
+def test_a_node_that_cannot_be_configured_says_why_as_an_error_and_ends(
+    made: Graph, tmp_path: Path, node: str
+) -> None:
+    process = made.start(MODULES[f'{node}_node'], *arguments(tmp_path / 'no_bundle'))
+    made.wait_for(lambda: not process.running, 'the node to end')
+    assert process.stop() == COULD_NOT_START
+    lines = process.text().splitlines()
+    (why,) = (line for line in lines if 'configure failed: ' in line)
+    assert '[ERROR]' in why and str(tmp_path / 'no_bundle') in why
+    assert any('could not configure, so this node ends (autostart)' in line for line in lines)
+
+
+@pytest.mark.parametrize('node', NODES)
+def test_without_autostart_a_node_waits_and_outlives_a_failed_configure(
+    made: Graph, tmp_path: Path, node: str
+) -> None:
+    missing = arguments(tmp_path / 'no_bundle', autostart=False)
+    process = made.start(MODULES[f'{node}_node'], *missing)
+    assert not made.transition(f'/vla_{node}', 'configure')
+    assert made.state(f'/vla_{node}') == 'unconfigured'
+    assert process.running

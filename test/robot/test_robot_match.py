@@ -1,0 +1,601 @@
+"""Bringing a robot file and a policy together: names, units, limits, and every misfit named."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from paths import ROOT
+from tiny_policy import tiny_spec
+
+from vla_runtime.bundle.schema import (
+    ActionSpec,
+    BundleSpec,
+    CameraSpec,
+    ImageSpec,
+    NormalisationSpec,
+    PoseSpec,
+    StateSpec,
+)
+from vla_runtime.execution.clamp_latch import ClampLatch
+from vla_runtime.execution.command import CommandKind
+from vla_runtime.families.pi.dimensions import PI05
+from vla_runtime.nodes.executor.parameters import EXECUTOR_PARAMETERS
+from vla_runtime.nodes.executor.setup import make_core
+from vla_runtime.processing.prompts import PromptFormat
+from vla_runtime.robot.file import load_robot
+from vla_runtime.robot.match import MatchError, match_robot
+from vla_runtime.robot.schema import Robot
+from vla_runtime.types import ActionChunk, ChunkHeader
+
+ROBOTS = ROOT / 'config' / 'robots'
+SO101 = ('shoulder_pan', 'shoulder_lift', 'elbow_flex', 'wrist_flex', 'wrist_roll', 'gripper')
+TOOL = PoseSpec(
+    name='tool',
+    position=('x', 'y', 'z'),
+    rotation=('roll', 'pitch', 'yaw'),
+    form='euler',
+    kind='absolute',
+    frame='base',
+    euler_axes='sxyz',
+)
+ARM = """
+format: 1
+name: arm
+joints:
+  - {name: hand, unit: m, lower: 0.0, upper: 0.1, velocity: 0.2, zero: 0.0, one: 0.1}
+  - {name: lift, unit: rad, lower: -1.0, upper: 1.0, velocity: 2.0}
+  - {name: turn, unit: rad, continuous: true, velocity: 3.0}
+cameras:
+  - {name: top, topic: top/image_raw, aliases: [base_0_rgb]}
+poses:
+  - {name: tool, frame_id: base, lower: [0.1, -0.3, 0.0], upper: [0.5, 0.3, 0.4],
+     velocity: 0.5, angular_velocity: 1.0}
+outputs:
+  - {kind: pose_stamped, topic: target_pose, pose: tool}
+  - {kind: float64_multi_array, topic: hand/commands, joints: [hand]}
+  - {kind: float64_multi_array, topic: arm/commands, joints: [turn, lift]}
+"""
+URDF = """<robot name="arm">
+  <joint name="hand" type="prismatic"><limit lower="0" upper="0.1" velocity="1" effort="1"/></joint>
+  <joint name="lift" type="revolute"><limit lower="-1" upper="1" velocity="2" effort="1"/></joint>
+  <joint name="turn" type="continuous"><limit velocity="3" effort="1"/></joint>
+</robot>"""
+
+
+def policy(
+    state: tuple[StateSpec, ...],
+    actions: tuple[ActionSpec, ...],
+    cameras: tuple[CameraSpec, ...] = (),
+    poses: tuple[PoseSpec, ...] = (),
+) -> BundleSpec:
+    return BundleSpec(
+        name='p',
+        family='pi05',
+        dims=PI05,
+        cameras=cameras,
+        images=ImageSpec('centre', 'bilinear'),
+        state=state,
+        actions=actions,
+        step_time_s=0.05,
+        denoise_steps=10,
+        prompt=PromptFormat('pi05_state', 'openpi'),
+        normalisation=NormalisationSpec('quantiles_openpi', 'quantiles_openpi'),
+        tokenizer='tokenizer.model',
+        poses=poses,
+    )
+
+
+def lerobot_so101(unit: str, gripper_unit: str = 'percent') -> BundleSpec:
+    units = [unit] * 5 + [gripper_unit]
+    return policy(
+        tuple(StateSpec(f'{n}.pos', u) for n, u in zip(SO101, units, strict=True)),  # type: ignore[arg-type]
+        tuple(ActionSpec(f'{n}.pos', u, 'absolute') for n, u in zip(SO101, units, strict=True)),  # type: ignore[arg-type]
+        (CameraSpec('front'), CameraSpec('wrist'), CameraSpec('right_wrist', present=False)),
+    )
+
+
+@pytest.fixture
+def arm(tmp_path: Path) -> Robot:
+    (tmp_path / 'arm.yaml').write_text(ARM)
+    return load_robot(tmp_path / 'arm.yaml')
+
+
+def absolute(*names_and_units: tuple[str, str]) -> tuple[ActionSpec, ...]:
+    return tuple(ActionSpec(name, unit, 'absolute') for name, unit in names_and_units)  # type: ignore[arg-type]
+
+
+def measured(*names_and_units: tuple[str, str]) -> tuple[StateSpec, ...]:
+    return tuple(StateSpec(name, unit) for name, unit in names_and_units)  # type: ignore[arg-type]
+
+
+JOINTS = (('turn', 'rad'), ('lift', 'rad'), ('hand', '1'))
+
+
+def test_lerobot_names_and_degrees_become_joints_in_radians() -> None:
+    match = match_robot(load_robot(ROBOTS / 'so101.yaml'), lerobot_so101('deg'), 'bundle')
+    assert match.state_joints == SO101
+    assert match.column_names == SO101
+    command = match.actions.to_robot(np.array([90.0, -45.0, 0.0, 10.0, 180.0, 100.0]))
+    assert command[:5] == pytest.approx(np.deg2rad([90.0, -45.0, 0.0, 10.0, 180.0]))
+    assert command[5] == pytest.approx(1.74533)
+
+
+def test_percent_of_the_calibrated_range_becomes_radians() -> None:
+    match = match_robot(load_robot(ROBOTS / 'so101.yaml'), lerobot_so101('percent'), 'bundle')
+    limits = match.limits
+    lowest = match.actions.to_robot(np.array([-100.0] * 5 + [0.0]))
+    highest = match.actions.to_robot(np.full(6, 100.0))
+    assert lowest == pytest.approx(limits.lower, abs=1e-5)
+    assert highest == pytest.approx(limits.upper, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ('unit', 'zero', 'one'),
+    [("'1'", 1.0, 0.0), ('percent', 100.0, 0.0), ('percent', 10.0, 90.0), ('m', 0.1, 0.0)],
+)
+@pytest.mark.parametrize(('said', 'full'), [('1', 1.0), ('percent', 100.0)])
+def test_zero_and_one_hold_for_a_policy_without_units_whatever_the_joints_unit(
+    tmp_path: Path, unit: str, zero: float, one: float, said: str, full: float
+) -> None:
+    hand = f'unit: {unit}, lower: 0.0, upper: {max(zero, one)}, velocity: 1.0'
+    old = 'unit: m, lower: 0.0, upper: 0.1, velocity: 0.2, zero: 0.0, one: 0.1'
+    text = ARM.replace(old, f'{hand}, zero: {zero}, one: {one}')
+    (tmp_path / 'arm.yaml').write_text(text)
+    joints = (*JOINTS[:2], ('hand', said))
+    spec = policy(measured(*joints), absolute(*joints))
+    match = match_robot(load_robot(tmp_path / 'arm.yaml'), spec, 'bundle')
+    commands = match.actions.to_robot(np.array([[0.0, 0.0, 0.0], [0.0, 0.0, full]]))
+    assert commands[:, 2] == pytest.approx([zero, one])
+    assert match.state.to_policy(commands)[:, 2] == pytest.approx([0.0, full])
+
+
+def test_units_of_a_policy_are_converted_whatever_zero_and_one_say(tmp_path: Path) -> None:
+    (tmp_path / 'arm.yaml').write_text(ARM.replace('zero: 0.0, one: 0.1', 'zero: 0.1, one: 0.0'))
+    joints = (*JOINTS[:2], ('hand', 'mm'))
+    spec = policy(measured(*joints), absolute(*joints))
+    match = match_robot(load_robot(tmp_path / 'arm.yaml'), spec, 'bundle')
+    assert match.actions.to_robot(np.array([0.0, 0.0, 40.0]))[2] == pytest.approx(0.04)
+
+
+def test_scaling_goes_both_ways() -> None:
+    match = match_robot(load_robot(ROBOTS / 'so101.yaml'), lerobot_so101('percent'), 'bundle')
+    rows = np.random.default_rng(0).uniform(-100, 100, (8, 6))
+    assert match.actions.to_policy(match.actions.to_robot(rows)) == pytest.approx(rows)
+    assert match.state.to_policy(match.state.to_robot(rows)) == pytest.approx(rows)
+
+
+def test_cameras_are_found_by_name_or_alias_and_absent_ones_left_out() -> None:
+    spec = replace(
+        lerobot_so101('deg'),
+        cameras=(
+            CameraSpec('base_0_rgb'),
+            CameraSpec('wrist'),
+            CameraSpec('right_wrist_0_rgb', present=False),
+        ),
+    )
+    match = match_robot(load_robot(ROBOTS / 'so101.yaml'), spec, 'bundle')
+    topics = {name: camera.topic for name, camera in match.cameras.items()}
+    assert topics == {'base_0_rgb': 'front/image_raw', 'wrist': 'wrist/image_raw'}
+
+
+def test_each_output_takes_its_columns_in_its_own_order(arm: Robot) -> None:
+    match = match_robot(arm, policy(measured(*JOINTS), absolute(*JOINTS)), 'bundle')
+    assert match.column_names == ('turn', 'lift', 'hand')
+    carried = {output.output.topic: output.columns for output in match.outputs}
+    assert carried == {'hand/commands': (2,), 'arm/commands': (0, 1)}
+    assert [column.continuous for column in match.columns] == [True, False, False]
+
+
+def test_a_gripper_has_no_tracking_error_and_a_joint_that_of_its_range() -> None:
+    match = match_robot(load_robot(ROBOTS / 'so101.yaml'), lerobot_so101('percent'), 'bundle')
+    assert np.isnan(match.limits.tracking_error[:5]).all()
+    assert np.isinf(match.limits.tracking_error[5])
+
+
+def test_limits_are_the_robots_in_the_order_of_the_columns(arm: Robot) -> None:
+    match = match_robot(arm, policy(measured(*JOINTS), absolute(*JOINTS)), 'bundle')
+    assert match.limits.lower == pytest.approx([-np.inf, -1.0, 0.0])
+    assert match.limits.velocity == pytest.approx([3.0, 2.0, 0.2])
+    assert np.isinf(match.limits.acceleration).all()
+
+
+def test_an_output_that_the_policy_does_not_command_is_left_out(arm: Robot) -> None:
+    match = match_robot(arm, policy(measured(*JOINTS), absolute(('hand', 'mm'))), 'bundle')
+    assert [output.output.topic for output in match.outputs] == ['hand/commands']
+    assert match.actions.to_robot(np.array([50.0])) == pytest.approx([0.05])
+
+
+def test_velocities_are_scaled_but_not_shifted(arm: Robot) -> None:
+    robot = replace(
+        arm, outputs=tuple(replace(output, interface='velocity') for output in arm.outputs[1:2])
+    )
+    spec = policy(measured(*JOINTS), (ActionSpec('hand', '1', 'velocity'),))
+    match = match_robot(robot, spec, 'bundle')
+    assert match.columns[0].kind == 'velocity'
+    assert match.actions.to_robot(np.array([0.0, 1.0])[:, None])[:, 0] == pytest.approx([0.0, 0.1])
+
+
+def pose_policy(pose: PoseSpec = TOOL, unit: str = 'm', angle: str = 'rad') -> BundleSpec:
+    actions = tuple(
+        ActionSpec(name, u, pose.kind)  # type: ignore[arg-type]
+        for name, u in [*((n, unit) for n in pose.position), *((n, angle) for n in pose.rotation)]
+    )
+    return policy(measured(*JOINTS), actions, poses=(pose,))
+
+
+def test_pose_actions_have_the_workspace_and_no_feedback(arm: Robot) -> None:
+    match = match_robot(arm, pose_policy(unit='mm', angle='deg'), 'bundle')
+    assert match.limits.workspace_lower[:3] == pytest.approx([0.1, -0.3, 0.0])
+    assert match.limits.velocity == pytest.approx([0.5] * 3 + [1.0] * 4)
+    assert np.isinf(match.limits.acceleration).all()
+    assert not any(column.feedback for column in match.columns)
+    (output,) = match.outputs
+    assert (output.columns, output.frame_id, output.pose) == (tuple(range(7)), 'base', TOOL)
+    command = match.actions.to_robot(np.array([100.0, 0.0, 0.0, 180.0, 0.0, 0.0]))
+    assert command == pytest.approx([0.1, 0.0, 0.0, np.pi, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ('key', 'in_urdf'),
+    [
+        ('velocity', '<joint name="lift" type="revolute"><limit lower="-1" upper="1"/></joint>'),
+        ('lower', '<joint name="lift" type="continuous"><limit velocity="2"/></joint>'),
+    ],
+)
+def test_a_limit_that_neither_robot_file_nor_urdf_has_is_an_error(
+    arm: Robot, key: str, in_urdf: str
+) -> None:
+    spec = policy(measured(*JOINTS), absolute(*JOINTS))
+    left_out = {'velocity': None, 'lower': None, 'upper': None}
+    joints = (replace(joint, **left_out) if joint.name == 'lift' else joint for joint in arm.joints)
+    open_ended = replace(arm, joints=tuple(joints))
+    match_robot(replace(open_ended, urdf_text=URDF), spec, 'bundle')
+    urdf = re.sub('<joint name="lift".*?</joint>', in_urdf, URDF)
+    with pytest.raises(MatchError, match=rf'joints\[lift\]\.{key}: is missing, in the URDF too'):
+        match_robot(replace(open_ended, urdf_text=urdf), spec, 'bundle')
+
+
+def test_a_urdf_only_ever_tightens(tmp_path: Path, arm: Robot) -> None:
+    spec = policy(measured(*JOINTS), absolute(*JOINTS))
+    tight = match_robot(replace(arm, urdf_text=URDF), spec, 'bundle')
+    assert tight.limits.velocity == pytest.approx([3.0, 2.0, 0.2])
+    narrow = URDF.replace('upper="1"', 'upper="0.5"')
+    with pytest.raises(MatchError, match=r'arm\.yaml: .*only tighten'):
+        match_robot(replace(arm, urdf_text=narrow), spec, 'bundle')
+
+
+@pytest.mark.parametrize(
+    ('spec', 'field', 'hint'),
+    [
+        (
+            policy(measured(*JOINTS), absolute(*JOINTS), (CameraSpec('tpo'),)),
+            'cameras[0].name',
+            "did you mean 'top'?",
+        ),
+        (
+            policy(measured(('lfit', 'rad')), absolute(*JOINTS)),
+            'state[0].name',
+            "did you mean 'lift'?",
+        ),
+        (
+            policy(measured(*JOINTS), absolute(('elbow', 'rad'))),
+            'actions[0].name',
+            "no joint 'elbow'",
+        ),
+        (
+            policy(measured(('lift', 'm')), absolute(*JOINTS)),
+            'state[0].unit',
+            "'m' cannot become 'rad' of joint 'lift'",
+        ),
+        (
+            policy(measured(*JOINTS), absolute(('turn', 'percent'), ('lift', 'rad'))),
+            'actions[0].unit',
+            "give the joint 'zero' and 'one': its positions where the policy says 0 and 100",
+        ),
+        (
+            policy(measured(*JOINTS), absolute(('turn', 'rad'))),
+            'actions',
+            "also carries ['lift'], which the policy does not command",
+        ),
+        (
+            policy(measured(*JOINTS), (ActionSpec('hand', 'm/s', 'velocity'),)),
+            'actions',
+            "interface is 'position', but the policy commands the velocity of ['hand']",
+        ),
+        (pose_policy(replace(TOOL, name='flange')), 'actions[0].name', "pose 'flange'"),
+        (
+            pose_policy(replace(TOOL, kind='velocity'), 'm/s', 'rad/s'),
+            'poses',
+            "'tool' is velocity and needs twist_stamped",
+        ),
+    ],
+)
+def test_a_misfit_names_both_files_and_the_field(
+    arm: Robot, spec: BundleSpec, field: str, hint: str
+) -> None:
+    with pytest.raises(MatchError) as caught:
+        match_robot(arm, spec, 'bundles/mine')
+    first = str(caught.value).splitlines()[0]
+    assert first.startswith(f'bundles/mine/policy.yaml: {field}: ')
+    assert str(arm.file) in first
+    assert hint in first
+
+
+def test_two_policy_names_for_one_joint_are_refused() -> None:
+    robot = load_robot(ROBOTS / 'so101.yaml')
+    spec = lerobot_so101('deg')
+    twice = replace(spec, state=(*spec.state, StateSpec('gripper', 'percent')))
+    with pytest.raises(MatchError, match="two names of the policy mean the robot's joint"):
+        match_robot(robot, twice, 'bundle')
+
+
+def test_all_misfits_are_told_at_once(arm: Robot) -> None:
+    spec = policy(measured(('a', 'rad'), ('b', 'rad')), absolute(('c', 'rad')), (CameraSpec('d'),))
+    with pytest.raises(MatchError) as caught:
+        match_robot(arm, spec, 'bundle')
+    assert len(str(caught.value).splitlines()) == 4
+
+
+def test_a_joints_tolerances_scale_with_its_unit(tmp_path):
+    path = tmp_path / 'arm.yaml'
+    path.write_text(
+        ARM.replace('name: lift, unit: rad, lower: -1.0', 'name: lift, unit: deg, lower: -57')
+    )
+    spec = policy(
+        (StateSpec('lift', 'deg'),),
+        (ActionSpec('lift', 'deg', 'absolute'), ActionSpec('turn', 'rad', 'absolute')),
+    )
+    columns = match_robot(load_robot(path), spec, tmp_path).columns
+    assert {column.name: column.scale for column in columns} == {
+        'lift': pytest.approx(180 / np.pi),
+        'turn': 1.0,
+    }
+
+
+FORMS = {
+    'quaternion_wxyz': ('qw', 'qx', 'qy', 'qz'),
+    'quaternion_xyzw': ('qx', 'qy', 'qz', 'qw'),
+    'euler': ('roll', 'pitch', 'yaw'),
+    'axis_angle': ('rx', 'ry', 'rz'),
+    'rotation_6d': tuple('abcdef'),
+    'rotation_6d_rows': tuple('abcdef'),
+}
+
+
+@pytest.mark.parametrize('form', FORMS)
+def test_a_rotation_is_a_quaternion_in_commands_whatever_the_policy_writes(arm, form):
+    pose = replace(
+        TOOL, rotation=FORMS[form], form=form, euler_axes='sxyz' if form == 'euler' else None
+    )
+    # Not in the order of the pose, and with a joint between.
+    names = (FORMS[form][0], 'x', 'hand', 'y', 'z', *reversed(FORMS[form][1:]))
+    units = {'hand': 'm', 'x': 'm', 'y': 'm', 'z': 'm'}
+    actions = absolute(*((name, units.get(name, '1')) for name in names))
+    match = match_robot(arm, policy(measured(*JOINTS), actions, poses=(pose,)), 'bundle')
+    assert match.action_names == names
+    quaternion = ('tool.qw', 'tool.qx', 'tool.qy', 'tool.qz')
+    assert match.column_names == (*quaternion, 'x', 'hand', 'y', 'z')
+    labels = [column.quaternion for column in match.columns]
+    assert labels == ['tool'] * 4 + [''] * 4
+    by_topic = {output.output.topic: output.columns for output in match.outputs}
+    assert by_topic == {'target_pose': (4, 6, 7, 0, 1, 2, 3), 'hand/commands': (5,)}
+
+
+def test_actions_of_a_pose_may_be_called_as_joints_are(tmp_path):
+    path = tmp_path / 'arm.yaml'
+    text = ARM.replace('name: lift, unit: rad', 'name: lift, aliases: [x], unit: m')
+    path.write_text(text[: text.index('  - {kind: float64')])
+    pose = replace(TOOL, rotation=('turn', 'pitch', 'yaw'))
+    spec = replace(pose_policy(pose), state=measured(('turn', 'rad')))
+    match = match_robot(load_robot(path), spec, 'bundle')
+    assert match.column_names == ('x', 'y', 'z', 'tool.qw', 'tool.qx', 'tool.qy', 'tool.qz')
+    assert not any(column.feedback for column in match.columns)
+    assert match.outputs[0].columns == tuple(range(7))
+
+
+RAIL = 'name: x, unit: UNIT, lower: -9000.0, upper: 9000.0, velocity: 7000.0, max_step: 0.5'
+
+
+@pytest.mark.parametrize('unit', ['m', 'mm'])
+@pytest.mark.parametrize('called', ['name: x', 'name: rail, aliases: [x]'])
+@pytest.mark.parametrize('kind', ['absolute', 'delta', 'velocity'])
+def test_an_action_of_a_pose_has_the_poses_limits_and_unit_where_a_joint_is_called_so(
+    tmp_path, unit, called, kind
+):
+    rail = RAIL.replace('name: x', called).replace('UNIT', unit)
+    turn = '  - {name: roll, unit: deg, lower: -360.0, upper: 360.0, velocity: 90.0}\n'
+    text = ARM.replace('cameras:', f'  - {{{rail}}}\n{turn}cameras:')
+    text = text[: text.index('  - {kind: float64')]
+    if kind == 'velocity':
+        text = text.replace('pose_stamped', 'twist_stamped')
+    path = tmp_path / 'arm.yaml'
+    path.write_text(text)
+    rate = '/s' if kind == 'velocity' else ''
+    spec = pose_policy(replace(TOOL, kind=kind), 'm' + rate, 'rad' + rate)
+    # The URDF knows the joints and nothing of the pose.
+    robot = replace(load_robot(path), urdf_text=URDF)
+    match = match_robot(robot, replace(spec, state=measured(('x', 'm'))), 'bundle')
+    assert match.column_names[:3] == ('x', 'y', 'z')
+    assert not any(column.feedback for column in match.columns)
+    assert {column.scale for column in match.columns} == {1.0}
+    limits = match.limits
+    assert limits.velocity == pytest.approx([0.5] * 3 + [1.0] * (len(limits.names) - 3))
+    assert np.isinf(limits.lower).all() and np.isinf(limits.upper).all()
+    if kind != 'velocity':
+        assert limits.workspace_lower[:3] == pytest.approx([0.1, -0.3, 0.0])
+        assert limits.workspace_upper[:3] == pytest.approx([0.5, 0.3, 0.4])
+    numbers = np.array([[0.2, 0.1, 0.1, 0.3, 0.2, 0.1]])
+    assert match.actions.to_robot(numbers) == pytest.approx(numbers)
+    # The state is the joint's.
+    assert match.state.to_robot(np.array([0.2])) == pytest.approx(200.0 if unit == 'mm' else 0.2)
+
+
+def test_a_twist_that_no_output_carries_is_the_velocities_of_its_joints(tmp_path):
+    names = (*TOOL.position, *TOOL.rotation)
+    joints = ''.join(
+        f'  - {{name: {name}, unit: {"mm" if name in "xyz" else "rad"}, lower: -9.0, upper: 9.0, '
+        'velocity: 7.0}\n'
+        for name in names
+    )
+    text = ARM[: ARM.index('outputs:')].replace('cameras:', f'{joints}cameras:')
+    output = f'{{kind: joint_state, topic: t, interface: velocity, joints: [{", ".join(names)}]}}'
+    path = tmp_path / 'arm.yaml'
+    path.write_text(f'{text}outputs: [{output}]\n')
+    spec = pose_policy(replace(TOOL, kind='velocity'), 'm/s', 'rad/s')
+    match = match_robot(load_robot(path), spec, 'bundle')
+    assert match.limits.velocity == pytest.approx([7.0] * 6)
+    assert match.actions.to_robot(np.ones(6)) == pytest.approx([1e3] * 3 + [1.0] * 3)
+
+
+def test_an_output_of_joints_does_not_carry_a_number_of_a_pose(tmp_path):
+    rail = RAIL.replace('UNIT', 'm')
+    text = ARM.replace('cameras:', f'  - {{{rail}}}\ncameras:').replace('[hand]', '[x]')
+    path = tmp_path / 'arm.yaml'
+    path.write_text(text)
+    match = match_robot(load_robot(path), pose_policy(), 'bundle')
+    assert [output.output.topic for output in match.outputs] == ['target_pose']
+    path.write_text(text.replace('  - {kind: pose_stamped, topic: target_pose, pose: tool}\n', ''))
+    with pytest.raises(MatchError, match="pose 'tool' with 'x' is carried by none"):
+        match_robot(load_robot(path), pose_policy(), 'bundle')
+
+
+def test_a_pose_stays_in_its_box_at_its_speed_where_a_joint_is_called_as_its_action(tmp_path):
+    rail = RAIL.replace('UNIT', 'm')
+    text = ARM.replace('cameras:', f'  - {{{rail}}}\ncameras:')
+    path = tmp_path / 'arm.yaml'
+    path.write_text(text[: text.index('  - {kind: float64')])
+    robot = load_robot(path)
+    spec = replace(pose_policy(replace(TOOL, kind='delta')), state=measured(('x', 'm')))
+    match = match_robot(robot, spec, 'bundle')
+    given = {parameter.name: parameter.default for parameter in EXECUTOR_PARAMETERS}
+    core = make_core(given, robot, match, ClampLatch(0), use_sim_time=False)
+    start_ns, here, number, sent, results = 10**18, 0.3, 0, [], []
+    core.tick(0.0, start_ns)
+    assert core.start(0.0, start_ns).started
+    for tick in range(1, 250):
+        now_s, now_ns = 0.01 * tick, start_ns + 10_000_000 * tick
+        core.observe_state(('x',), (here,), now_ns)
+        command = core.tick(now_s, now_ns)
+        if command.kind is not CommandKind.IDLE:
+            here = command.setpoints[0]
+            sent.append(here)
+        asked = core.poll_request(now_s, now_ns)
+        if asked is None:
+            continue
+        number += 1
+        rows = np.zeros((16, 6))
+        # At twice the pose's speed to the box, and later through it.
+        goal = 0.5 if tick < 150 else 5.0
+        rows[:, 0] = np.minimum(here + 0.05 * np.arange(16), goal)
+        rows[:, 2] = 0.2
+        chunk = ActionChunk(rows, match.action_names, match.action_kinds, 0.05, rows)
+        results.append(
+            core.submit_chunk(
+                chunk, ChunkHeader(now_ns, 0, number, request=asked.request), now_s, now_ns
+            )
+        )
+    assert len(sent) > 50 and max(sent) == pytest.approx(0.5)
+    assert np.diff(sent).max() == pytest.approx(0.5 * 0.01)
+    assert results[0].accepted and "workspace of 'x' in row" in results[-1].text
+
+
+def test_accelerations_of_a_pose_are_those_of_its_columns(tmp_path):
+    path = tmp_path / 'arm.yaml'
+    given = 'angular_velocity: 1.0, acceleration: 2.0, angular_acceleration: 5.0}'
+    path.write_text(ARM.replace('angular_velocity: 1.0}', given))
+    limits = match_robot(load_robot(path), pose_policy(), 'bundle').limits
+    assert limits.acceleration == pytest.approx([2.0] * 3 + [5.0] * 4)
+    assert limits.braking_s == pytest.approx(0.25)
+    path.write_text(
+        ARM.replace('pose_stamped', 'twist_stamped').replace('angular_velocity: 1.0}', given)
+    )
+    twist = pose_policy(replace(TOOL, kind='velocity'), 'm/s', 'rad/s')
+    limits = match_robot(load_robot(path), twist, 'bundle').limits
+    assert limits.acceleration == pytest.approx([2.0] * 3 + [5.0] * 3)
+    assert limits.velocity == pytest.approx([0.5] * 3 + [1.0] * 3)
+
+
+@pytest.mark.parametrize('form', ['quaternion_wxyz', 'quaternion_xyzw', 'rotation_6d'])
+def test_a_twist_that_is_no_three_numbers_is_a_misfit_that_says_what_mends_it(tmp_path, form):
+    path = tmp_path / 'arm.yaml'
+    path.write_text(ARM.replace('pose_stamped', 'twist_stamped'))
+    pose = replace(TOOL, rotation=FORMS[form], form=form, euler_axes=None, kind='velocity')
+    with pytest.raises(
+        MatchError, match=rf"poses\[0\]\.form: 'tool' is velocity .*{form}.*axis_angle"
+    ):
+        match_robot(load_robot(path), pose_policy(pose, 'm/s', '1'), 'bundle')
+
+
+def test_a_camera_of_another_size_is_a_misfit_where_nothing_resizes_its_images(tmp_path):
+    bundle = tiny_spec('act')
+    text = """
+format: 1
+name: tiny
+joints:
+  - {name: shoulder, unit: rad, lower: -1.0, upper: 1.0, velocity: 2.0}
+  - {name: elbow, unit: rad, lower: -1.0, upper: 1.0, velocity: 2.0}
+  - {name: gripper, unit: rad, lower: -1.0, upper: 1.0, velocity: 2.0}
+joint_states: [{topic: joint_states}]
+cameras:
+  - {name: top, topic: top/image_raw, width: 64, height: 48}
+  - {name: wrist, topic: wrist/image_raw, width: WIDE, height: 48}
+outputs: [{kind: float64_multi_array, topic: commands, joints: [shoulder, elbow, gripper]}]
+"""
+    path = tmp_path / 'tiny.yaml'
+    path.write_text(text.replace('WIDE', '64'))
+    assert match_robot(load_robot(path), bundle, tmp_path).cameras['wrist'].width == 64
+    path.write_text(text.replace('WIDE', '80'))
+    with pytest.raises(MatchError, match=r"cameras\[1\].*'wrist' sends 80x48 .* takes 64x48"):
+        match_robot(load_robot(path), bundle, tmp_path)
+    # A policy whose images are resized takes any.
+    match_robot(load_robot(path), tiny_spec('pi0'), tmp_path)
+
+
+def test_a_robot_in_degrees_is_held_to_the_urdf_in_degrees(arm: Robot) -> None:
+    spec = policy(measured(*JOINTS), absolute(*JOINTS))
+    degrees = {'unit': 'deg', 'velocity': None, 'lower': None, 'upper': None}
+    joints = [replace(joint, **degrees) if joint.name == 'lift' else joint for joint in arm.joints]
+    limits = match_robot(replace(arm, joints=tuple(joints), urdf_text=URDF), spec, 'bundle').limits
+    index = limits.names.index('lift')
+    assert limits.upper[index] == pytest.approx(np.rad2deg(1.0))
+    assert limits.velocity[index] == pytest.approx(np.rad2deg(2.0))
+    loose = [
+        replace(joint, lower=-70.0, upper=57.2, velocity=9.0) if joint.name == 'lift' else joint
+        for joint in joints
+    ]
+    with pytest.raises(MatchError, match='only tighten'):
+        match_robot(replace(arm, joints=tuple(loose), urdf_text=URDF), spec, 'bundle')
+
+
+@pytest.mark.parametrize(
+    ('changes', 'words'),
+    [
+        ({'unit': 'percent'}, 'cannot be converted to percent'),
+        ({'message_name': 'other'}, 'the URDF is without the joint'),
+    ],
+)
+def test_a_joint_that_the_urdf_says_nothing_about_needs_limits_of_its_own(
+    arm: Robot, changes: dict[str, str], words: str
+) -> None:
+    spec = policy(measured(*JOINTS), absolute(*JOINTS))
+    changed = {'zero': 0.0, 'one': 100.0, **changes}
+    spec = replace(
+        spec,
+        state=tuple(replace(one, unit='1') if one.name == 'lift' else one for one in spec.state),
+        actions=tuple(
+            replace(one, unit='1') if one.name == 'lift' else one for one in spec.actions
+        ),
+    )
+    own = {'lower': 0.0, 'upper': 100.0, 'velocity': 50.0}
+    joints = [replace(one, **changed, **own) if one.name == 'lift' else one for one in arm.joints]
+    robot = replace(arm, joints=tuple(joints), urdf_text=URDF)
+    limits = match_robot(robot, spec, 'bundle').limits
+    index = limits.names.index('lift')
+    assert (limits.upper[index], limits.velocity[index]) == (100.0, 50.0)
+    joints = [replace(one, velocity=None) if one.name == 'lift' else one for one in joints]
+    with pytest.raises(MatchError, match=words):
+        match_robot(replace(robot, joints=tuple(joints)), spec, 'bundle')

@@ -1,0 +1,183 @@
+"""Each robot file of the package drives a policy of the shape that is trained for its robot."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from paths import ROOT
+from test_robot_match import lerobot_so101, policy
+
+from vla_runtime.bundle.schema import ActionSpec, BundleSpec, CameraSpec, StateSpec
+from vla_runtime.robot.file import load_robot
+from vla_runtime.robot.match import RobotMatch, match_robot
+from vla_runtime.robot.schema import Robot
+
+ROBOTS = ROOT / 'config' / 'robots'
+ALOHA = ('waist', 'shoulder', 'elbow', 'forearm_roll', 'wrist_angle', 'wrist_rotate', 'gripper')
+
+
+def of_units(names_and_units: Sequence[tuple[str, str]], cameras: Sequence[str]) -> BundleSpec:
+    """A policy that measures and commands the same numbers."""
+    return policy(
+        tuple(StateSpec(name, unit) for name, unit in names_and_units),  # type: ignore[arg-type]
+        tuple(ActionSpec(name, unit, 'absolute') for name, unit in names_and_units),  # type: ignore[arg-type]
+        tuple(CameraSpec(name) for name in cameras),
+    )
+
+
+def aloha() -> BundleSpec:
+    names = [f'{side}_{name}' for side in ('left', 'right') for name in ALOHA]
+    units = ['1' if name.endswith('gripper') else 'rad' for name in names]
+    cameras = ('cam_high', 'cam_left_wrist', 'cam_right_wrist')
+    return of_units(list(zip(names, units, strict=True)), cameras)
+
+
+def droid() -> BundleSpec:
+    arm = [(f'joint_position_{number}', 'rad') for number in range(1, 8)]
+    cameras = ('exterior_image_1_left', 'wrist_image_left')
+    return of_units([*arm, ('gripper_position', '1')], cameras)
+
+
+def ur5e() -> BundleSpec:
+    names = ('shoulder_pan', 'shoulder_lift', 'elbow', 'wrist_1', 'wrist_2', 'wrist_3')
+    return of_units([(f'{name}_joint', 'rad') for name in names], ('front', 'wrist'))
+
+
+def so101() -> BundleSpec:
+    return lerobot_so101('percent')
+
+
+POLICIES = {
+    'so101': so101,
+    'so101_split': so101,
+    'so101_one_topic': so101,
+    'aloha': aloha,
+    'droid': droid,
+    'franka_fr3': droid,
+    'ur5e': ur5e,
+}
+
+
+def matched(name: str) -> tuple[Robot, RobotMatch]:
+    robot = load_robot(ROBOTS / f'{name}.yaml')
+    return robot, match_robot(robot, POLICIES[name](), 'bundle')
+
+
+def commands(match: RobotMatch, actions: np.ndarray) -> dict[str, np.ndarray]:
+    """Numbers that a policy's actions become on each output, limits left out."""
+    setpoints = match.actions.to_robot(actions)
+    sent = {}
+    for output in match.outputs:
+        numbers = setpoints[list(output.columns)]
+        sent[output.output.topic] = (
+            numbers if output.units is None else output.units.to_robot(numbers)
+        )
+    return sent
+
+
+@pytest.mark.parametrize('name', POLICIES)
+def test_every_joint_of_a_policy_is_limited_and_carried(name: str) -> None:
+    robot, match = matched(name)
+    assert sorted(match.column_names) == sorted(joint.name for joint in robot.joints)
+    assert len(match.outputs) == len(robot.outputs)
+    limits = match.limits
+    for limit in (limits.lower, limits.upper, limits.velocity):
+        assert np.isfinite(limit).all()
+    assert np.all(limits.lower < limits.upper)
+    assert len(match.cameras) == len(POLICIES[name]().cameras) - (name.startswith('so101'))
+
+
+@pytest.mark.parametrize('name', [*POLICIES, 'tabletop'])
+def test_a_robot_file_says_where_its_numbers_are_from(name: str) -> None:
+    head = (ROBOTS / f'{name}.yaml').read_text(encoding='utf-8').partition('\njoint_states:')[0]
+    comments = ' '.join(re.findall(r'^# ?(.*)$', head, re.MULTILINE))
+    # A file of somebody's repository, or of this one.
+    assert re.search(r'\w+\.(yaml|urdf|xml|py|xacro)\b', comments)
+    assert 'imits' in comments
+
+
+def test_aloha_has_no_ros2_control_and_its_gripper_is_measured_in_m_and_commanded_in_rad() -> None:
+    robot, match = matched('aloha')
+    assert {output.kind for output in robot.outputs} == {
+        'joint_group_command',
+        'joint_single_command',
+    }
+    actions = np.zeros(14)
+    assert commands(match, actions)['follower_left/commands/joint_single'] == pytest.approx(-0.6213)
+    actions[6] = actions[13] = 1.0
+    sent = commands(match, actions)
+    assert sent['follower_right/commands/joint_single'] == pytest.approx(1.4910)
+    names = [output.message_names for output in match.outputs]
+    assert names == [ALOHA[:6], ('gripper',)] * 2
+
+
+def test_fr3_opens_its_fingers_to_40_mm_where_droid_says_0() -> None:
+    _, match = matched('franka_fr3')
+    assert commands(match, np.zeros(8))['franka_gripper/gripper_action'] == pytest.approx(0.04)
+    closed = commands(match, np.array([0.0] * 7 + [1.0]))
+    assert closed['franka_gripper/gripper_action'] == pytest.approx(0.0)
+    assert match.limits.velocity[:7] == pytest.approx([2.62, 2.62, 2.62, 2.62, 5.26, 4.18, 5.26])
+
+
+def test_ur5e_has_the_limits_of_each_joint() -> None:
+    _, match = matched('ur5e')
+    turn = 2.0 * np.pi
+    assert match.limits.upper == pytest.approx([turn, turn, np.pi, turn, turn, turn], abs=1e-4)
+
+
+def test_so101_split_sends_its_gripper_to_an_action_and_its_arm_to_a_topic() -> None:
+    robot, match = matched('so101_split')
+    assert [output.is_action for output in robot.outputs] == [False, True]
+    sent = commands(match, np.full(6, 100.0))
+    assert sent['follower/gripper_controller/gripper_cmd'] == pytest.approx(1.74533)
+
+
+UNITS = [
+    # Joint, command, and pairs of position and command.
+    ('unit: rad', 'name: g', [(0.3, 0.3)]),
+    ('unit: rad', 'unit: deg', [(np.pi / 2, 90.0)]),
+    ('unit: m', 'unit: mm', [(0.02, 20.0)]),
+    ('unit: rad, zero: 0.1, one: 0.3', 'unit: m, zero: 0.04, one: 0.0', [(0.1, 0.04), (0.3, 0.0)]),
+    ('unit: rad, zero: 0.1, one: 0.3', 'unit: percent', [(0.1, 0.0), (0.3, 100.0)]),
+    ('unit: rad, zero: 0.1, one: 0.3', 'unit: rad', [(0.1, 0.1)]),
+    ('unit: percent', 'unit: rad, zero: -1.0, one: 1.0', [(0.0, -1.0), (75.0, 0.5)]),
+    ("unit: '1'", 'unit: mm, zero: 0.0, one: 85.0', [(1.0, 85.0)]),
+    ('unit: percent', "unit: '1'", [(50.0, 0.5)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(('joint', 'command', 'pairs'), UNITS)
+@pytest.mark.parametrize('interface', ['position', 'velocity'])
+def test_a_command_has_a_name_and_unit_of_its_own(tmp_path, joint, command, pairs, interface):
+    file = tmp_path / 'hand.yaml'
+    file.write_text(
+        f"""
+format: 1
+name: hand
+joints:
+  - {{name: hand, {joint}, lower: 0.0, upper: 100.0, velocity: 1.0, command: {{{command}}}}}
+outputs:
+  - {{kind: joint_state, topic: hand/commands, interface: {interface}, joints: [hand]}}
+"""
+    )
+    unit = load_robot(file).joints[0].unit
+    kind, suffix = ('velocity', '/s') if interface == 'velocity' else ('absolute', '')
+    spec = policy((StateSpec('hand', unit),), (ActionSpec('hand', unit + suffix, kind),))
+    (output,) = match_robot(load_robot(file), spec, 'bundle').outputs
+    assert output.message_names == ('g' if 'name: g' in command else 'hand',)
+
+    def sent(position: float) -> float:
+        numbers = np.array([position])
+        return (numbers if output.units is None else output.units.to_robot(numbers))[0]
+
+    if interface == 'position':
+        for position, wanted in pairs:
+            assert sent(position) == pytest.approx(wanted)
+    else:
+        assert sent(0.0) == 0.0
+        if len(pairs) == 2:
+            (a, x), (b, y) = pairs
+            assert sent(b - a) == pytest.approx(y - x)

@@ -1,0 +1,498 @@
+"""The chunk executor on its thread: clock, lock, outputs and requests around the pure core.
+
+Invariants:
+- the core is used under one lock. A tick holds it for a fraction of a millisecond, and so does a
+  chunk that is handed over; 1 to 2 ms where an ensemble averages a hundred chunks of 100 rows.
+  Neither the tick nor the dead-man waits for a conversion, the check of a chunk, a log line or a
+  publisher of anything but commands;
+- the tick overwrites arrays and messages that exist already; it allocates when it asks for a
+  chunk or passes a seam, a few times a second;
+- requests and seams leave through `on_request` and `take_seams`: their messages are made elsewhere;
+- a command that cannot be sent stops the executor; an output that fails keeps no other one from its
+  command, so the hold reaches all that can be reached;
+- a controller that is not active gets nothing: it would take the newest command when it is switched
+  on, in one cycle;
+- a stopped robot at rest gets its hold for a moment, then nothing (`Command.settled`), but on
+  outputs that repeat it: others may command it then;
+- after `close` nothing is sent any more, and the last command sent was a hold; even where a thread
+  hangs in the core, or an output for good, every other output gets it, within seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from threading import Lock, Thread
+
+import numpy as np
+
+from vla_runtime.execution.command import (
+    Command,
+    CommandKind,
+    CommittedSetpoints,
+    Counters,
+    Reason,
+    StartResult,
+    SubmitResult,
+)
+from vla_runtime.execution.config import ExecutorStatus, Mode
+from vla_runtime.execution.executor import ChunkExecutor
+from vla_runtime.execution.handover import SeamReport
+from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.messages.trajectories import ns_to_stamp
+from vla_runtime.nodes.executor.controller_watch import ControllerWatch, why_refused
+from vla_runtime.nodes.executor.outputs import Output, OutputWriter
+from vla_runtime.nodes.executor.realtime import QuietGarbage
+from vla_runtime.nodes.worker import join_thread
+from vla_runtime.types import ActionChunk, ChunkHeader
+
+# Finished steps that a request carries in front: the policy's newest frame is a little older than
+# the request, and its row 0 belongs to the step that was current then.
+_PAST_STEPS = 8
+_SEAMS_KEPT = 64
+_COLLECT_EVERY_S = 1.0
+# Whoever keeps a lock or a command for so long at the end is not going to give it back.
+_HANGS_AFTER_S = 1.0
+_LOOKS_EVERY_S = 0.005
+
+
+@dataclass(frozen=True)
+class TimedSeam:
+    """A seam, the ROS time of the first command after it, and the parameters in force from it."""
+
+    stamp_ns: int
+    seam: SeamReport
+    parameters: ExecutorParameters
+    dry_run: bool
+
+
+@dataclass(frozen=True)
+class LoopStatus:
+    """A consistent snapshot, for a status message."""
+
+    executor: ExecutorStatus
+    counters: Counters
+    sent: int
+
+
+class _Outgoing:
+    """A command on its way to the outputs, copied from the core under its lock.
+
+    The control thread has one, rclpy's has one, and all others share one, so that a thread that is
+    kept waiting on its way sends what it took, or nothing where a newer command has been sent.
+
+    Attributes:
+        setpoints: (columns,) float64.
+        follows: the command before it was for sending too, so that it goes on from there.
+        settled: only outputs that repeat a hold get it.
+        number: counts commands in the order in which they were computed.
+        stamp_ns: header stamp.
+    """
+
+    def __init__(self, columns: int) -> None:
+        self.setpoints = np.zeros(columns)
+        self.follows = False
+        self.settled = False
+        self.number = 0
+        self.stamp_ns = 0
+
+
+class SendError(RuntimeError):
+    """Outputs that a command could not be sent to; it was sent to all others."""
+
+
+def _describe(errors: Sequence[Exception]) -> str:
+    return f'a command could not be sent: {"; ".join(map(str, errors))}'
+
+
+class ControlLoop:
+    """Ticks a `ChunkExecutor` and sends what it commands.
+
+    Args:
+        executor: the core; this loop is its only user.
+        writers: writers of all outputs.
+        ros_now_ns: the ROS clock.
+        on_request: gets the committed plan when a chunk is wanted; called in the control thread,
+            must return at once.
+        ros_time_of_ns: ROS time at a time of the steady clock a moment ago. With it a command is
+            stamped with the very time that its motion was computed for, so that the limits hold by
+            the stamps. Without it (`use_sim_time`, where the ROS clock itself is that time) with
+            the ROS clock as read; `come_to_rest` goes on without its messages.
+    """
+
+    def __init__(
+        self,
+        executor: ChunkExecutor,
+        writers: Sequence[Output],
+        ros_now_ns: Callable[[], int],
+        on_request: Callable[[CommittedSetpoints], None],
+        ros_time_of_ns: Callable[[float], int] | None = None,
+    ) -> None:
+        self._executor = executor
+        self._writers = tuple(writers)
+        self._ros_now_ns = ros_now_ns
+        self._on_request = on_request
+        self._ros_time_of_ns = ros_time_of_ns
+        self._garbage = QuietGarbage()
+        self._lock = Lock()
+        # One sender at a time: the writers' messages are used again and again.
+        self._sending = Lock()
+        self._of_tick = _Outgoing(executor.columns.count)
+        self._of_states = _Outgoing(executor.columns.count)
+        self._of_others = _Outgoing(executor.columns.count)
+        self._repeats_hold = any(writer.repeats_hold for writer in writers)
+        # Whether the last command was for sending.
+        self._follows = False
+        self._computed = 0
+        self._computed_s = -math.inf
+        self._newest_sent = 0
+        self._sent = 0
+        self._seams_passed = 0
+        self._seams: deque[TimedSeam] = deque(maxlen=_SEAMS_KEPT)
+        self._collected_s = 0.0
+        self._closed = False
+        # Topics that another node commands: nothing is sent there until `start`.
+        self._taken: frozenset[str] = frozenset()
+        # Topics whose controllers would refuse a command, or take it when they are switched on.
+        self._refusing: frozenset[str] = frozenset()
+
+    # ------------------------------------------------------------ control thread
+
+    def tick(self, now_s: float) -> None:
+        """One control period; `now_s` is the steady clock."""
+        now_ros_ns = self._ros_now_ns()
+        with self._lock:
+            if self._is_overtaken(now_s):
+                return
+            command = self._executor.tick(now_s, now_ros_ns)
+            stamp_ns = self._stamp_ns(now_s, now_ros_ns)
+            sends, dry_run = self._take(command, self._of_tick, stamp_ns), command.dry_run
+        # Whatever comes after it may fail; the command is on its way by then.
+        if sends:
+            self._send(self._of_tick)
+        with self._lock:
+            self._note_seam(now_ros_ns, dry_run)
+            plan = self._executor.poll_request(now_s, now_ros_ns, _PAST_STEPS)
+            if plan is None:
+                plan = self._executor.repeat_request(now_s, now_ros_ns, _PAST_STEPS)
+            running = self._executor.mode is Mode.RUNNING
+        if plan is not None:
+            self._on_request(plan)
+        if self._garbage.on and now_s - self._collected_s >= _COLLECT_EVERY_S:
+            self._collected_s = now_s
+            self._garbage.collect(everything=not running)
+
+    def _stamp_ns(self, now_s: float, now_ros_ns: int) -> int:
+        """Header stamp of a command that was computed for `now_s`."""
+        return now_ros_ns if self._ros_time_of_ns is None else self._ros_time_of_ns(now_s)
+
+    def defer_gc(self) -> None:
+        """Collect garbage only in the slack after a tick, until `close`."""
+        self._garbage.begin()
+
+    def _is_overtaken(self, now_s: float) -> bool:
+        """Return whether another thread has computed a command for a later time; under the lock.
+
+        A tick that waited for the lock while the dead-man's thread braked the robot belongs to a
+        moment that has passed.
+        """
+        if now_s < self._computed_s:
+            return True
+        self._computed_s = now_s
+        return False
+
+    def _take(self, command: Command, outgoing: _Outgoing, stamp_ns: int) -> bool:
+        """Copy a command that is to be sent; under the lock."""
+        if command.kind is CommandKind.IDLE or command.dry_run:
+            self._follows = False
+            return False
+        if command.settled and not self._repeats_hold:
+            self._follows = False
+            return False
+        np.copyto(outgoing.setpoints, command.setpoints)
+        outgoing.follows, self._follows = self._follows and not command.seats, True
+        outgoing.settled = command.settled
+        self._computed += 1
+        outgoing.number, outgoing.stamp_ns = self._computed, stamp_ns
+        return True
+
+    def _send(self, outgoing: _Outgoing) -> None:
+        """Send to every output, unless a newer command was sent.
+
+        Raises:
+            SendError: some of them failed; all others have got the command.
+        """
+        with self._sending:
+            if self._closed or outgoing.number <= self._newest_sent:
+                return
+            self._newest_sent = outgoing.number
+            errors = self._send_to_all(outgoing)
+        if not errors:
+            return
+        text = _describe(errors)
+        with self._lock:
+            self._executor.stop(Reason.INTERNAL_ERROR)
+            self._executor.detail = text
+        raise SendError(text) from errors[0]
+
+    def _send_to_all(self, outgoing: _Outgoing) -> tuple[Exception, ...]:
+        """Send to every output, also after one failed; return the failures."""
+        stamp = ns_to_stamp(outgoing.stamp_ns)
+        errors: tuple[Exception, ...] = ()
+        for writer in self._writers:
+            rests = outgoing.settled and not writer.repeats_hold
+            if rests or self._belongs_to_others(writer.topic):
+                continue
+            try:
+                writer.send(outgoing.setpoints, stamp, outgoing.follows)
+            except Exception as error:
+                errors += (error,)
+        self._sent += not errors
+        return errors
+
+    def _belongs_to_others(self, topic: str) -> bool:
+        return topic in self._taken or topic in self._refusing
+
+    def _send_side_by_side(self, outgoing: _Outgoing) -> tuple[Exception, ...]:
+        """Send to every output in a thread of its own; return the failures, hanging ones too."""
+        stamp, end_s = ns_to_stamp(outgoing.stamp_ns), time.monotonic() + _HANGS_AFTER_S
+        errors: list[Exception] = []
+
+        def send(writer: Output) -> None:
+            try:
+                writer.send(outgoing.setpoints, stamp, outgoing.follows)
+            except Exception as error:
+                errors.append(error)
+
+        threads = [
+            Thread(target=send, args=(writer,), name=f'hold on {writer.topic}', daemon=True)
+            for writer in self._writers
+            if (writer.repeats_hold or not outgoing.settled)
+            and not self._belongs_to_others(writer.topic)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            try:
+                join_thread(thread, max(end_s - time.monotonic(), 0.0))
+            except TimeoutError:
+                hangs = f'{thread.name} hangs: not sent within {_HANGS_AFTER_S:g} s'
+                errors.append(TimeoutError(hangs))
+        self._sent += not errors
+        return tuple(errors)
+
+    def _note_seam(self, now_ros_ns: int, dry_run: bool) -> None:
+        passed = self._executor.counters.taken_over
+        if passed != self._seams_passed:
+            self._seams_passed = passed
+            if self._executor.seams:
+                self._seams.append(
+                    TimedSeam(
+                        now_ros_ns, self._executor.seams[-1], self._executor.parameters, dry_run
+                    )
+                )
+
+    # ------------------------------------------------------------ any thread
+
+    def start(self, now_s: float) -> StartResult:
+        with self._lock:
+            result = self._executor.start(now_s, self._ros_now_ns())
+            if result.started:
+                self._taken = frozenset()
+            return result
+
+    def stop(self) -> None:
+        """Come to rest with the next ticks, and hold."""
+        with self._lock:
+            self._executor.stop()
+
+    def release(self) -> None:
+        """Come to rest with the next ticks, then send nothing until `start`."""
+        with self._lock:
+            self._executor.release()
+
+    def give_way(self, topic: str, why: str) -> None:
+        """Release the robot to another node that commands it; a dry run commands nothing.
+
+        Args:
+            topic: topic of the robot file that the other node sends on. Nothing more is sent there,
+                while the other outputs come to rest.
+            why: the other node and its topic, for the person at the robot.
+        """
+        with self._lock:
+            executor = self._executor
+            if executor.mode is Mode.IDLE or executor.dry_run:
+                return
+            is_new = topic not in self._taken
+            self._taken |= {topic}
+            executor.release()
+            if is_new:
+                executor.detail = why
+
+    def heed_controllers(self, watch: ControllerWatch) -> None:
+        """Send in the form that the controllers understand, at their speed; stop where they refuse.
+
+        For a thread that looks at the controllers again and again.
+        """
+        scaling = watch.scaling()
+        controllers = watch.trajectory_controllers()
+        for writer in self._writers:
+            if isinstance(writer, OutputWriter):
+                writer.controller, writer.scaling = controllers.get(writer.topic), scaling
+        refused = why_refused(watch.verdicts)
+        self._refusing = frozenset(one.topic for one in watch.verdicts if one.refusal)
+        with self._lock:
+            executor = self._executor
+            executor.set_speed_scaling(scaling)
+            executor.note_references(watch.references(executor.columns.count))
+            if refused and executor.mode is Mode.RUNNING and not executor.dry_run:
+                executor.stop(Reason.CONTROLLER)
+                executor.detail = refused
+
+    def come_to_rest(self, timeout_s: float) -> bool:
+        """Stop, and wait until the ticks have brought the robot to rest; whether they have.
+
+        For the teardown, before the control thread ends. A thread that hangs in the core is not
+        waited for.
+
+        Args:
+            timeout_s: longest time to wait.
+        """
+        if self._ros_time_of_ns is None:
+            self._go_on_without_clock_messages()
+        deadline_s = time.monotonic() + timeout_s
+        while self._lock.acquire(timeout=_HANGS_AFTER_S):
+            try:
+                self._executor.stop()
+                at_rest = self._executor.at_rest
+            finally:
+                self._lock.release()
+            if at_rest or time.monotonic() > deadline_s:
+                return at_rest
+            time.sleep(_LOOKS_EVERY_S)
+        return False
+
+    def _go_on_without_clock_messages(self) -> None:
+        """Let simulated time pass as fast as the steady clock's from now on.
+
+        The thread that would take `/clock` is in the teardown, or has ended. In a time that stands
+        still the robot could not brake: it would be commanded its last velocity on and on.
+        """
+        read_ns, read_at_ns = self._ros_now_ns(), time.monotonic_ns()
+        self._ros_now_ns = lambda: read_ns + time.monotonic_ns() - read_at_ns
+
+    def reset(self, episode: int) -> None:
+        """The operator's reset: an episode begins, and the latch opens."""
+        with self._lock:
+            self._executor.reset(episode)
+
+    def begin_episode(self, episode: int) -> None:
+        """An episode begins; the latch stays as it is."""
+        with self._lock:
+            self._executor.begin_episode(episode)
+
+    def set_parameters(self, parameters: ExecutorParameters) -> None:
+        with self._lock:
+            self._executor.set_parameters(parameters)
+
+    def set_dry_run(self, dry_run: bool) -> None:
+        """A change stops the executor, and takes effect when the robot has come to rest."""
+        with self._lock:
+            self._executor.set_dry_run(dry_run)
+
+    def observe_state(
+        self,
+        names: Sequence[str],
+        positions: Sequence[float],
+        stamp_ns: int,
+        source: str = '',
+    ) -> None:
+        """Take measured positions; the first after a gap may have a command sent at once."""
+        with self._lock:
+            self._executor.observe_state(names, positions, stamp_ns, source)
+            now_ns = self._ros_now_ns()
+            command = self._executor.seat_after_gap(self._computed_s, now_ns)
+            sends = command is not None and self._take(command, self._of_states, now_ns)
+        if sends:
+            self._send(self._of_states)
+
+    def submit(self, chunk: ActionChunk, header: ChunkHeader, now_s: float) -> SubmitResult:
+        # Most of the work, and none that the tick would have to wait for.
+        checked = self._executor.check_chunk(chunk)
+        with self._lock:
+            return self._executor.submit_chunk(checked, header, now_s, self._ros_now_ns())
+
+    def check_alive(self, now_s: float) -> None:
+        """Hold the robot when ticks have stopped; called beside the control thread."""
+        with self._lock:
+            if now_s < self._computed_s:
+                return
+            command = self._executor.dead_man(now_s)
+            if command is None:
+                return
+            self._computed_s = now_s
+            stamp_ns = self._stamp_ns(now_s, self._ros_now_ns())
+            sends = self._take(command, self._of_others, stamp_ns)
+        if sends:
+            self._send(self._of_others)
+
+    def status(self) -> LoopStatus:
+        with self._lock:
+            counters = self._executor.counters
+            copied = replace(
+                counters,
+                refused=dict(counters.refused),
+                holds=dict(counters.holds),
+                limited=dict(counters.limited),
+            )
+            return LoopStatus(self._executor.status(), copied, self._sent)
+
+    def take_seams(self) -> list[TimedSeam]:
+        """The seams passed since the last call, oldest first."""
+        taken = []
+        while self._seams:
+            taken.append(self._seams.popleft())
+        return taken
+
+    def close(self) -> None:
+        """Hold, as the last command; only when the control thread has ended, or hangs.
+
+        Raises:
+            SendError: some outputs failed; all others have got the hold.
+        """
+        if self._garbage.on:
+            self._garbage.end()
+        last = self._of_others
+        if self._lock.acquire(timeout=_HANGS_AFTER_S):
+            try:
+                sends = self._take(self._executor.freeze(), last, self._ros_now_ns())
+            finally:
+                self._lock.release()
+        else:
+            # Nobody knows what the core is doing: hold where the last command was.
+            last = max(
+                self._of_tick,
+                self._of_states,
+                self._of_others,
+                key=lambda outgoing: outgoing.number,
+            )
+            last.setpoints[self._executor.columns.is_velocity] = 0.0
+            last.stamp_ns = self._ros_now_ns()
+            sends = self._sent > 0
+        # What a thread that hangs in an output is about to send becomes a hold as well.
+        for outgoing in (self._of_tick, self._of_states, self._of_others):
+            if sends:
+                np.copyto(outgoing.setpoints, last.setpoints)
+            outgoing.setpoints[self._executor.columns.is_velocity] = 0.0
+        had_its_turn = self._sending.acquire(timeout=_HANGS_AFTER_S)
+        try:
+            self._closed = True
+            errors = self._send_side_by_side(last) if sends else ()
+        finally:
+            if had_its_turn:
+                self._sending.release()
+        if errors:
+            raise SendError(_describe(errors)) from errors[0]

@@ -1,0 +1,433 @@
+"""What the controllers of ros2_control say about themselves: active, refusing, slowed down.
+
+A controller that is not active, or that refuses what it is sent, says so in its own log only. Here
+it is found by what it publishes (`controller_state`, sent while it is active), by its parameters
+and by controller_manager's list. The packages of these messages, control_msgs and
+controller_manager_msgs, are used where they can be imported; without them, and where an output is
+no controller of ros2_control, nothing is known and nothing is required.
+
+Invariants:
+- nothing here waits: `look` runs in a thread of its own, all else reads what it found;
+- an output's controller is the node that its topic lies under: `arm_controller/joint_trajectory`;
+- silence of `/clock` is no silence of a controller.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from rclpy.node import Node
+
+from vla_runtime.messages.trajectories import stamp_to_ns
+from vla_runtime.nodes.executor.controller_parameters import ControllerParameters
+from vla_runtime.nodes.executor.polled_topics import PolledTopics
+from vla_runtime.nodes.executor.trajectory_message import TrajectoryController
+from vla_runtime.nodes.service_call import ServiceCall
+from vla_runtime.robot.match import MatchedOutput
+from vla_runtime.robot.schema import RobotOutput, SpeedScalingTopic
+
+LOOKS_HZ = 100.0
+# A controller publishes its state 50 times a second, or in each of its cycles.
+_SILENT_S = 0.5
+_SILENT = 'silent'
+_LISTS_EVERY_S = 0.1
+# An answer that took longer than this says nothing of now.
+_LIST_IS_OLD_S = 1.0
+_CLOCKS_KEPT = 20
+# A state comes within some tenths of a millisecond on one computer.
+_SAME_CLOCK_NS = (-1_000_000, 5_000_000)
+_SAME_SIMULATED_CLOCK_NS = (-100_000_000, 100_000_000)
+_DEFAULT_RATE_HZ = 100.0
+# A controller holds, and begins anew, where its error comes to a path constraint.
+_CONSTRAINT_SHARE = 0.8
+_SCALING_FIELDS = {'std_msgs/Float64': 'data', 'control_msgs/SpeedScalingFactor': 'factor'}
+
+
+def _message_type(package: str, part: str, name: str) -> type | None:
+    """Return a message type of an optional package; None where it is not installed."""
+    try:
+        found: type = getattr(import_module(f'{package}.{part}'), name)
+    except (ImportError, AttributeError):
+        return None
+    return found
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of one output's controller.
+
+    Attributes:
+        name: full name of its node.
+        topic: the output's topic in the robot file.
+        active: None where nobody says so.
+        asked: somebody is about to say so.
+        refusal: why it takes no commands, and what mends it; empty where nothing is known of it.
+        warning: why its motion is not what it could be; empty without a reason.
+    """
+
+    name: str
+    topic: str
+    active: bool | None = None
+    asked: bool = False
+    refusal: str = ''
+    warning: str = ''
+
+
+class ControllerWatch:
+    """See the module's invariants.
+
+    Args:
+        node: the executor node.
+        outputs: the outputs and full names of their topics.
+        scaling_topic: robot file's `speed_scaling`.
+        use_sim_time: the ROS clock is `/clock`.
+        now_ns: the ROS clock.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        outputs: Sequence[tuple[MatchedOutput, str]],
+        scaling_topic: SpeedScalingTopic | None,
+        *,
+        use_sim_time: bool,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._topics = PolledTopics(node)
+        self._lists: dict[str, _ControllerList] = {}
+        self._controllers: list[_Controller] = []
+        for matched, topic in outputs:
+            name = topic.rpartition('/')[0]
+            if name and matched.output.kind in ('joint_trajectory', 'float64_multi_array'):
+                manager = f'{name.rpartition("/")[0]}/controller_manager'
+                listed = self._lists.setdefault(manager, _ControllerList(node, manager))
+                controller = _Controller(
+                    node, name, matched, self._topics, listed, now_ns, use_sim_time=use_sim_time
+                )
+                self._controllers.append(controller)
+        self._scaling = None
+        if scaling_topic is not None:
+            self._scaling = _ScalingTopic(self._topics, node, scaling_topic)
+        self._verdicts: tuple[Verdict, ...] = ()
+
+    def look(self, now_s: float) -> None:
+        """Take what came, and judge; `now_s` is the steady clock."""
+        for listed in self._lists.values():
+            listed.look(now_s)
+        if self._scaling is not None:
+            self._scaling.look()
+        self._verdicts = tuple(controller.look(now_s) for controller in self._controllers)
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """What is known of the controllers, from the last look."""
+        return self._verdicts
+
+    def trajectory_controllers(self) -> dict[str, TrajectoryController | None]:
+        """Return, by the outputs' topics, the controllers whose rules trajectories may count on."""
+        return {one.topic: one.trajectory for one in self._controllers}
+
+    def scaling(self) -> float:
+        """Share of its speed that the robot moves at, 0.0 to 1.0; the least that anybody says."""
+        said = [] if self._scaling is None else [self._scaling.factor]
+        said += [controller.scaling for controller in self._controllers]
+        return min(said, default=1.0)
+
+    def references(self, columns: int) -> np.ndarray:
+        """Return the positions that the active controllers hold or follow.
+
+        Args:
+            columns: of a command.
+
+        Returns:
+            (columns,) float64, robot units; not-a-number where nobody says so.
+        """
+        found = np.full(columns, np.nan)
+        for controller in self._controllers:
+            found[controller.columns] = controller.reference
+        return found
+
+    def close(self) -> None:
+        for controller in self._controllers:
+            controller.close()
+        for listed in self._lists.values():
+            listed.close()
+        self._topics.close()
+
+
+def why_refused(verdicts: Sequence[Verdict]) -> str:
+    """Name the controllers that would not take commands; empty where all may."""
+    return '; '.join(verdict.refusal for verdict in verdicts if verdict.refusal)
+
+
+def why_not_yet(verdicts: Sequence[Verdict]) -> str:
+    """Name the controllers that have just been asked; empty where all is known."""
+    asked = [f"'{verdict.name}'" for verdict in verdicts if verdict.asked]
+    if not asked:
+        return ''
+    return f'{", ".join(asked)} was just asked whether it is active: call ~/start again'
+
+
+def warnings_of(verdicts: Sequence[Verdict]) -> str:
+    """Name what makes the motion worse than it could be; empty without anything."""
+    return '; '.join(verdict.warning for verdict in verdicts if verdict.warning)
+
+
+class _Controller:
+    """One output's controller."""
+
+    def __init__(
+        self,
+        node: Node,
+        name: str,
+        matched: MatchedOutput,
+        topics: PolledTopics,
+        listed: _ControllerList,
+        now_ns: Callable[[], int],
+        *,
+        use_sim_time: bool,
+    ) -> None:
+        self._node, self.name = node, name
+        self._output: RobotOutput = matched.output
+        self.topic = matched.output.topic
+        self._joints = tuple(matched.message_names)
+        self.columns = list(matched.columns)
+        self._units = matched.units
+        self._listed = listed
+        self._now_ns, self._use_sim_time = now_ns, use_sim_time
+        self._parameters = ControllerParameters(node, name)
+        self._state_topic = f'{name}/controller_state'
+        self._states = None
+        state_type = _message_type('control_msgs', 'msg', 'JointTrajectoryControllerState')
+        if state_type is not None and matched.output.kind == 'joint_trajectory':
+            self._states = topics.subscribe(state_type, self._state_topic)
+        self._published_s: float | None = None
+        self._heard_s: float | None = None
+        self._heard_ros_ns = 0
+        self._ages_ns: deque[int] = deque(maxlen=_CLOCKS_KEPT)
+        self._scales = False
+        self._lag: dict[str, float] = {}
+        self.scaling = 1.0
+        # (joints,) robot units; not-a-number where it is unknown.
+        self.reference = np.full(len(self.columns), np.nan)
+        self.trajectory: TrajectoryController | None = None
+
+    def look(self, now_s: float) -> Verdict:
+        self._parameters.look()
+        self._hear(now_s)
+        active, state = self._is_active(now_s)
+        self.trajectory = self._as_trajectory_controller()
+        if not active:
+            self.reference[:] = np.nan
+        asked = active is None and (self._listed.asked or self._published_s is not None)
+        return Verdict(
+            self.name,
+            self.topic,
+            active,
+            asked,
+            self._refusal(active, state),
+            self._warning(active),
+        )
+
+    def close(self) -> None:
+        self._parameters.close()
+
+    # ------------------------------------------------------------ what it publishes
+
+    def _hear(self, now_s: float) -> None:
+        taken = None if self._states is None else self._states.take()
+        if taken is None:
+            return
+        state = taken.message
+        self._heard_s, self._heard_ros_ns = now_s, self._now_ns()
+        here_ns = self._heard_ros_ns if self._use_sim_time else taken.received_ns
+        self._ages_ns.append(here_ns - stamp_to_ns(state.header.stamp))
+        names, positions = list(state.joint_names), state.reference.positions
+        said = dict(zip(names, positions, strict=False))
+        found = np.array([said.get(name, np.nan) for name in self._joints])
+        if self._units is not None:
+            found = (found - self._units.offset) / self._units.scale
+        self.reference = found
+        self._note_lag(names, state.error.positions)
+        self._note_scaling(state)
+
+    def _note_lag(self, names: Sequence[str], errors: Sequence[float]) -> None:
+        for name, error in zip(names, errors, strict=False):
+            self._lag[name] = max(self._lag.get(name, 0.0), abs(error))
+
+    def _note_scaling(self, state: Any) -> None:
+        factor = getattr(state, 'speed_scaling_factor', None)
+        # A controller that knows no scaling leaves the field at zero.
+        self._scales |= 'speed_scaling.initial_scaling_factor' in self._parameters.values
+        self._scales |= bool(factor)
+        if factor is not None and self._scales and np.isfinite(factor):
+            self.scaling = min(max(float(factor), 0.0), 1.0)
+
+    def _is_active(self, now_s: float) -> tuple[bool | None, str]:
+        """Return whether it is active, and its state in a word; None where nobody says so."""
+        listed = self._listed.state_of(self.name)
+        if listed is not None:
+            return listed == 'active', listed
+        if self._states is None:
+            return None, ''
+        if self._heard_s is None:
+            if self._published_s is None:
+                if self._node.count_publishers(self._state_topic):
+                    self._published_s = now_s
+                return None, ''
+            silent_s = now_s - self._published_s
+            return (False if silent_s > _SILENT_S else None), _SILENT
+        silent_s = now_s - self._heard_s
+        if self._use_sim_time:
+            silent_s = min(silent_s, (self._now_ns() - self._heard_ros_ns) * 1e-9)
+        return silent_s <= _SILENT_S, _SILENT
+
+    def _as_trajectory_controller(self) -> TrajectoryController | None:
+        known = 'interpolation_method' in self._parameters.values
+        if self._output.kind != 'joint_trajectory' or not (known or self._heard_s is not None):
+            return None
+        rate_hz = self._output.update_rate_hz or self._parameters.values.get('update_rate')
+        least_ns, most_ns = _SAME_SIMULATED_CLOCK_NS if self._use_sim_time else _SAME_CLOCK_NS
+        same_clock = self._output.same_clock
+        if same_clock is None:
+            same_clock = bool(self._ages_ns) and least_ns <= min(self._ages_ns) <= most_ns
+        return TrajectoryController(1.0 / (rate_hz or _DEFAULT_RATE_HZ), same_clock)
+
+    # ------------------------------------------------------------ what is wrong with it
+
+    def _refusal(self, active: bool | None, state: str) -> str:
+        if active is False:
+            how = f'{state} in {self._listed.manager}'
+            if state == _SILENT:
+                how = f'not active ({self._state_topic} is silent)'
+            return (
+                f"controller '{self.name}' is {how}: activate it (ros2 control "
+                f'switch_controllers --activate {self.name.rpartition("/")[2]}), then ~/start'
+            )
+        return self._parameter_conflict()
+
+    def _parameter_conflict(self) -> str:
+        """Compare the joints with those of the controller."""
+        values = self._parameters.values
+        theirs = values.get('joints')
+        if not theirs:
+            return ''
+        where = f"the robot file's output '{self._output.topic}'"
+        if self._output.kind == 'float64_multi_array':
+            if list(theirs) == list(self._joints):
+                return ''
+            return (
+                f"controller '{self.name}' takes {', '.join(theirs)} in this order, but {where} "
+                f"has {', '.join(self._joints)}: write the joints in the controller's order"
+            )
+        strange = [name for name in self._joints if name not in theirs]
+        missing = [name for name in theirs if name not in self._joints]
+        if strange:
+            return (
+                f"controller '{self.name}' refuses every command: it has no joint "
+                f'{", ".join(strange)} (it has {", ".join(theirs)}); mend the joints of {where}'
+            )
+        if missing and not values.get('allow_partial_joints_goal', False):
+            return (
+                f"controller '{self.name}' refuses every command: {where} lacks its joints "
+                f'{", ".join(missing)}; add them, or set its allow_partial_joints_goal: true'
+            )
+        return ''
+
+    def _warning(self, active: bool | None) -> str:
+        if active is False or self._output.kind != 'joint_trajectory':
+            return ''
+        values, found = self._parameters.values, []
+        if values.get('interpolation_method') == 'none':
+            found.append(
+                f"controller '{self.name}' has interpolation_method none: the arm moves in steps; "
+                'set it to splines'
+            )
+        tight = [
+            f"'{joint}' {lag:.2g} of {allowed:g}"
+            for joint, lag in self._lag.items()
+            if (allowed := values.get(f'constraints.{joint}.trajectory') or 0.0) > 0.0
+            and lag >= _CONSTRAINT_SHARE * allowed
+        ]
+        if tight:
+            found.append(
+                f"controller '{self.name}' holds where a joint is further from its trajectory than "
+                f'constraints.JOINT.trajectory, and these came near: {", ".join(tight)}; raise '
+                'it above the lag of the arm, or set it to 0'
+            )
+        return '; '.join(found)
+
+
+class _ControllerList:
+    """controller_manager's list of controllers."""
+
+    def __init__(self, node: Node, manager: str) -> None:
+        self.manager = manager
+        self._node = node
+        self._type: Any = _message_type('controller_manager_msgs', 'srv', 'ListControllers')
+        self._client = None
+        if self._type is not None:
+            self._client = node.create_client(self._type, f'{manager}/list_controllers')
+        self._call: ServiceCall | None = None
+        self._next_s = 0.0
+        self._states: dict[str, str] = {}
+        self._answered_s = 0.0
+
+    def look(self, now_s: float) -> None:
+        if self._client is None or not self._client.service_is_ready():
+            self._states, self._call = {}, None
+            return
+        if self._call is None:
+            if now_s >= self._next_s:
+                self._call = ServiceCall(self._client, self._type.Request())
+            return
+        answer = self._call.answer()
+        if answer is None:
+            # What is on its way may be long overtaken.
+            if now_s - self._answered_s > _LIST_IS_OLD_S:
+                self._states = {}
+            return
+        self._call, self._answered_s = None, now_s
+        self._next_s = now_s + _LISTS_EVERY_S
+        self._states = {one.name: one.state for one in answer.controller}
+
+    @property
+    def asked(self) -> bool:
+        """True until the first answer comes."""
+        return self._call is not None and not self._states
+
+    def state_of(self, controller: str) -> str | None:
+        """Return a controller's lifecycle state; None where the list does not have it."""
+        return self._states.get(controller.rpartition('/')[2])
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._node.destroy_client(self._client)
+
+
+class _ScalingTopic:
+    """The robot's own speed scaling, as its driver publishes it."""
+
+    def __init__(self, topics: PolledTopics, node: Node, said: SpeedScalingTopic) -> None:
+        package, _, name = said.type.partition('/')
+        message_type = _message_type(package, 'msg', name)
+        if message_type is None:
+            raise ValueError(
+                f"the robot file's speed_scaling.type is {said.type}, but {package} is not "
+                f'installed: sudo apt install ros-$ROS_DISTRO-{package.replace("_", "-")}'
+            )
+        self._said = said
+        self._topic = topics.subscribe(message_type, node.resolve_topic_name(said.topic))
+        self.factor = 1.0
+
+    def look(self) -> None:
+        taken = self._topic.take()
+        if taken is None:
+            return
+        factor = float(getattr(taken.message, _SCALING_FIELDS[self._said.type])) / self._said.full
+        self.factor = min(factor, 1.0) if factor > 0.0 else 0.0

@@ -1,0 +1,458 @@
+"""`executor_node`: the lifecycle node that moves the robot along the policy's chunks.
+
+Invariants:
+- while it is active the robot is in the hands of an `ExecutorSession` and its threads; what is here
+  are rclpy's callbacks, which nothing that moves the robot waits for;
+- it asks (`committed_plan`) and the policy answers (`action_chunk`); when the policy dies, this
+  node holds the robot and goes on asking;
+- an active node commands nothing until `~/start`, and each activation begins like the first, but
+  for the latch of clamped chunks, which only `~/reset` opens;
+- teardown, on deactivation and on shutdown: the session ends, with the hold as the last command on
+  the wire, then the publishers go.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == '__main__':
+    # Before what takes seconds to import: a Ctrl-C meanwhile ends the process quietly.
+    from vla_runtime.nodes.node_main import run_module
+
+    sys.exit(run_module('executor_node'))
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from diagnostic_msgs.msg import DiagnosticArray
+from rcl_interfaces.msg import SetParametersResult
+from rclpy.clock import Clock, ClockType
+from rclpy.lifecycle import LifecyclePublisher
+from rclpy.parameter import Parameter
+from std_srvs.srv import Trigger
+from trajectory_msgs.msg import JointTrajectory
+
+from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.execution.clamp_latch import ClampLatch
+from vla_runtime.execution.command import ChunkRefusal, CommittedSetpoints, StartResult
+from vla_runtime.files.package_files import share_folder
+from vla_runtime.messages.diagnostics import REPEAT_LOG_S, StatusItem, Throttle, to_message
+from vla_runtime.messages.trajectories import TrajectoryError, message_to_chunk, plan_to_message
+from vla_runtime.nodes.executor import status as executor_status
+from vla_runtime.nodes.executor.control_loop import ControlLoop
+from vla_runtime.nodes.executor.controller_watch import (
+    Verdict,
+    warnings_of,
+    why_not_yet,
+    why_refused,
+)
+from vla_runtime.nodes.executor.parameters import EXECUTOR_PARAMETERS, executor_parameters
+from vla_runtime.nodes.executor.realtime import prefer_this_thread, share_interpreter
+from vla_runtime.nodes.executor.robot_link import RobotLink
+from vla_runtime.nodes.executor.session import CHUNK_TOPIC, ExecutorSession, SessionHooks
+from vla_runtime.nodes.executor.setup import check_fixed, make_core, read_files
+from vla_runtime.nodes.graph_faults import other_publishers
+from vla_runtime.nodes.managed_node import ManagedNode, place_of_bug
+from vla_runtime.nodes.middleware import keep_to_udp
+from vla_runtime.nodes.node_parameters import refuse_unknown
+from vla_runtime.nodes.node_runner import guarded, run_node
+from vla_runtime.nodes.parameter_table import ParameterError
+from vla_runtime.nodes.parameters import declare, values
+from vla_runtime.nodes.qos import RELIABLE
+from vla_runtime.nodes.restart import note, state_before
+from vla_runtime.nodes.status_board import log_item
+from vla_runtime.robot.schema import received_topics
+from vla_runtime.robot.urdf_limits import beyond_urdf
+
+PLAN_TOPIC = 'committed_plan'
+_NAME = 'vla_executor'
+_LATCH_CLOSED = 'clamp_latch_closed'
+_ONE_EXECUTOR = (
+    'one policy answers one executor: end the other one, or run it in a namespace of its '
+    'own (a node that was killed leaves the graph after some 20 s)'
+)
+_ONE_SENDER = (
+    'let it stop sending first, then call ~/start; a node that may always send there is named in '
+    'shared_with of the output in the robot file'
+)
+_LISTENERS = (
+    "start the robot's controller, or mend the topic of the output in the robot file; with dry_run "
+    'nobody needs to listen'
+)
+_STATUS_PERIOD_S = 0.2
+
+
+class ExecutorNode(ManagedNode):
+    """The executor's lifecycle node; see the module's invariants."""
+
+    def __init__(self) -> None:
+        super().__init__(_NAME)
+        self._spec: BundleSpec | None = None
+        self._link: RobotLink | None = None
+        self._plan_publisher: LifecyclePublisher | None = None
+        self._session: ExecutorSession | None = None
+        declare(self, EXECUTOR_PARAMETERS, self._misfit)
+        refuse_unknown(self, EXECUTOR_PARAMETERS)
+        self.add_on_set_parameters_callback(self._refuse_other_clock)
+        # Before ROS 2 Iron there is no such hook: the next status, chunk or start takes them up.
+        if hasattr(self, 'add_post_set_parameters_callback'):
+            self.add_post_set_parameters_callback(self._follow_parameters)
+        self._fixed = values(self, EXECUTOR_PARAMETERS)
+        self._cpus = check_fixed(self._fixed)
+        before = state_before()
+        self._latch = ClampLatch(
+            self._fixed['clamp_latch'],
+            closed=before is not None and bool(before.notes.get(_LATCH_CLOSED)),
+        )
+        note(_LATCH_CLOSED, lambda: self._latch.closed)
+        share_interpreter()
+        # Counted from the wall clock, so that a node that is started again never goes on with an
+        # episode of the one before it.
+        self._episode = int(time.time())
+        self._throttle = Throttle(REPEAT_LOG_S)
+        self._asked_s: float | None = None
+        self._unreadable = 0
+        self._last_refusal = ''
+        self._steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', 10)
+        self._report = self.create_publisher(DiagnosticArray, '~/report', 10)
+        for name, callback in (
+            ('start', self._on_start),
+            ('stop', self._on_stop),
+            ('release', self._on_release),
+            ('reset', self._on_reset),
+        ):
+            self.create_service(Trigger, f'~/{name}', self._guarded(name, callback))
+        self._every(_STATUS_PERIOD_S, 'status', self._publish_status)
+
+    # ------------------------------------------------------------ transitions
+
+    def _load(self) -> None:
+        robot, spec, match = read_files(self._fixed)
+        self._spec = spec
+        misfit = self._misfit(values(self, EXECUTOR_PARAMETERS))
+        if misfit is not None:
+            raise ParameterError(misfit)
+        self._robot, self._match = robot, match
+        self._link = RobotLink(self, robot, match, self._on_error)
+        self._plan_publisher = self.create_lifecycle_publisher(
+            JointTrajectory, PLAN_TOPIC, RELIABLE
+        )
+        self.get_logger().info(
+            f"'{spec.name}' drives '{robot.name}': {', '.join(match.action_names)} at "
+            f'{self._fixed["control_rate_hz"]:g} Hz'
+        )
+        if beyond := beyond_urdf(robot):
+            self.get_logger().info(
+                f'{robot.urdf} says nothing about {", ".join(beyond)}: the robot file alone limits '
+                'them'
+            )
+
+    def _open(self) -> None:
+        assert self._link is not None
+        parameters = values(self, EXECUTOR_PARAMETERS)
+        self._live = parameters
+        use_sim_time = bool(self.get_parameter('use_sim_time').value)
+        core = make_core(
+            parameters, self._robot, self._match, self._latch, use_sim_time=use_sim_time
+        )
+        self._session = ExecutorSession(
+            self,
+            self._link,
+            self._fixed['control_rate_hz'],
+            SessionHooks(
+                now_ns=self._now_ns,
+                on_chunk=self._on_chunk,
+                publish_plan=self._publish_plan,
+                prefer_thread=self._prefer_this_thread,
+                on_error=self._on_error,
+            ),
+        )
+        self._forget_answers()
+        self._session.begin(core, self._episode)
+
+    def _shut(self) -> None:
+        session, self._session = self._session, None
+        self._asked_s = None
+        if session is not None:
+            session.end()
+
+    def _free(self) -> None:
+        link, publisher = self._link, self._plan_publisher
+        self._link = self._plan_publisher = self._spec = None
+        with ExitStack() as steps:
+            if publisher is not None:
+                steps.callback(self.destroy_lifecycle_publisher, publisher)
+            if link is not None:
+                steps.callback(link.close)
+
+    # ------------------------------------------------------------ callbacks
+
+    def _on_chunk(self, message: JointTrajectory) -> None:
+        loop, spec = self._loop, self._spec
+        if loop is None or spec is None:
+            return
+        self._follow_parameters()
+        # Before it is read: however long a message is, it must not keep the ticks waiting.
+        if len(message.points) > spec.horizon:
+            self._unreadable += 1
+            self._say(
+                f'a chunk of {len(message.points)} points on {CHUNK_TOPIC} is refused: the '
+                f"policy's horizon is {spec.horizon}"
+            )
+            return
+        try:
+            chunk, header = message_to_chunk(message, step_time_s=spec.step_time_s)
+        except TrajectoryError as error:
+            self._unreadable += 1
+            self._say(f'a message on {CHUNK_TOPIC} is no chunk: {error}')
+            return
+        result = loop.submit(chunk, header, time.monotonic())
+        # A refused chunk is an answer too, unless it is a stray one.
+        if result.refusal not in (ChunkRefusal.DUPLICATE, ChunkRefusal.OTHER_EPISODE):
+            self._asked_s = None
+        self._last_refusal = '' if result.accepted else result.text
+        # The answer to a request from before a stop is nothing to wonder about.
+        if result.text and result.refusal is not ChunkRefusal.NOT_RUNNING:
+            self._say(f'chunk {header.number}: {result.text}')
+
+    def _on_start(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        if self._loop is None:
+            response.message = 'the executor is not active: configure and activate it first'
+            return response
+        self._follow_parameters()
+        refused = self._why_not_start()
+        result = StartResult(False, refused) if refused else self._loop.start(time.monotonic())
+        text = result.text
+        if self._link is not None:
+            if result.reason in executor_status.DOUBTED:
+                text = '; '.join(filter(None, (text, self._link.state_publishers())))
+            elif not (result.started or refused):
+                text = '; '.join(filter(None, (text, self._link.silent())))
+        response.success, response.message = result.started, text or 'started'
+        if result.started:
+            self.get_logger().info('started')
+        else:
+            self.get_logger().error(f'not started: {text}')
+        return response
+
+    def _why_not_start(self) -> str:
+        """Return why the robot must not start beside these nodes and topics; empty if it may."""
+        if conflict := self._conflict():
+            return f'{conflict}; {_ONE_EXECUTOR}'
+        if senders := self._senders():
+            return f'{senders}; {_ONE_SENDER}'
+        if unheard := self._unsubscribed_outputs():
+            return f'{unheard}; {_LISTENERS}'
+        if self._live['dry_run']:
+            return ''
+        return why_refused(self._verdicts()) or why_not_yet(self._verdicts())
+
+    def _on_stop(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        if self._loop is None:
+            response.success, response.message = True, 'the executor is not active: nothing moves'
+            return response
+        self._loop.stop()
+        self._asked_s = None
+        response.success, response.message = True, 'stopping: the robot comes to rest and holds'
+        self.get_logger().info('stopped: holding')
+        return response
+
+    def _on_release(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        response.success = True
+        if self._loop is None:
+            response.message = 'the executor is not active: nothing is published'
+            return response
+        self._loop.release()
+        self._asked_s = None
+        response.message = 'released: once at rest nothing is published, until ~/start'
+        self.get_logger().info(response.message)
+        return response
+
+    def _on_reset(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        self._forget_answers()
+        if self._loop is not None:
+            self._loop.reset(self._episode)
+        else:
+            self._latch.open()
+        response.success, response.message = True, f'episode {self._episode}'
+        return response
+
+    def _forget_answers(self) -> None:
+        """Begin an episode: no request in it, and no answer."""
+        self._episode += 1
+        self._asked_s = None
+        self._last_refusal = ''
+
+    def _publish_plan(self, plan: CommittedSetpoints) -> bool:
+        publisher = self._plan_publisher
+        if publisher is None:
+            return True
+        if self._asked_s is None and not plan.repeated:
+            self._asked_s = time.monotonic()
+        publisher.publish(
+            plan_to_message(
+                plan.rows,
+                plan.names,
+                self._match.action_kinds,
+                plan.step_time_s,
+                stamp_ns=plan.stamp_ns,
+                episode=plan.episode,
+                certain=plan.certain,
+                request=plan.request,
+                step=plan.first_step,
+            )
+        )
+        return True
+
+    def _publish_status(self) -> None:
+        loop, session = self._loop, self._session
+        if loop is None or session is None:
+            self._publish(self._diagnostics, [executor_status.inactive()])
+            return
+        self._follow_parameters()
+        status = loop.status()
+        asked_s, chunk_topic = self._asked_s, self.resolve_topic_name(CHUNK_TOPIC)
+        answers = executor_status.Answers(
+            silent_s=None if asked_s is None else time.monotonic() - asked_s,
+            policies=self.count_publishers(chunk_topic),
+            topic=chunk_topic,
+            unreadable=self._unreadable,
+            last_refusal=self._last_refusal,
+        )
+        doubted = status.executor.reason in executor_status.DOUBTED
+        control = executor_status.control(
+            status,
+            answers,
+            self._conflict(),
+            self._unsubscribed_outputs(),
+            self._link.state_publishers() if doubted and self._link is not None else '',
+            received_topics(self._robot),
+            controllers=warnings_of(self._verdicts()),
+        )
+        if control.level > 0 and self._throttle.passes(control.text, time.monotonic()):
+            log_item(self, control)
+        grippers = self._link.gripper_status() if self._link is not None else []
+        for gripper in grippers:
+            if gripper.level > 0 and self._throttle.passes(gripper.text, time.monotonic()):
+                log_item(self, gripper)
+        rate_hz = self._fixed['control_rate_hz']
+        timing = executor_status.timing(session.lateness(), rate_hz, status.counters)
+        items = [control, executor_status.chunks(status, answers), timing, *grippers]
+        self._publish(self._diagnostics, items)
+        for timed in loop.take_seams():
+            self._publish(self._report, [executor_status.seam(timed, self._match.column_names)])
+
+    # ------------------------------------------------------------ parameters
+
+    def _misfit(self, wanted: Mapping[str, Any]) -> str | None:
+        """Return why these parameters do not go together, or with the policy; None when they do."""
+        try:
+            parameters = executor_parameters(wanted)
+            if self._spec is not None:
+                parameters.require_horizon(self._spec.horizon)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def _refuse_other_clock(self, parameters: Sequence[Parameter]) -> SetParametersResult:
+        """Refuse `use_sim_time` while active: an activation chooses the clock that plans follow."""
+        changes = any(
+            parameter.name == 'use_sim_time'
+            and parameter.value != self.get_parameter('use_sim_time').value
+            for parameter in parameters
+        )
+        return SetParametersResult(
+            successful=not (changes and self._session is not None),
+            reason='use_sim_time cannot be changed while the node is active: deactivate it first',
+        )
+
+    def _follow_parameters(self, _: Sequence[Parameter] = ()) -> None:
+        """Hand over parameters that were set meanwhile; the core waits for the boundary."""
+        loop = self._loop
+        if loop is None:
+            return
+        # Taken note of first: what cannot be taken up is said once, and not tried at every status.
+        before, self._live = self._live, values(self, EXECUTOR_PARAMETERS)
+        wanted = self._live
+        if wanted == before:
+            return
+        if wanted['dry_run'] != before['dry_run']:
+            self._guarded('dry_run', loop.set_dry_run)(wanted['dry_run'])
+        parameters = executor_parameters(wanted)
+        if parameters != executor_parameters(before):
+            self._guarded('parameters', loop.set_parameters)(parameters)
+
+    # ------------------------------------------------------------ helpers
+
+    def _conflict(self) -> str:
+        """Name another executor that asks the same policy; empty without one."""
+        plans = self._plan_publisher
+        return '' if plans is None else other_publishers(self, [plans.topic_name])
+
+    def _senders(self) -> str:
+        """Name other nodes that have just sent commands; empty when none has."""
+        link = self._link
+        return '' if link is None or self._live['dry_run'] else link.senders()
+
+    def _unsubscribed_outputs(self) -> str:
+        """Name the outputs that no node takes commands from; empty without any."""
+        link = self._link
+        if link is None or self._live['dry_run']:
+            return ''
+        return link.unheard()
+
+    def _verdicts(self) -> Sequence[Verdict]:
+        """Return what is known of the robot's controllers."""
+        watch = self._session.watch if self._session is not None else None
+        return () if watch is None else watch.verdicts
+
+    def _now_ns(self) -> int:
+        return self.get_clock().now().nanoseconds
+
+    @property
+    def _loop(self) -> ControlLoop | None:
+        """The control loop while the node is active, else None."""
+        return self._session.loop if self._session is not None else None
+
+    def _prefer_this_thread(self) -> None:
+        for problem in prefer_this_thread(self._fixed['realtime_priority'], self._cpus):
+            self._say(problem)
+
+    def _every(self, period_s: float, name: str, callback: Any) -> Any:
+        """A timer on the steady clock: it runs while `/clock` stands still."""
+        return self.create_timer(period_s, self._guarded(name, callback), clock=self._steady)
+
+    def _guarded(self, name: str, callback: Any) -> Any:
+        return guarded(self._on_error, name, callback)
+
+    def _on_exception(self, where: str, error: Exception) -> None:
+        self.get_logger().error(f'{where}: {error}')
+        if place := place_of_bug(error):
+            self.get_logger().error(place)
+
+    def _on_error(self, name: str, error: Exception) -> None:
+        self._say(f'{name}: {type(error).__name__}: {error}')
+
+    def _say(self, text: str) -> None:
+        if self._throttle.passes(text, time.monotonic()):
+            self.get_logger().warning(text)
+
+    def _publish(self, publisher: Any, conditions: Sequence[StatusItem]) -> None:
+        publisher.publish(
+            to_message(
+                conditions,
+                node=self.get_fully_qualified_name(),
+                hardware=self._robot.name if self._spec is not None else '',
+                stamp=self.get_clock().now().to_msg(),
+            )
+        )
+
+
+def main(args: list[str] | None = None) -> int:
+    """`ros2 run vla_runtime executor_node --ros-args -p bundle:=... -p robot:=...`."""
+    keep_to_udp(os.environ, share_folder() / 'config')
+    return run_node(ExecutorNode, _NAME, args)

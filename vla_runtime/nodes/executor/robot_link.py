@@ -1,0 +1,260 @@
+"""The executor's topics on the robot's side: commands out and others' heard, joint states in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rclpy.duration import Duration
+from rclpy.lifecycle import LifecycleNode
+from rclpy.qos import QoSProfile, qos_profile_sensor_data
+from rclpy.subscription import Subscription
+from sensor_msgs.msg import JointState
+
+from vla_runtime.messages.diagnostics import StatusItem
+from vla_runtime.nodes.executor.command_watch import (
+    CommandWatch,
+    OnSender,
+    OwnPublisher,
+    WatchedTopic,
+)
+from vla_runtime.nodes.executor.controller_watch import ControllerWatch
+from vla_runtime.nodes.executor.gripper_outputs import GripperOutput
+from vla_runtime.nodes.executor.outputs import Bounds, Output, OutputWriter
+from vla_runtime.nodes.executor.publisher_streams import PublisherStreams
+from vla_runtime.nodes.graph_faults import (
+    several_publishers,
+    type_name,
+    why_silent,
+    why_unheard,
+)
+from vla_runtime.nodes.message_info import with_info
+from vla_runtime.nodes.message_stamps import MessageStamps
+from vla_runtime.nodes.node_runner import OnError, guarded
+from vla_runtime.nodes.output_types import message_type, require_types
+from vla_runtime.nodes.qos import NEWEST
+from vla_runtime.robot.match import MatchedOutput, RobotMatch
+from vla_runtime.robot.schema import JointStateTopic, Robot
+
+# Names, positions, stamp (ns, ROS clock) and source (`topic#publisher`) of one message.
+TakeState = Callable[[Sequence[str], Sequence[float], int, str], None]
+# rmw's number of messages that the middleware does not count.
+_UNCOUNTED = 2**64 - 1
+
+_ACKNOWLEDGE = Duration(seconds=0.5)
+
+
+class RobotLink:
+    """Publishers from configure to cleanup, subscriptions while the node is active.
+
+    Args:
+        node: the executor node.
+        robot: the robot file.
+        match: map of the command's columns onto the robot's outputs.
+        on_error: called with where an exception was raised, and the exception.
+
+    Raises:
+        RobotError: an output needs messages that are not installed.
+    """
+
+    def __init__(
+        self, node: LifecycleNode, robot: Robot, match: RobotMatch, on_error: OnError
+    ) -> None:
+        self._node = node
+        self._robot = robot
+        for matched in match.outputs:
+            require_types(robot, matched.output)
+        self._outputs = [matched for matched in match.outputs if not matched.output.is_action]
+        self._limits = match.limits
+        self._subscriptions: list[Subscription] = []
+        self._publishers = [
+            node.create_lifecycle_publisher(
+                message_type(matched.output.kind), matched.output.topic, NEWEST
+            )
+            for matched in self._outputs
+        ]
+        self._grippers = [
+            GripperOutput(node, robot.joint(matched.output.joints[0]), matched, match, on_error)
+            for matched in match.outputs
+            if matched.output.is_action
+        ]
+        self._own = [OwnPublisher(publisher) for publisher in self._publishers]
+        self._watch = CommandWatch(
+            node,
+            [
+                WatchedTopic(
+                    topic=matched.output.topic,
+                    full_name=publisher.topic_name,
+                    message_type=message_type(matched.output.kind),
+                    publisher=own,
+                    shared_with=frozenset(
+                        _full_name(node, name) for name in matched.output.shared_with
+                    ),
+                )
+                for matched, publisher, own in zip(
+                    self._outputs, self._publishers, self._own, strict=True
+                )
+            ],
+        )
+
+    def writers(self, period_s: float) -> list[Output]:
+        """Return the outputs that take a command's columns once a control period."""
+        for gripper in self._grippers:
+            gripper.begin()
+        return [
+            *(
+                OutputWriter(matched, publisher, period_s, self._bounds(matched))
+                for matched, publisher in zip(self._outputs, self._own, strict=True)
+            ),
+            *self._grippers,
+        ]
+
+    def _bounds(self, matched: MatchedOutput) -> Bounds | None:
+        """Return the position limits of an output's joints, in the units of its messages."""
+        if not matched.message_names:
+            return None
+        columns = list(matched.columns)
+        lower, upper = self._limits.hard_lower[columns], self._limits.hard_upper[columns]
+        if matched.units is not None:
+            lower, upper = matched.units.to_robot(lower), matched.units.to_robot(upper)
+        return np.minimum(lower, upper), np.maximum(lower, upper)
+
+    def listen(self, take: TakeState, on_sender: OnSender, on_error: OnError) -> None:
+        """Hear joint states and other nodes' commands, until `ignore`.
+
+        Args:
+            take: takes measured positions under the robot's own joint names.
+            on_sender: called when another node sends commands.
+            on_error: called with exceptions in callbacks.
+        """
+        self._watch.listen(on_sender, on_error)
+        for source in self._robot.joint_states:
+            names = source.joints or tuple(joint.name for joint in self._robot.joints)
+            mine = {self._robot.joint(name).in_messages: name for name in names}
+            stamps = MessageStamps(self._node.get_clock(), source.stamp)
+            topic = self._node.resolve_topic_name(source.topic)
+            taker = _StateTaker(take, mine, topic, stamps)
+            callback = with_info(guarded(on_error, source.topic, taker))
+            self._subscriptions.append(
+                self._node.create_subscription(JointState, source.topic, callback, _qos(source))
+            )
+
+    def watch_controllers(
+        self, now_ns: Callable[[], int], *, use_sim_time: bool
+    ) -> ControllerWatch:
+        """Look at the outputs' controllers, until the watch is closed."""
+        outputs = [
+            (matched, self._node.resolve_topic_name(matched.output.topic))
+            for matched in self._outputs
+        ]
+        return ControllerWatch(
+            self._node,
+            outputs,
+            self._robot.speed_scaling,
+            use_sim_time=use_sim_time,
+            now_ns=now_ns,
+        )
+
+    def state_publishers(self) -> str:
+        """Name the publishers of joint-state topics that have several; empty without any."""
+        topics = [
+            self._node.resolve_topic_name(source.topic) for source in self._robot.joint_states
+        ]
+        found = [several_publishers(self._node, topic) for topic in dict.fromkeys(topics)]
+        return '; '.join(text for text in found if text)
+
+    def ignore(self) -> None:
+        """Stop hearing."""
+        self._watch.ignore()
+        subscriptions, self._subscriptions = self._subscriptions, []
+        for subscription in subscriptions:
+            self._node.destroy_subscription(subscription)
+
+    def senders(self) -> str:
+        """Name other nodes that have just sent commands; empty when none has."""
+        return self._watch.senders()
+
+    def unheard(self) -> str:
+        """Name the outputs that no node takes commands from, while listening; empty without any."""
+        reasons = (
+            why_unheard(self._node, publisher.topic_name, type_name(publisher.msg_type), NEWEST, 1)
+            for publisher in self._publishers
+        )
+        unserved = (f'no node takes the goals of {action}' for action in self._unserved())
+        return '; '.join(filter(None, (*reasons, *unserved)))
+
+    def silent(self) -> str:
+        """Describe the joint-state topics on which nothing can come; empty without any."""
+        kind = type_name(JointState)
+        reasons = []
+        for source in self._robot.joint_states:
+            topic = self._node.resolve_topic_name(source.topic)
+            if why := why_silent(self._node, topic, kind, _qos(source), [kind]):
+                reasons.append(f'{topic}: {why}')
+        return '; '.join(reasons)
+
+    def _unserved(self) -> list[str]:
+        """Full names of the actions that no server takes goals of."""
+        return [
+            self._node.resolve_topic_name(gripper.topic)
+            for gripper in self._grippers
+            if not gripper.is_served()
+        ]
+
+    def gripper_status(self) -> list[StatusItem]:
+        """Return the status of every gripper behind an action."""
+        return [gripper.status() for gripper in self._grippers]
+
+    def wait_until_heard(self) -> None:
+        """Send the last goals of grippers, and give the last commands time to arrive."""
+        for gripper in self._grippers:
+            gripper.flush()
+        for publisher in self._publishers:
+            publisher.wait_for_all_acked(_ACKNOWLEDGE)
+
+    def close(self) -> None:
+        """Destroy publishers and action clients."""
+        grippers, self._grippers = self._grippers, []
+        for gripper in grippers:
+            gripper.close()
+        publishers, self._publishers = self._publishers, []
+        for publisher in publishers:
+            self._node.destroy_lifecycle_publisher(publisher)
+
+
+def _qos(source: JointStateTopic) -> QoSProfile:
+    if source.reliability == 'best_effort':
+        return qos_profile_sensor_data
+    return QoSProfile(depth=source.depth)
+
+
+def _full_name(node: LifecycleNode, name: str) -> str:
+    """Return a node's full name; like a topic's, a relative one is in this node's namespace."""
+    return name if name.startswith('/') else f'{node.get_namespace().rstrip("/")}/{name}'
+
+
+class _StateTaker:
+    """One topic's messages under the robot's joint names."""
+
+    def __init__(
+        self, take: TakeState, mine: Mapping[str, str], topic: str, stamps: MessageStamps
+    ) -> None:
+        self._topic = topic
+        self._streams = PublisherStreams()
+        self._take = take
+        self._mine = mine
+        self._stamps = stamps
+        self._in_message: list[str] = []
+        self._names: tuple[str, ...] = ()
+
+    def __call__(self, message: JointState, info: Mapping[str, Any]) -> None:
+        if message.name != self._in_message:
+            self._in_message = list(message.name)
+            # Joints of other topics may bear the same name there: an empty name is nobody's.
+            self._names = tuple(self._mine.get(name, '') for name in message.name)
+        number = info.get('publication_sequence_number')
+        source = self._topic
+        if number is not None and number != _UNCOUNTED:
+            source = f'{source}#{self._streams.name_of(number, tuple(self._in_message))}'
+        self._take(self._names, message.position, self._stamps.of(message), source)

@@ -1,0 +1,103 @@
+"""Make the executor's core from the node's parameters: read the files, match them, build it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from vla_runtime.bundle.folder import BundleError, read_bundle
+from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.execution.clamp_latch import ClampLatch
+from vla_runtime.execution.config import ExecutorConfig
+from vla_runtime.execution.executor import ChunkExecutor
+from vla_runtime.files.package_files import share_folder
+from vla_runtime.nodes.executor.parameters import (
+    executor_parameters,
+    watchdog_parameters,
+)
+from vla_runtime.nodes.executor.realtime import parse_cpus
+from vla_runtime.nodes.parameter_table import ParameterError
+from vla_runtime.robot.file import find_robot, load_robot
+from vla_runtime.robot.match import RobotMatch, match_robot
+from vla_runtime.robot.schema import Robot
+
+
+def check_fixed(given: Mapping[str, Any]) -> tuple[int, ...]:
+    """Check the structural parameters together.
+
+    Returns:
+        the CPUs of `cpu_affinity`
+
+    Raises:
+        ParameterError: they do not go together.
+    """
+    period_s = 1.0 / given['control_rate_hz']
+    if 0.0 < given['tick_timeout_s'] < 2.0 * period_s:
+        raise ParameterError(
+            f'parameter tick_timeout_s is {given["tick_timeout_s"]:g} s, which is shorter than '
+            f'two control periods ({2.0 * period_s:g} s); 0 lets it be three of them'
+        )
+    try:
+        return parse_cpus(given['cpu_affinity'])
+    except ValueError as error:
+        raise ParameterError(f'parameter {error}') from error
+
+
+def check_rate(control_rate_hz: float, spec: BundleSpec) -> None:
+    """Refuse a control rate at which commands would skip steps of a plan.
+
+    Raises:
+        ParameterError: there are more steps a second than commands.
+    """
+    step_rate_hz = 1.0 / spec.step_time_s
+    if control_rate_hz < step_rate_hz * (1.0 - 1e-6):
+        raise ParameterError(
+            f'parameter control_rate_hz is {control_rate_hz:g}, but the policy of the bundle '
+            f"('{spec.name}') makes {step_rate_hz:g} steps a second; set it to that or more"
+        )
+
+
+def read_files(given: Mapping[str, Any]) -> tuple[Robot, BundleSpec, RobotMatch]:
+    """Read the robot file and the bundle's policy.yaml, and match them.
+
+    Raises:
+        ParameterError: `robot` or `bundle` is not set, the bundle cannot be used, or the
+            control rate is below its steps a second.
+        RobotError, MatchError, ValueError: the robot file cannot be used, or not with this bundle.
+    """
+    for name in ('robot', 'bundle'):
+        if not given[name]:
+            raise ParameterError(f"parameter '{name}' is not set: -p {name}:=PATH")
+    robot = load_robot(find_robot(given['robot'], share_folder() / 'config' / 'robots'))
+    bundle = os.path.expanduser(given['bundle'])
+    try:
+        # Only policy.yaml is used here; the policy node checks the weights.
+        spec = read_bundle(bundle, verify=False).spec
+    except BundleError as error:
+        raise ParameterError(f'parameter bundle: {error}') from error
+    check_rate(given['control_rate_hz'], spec)
+    return robot, spec, match_robot(robot, spec, bundle)
+
+
+def make_core(
+    given: Mapping[str, Any],
+    robot: Robot,
+    match: RobotMatch,
+    latch: ClampLatch,
+    *,
+    use_sim_time: bool,
+) -> ChunkExecutor:
+    """Make an executor that has commanded nothing yet; it keeps the latch of the one before."""
+    config = ExecutorConfig(
+        columns=match.columns,
+        limits=match.limits,
+        form=match.written,
+        start=robot.start,
+        watchdog=watchdog_parameters(given, use_sim_time=use_sim_time),
+        on_stop=robot.on_stop,
+        clamp_latch=given['clamp_latch'],
+        control_period_s=1.0 / given['control_rate_hz'],
+        restart_after_outage_s=robot.restart_after_outage_s,
+    )
+    return ChunkExecutor(config, executor_parameters(given), given['dry_run'], latch)

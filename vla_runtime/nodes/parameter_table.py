@@ -1,0 +1,148 @@
+"""Rows of the nodes' parameter tables: type, range, words and description of each parameter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
+from rclpy.parameter import Parameter
+
+from vla_runtime.files.quotes import quoted
+from vla_runtime.files.setting_fields import Setting
+
+_TYPE_NAMES = {bool: 'bool', int: 'integer', float: 'double', str: 'string'}
+_ROS_TYPES = {
+    bool: Parameter.Type.BOOL,
+    int: Parameter.Type.INTEGER,
+    float: Parameter.Type.DOUBLE,
+    str: Parameter.Type.STRING,
+}
+# Longer than any path or instruction.
+_LONGEST_TEXT = 4096
+# Parameters of every node. Some releases of rclpy declare them, others only read them.
+EVERY_NODE = ('use_sim_time', 'start_type_description_service')
+
+
+class ParameterError(ValueError):
+    """A parameter given at start that cannot be used; names the parameter and what is allowed."""
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """One row of a node's parameter table.
+
+    Attributes:
+        name: name of the parameter in ROS.
+        default: also tells the type: bool, int, float or str.
+        description: one line for `ros2 param describe` and docs/parameters.md.
+        minimum: smallest number allowed, inclusive.
+        maximum: largest number allowed, inclusive.
+        words: allowed words of a string; any string when empty.
+        read_only: fixed when the node starts.
+    """
+
+    name: str
+    default: bool | int | float | str
+    description: str
+    minimum: int | float | None = None
+    maximum: int | float | None = None
+    words: tuple[str, ...] = ()
+    read_only: bool = False
+
+    @property
+    def type_name(self) -> str:
+        return _TYPE_NAMES[type(self.default)]
+
+    @property
+    def allowed(self) -> str:
+        """Allowed values in words; empty when anything of the type is allowed."""
+        if self.words:
+            return ', '.join(self.words)
+        if self.minimum is None or self.maximum is None:
+            return ''
+        return f'{self.minimum} to {self.maximum}'
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether `on` and `off` are allowed, which ROS 2 reads as booleans from YAML."""
+        return {'on', 'off'} <= set(self.words)
+
+    def value_of(self, value: Any) -> Any:
+        """Return a parameter's value, as one of `words` where ROS 2 has made a boolean of it."""
+        return ('off', 'on')[value] if self.is_switch and isinstance(value, bool) else value
+
+    def problem(self, parameter: Parameter) -> str | None:
+        """Return why a value is refused, or None."""
+        value = parameter.value
+        if self.is_switch and isinstance(value, bool):
+            return None
+        if parameter.type_ != _ROS_TYPES[type(self.default)]:
+            hint = ''
+            if isinstance(self.default, float) and isinstance(value, int):
+                hint = ' (write 2.0, not 2)'
+            elif isinstance(self.default, str) and isinstance(value, (bool, int, float)):
+                hint = ' (put it in quotes)'
+            said = quoted(value)
+            return f'{self.name} is {said}: it must be of type {self.type_name}{hint}'
+        if isinstance(value, str) and len(value) > _LONGEST_TEXT:
+            length = f'{len(value)} characters; at most {_LONGEST_TEXT} are taken'
+            return f'{self.name} is a text of {length}'
+        if self.words and value not in self.words:
+            return f'{self.name} is {quoted(value)}: it must be one of {self.allowed}'
+        # rclpy's own check of ranges has a tolerance, which lets 0.999999 pass for 1.0.
+        if self.minimum is None or self.maximum is None:
+            return None
+        if not (math.isfinite(value) and self.minimum <= value <= self.maximum):
+            return f'{self.name} is {value}: it must be {self.allowed}'
+        return None
+
+    def descriptor(self) -> ParameterDescriptor:
+        descriptor = ParameterDescriptor(
+            name=self.name,
+            description=self.description,
+            type=_ROS_TYPES[type(self.default)].value,
+            read_only=self.read_only,
+            dynamic_typing=self.is_switch,
+            additional_constraints=self.allowed,
+        )
+        if self.minimum is not None and self.maximum is not None:
+            if isinstance(self.default, float):
+                descriptor.floating_point_range = [
+                    FloatingPointRange(
+                        from_value=float(self.minimum), to_value=float(self.maximum), step=0.0
+                    )
+                ]
+            else:
+                descriptor.integer_range = [
+                    IntegerRange(from_value=int(self.minimum), to_value=int(self.maximum), step=0)
+                ]
+        return descriptor
+
+
+ParameterTable = Sequence[ParameterSpec]
+
+
+def parameter_rows(
+    settings: Iterable[Setting], *, read_only: bool = False
+) -> tuple[ParameterSpec, ...]:
+    """Return a parameter for each setting."""
+    return tuple(
+        ParameterSpec(
+            row.name,
+            row.default,
+            row.description,
+            minimum=row.minimum,
+            maximum=row.maximum,
+            words=row.words,
+            read_only=read_only,
+        )
+        for row in settings
+    )
+
+
+def is_of_rclpy(name: str) -> bool:
+    """Return whether rclpy itself gives this parameter to every node."""
+    return name in EVERY_NODE or name.startswith('qos_overrides.')

@@ -1,0 +1,157 @@
+"""The policy's instruction: a parameter, which a message on `~/instruction` sets as well.
+
+So there is one place for it, and the newest one counts, however it was given and whatever state the
+node is in. `~/current_instruction` (transient local) tells it to whoever judges by it. A policy
+without language does not read it, and the log says so once. A node that is respawned goes on with
+the one in force, not with that of its own arguments, which may be superseded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rclpy.node import Node
+from rclpy.parameter import Parameter
+from std_msgs.msg import String
+
+from vla_runtime.files.quotes import quoted
+from vla_runtime.nodes.node_runner import OnError, guarded
+from vla_runtime.nodes.policy.kept_instruction import (
+    KeptInstruction,
+    instruction_file,
+    read_instruction,
+    write_instruction,
+)
+from vla_runtime.nodes.policy.parameters import INSTRUCTION
+from vla_runtime.nodes.qos import LATCHED
+from vla_runtime.nodes.restart import note, state_before
+from vla_runtime.policy import Policy
+
+_LOGGED = 300
+_HEARD = 'instruction_heard'
+
+
+class Instruction:
+    """Keeps parameter and topics together.
+
+    Args:
+        node: the policy node; has declared its parameters.
+        on_news: called when a message has come.
+        on_error: called with the text of a message that cannot be taken.
+    """
+
+    def __init__(self, node: Node, on_news: Callable[[], None], on_error: OnError) -> None:
+        self._node = node
+        self._on_news = on_news
+        self._published = ''
+        self._reader: Policy | None = None
+        self._said_unused = False
+        self._current = node.create_publisher(String, '~/current_instruction', LATCHED)
+        self._file, self._name = instruction_file(), node.get_fully_qualified_name()
+        kept = self._from_before()
+        # As written to the file; None after a write that failed.
+        self._kept: KeptInstruction | None = kept
+        self._not_kept: KeptInstruction | None = None
+        # Where this node was respawned, or its process started again, a latched message is
+        # delivered once more, and may be older than what the parameter was set to since.
+        before = state_before()
+        heard = kept.heard if before is None else before.notes.get(_HEARD)
+        self._heard = heard if isinstance(heard, str) else None
+        self._delivered = self._heard
+        note(_HEARD, lambda: self._heard)
+        # Before ROS 2 Iron there is no such hook: the next status keeps it.
+        if hasattr(node, 'add_post_set_parameters_callback'):
+            node.add_post_set_parameters_callback(guarded(on_error, INSTRUCTION, self._keep))
+        # For as long as the node lives: made anew it would get latched messages again.
+        node.create_subscription(
+            String,
+            '~/instruction',
+            guarded(on_error, '~/instruction', self._on_message),
+            LATCHED,
+        )
+
+    @property
+    def text(self) -> str:
+        """Instruction of the next inference; empty for none."""
+        return str(self._node.get_parameter(INSTRUCTION).value)
+
+    def read_by(self, policy: Policy | None) -> None:
+        """Name the policy that runs from now on; None: none."""
+        self._reader, self._said_unused = policy, False
+
+    def follow(self) -> None:
+        """Tell the others when the parameter was set: before ROS 2 Iron nothing calls back."""
+        self._keep()
+        if self.text != self._published:
+            self._tell()
+        policy = self._reader
+        if policy is None or policy.reads_instruction or self._said_unused or not self.text:
+            return
+        self._said_unused = True
+        self._node.get_logger().warning(
+            f"instruction: not used, because policy '{policy.spec.name}' has no language"
+        )
+
+    def _on_message(self, message: String) -> None:
+        delivered, self._delivered = self._delivered, None
+        if message.data == delivered != self.text:
+            self._node.get_logger().warning(
+                f'instruction: {quoted(message.data, _LOGGED)} is not taken: it came before this '
+                'process started again, and the parameter was set since; publish it anew to set it'
+            )
+            return
+        result = self._node.set_parameters([Parameter(INSTRUCTION, value=message.data)])[0]
+        if not result.successful:
+            raise ValueError(result.reason)
+        self._heard = message.data
+        self._keep()
+        # Also when it is the same again: whoever judges by it begins anew.
+        self._tell()
+        self._on_news()
+
+    def _from_before(self) -> KeptInstruction:
+        """Restore the instruction that the previous node kept; return the one in force."""
+        log = self._node.get_logger()
+        own = KeptInstruction(self._name, self.text, None)
+        try:
+            kept = None if self._file is None else read_instruction(self._file, self._name)
+        except ValueError as error:
+            # Which one was in force is not known, and that of the arguments may be superseded.
+            log.error(f'instruction: empty, so that the robot holds; give it anew: {error}')
+            kept = KeptInstruction(self._name, '', None)
+        else:
+            if kept is None:
+                return own
+            if kept.instruction != own.instruction:
+                log.warning(
+                    f'instruction: {quoted(kept.instruction, _LOGGED)}, as before this node was '
+                    f'respawned, not {quoted(own.instruction, _LOGGED)} of its arguments'
+                )
+        self._node.set_parameters([Parameter(INSTRUCTION, value=kept.instruction)])
+        return kept
+
+    def _keep(self, *_: Any) -> None:
+        """Keep the instruction for the node that is respawned after this one."""
+        now = KeptInstruction(self._name, self.text, self._heard)
+        # Written anew where somebody has removed it, with all of launch's logs for example.
+        if self._file is None or (now == self._kept and self._file.exists()):
+            return
+        try:
+            write_instruction(self._file, now)
+        except OSError as error:
+            # Tried again with every status, and said once.
+            if now != self._not_kept:
+                self._node.get_logger().error(
+                    'instruction: a node that is respawned after this one will not know it, and '
+                    f'have none or that of its arguments: {error}'
+                )
+            self._not_kept, self._kept = now, None
+        else:
+            self._kept = now
+
+    def _tell(self) -> None:
+        before, self._published = self._published, self.text
+        self._current.publish(String(data=self._published))
+        if self._published != before:
+            self._node.get_logger().info(f'instruction: {quoted(self._published, _LOGGED)}')

@@ -1,0 +1,410 @@
+"""The policy node: a lifecycle node that answers the executor's requests with action chunks.
+
+Topics in: the robot file's cameras and joint states, `~/instruction` (std_msgs/String, reliable,
+transient local), `committed_plan` (trajectory_msgs/JointTrajectory, the executor's request).
+Topics out: `action_chunk` (JointTrajectory), `~/report` (one DiagnosticArray a chunk),
+`~/current_instruction` and `~/description` (String, transient local), `/diagnostics` (every second,
+and at once when there is news). Service `~/reset`: a new episode.
+
+Invariants:
+- configure loads and warms up, activate opens, deactivate waits for what is under way, cleanup
+  frees the memory; a transition that fails logs its cause;
+- inference runs in threads of its own, so no callback waits for it; of several requests the newest
+  is answered;
+- nothing is published for a request from before a reset or a deactivation;
+- parameters are read at the start of each inference;
+- the instruction is a parameter, which a message on `~/instruction` sets as well, in any state;
+- no exception leaves a callback.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == '__main__':
+    # Before what takes seconds to import: a Ctrl-C meanwhile ends the process quietly.
+    from vla_runtime.nodes.node_main import run_module
+
+    sys.exit(run_module('policy_node'))
+
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any
+
+from diagnostic_msgs.msg import DiagnosticArray
+from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
+from rclpy.subscription import Subscription
+from std_msgs.msg import String
+from std_srvs.srv import Trigger
+from trajectory_msgs.msg import JointTrajectory
+
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.engines.preflight import unused_gpu
+from vla_runtime.files.package_files import share_folder
+from vla_runtime.messages.diagnostics import Level, StatusItem
+from vla_runtime.messages.trajectories import chunk_to_message, message_to_plan
+from vla_runtime.nodes.graph_faults import several_publishers
+from vla_runtime.nodes.managed_node import ManagedNode, place_of_bug
+from vla_runtime.nodes.node_parameters import refuse_unknown
+from vla_runtime.nodes.node_runner import guarded, run_node
+from vla_runtime.nodes.parameters import declare, values
+from vla_runtime.nodes.policy import status as policy_status
+from vla_runtime.nodes.policy.description import describe
+from vla_runtime.nodes.policy.incoming_requests import IncomingRequests, Request
+from vla_runtime.nodes.policy.instruction import Instruction
+from vla_runtime.nodes.policy.parameters import INSTRUCTION, POLICY_PARAMETERS, limits_from
+from vla_runtime.nodes.policy.prepared_settings import PreparedSettings
+from vla_runtime.nodes.policy.responder import Answer, InferenceContext, Responder
+from vla_runtime.nodes.policy.sensors import Sensors, make_synchronizer
+from vla_runtime.nodes.policy.settings import settings_from
+from vla_runtime.nodes.qos import LATCHED, RELIABLE, REPEATED
+from vla_runtime.nodes.status_board import StatusBoard
+from vla_runtime.nodes.worker import LatestJobWorker
+from vla_runtime.policy import Policy
+from vla_runtime.robot.file import find_robot, load_robot
+from vla_runtime.robot.match import RobotMatch, match_robot
+from vla_runtime.robot.schema import Robot, received_topics
+from vla_runtime.sensors.synchronizer import Synchronizer
+
+_NAME = 'vla_policy'
+_REQUEST_TOPIC = 'committed_plan'
+# A waiting request is tried again when data comes, and this often, steady seconds: a clock starts
+# again without a message.
+_POLL_S = 0.05
+# A request that waits no longer than this, for the next frame usually, is nothing to report.
+_PATIENCE_NS = 200_000_000
+# Cameras and joint states that are there are found and heard within this time of activation.
+_FIRST_MESSAGES_NS = 1_000_000_000
+# Longest that the inference thread keeps the interpreter from callbacks; Python's default is 5 ms.
+_SWITCH_INTERVAL_S = 0.001
+
+
+class PolicyNode(ManagedNode):
+    """The policy's lifecycle node; see the module."""
+
+    def __init__(self) -> None:
+        super().__init__(_NAME)
+        self._policy: Policy | None = None
+        self._robot: Robot | None = None
+        self._match: RobotMatch | None = None
+        self._synchronizer: Synchronizer | None = None
+        self._responder: Responder | None = None
+        self._prepared: PreparedSettings | None = None
+        self._sensors: Sensors | None = None
+        self._worker: LatestJobWorker[Request] | None = None
+        self._requests: Subscription | None = None
+        self._incoming = IncomingRequests()
+        self._opened_ns = 0
+        # Counts resets and activations: an answer from before the last one is not published.
+        self._generation = 0
+        self._era_lock = threading.Lock()
+        self._episode_over = False
+
+        declare(self, POLICY_PARAMETERS, self._check_parameters)
+        refuse_unknown(self, POLICY_PARAMETERS)
+        group = MutuallyExclusiveCallbackGroup()
+        self._status = StatusBoard(self, self._sensor_status, group)
+        self._chunks = self.create_lifecycle_publisher(JointTrajectory, 'action_chunk', RELIABLE)
+        self._reports = self.create_lifecycle_publisher(DiagnosticArray, '~/report', RELIABLE)
+        self._descriptions = self.create_publisher(String, '~/description', LATCHED)
+        self.create_service(
+            Trigger,
+            '~/reset',
+            guarded(self._on_exception, '~/reset', self._on_reset),
+            callback_group=group,
+        )
+        self._instruction = Instruction(self, self._on_instruction, self._on_exception)
+        self._say(Level.OK, 'unconfigured')
+
+    # Transitions.
+
+    def _load(self) -> None:
+        self._say(Level.OK, 'loading the policy')
+        given = values(self, POLICY_PARAMETERS)
+        for name in ('bundle', 'robot'):
+            if not given[name]:
+                raise ValueError(f"parameter '{name}' is not set; give it as -p {name}:=PATH")
+        settings = settings_from(given)
+        self.get_logger().info(f'loading {given["bundle"]} ...')
+        if warning := unused_gpu(given['device']):
+            self.get_logger().warning(warning)
+        robot = load_robot(find_robot(given['robot'], share_folder() / 'config' / 'robots'))
+        # Files that do not fit are refused before gigabytes of weights are hashed and loaded.
+        bundle = read_bundle(Path(given['bundle']).expanduser(), verify=False)
+        self._match = match_robot(robot, bundle.spec, bundle.folder)
+        self._policy = Policy.load(
+            bundle,
+            given['backend'],
+            given['device'],
+            precision=given['precision'],
+            settings=settings,
+            use_cuda_graphs=given['use_cuda_graphs'],
+            threads=given['torch_threads'],
+            triton=given['triton'],
+            verify=given['verify_bundle'],
+        )
+        milliseconds = self._policy.warm_up()
+        # A recording names what ran, so that a replay needs no choice.
+        picked = {name: getattr(self._policy, name) for name in ('backend', 'precision', 'triton')}
+        self._robot, self._status.hardware = robot, robot.name
+        self._descriptions.publish(
+            String(
+                data=describe(
+                    self._policy.spec,
+                    robot,
+                    self._match,
+                    {**given, **picked, 'bundle': str(bundle.folder.resolve())},
+                    threads=self._policy.threads or 0,
+                    topic_name=self.resolve_topic_name,
+                )
+            )
+        )
+        self.get_logger().info(
+            f"policy '{self._policy.spec.name}' on robot '{robot.name}', {picked['backend']} in "
+            f'{picked["precision"]} on {given["device"]}, {self._policy.threads} thread(s): warmed '
+            f'up in {milliseconds:.0f} ms'
+            + (f' (chosen: {self._policy.why})' if self._policy.why else '')
+        )
+
+    def _open(self) -> None:
+        self._say(Level.OK, 'preparing settings')
+        assert self._policy is not None and self._robot is not None and self._match is not None
+        limits = limits_from(values(self, POLICY_PARAMETERS))
+        self._synchronizer = make_synchronizer(self, self._robot, self._match, limits)
+        self._responder = Responder(
+            self._policy,
+            self._match,
+            self._synchronizer,
+            now_ns=self._ros_time_ns(),
+            steady_ns=monotonic_ns(),
+        )
+        self._prepared = PreparedSettings(self._policy, values(self, POLICY_PARAMETERS))
+        self._instruction.read_by(self._policy)
+        self._begin_era()
+        self._worker = LatestJobWorker(
+            self._attempt,
+            lambda error: self._on_exception('inference', error),
+            poll_s=_POLL_S,
+            name='inference',
+        )
+        self._sensors = Sensors(
+            self,
+            self._robot,
+            self._match,
+            self._synchronizer,
+            on_data=self._worker.poke,
+            on_error=self._on_exception,
+        )
+        self._requests = self.create_subscription(
+            JointTrajectory,
+            _REQUEST_TOPIC,
+            guarded(self._on_exception, _REQUEST_TOPIC, self._on_request),
+            REPEATED,
+        )
+        self._opened_ns = monotonic_ns()
+        self._say(Level.OK, f'waiting for a request on {_REQUEST_TOPIC}')
+
+    def _shut(self) -> None:
+        """End what `_open` began; returns when an inference in progress is over."""
+        self._instruction.read_by(None)
+        self._begin_era()
+        if self._requests is not None:
+            self.destroy_subscription(self._requests)
+        self._requests = None
+        if self._sensors is not None:
+            self._sensors.destroy()
+        if self._worker is not None and self._responder is not None:
+            self._worker.stop()
+            self._responder.drain()
+        self._sensors = self._worker = self._responder = self._synchronizer = None
+        self._prepared = None
+        self._status.drop('settings')
+        self._status.drop('observation')
+        self._status.drop('requests')
+
+    def _free(self) -> None:
+        if self._policy is not None:
+            self._policy.close()
+        self._policy = self._robot = self._match = None
+
+    # Callbacks.
+
+    def _on_instruction(self) -> None:
+        if self._worker is not None:
+            self._worker.poke()
+
+    def _on_request(self, message: JointTrajectory) -> None:
+        arrived_ns = monotonic_ns()
+        worker = self._worker
+        if worker is None:
+            return
+        request = self._incoming.receive(message_to_plan(message), arrived_ns)
+        if request is not None:
+            worker.submit(request)
+
+    def _on_reset(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        if self._worker is None or self._synchronizer is None:
+            response.message = 'not active: there is no episode to end'
+            return response
+        self._worker.drop()
+        self._begin_era()
+        self._synchronizer.clear()
+        response.success = True
+        response.message = 'a new episode begins with the next request'
+        return response
+
+    def _begin_era(self) -> None:
+        with self._era_lock:
+            self._generation += 1
+            self._episode_over = True
+        self._incoming.forget()
+
+    # The inference thread.
+
+    def _attempt(self, request: Request) -> bool:
+        responder, synchronizer = self._responder, self._synchronizer
+        prepared = self._prepared
+        assert responder is not None and synchronizer is not None and prepared is not None
+        if not responder.has_room:
+            return False
+        with self._era_lock:
+            generation, episode_over, self._episode_over = (
+                self._generation,
+                self._episode_over,
+                False,
+            )
+        if episode_over:
+            responder.new_episode()
+        given: dict[str, Any] = {}
+
+        def read() -> InferenceContext:
+            given.update(prepared.of(values(self, POLICY_PARAMETERS)))
+            synchronizer.limits = limits_from(given)
+            settings = settings_from(given)
+            return InferenceContext(
+                # Last, so that few messages come in between this and the selection of frames.
+                now_ns=self._ros_time_ns(),
+                instruction=given[INSTRUCTION],
+                settings=settings,
+            )
+
+        self._incoming.begin(request)
+        try:
+            answer = responder.answer(request, read)
+        except Exception:
+            self._incoming.wait(request)
+            # What fails with the settings in force may run with those that wait.
+            self._prepare(prepared)
+            raise
+        if not isinstance(answer, Future):
+            self._incoming.wait(request)
+            patient_ns = request.arrived_ns + _PATIENCE_NS, self._opened_ns + _FIRST_MESSAGES_NS
+            if monotonic_ns() > max(patient_ns):
+                self._status.set(policy_status.observation(answer))
+            return False
+        answer.add_done_callback(lambda done: self._on_answer(request, done, generation, given))
+        # After this answer, in the time until the next request, which waits for one graph at most.
+        self._prepare(prepared)
+        return True
+
+    def _prepare(self, prepared: PreparedSettings) -> None:
+        try:
+            if milliseconds := prepared.prepare():
+                self.get_logger().info(f'new settings prepared in {milliseconds:.0f} ms')
+        except Exception as error:
+            text = (
+                f'{", ".join(prepared.refused)} cannot change: {error}. All live settings stay as '
+            )
+            text += 'they were until one is changed again: set back what does not fit'
+            self._status.set(StatusItem('settings', Level.ERROR, text))
+        if not prepared.refused:
+            self._status.drop('settings')
+
+    def _on_answer(
+        self, request: Request, answer: Future[Answer], generation: int, given: Mapping[str, Any]
+    ) -> None:
+        """Publish an answer, and make room again; in the inference thread or the pipeline's."""
+        try:
+            with self._era_lock:  # Once a reset is answered, no chunk from before it follows.
+                if generation == self._generation:
+                    self._publish(answer.result(), given)
+                    self._incoming.answer(request, monotonic_ns())
+        except Exception as error:
+            # The request stays open: a repeat of it is to be answered.
+            self._incoming.wait(request)
+            self._on_exception('inference', error)
+        if (worker := self._worker) is not None:
+            worker.poke()
+
+    def _publish(self, answer: Answer, given: Mapping[str, Any]) -> None:
+        inference = answer.inference
+        self._chunks.publish(chunk_to_message(inference.chunk, inference.header))
+        overhead_ms = answer.overhead_ms(monotonic_ns())
+        live = {row.name: given[row.name] for row in POLICY_PARAMETERS if not row.read_only}
+        report = policy_status.report(answer, live, overhead_ms)
+        self._reports.publish(self._status.to_message([report]))
+        self._status.set(policy_status.observation(()))
+        self._say(Level.OK, report.text)
+
+    # Status.
+
+    def _sensor_status(self) -> Iterator[StatusItem]:
+        """Yield the status of cameras and joints as they are now."""
+        self._instruction.follow()
+        synchronizer, responder = self._synchronizer, self._responder
+        if synchronizer is None or responder is None:
+            return
+        if monotonic_ns() - self._opened_ns < _FIRST_MESSAGES_NS:
+            return
+        if (sensors := self._sensors) is not None:
+            synchronizer.note_silences(sensors.silences())
+        now_ns = self._ros_time_ns()
+        missing = responder.readiness(now_ns, monotonic_ns(), self._instruction.text)
+        self._status.set(policy_status.observation(missing))
+        several = several_publishers(self, self.resolve_topic_name(_REQUEST_TOPIC))
+        self._status.set(policy_status.requests(several))
+        robot, match = self._robot, self._match
+        assert robot is not None and match is not None
+        for status in synchronizer.camera_statuses(now_ns):
+            yield policy_status.camera(status, match.cameras[status.name].stamp)
+        yield policy_status.joints(
+            synchronizer.joint_problems(now_ns),
+            synchronizer.joint_warnings(),
+            synchronizer.clock_jumps,
+            received_topics(robot),
+        )
+
+    def _check_parameters(self, given: Mapping[str, Any]) -> str | None:
+        """Return why this policy cannot be run with these values, or None; free of side effects."""
+        try:
+            settings = settings_from(given)
+            policy = self._policy
+            if policy is not None:
+                policy.check(settings)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def _say(self, level: Level, text: str) -> None:
+        superseded = self._incoming.superseded
+        self._status.set(StatusItem('inference', level, text, {'requests_replaced': superseded}))
+
+    def _on_state(self, label: str) -> None:
+        self._say(Level.OK, label)
+
+    def _on_exception(self, where: str, error: Exception) -> None:
+        self._say(Level.ERROR, f'{where}: {error}')
+        if place := place_of_bug(error):
+            self.get_logger().error(place, throttle_duration_sec=10.0)
+
+    def _ros_time_ns(self) -> int:
+        return int(self.get_clock().now().nanoseconds)
+
+
+def main(args: list[str] | None = None) -> int:
+    """`ros2 run vla_runtime policy_node --ros-args -p bundle:=... -p robot:=...`."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    return run_node(PolicyNode, _NAME, args)

@@ -1,0 +1,95 @@
+"""Parameter table of the policy node.
+
+Live settings are those of `live_settings`; only what the node alone needs is written
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vla_runtime.engines.cpu import MOST_THREADS
+from vla_runtime.engines.preflight import AUTO, BACKENDS, PRECISIONS
+from vla_runtime.engines.triton_option import OFF, WORDS
+from vla_runtime.nodes.autostart import AUTOSTART
+from vla_runtime.nodes.parameter_table import ParameterSpec, parameter_rows
+from vla_runtime.nodes.policy.settings import live_settings
+from vla_runtime.sensors.synchronizer import SyncLimits
+
+# Set by parameter and by topic alike, so the node needs its name.
+INSTRUCTION = 'instruction'
+
+POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
+    ParameterSpec('bundle', '', 'folder of the policy bundle', read_only=True),
+    ParameterSpec('robot', '', 'robot file (config/robots/*.yaml)', read_only=True),
+    ParameterSpec(
+        'backend',
+        AUTO,
+        'what runs the networks; auto: the fastest here that may run this bundle',
+        words=(AUTO, *BACKENDS),
+        read_only=True,
+    ),
+    AUTOSTART,
+    ParameterSpec('device', 'cpu', 'cpu, cuda or cuda:N', read_only=True),
+    ParameterSpec(
+        'precision',
+        AUTO,
+        "number format of the networks' large matrices; auto: the fastest here that the bundle's "
+        'receipt vouches for',
+        words=(AUTO, *PRECISIONS),
+        read_only=True,
+    ),
+    ParameterSpec(
+        'use_cuda_graphs', True, 'replay captured CUDA graphs: same results, faster', read_only=True
+    ),
+    ParameterSpec(
+        'triton',
+        OFF,
+        "on: the action expert's layers in Triton kernels, on CUDA, where the family has them; "
+        'auto: where they are faster, too; both need backend torch',
+        words=WORDS,
+        read_only=True,
+    ),
+    ParameterSpec(
+        'verify_bundle', True, 'compare every file with its SHA-256 at configure', read_only=True
+    ),
+    ParameterSpec(
+        'torch_threads',
+        0,
+        'CPU threads of each network that runs, whatever the backend; 0: all cores but one, which '
+        'the messages need, shared by two networks where pipeline is throughput at configure',
+        minimum=0,
+        maximum=MOST_THREADS,
+        read_only=True,
+    ),
+    ParameterSpec(
+        INSTRUCTION,
+        '',
+        'task of the robot in plain words; a message on ~/instruction sets it too, and the newest '
+        'counts; empty: no inference, unless the policy has no language',
+    ),
+    ParameterSpec(
+        'max_observation_age_s',
+        0.5,
+        'frames and states older than this, on the ROS clock, stop inference',
+        minimum=0.01,
+        maximum=10.0,
+    ),
+    ParameterSpec(
+        'sync_tolerance_s',
+        0.05,
+        'stamps of the frames of one observation lie within this',
+        minimum=0.0,
+        maximum=1.0,
+    ),
+    *parameter_rows(live_settings().values()),
+)
+
+
+def limits_from(values: Mapping[str, Any]) -> SyncLimits:
+    """Make the limits of what belongs together in one observation from the node's values."""
+    return SyncLimits(
+        tolerance_ns=round(values['sync_tolerance_s'] * 1e9),
+        max_age_ns=round(values['max_observation_age_s'] * 1e9),
+    )

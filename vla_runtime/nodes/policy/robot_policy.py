@@ -1,0 +1,173 @@
+"""A policy in a robot's names and units: the conversions that the node and a replay share.
+
+No ROS 2 here, and no clock: frames, state, plan and settings are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.messages.images import to_rgb
+from vla_runtime.messages.trajectories import ReceivedPlan
+from vla_runtime.nodes.policy.plan_alignment import align_plan, step_of_row_0
+from vla_runtime.policy import Inference, Policy
+from vla_runtime.processing.poses import whole_turns
+from vla_runtime.robot.match import RobotMatch
+from vla_runtime.types import ActionChunk, ChunkHeader, CommittedPlan, InferenceReport, Observation
+
+
+@dataclass(frozen=True)
+class RobotInference:
+    """A chunk in the robot's names and units.
+
+    Attributes:
+        chunk: actions in robot units; `normalised` as the network returned it.
+        header: what travels with the chunk; `tied` where it continues the plan.
+        report: report of the policy.
+        plan: plan in the robot's units that the chunk is tied to, or was chosen by among several
+            samples; None where no plan had a say.
+    """
+
+    chunk: ActionChunk
+    header: ChunkHeader
+    report: InferenceReport
+    plan: CommittedPlan | None
+
+
+class RobotPolicy:
+    """One policy on one robot.
+
+    Args:
+        policy: loaded.
+        match: map of the policy's names and units onto the robot's.
+    """
+
+    def __init__(self, policy: Policy, match: RobotMatch) -> None:
+        self.policy = policy
+        self.match = match
+        endless = {column.name for column in match.columns if column.continuous}
+        # Places among actions and state of the joints whose angle may be written in several ways.
+        self._endless = [
+            (action, match.state_joints.index(name))
+            for action, name in enumerate(match.action_names)
+            if name in endless and name in match.state_joints
+        ]
+
+    def pixels(self, camera: str, message: Any) -> np.ndarray:
+        """Convert a camera's message, (height, width, 3) uint8 RGB.
+
+        Raises:
+            ImageError: it cannot be decoded, or is not of the robot file's size.
+        """
+        known = self.match.cameras[camera]
+        return to_rgb(message, width=known.width, height=known.height, encoding=known.encoding)
+
+    def state(self, measured: np.ndarray) -> np.ndarray:
+        """Return measured positions, (joints,) in robot units, as the policy's state, float64."""
+        return self.match.policy_state(measured)
+
+    def submit(
+        self,
+        observation: Observation,
+        plan: ReceivedPlan,
+        settings: PolicySettings,
+        *,
+        stamp_ns: int,
+        number: int | None = None,
+    ) -> Future[RobotInference]:
+        """Begin an inference for a request; see `Policy.submit`.
+
+        Args:
+            observation: one look at the robot, its state in policy units.
+            plan: the executor's request.
+            settings: settings in force for this inference and those after it.
+            stamp_ns: ROS time of the observation.
+            number: inference number; None: the next one.
+
+        Raises:
+            ValueError: a plan that is not for this robot, or an observation that the policy
+                refuses.
+        """
+        spec = self.policy.spec
+        aligned = align_plan(
+            plan,
+            stamp_ns=stamp_ns,
+            names=self.match.action_names,
+            kinds=self.match.action_kinds,
+            step_time_s=spec.step_time_s,
+            horizon=spec.horizon,
+        )
+        aligned = self._written_like(observation.state, aligned)
+        step = step_of_row_0(plan, stamp_ns=stamp_ns, step_time_s=spec.step_time_s)
+        self.policy.settings = settings
+        inferred = self.policy.submit(
+            observation, plan=self._in_policy_units(aligned), number=number
+        )
+
+        def convert(inference: Inference) -> RobotInference:
+            chunk, report = inference
+            tied = report.rtc_mode != 'off'
+            return RobotInference(
+                chunk=self._in_robot_units(chunk),
+                header=ChunkHeader(
+                    observation_ns=stamp_ns,
+                    episode=plan.episode,
+                    number=report.number,
+                    tied=tied,
+                    step=step if tied else None,
+                    request=plan.request,
+                ),
+                report=report,
+                plan=aligned if tied or report.sample_distances else None,
+            )
+
+        return then(inferred, convert)
+
+    def _written_like(self, state: np.ndarray, plan: CommittedPlan | None) -> CommittedPlan | None:
+        """Write the plan's angles without end stops by the turn that the observed state is on.
+
+        The executor counts on where a driver wraps. The chunk will be written like the state, and a
+        plan that is a whole turn off would pull it there.
+
+        Args:
+            state: (dimensions,) in policy units.
+            plan: plan in robot units.
+        """
+        if plan is None or not self._endless:
+            return plan
+        measured, actions = self.match.state.to_robot(state), plan.actions.copy()
+        for action, joint in self._endless:
+            actions[:, action] += whole_turns(measured[joint] - actions[0, action])
+        return replace(plan, actions=actions)
+
+    def _in_policy_units(self, plan: CommittedPlan | None) -> CommittedPlan | None:
+        if plan is None:
+            return None
+        return replace(plan, actions=self.match.actions.to_policy(plan.actions))
+
+    def _in_robot_units(self, chunk: ActionChunk) -> ActionChunk:
+        return replace(
+            chunk,
+            actions=self.match.actions.to_robot(chunk.actions),
+            names=self.match.action_names,
+        )
+
+
+def then(done: Future[Any], convert: Callable[[Any], Any]) -> Future[Any]:
+    """Return a future of `convert` applied to another future's result."""
+    converted: Future[Any] = Future()
+
+    def give(finished: Future[Any]) -> None:
+        try:
+            converted.set_result(convert(finished.result()))
+        except Exception as error:
+            converted.set_exception(error)
+
+    done.add_done_callback(give)
+    return converted

@@ -1,0 +1,147 @@
+"""Report of each inference, and status of the policy node in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from vla_runtime.inference.cache_words import cache_words
+from vla_runtime.messages.diagnostics import Level, StatusItem
+from vla_runtime.nodes.policy.description import CONTENT, MEASURED
+from vla_runtime.nodes.policy.responder import Answer
+from vla_runtime.robot.schema import StampSource
+from vla_runtime.sensors.synchronizer import CameraStatus, MissingInput
+
+# What a person has to give before anything can run; all else is something that went wrong.
+_AWAITED = ('instruction', 'clock')
+
+
+def report(answer: Answer, parameters: Mapping[str, Any], overhead_ms: float) -> StatusItem:
+    """Return the report of one chunk; with the topics' messages it can be inferred again.
+
+    Args:
+        answer: the chunk with its request.
+        parameters: live parameters that were in force.
+        overhead_ms: see `Answer.overhead_ms`.
+    """
+    inner, plan, request = answer.report, answer.inference.plan, answer.request
+    values: dict[str, object] = {
+        'episode': request.episode,
+        'number': inner.number,
+        'stamp_ns': answer.inference.header.observation_ns,
+        # A request is sent again under its number with a newer plan: its stamp names the message.
+        'request': '' if request.request is None else request.request,
+        'request.stamp_ns': request.stamp_ns,
+        'request.certain': request.certain,
+        'request.rows': len(request.rows),
+        'state': ' '.join(repr(float(number)) for number in answer.state),
+        MEASURED: ' '.join(repr(float(number)) for number in answer.measured),
+        'instruction': answer.instruction,
+        'seed': inner.seed,
+        'beta': inner.beta,
+        'guidance': inner.guidance,
+        'denoise_steps': inner.denoise_steps,
+        'tokens': ' '.join(map(str, inner.tokens)),
+        'rtc_mode': inner.rtc_mode,
+        'rtc_clean_steps': inner.clean_steps,
+        'tied': answer.inference.header.tied,
+        'plan_rows': 0 if plan is None else len(plan.actions),
+        'plan_delay_steps': 0 if plan is None else plan.delay_steps,
+        'samples': inner.samples,
+        'sample': inner.sample,
+        'sample_distances': ' '.join(repr(distance) for distance in inner.sample_distances),
+        'pipeline': inner.pipeline,
+        'overlap_ms': inner.overlap_ms,
+        'overhead_ms': overhead_ms,
+    }
+    values |= {f'ms.{phase}': float(value) for phase, value in inner.milliseconds.items()}
+    values |= {f'age_ms.{source}': value for source, value in answer.ages_ms.items()}
+    values |= {f'stamp_ns.{source}': stamp for source, stamp in inner.stamps_ns.items()}
+    values |= {f'{CONTENT}{camera}': number for camera, number in answer.content.items()}
+    values |= {f'cache.{level}': words for level, words in cache_words(inner.cache).items()}
+    values |= {f'cache.camera.{name}': one.reuse.value for name, one in inner.cache.images.items()}
+    values['cache.rows'] = ' '.join(one.reuse.value for one in inner.cache.prefixes)
+    values |= {f'runs.{network}': count for network, count in inner.runs.items()}
+    values |= {f'cuda_graph.{network}': state for network, state in inner.cuda_graph.items()}
+    values |= {f'parameter.{name}': value for name, value in parameters.items()}
+    text = f'chunk {inner.number}: {inner.milliseconds["total"]:.1f} ms'
+    return StatusItem('inference report', Level.OK, text, values)
+
+
+def observation(missing: Iterable[MissingInput]) -> StatusItem:
+    """Return the status of the observation: complete, or what is missing."""
+    missing = tuple(missing)
+    if not missing:
+        return StatusItem('observation', Level.OK, 'complete and fresh')
+    only_awaited = all(item.source in _AWAITED for item in missing)
+    return StatusItem(
+        'observation',
+        Level.WARN if only_awaited else Level.ERROR,
+        'no inference: ' + _together(item.text for item in missing),
+        {f'refused.{item.source}': item.text for item in missing},
+    )
+
+
+def requests(several: str) -> StatusItem:
+    """Return the status of the requests; `several` names more than one executor."""
+    if not several:
+        return StatusItem('requests', Level.OK, 'at most one node asks for chunks')
+    text = f'{several}; run one executor with one policy, each pair in a namespace of its own'
+    return StatusItem('requests', Level.WARN, text)
+
+
+def camera(status: CameraStatus, stamp: StampSource) -> StatusItem:
+    """One camera: whether it can be used, and what became of its frames.
+
+    Args:
+        status: status of its frames.
+        stamp: time of a frame, by the robot file.
+    """
+    counters = status.counters
+    values = {
+        'topic': status.topic,
+        'stamp': stamp,
+        'rate_hz': status.rate_hz,
+        'received': counters.received,
+        'lost': counters.lost,
+        'late': counters.late,
+        'out_of_order': counters.out_of_order,
+        'refused': counters.refused,
+        'outages': counters.outages,
+    }
+    if status.problem is not None:
+        level = Level.WARN if status.usable else Level.ERROR
+        return StatusItem(f'camera {status.name}', level, status.problem, values)
+    text = f'{status.rate_hz:.1f} Hz, {counters.lost} lost, {counters.late} late'
+    if stamp == 'receive':
+        text += '; stamped when received'
+    return StatusItem(f'camera {status.name}', Level.OK, text, values)
+
+
+def joints(
+    problems: Iterable[str],
+    warnings: Iterable[str],
+    clock_jumps: int,
+    received: Sequence[str] = (),
+) -> StatusItem:
+    """The measured state.
+
+    Args:
+        problems: why joints cannot be used.
+        warnings: faults of joints that are used nevertheless.
+        clock_jumps: count of the times that the ROS clock went back.
+        received: topics whose messages are stamped when they are received.
+    """
+    stamped = ', '.join(received)
+    values = {'clock_jumps': clock_jumps, 'stamped_when_received': stamped}
+    if text := _together(problems):
+        return StatusItem('joint states', Level.ERROR, text, values)
+    if text := _together(warnings):
+        return StatusItem('joint states', Level.WARN, text, values)
+    text = 'all joints are measured' + (f'; stamped when received: {stamped}' if stamped else '')
+    return StatusItem('joint states', Level.OK, text, values)
+
+
+def _together(problems: Iterable[str]) -> str:
+    """Join problems, each once: joints of one topic often have the same."""
+    return '; '.join(dict.fromkeys(problems))

@@ -1,0 +1,527 @@
+"""A robot file and a policy bundle, brought together: names, units, columns, limits, cameras.
+
+Topics always speak the robot's joint names and units; only the policy's own state and actions are
+in the bundle's. `match_robot` finds all that does not fit, before anything moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_runtime.bundle.schema import SPEC_FILE, ActionSpec, BundleSpec, PoseSpec
+from vla_runtime.execution.columns import Column, ColumnKind
+from vla_runtime.execution.limits import Limits
+from vla_runtime.files.typed_yaml import did_you_mean
+from vla_runtime.processing.poses import from_matrix
+from vla_runtime.robot.column_limits import column_limits
+from vla_runtime.robot.kinematics import ArmKinematics, KinematicsError
+from vla_runtime.robot.schema import Robot, RobotCamera, RobotJoint, RobotOutput, by_name
+from vla_runtime.robot.units import SIZE, command_scaling
+from vla_runtime.robot.written_columns import JointChain, WrittenColumns, quaternion_names
+from vla_runtime.types import RotationForm
+
+
+class MatchError(ValueError):
+    """The bundle and the robot file do not fit; every misfit is a line that names both files."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Per column: robot value = policy value * scale + offset; commands from positions likewise.
+
+    Attributes:
+        scale: (columns,) float64, never zero.
+        offset: (columns,) float64, zero for velocities.
+    """
+
+    scale: np.ndarray
+    offset: np.ndarray
+
+    def to_robot(self, values: np.ndarray) -> np.ndarray:
+        """Policy units to robot units; (..., columns) to (..., columns) float64."""
+        return np.asarray(values, dtype=np.float64) * self.scale + self.offset
+
+    def to_policy(self, values: np.ndarray) -> np.ndarray:
+        """Robot units to policy units; (..., columns) to (..., columns) float64."""
+        return (np.asarray(values, dtype=np.float64) - self.offset) / self.scale
+
+
+@dataclass(frozen=True)
+class MatchedOutput:
+    """One command topic and what of a command goes there.
+
+    Attributes:
+        output: output of the robot file.
+        columns: places of its numbers in a command, in the output's own order: of a pose x, y, z
+            and its quaternion's w, x, y, z; of a twist its linear and its angular velocity.
+        message_names: the joints' names in the message; empty for poses.
+        units: scaling from the robot's units to those of the message; None where they are the same.
+        pose: the policy's pose; None for joint outputs.
+        frame_id: frame of the pose; '' for joint outputs.
+    """
+
+    output: RobotOutput
+    columns: tuple[int, ...]
+    message_names: tuple[str, ...] = ()
+    pose: PoseSpec | None = None
+    frame_id: str = ''
+    units: Scaling | None = None
+
+
+@dataclass(frozen=True)
+class EarlierFrame:
+    """A policy's image that is an earlier frame of one of its cameras.
+
+    Attributes:
+        camera: the policy's name of it.
+        age_ns: time by which the frame is older than the camera's newest.
+    """
+
+    camera: str
+    age_ns: int
+
+
+@dataclass(frozen=True)
+class MeasuredPose:
+    """A pose of the policy's state that is computed from measured joints.
+
+    Attributes:
+        chain: joints that the pose hangs on.
+        joints: their places among `measured_joints`.
+        state: places of position and rotation in the state.
+        form: representation of the rotation, and its axes.
+    """
+
+    chain: JointChain
+    joints: tuple[int, ...]
+    state: tuple[int, ...]
+    form: RotationForm
+    euler_axes: str
+
+
+@dataclass(frozen=True)
+class RobotMatch:
+    """Mapping between one policy and one robot.
+
+    Attributes:
+        state_joints: the robot's joint of each of the policy's state dimensions, in order; of a
+            dimension that belongs to a pose through joints a name of its own.
+        measured_joints: joints that the state is made of, each once.
+        measured_poses: poses of the state that are computed from them.
+        state: scaling between measured positions and the policy's state.
+        written: the policy's actions under the robot's names, as chunks and plans have them, and
+            the columns of commands that they become.
+        actions: scaling between the numbers of chunks and the policy's actions.
+        limits: limits of the columns, in robot units; with the URDF's.
+        cameras: policy's camera name to the robot's camera; cameras that the policy was trained
+            without (`present: false`) are left out.
+        earlier: those of `cameras` that are an earlier frame of another one.
+        outputs: outputs that commands go to; those that this policy does not use are left out.
+    """
+
+    state_joints: tuple[str, ...]
+    state: Scaling
+    written: WrittenColumns
+    actions: Scaling
+    limits: Limits
+    cameras: Mapping[str, RobotCamera]
+    earlier: Mapping[str, EarlierFrame]
+    outputs: tuple[MatchedOutput, ...]
+    measured_joints: tuple[str, ...]
+    measured_poses: tuple[MeasuredPose, ...] = ()
+
+    def policy_state(self, measured: np.ndarray) -> np.ndarray:
+        """Return measured positions, (measured_joints,) in robot units, as the policy's state.
+
+        Returns:
+            (state_joints,) float64.
+        """
+        if not self.measured_poses:
+            return self.state.to_policy(measured)
+        state = np.zeros(len(self.state_joints))
+        for place, name in enumerate(self.state_joints):
+            if name in self.measured_joints:
+                state[place] = measured[self.measured_joints.index(name)]
+        for pose in self.measured_poses:
+            joints = measured[list(pose.joints)] * pose.chain.unit
+            (place_m,), (turned,) = pose.chain.kinematics.forward(joints[None])
+            rotation = from_matrix(turned, pose.form, pose.euler_axes)
+            state[list(pose.state)] = np.concatenate([place_m, rotation])
+        return self.state.to_policy(state)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Columns of a command."""
+        return self.written.columns
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Names of the columns of a command."""
+        return tuple(column.name for column in self.columns)
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        """Names of the actions in chunks and plans."""
+        return self.written.names
+
+    @property
+    def action_kinds(self) -> tuple[str, ...]:
+        """Kinds of the actions in chunks and plans."""
+        return self.written.kinds
+
+
+def _earlier_frames(spec: BundleSpec) -> dict[str, EarlierFrame]:
+    return {
+        camera.name: EarlierFrame(camera.frame_of, round(camera.steps_ago * spec.step_time_s * 1e9))
+        for camera in spec.cameras
+        if camera.present and camera.frame_of is not None and camera.steps_ago is not None
+    }
+
+
+def match_robot(robot: Robot, spec: BundleSpec, bundle_folder: str | Path) -> RobotMatch:
+    """Bring a robot file and a bundle together.
+
+    Args:
+        robot: the robot file.
+        spec: the bundle's.
+        bundle_folder: folder of the bundle, for messages.
+
+    Raises:
+        MatchError: a camera, state, action or pose of the policy that the robot file does not have,
+            units that cannot be converted, an output that cannot be filled, or limits that make no
+            sense together.
+    """
+    return _Matcher(robot, spec, Path(bundle_folder) / SPEC_FILE).match()
+
+
+class _Matcher:
+    """Collects every mismatch, so that the files can be mended in one go."""
+
+    def __init__(self, robot: Robot, spec: BundleSpec, bundle_file: Path) -> None:
+        self._robot = robot
+        self._spec = spec
+        self._bundle_file = bundle_file
+        self._misfits: list[str] = []
+        self._joints = by_name(robot.joints)
+        self._poses = tuple(pose for pose in spec.poses if not self._moves_joints(pose))
+        self._pose_of = {name: pose for pose in self._poses for name in pose.actions}
+
+    def match(self) -> RobotMatch:
+        cameras = self._match_cameras()
+        chains = {pose.name: self._chain(pose) for pose in self._poses}
+        self._chains = {name: chain for name, chain in chains.items() if chain is not None}
+        self._measured_pose_of = {
+            name: pose
+            for pose in self._poses
+            if pose.name in self._chains
+            for name in (*pose.state_position, *pose.state_rotation)
+        }
+        state = [self._state_scaling(index) for index in range(len(self._spec.state))]
+        columns = [self._column(action) for action in self._spec.actions]
+        written = WrittenColumns(columns, self._poses, self._chains)
+        actions = [self._action_scaling(index) for index in range(len(self._spec.actions))]
+        self._check_repeated('state', [joint for joint, _, _ in state if joint])
+        self._check_repeated('actions', [column.name for column in written.columns])
+        outputs = self._match_outputs(written) if not self._misfits else ()
+        if self._misfits:
+            raise MatchError('\n'.join(self._misfits))
+        try:
+            limits = column_limits(self._robot, written)
+            written.take_limits(limits, self._spec.step_time_s)
+        except ValueError as error:
+            raise MatchError(f'{self._robot.file}: {error}') from None
+        return RobotMatch(
+            state_joints=tuple(joint for joint, _, _ in state),
+            state=_scaling([(scale, offset) for _, scale, offset in state]),
+            written=written,
+            actions=_scaling(actions),
+            limits=limits,
+            cameras=cameras,
+            earlier=_earlier_frames(self._spec),
+            outputs=outputs,
+            **self._measured([joint for joint, _, _ in state]),
+        )
+
+    def _measured(self, state_joints: Sequence[str]) -> dict[str, Any]:
+        """Joints that the state is made of, and its poses that are computed from them."""
+        poses = dict.fromkeys(pose.name for pose in self._measured_pose_of.values())
+        plain = [
+            joint
+            for joint, item in zip(state_joints, self._spec.state, strict=True)
+            if item.name not in self._measured_pose_of
+        ]
+        of_chains = [column.name for name in poses for column in self._chains[name].columns]
+        joints = tuple(dict.fromkeys([*plain, *of_chains])) if poses else tuple(plain)
+        places = {item.name: index for index, item in enumerate(self._spec.state)}
+        return {
+            'measured_joints': joints,
+            'measured_poses': tuple(
+                MeasuredPose(
+                    chain=self._chains[pose.name],
+                    joints=tuple(joints.index(one.name) for one in self._chains[pose.name].columns),
+                    state=tuple(
+                        places[name] for name in (*pose.state_position, *pose.state_rotation)
+                    ),
+                    form=pose.form,
+                    euler_axes=pose.euler_axes or 'sxyz',
+                )
+                for pose in self._poses
+                if pose.name in poses
+            ),
+        }
+
+    def _moves_joints(self, pose: PoseSpec) -> bool:
+        """Return whether a twist is the velocities of joints: no output of the robot carries it."""
+        carried = {output.pose for output in self._robot.outputs}
+        of_outputs = by_name(one for one in self._robot.poses if one.name in carried)
+        return (
+            pose.kind == 'velocity'
+            and pose.name not in of_outputs
+            and all(name in self._joints for name in pose.actions)
+        )
+
+    def _chain(self, pose: PoseSpec) -> JointChain | None:
+        """Return the joints that a pose is commanded through; None where an output carries it."""
+        robot_pose = by_name(self._robot.poses).get(pose.name)
+        if robot_pose is None or robot_pose.link is None or self._robot.urdf_text is None:
+            return None
+        index = self._robot.poses.index(robot_pose)
+        if pose.kind == 'velocity':
+            self._misfit('poses', f"'{pose.name}' is velocity; only poses go through joints")
+            return None
+        joints = {joint.in_messages: joint for joint in self._robot.joints}
+        try:
+            kinematics = ArmKinematics(
+                self._robot.urdf_text, robot_pose.frame_id, robot_pose.link, list(joints)
+            )
+        except KinematicsError as error:
+            self._misfit('poses', f'poses[{index}].link of the robot file: {error}')
+            return None
+        chain = [joints[name] for name in kinematics.joints]
+        for joint in chain:
+            if SIZE[joint.unit][0] == 'none':
+                self._misfit('poses', f"joint '{joint.name}' in '{joint.unit}' holds no pose")
+        return JointChain(
+            columns=tuple(_joint_column(joint, 'position') for joint in chain),
+            kinematics=kinematics,
+            unit=np.array([SIZE[joint.unit][1] for joint in chain]),
+            lower=np.array(robot_pose.lower),
+            upper=np.array(robot_pose.upper),
+            clamps=self._robot.on_violation.workspace == 'clamp',
+        )
+
+    def _misfit(self, bundle_field: str, message: str) -> None:
+        self._misfits.append(
+            f'{self._bundle_file}: {bundle_field}: {message} (robot file {self._robot.file})'
+        )
+
+    def _check_repeated(self, field: str, names: Sequence[str]) -> None:
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            self._misfit(field, f"two names of the policy mean the robot's joint '{name}'")
+
+    def _match_cameras(self) -> dict[str, RobotCamera]:
+        known = by_name(self._robot.cameras)
+        found = {}
+        for index, camera in enumerate(self._spec.cameras):
+            if not camera.present:
+                continue
+            name = camera.frame_of or camera.name
+            if name in known:
+                found[camera.name] = known[name]
+                self._check_image_size(index, known[name])
+            else:
+                self._misfit(
+                    f'cameras[{index}].name',
+                    f"no camera '{name}' in cameras (name or aliases){did_you_mean(name, known)}",
+                )
+        return found
+
+    def _check_image_size(self, index: int, camera: RobotCamera) -> None:
+        """Note a camera that is known to send another size than the policy takes."""
+        sizes = self._spec.fixed_image_sizes
+        if sizes is None:
+            return
+        height, width = sizes[index]
+        if (camera.height or height, camera.width or width) != (height, width):
+            self._misfit(
+                f'cameras[{index}]',
+                f"'{camera.name}' sends {camera.width}x{camera.height} (width x height), but the "
+                f'policy takes {width}x{height} and nothing resizes them; set the camera driver',
+            )
+
+    def _joint_of(self, field: str, name: str) -> RobotJoint | None:
+        joint = self._joints.get(name)
+        if joint is None:
+            hint = did_you_mean(name, self._joints)
+            self._misfit(field, f"no joint '{name}' in joints (name or aliases){hint}")
+        return joint
+
+    def _state_scaling(self, index: int) -> tuple[str, float, float]:
+        item = self._spec.state[index]
+        pose = self._measured_pose_of.get(item.name)
+        if pose is not None:
+            # In m, rad and plain numbers, as the pose's actions are.
+            return f'{pose.name}/{item.name}', SIZE[item.unit][1], 0.0
+        joint = self._joint_of(f'state[{index}].name', item.name)
+        if joint is None:
+            return '', 1.0, 0.0
+        return joint.name, *self._convert(f'state[{index}].unit', item.unit, joint)
+
+    def _column(self, action: ActionSpec) -> Column:
+        kind: ColumnKind = 'velocity' if action.kind == 'velocity' else 'position'
+        joint = self._joints.get(action.name)
+        # A number of a pose is no joint, whatever it is called: it has the pose's limits and unit.
+        if joint is None or action.name in self._pose_of:
+            return Column(action.name, kind, feedback=False)
+        return _joint_column(joint, kind)
+
+    def _action_scaling(self, index: int) -> tuple[float, float]:
+        action = self._spec.actions[index]
+        unit = action.unit.removesuffix('/s')
+        if action.name in self._pose_of:
+            # Pose topics are in m, rad and plain numbers, whatever the policy was trained with.
+            return SIZE[unit][1], 0.0
+        joint = self._joint_of(f'actions[{index}].name', action.name)
+        if joint is None:
+            return 1.0, 0.0
+        scale, offset = self._convert(f'actions[{index}].unit', unit, joint)
+        return scale, 0.0 if action.kind == 'velocity' else offset
+
+    def _convert(self, field: str, unit: str, joint: RobotJoint) -> tuple[float, float]:
+        """Scale and offset from the policy's unit to the joint's."""
+        unit = unit.removesuffix('/s')
+        dimension, size = SIZE[unit]
+        joint_dimension, joint_size = SIZE[joint.unit]
+        full = 1.0 / size
+        # First: `zero` and `one` hold for a joint without a dimension too (an inverted gripper).
+        if dimension == 'none' and joint.zero is not None and joint.one is not None:
+            return (joint.one - joint.zero) / full, joint.zero
+        if dimension == joint_dimension:
+            return size / joint_size, 0.0
+        mend = (
+            f"give the joint 'zero' and 'one': its positions where the policy says 0 and {full:g}"
+            if dimension == 'none'
+            else "correct the bundle's or the joint's unit"
+        )
+        self._misfit(
+            field, f"'{unit}' cannot become '{joint.unit}' of joint '{joint.name}'; {mend}"
+        )
+        return 1.0, 0.0
+
+    def _match_outputs(self, written: WrittenColumns) -> tuple[MatchedOutput, ...]:
+        columns = written.columns
+        place = {column.name: index for index, column in enumerate(columns)}
+        of_joints = {name: at for name, at in place.items() if name not in written.pose_of}
+        matched: list[MatchedOutput] = []
+        carried: set[int] = set()
+        for index, output in enumerate(self._robot.outputs):
+            one = (
+                self._joint_output(index, output, of_joints, columns)
+                if output.pose is None
+                else self._pose_output(output, place)
+            )
+            if one is not None:
+                matched.append(one)
+                carried.update(one.columns)
+        carried_poses = [one.pose for one in matched if one.pose is not None]
+        carried_poses += [
+            pose
+            for pose in self._poses
+            if pose.name in self._chains
+            and all(place[column.name] in carried for column in self._chains[pose.name].columns)
+        ]
+        for index, action in enumerate(self._spec.actions):
+            pose = self._pose_of.get(action.name)
+            in_outputs = pose in carried_poses or (
+                pose is None and place.get(written.names[index]) in carried
+            )
+            if not in_outputs:
+                what = f"pose '{pose.name}' with '{action.name}'" if pose else f"'{action.name}'"
+                self._misfit(f'actions[{index}].name', f'{what} is carried by none of the outputs')
+        return tuple(matched)
+
+    def _joint_output(
+        self,
+        index: int,
+        output: RobotOutput,
+        place: Mapping[str, int],
+        columns: Sequence[Column],
+    ) -> MatchedOutput | None:
+        missing = [name for name in output.joints if name not in place]
+        if len(missing) == len(output.joints):
+            return None
+        if missing:
+            self._misfit(
+                'actions',
+                f'outputs[{index}] also carries {missing}, which the policy does not command; '
+                'give these joints an output of their own',
+            )
+            return None
+        where = tuple(place[name] for name in output.joints)
+        wrong = [name for name in output.joints if columns[place[name]].kind != output.interface]
+        if wrong:
+            self._misfit(
+                'actions',
+                f"outputs[{index}].interface is '{output.interface}', but the policy commands "
+                f'the {columns[place[wrong[0]]].kind} of {wrong}',
+            )
+        joints = [self._robot.joint(name) for name in output.joints]
+        return MatchedOutput(
+            output,
+            where,
+            message_names=tuple(joint.in_commands for joint in joints),
+            units=command_units(output, self._robot),
+        )
+
+    def _pose_output(self, output: RobotOutput, place: Mapping[str, int]) -> MatchedOutput | None:
+        robot_pose = next(pose for pose in self._robot.poses if pose.name == output.pose)
+        known = (robot_pose.name, *robot_pose.aliases)
+        pose = next((pose for pose in self._spec.poses if pose.name in known), None)
+        if pose is None:
+            return None
+        wanted = 'twist_stamped' if pose.kind == 'velocity' else 'pose_stamped'
+        if output.kind != wanted:
+            self._misfit(
+                'poses', f"'{pose.name}' is {pose.kind} and needs {wanted}, not {output.kind}"
+            )
+        rotation = pose.rotation
+        if pose.kind != 'velocity':
+            rotation = quaternion_names(pose.name)
+        elif len(rotation) != 3:
+            self._misfit(
+                f'poses[{self._spec.poses.index(pose)}].form',
+                f"'{pose.name}' is velocity and written as {pose.form}, but a twist has three "
+                'angular velocities: write them as axis_angle in the bundle, rad/s about x, y and '
+                'z, or command absolute poses',
+            )
+        where = tuple(place[name] for name in (*pose.position, *rotation))
+        return MatchedOutput(output, where, pose=pose, frame_id=robot_pose.frame_id)
+
+
+def _joint_column(joint: RobotJoint, kind: ColumnKind) -> Column:
+    return Column(
+        joint.name,
+        kind,
+        continuous=joint.continuous,
+        # Tolerances and the approach speed are in rad or m; of a unitless joint the whole way
+        # from 0 to 1 counts as one.
+        scale=1.0 / SIZE[joint.unit][1],
+    )
+
+
+def command_units(output: RobotOutput, robot: Robot) -> Scaling | None:
+    """Return the scaling from an output's joints to the numbers of its messages; None: the same."""
+    pairs = [command_scaling(robot.joint(name)) for name in output.joints]
+    if output.interface == 'velocity':
+        pairs = [(scale, 0.0) for scale, _ in pairs]
+    return _scaling(pairs) if any(pair != (1.0, 0.0) for pair in pairs) else None
+
+
+def _scaling(pairs: Sequence[tuple[float, float]]) -> Scaling:
+    table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
+    return Scaling(table[:, 0], table[:, 1])
