@@ -246,29 +246,6 @@ def folder_of(room: str) -> Path:
     return ROOT / room if room == TABLETOP.name else PACKAGE / room
 
 
-def imports_of(room: str) -> set[str]:
-    """Rooms that a room's modules import."""
-    files = [PACKAGE / f'{room}.py', *folder_of(room).rglob('*.py')]
-    text = '\n'.join(file.read_text(encoding='utf-8') for file in files if file.is_file())
-    return set(re.findall(r'^\s*(?:from|import) vla_runtime\.(\w+)', text, re.MULTILINE))
-
-
-def test_arrows_of_the_house_are_imports() -> None:
-    (house,) = blocks('docs/architecture.md', 'mermaid')
-    arrows = re.findall(r'^ +(\w+)\S* ?.*--> (\w+)', house, re.MULTILINE)
-    assert len(arrows) > 15
-    # `files` stands for the leaves: `files` and `types`.
-    leaves = {'files': {'files', 'types'}}
-    assert [
-        (room, other) for room, other in arrows if not leaves.get(other, {other}) & imports_of(room)
-    ] == []
-    assert [(room, other) for room, other in arrows if other in (TABLETOP.name, 'ros', 'cli')] == [
-        (TABLETOP.name, 'cli'),
-        (TABLETOP.name, 'ros'),
-        ('cli', 'ros'),
-    ]
-
-
 def test_every_room_has_its_section() -> None:
     rooms = {path.name for path in PACKAGE.iterdir() if (path / '__init__.py').is_file()}
     assert rooms | {TABLETOP.name} <= anchors('docs/architecture.md')

@@ -35,7 +35,7 @@ from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.export.onnx.verification import verify_onnx
 from vla_runtime.export.receipt import VerificationError
 from vla_runtime.families.blocks.attention import Rotary, rotary
-from vla_runtime.families.smolvla import networks, vision
+from vla_runtime.families.smolvla import flow_policy, vision
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
 from vla_runtime.families.smolvla.flow_policy import SmolVla
 from vla_runtime.families.smolvla.vision import SmolVlmVision, position_rows
@@ -162,7 +162,7 @@ PREFIX = {
 
 @pytest.mark.parametrize('fault', thorough_after(2, PREFIX))
 def test_wrong_positions_of_the_prefix_are_found(policy, monkeypatch, fault):
-    monkeypatch.setattr(networks, 'rotary', in_the_prefix(PREFIX[fault]))
+    monkeypatch.setattr(flow_policy, 'rotary', in_the_prefix(PREFIX[fault]))
     failures = verify_onnx(*policy).failures
     assert any(line.startswith("prefix.onnx: tensor 'self_key'") for line in failures), failures
 
