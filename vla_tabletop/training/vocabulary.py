@@ -17,11 +17,10 @@ from vla_runtime.files.atomic_write import write_bytes
 from vla_runtime.processing.prompts import PromptFormat, build_prompt
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_tabletop.sim.tasks import all_instructions
-from vla_tabletop.training.recipes import DEMO_FAMILY
 
 STATE_BINS = range(-1, 256)
 PROMPT_FORMAT = PromptFormat('pi05_state', 'openpi', 'before_action')
-PROMPT_LAYOUT = find_family(DEMO_FAMILY).templates[PROMPT_FORMAT.template]
+PROMPT_LAYOUT = find_family('pi05').templates[PROMPT_FORMAT.template]
 PROMPT_LENGTH = 40
 
 _SIZE = 704
