@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_runtime.bundle.onnx_files import GRAPHS_FILE, ONNX_FOLDER, TEXT_INPUT, TOKENS
+from vla_runtime.bundle.graph_facts import read_graph_facts
+from vla_runtime.bundle.onnx_files import ONNX_FOLDER, TEXT_INPUT, TOKENS
 from vla_runtime.engines.protocol import input_named
-from vla_runtime.files.json_file import read_json
 from vla_runtime.files.safetensors_reader import (
     SafetensorsReader,
     bfloat16_to_float32,
@@ -46,8 +46,8 @@ class TokenEmbedding:
         Raises:
             ValueError: graphs.json does not name it, or it is not in the weights.
         """
-        document = read_json(bundle / ONNX_FOLDER / GRAPHS_FILE)
-        return cls(bundle / 'weights.safetensors', document.get('text_table', str), precision)
+        tensor = read_graph_facts(bundle / ONNX_FOLDER, ()).text_table
+        return cls(bundle / 'weights.safetensors', tensor, precision)
 
     def __call__(self, tokens: np.ndarray) -> np.ndarray:
         """Return the rows (…, W) float32 of tokens (…), rounded to the precision."""
