@@ -132,6 +132,8 @@ setup(
         'kinematics': ['pin>=2.7'],
         # The command `hf download` of the README.
         'hub': ['huggingface_hub>=0.34'],
+        # The pages as a site: ./run docs.
+        'docs': ['myst-parser>=4', 'sphinx>=8.1', 'sphinx-rtd-theme>=3'],
         # Data sets of recordings.
         'dataset': ['pyarrow>=14', 'rosbags>=0.10'],
         # replay and study --ray; 'client' is for ray:// addresses.

@@ -458,7 +458,7 @@ def main() -> None:
         output.update(kind='float64_multi_array', topic='arm_controller/commands')
     words.work.mkdir(parents=True)
     write_bundle(words.work / 'bundle')
-    has_scaling = words.case == 'scaling' and (Path(words.code) / 'docs/ros2_control.md').is_file()
+    has_scaling = words.case == 'scaling' and any(Path(words.code).glob('docs/**/ros2_control.md'))
     gripper_topic = 'gripper_controller/commands'
     if words.case == 'partial':
         # The arm's controller has the gripper too, which somebody else is sent.

@@ -40,7 +40,8 @@ STAMP_S = 1e-6
 SYNC_TOLERANCE_NS = 50_000_000
 MAX_AGE_NS = 500_000_000
 # A participant of shared memory that is killed may leave locks, for which others then wait
-# (docs/running.md). They were seen to begin up to 3.3 s after it; killing a few takes a moment.
+# (docs/howto/cameras.md). They were seen to begin up to 3.3 s after it; killing a few takes a
+# moment.
 _BEFORE_KILL_NS, _AFTER_KILL_NS = 200_000_000, 5_000_000_000
 # Within this a policy notices that the middleware has cut it off.
 _NOTICED_NS = 2_000_000_000

@@ -11,7 +11,7 @@ from vla_runtime.nodes.policy.parameters import POLICY_PARAMETERS
 from vla_runtime.nodes.recorder.parameters import RECORDER_PARAMETERS
 from vla_tabletop.nodes.parameters import TABLETOP_PARAMETERS
 
-PAGE = Path(__file__).with_name('parameters.md')
+PAGE = Path(__file__).with_name('reference') / 'parameters.md'
 TABLES: dict[str, ParameterTable] = {
     'vla_policy': POLICY_PARAMETERS,
     'vla_executor': EXECUTOR_PARAMETERS,

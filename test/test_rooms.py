@@ -22,7 +22,7 @@ from vla_runtime.family.listing import family_names
 
 PACKAGE = 'vla_runtime'
 TABLETOP = 'vla_tabletop'
-# From top to bottom; the picture in docs/architecture.md is the same.
+# From top to bottom; the picture in docs/explanation/architecture.md is the same.
 ROOMS = (
     TABLETOP,
     '__main__',

@@ -96,7 +96,7 @@ def test_jetpack_6_without_pytorch_says_which_one_to_install(setup) -> None:
         and '~/.local does not count' in said
         and "NVIDIA's wheel for JetPack 6" in said
     )
-    assert 'docs/jetson.md#pytorch' in said and 'Python 3.' in said
+    assert 'docs/howto/jetson.md#pytorch' in said and 'Python 3.' in said
     assert 'setting up' not in said
 
 

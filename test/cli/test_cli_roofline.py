@@ -279,7 +279,7 @@ def test_what_tensorrt_took_before_stands_beside_what_it_takes_now(model, page_n
     one, two = (before[built]['weights'] for built in ('1_row', '1_to_2_rows'))
     assert 2 * one > two > one + 0.7 * now['1_row']['weights']
     cells = ' | '.join(', '.join(f'{size / (1 << 30):.1f}' for size in pair) for pair in pairs)
-    assert f'| {page_name} | {cells} |' in (ROOT / 'docs' / 'jetson.md').read_text()
+    assert f'| {page_name} | {cells} |' in (ROOT / 'docs' / 'howto' / 'jetson.md').read_text()
 
 
 def test_the_text_says_what_did_not_fit_before(capsys):

@@ -1,4 +1,4 @@
-"""The family of docs/adding_a_family.md, put into a folder as the page says."""
+"""The family of docs/howto/adding_a_family.md, put into a folder as the page says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vla_runtime.families.flow_network import FlowNetwork, build_network
 from vla_runtime.family.declaration import Family
 from vla_runtime.family.listing import find_family
 
-PAGE = 'docs/adding_a_family.md'
+PAGE = 'docs/howto/adding_a_family.md'
 FOLDER = 'vla_runtime/families/'
 
 

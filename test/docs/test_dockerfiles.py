@@ -47,11 +47,11 @@ def test_files_that_a_dockerfile_names_are_there(path: Path) -> None:
     named = re.findall(r'src/vla_runtime/(\S+)', text)
     assert named and all((ROOT / name).exists() for name in named)
     assert f'docker/{path.name}' in text
-    assert f'docker/{path.name}' in (ROOT / 'docs' / 'jetson.md').read_text()
+    assert f'docker/{path.name}' in (ROOT / 'docs' / 'howto' / 'jetson.md').read_text()
 
 
 def test_there_is_one_for_every_jetpack_of_the_page() -> None:
-    page = (ROOT / 'docs' / 'jetson.md').read_text()
+    page = (ROOT / 'docs' / 'howto' / 'jetson.md').read_text()
     sections = set(re.findall(r'^## JetPack (\S+)$', page, re.MULTILINE))
     assert {path.stem.removeprefix('jetpack-') for path in FILES} == sections
 

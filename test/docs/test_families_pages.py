@@ -15,7 +15,7 @@ from vla_runtime.cli.export import add_arguments
 from vla_runtime.families.weight_shapes import weight_shapes
 from vla_runtime.family.listing import family_folders, family_names, find_family
 
-INDEX = 'docs/families.md'
+INDEX = 'docs/reference/families.md'
 FOLDERS = sorted(family_folders())
 
 
@@ -27,7 +27,10 @@ def row_of(name: str) -> list[str]:
 
 
 def test_every_family_folder_has_its_page() -> None:
-    assert sorted(path.stem for path in (ROOT / 'docs' / 'families').glob('*.md')) == FOLDERS
+    assert (
+        sorted(path.stem for path in (ROOT / 'docs' / 'reference' / 'families').glob('*.md'))
+        == FOLDERS
+    )
 
 
 @pytest.mark.parametrize('name', family_names())
@@ -42,10 +45,14 @@ def test_a_row_of_the_index_is_that_of_the_declaration(name: str) -> None:
     assert size == f'{count / 1e9:.2f} B'
     arxiv = re.findall(r'arXiv (\S+?)[,)]', family.title)
     (linked,) = re.findall(r'\((\S+)\)', page)
-    assert all(f'arxiv.org/abs/{paper}' in text_of(Path('docs') / linked) for paper in arxiv)
+    assert all(
+        f'arxiv.org/abs/{paper}' in text_of(Path('docs/reference') / linked) for paper in arxiv
+    )
 
 
-@pytest.mark.parametrize('page', [INDEX, *(f'docs/families/{name}.md' for name in FOLDERS)])
+@pytest.mark.parametrize(
+    'page', [INDEX, *(f'docs/reference/families/{name}.md' for name in FOLDERS)]
+)
 def test_options_of_a_familys_page_are_those_of_export(page: str) -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)

@@ -1,4 +1,4 @@
-"""The family of docs/adding_a_family.md keeps the contract of a family."""
+"""The family of docs/howto/adding_a_family.md keeps the contract of a family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The family of docs/adding_a_family.md from a checkpoint's folder to commands.
+"""The family of docs/howto/adding_a_family.md from a checkpoint's folder to commands.
 
 Nothing in the package knows it: a LeRobot folder goes through `vla_runtime export`, ONNX Runtime
 and `Policy` to the executor.

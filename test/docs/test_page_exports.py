@@ -8,6 +8,7 @@ put them.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import sentencepiece
 from checkpoint_folders import (
     copy_lerobot_folder,
     openpi_statistics,
+    pi0_tensors,
     tiny_tensors,
     write_openpi_folder,
 )
@@ -43,7 +45,14 @@ sys.path.insert(0, str(RELEASES))
 from test_releases import write_folder as write_release  # noqa: E402
 
 PI_HEADS = ('--vision-heads', '4')
-SO101 = ('a.pos', 'b.pos', 'c.pos', 'd.pos', 'e.pos', 'gripper.pos')
+SO101 = (
+    'shoulder_pan.pos',
+    'shoulder_lift.pos',
+    'elbow_flex.pos',
+    'wrist_flex.pos',
+    'wrist_roll.pos',
+    'gripper.pos',
+)
 # Of `write_groot_folder`.
 N15_ACTIONS = 7
 ALOHA = ('j1', 'j2', 'j3', 'j4', 'left_gripper', 'right_gripper')
@@ -89,6 +98,12 @@ def lerobot_pi(here: Path) -> tuple[str, ...]:
 def openpi(here: Path) -> tuple[str, ...]:
     write_openpi_folder(here / 'path/to/openpi', tiny_tensors(), openpi_statistics(7))
     return lerobot_pi(here)
+
+
+def openpi_aloha(here: Path) -> tuple[str, ...]:
+    write_openpi_folder(here / 'path/to/openpi', pi0_tensors(), openpi_statistics(14))
+    write_paligemma_tokenizer(here / 'paligemma_tokenizer.model')
+    return PI_HEADS
 
 
 def smolvla(here: Path) -> tuple[str, ...]:
@@ -172,6 +187,7 @@ def put_tokenizer(source: Path, target: Path) -> None:
 TRAINED = 'outputs/train/pick/checkpoints/last/pretrained_model'
 # The folder of an export's command, and a word of it, to what makes such a folder.
 MAKERS: dict[tuple[str, str], Callable[[Path], tuple[str, ...]]] = {
+    ('path/to/openpi', '--adapt-to-pi'): openpi_aloha,
     ('path/to/openpi', ''): openpi,
     (TRAINED, 'paligemma_tokenizer.model'): lerobot_pi,
     (TRAINED, 'path/to/vlm/tokenizer.json'): smolvla,
@@ -194,8 +210,15 @@ def exports(page: str) -> list[list[str]]:
     return [words for words in found if '--onnx-precision' not in words]
 
 
+def robots_of(page: str) -> list[str]:
+    """Robot files that a page compares with the bundle that it has just made."""
+    text = '\n'.join(blocks(page, '', 'bash'))
+    found = re.findall(r'vla_runtime check (\w+) path/to/bundle$', text, re.MULTILINE)
+    return [robot for robot in found if page.startswith('docs/start/')]
+
+
 # Pages of a new family, and of bundles that are exported again, are followed elsewhere.
-ELSEWHERE = ('docs/adding_a_family.md', 'docs/backends.md')
+ELSEWHERE = ('docs/howto/adding_a_family.md', 'docs/howto/exported_networks.md')
 COMMANDS = [
     (page, tuple(words)) for page in PAGES if page not in ELSEWHERE for words in exports(page)
 ]
@@ -203,7 +226,7 @@ COMMANDS = [
 
 def test_every_page_of_a_family_has_an_export() -> None:
     pages = {page for page, _ in COMMANDS}
-    assert {page for page in PAGES if page.startswith('docs/families/')} <= pages
+    assert {page for page in PAGES if page.startswith('docs/reference/families/')} <= pages
 
 
 @pytest.mark.parametrize(
@@ -221,6 +244,9 @@ def test_an_export_of_a_page_runs_as_it_is_written(tmp_path, monkeypatch, page, 
     spec = read_bundle(words[words.index('--out') + 1]).spec
     if '--pose-steps' in words:
         assert [pose.delta_from for pose in spec.poses] == ['step']
+    # What a quick start says next. The tiny ACT's images are not of the robot's size.
+    for robot in robots_of(page) if spec.family != 'act' else ():
+        assert main(['check', robot, words[words.index('--out') + 1]]) == 0
     # Units are as the page says, whatever the data set calls the gripper.
     assert {one.unit for one in (*spec.state, *spec.actions)} <= {
         *('rad', 'deg', '1', 'percent', 'm'),

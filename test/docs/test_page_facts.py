@@ -15,7 +15,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 import yaml
-from pages import PAGES, anchors, blocks, first_cells, prose, text_of
+from pages import PAGES, blocks, first_cells, prose, text_of
 from paths import ROOT
 
 from vla_runtime.cli import main as program
@@ -61,11 +61,11 @@ def test_commands_of_the_pages_run_as_they_are_written(page: str) -> None:
     lines = shell_lines(page)
     assert [line for line in lines if re.match(r'vla_runtime |python |.*…', line)] == []
     for _, command, *words in (line.split() for line in lines if line.startswith('./run ')):
-        assert command in ('demo', 'test', 'exec', 'setup'), words
+        assert command in ('demo', 'test', 'docs', 'exec', 'setup'), words
         if command == 'demo':
             words = ['vla_runtime', 'demo', *words]
         if words[:1] == ['vla_runtime']:
-            program._parser(words[1:]).parse_args(words[1:])
+            program.build_parser(words[1:]).parse_args(words[1:])
         elif words[:1] == ['python']:
             assert (ROOT / words[1]).is_file(), words
 
@@ -96,11 +96,13 @@ def test_launch_arguments_in_commands_exist(page: str) -> None:
 
 def launch_arguments(file: str) -> set[str]:
     source = (ROOT / 'launch' / file).read_text(encoding='utf-8')
-    return set(re.findall(r"DeclareLaunchArgument\(\s*'(\w+)'", source))
+    (passed_on,) = re.findall(r'^PASSED_ON = \{(.*?)^\}', source, re.MULTILINE | re.DOTALL) or ['']
+    declared = re.findall(r"DeclareLaunchArgument\(\s*'(\w+)'", source)
+    return {*declared, *re.findall(r"^    '(\w+)':", passed_on, re.MULTILINE)}
 
 
 def test_every_launch_argument_is_explained() -> None:
-    table = prose('docs/running.md').partition('## Launch\n')[2].partition('### ')[0]
+    table = prose('docs/howto/launch.md').partition('## Launch arguments\n')[2].partition('## ')[0]
     listed = {quoted(row)[0] for row in re.findall(r'^\| (`.*?`) \|', table, re.MULTILINE)}
     assert listed == launch_arguments('vla.launch.py')
 
@@ -109,7 +111,7 @@ def test_every_launch_argument_is_explained() -> None:
 
 
 def test_parameter_tables_are_those_of_the_code() -> None:
-    page = text_of('docs/parameters.md')
+    page = text_of('docs/reference/parameters.md')
     assert MAKE['with_tables'](page) == page, 'run: ./run exec python docs/make_parameters.py'
 
 
@@ -123,7 +125,7 @@ def test_parameter_tables_are_those_of_the_code() -> None:
 )
 def test_topics_of_a_node_are_those_of_its_code(node: str, folder: Path) -> None:
     """Names of its own (`~/…`), and the two topics that tie policy and executor."""
-    (row,) = re.findall(rf'^\| `{node}` \|.*$', prose('docs/topics.md'), re.MULTILINE)
+    (row,) = re.findall(rf'^\| `{node}` \|.*$', prose('docs/reference/topics.md'), re.MULTILINE)
     code = set(literals(*folder.glob('*.py')))
     named = {text for text in code if re.fullmatch(r'~/\w+|committed_plan|action_chunk', text)}
     assert named and named <= set(quoted(row))
@@ -136,7 +138,7 @@ def test_topics_of_a_node_are_those_of_its_code(node: str, folder: Path) -> None
 
 @pytest.mark.parametrize('folder', ['messages', 'nodes/policy', 'nodes/executor'])
 def test_tags_are_explained(folder: str) -> None:
-    page = text_of('docs/topics.md')
+    page = text_of('docs/reference/topics.md')
     for text in literals(*(PACKAGE / folder).glob('*.py')):
         for name in re.findall(r'\b(episode|certain|request|number|tied)=', text):
             assert f'{name}=' in page
@@ -166,20 +168,20 @@ def literals(*files: Path) -> list[str]:
 
 
 def test_every_reason_of_a_stop_is_explained() -> None:
-    page = text_of('docs/executor.md').partition('## Stops')[2]
+    named = [name for cell in first_cells('docs/howto/why_stopped.md') for name in quoted(cell)]
     moving = {Reason.TRACKING, Reason.OVERRUN, Reason.APPROACHING, Reason.BRAKING}
-    assert {reason.value for reason in Reason} - {reason.value for reason in moving} <= set(
-        quoted(page)
-    )
+    assert {reason.value for reason in Reason} - {reason.value for reason in moving} <= set(named)
 
 
 def test_every_refusal_of_a_chunk_is_explained() -> None:
-    page = text_of('docs/executor.md').partition('## Chunks that are refused')[2]
+    page = text_of('docs/howto/why_stopped.md').partition('## Chunks that are refused')[2]
     assert {refusal.value for refusal in ChunkRefusal} <= set(quoted(page))
 
 
 def test_every_hand_over_is_explained() -> None:
-    assert {f'`{mode}`' for mode in get_args(HandoverMode)} <= set(first_cells('docs/executor.md'))
+    assert {f'`{mode}`' for mode in get_args(HandoverMode)} <= set(
+        first_cells('docs/explanation/executor.md')
+    )
 
 
 def keys_of(hint: Any) -> Iterator[str]:
@@ -195,10 +197,10 @@ def keys_of(hint: Any) -> Iterator[str]:
 
 @pytest.mark.parametrize('name', sorted({*keys_of(RobotSpec)}))
 def test_every_field_of_the_robot_file_is_explained(name: str) -> None:
-    assert re.search(rf'`[^`\n]*\b{name}\b[^`\n]*`', prose('docs/robot_file.md')), name
+    assert re.search(rf'`[^`\n]*\b{name}\b[^`\n]*`', prose('docs/reference/robot_file.md')), name
 
 
-@pytest.mark.parametrize('page', ['README.md', 'docs/robot_file.md'])
+@pytest.mark.parametrize('page', ['README.md', 'docs/reference/robot_file.md'])
 def test_the_robot_file_of_a_page_is_a_valid_one(page: str, tmp_path: Path) -> None:
     (written,) = (block for block in blocks(page, 'yaml') if 'joint_states' in block)
     (tmp_path / 'my_arm.yaml').write_text(written, encoding='utf-8')
@@ -206,7 +208,7 @@ def test_the_robot_file_of_a_page_is_a_valid_one(page: str, tmp_path: Path) -> N
 
 
 def test_the_gripper_of_a_page_goes_with_the_arm_that_it_is_for(tmp_path: Path) -> None:
-    snippets = [yaml.safe_load(block) for block in blocks('docs/grippers.md', 'yaml')]
+    snippets = [yaml.safe_load(block) for block in blocks('docs/howto/grippers.md', 'yaml')]
     (added,) = (one for one in snippets if 'outputs' in one)
     robot = yaml.safe_load(text_of('config/robots/ur5e.yaml'))
     for key, items in added.items():
@@ -217,7 +219,7 @@ def test_the_gripper_of_a_page_goes_with_the_arm_that_it_is_for(tmp_path: Path) 
 
 
 def test_the_joint_of_the_grippers_page_is_that_of_aloha() -> None:
-    snippets = [yaml.safe_load(block) for block in blocks('docs/grippers.md', 'yaml')]
+    snippets = [yaml.safe_load(block) for block in blocks('docs/howto/grippers.md', 'yaml')]
     (joint,) = (one['joints'][0] for one in snippets if 'outputs' not in one)
     aloha = yaml.safe_load(text_of('config/robots/aloha.yaml'))
     (left,) = (one for one in aloha['joints'] if one['name'] == 'left_gripper')
@@ -226,14 +228,14 @@ def test_the_joint_of_the_grippers_page_is_that_of_aloha() -> None:
 
 def test_every_state_of_a_gripper_is_explained() -> None:
     rows = re.findall(
-        r'^\| ((?:`\w+`(?:, )?)+) \| (?:OK|WARN|ERROR)', prose('docs/grippers.md'), re.M
+        r'^\| ((?:`\w+`(?:, )?)+) \| (?:OK|WARN|ERROR)', prose('docs/howto/grippers.md'), re.M
     )
     named = [name for row in rows for name in quoted(row)]
     assert sorted(named) == sorted(state.value for state in GoalState)
 
 
 def test_every_robot_file_of_the_package_is_listed() -> None:
-    table = prose('docs/robot_file.md').partition('## Robot files of the package')[2]
+    table = prose('docs/reference/robot_file.md').partition('## Robot files of the package')[2]
     named = re.findall(r'^\| `(\w+)` \|', table, re.MULTILINE)
     assert sorted(named) == sorted(file.stem for file in (ROOT / 'config/robots').glob('*.yaml'))
 
@@ -241,34 +243,11 @@ def test_every_robot_file_of_the_package_is_listed() -> None:
 # --- architecture -----------------------------------------------------------------------------
 
 
-def folder_of(room: str) -> Path:
-    """Folder of a room; `vla_tabletop` is a package of its own."""
-    return ROOT / room if room == TABLETOP.name else PACKAGE / room
-
-
-def test_every_room_has_its_section() -> None:
-    rooms = {path.name for path in PACKAGE.iterdir() if (path / '__init__.py').is_file()}
-    assert rooms | {TABLETOP.name} <= anchors('docs/architecture.md')
-
-
-def test_modules_that_a_rooms_section_names_are_in_the_room() -> None:
-    sections = re.split(r'^## (.*)$', text_of('docs/architecture.md'), flags=re.MULTILINE)[1:]
-    for room, section in zip(sections[::2], sections[1::2], strict=True):
-        if not folder_of(room).is_dir():
-            continue
-        named = {text for text in quoted(section) if re.fullmatch(r'[\w/]+\.py', text)}
-        files = [f'/{path.relative_to(ROOT)}' for path in folder_of(room).rglob('*.py')]
-        # With its folder, a module may be one of another room.
-        beside = {name for name in named if (PACKAGE / name).is_file() or (ROOT / name).is_file()}
-        missing = {name for name in named if not any(f.endswith(f'/{name}') for f in files)}
-        assert missing - beside == set(), room
-
-
 @pytest.mark.parametrize('page', PAGES)
 def test_python_files_that_a_page_names_exist(page: str) -> None:
     named = {text for text in quoted(prose(page)) if re.fullmatch(r'[\w/]+\.py', text)}
     # Of the family that the page adds, not of the package.
-    named -= OF_A_FAMILY if page == 'docs/adding_a_family.md' else set()
+    named -= OF_A_FAMILY if page == 'docs/howto/adding_a_family.md' else set()
     files = [f'/{path.relative_to(ROOT)}' for path in source_files()]
     assert {name for name in named if not any(file.endswith(f'/{name}') for file in files)} == set()
 
@@ -296,7 +275,7 @@ def sources() -> str:
 
 def messages() -> list[str]:
     """Messages of the troubleshooting page."""
-    return [text for cell in first_cells('docs/troubleshooting.md') for text in quoted(cell)]
+    return [text for cell in first_cells('docs/reference/messages.md') for text in quoted(cell)]
 
 
 @pytest.mark.parametrize('message', messages())
@@ -364,7 +343,7 @@ def test_the_success_is_as_measured() -> None:
 def test_the_studies_page_has_every_measured_study() -> None:
     results = (ROOT / 'benchmark' / 'results').glob('study_*.json')
     measured = {path.stem.removeprefix('study_') for path in results}
-    page = set(re.findall(r'\w+', text_of('docs/studies.md').replace('study_', '')))
+    page = set(re.findall(r'\w+', text_of('docs/appendix/studies.md').replace('study_', '')))
     # The replan intervals on still blocks had no part in the choice of the default.
     assert measured & set(STUDIES) - {'replan'} <= page
 
@@ -373,9 +352,11 @@ def test_the_studies_page_has_every_measured_study() -> None:
 
 
 def test_a_launch_file_of_ones_own_gives_a_node_the_time_that_its_shutdown_may_take() -> None:
-    page = text_of('docs/running.md')
+    page = text_of('docs/howto/launch.md')
     (longest_s,) = re.findall(r'Shutdown takes (\d+) s at most', page)
-    (node,) = (block for block in blocks('docs/running.md', 'python') if 'executor_node' in block)
+    (node,) = (
+        block for block in blocks('docs/howto/launch.md', 'python') if 'executor_node' in block
+    )
     (given_s,) = re.findall(r"sigterm_timeout='(\d+)'", node)
     assert int(given_s) > int(longest_s)
     for name in ('vla.launch.py', 'demo.launch.py'):
@@ -387,5 +368,5 @@ def test_a_launch_file_of_ones_own_gives_a_node_the_time_that_its_shutdown_may_t
 
 def test_the_page_gives_the_time_after_which_a_node_ends_its_own_teardown() -> None:
     node_runner = pytest.importorskip('vla_runtime.nodes.node_runner')
-    (longest_s,) = re.findall(r'Shutdown takes (\d+) s at most', text_of('docs/running.md'))
+    (longest_s,) = re.findall(r'Shutdown takes (\d+) s at most', text_of('docs/howto/launch.md'))
     assert int(longest_s) == node_runner._TEARDOWN_S + node_runner._LAST_WAY_OUT_S

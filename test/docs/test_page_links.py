@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -22,34 +23,27 @@ def test_relative_links_and_anchors_resolve(page: str) -> None:
 
 
 def test_the_link_check_reads_links_and_anchors() -> None:
-    assert 'running.md#pytorch' in links('docs/backends.md')
-    assert 'https://arxiv.org/abs/2506.07339' in links('docs/inference.md')
-    assert {'pytorch', 'in-a-colcon-workspace'} <= anchors('docs/running.md')
-    assert 'policypy-and-typespy' in anchors('docs/architecture.md')
-    assert not resolves('docs/README.md', 'nowhere.md')
-    assert not resolves('docs/README.md', 'running.md#nowhere')
+    assert 'install.md#in-a-colcon-workspace' in links('docs/howto/jetson.md')
+    assert 'https://arxiv.org/abs/2506.07339' in links('docs/explanation/inference.md')
+    assert {'pytorch', 'in-a-colcon-workspace'} <= anchors('docs/howto/install.md')
+    assert not resolves('docs/index.md', 'nowhere.md')
+    assert not resolves('docs/index.md', 'howto/install.md#nowhere')
 
 
-def test_the_index_lists_every_page() -> None:
-    listed = {Path(link).name for link in links('docs/README.md')}
-    assert {path.name for path in (ROOT / 'docs').glob('*.md')} - {'README.md'} <= listed
+def listed_pages(page: str) -> list[str]:
+    """Pages in a page's tables of contents, by their path in the repository."""
+    toctrees = re.findall(r'^```\{toctree\}\n(.*?)^```$', text_of(page), re.MULTILINE | re.DOTALL)
+    names = [line for tree in toctrees for line in tree.splitlines() if re.match(r'\w', line)]
+    return [str(Path(page).parent / f'{name}.md') for name in names]
 
 
-def test_every_page_is_reached_from_the_readme() -> None:
-    reached, left = set(), ['README.md']
+def test_the_site_lists_every_page_once() -> None:
+    listed, left = [], ['docs/index.md']
     while left:
         page = left.pop()
-        reached.add(page)
-        for link in links(page):
-            target = ((ROOT / page).parent / link.partition('#')[0]).resolve()
-            name = str(target.relative_to(ROOT)) if ROOT in target.parents else ''
-            if name in PAGES and name not in reached:
-                left.append(name)
-    assert reached == set(PAGES)
-
-
-def test_the_readme_is_short() -> None:
-    assert len(text_of('README.md').splitlines()) <= 150
+        listed.append(page)
+        left += listed_pages(page)
+    assert sorted(listed) == [page for page in PAGES if page.startswith('docs/')]
 
 
 def test_the_picture_is_small_enough_to_load_with_the_readme() -> None:

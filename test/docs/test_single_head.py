@@ -1,6 +1,6 @@
 """A `single` head goes through the engines of a flow and refuses a flow's settings.
 
-The family is the toy of docs/adding_a_family.md, changed as that page says.
+The family is the toy of docs/howto/adding_a_family.md, changed as that page says.
 """
 
 from __future__ import annotations

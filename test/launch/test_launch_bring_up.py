@@ -37,7 +37,8 @@ VOLATILE, LATCHED = DurabilityPolicy.VOLATILE, DurabilityPolicy.TRANSIENT_LOCAL
 TRAJECTORY = 'trajectory_msgs/msg/JointTrajectory'
 DIAGNOSTICS = 'diagnostic_msgs/msg/DiagnosticArray'
 POLICY, EXECUTOR = 'vla_policy', 'vla_executor'
-# Topic, type, reliability, durability and node; what docs/topics.md and the robot file say.
+# Topic, type, reliability, durability and node; what docs/reference/topics.md and the robot file
+# say.
 PUBLISHED = (
     ('action_chunk', TRAJECTORY, RELIABLE, VOLATILE, POLICY),
     ('committed_plan', TRAJECTORY, RELIABLE, VOLATILE, EXECUTOR),

@@ -309,7 +309,7 @@ def test_a_simulator_that_cannot_start_ends_the_demo(monkeypatch: pytest.MonkeyP
 @needs_demo
 def test_the_pages_way_to_instruct_reaches_every_listener(peer: Graph) -> None:
     pytest.importorskip('ros2topic', reason='ros2cli comes with an installed ROS 2')
-    page = text_of('docs/running.md')
+    page = text_of('docs/howto/launch.md')
     (line,) = (line for line in page.splitlines() if line.startswith('ros2 topic pub --once'))
     # Another listener, as a recorder is: `--once` leaves as soon as it has met one of them.
     heard = peer.collect(String, 'vla_policy/instruction', LATCHED)

@@ -1,4 +1,4 @@
-"""The launch test that docs/testing.md shows passes as it is written."""
+"""The launch test that docs/howto/testing.md shows passes as it is written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.graph
     reason='this checkout has no engines/demo',
 )
 def test_the_example_of_the_page_passes(tmp_path: Path) -> None:
-    (example,) = blocks('docs/testing.md', 'python')
+    (example,) = blocks('docs/howto/testing.md', 'python')
     file = tmp_path / 'test_example.py'
     file.write_text(example, encoding='utf-8')
     done = subprocess.run(

@@ -77,7 +77,7 @@ def test_help_needs_no_ros(tmp_path, node, word):
     done = start(node, tmp_path, word)
     assert (done.returncode, done.stderr) == (0, '')
     assert done.stdout.startswith(f'usage: {node} [--ros-args ')
-    assert 'docs/parameters.md' in done.stdout
+    assert 'docs/reference/parameters.md' in done.stdout
     assert done.stdout.count(f'\n  {node} --ros-args ') == 2
 
 

@@ -112,8 +112,8 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace:
     if argv and not argv[0].startswith('-') and argv[0] not in (verbs := _verbs()):
         from vla_runtime.files.typed_yaml import did_you_mean
 
-        _parser(['info']).error(f"'{argv[0]}' is no verb{did_you_mean(argv[0], verbs)}")
-    arguments, unknown = _parser(argv).parse_known_args(argv)
+        build_parser(['info']).error(f"'{argv[0]}' is no verb{did_you_mean(argv[0], verbs)}")
+    arguments, unknown = build_parser(argv).parse_known_args(argv)
     if unknown:
         # Needs a package that a verb may say is missing.
         from vla_runtime.files.typed_yaml import did_you_mean
@@ -134,10 +134,11 @@ def _complete() -> None:
     except ModuleNotFoundError:
         sys.exit(1)
     words = os.environ.get('COMP_LINE', '').split()
-    argcomplete.autocomplete(_parser(words[1:2]))
+    argcomplete.autocomplete(build_parser(words[1:2]))
 
 
-def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser of a command line: that of its verb alone, or of all verbs."""
     parser = argparse.ArgumentParser(
         prog='vla_runtime',
         description='Carry a vision-language-action policy from a checkpoint to a moving robot.',

@@ -120,7 +120,8 @@ def _usage(name: str) -> str:
     return (
         f'usage: {name} [--ros-args [-p NAME:=VALUE] [--params-file FILE] [-r FROM:=TO]]\n\n'
         f'{what}\n\n'
-        'docs/parameters.md lists its parameters, docs/running.md says how a file of them is keyed.'
+        'docs/reference/parameters.md lists its parameters, docs/howto/launch.md says how a file '
+        'of them is keyed.'
         f'\n\nexamples:\n{shown}'
     )
 

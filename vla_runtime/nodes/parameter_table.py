@@ -37,7 +37,7 @@ class ParameterSpec:
     Attributes:
         name: name of the parameter in ROS.
         default: also tells the type: bool, int, float or str.
-        description: one line for `ros2 param describe` and docs/parameters.md.
+        description: one line for `ros2 param describe` and docs/reference/parameters.md.
         minimum: smallest number allowed, inclusive.
         maximum: largest number allowed, inclusive.
         words: allowed words of a string; any string when empty.

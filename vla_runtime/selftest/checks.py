@@ -68,7 +68,7 @@ _COPIED = 12 << 20
 # Compute capabilities of Jetsons: TX1, TX2, Xavier, Orin, Thor under CUDA 12 and from 13 on.
 _TEGRA = frozenset({(5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0)})
 _TEGRA_AS_OTHERS = (13, 2)
-_PAGE = 'docs/jetson.md has the versions that go together'
+_PAGE = 'docs/howto/jetson.md has the versions that go together'
 _NOT_COMPARED = 'nothing was compared: the inference failed'
 _NUMBERS = 'the numbers are wrong on this machine: do not use this backend here, and report it'
 

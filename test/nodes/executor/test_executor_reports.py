@@ -110,7 +110,7 @@ def test_more_steps_than_a_chunk_has_are_refused_with_the_numbers(
 def test_a_value_of_the_wrong_type_is_refused_as_the_pages_say(bench: Reported) -> None:
     result = bench.graph.set_parameter(bench.node, 'request_timeout_s', 2)
     assert not result.successful
-    assert f'`{result.reason}`' in text_of('docs/troubleshooting.md')
+    assert f'`{result.reason}`' in text_of('docs/reference/messages.md')
 
 
 def test_start_answers_that_it_started(bench: Reported) -> None:
