@@ -363,7 +363,7 @@ def test_reset_begins_a_new_episode(executor):
 
 
 def test_requests_of_another_episode_begin_a_new_one(executor):
-    assert [executor.chunk(episode=1)[0].number for _ in range(2)] == [0, 1]
+    assert [executor.chunk(episode=1)[0][1].number for _ in range(2)] == [0, 1]
     (_, header), _ = executor.chunk(episode=2)
     assert (header.episode, header.number) == (2, 0)
 
