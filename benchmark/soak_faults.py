@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from soak_rig import Rig
 
 _MATCH_S = 5.0
+# `restart_after_outage_s`, with what a busy machine adds; a moved arm rests for so long (docs).
+_OUTAGE_S, _RESTS_S = 1.7, 2.0
 # What joins the graph: somebody who looks at images.
 _LISTENER = """
 import sys
@@ -218,6 +220,10 @@ def power_lost(rig: Rig, random: np.random.Generator) -> str:
     if guided:
         rig.robot.guide(_by_hand(rig, random, 0.6 * seconds), 0.6 * seconds)
     time.sleep(max(0.0, end_s - time.monotonic()))
+    if guided and seconds <= _OUTAGE_S:
+        # First states after a short outage may be wrong: the hold follows an arm that rests.
+        rig.robot.silent = False
+        time.sleep(_RESTS_S)
     rig.robot.power_on()
     _last(random, 0.5, 1.5)
     return f'for {seconds:.2f} s{", moved by hand" if guided else ""}{stopped}'
