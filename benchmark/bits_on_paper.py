@@ -27,7 +27,6 @@ import torch
 from export_memory import full_size
 from measurement import write_result
 from torch import Tensor
-from vla_runtime.performance.operation_counts import count_operations
 
 from vla_runtime.bundle.graph_facts import read_graph_facts
 from vla_runtime.bundle.onnx_files import (
@@ -46,6 +45,7 @@ from vla_runtime.export.onnx.quantised_products import Range
 from vla_runtime.export.onnx.weights import ONNX_TYPE, WeightFile
 from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.families.flow_network import empty_network
+from vla_runtime.families.operation_counts import count_operations
 from vla_runtime.family.declaration import distinct_image_sizes
 from vla_runtime.family.listing import find_family
 from vla_runtime.performance.devices import DEVICES, GIB

@@ -202,7 +202,8 @@ def _in_eight_bits(network: str, matrix: onnx.TensorProto) -> bool:
 
 def _in_four_bits(network: str, matrix: onnx.TensorProto) -> bool:
     """Return whether the product with a matrix is in 4 bits."""
-    return network == 'vision' or (network == 'prefix' and matrix.name.endswith(_OF_MLPS))
+    borne = network == 'vision' or (network == 'prefix' and matrix.name.endswith(_OF_MLPS))
+    return borne and _in_eight_bits(network, matrix)
 
 
 def _vision_feeds(cases: Sequence[Case], size: tuple[int, int]) -> Iterator[Feed]:
