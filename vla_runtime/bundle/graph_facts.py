@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import get_args
 
-from vla_runtime.bundle.onnx_files import GRAPHS_FILE, Precision
+from vla_runtime.bundle.onnx_files import FP4_ROUNDING, GRAPHS_FILE, Precision
 from vla_runtime.files.json_file import JsonMapping, read_json
 from vla_runtime.files.quotes import quoted
 
@@ -33,8 +33,11 @@ class GraphFacts:
 
     @property
     def int8_products(self) -> int:
-        """Number of products in int8: each widens a matrix of its own, beside rounded inputs."""
+        """Number of products in 8 or 4 bits: each widens a matrix, beside rounded inputs."""
         widened = self.operators.get('DequantizeLinear', 0)
+        if rounded := self.operators.get(FP4_ROUNDING, 0):
+            # Their scales are widened too.
+            return widened // 2 - rounded
         return widened - self.operators.get('QuantizeLinear', 0)
 
 
