@@ -40,13 +40,15 @@ REQUESTS = 6
 _ENCODING = ('tokens', 'images', 'vision', 'prefix')
 
 
-def stream(policy: Policy, looks: Sequence[Observation]) -> tuple[float, list[InferenceReport]]:
+def stream(
+    policy: Policy, looks: Sequence[Observation], settings: PolicySettings
+) -> tuple[float, list[InferenceReport]]:
     """Chunks a second from the first to the last of a stream, and their reports."""
     policy.reset()
     done: list[float] = []
     futures = []
     for observation in looks:
-        futures.append(policy.submit(observation))
+        futures.append(policy.submit(observation, settings=settings))
         futures[-1].add_done_callback(lambda _: done.append(perf_counter()))
     policy.drain()
     reports = [future.result()[1] for future in futures]
@@ -82,8 +84,8 @@ def measure(policy: Policy, rounds: int, threads: int) -> dict[str, list[float]]
         for name in in_turn(list(KINDS), round_):
             pipeline, times = KINDS[name]
             torch.set_num_threads(times * threads)
-            policy.settings = PolicySettings(pipeline=pipeline)
-            rate, reports = stream(policy, looks)
+            settings = PolicySettings(pipeline=pipeline)
+            rate, reports = stream(policy, looks, settings)
             overlapped = [report.overlap_ms > 0 for report in reports[1:]]
             assert all(overlapped) if pipeline == 'throughput' else not any(overlapped)
             # The first round warms up what the policy's own warm-up has not.

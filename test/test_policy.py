@@ -435,3 +435,18 @@ def test_the_report_can_be_written_as_json(policy):
     _, report = policy.infer(observation())
     plain = {**asdict(report), 'noise': report.noise.tolist()}
     assert json.loads(json.dumps(plain))['number'] == 0
+
+
+def test_settings_hold_for_the_inference_that_they_are_given_to(guided) -> None:
+    seen = observation()
+    plain, _ = guided.infer(seen, number=0)
+    other, report = guided.infer(seen, settings=replace(guided.settings, cfg_beta=2.0), number=0)
+    again, after = guided.infer(seen, number=0)
+    assert (report.beta, after.beta) == (2.0, 1.0)
+    assert np.array_equal(plain.normalised, again.normalised)
+    assert not np.array_equal(plain.normalised, other.normalised)
+
+
+def test_settings_that_a_policy_cannot_run_are_refused_with_the_inference(policy) -> None:
+    with pytest.raises(ValueError, match='cfg_beta'):
+        policy.infer(observation(), settings=replace(policy.settings, cfg_beta=2.0))

@@ -4,9 +4,8 @@ Invariants:
 - Same observation, settings, inference number and plan: same chunk, bit for bit.
 - An observation that is refused changes nothing: the next good one gives the same chunk as
   without it.
-- Settings take effect at the next inference, never within one.
-- One thread at a time calls `infer`, `submit` and `reset`; any thread may read or replace
-  `settings`.
+- Settings are an argument of an inference, and hold for the whole of it.
+- One thread at a time calls `infer`, `submit` and `reset`.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Policy:
     Args:
         bundle: the checked bundle.
         engine: networks of the bundle, loaded.
-        settings: live settings to begin with.
+        settings: settings of inferences that are given none.
 
     Attributes:
         backend, precision: names of the backend and of the precision in use, never `auto`; empty
@@ -88,7 +87,8 @@ class Policy:
         self._overlapped = False
         self._closed = False
         self._preparation = Preparation(self.spec, engine, self._builder, self._run_black)
-        self._settings = PolicySettings()
+        # Those that were checked last.
+        self._settings = self._checked = PolicySettings()
         self.settings = settings or PolicySettings()
 
     @classmethod
@@ -210,11 +210,12 @@ class Policy:
 
     @property
     def settings(self) -> PolicySettings:
+        """Settings of inferences that are given none."""
         return self._settings
 
     @settings.setter
     def settings(self, settings: PolicySettings) -> None:
-        """Replace the live settings.
+        """Replace them.
 
         Raises:
             ValueError: see `check`; the old settings stay.
@@ -235,6 +236,7 @@ class Policy:
         self,
         observation: Observation,
         *,
+        settings: PolicySettings | None = None,
         plan: CommittedPlan | None = None,
         noise: np.ndarray | None = None,
         number: int | None = None,
@@ -244,6 +246,7 @@ class Policy:
 
         Args:
             observation: one look at the robot.
+            settings: None: those of `settings`.
             plan: actions that the executor will still execute; the chunk is tied to them.
             noise: (H, A) float32 to denoise from, (N, H, A) with N samples; None: made from
                 seed and inference number.
@@ -254,13 +257,14 @@ class Policy:
             ValueError: anything that does not fit the bundle; nothing has changed then.
         """
         return self.submit(
-            observation, plan=plan, noise=noise, number=number, on_step=on_step
+            observation, settings=settings, plan=plan, noise=noise, number=number, on_step=on_step
         ).result()
 
     def submit(
         self,
         observation: Observation,
         *,
+        settings: PolicySettings | None = None,
         plan: CommittedPlan | None = None,
         noise: np.ndarray | None = None,
         number: int | None = None,
@@ -277,7 +281,12 @@ class Policy:
         which cannot be cancelled.
         """
         self._require_open()
-        clock, settings = PhaseClock(), self._settings
+        clock = PhaseClock()
+        if settings is None:
+            settings = self._settings
+        elif settings != self._checked:
+            self.check(settings)
+            self._checked = settings
         number = self._number if number is None else number
         request = self._builder.build(
             observation, settings, number, plan=plan, noise=noise, clock=clock

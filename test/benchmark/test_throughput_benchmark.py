@@ -24,9 +24,11 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
 
 @pytest.mark.parametrize('pipeline', ['latency', 'throughput'])
 def test_a_stream_is_all_new_and_in_order(policy: Policy, pipeline: str) -> None:
-    policy.settings = replace(PolicySettings(), pipeline=pipeline)  # type: ignore[arg-type]
+    settings = replace(PolicySettings(), pipeline=pipeline)  # type: ignore[arg-type]
     for _ in range(2):
-        rate, reports = throughput.stream(policy, [observation(seed) for seed in range(4)])
+        rate, reports = throughput.stream(
+            policy, [observation(seed) for seed in range(4)], settings
+        )
         assert rate > 0
         assert [report.number for report in reports] == [0, 1, 2, 3]
         assert {report.pipeline for report in reports} == {pipeline}
@@ -34,9 +36,8 @@ def test_a_stream_is_all_new_and_in_order(policy: Policy, pipeline: str) -> None
 
 
 def test_a_stream_that_finds_something_in_the_cache_is_no_measurement(policy: Policy) -> None:
-    policy.settings = PolicySettings()
     with pytest.raises(AssertionError):
-        throughput.stream(policy, [observation(0), observation(0)])
+        throughput.stream(policy, [observation(0), observation(0)], PolicySettings())
 
 
 def test_two_halves_at_a_time_are_as_fast_as_the_longer_one() -> None:
@@ -48,8 +49,9 @@ def test_two_halves_at_a_time_are_as_fast_as_the_longer_one() -> None:
 
 
 def test_encoding_is_all_that_comes_before_the_denoising(policy: Policy) -> None:
-    policy.settings = PolicySettings()
-    _, reports = throughput.stream(policy, [observation(seed) for seed in range(2)])
+    _, reports = throughput.stream(
+        policy, [observation(seed) for seed in range(2)], PolicySettings()
+    )
     encoding, denoising = throughput.halves(reports)
     inside = sum(r.milliseconds['total'] - r.milliseconds['actions'] for r in reports) / 2
     assert encoding + denoising == pytest.approx(inside)

@@ -69,9 +69,9 @@ def test_every_setup_is_measured_with_what_it_says(bundle, monkeypatch):
     def noted(policy, spec, kinds, rounds):
         infer = policy.infer
 
-        def infer_noted(observation):
-            chunk, report = infer(observation)
-            rows = 2 if policy.settings.cfg_enabled else 1
+        def infer_noted(observation, settings):
+            chunk, report = infer(observation, settings=settings)
+            rows = 2 if settings.guided else 1
             setup = Setup(report.runs['vision'], report.denoise_steps, rows, report.samples)
             seen.append(setup)
             return chunk, report

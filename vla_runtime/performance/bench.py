@@ -292,11 +292,9 @@ def measure_kinds(
     samples: dict[str, dict[str, list[float]]] = {kind.name: {} for kind in kinds}
     for round_ in rounds:
         for kind in kinds:
-            if kind.settings is not None:
-                policy.settings = kind.settings
             for name in names[: kind.new_views]:
                 images[name] = random.integers(0, 256, shapes[name], dtype=np.uint8)
-            _, report = policy.infer(look(spec, dict(images)))
+            _, report = policy.infer(look(spec, dict(images)), settings=kind.settings)
             _check_kind(kind, report)
             if round_ >= WARM_UP:
                 for phase, value in report.milliseconds.items():

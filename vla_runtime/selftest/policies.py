@@ -102,19 +102,17 @@ def read_policy(folder: Path, name: str) -> tuple[Bundle, dict[str, np.ndarray]]
 def infer_cases(policy: Policy) -> dict[str, np.ndarray]:
     """Infer on two inputs, plain and guided; return the chunks, (horizon, actions) each, by case.
 
-    The plain settings are left in force. A policy without advantage tags has no guided cases.
+    A policy without advantage tags has no guided cases.
     """
-    plain = policy.settings
     chunks = {}
     for name, beta in _BETAS.items():
         if beta != 1.0 and policy.spec.advantage is None:
             continue
-        policy.settings = replace(plain, cfg_beta=beta)
+        settings = replace(policy.settings, cfg_beta=beta)
         policy.reset()
         for seed in _SEEDS:
-            chunk, _ = policy.infer(_observation(policy, seed))
+            chunk, _ = policy.infer(_observation(policy, seed), settings=settings)
             chunks[f'{name}_{seed}'] = np.asarray(chunk.actions)
-    policy.settings = plain
     return chunks
 
 

@@ -35,11 +35,13 @@ def observe(world: Tabletop, instruction: str) -> Observation:
     )
 
 
-def policy_chunk(policy: Policy) -> Callable[[Tabletop, Task], np.ndarray]:
+def policy_chunk(
+    policy: Policy, settings: PolicySettings | None = None
+) -> Callable[[Tabletop, Task], np.ndarray]:
     """The policy as `run_episode` wants it: (horizon, 6) setpoints in the tabletop's order."""
 
     def chunk(world: Tabletop, task: Task) -> np.ndarray:
-        actions, _ = policy.infer(observe(world, task.instruction))
+        actions, _ = policy.infer(observe(world, task.instruction), settings=settings)
         return actions.actions[:, [actions.names.index(name) for name in world.joint_names]]
 
     return chunk
@@ -62,12 +64,13 @@ def run_seeds(
     colours: Sequence[Colour] = COLOURS,
 ) -> list[Outcome]:
     """One episode a seed; scene, task and the policy's noise are functions of the seed."""
-    outcomes, chunk = [], policy_chunk(policy)
+    outcomes = []
     for seed in seeds:
         state = world.reset(seed, variant)
         rng = np.random.default_rng([seed, 100])
         task = sample_task(rng, state.block_m, family, wording, colours)
         policy.reset()
-        policy.settings = replace(policy.settings, seed=noise_seed(policy, seed))
+        settings = replace(policy.settings, seed=noise_seed(policy, seed))
+        chunk = policy_chunk(policy, settings)
         outcomes.append(run_episode(world, task, chunk, replan_steps))
     return outcomes

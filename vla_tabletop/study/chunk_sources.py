@@ -61,6 +61,7 @@ class PolicySource:
         self.cache_use = CacheUse()
         self._image_blind = False
         self._first_images: Mapping[str, np.ndarray | None] | None = None
+        self.settings = self._policy.settings
 
     def begin(self, condition: Condition, seed: int) -> None:
         self._policy.reset()
@@ -76,7 +77,7 @@ class PolicySource:
         )
         if condition.beta is not None:
             settings = replace(settings, cfg_beta=condition.beta)
-        self._policy.settings = settings
+        self.settings = settings
 
     def chunk(
         self, world: Tabletop, observation: Observation, plan: CommittedPlan | None
@@ -86,7 +87,7 @@ class PolicySource:
             # their tokens.
             self._first_images = self._first_images or observation.images
             observation = replace(observation, images=self._first_images)
-        chunk, report = self._policy.infer(observation, plan=plan)
+        chunk, report = self._policy.infer(observation, settings=self.settings, plan=plan)
         self.cache_use += cache_use_of(report.cache)
         return chunk, report.rtc_mode != 'off'
 

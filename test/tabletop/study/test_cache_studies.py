@@ -85,8 +85,8 @@ def test_bounded_reuses_so_often_in_a_row(world, source):
 def test_prompt_rows_run_as_the_condition_says(world, source):
     for mode in ('fused', 'serial'):
         source.begin(replace(BASE, beta=2.0, cfg_mode=mode), 0)
-        settings = source._policy.settings
-        assert (settings.cfg_enabled, settings.cfg_beta, settings.cfg_mode) == (True, 2.0, mode)
+        settings = source.settings
+        assert settings.guided and (settings.cfg_beta, settings.cfg_mode) == (2.0, mode)
 
 
 @pytest.mark.parametrize(

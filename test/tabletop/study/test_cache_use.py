@@ -157,7 +157,7 @@ def test_what_may_change_is_the_conditions(world, source):
             cache_max_state_bins=bins,
         )
         source.begin(condition, 0)
-        policy = source._policy.settings.cache
+        policy = source.settings.cache
         assert (policy.max_image_change, policy.max_state_bins) == expected
         assert policy.max_reuses == 3
 

@@ -86,7 +86,7 @@ class RobotPolicy:
         Args:
             observation: one look at the robot, its state in policy units.
             plan: the executor's request.
-            settings: settings in force for this inference and those after it.
+            settings: settings of this inference.
             stamp_ns: ROS time of the observation.
             number: inference number; None: the next one.
 
@@ -105,9 +105,8 @@ class RobotPolicy:
         )
         aligned = self._written_like(observation.state, aligned)
         step = step_of_row_0(plan, stamp_ns=stamp_ns, step_time_s=spec.step_time_s)
-        self.policy.settings = settings
         inferred = self.policy.submit(
-            observation, plan=self._in_policy_units(aligned), number=number
+            observation, settings=settings, plan=self._in_policy_units(aligned), number=number
         )
 
         def convert(inference: Inference) -> RobotInference:
