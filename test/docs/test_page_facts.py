@@ -252,6 +252,19 @@ def test_python_files_that_a_page_names_exist(page: str) -> None:
     assert {name for name in named if not any(file.endswith(f'/{name}') for file in files)} == set()
 
 
+def test_files_of_the_architecture_page_are_in_the_rooms_that_it_names() -> None:
+    """Cells name a file by its path, or a folder and files in it."""
+    table = prose('docs/explanation/architecture.md').partition('## Where is it?')[2]
+    rows = re.findall(r'^\| [^|]+ \| (`.*) \|$', table.partition('## ')[0], re.MULTILINE)
+    groups = [group for row in rows for group in row.split('; ')]
+    paths = []
+    for group in groups:
+        folder, _, names = group.rpartition(': ')
+        paths += [f'{folder.strip("`")}{name}' for name in quoted(names)]
+    assert len(paths) > 80
+    assert [path for path in paths if not (PACKAGE / path).is_file()] == []
+
+
 def source_files() -> list[Path]:
     folders = ('vla_runtime', 'vla_tabletop', 'benchmark', 'docs', 'launch', 'test')
     return [path for folder in folders for path in (ROOT / folder).rglob('*.py')]
