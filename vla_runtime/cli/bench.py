@@ -78,8 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--precision',
         choices=[AUTO, *PRECISIONS],
         default=AUTO,
-        help="of the large matrices (default: auto, the fastest that the bundle's receipt "
-        'vouches for)',
+        help="of the large matrices (default: auto, the fastest that passed, by the bundle's "
+        'receipt)',
     )
     parser.add_argument(
         '--views', type=at_least(1), metavar='V', help='cameras that see something (default: all)'

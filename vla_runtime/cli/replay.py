@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--page',
         type=output_file,
         metavar='FILE',
-        help='write an HTML page: chunks over the images that they saw, latency, holds, seams',
+        help='write an HTML page: chunks over the images that they saw, latency, holds, hand-overs',
     )
     parser.add_argument(
         '--out',

@@ -59,7 +59,7 @@ class PolicySettings:
     )
     rtc_mode: RtcMode = setting(
         'off',
-        'how real_time_chunking ties a chunk to the committed plan: guided draws it there, '
+        'how real_time_chunking conditions a chunk on the committed plan: guided draws it there, '
         "jacobian draws it through the network's Jacobian (backend torch), hard_prefix fixes its "
         'first actions',
     )
@@ -71,7 +71,7 @@ class PolicySettings:
     max_guidance_weight: float = setting(
         10.0,
         'largest weight with which real_time_chunking draws a chunk to the committed plan '
-        '(rtc_mode guided and jacobian); 0.0: none, no chunk is tied; cfg_beta is another scale',
+        '(rtc_mode guided and jacobian); 0.0: none; cfg_beta is another scale',
         0.0,
         100.0,
     )

@@ -35,8 +35,8 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec(
         'precision',
         AUTO,
-        "number format of the networks' large matrices; auto: the fastest here that the bundle's "
-        'receipt vouches for',
+        "number format of the networks' large matrices; auto: the fastest here that passed, by the "
+        "bundle's receipt",
         words=(AUTO, *PRECISIONS),
         read_only=True,
     ),

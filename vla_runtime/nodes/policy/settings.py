@@ -42,7 +42,7 @@ def live_settings() -> Mapping[str, Setting]:
             rows[RTC_SWITCH] = Setting(
                 RTC_SWITCH,
                 row.default != 'off',
-                "tie each chunk to the executor's committed plan, in the way of rtc_mode",
+                "condition each chunk on the executor's committed plan, in the way of rtc_mode",
             )
             ways = tuple(word for word in row.words if word != 'off')
             # Ready for the switch, which is off by default.
