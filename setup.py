@@ -65,9 +65,13 @@ setup(
     python_requires='>=3.10,<3.13',
     packages=find_packages(include=[PACKAGE, f'{PACKAGE}.*', TABLETOP, f'{TABLETOP}.*']),
     package_data={
-        f'{PACKAGE}.replay': ['*.css', '*.js'],
+        f'{PACKAGE}.pages': ['*.css', '*.j2'],
+        f'{PACKAGE}.performance': ['*.j2'],
+        f'{PACKAGE}.replay': ['*.js', '*.j2'],
         f'{PACKAGE}.selftest': ['*.tar.xz'],
+        f'{TABLETOP}.demo': ['*.j2'],
         f'{TABLETOP}.sim': ['*.xml'],
+        f'{TABLETOP}.study': ['*.j2'],
     },
     data_files=[
         ('share/ament_index/resource_index/packages', [f'resource/{PACKAGE}']),
@@ -86,6 +90,7 @@ setup(
     # ROS 2 itself (rclpy and messages) is not named: it comes with the sourced installation, or
     # from requirements/wheels.txt.
     install_requires=[
+        'jinja2>=3.0',
         'numpy>=1.26',
         'opencv-python-headless>=4.8',
         'pillow>=9',

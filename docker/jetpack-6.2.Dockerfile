@@ -31,7 +31,7 @@ RUN python3 -m pip install --no-cache-dir \
         -c src/vla_runtime/requirements/versions.txt \
         -c src/vla_runtime/requirements/sourced-ros.txt \
         'cuda-bindings==12.9.*' opencv-python-headless safetensors sentencepiece tokenizers rosbags \
-        pillow tqdm transforms3d \
+        pillow tqdm transforms3d jinja2 \
     && python3 -c 'import cv2, numpy; print(numpy.__version__)' \
     && python3 -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("tensorrt") and "the image has no Python package tensorrt: apt-get install python3-libnvinfer")'
 

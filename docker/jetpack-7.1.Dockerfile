@@ -38,7 +38,7 @@ RUN for package in numpy opencv-python opencv-python-headless opencv; do \
         -c src/vla_runtime/requirements/versions.txt \
         -c src/vla_runtime/requirements/sourced-ros.txt \
         'cuda-bindings==13.*' opencv-python-headless safetensors sentencepiece tokenizers rosbags \
-        pillow tqdm transforms3d \
+        pillow tqdm transforms3d jinja2 \
     && python3 -c 'import cv2, numpy, torch; torch.ones(2).numpy(); print(numpy.__version__)' \
     && python3 -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("tensorrt") and "the image has no Python package tensorrt: give another BASE")'
 

@@ -47,6 +47,7 @@ ROOMS = (
     'messages',
     'recording',
     'processes',
+    'pages',
     'types',
     'files',
     # The version.

@@ -252,6 +252,6 @@ def test_plot_writes_a_page_with_measurement_and_paper(bundle, tmp_path, capsys,
     measured = axes['steps'][0]['measured_ms']['hit']['median']
     assert f'<td>{measured:.3g}</td>' in text
     for device in DEVICES.values():
-        assert f'<td>{device.name}</td>' in text
+        assert f'<td class="name">{device.name}</td>' in text
     # Nothing is fetched: names of formats are no links.
     assert not re.search(r'(src|href)="http', text)

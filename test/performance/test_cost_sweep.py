@@ -13,7 +13,7 @@ from vla_runtime.families.operation_counts import count_operations, counts_of
 from vla_runtime.family.listing import performance_figures, preset
 from vla_runtime.performance import bench, cost_sweep
 from vla_runtime.performance.bench import BenchOptions
-from vla_runtime.performance.cost_page import _published_table
+from vla_runtime.performance.cost_page import cost_page
 from vla_runtime.performance.cost_sweep import (
     KINDS,
     Setup,
@@ -159,8 +159,20 @@ def test_sizes_whose_kernels_were_counted_have_predictions_which_the_page_shows(
     wanted = predicted_ms(floors, kernels, views=dims.cameras, steps=10)
     for kind in KINDS:
         assert found['pi05, triton']['thor'][kind] == pytest.approx(wanted[kind])
-    page = _published_table({'published': published, 'predicted': found})
+    figures = {
+        'policy': 'one',
+        'backend': 'torch',
+        'precision': 'float32',
+        'device_name': 'a device',
+        **dict.fromkeys(('threads', 'views', 'rows', 'steps', 'repeats'), 1),
+        'rates': None,
+        'cost': {'axes': {}, 'notes': []},
+        'published': published,
+        'predicted': found,
+    }
+    page = cost_page({'figures': figures, 'command': 'bench', 'date': 'today'})
     assert '<th>pi05, triton</th>' in page and 'predicted</h2>' in page
+    assert page.count(f'<td class="name">{DEVICES["thor"].name}</td>') == 2
 
 
 def test_a_policy_is_closed_when_an_inference_fails(bundle, monkeypatch):

@@ -7,7 +7,6 @@ and the replayed chunk, latency, ages and cache; and the seams and holds in betw
 from __future__ import annotations
 
 import base64
-import html
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,11 +15,10 @@ from typing import Any
 import cv2
 import numpy as np
 
-from vla_runtime import __version__
 from vla_runtime.files.atomic_write import write_text
-from vla_runtime.files.html_page import html_page
 from vla_runtime.messages.images import to_rgb
 from vla_runtime.nodes.policy.description import PolicyDescription
+from vla_runtime.pages.page import render
 from vla_runtime.recording.topics import is_topic
 from vla_runtime.replay.events import Events
 from vla_runtime.replay.frames import SkippedInference
@@ -130,32 +128,13 @@ class ReplayPage:
 
 
 def _page(summary: ReplaySummary, data: dict[str, Any]) -> str:
-    title = f'Replay of {Path(summary.recording).name}'
-    # A text in it must not end the script.
-    embedded = json.dumps(data, allow_nan=False).replace('<', '\\u003c')
-    body = (
-        f'<h1>{html.escape(title)}</h1>\n'
-        f'<pre>{html.escape(chr(10).join(summary.lines()))}</pre>\n'
-        '<h2>Over time</h2>\n<p class="note">Latency of each inference, recorded and replayed; '
-        'grey lines are hand-overs, orange ones came late, bands are holds. Choose an inference '
-        'with the slider, the arrow keys or a click.</p>\n'
-        '<div id="time"></div>\n'
-        '<input id="at" type="range" min="0" value="0" step="1" aria-label="inference">\n'
-        '<div id="facts"></div>\n<div id="images"></div>\n'
-        '<h2>Chunk</h2>\n<p class="note">Recorded (line) and replayed (dots), by step ahead.</p>\n'
-        '<div id="joints"></div>\n'
-        '<h2>Age of what each inference saw</h2>\n<div id="ages"></div>\n'
-        '<h2>Holds</h2>\n<div class="scroll" id="holds"></div>\n'
-        '<h2>Seams</h2>\n<div class="scroll" id="seams"></div>\n'
-        f'<p class="note">vla_runtime {__version__}</p>\n'
-        f'<script id="data" type="application/json">{embedded}</script>\n'
-        f'<script>{_resource("page.js")}</script>'
+    return render(
+        Path(__file__).with_name('page.html.j2'),
+        title=f'Replay of {Path(summary.recording).name}',
+        lines=summary.lines(),
+        # A text in it must not end the script.
+        data=json.dumps(data, allow_nan=False).replace('<', '\\u003c'),
     )
-    return html_page(title, _resource('page.css'), body)
-
-
-def _resource(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding='utf-8')
 
 
 def _rows(chunk: ActionChunk | None, joints: Iterable[str]) -> list[list[float | None]] | None:

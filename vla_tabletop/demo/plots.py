@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vla_runtime.files.html_page import inline_svg
+from vla_runtime.pages.plot import svg_plot
 from vla_tabletop.demo.telemetry import Attempt, Series, Telemetry
 
 _MEASURED, _COMMANDED, _SEAM, _LATE = '#1f6f8b', '#d1495b', '#b8b8b8', '#e09f3e'
@@ -44,8 +44,9 @@ class Sheet:
     width: float
     columns: int
 
-    def figure(self, height: float) -> Figure:
-        return Figure(figsize=(self.width, height), layout='constrained')
+    def plot(self, draw: Callable[[Figure], None], height: float) -> str:
+        """Draw a figure so many inches high, as SVG text."""
+        return svg_plot(draw, self.width, height, font_size=10.0)
 
 
 WIDE = Sheet(12.0, 7)
@@ -65,26 +66,28 @@ def joints(
         sheet: size.
     """
     rows = max(len(units), 1)
-    figure = sheet.figure(1.7 * rows + 0.7)
-    axes = figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
-    for axis, (name, unit) in zip(axes, units.items(), strict=False):
-        for seam in telemetry.seams:
-            colour = _LATE if seam.late else _SEAM
-            axis.axvline(_seconds(seam.time_ns, start_ns), color=colour, linewidth=0.5)
-        for kept, colour, label, width in (
-            (telemetry.measured, _MEASURED, 'measured', 1.4),
-            (telemetry.commanded, _COMMANDED, 'commanded', 0.9),
-        ):
-            _curve(axis, kept.get(name), start_ns, colour, label, width, telemetry.resets)
-        _attempts(axis, telemetry.attempts, start_ns)
-        _resets(axis, telemetry, start_ns)
-        axis.set_ylabel(f'{name}, {unit}')
-        axis.margins(x=0.01)
-    if telemetry.measured or telemetry.commanded:
-        axes[0].legend(title='position', ncols=3, **_ABOVE)
-    axes[-1].set_xlabel('time, s')
-    axes[-1].set_xlim(left=0.0)
-    return inline_svg(figure)
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
+        for axis, (name, unit) in zip(axes, units.items(), strict=False):
+            for seam in telemetry.seams:
+                colour = _LATE if seam.late else _SEAM
+                axis.axvline(_seconds(seam.time_ns, start_ns), color=colour, linewidth=0.5)
+            for kept, colour, label, width in (
+                (telemetry.measured, _MEASURED, 'measured', 1.4),
+                (telemetry.commanded, _COMMANDED, 'commanded', 0.9),
+            ):
+                _curve(axis, kept.get(name), start_ns, colour, label, width, telemetry.resets)
+            _attempts(axis, telemetry.attempts, start_ns)
+            _resets(axis, telemetry, start_ns)
+            axis.set_ylabel(f'{name}, {unit}')
+            axis.margins(x=0.01)
+        if telemetry.measured or telemetry.commanded:
+            axes[0].legend(title='position', ncols=3, **_ABOVE)
+        axes[-1].set_xlabel('time, s')
+        axes[-1].set_xlim(left=0.0)
+
+    return sheet.plot(draw, 1.7 * rows + 0.7)
 
 
 def tracking(
@@ -92,22 +95,24 @@ def tracking(
 ) -> str:
     """Plot how far each joint is from the newest command; a panel for each unit."""
     kinds = list(dict.fromkeys(units.values())) or ['']
-    figure = sheet.figure(2.4 * len(kinds) + 0.4)
-    axes = figure.subplots(len(kinds), 1, sharex=True, squeeze=False)[:, 0]
-    for axis, kind in zip(axes, kinds, strict=True):
-        for name in (name for name, unit in units.items() if unit == kind):
-            times_ns, errors = tracking_error(telemetry, name)
-            if len(times_ns):
-                times, values = plotted_curve((times_ns - start_ns) * 1e-9, errors)
-                axis.plot(times, values, linewidth=0.9, label=name)
-        _resets(axis, telemetry, start_ns)
-        if axis.get_legend_handles_labels()[0]:
-            axis.legend(title='joint', ncols=sheet.columns, **_ABOVE)
-        axis.set_ylabel(f'error, {kind}')
-        axis.margins(x=0.01)
-    axes[-1].set_xlabel('time, s')
-    axes[-1].set_xlim(left=0.0)
-    return inline_svg(figure)
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots(len(kinds), 1, sharex=True, squeeze=False)[:, 0]
+        for axis, kind in zip(axes, kinds, strict=True):
+            for name in (name for name, unit in units.items() if unit == kind):
+                times_ns, errors = tracking_error(telemetry, name)
+                if len(times_ns):
+                    times, values = plotted_curve((times_ns - start_ns) * 1e-9, errors)
+                    axis.plot(times, values, linewidth=0.9, label=name)
+            _resets(axis, telemetry, start_ns)
+            if axis.get_legend_handles_labels()[0]:
+                axis.legend(title='joint', ncols=sheet.columns, **_ABOVE)
+            axis.set_ylabel(f'error, {kind}')
+            axis.margins(x=0.01)
+        axes[-1].set_xlabel('time, s')
+        axes[-1].set_xlim(left=0.0)
+
+    return sheet.plot(draw, 2.4 * len(kinds) + 0.4)
 
 
 def tracking_error(telemetry: Telemetry, joint: str) -> tuple[np.ndarray, np.ndarray]:
@@ -136,33 +141,35 @@ def tracking_error(telemetry: Telemetry, joint: str) -> tuple[np.ndarray, np.nda
 
 def latency(telemetry: Telemetry, start_ns: int, sheet: Sheet = WIDE) -> str:
     """Milliseconds of every inference, phase upon phase, and what the node adds."""
-    figure = sheet.figure(3.2)
-    axis = figure.subplots()
-    inferences = telemetry.inferences
-    times = [_seconds(one.time_ns, start_ns) for one in inferences]
-    base = np.zeros(len(inferences))
-    phases = [
-        phase
-        for phase in ('tokens', 'images', 'vision', 'prefix', 'denoise', 'actions')
-        if any(phase in one.milliseconds for one in inferences)
-    ]
-    for phase in phases:
-        part = np.array([one.milliseconds.get(phase, 0.0) for one in inferences])
-        axis.bar(times, part, bottom=base, width=0.12, label=phase)
-        base += part
-    axis.plot(
-        times,
-        [one.overhead_ms for one in inferences],
-        '.',
-        color='black',
-        markersize=4,
-        label='node, on top',
-    )
-    if phases:
-        axis.legend(title='phase', ncols=sheet.columns, **_ABOVE)
-    axis.set_xlabel('time, s')
-    axis.set_ylabel('duration, ms')
-    return inline_svg(figure)
+
+    def draw(figure: Figure) -> None:
+        axis = figure.subplots()
+        inferences = telemetry.inferences
+        times = [_seconds(one.time_ns, start_ns) for one in inferences]
+        base = np.zeros(len(inferences))
+        phases = [
+            phase
+            for phase in ('tokens', 'images', 'vision', 'prefix', 'denoise', 'actions')
+            if any(phase in one.milliseconds for one in inferences)
+        ]
+        for phase in phases:
+            part = np.array([one.milliseconds.get(phase, 0.0) for one in inferences])
+            axis.bar(times, part, bottom=base, width=0.12, label=phase)
+            base += part
+        axis.plot(
+            times,
+            [one.overhead_ms for one in inferences],
+            '.',
+            color='black',
+            markersize=4,
+            label='node, on top',
+        )
+        if phases:
+            axis.legend(title='phase', ncols=sheet.columns, **_ABOVE)
+        axis.set_xlabel('time, s')
+        axis.set_ylabel('duration, ms')
+
+    return sheet.plot(draw, 3.2)
 
 
 def ages(telemetry: Telemetry, start_ns: int, sheet: Sheet = WIDE) -> str:
@@ -172,32 +179,38 @@ def ages(telemetry: Telemetry, start_ns: int, sheet: Sheet = WIDE) -> str:
     """
     sources = sorted({name for one in telemetry.inferences for name in one.ages_ms})
     rows = max(len(sources), 1)
-    figure = sheet.figure(1.3 * rows + 0.6)
-    axes = figure.subplots(rows, 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-    for axis, source in zip(axes, sources, strict=False):
-        having = [one for one in telemetry.inferences if source in one.ages_ms]
-        times, values = plotted_curve(
-            np.array([_seconds(one.time_ns, start_ns) for one in having]),
-            np.array([one.ages_ms[source] for one in having]),
-        )
-        axis.plot(times, values, '.-', color=_MEASURED, linewidth=0.6, markersize=4)
-        axis.set_ylabel(f'{source}, ms')
-    axes[-1].set_xlabel('time, s')
-    axes[-1].set_ylim(bottom=0.0)
-    return inline_svg(figure)
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots(rows, 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+        for axis, source in zip(axes, sources, strict=False):
+            having = [one for one in telemetry.inferences if source in one.ages_ms]
+            times, values = plotted_curve(
+                np.array([_seconds(one.time_ns, start_ns) for one in having]),
+                np.array([one.ages_ms[source] for one in having]),
+            )
+            axis.plot(times, values, '.-', color=_MEASURED, linewidth=0.6, markersize=4)
+            axis.set_ylabel(f'{source}, ms')
+        axes[-1].set_xlabel('time, s')
+        axes[-1].set_ylim(bottom=0.0)
+
+    return sheet.plot(draw, 1.3 * rows + 0.6)
 
 
 def ticks(telemetry: Telemetry, start_ns: int, sheet: Sheet = WIDE) -> str:
     """Lateness of the control loop over time."""
-    figure = sheet.figure(2.4)
-    axis = figure.subplots()
-    _curve(axis, telemetry.tick_p99_ms, start_ns, _MEASURED, 'p99 of the newest 1024 ticks', 1.2)
-    if telemetry.tick_p99_ms.times_ns:
-        axis.legend(title='lateness', ncols=1, **_ABOVE)
-    axis.set_xlabel('time, s')
-    axis.set_ylabel('late, ms')
-    axis.set_ylim(bottom=0.0)
-    return inline_svg(figure)
+
+    def draw(figure: Figure) -> None:
+        axis = figure.subplots()
+        _curve(
+            axis, telemetry.tick_p99_ms, start_ns, _MEASURED, 'p99 of the newest 1024 ticks', 1.2
+        )
+        if telemetry.tick_p99_ms.times_ns:
+            axis.legend(title='lateness', ncols=1, **_ABOVE)
+        axis.set_xlabel('time, s')
+        axis.set_ylabel('late, ms')
+        axis.set_ylim(bottom=0.0)
+
+    return sheet.plot(draw, 2.4)
 
 
 def _attempts(axis: Axes, attempts: Sequence[Attempt], start_ns: int) -> None:

@@ -3,44 +3,21 @@
 from __future__ import annotations
 
 import base64
-import html
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vla_runtime import __version__
 from vla_runtime.execution.command import ChunkRefusal
 from vla_runtime.files.atomic_write import write_text
-from vla_runtime.files.html_page import html_page
+from vla_runtime.pages.page import render
 from vla_runtime.recording.image_modes import IMAGE_RATE_HZ, JPEG_QUALITY, ImageMode
 from vla_tabletop.demo import plots
 from vla_tabletop.demo.refusals import MEANINGS, in_order
 from vla_tabletop.demo.telemetry import Attempt, Telemetry, Thumbnail
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem;
-       color: #1d1d1f; overflow-wrap: break-word; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-h3 { font-size: .95rem; margin: 1.2rem 0 .4rem; }
-table { border-collapse: collapse; } td, th { text-align: left; padding: .2rem .9rem .2rem 0;
-       border-bottom: 1px solid #e4e4e7; vertical-align: top; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; }
-.row { display: flex; flex-wrap: wrap; gap: .8rem; align-items: flex-start; }
-figure { margin: 0; width: 12.5rem; } figure img { width: 100%; display: block; }
-figcaption { font-size: .8rem; color: #55555a; }
-.scroll { overflow-x: auto; } .plot svg { width: 100%; height: auto; } .narrow { display: none; }
-pre { background: #f4f4f5; padding: .8rem; overflow-x: auto; }
-.success { color: #2d7a46; } .failed { color: #b3283b; }
-@media (max-width: 44rem) {
-  .wide { display: none; } .narrow { display: block; }
-  table { font-size: .85rem; } td, th { padding-right: .5rem; }
-  td { overflow-wrap: anywhere; } td.number, td.success, td.failed { overflow-wrap: normal; }
-  td.seed { overflow-wrap: anywhere; min-width: 4rem; }
-  figure { width: calc(50% - .4rem); }
-}
-"""
+_TEMPLATE = Path(__file__).with_name('report.html.j2')
 _PHASES = ('tokens', 'images', 'vision', 'prefix', 'denoise', 'actions', 'total')
 
 _REDUCED = (
@@ -76,43 +53,26 @@ def write_report(
         images: frames that the bag has.
     """
     start_ns = _start_ns(telemetry)
-    parts = [
-        f'<h1>vla_runtime demo: {telemetry.score}</h1>',
-        f'<p class="failed"><b>Ended early.</b></p><pre>{html.escape(failure)}</pre>'
-        if failure
-        else '',
-        _table({**facts, **_summary(telemetry, joint_units)}),
-        _refused(telemetry),
-        '<h2>Instructions</h2><p>Whether one was carried out is decided by the state of the '
-        'simulator, within a time limit.</p>',
-        _attempts(telemetry.attempts, start_ns),
-        '<h2>Joints: commanded and measured</h2><p>A grey line is a hand-over from one chunk to '
-        'the next, an orange one a chunk that came late. Green bands: an instruction that was '
-        'completed, red ones: one that was not. A dotted line: the simulator was reset, which puts '
-        'the arm elsewhere without a motion.</p>',
-        _plot(lambda sheet: plots.joints(telemetry, joint_units, start_ns, sheet)),
-        '<h2>Tracking error</h2><p>The measured position less the newest command, while there is '
-        'one.</p>',
-        _plot(lambda sheet: plots.tracking(telemetry, joint_units, start_ns, sheet)),
-        '<h2>Latency of each inference, by phase</h2>',
-        _plot(lambda sheet: plots.latency(telemetry, start_ns, sheet)),
-        _phases(telemetry),
-        '<h2>Age of what each inference saw</h2>',
-        _plot(lambda sheet: plots.ages(telemetry, start_ns, sheet)),
-        '<h2>Control loop</h2>',
-        _plot(lambda sheet: plots.ticks(telemetry, start_ns, sheet)),
-        f'<h2>What the cameras saw</h2><p>{_IMAGES[images]}</p>',
-        _thumbnails(telemetry, start_ns),
-        _problems(telemetry.problems),
-        '<h2>Parameters</h2>',
-        *(
-            f'<details><summary>{html.escape(node)}</summary>{_table(values)}</details>'
-            for node, values in parameters.items()
-        ),
-    ]
-    body = '\n'.join(part for part in parts if part)
-    body += f'\n<p>vla_runtime {__version__}</p>'
-    write_text(path, html_page('vla_runtime demo', _STYLE, body))
+    page = render(
+        _TEMPLATE,
+        title=f'vla_runtime demo: {telemetry.score}',
+        failure=failure,
+        facts={**facts, **_summary(telemetry, joint_units)},
+        refused=_refused(telemetry),
+        refusals=telemetry.refusals,
+        attempts=[_attempt(attempt, start_ns) for attempt in telemetry.attempts],
+        joints=_plot(lambda sheet: plots.joints(telemetry, joint_units, start_ns, sheet)),
+        tracking=_plot(lambda sheet: plots.tracking(telemetry, joint_units, start_ns, sheet)),
+        latency=_plot(lambda sheet: plots.latency(telemetry, start_ns, sheet)),
+        phases=_phases(telemetry),
+        ages=_plot(lambda sheet: plots.ages(telemetry, start_ns, sheet)),
+        ticks=_plot(lambda sheet: plots.ticks(telemetry, start_ns, sheet)),
+        images=_IMAGES[images],
+        pictures=_pictures(telemetry, start_ns),
+        problems=telemetry.problems,
+        parameters=parameters,
+    )
+    write_text(path, page)
 
 
 def _start_ns(telemetry: Telemetry) -> int:
@@ -167,69 +127,46 @@ def _limited_most(telemetry: Telemetry) -> str:
     return ''
 
 
-def _refused(telemetry: Telemetry) -> str:
-    """Write the number of refused chunks, each reason's meaning, and the executor's words."""
-    if not telemetry.refused:
-        return ''
+def _refused(telemetry: Telemetry) -> list[dict[str, Any]]:
+    """Return for each reason the number of refused chunks, its meaning and a verdict."""
     starts = len(telemetry.attempts)
-    rows = ''.join(
-        f'<tr><td class="number">{count}</td><td>{html.escape(reason.replace("_", " "))}</td>'
-        f'<td>{html.escape(MEANINGS[ChunkRefusal(reason)])}</td>'
-        f'{_verdict(ChunkRefusal(reason), count, starts)}</tr>'
+    return [
+        {
+            'count': count,
+            'reason': reason.replace('_', ' '),
+            'meaning': MEANINGS[ChunkRefusal(reason)],
+            'in_order': in_order(ChunkRefusal(reason), count, starts),
+        }
         for reason, count in telemetry.refused.items()
-    )
-    said = ''.join(f'<li>{html.escape(text)}</li>' for text in telemetry.refusals)
-    head = '<tr><th>chunks</th><th>reason</th><th>what it means</th><th>verdict</th></tr>'
-    return (
-        '<h2>Chunks that the executor refused</h2><p>None of them moved the robot: the plan before '
-        f'was executed on, or the robot held.</p>{_scroll(f"<table>{head}{rows}</table>")}'
-        + (f'<p>In its words:</p><ul>{said}</ul>' if said else '')
-    )
+    ]
 
 
-def _verdict(reason: ChunkRefusal, count: int, starts: int) -> str:
-    if in_order(reason, count, starts):
-        return f'<td class="success">in order, with {starts} starts</td>'
-    return '<td class="failed">look into it</td>'
+def _attempt(attempt: Attempt, start_ns: int) -> dict[str, Any]:
+    outcome = attempt.outcome
+    return {
+        'at_s': (attempt.start_ns - start_ns) * 1e-9,
+        'instruction': attempt.instruction,
+        'seed': attempt.seed,
+        'outcome': outcome or 'cut off by the end of the demo',
+        'mark': 'good' if outcome == 'success' else 'bad' if outcome else '',
+        'took_s': (attempt.end_ns - attempt.start_ns) * 1e-9 if attempt.end_ns else None,
+    }
 
 
-def _attempts(attempts: Sequence[Attempt], start_ns: int) -> str:
-    if not attempts:
-        return '<p>None was given.</p>'
-    rows = []
-    for attempt in attempts:
-        outcome = attempt.outcome or 'cut off by the end of the demo'
-        mark = 'success' if attempt.outcome == 'success' else 'failed' if attempt.outcome else ''
-        took = f'{(attempt.end_ns - attempt.start_ns) * 1e-9:.1f}' if attempt.end_ns else ''
-        rows.append(
-            f'<tr><td class="number">{(attempt.start_ns - start_ns) * 1e-9:.1f}</td>'
-            f'<td>{html.escape(attempt.instruction)}</td>'
-            f'<td class="number seed">{attempt.seed}</td>'
-            f'<td class="{mark}">{html.escape(outcome)}</td>'
-            f'<td class="number">{took}</td></tr>'
-        )
-    head = '<tr><th>at, s</th><th>instruction</th><th>scene</th><th>outcome</th><th>took, s</th>'
-    return _scroll(f'<table>{head}</tr>{"".join(rows)}</table>')
-
-
-def _phases(telemetry: Telemetry) -> str:
+def _phases(telemetry: Telemetry) -> list[tuple[str, list[float]]]:
+    """Return median, 99th percentile and most of each phase's milliseconds."""
     rows = []
     for phase in _PHASES:
-        values = [
+        spent = [
             one.milliseconds[phase] for one in telemetry.inferences if phase in one.milliseconds
         ]
-        if values:
-            numbers = [*np.percentile(values, (50, 99)), max(values)]
-            cells = ''.join(f'<td class="number">{number:.2f}</td>' for number in numbers)
-            rows.append(f'<tr><td>{phase}</td>{cells}</tr>')
-    if not rows:
-        return ''
-    head = '<tr><th>phase</th><th>median, ms</th><th>p99</th><th>most</th></tr>'
-    return _scroll(f'<table>{head}{"".join(rows)}</table>')
+        if spent:
+            rows.append((phase, [*np.percentile(spent, (50, 99)), max(spent)]))
+    return rows
 
 
-def _thumbnails(telemetry: Telemetry, start_ns: int) -> str:
-    """Write a row for each instruction: each camera at its beginning, then each at its end."""
+def _pictures(telemetry: Telemetry, start_ns: int) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return a row for each instruction: each camera at its beginning, then each at its end."""
     rows = []
     for attempt in telemetry.attempts:
         during = [
@@ -238,21 +175,17 @@ def _thumbnails(telemetry: Telemetry, start_ns: int) -> str:
             if attempt.start_ns <= thumbnail.time_ns
             and (not attempt.end_ns or thumbnail.time_ns <= attempt.end_ns)
         ]
-        figures = []
-        for shown in _first_and_last(during):
-            picture = base64.b64encode(shown.jpeg).decode('ascii')
-            at_s = (shown.time_ns - start_ns) * 1e-9
-            camera = html.escape(shown.camera)
-            figures.append(
-                f'<figure><img alt="{camera}" src="data:image/jpeg;base64,{picture}">'
-                f'<figcaption>{at_s:.1f} s, {camera}</figcaption></figure>'
-            )
-        if figures:
-            rows.append(
-                f'<h3>{html.escape(attempt.instruction)}</h3>'
-                f'<div class="row">{"".join(figures)}</div>'
-            )
-    return ''.join(rows) or '<p>No image was recorded.</p>'
+        shown = [
+            {
+                'camera': one.camera,
+                'at_s': (one.time_ns - start_ns) * 1e-9,
+                'jpeg': base64.b64encode(one.jpeg).decode('ascii'),
+            }
+            for one in _first_and_last(during)
+        ]
+        if shown:
+            rows.append((attempt.instruction, shown))
+    return rows
 
 
 def _first_and_last(thumbnails: Sequence[Thumbnail]) -> list[Thumbnail]:
@@ -262,29 +195,6 @@ def _first_and_last(thumbnails: Sequence[Thumbnail]) -> list[Thumbnail]:
     return [mine[0] for mine in series] + [mine[-1] for mine in series if len(mine) > 1]
 
 
-def _problems(problems: Sequence[str]) -> str:
-    if not problems:
-        return ''
-    items = ''.join(f'<li>{html.escape(problem)}</li>' for problem in problems)
-    return f'<h2>What went wrong on the way</h2><ul>{items}</ul>'
-
-
-def _table(values: Mapping[str, Any]) -> str:
-    rows = ''.join(
-        f'<tr><td>{html.escape(str(key))}</td><td>{html.escape(str(value))}</td></tr>'
-        for key, value in values.items()
-    )
-    return _scroll(f'<table>{rows}</table>')
-
-
-def _plot(draw: Callable[[plots.Sheet], str]) -> str:
+def _plot(draw: Callable[[plots.Sheet], str]) -> dict[str, str]:
     """Draw a plot twice: a telephone shows the narrow one, in letters of the same size."""
-    return (
-        f'<div class="plot wide">{draw(plots.WIDE)}</div>'
-        f'<div class="plot narrow">{draw(plots.NARROW)}</div>'
-    )
-
-
-def _scroll(wide: str) -> str:
-    """Wrap an element that may be wider than the page."""
-    return f'<div class="scroll">{wide}</div>'
+    return {'wide': draw(plots.WIDE), 'narrow': draw(plots.NARROW)}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
+from pathlib import Path
 from typing import Any
 
-from vla_runtime.files.html_page import html_page, inline_svg
+from vla_runtime.pages.page import render
+from vla_runtime.pages.plot import svg_plot
 
 Json = dict[str, Any]
 
@@ -28,91 +29,58 @@ _COLOURS = (
     '#bcbd22', '#17becf',
 )  # fmt: skip
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 76em; padding: 0 1em;
-       color: #222; overflow-wrap: break-word; }
-table { border-collapse: collapse; font-size: 13px; margin: 1em 0; }
-th, td { padding: .2em .7em; text-align: right; border-bottom: 1px solid #ddd; }
-td { white-space: nowrap; }
-th { text-align: right; border-bottom: 2px solid #888; vertical-align: bottom; }
-td.name { text-align: left; }
-tr.part td { color: #777; }
-code { background: #f3f3f3; padding: .1em .3em; }
-.note { color: #666; font-size: 13px; }
-.scroll { overflow-x: auto; }
-.panels { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(17em, 100%), 1fr)); }
-svg { width: 100%; height: auto; }
-.legend { font-size: 13px; } .legend span { white-space: nowrap; margin-right: 1.2em; }
-.legend i { display: inline-block; width: .8em; height: .8em; border-radius: 50%;
-       margin-right: .4em; }
-"""
-
-_READING = """
-<p class="note">Success is judged from the simulator's state within a time limit (touch 6 s, push
-12 s; a touch of another block first is a failure). Intervals are 95%: Wilson's score interval for
-shares, mean ± 1.96 standard errors over episodes for the rest. All conditions of a study run on
-the same seeds; <i>against the reference</i> counts the seeds won and lost, with the p of McNemar's
-exact test, not corrected for the number of comparisons, and in newer studies the 95% interval of
-the paired difference of success (Agresti and Min). A step is 50 ms. Jumps are Euclidean norms
-over the joints: of the disagreement between new chunk and old plan about the same step before
-hand-over (position), and of the change of a step's mean velocity after it (velocity). Jerk is the
-root mean square of the third difference of commanded positions, one a step; <i>elsewhere</i> takes
-in what a blend spreads over the steps after its seam, and <i>overall</i> the setting out from
-standstill (which is seen only where the first chunk comes two steps late or more). Steps to
-success are those of the successes alone. Inference takes the simulated time that the condition
-says. Of image tokens (one set a camera) and prefixes it is counted over all episodes how often they
-were found in the cache unchanged (<i>hit</i>), reused though something had changed (<i>reused</i>)
-and made by the network (<i>run</i>).</p>
-"""
+_TEMPLATE = Path(__file__).with_name('page.html.j2')
 
 
 def study_page(studies: Sequence[Json]) -> str:
     """The page of some studies, in the order given."""
-    links = ' · '.join(f'<a href="#{s["study"]}">{escape(s["study"])}</a>' for s in studies)
-    sections = '\n'.join(_section(study) for study in studies)
-    return html_page(
-        'Closed-loop studies',
-        _STYLE,
-        f'<h1>Closed-loop studies</h1>\n<p>{links}</p>\n{_READING}{sections}',
+    return render(
+        _TEMPLATE, title='Closed-loop studies', studies=[_section(study) for study in studies]
     )
 
 
-def _section(study: Json) -> str:
+def _section(study: Json) -> Json:
+    """Return what the template writes of a study."""
     first, after = study['seeds']
-    return (
-        f'<h2 id="{study["study"]}">{escape(study["title"])}</h2>\n'
-        f'<p>{escape(study["question"])}</p>\n{_plot(study)}\n{_table(study)}\n'
-        f'{_same(study)}'
-        f'<p class="note"><code>{escape(study["command"])}</code><br>seeds {first} to {after - 1}; '
-        f'bundle {escape(study["bundle"])} ({_digests(study)}); {_code(study)}'
-        f'{escape(study["machine"])}</p>'
-    )
+    return {
+        'name': study['study'],
+        'title': study['title'],
+        'question': study['question'],
+        'panels': _panels(study),
+        'legend': _legend(study),
+        'heads': _heads(study),
+        'rows': _rows(study),
+        'same': _same(study),
+        'command': study['command'],
+        'seeds': f'{first} to {after - 1}',
+        'bundle': study['bundle'],
+        'digests': _digests(study),
+        # Studies written before it was noted have none.
+        'code': study.get('code'),
+        'machine': study['machine'],
+    }
 
 
 def _digests(study: Json) -> str:
     return ' '.join(digest[:12] for digest in study['bundle_sha256'].split())
 
 
-def _code(study: Json) -> str:
-    """Version of the code that ran the study, or that the file does not say."""
-    if 'code' in study:
-        return f'code {escape(study["code"])}; '
-    # A reader would take today's code for the one that these numbers are of.
-    return '<b>code not noted: from before results named it, not from today’s code</b>; '
+def _same(study: Json) -> list[tuple[str, int, int]]:
+    """Names of conditions that must not differ, how many of their trajectories agree, and of all.
 
-
-def _same(study: Json) -> str:
-    """Write whether conditions that must not differ do."""
-    # Studies written before there were such pairs have none.
-    return ''.join(
-        f'<p>{escape(" and ".join(", ".join(label.values()) for label in pair["labels"]))}: '
-        f'{pair["equal"]} of {pair["of"]} trajectories are the same, bit for bit'
-        f'{"" if pair["equal"] == pair["of"] else ", <b>and all of them should be</b>"}.</p>\n'
+    Studies written before there were such pairs have none.
+    """
+    return [
+        (
+            ' and '.join(', '.join(label.values()) for label in pair['labels']),
+            pair['equal'],
+            pair['of'],
+        )
         for pair in study.get('same', ())
-    )
+    ]
 
 
-def _table(study: Json) -> str:
+def _heads(study: Json) -> list[str]:
     varied = study['varied']
     heads = [
         *(name.replace('_', ' ') for name in varied),
@@ -135,18 +103,21 @@ def _table(study: Json) -> str:
         heads += ['image tokens hit, reused, run', 'prefixes hit, reused, run']
     if any(condition['is_reference'] for condition in study['conditions']):
         heads.append('against the reference')
-    lines = [
-        '<tr>' + ''.join(f'<th>{escape(head)}</th>' for head in heads) + '</tr>',
-        *(
-            _table_row(study, condition, group, len(heads))
-            for condition in study['conditions']
-            for group in condition['groups']
-        ),
+    return heads
+
+
+def _rows(study: Json) -> list[tuple[str, list[str], list[str]]]:
+    """Class, names and figures of each group of each condition."""
+    return [
+        _row(study, condition, group, len(_heads(study)))
+        for condition in study['conditions']
+        for group in condition['groups']
     ]
-    return '<div class="scroll"><table>\n' + '\n'.join(lines) + '\n</table></div>'
 
 
-def _table_row(study: Json, condition: Json, group: str, columns: int) -> str:
+def _row(
+    study: Json, condition: Json, group: str, columns: int
+) -> tuple[str, list[str], list[str]]:
     summary, whole = condition['groups'][group], group == next(iter(condition['groups']))
     success, obeyed = summary['success'], summary['obeyed']
     names = [condition['label'][name] if whole else '' for name in study['varied']]
@@ -171,12 +142,7 @@ def _table_row(study: Json, condition: Json, group: str, columns: int) -> str:
         ]
     if len(names) + 1 + len(cells) < columns:
         cells.append(_versus(condition) if whole else '')
-    return (
-        f'<tr{"" if whole else " class=part"}>'
-        + ''.join(f'<td class="name">{escape(name)}</td>' for name in [*names, group])
-        + ''.join(f'<td>{escape(cell)}</td>' for cell in cells)
-        + '</tr>'
-    )
+    return '' if whole else 'part', [*names, group], cells
 
 
 def _counts_cache_use(study: Json) -> bool:
@@ -202,23 +168,19 @@ def _number(mean: Json, digits: int, factor: float = 1.0) -> str:
     return '' if mean['value'] is None else f'{mean["value"] * factor:.{digits}f}'
 
 
-def _plot(study: Json) -> str:
+def _panels(study: Json) -> list[str]:
     """Success, then whatever else the study has, over x; a curve for each of the other fields."""
     panels = [('success', 'success, %', 100.0), *(p for p in _PANELS if _has(study, p[0]))]
-    drawn = ''.join(_panel(study, *panel) for panel in panels)
-    return f'<div class="panels">{drawn}</div>\n{_legend(study)}'
+    return [_panel(study, *panel) for panel in panels]
 
 
-def _legend(study: Json) -> str:
-    """Write the legend of the curves, under the names of the varied fields."""
+def _legend(study: Json) -> Json | None:
+    """Colours of the curves, under the names of the varied fields; None for a single curve."""
     curves = _curves(study)
     if len(curves) < 2:
-        return ''
-    entries = ''.join(
-        f'<span><i style="background: {_colour(number)}"></i>{escape(curve)}</span> '
-        for number, curve in enumerate(curves)
-    )
-    return f'<p class="legend"><b>{escape(_legend_title(study))}:</b> {entries}</p>'
+        return None
+    entries = [(_colour(number), curve) for number, curve in enumerate(curves)]
+    return {'title': _legend_title(study), 'entries': entries}
 
 
 def _legend_title(study: Json) -> str:
@@ -230,18 +192,15 @@ def _colour(number: int) -> str:
 
 
 def _panel(study: Json, name: str, title: str, factor: float) -> str:
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context({'font.size': 9}):
-        figure = Figure(figsize=(3.75, 3.2), layout='constrained')
+    def draw(figure: Any) -> None:
         panel = figure.subplots()
         _draw(panel, study, name, title, factor)
         if name == 'success':
             panel.set_ylim(-3, 103)
         else:
             panel.set_ylim(bottom=0)
-        return inline_svg(figure, salt=f'{study["study"]} {name}')
+
+    return svg_plot(draw, 3.75, 3.2, salt=f'{study["study"]} {name}')
 
 
 def _draw(panel: Any, study: Json, name: str, title: str, factor: float) -> None:

@@ -137,7 +137,7 @@ def test_refused_chunks_are_explained(tmp_path):
     rows = [row for row in page.split('<tr>') if 'out of order' in row or '>limit<' in row]
     assert '>5<' in rows[0] and MEANINGS[ChunkRefusal.OUT_OF_ORDER] in rows[0]
     assert '>1<' in rows[1]
-    assert '&#x27;elbow&#x27; leaves &lt;its&gt; limits' in page
+    assert '&#39;elbow&#39; leaves &lt;its&gt; limits' in page
 
 
 def test_refused_chunks_have_a_verdict(tmp_path):
@@ -148,10 +148,10 @@ def test_refused_chunks_have_a_verdict(tmp_path):
     told.counters['refused.limit'] = {'1': 1}
     rows = {row.split('<td>')[1].split('<')[0]: row for row in write(tmp_path, told).split('<tr>')
             if '</td><td>' in row and 'class="number"' in row and 'verdict' not in row}  # fmt: skip
-    assert 'class="success"' in rows['observation unknown']
+    assert 'class="good"' in rows['observation unknown']
     # More than the starts can have given rise to, and a fault at any number.
-    assert 'class="failed"' in rows['not running']
-    assert 'class="failed"' in rows['limit']
+    assert 'class="bad"' in rows['not running']
+    assert 'class="bad"' in rows['limit']
 
 
 def test_a_reset_is_marked_and_no_motion(tmp_path):

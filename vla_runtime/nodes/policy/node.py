@@ -58,8 +58,8 @@ from vla_runtime.nodes.policy.instruction import Instruction
 from vla_runtime.nodes.policy.parameters import INSTRUCTION, POLICY_PARAMETERS, limits_from
 from vla_runtime.nodes.policy.prepared_settings import PreparedSettings
 from vla_runtime.nodes.policy.responder import Answer, InferenceContext, Responder
-from vla_runtime.nodes.policy.sensors import Sensors, make_synchronizer
 from vla_runtime.nodes.policy.settings import settings_from
+from vla_runtime.nodes.policy.subscriptions import Sensors, make_synchronizer
 from vla_runtime.nodes.qos import LATCHED, RELIABLE, REPEATED
 from vla_runtime.nodes.status_board import StatusBoard
 from vla_runtime.nodes.worker import LatestJobWorker
