@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from soak_rig import Rig
 
 _MATCH_S = 5.0
-# `restart_after_outage_s`, with what a busy machine adds; a moved arm rests for so long (docs).
-_OUTAGE_S, _RESTS_S = 1.7, 2.0
+# `restart_after_outage_s`, with what a busy machine adds.
+_OUTAGE_S, _RESTS_S = 2.0, 2.5
 # What joins the graph: somebody who looks at images.
 _LISTENER = """
 import sys
@@ -221,7 +221,7 @@ def power_lost(rig: Rig, random: np.random.Generator) -> str:
         rig.robot.guide(_by_hand(rig, random, 0.6 * seconds), 0.6 * seconds)
     time.sleep(max(0.0, end_s - time.monotonic()))
     if guided and seconds <= _OUTAGE_S:
-        # First states after a short outage may be wrong: the hold follows an arm that rests.
+        # A place that is new after a short outage may be a failed read: the arm has to rest there.
         rig.robot.silent = False
         time.sleep(_RESTS_S)
     rig.robot.power_on()

@@ -301,3 +301,14 @@ def test_an_arm_that_was_moved_by_hand_before_is_followed_again(again: bool) -> 
         arm.executor.stop()
         arm.run(0.5)
     move_by_hand(-0.3)
+
+
+@pytest.mark.parametrize('gap_s', [0.3, 0.8, 1.2, 2.0])
+def test_an_arm_that_was_moved_by_hand_in_an_outage_is_held_where_it_rests(gap_s: float) -> None:
+    arm = Arm()
+    place = arm.place[0]
+    arm.reads = lambda since_s, now: None if since_s < gap_s else now
+    arm.hand = lambda s: place - 0.4 * min(1.0, s / gap_s)
+    arm.run(gap_s + 2.3)
+    arm.hand, arm.begun = None, arm.place.copy()
+    assert arm.run(1.5).moved <= 0.05

@@ -30,6 +30,8 @@ _MOVED_SHARE = 0.5
 _AWAY_SHARE = 0.3
 # A joint that has stayed at its new command for so many looks is held there.
 _PROVEN = 2
+# Looks for which a joint has to rest where it was found after a time without messages.
+_UNSEEN_RESTS = 3
 # An arm that arrives covers no more from one message to the next, as a share of `hold_follows`.
 _ARRIVES_SHARE = 2.0
 # Looks within which a joint has come to rest beside another one that a person moved.
@@ -76,7 +78,8 @@ class RestingPlace:
         self._rests = np.zeros(count, dtype=bool)
         self._moves = np.zeros(count, dtype=bool)
         self._swift = np.zeros(count, dtype=bool)
-        # Looks since a joint last moved swiftly.
+        # Looks for which it has rested, and since it last moved swiftly.
+        self._rested = np.zeros(count, dtype=np.int64)
         self._since_swift = np.full(count, _LONG_AGO)
 
     def leave(self) -> None:
@@ -138,7 +141,10 @@ class RestingPlace:
         found = (
             (self._swift | beside) & (way > self._small) & (np.abs(lead - self._sag) > self._small)
         )
-        found &= state.largest_step <= _SEEN_SHARE * way
+        self._rested[looked] += 1
+        self._rested[looked & ~self._rests] = 0
+        unseen = state.over_gap & (self._rested >= _UNSEEN_RESTS)
+        found &= (state.largest_step <= _SEEN_SHARE * way) | unseen
         again = lead * self._left > 0.0
         again &= np.abs(lead) <= _SINKS_AGAIN * np.abs(self._left) + self._small
         sinks = rests & found & again
@@ -167,6 +173,7 @@ class RestingPlace:
         self._known[:] = False
         self._sag[:] = 0.0
         self._left[:] = 0.0
+        self._rested[:] = 0
         self._rests[:] = self._swift[:] = False
         self._since_swift[:] = _LONG_AGO
         self._mean[:] = np.nan

@@ -86,6 +86,7 @@ class MeasuredState:
         samples: (columns,) int, messages since then.
         largest_step: (columns,) largest distance from one message to the next; for the reader to
             set to zero.
+        over_gap: (columns,) bool, columns whose largest step was over a time without messages.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class MeasuredState:
         self.since_ns = np.zeros(columns.count, dtype=np.int64)
         self.samples = np.zeros(columns.count, dtype=np.int64)
         self.largest_step = np.zeros(columns.count)
+        self.over_gap = np.zeros(columns.count, dtype=bool)
         self._index = {
             name: column
             for column, name in enumerate(columns.names)
@@ -258,6 +260,9 @@ class MeasuredState:
             angles = self._columns.is_continuous[target]
             angles = angles & (np.maximum(np.abs(values), np.abs(self._came[target])) <= _ONE_TURN)
             step[angles] = np.minimum(step[angles], np.abs(_FULL_TURN - step[angles]))
+        larger = step > self.largest_step[target]
+        turns = self._columns.is_continuous[target] & (step >= 0.5 * _FULL_TURN)
+        self.over_gap[target] = np.where(larger, returns & ~turns, self.over_gap[target])
         np.fmax(step, self.largest_step[target], out=step)
         # After an outage nobody saw the way; after a short gap it is no way that was seen.
         unseen = returns & self.plausibility.returned[target]
