@@ -41,8 +41,9 @@ def joints() -> str:
 
 
 def lerobot_arguments(case: Path | None = None) -> list[str]:
-    """The options that complete a LeRobot reference folder."""
-    description = json.loads((case or end_to_end_cases()[0]).read_text())
+    """The options that complete a LeRobot reference folder; without a case `lerobot_folder`."""
+    own = lerobot_folder().with_name('lerobot_pi05_tiny.end_to_end.json')
+    description = json.loads((case or own).read_text())
     names = ','.join(description['joints'])
     return [
         *('--state-names', names, '--action-names', names, '--units', 'rad', '--rate-hz', '30'),

@@ -1,7 +1,8 @@
 """Faults that stop the motion at a tick.
 
 In the order in which it is looked at: the clocks, the measured state, its distance from the
-command, blocked joints, the latch.
+command, blocked joints, the latch. The dead-man timer, which runs beside the ticks, is timed here
+too (`silent_s`).
 """
 
 from __future__ import annotations

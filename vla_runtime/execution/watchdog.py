@@ -3,8 +3,8 @@
 A clock is faulty that jumps or stands still. A state is unusable that is missing, stale, not a
 number, or too far from the command.
 
-The dead-man and late ticks are timed on a steady clock; the age of data is the difference of two
-times on the ROS clock. Both are given to every call; nothing here reads a clock.
+Late ticks are timed on a steady clock; the age of data is the difference of two times on the ROS
+clock. Both are given to every call; nothing here reads a clock. The dead-man timer is in `guard`.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from vla_runtime.engines.protocol import (
 from vla_runtime.engines.schedules import Schedules
 from vla_runtime.engines.tensorrt.adapter import Network, import_tensorrt
 from vla_runtime.engines.tensorrt.buffers import DeviceArray, RowBuffers, Schedule, check_tensors
-from vla_runtime.engines.tensorrt.graph_replay import GraphCapturer
+from vla_runtime.engines.tensorrt.cuda_graph import GraphCapturer
 from vla_runtime.engines.tensorrt.loading import (
     check_memory,
     check_one_image_size,
