@@ -214,6 +214,8 @@ class FakeEngine(Named):
     def __init__(self, trt: FakeTensorRT, onnx: Path, profiles: list[dict]) -> None:
         super().__init__(trt)
         self._profiles, self._contexts = profiles, 0
+        # Profiles that contexts have.
+        self._taken: set[int] = set()
         self._session, self._kinds = _session(onnx.resolve()), _kinds(onnx.resolve())
         self._inputs = {item.name: item for item in self._session.get_inputs()}
         self._outputs = {item.name: item for item in self._session.get_outputs()}
@@ -271,7 +273,10 @@ class FakeEngine(Named):
     def _context(self):
         # The first context has the first profile, the others none.
         self._contexts += 1
-        return FakeContext(self, 0 if self._contexts == 1 else None)
+        if self._contexts > 1:
+            return FakeContext(self, None)
+        self._taken.add(0)
+        return FakeContext(self, 0)
 
     def _run(self, addresses: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
         cuda = self.trt.cuda
@@ -370,6 +375,10 @@ class FakeContext(Named):
     def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
         if profile >= self._engine.num_optimization_profiles:
             return False
+        # From 10 on contexts share profiles.
+        if self._engine.trt.__version__.startswith('8') and profile in self._engine._taken:
+            return False
+        self._engine._taken.add(profile)
         self._profile = profile
         return True
 

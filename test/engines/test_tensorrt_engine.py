@@ -116,6 +116,19 @@ def test_the_built_engines_give_the_chunk_of_torch(machine, family, release):
     assert set(engine.cuda_graph.values()) == {'captured'}
 
 
+@pytest.mark.parametrize('release', RELEASES)
+def test_one_profile_serves_one_and_two_rows_from_10_on(machine, release):
+    """With two, plans of later releases store the matrices of products that are cut twice."""
+    here = machine('pi05', release=release)
+    here.build()
+    profiles = {len(config._profiles) for config in here.trt.configs}
+    # Vision has no rows.
+    assert profiles == ({0, 2} if release.startswith('8') else {0, 1})
+    engine = here.load()
+    assert engine.max_rows == 2
+    engine.close()
+
+
 def test_steps_one_by_one_are_the_loop_and_give_velocities(machine):
     here = machine()
     here.build()

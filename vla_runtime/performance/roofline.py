@@ -138,8 +138,8 @@ def miss_shares(floors: Mapping[str, Floor], views: int) -> dict[str, float]:
 def memory_need(counts: PolicyCounts, backend: str, *, precision: str, rows: int) -> MemoryNeed:
     """Return the device memory that serving a policy takes.
 
-    PyTorch holds one network and computes any number of rows with it, and a TensorRT engine has a
-    profile for each number of rows over one set of weights. ONNX Runtime has a prefix and an expert
+    PyTorch holds one network and computes any number of rows with it, and a TensorRT engine takes
+    every number of rows with one set of weights. ONNX Runtime has a prefix and an expert
     of static shape for each number of rows, each with its own copy of the weights. All runs share
     scratch memory, except that each ONNX Runtime session keeps its own, and that on CUDA PyTorch
     keeps some tens of megabytes more for each camera, which are not counted.

@@ -87,7 +87,8 @@ class BuildOptions:
         timing_cache: kernel times that earlier builds on this GPU and version measured.
         reduced: the ONNX file has tensors in half precision.
         int8_products: number of the ONNX file's products of two numbers in int8.
-        lengths: lengths of the file's free axis, if it has one; the engine gets a profile for each.
+        lengths: lengths of the file's free axis, if it has one; the engine's profiles
+            hold each.
         targets: compute capabilities that TensorRT for RTX builds for (`rtx.TARGETS`); the others
             build for the GPU at hand.
         progress: called with the build's progress, on versions that report it.
@@ -453,16 +454,16 @@ class TensorRT:
     ) -> None:
         """Add a profile for each length of the free axis; none where every shape is static.
 
-        TensorRT for RTX gets one for all lengths, because with two it stores the matrices of
-        products that are cut (gate and up) twice, gigabytes of a large policy. The others tune
-        kernels to the lengths that they are told, and 8.6 lets no two contexts share a profile.
+        From 10 on it is one for all lengths, because with two TensorRT stores the matrices of
+        products that are cut (gate and up) twice, gigabytes of a large policy; it was seen on plans
+        of that for RTX. 8.6 lets no two contexts share a profile.
         """
         inputs = [network.get_input(index) for index in range(network.num_inputs)]
         free = {port.name: tuple(port.shape) for port in inputs if -1 in tuple(port.shape)}
         if not free:
             return
         ranges = [(length, length) for length in lengths]
-        if self.is_rtx:
+        if self.major >= 10:
             ranges = [(min(lengths), max(lengths))]
         for least, most in ranges:
             profile = builder.create_optimization_profile()

@@ -87,7 +87,7 @@ class Metadata:
             were compared on, empty before.
         precision: precision of the ONNX files.
         captures: number of captures of each CUDA graph at load; the fastest is kept.
-        rows: most prompt rows; engines have a profile for each number from 1 to it.
+        rows: most prompt rows; engines take every number from 1 to it.
         engines: built engines by name, see `ENGINES`.
         passed: SHA-256 of the bundle's files that the engines were compared with and agreed, by
             name; empty before.
