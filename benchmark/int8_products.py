@@ -27,9 +27,10 @@ from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER, ROWS, engine_graphs
 from vla_runtime.export.onnx.bundle import export_bundle
 from vla_runtime.export.onnx.calibration import calibration_cases
-from vla_runtime.export.onnx.eight_bits import EightBits, Range
+from vla_runtime.export.onnx.eight_bits import EightBits
 from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.export.onnx.quantised import measured_ranges
+from vla_runtime.export.onnx.quantised_products import Range
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation
 from vla_tabletop.study.calibration import demo_observations
@@ -51,7 +52,7 @@ def load_policies(
     signed, unsigned = folder / 'signed', folder / 'unsigned'
     shutil.copytree(bundle.folder, signed)
     (signed / ONNX_FOLDER).rename(signed / 'others')
-    write_onnx(signed, bundle.spec, 'int8', eight_bits=EightBits(ranges, 'float32'))
+    write_onnx(signed, bundle.spec, 'int8', quantised=EightBits(ranges, 'float32'))
     # The bundle lists them.
     for path in (signed / 'others').iterdir():
         if not (signed / ONNX_FOLDER / path.name).exists():

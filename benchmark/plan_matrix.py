@@ -47,7 +47,7 @@ PACKAGES = ('onnx', 'torch', 'numpy')
 
 
 class ProfileEachLength(TensorRT):
-    """The adapter with a profile for each length, as TensorRT proper has them."""
+    """The adapter with a profile for each length, as TensorRT 8.6 needs them."""
 
     def _add_profiles(
         self, builder: Any, config: Any, network: Any, lengths: tuple[int, ...]

@@ -274,7 +274,7 @@ def _write_int8(folder: Path, bundle: Path, spec: Any, seed: int) -> None:
     ranges = measured_ranges(bundle, spec, cases)
     for beside in ('bfloat16', 'float32'):
         shutil.rmtree(bundle / ONNX_FOLDER)
-        write_onnx(bundle, spec, 'int8', eight_bits=EightBits(ranges, beside))
+        write_onnx(bundle, spec, 'int8', quantised=EightBits(ranges, beside))
         if beside == 'bfloat16':
             shutil.copytree(bundle / ONNX_FOLDER, folder / ONNX_FOLDER)
 

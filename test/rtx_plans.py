@@ -22,21 +22,21 @@ from onnx_bundles import copy_weights, tiny_onnx_bundle
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.graph_facts import read_graph_facts
-from vla_runtime.bundle.onnx_files import EIGHT_BITS, ONNX_FOLDER, ROWS, Precision, engine_graphs
+from vla_runtime.bundle.onnx_files import ONNX_FOLDER, QUANTISED, ROWS, Precision, engine_graphs
 from vla_runtime.engines.tensorrt.adapter import BuildOptions, BuiltEngine, TensorRT
 from vla_runtime.engines.tensorrt.kernel_plan import Kernel
 from vla_runtime.engines.tensorrt.rtx import RTX_MODULES
-from vla_runtime.export.onnx.eight_bits import EightBits, Range
 from vla_runtime.export.onnx.export import meta_network, write_onnx
 from vla_runtime.export.onnx.precision import tensor_types
-from vla_runtime.export.onnx.quantised import inputs_of_products
+from vla_runtime.export.onnx.quantised import inputs_of_products, quantised_products
+from vla_runtime.export.onnx.quantised_products import Range
 from vla_runtime.families.blocks.layers import matrix_names
 
 FAMILIES = ('pi05', 'pi0', 'smolvla', 'act', 'groot_n15', 'groot_n17', 'evo1')
-PRECISIONS: tuple[Precision, ...] = ('float32', 'float16', 'bfloat16', 'int8', 'fp8')
+PRECISIONS: tuple[Precision, ...] = ('float32', 'float16', 'bfloat16', 'int8', 'fp8', 'nvfp4')
 # One plan for all of them; 12.1 (GB10) has the kernels of 12.0.
 TARGETS = ('sm86', 'sm89', 'sm120')
-FP8_TARGETS = ('sm89', 'sm120')
+FP8_TARGETS, NVFP4_TARGETS = ('sm89', 'sm120'), ('sm120',)
 GRAPHS = ('vision.onnx', 'prefix_rows.onnx', 'expert_rows.onnx')
 _BESIDE = Path(sys.prefix) / 'tensorrt_rtx'
 _TYPES = {
@@ -45,6 +45,7 @@ _TYPES = {
     TensorProto.BFLOAT16: 'bfloat16',
     TensorProto.INT8: 'int8',
     TensorProto.FLOAT8E4M3FN: 'fp8',
+    TensorProto.FLOAT4E2M1: 'fp4',
 }
 
 _INSTALLED = next((name for name in RTX_MODULES if importlib.util.find_spec(name)), None)
@@ -83,31 +84,31 @@ def adapter() -> TensorRT:
 
 def tiny_graphs(family: str, precision: Precision) -> Path:
     """Folder of a tiny policy's graphs; not to be changed."""
-    if precision not in EIGHT_BITS:
+    if precision not in QUANTISED:
         return tiny_onnx_bundle(family, precision) / ONNX_FOLDER
 
     def write(folder: Path) -> None:
-        _write_eight_bits(family, precision, folder)
+        _write_quantised(family, precision, folder)
 
     return made_once(f'{family}_{precision}_uncalibrated', write) / ONNX_FOLDER
 
 
 def targets_of(precision: Precision) -> tuple[str, ...]:
     """All of `TARGETS` that have products of a precision."""
-    return FP8_TARGETS if precision == 'fp8' else TARGETS
+    return {'fp8': FP8_TARGETS, 'nvfp4': NVFP4_TARGETS}.get(precision, TARGETS)
 
 
-def _write_eight_bits(family: str, precision: Precision, folder: Path) -> None:
-    """Write graphs in 8 bits whose ranges nobody measured: a builder does not look at them."""
+def _write_quantised(family: str, precision: Precision, folder: Path) -> None:
+    """Write graphs in 8 or 4 bits whose ranges nobody measured: a builder does not look at them."""
     source = tiny_onnx_bundle(family)
     folder.mkdir()
     copy_weights(source, folder)
     spec = read_bundle(source, verify=False).spec
-    eight_bits = EightBits(uncalibrated(source), 'bfloat16', precision)
-    write_onnx(folder, spec, precision, eight_bits=eight_bits)
+    quantised = quantised_products(uncalibrated(source, precision), 'bfloat16', precision)
+    write_onnx(folder, spec, precision, quantised=quantised)
 
 
-def uncalibrated(source: Path) -> dict[str, Range]:
+def uncalibrated(source: Path, precision: Precision = 'int8') -> dict[str, Range]:
     """Ranges of a float32 bundle's products, as if all were alike."""
     matrices = matrix_names(meta_network(read_bundle(source, verify=False).spec, torch.float32))
     graphs = (
@@ -115,7 +116,9 @@ def uncalibrated(source: Path) -> dict[str, Range]:
         for name in engine_graphs(ROWS)
     )
     return {
-        matrix: (-3.0, 3.0) for graph in graphs for matrix, _ in inputs_of_products(graph, matrices)
+        matrix: (-3.0, 3.0)
+        for graph in graphs
+        for matrix, _ in inputs_of_products(graph, matrices, precision)
     }
 
 

@@ -113,9 +113,9 @@ class Policy:
                 `auto`: the fastest here of those that may run this bundle (`engines.choice`).
             device: `cpu`, `cuda` or `cuda:N`.
             precision: `float32`, `bfloat16` or `float16` for the large matrices, `fp8` for those
-                that multiply, on a GPU and in PyTorch alone (a CPU emulates it), or `int8` of ONNX
-                files on a CPU; `auto`: the fastest here of those that the bundle's receipt vouches
-                for.
+                that multiply, on a GPU and in PyTorch alone (a CPU emulates it), or what ONNX files
+                are in: `int8` on a CPU, `fp8` and `nvfp4` with TensorRT; `auto`: the fastest here
+                of those that the bundle's receipt vouches for.
             settings: live settings to begin with.
             use_cuda_graphs: on CUDA, replay captured graphs (same results, less launch time).
             threads: CPU threads of each network, whatever runs it; 0: all cores but one, shared by

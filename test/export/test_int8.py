@@ -234,7 +234,10 @@ def test_half_beside_int8_is_refused_without_int8(
 ):
     asked = ['--out', str(tmp_path / 'out'), '--beside-int8', 'bfloat16']
     assert main(['export', str(bundle), *asked]) == 2
-    assert '--beside-int8 bfloat16 is for --onnx-precision int8 and fp8' in capsys.readouterr().err
+    assert (
+        '--beside-int8 bfloat16 is for --onnx-precision int8, fp8 and nvfp4'
+        in capsys.readouterr().err
+    )
 
 
 def test_files_of_another_precision_device_or_cpu_are_refused(

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import int8_bundles as faults
+import nvfp4_bundles as nvfp4_faults
 import onnx
 import pytest
 from golden_chunks import golden_cases
@@ -51,14 +52,15 @@ from vla_runtime.engines.tensorrt.kernel_plan import Kernel, Operand, count_prod
 from vla_runtime.engines.tensorrt.layer_types import sum_in_float32
 from vla_runtime.engines.tensorrt.rtx import RTX_MODULES, check_targets
 from vla_runtime.engines.tensorrt.store import METADATA, find_engines
-from vla_runtime.export.onnx.eight_bits import EightBits, Matrix
+from vla_runtime.export.onnx.eight_bits import EightBits
 from vla_runtime.export.onnx.export import write_onnx
+from vla_runtime.export.onnx.quantised_products import Matrix
 from vla_runtime.export.onnx.translation import _Translation as Translation
 
 pytestmark = needs_rtx
 RECORD = ROOT / 'benchmark' / 'results' / 'tensorrt_rtx.json'
 # Two graphs of two families stand for all where every change is tested.
-QUICK = [('pi05', 'bfloat16'), ('pi05', 'int8'), ('pi05', 'fp8')]
+QUICK = [('pi05', 'bfloat16'), ('pi05', 'int8'), ('pi05', 'fp8'), ('pi05', 'nvfp4')]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,7 @@ def wide(tmp_path_factory) -> Path:
 
 
 class ProfileEachLength(TensorRT):
-    """The adapter with a profile for each length, as TensorRT proper has them."""
+    """The adapter with a profile for each length, as TensorRT 8.6 needs them."""
 
     def _add_profiles(self, builder, config, network, lengths) -> None:
         for length in lengths:
@@ -206,9 +208,44 @@ def test_fused_attention_is_one_kernel_a_block(fused, family, precision):
             assert sum(node.startswith('Attention') for node in computed) == blocks
 
 
-def test_fp8_is_refused_by_name_where_a_card_does_not_multiply_it():
-    with pytest.raises(ValueError, match="target 'sm86': has no products in 8-bit floating point"):
-        check_targets(('sm86', 'sm89'), 'fp8')
+@pytest.mark.parametrize(
+    ('precision', 'lacking', 'able', 'words'),
+    [('fp8', 'sm86', 'sm89', '8-bit'), ('nvfp4', 'sm89', 'sm120', '4-bit')],
+)
+def test_a_card_that_does_not_multiply_a_precision_is_refused_by_name(
+    precision, lacking, able, words
+):
+    check_targets((able,), precision)
+    refusal = f"target '{lacking}': has no products in {words} floating point"
+    with pytest.raises(ValueError, match=refusal):
+        check_targets((lacking, able), precision)
+
+
+def test_the_library_itself_builds_4_bits_for_no_older_card():
+    """What is refused by name would fail, and after minutes for a large policy."""
+    path = tiny_graphs('pi05', 'nvfp4') / 'prefix_rows.onnx'
+    with pytest.raises(TensorRTError, match='fp4'):
+        build(path, (1,), ('sm89',))
+
+
+def test_4_bits_are_4_bits_times_4_bits_in_the_plan():
+    for family, name, products in (
+        ('pi05', 'prefix_rows.onnx', 2),
+        ('groot_n17', 'vision.onnx', 12),
+    ):
+        path = tiny_graphs(family, 'nvfp4') / name
+        counts = count_products(build(path, (1, 2), ('sm120',)).kernels)
+        assert counts['fp4 x fp4'] == products
+        assert not [pair for pair in counts if 'fp4' in pair and pair != 'fp4 x fp4']
+
+
+def test_the_last_product_of_an_mlp_is_8_bits_times_8_bits_beside_4(tmp_path):
+    folder = nvfp4_faults.nvfp4_bundle(tmp_path, 'bfloat16', mlp_dim=80) / ONNX_FOLDER
+    path = folder / 'prefix_rows.onnx'
+    built = build(path, (1, 2), ('sm120',))
+    counts = count_products(built.kernels)
+    assert (counts['fp4 x fp4'], counts['fp8 x fp8']) == (1, 1)
+    assert wrong_products(path, built.kernels) == [] and unplanned(path, built.kernels) == set()
 
 
 @pytest.mark.parametrize('family', thorough_but(['pi05'], ['pi05', 'smolvla', 'groot_n17']))
@@ -240,27 +277,31 @@ def test_queries_keys_and_values_as_one_int8_product_are_refused(monkeypatch, tm
     source = tiny_onnx_bundle('pi05')
     copy_weights(source, folder)
     spec = read_bundle(source, verify=False).spec
-    write_onnx(folder, spec, 'int8', eight_bits=OneMatrix(uncalibrated(source), 'bfloat16'))
+    write_onnx(folder, spec, 'int8', quantised=OneMatrix(uncalibrated(source), 'bfloat16'))
     path = folder / ONNX_FOLDER / 'vision.onnx'
     with pytest.raises(TensorRTError, match='multiplies numbers in 8 or 4 bits by others'):
         build(path)
 
 
 @pytest.mark.parametrize(
-    'fault',
+    ('precision', 'fault'),
     [
-        faults.zero_point_of_one,
-        faults.input_that_is_not_rounded,
-        faults.scale_of_zero,
+        ('int8', faults.zero_point_of_one),
+        ('int8', faults.input_that_is_not_rounded),
+        ('int8', faults.scale_of_zero),
+        ('nvfp4', nvfp4_faults.input_that_is_not_rounded),
+        ('nvfp4', nvfp4_faults.blocks_of_32),
+        ('nvfp4', nvfp4_faults.blocks_along_the_columns),
+        ('nvfp4', nvfp4_faults.scales_of_another_input),
     ],
 )
-def test_a_planted_fault_of_int8_is_refused(fault, tmp_path):
-    folder = shutil.copytree(tiny_graphs('pi05', 'int8'), tmp_path / 'onnx')
-    model = onnx.load(folder / 'expert_rows.onnx', load_external_data=False)
+def test_a_planted_fault_is_refused_by_the_library_too(precision, fault, tmp_path):
+    folder = shutil.copytree(tiny_graphs('pi05', precision), tmp_path / 'onnx')
+    model = onnx.load(folder / 'prefix_rows.onnx', load_external_data=False)
     fault(model, folder)
-    onnx.save_model(model, folder / 'expert_rows.onnx')
+    onnx.save_model(model, folder / 'prefix_rows.onnx')
     with pytest.raises(TensorRTError):
-        build(folder / 'expert_rows.onnx', (1,))
+        build(folder / 'prefix_rows.onnx', (1,), targets_of(precision))
 
 
 def test_turing_is_refused_by_name():

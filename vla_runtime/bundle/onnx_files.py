@@ -11,7 +11,7 @@
     onnx/operations.json                   operations and bytes of each run, for the roofline
     onnx/cases.npz                         recorded inputs, and what PyTorch gave for them
 
-In 8 bits there are no `monolithic` graphs.
+In 8 and 4 bits there are no `monolithic` graphs.
 Every shape is static but for the rows of `_rows`; shapes are those of engines/README.md. The
 monolithic graph takes `pixels` (V, 3, S, S) and whole tables of time_conditioning (N, C), t (N,)
 and plan_weight (N, 1, H, 1), and gives the chunk. With images of several sizes it takes one input a
@@ -26,10 +26,15 @@ from pathlib import Path
 from typing import Literal, get_args
 
 Network = Literal['vision', 'prefix', 'expert', 'monolithic']
-Precision = Literal['float32', 'float16', 'bfloat16', 'int8', 'fp8']
+Precision = Literal['float32', 'float16', 'bfloat16', 'int8', 'fp8', 'nvfp4']
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-# Those with products in 8 bits: both factors rounded to ranges that observations had.
-EIGHT_BITS: tuple[Precision, ...] = ('int8', 'fp8')
+# Those with products in 8 or 4 bits: both factors rounded, to ranges that observations had.
+QUANTISED: tuple[Precision, ...] = ('int8', 'fp8', 'nvfp4')
+# TensorRT's operator that rounds an input to 4-bit floats, as it comes; numbers of a block, and the
+# sizes that a number can have.
+FP4_DOMAIN, FP4_ROUNDING = 'trt', 'TRT_FP4DynamicQuantize'
+FP4_BLOCK = 16
+FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 # Products and softmax written out, or ONNX's own operator.
 Attention = Literal['exact', 'fused']
 

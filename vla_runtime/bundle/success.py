@@ -124,6 +124,8 @@ def success_fault(bundle: Bundle, backend: str, precision: str) -> str:
     record = _record(bundle, backend, precision)
     study = 'eight_bits' if precision in ('int8', 'fp8') else 'precision'
     command = f'vla_runtime study {study} --bundle FOLDER'
+    if precision == 'nvfp4':
+        return 'no study judges closed-loop success in 4 bits on the device that runs them'
     if record is None:
         return f'no closed-loop success was judged: {command}'
     if not _is_of(record, bundle, backend):

@@ -48,7 +48,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from vla_runtime.bundle.onnx_files import EIGHT_BITS, Attention, Precision
+from vla_runtime.bundle.onnx_files import QUANTISED, Attention, Precision
 from vla_runtime.cli._comparison import show_receipt
 from vla_runtime.cli._export_options import add_export_options, export_options
 
@@ -80,15 +80,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--calibration',
         type=Path,
         metavar='BAG',
-        help='for int8 and fp8: recording of the policy at its task, with its images '
+        help='for int8, fp8 and nvfp4: recording of the policy at its task, with its images '
         "(record:=true, or 'vla_runtime demo --record'); its observations say which ranges 8 bits "
         'must cover, and some of them judge the result',
     )
     parser.add_argument(
         '--beside-int8',
-        choices=[name for name in get_args(Precision) if name not in EIGHT_BITS],
+        choices=[name for name in get_args(Precision) if name not in QUANTISED],
         default='float32',
-        help='for int8 and fp8: precision of the matrix products that these leave out '
+        help='for int8, fp8 and nvfp4: precision of the matrix products that these leave out '
         "(an MLP's last, attention's values); float32 for a CPU, bfloat16 for TensorRT "
         '(default: %(default)s)',
     )
@@ -141,11 +141,11 @@ def _export_checkpoint(arguments: argparse.Namespace) -> bool:
         check_attention(arguments.attention, arguments.onnx_precision)
     elif arguments.attention != 'exact':
         raise ExportError('--attention is of ONNX files, and --onnx-precision none leaves them out')
-    if arguments.onnx_precision in EIGHT_BITS or arguments.calibration is not None:
+    if arguments.onnx_precision in QUANTISED or arguments.calibration is not None:
         raise ExportError(
-            f'{arguments.checkpoint}: 8 bits are calibrated on a recording of the policy: export '
-            'this checkpoint without --calibration and in float32 first, record that bundle at its '
-            'task and export the bundle in int8 or fp8'
+            f'{arguments.checkpoint}: 8 and 4 bits are calibrated on a recording of the policy: '
+            'export this checkpoint without --calibration and in float32 first, record that bundle '
+            'at its task and export the bundle in int8, fp8 or nvfp4'
         )
     target: Path = arguments.out
     plan = plan_export(
@@ -205,15 +205,15 @@ def _export_bundle(arguments: argparse.Namespace) -> bool:
         raise ExportError(
             f'{source}: is a policy bundle; --onnx-precision none leaves nothing to do'
         )
-    if (arguments.onnx_precision in EIGHT_BITS) != (arguments.calibration is not None):
+    if (arguments.onnx_precision in QUANTISED) != (arguments.calibration is not None):
         raise ExportError(
-            '--onnx-precision int8 or fp8 and --calibration BAG go together: 8-bit ranges come '
+            '--onnx-precision int8, fp8 or nvfp4 and --calibration BAG go together: ranges come '
             'from a recording of the policy at its task (record:=true on a robot, or vla_runtime '
             'demo --record BAG)'
         )
-    if arguments.onnx_precision not in EIGHT_BITS and arguments.beside_int8 != 'float32':
+    if arguments.onnx_precision not in QUANTISED and arguments.beside_int8 != 'float32':
         raise ExportError(
-            f'--beside-int8 {arguments.beside_int8} is for --onnx-precision int8 and fp8'
+            f'--beside-int8 {arguments.beside_int8} is for --onnx-precision int8, fp8 and nvfp4'
         )
     bundle = read_bundle(source)
     print(describe(bundle.spec))

@@ -1,8 +1,8 @@
 """Backends and precisions that may run a bundle here, the likely fastest first.
 
-A precision below float32 is a candidate only where a receipt vouches for it, 8 bits only where
-closed-loop success was judged (`bundle.success`), 16 bits not where it was lost: with the backend
-itself, or with another where nobody judged this one.
+A precision below float32 is a candidate only where a receipt vouches for it, 8 and 4 bits only
+where closed-loop success was judged (`bundle.success`), 16 bits not where it was lost: with the
+backend itself, or with another where nobody judged this one.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class Candidate:
 
 # In 8 bits: ONNX files on a CPU, and PyTorch on a GPU that multiplies them.
 INT8, FP8 = Candidate('onnxruntime', 'int8'), Candidate('torch', 'fp8')
+# Of ONNX files for TensorRT, which ONNX Runtime emulates.
+_FLOATS_OF_FILES = ('fp8', 'nvfp4')
 _HALVES = ('bfloat16', 'float16')
 
 
@@ -106,8 +108,8 @@ def reduced_precisions(bundle: Bundle, device: str) -> dict[Candidate, str]:
     receipt = _receipt_precision(bundle)
     if receipt == INT8.precision:
         could_run.append(INT8)
-    if receipt == FP8.precision:
-        could_run += [Candidate(backend, FP8.precision) for backend in ('tensorrt', 'onnxruntime')]
+    if receipt in _FLOATS_OF_FILES:
+        could_run += [Candidate(backend, receipt) for backend in ('tensorrt', 'onnxruntime')]
     if _is_faster_reduced(receipt, device):
         could_run.append(Candidate('torch', str(receipt)))
     if accepts_device(device, FP8.backend) and not fp8_refusal(device):
@@ -128,7 +130,7 @@ def _refusal(bundle: Bundle, candidate: Candidate, device: str) -> str:
             if device != 'cpu':
                 return f"its files are for the CPU, not for device '{device}'"
             check_int8()
-        elif candidate == Candidate('onnxruntime', FP8.precision):
+        elif candidate.backend == 'onnxruntime' and candidate.precision in _FLOATS_OF_FILES:
             return 'a CPU only emulates it'
         elif candidate.precision in _HALVES:
             return _lost_success(bundle, candidate)
@@ -167,7 +169,7 @@ def _of_torch(
         precision: requested precision, or `auto`.
         refused: the return value of `reduced_precisions`.
     """
-    if precision == INT8.precision:
+    if precision in (INT8.precision, 'nvfp4'):
         return []
     if precision != AUTO:
         # Named outright: the user vouches for it.

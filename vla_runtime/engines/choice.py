@@ -42,7 +42,7 @@ Loaded = TypeVar('Loaded')
 # A candidate further down the order must need less than this share of the time of the one above,
 # and one of fewer bits less than this share of the time of each of more.
 _MARGIN = 0.9
-_BITS = {'float32': 32, 'float16': 16, 'bfloat16': 16, 'fp8': 8, 'int8': 8}
+_BITS = {'float32': 32, 'float16': 16, 'bfloat16': 16, 'fp8': 8, 'int8': 8, 'nvfp4': 4}
 # Bundles with larger weights are not loaded once per candidate, and neither are those that would
 # need more of the free memory, for a copy in float32 and what loading takes: the order decides.
 MOST_MEASURED_BYTES = 4_000_000_000

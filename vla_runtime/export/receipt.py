@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_runtime.bundle.onnx_files import EIGHT_BITS, Precision
+from vla_runtime.bundle.onnx_files import QUANTISED, Precision
 from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.engines.tolerances import BOUNDS, BoundBy, chunk_bound
 
@@ -152,7 +152,7 @@ class Receipt:
 
 def left_out_of_int8(precision: Precision, beside: Precision) -> list[str]:
     """Return the note of a receipt in 8 bits on the products that are not; empty for others."""
-    if precision not in EIGHT_BITS:
+    if precision not in QUANTISED:
         return []
     return [f'matrix products that {precision} leaves out are in {beside}']
 

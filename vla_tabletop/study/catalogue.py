@@ -370,6 +370,21 @@ _STUDIES = (
         reference={'precision': 'float32'},
     ),
     Study(
+        'nvfp4_files',
+        'Does the policy do its task in ONNX files in NVFP4?',
+        'ONNX files in 4-bit floating point with a scale for every 16 numbers, for TensorRT '
+        '(emulated on a CPU, in float32 on the rounded numbers), against float32 on the same '
+        'scenes and the same backend, on still and on moving blocks (3 to 5 cm/s).',
+        grid(
+            replace(BASE, backend='onnxruntime'),
+            variant=('still', 'moving'),
+            precision=('float32', 'nvfp4'),
+        ),
+        x='precision',
+        episodes=200,
+        reference={'precision': 'float32'},
+    ),
+    Study(
         'attention',
         "Does the policy do its task with attention as ONNX's own operator?",
         'ONNX files in float16, with scores in float32 and with attention fused in half '

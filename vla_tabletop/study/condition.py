@@ -25,10 +25,10 @@ from vla_tabletop.sim.tasks import FAMILIES, Family, Wording
 
 ChunkSourceName = Literal['policy', 'expert']
 Instructed = Literal['task', 'other_block', 'fixed']
-Precision = Literal['float32', 'bfloat16', 'float16', 'int8', 'fp8']
+Precision = Literal['float32', 'bfloat16', 'float16', 'int8', 'fp8', 'nvfp4']
 Backend = Literal['torch', 'onnxruntime']
 # Precisions that one backend alone has.
-_BACKEND_OF: dict[str, Backend] = {'int8': 'onnxruntime'}
+_BACKEND_OF: dict[str, Backend] = {'int8': 'onnxruntime', 'nvfp4': 'onnxruntime'}
 Cache = Literal['off', 'exact', 'bounded', 'image_blind']
 
 TOUCH: tuple[Family, ...] = ('colour', 'position')

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from vla_runtime.bundle.onnx_files import (
-    EIGHT_BITS,
     IMAGE_INPUTS,
     ONNX_FOLDER,
+    QUANTISED,
     STEP_INPUTS,
     STEP_OUTPUTS,
     TEXT_INPUT,
@@ -21,6 +21,7 @@ from vla_runtime.bundle.onnx_files import (
     vision_names,
 )
 from vla_runtime.engines.cpu import check_int8
+from vla_runtime.engines.onnx.four_bit_emulation import emulated
 from vla_runtime.engines.onnx.session import (
     KIND_OF,
     SKIPPED_REWRITES,
@@ -71,7 +72,7 @@ def load_graphs(
     def load(network: Network, path: Path) -> Session:
         skipped = list(SKIPPED_REWRITES.get(precision, ()))
         options = session_options(threads)
-        session = Session(path, place, options, disabled_optimizers=skipped)
+        session = Session(path, place, options, emulated(path), disabled_optimizers=skipped)
         _check_names(session, network, family, dims)
         return session
 
@@ -170,7 +171,7 @@ def _check_precision(expert: Session, past: Tensors, asked: str) -> None:
                 f'exported in {kind}; set precision to {kind}, or export with --onnx-precision '
                 f'{asked}'
             )
-    if expert.precision in EIGHT_BITS:
+    if expert.precision in QUANTISED:
         if expert.placement.memory != 'cpu':
             raise ValueError(
                 f"device '{expert.placement.device}': the files in {expert.path.parent} are in "

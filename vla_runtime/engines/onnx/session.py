@@ -43,10 +43,11 @@ _PROVIDERS = {
 _LOG_ERRORS = 3
 # Rewrites of the graph that a precision does without. In int8 a product and its bias would become
 # a float32 Gemm before ONNX Runtime looks for products in 8 bits: five times slower.
-# In fp8 it would take products for those in integers, which it then refuses.
+# In fp8 it would take products for those in integers, which it then refuses; in nvfp4 the scales.
 SKIPPED_REWRITES = {
     'int8': ('MatMulAddFusion',),
     'fp8': ('QDQSelectorActionTransformer',),
+    'nvfp4': ('QDQSelectorActionTransformer',),
 }
 _WEIGHTS_FOLDER = 'session.model_external_initializers_file_folder_path'
 

@@ -55,6 +55,8 @@ from vla_runtime.engines.tensorrt.rtx import (
 logger = logging.getLogger(__name__)
 
 _SUPPORTED = '8.6, 10.3 and later'
+# The first release with 4-bit floats.
+_FIRST_FP4 = (10, 8)
 # How TensorRT, CUDA and the memory manager of a Jetson name what does not fit.
 _OUT_OF_MEMORY = re.compile(r'out ?of ?memory|memory ?allocation|MemAlloc', re.IGNORECASE)
 
@@ -181,7 +183,7 @@ class TensorRT:
             raise ValueError(
                 f"backend 'tensorrt': TensorRT {self.version} is not supported; use {_SUPPORTED}"
             )
-        self.major = found[0]
+        self.major, self._release = found[0], found
         self._logger = logger_of(module)
         self._runtime: Any = None
         self._builder: Any = None
@@ -189,7 +191,10 @@ class TensorRT:
     @property
     def precisions(self) -> tuple[str, ...]:
         """Precisions of ONNX files that this version runs."""
-        return ('float32', 'float16') + (('bfloat16', 'int8', 'fp8') if self.major >= 10 else ())
+        found: tuple[str, ...] = ('float32', 'float16')
+        if self.major >= 10:
+            found += ('bfloat16', 'int8', 'fp8')
+        return found + (('nvfp4',) if self._release >= _FIRST_FP4 else ())
 
     @property
     def default_precision(self) -> str | None:

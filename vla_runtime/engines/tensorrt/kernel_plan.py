@@ -30,7 +30,7 @@ _DTYPES = {
     'BFloat16': 'bfloat16',
     'Int8': 'int8',
     'FP8': 'fp8',
-    'FP4': 'fp4',
+    'FP4E2M1': 'fp4',
 }
 _SMALL = ('int8', 'fp8', 'fp4')
 

@@ -10,6 +10,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from vla_runtime.engines.tensorrt.capabilities import lacking_products
 from vla_runtime.files.atomic_write import write_bytes
 
 logger = logging.getLogger(__name__)
@@ -18,8 +19,6 @@ logger = logging.getLogger(__name__)
 RTX_MODULES = ('tensorrt_rtx', 'tensorrt_rtx_bindings')
 # Compute capabilities that our graphs are built for.
 TARGETS = ('sm80', 'sm86', 'sm89', 'sm120', 'sm121')
-# Those without products in 8-bit floating point.
-_NO_FP8 = ('sm80', 'sm86')
 # Known to it, and no use to us: our graphs have float32 products in every precision.
 _NO_TARGET = {'sm75': 'TensorRT for RTX multiplies no float32 matrices on 7.5 (Turing)'}
 
@@ -35,11 +34,15 @@ def check_targets(targets: tuple[str, ...], precision: str = 'float32') -> None:
         if target not in TARGETS:
             why = _NO_TARGET.get(target, 'TensorRT for RTX builds for no such compute capability')
             raise ValueError(f"target '{target}': {why}; it can be {', '.join(TARGETS)}")
-        if precision == 'fp8' and target in _NO_FP8:
+        if lacks := lacking_products(precision, _capability(target)):
+            able = [one for one in TARGETS if not lacking_products(precision, _capability(one))]
             raise ValueError(
-                f"target '{target}': has no products in 8-bit floating point (fp8); it can be "
-                f'{", ".join(one for one in TARGETS if one not in _NO_FP8)}, or export in int8'
+                f"target '{target}': {lacks}; it can be {', '.join(able)}, or export in int8"
             )
+
+
+def _capability(target: str) -> str:
+    return f'{target[2:-1]}.{target[-1]}'
 
 
 def target_of(capability: str) -> str:

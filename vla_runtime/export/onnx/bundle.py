@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from vla_runtime import __version__
 from vla_runtime.bundle.folder import Bundle, BundleError, read_bundle
 from vla_runtime.bundle.graph_facts import read_graph_facts
-from vla_runtime.bundle.onnx_files import EIGHT_BITS, ONNX_FOLDER, Attention, Precision, graph_path
+from vla_runtime.bundle.onnx_files import ONNX_FOLDER, QUANTISED, Attention, Precision, graph_path
 from vla_runtime.bundle.schema import ENGINES_FOLDER, SPEC_FILE, VERIFICATION_FILE, BundleSpec
 from vla_runtime.bundle.writer import new_bundle, seal
 from vla_runtime.checkpoints.errors import ExportError
@@ -94,12 +94,12 @@ def add_onnx(
     size = onnx_bytes(spec, precision)
     _check_room(folder, size)
     # 8 bits are calibrated in float32.
-    first: Precision = 'float32' if precision in EIGHT_BITS else precision
+    first: Precision = 'float32' if precision in QUANTISED else precision
     with bars('write onnx', size) as advance:
         # Ranges are those of what is exact.
-        form = 'exact' if precision in EIGHT_BITS else attention
+        form = 'exact' if precision in QUANTISED else attention
         write_onnx(folder, spec, first, attention=form, advance=advance)
-    if precision in EIGHT_BITS:
+    if precision in QUANTISED:
         from vla_runtime.export.onnx.quantised import quantise_onnx, quantised_steps
 
         assert cases is not None
@@ -202,9 +202,9 @@ def export_bundle(
         ValueError: int8 on a CPU that does not multiply it, or an observation that does not fit.
     """
     check_packages()
-    check_attention(attention, beside if precision in EIGHT_BITS else precision)
+    check_attention(attention, beside if precision in QUANTISED else precision)
     cases = None
-    if precision in EIGHT_BITS:
+    if precision in QUANTISED:
         from vla_runtime.export.onnx.calibration import calibration_cases
 
         if precision == 'int8':

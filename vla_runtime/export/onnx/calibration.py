@@ -1,8 +1,8 @@
 """Cases made of observations: those that a quantiser is calibrated on, and those it is judged on.
 
 Random images and tokens, good enough to compare networks, lie outside of what 8-bit ranges must
-cover. So an export in int8 takes recorded observations, and its receipt compares on some of them
-that the quantiser did not see.
+cover. So an export in 8 or 4 bits takes recorded observations, and its receipt compares on some of
+them that the quantiser did not see.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def calibration_cases(bundle: Bundle, observations: Sequence[Observation]) -> Ca
     """
     if len(observations) < LEAST_OBSERVATIONS:
         raise ExportError(
-            f'{len(observations)} observations to calibrate int8 on; at least {LEAST_OBSERVATIONS} '
+            f'{len(observations)} observations to calibrate on; at least {LEAST_OBSERVATIONS} '
             'are needed: record the policy for longer, at its task'
         )
     builder = RequestBuilder(PolicyCodec(bundle), cast(PolicyEngine, _TwoRows()))

@@ -58,7 +58,7 @@ def matrix_faults(
     Returns:
         one sentence per fault, naming the file and the matrix
     """
-    faults, seen, known = [], set(), set(weights.names)
+    faults, seen = [], set()
     for path in paths:
         proto = onnx.load(path, load_external_data=False).graph
         graph = _Graph(path, proto)
@@ -69,16 +69,34 @@ def matrix_faults(
             if (matrix, scales.tobytes()) in seen:
                 continue
             seen.add((matrix, scales.tobytes()))
-            names = matrix.rpartition('/')[0].split('+')
-            if known >= {*names}:
-                exact = torch.cat([weights.read(one) * factors.get(one, 1.0) for one in names]).T
+            exact = matrix_of_bundle(matrix, weights, factors)
+            if exact is not None:
                 found = graph.numbers(matrix).astype(np.float32) * scales
-                off = np.abs(found - exact.numpy())
-                # Half a step, and what float32 adds to it.
-                if (off <= graph.steps(matrix, exact.numpy(), scales) * np.float32(0.501)).all():
+                if within_half_a_step(found, exact, graph.steps(matrix, exact, scales)):
                     continue
             faults.append(f"{path.name}: '{matrix}' is not the bundle's matrix in 8 bits")
     return faults
+
+
+def matrix_of_bundle(
+    stored: str, weights: BundleWeights, factors: Mapping[str, float]
+) -> np.ndarray | None:
+    """Return the matrix (in, out) that a graph's matrix in fewer bits is named after, if any.
+
+    Args:
+        stored: name in the graph: those of the bundle, joined by `+`, and the precision.
+        weights, factors: as for `matrix_faults`.
+    """
+    names = stored.rpartition('/')[0].split('+')
+    if not {*names} <= {*weights.names}:
+        return None
+    parts = [weights.read(one) * factors.get(one, 1.0) for one in names]
+    return np.asarray(torch.cat(parts).T)
+
+
+def within_half_a_step(found: np.ndarray, exact: np.ndarray, steps: np.ndarray) -> bool:
+    """Return whether numbers are rounded to the nearest, up to what float32 adds to that."""
+    return bool((np.abs(found - exact) <= steps * np.float32(0.501)).all())
 
 
 def _sentence(node: onnx.NodeProto, fault: str) -> str:
@@ -109,7 +127,9 @@ class _Graph:
         self._constants = {item.name: item for item in graph.initializer}
 
     def widens_a_matrix(self, node: onnx.NodeProto) -> bool:
-        return node.op_type == _WIDEN and node.input[0] in self._constants
+        # In NVFP4 there are no zero points.
+        constant = node.op_type == _WIDEN and node.input[0] in self._constants
+        return constant and len(node.input) > 2
 
     def operand_fault(self, product: onnx.NodeProto) -> str:
         """Return what is wrong with a product of which an operand was rounded; empty if nothing."""

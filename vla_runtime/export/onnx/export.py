@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from vla_runtime.bundle.graph_facts import ExportedGraphs, GraphFacts, write_graph_facts
 from vla_runtime.bundle.onnx_files import (
-    EIGHT_BITS,
     IMAGE_INPUTS,
     ONNX_FOLDER,
     PRECISION_KEY,
+    QUANTISED,
     ROWS,
     ROWS_ENDING,
     STEP_INPUTS,
@@ -39,14 +39,15 @@ from vla_runtime.bundle.onnx_files import (
 )
 from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.engines.onnx.shapes import GraphShapes, Tensors, image_input
-from vla_runtime.export.onnx.eight_bits import EightBits
 from vla_runtime.export.onnx.graph import (
     ATTENTION_OPSET,
+    FLOAT4_OPSET,
     FLOAT8_OPSET,
     OPSET,
     GraphWriter,
     Value,
 )
+from vla_runtime.export.onnx.quantised_products import QuantisedProducts
 from vla_runtime.export.onnx.row_axis import TRACED, with_row_axis
 from vla_runtime.export.onnx.tracing import Trace, trace
 from vla_runtime.export.onnx.translation import Translator
@@ -58,6 +59,7 @@ from vla_runtime.families.operation_counts import count_operations, write_counts
 from vla_runtime.families.traced_shapes import parameters_of, trace_shapes
 from vla_runtime.family.declaration import distinct_image_sizes, image_sizes
 
+_OPSETS: Mapping[Precision, int] = {'fp8': FLOAT8_OPSET, 'nvfp4': FLOAT4_OPSET}
 _DTYPES = {
     'float32': torch.float32,
     'float16': torch.float16,
@@ -72,7 +74,7 @@ def write_onnx(
     spec: BundleSpec,
     precision: Precision,
     *,
-    eight_bits: EightBits | None = None,
+    quantised: QuantisedProducts | None = None,
     attention: Attention = 'exact',
     advance: Callable[[int], object] = lambda count: None,
 ) -> None:
@@ -83,7 +85,7 @@ def write_onnx(
         spec: contents of the bundle's policy.yaml.
         precision: precision of the large matrices; everything else stays float32, indices stay
             integers. In 8 bits the baseline is left out.
-        eight_bits: products that are in 8 bits, of this precision.
+        quantised: products that are in fewer bits, of this precision.
         attention: form of attention; fused needs products in half.
         advance: called with the bytes of each written block of weights.
 
@@ -91,8 +93,8 @@ def write_onnx(
         ExportError: the network uses an operator that has no ONNX form here, or a constant that
             the trace has no numbers of.
     """
-    assert (precision in EIGHT_BITS) == (eight_bits is not None)
-    beside = precision if eight_bits is None else eight_bits.beside
+    assert (precision in QUANTISED) == (quantised is not None)
+    beside = precision if quantised is None else quantised.beside
     assert attention == 'exact' or beside != 'float32'
     target = folder / ONNX_FOLDER
     target.mkdir()
@@ -100,12 +102,12 @@ def write_onnx(
     traced = _TracedNetworks(spec, beside)
     with WeightFile(target, advance) as file:
         fused = None if attention == 'exact' else _DTYPES[beside]
-        writer = _Writer(folder, spec, weights, file, traced, eight_bits, fused)
+        writer = _Writer(folder, spec, weights, file, traced, quantised, fused)
         writer.vision()
         for rows in ROWS:
             writer.prefix(rows)
             writer.expert(rows)
-        if eight_bits is None:
+        if quantised is None:
             for rows in ROWS:
                 writer.monolithic(rows)
         writer.any_rows()
@@ -124,7 +126,7 @@ def onnx_bytes(spec: BundleSpec, precision: Precision) -> int:
     parts = parameters_of(empty, trace_shapes(empty))
     # The time table is an input of the graphs.
     used = parts['vision'] | parts['prefix'] | parts['head']
-    network = meta_network(spec, _DTYPES['float32' if precision in EIGHT_BITS else precision])
+    network = meta_network(spec, _DTYPES['float32' if precision in QUANTISED else precision])
     return sum(
         tensor.numel() * tensor.element_size()
         for name, tensor in network.named_parameters()
@@ -209,10 +211,10 @@ class _Writer:
         weights: BundleWeights,
         file: WeightFile,
         traced: _TracedNetworks,
-        eight_bits: EightBits | None,
+        quantised: QuantisedProducts | None,
         fused: torch.dtype | None,
     ) -> None:
-        self._eight_bits = eight_bits
+        self._quantised = quantised
         self._fused = fused
         self._folder = folder
         self._spec = spec
@@ -342,15 +344,15 @@ class _Writer:
         opset = OPSET
         if self._fused is not None:
             opset = ATTENTION_OPSET
-        elif self._eight_bits is not None and self._eight_bits.precision == 'fp8':
-            opset = FLOAT8_OPSET
+        elif self._quantised is not None:
+            opset = _OPSETS.get(self._quantised.precision, OPSET)
         graph = GraphWriter(name, self._file, opset, self._fused)
         translator = Translator(
             graph,
             self._weights,
             self._scales,
             tokens_on_host=tokens_on_host,
-            eight_bits=self._eight_bits,
+            quantised=self._quantised,
         )
         return graph, translator
 
@@ -361,9 +363,9 @@ class _Writer:
         }
 
     def _save(self, model: onnx.ModelProto, path: Path) -> None:
-        if self._eight_bits is not None:
+        if self._quantised is not None:
             # Keys and values do not say it.
-            model.metadata_props.add(key=PRECISION_KEY, value=self._eight_bits.precision)
+            model.metadata_props.add(key=PRECISION_KEY, value=self._quantised.precision)
         onnx.save_model(model, path)
         self.facts[path.name] = graph_facts_of(model)
 
@@ -371,11 +373,25 @@ class _Writer:
 def graph_facts_of(model: onnx.ModelProto) -> GraphFacts:
     """Count a graph's operators and the bytes of its weights."""
     weights = model.graph.initializer
-    sizes = [helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize for tensor in weights]
     return GraphFacts(
         opset=model.opset_import[0].version,
         operators=dict(sorted(Counter(node.op_type for node in model.graph.node).items())),
-        weight_bytes=sum(
-            math.prod(tensor.dims) * size for tensor, size in zip(weights, sizes, strict=True)
-        ),
+        weight_bytes=sum(map(_bytes_of, weights)),
+        int8_products=_rounded_products(model.graph),
     )
+
+
+def _rounded_products(graph: onnx.GraphProto) -> int:
+    """Count the products of which both factors were rounded."""
+    widened = {
+        name for node in graph.node if node.op_type == 'DequantizeLinear' for name in node.output
+    }
+    return sum(node.op_type == 'MatMul' and {*node.input} <= widened for node in graph.node)
+
+
+def _bytes_of(tensor: onnx.TensorProto) -> int:
+    count = math.prod(tensor.dims)
+    if tensor.data_type == onnx.TensorProto.FLOAT4E2M1:
+        # NumPy has one number a byte.
+        return (count + 1) // 2
+    return count * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize

@@ -22,8 +22,8 @@ from vla_runtime.export.onnx.weights import ONNX_TYPE, WeightFile
 
 # The newest set that TensorRT 8.6 reads; ONNX Runtime 1.17 and later know it.
 OPSET = 17
-# The first sets with 8-bit floats, and with attention as an operator.
-FLOAT8_OPSET, ATTENTION_OPSET = 19, 23
+# The first sets with 8-bit floats, with 4-bit floats, and with attention as an operator.
+FLOAT8_OPSET, FLOAT4_OPSET, ATTENTION_OPSET = 19, 23, 23
 # The version of files by the set that they name.
 _IR_VERSIONS = {OPSET: 8, FLOAT8_OPSET: 9, ATTENTION_OPSET: 11}
 HALVES = (torch.float16, torch.bfloat16)
@@ -74,6 +74,7 @@ class GraphWriter:
         self._cut_from: dict[str, tuple[Value, int, list[Value]]] = {}
         self._constants: dict[tuple[torch.dtype, tuple[int, ...], bytes], Value] = {}
         self._count = 0
+        self._declared: dict[str, onnx.ValueInfoProto] = {}
 
     def input(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> Value:
         """Declare an input of the graph."""
@@ -133,6 +134,13 @@ class GraphWriter:
             )
         )
         return outs
+
+    def declare(self, value: Value) -> None:
+        """State the type of what an operator makes that is not ONNX's own."""
+        if value.name not in self._initializers:
+            kind = ONNX_TYPE[value.dtype]
+            # Its shape may have a free axis.
+            self._declared[value.name] = helper.make_tensor_value_info(value.name, kind, None)
 
     def initializer(self, proto: onnx.TensorProto, dtype: torch.dtype) -> Value:
         """Use a tensor of the weight file in this graph."""
@@ -221,10 +229,15 @@ class GraphWriter:
             self._inputs,
             self._outputs,
             initializer=[one for name, one in self._initializers.items() if name in read],
+            value_info=[one for name, one in self._declared.items() if name in read],
         )
+        domains = sorted({node.domain for node in nodes} - {''})
         return helper.make_model(
             graph,
-            opset_imports=[helper.make_opsetid('', self.opset)],
+            opset_imports=[
+                helper.make_opsetid('', self.opset),
+                *(helper.make_opsetid(domain, 1) for domain in domains),
+            ],
             ir_version=_IR_VERSIONS[self.opset],
             producer_name='vla_runtime',
         )

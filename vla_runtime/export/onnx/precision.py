@@ -3,7 +3,8 @@
 Types are those that ONNX infers for every tensor. The rules:
 - float32, int64, bool and the half type that was asked for are the only types;
 - inputs and outputs other than the past are never in half;
-- 8-bit numbers are in matrix products alone, written as `eight_bit_rules` says;
+- 8- and 4-bit numbers are in matrix products alone, written as `eight_bit_rules` and
+  `four_bit_rules` say;
 - in half there are matrix products and moves of numbers, and nothing else that computes: norms,
   softmax, time, masks and the update are in float32;
 - no float becomes an integer, no truth value a float, and no integer half: indices, counts and
@@ -20,16 +21,19 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto
 
-from vla_runtime.bundle.onnx_files import EIGHT_BITS, STEP_INPUTS, STEP_OUTPUTS, Precision
+from vla_runtime.bundle.onnx_files import QUANTISED, STEP_INPUTS, STEP_OUTPUTS, Precision
 from vla_runtime.export.onnx.eight_bit_rules import eight_bit_faults
+from vla_runtime.export.onnx.four_bit_rules import four_bit_faults, is_four_bit_rounding
 
 HALVES: Mapping[int, Precision] = {
     TensorProto.FLOAT16: 'float16',
     TensorProto.BFLOAT16: 'bfloat16',
 }
-_EIGHT_BITS: Mapping[int, Precision] = {
-    TensorProto.INT8: 'int8',
-    TensorProto.FLOAT8E4M3FN: 'fp8',
+# Types of what is rounded, that of the factors first.
+_ROUNDED: Mapping[Precision, tuple[int, ...]] = {
+    'nvfp4': (TensorProto.FLOAT4E2M1, TensorProto.FLOAT8E4M3FN),
+    'fp8': (TensorProto.FLOAT8E4M3FN,),
+    'int8': (TensorProto.INT8,),
 }
 _PORTS = {
     **dict.fromkeys((*STEP_INPUTS, *STEP_OUTPUTS), TensorProto.FLOAT),
@@ -64,7 +68,8 @@ def precision_of(path: Path) -> Precision:
         ValueError: no ONNX file, or one whose types contradict each other.
     """
     types = {one.data_type for one in load_graph(path).graph.initializer}
-    return next((name for kind, name in _EIGHT_BITS.items() if kind in types), beside_int8(path))
+    rounded = (name for name, kinds in _ROUNDED.items() if kinds[0] in types)
+    return next(rounded, None) or beside_int8(path)
 
 
 def beside_int8(path: Path) -> Precision:
@@ -100,10 +105,11 @@ def type_faults(path: Path, precision: Precision, beside: Precision = 'float32')
     faults += [
         f"'{name}' is in {type_name(kind)}, which no part of a policy is computed in"
         for name, kind in types.items()
-        if kind not in _TYPES and _EIGHT_BITS.get(kind) != precision
+        if kind not in (*_TYPES, *_ROUNDED.get(precision, ()))
     ]
-    faults += eight_bit_faults(path, model, types)
-    half = beside if precision in EIGHT_BITS else precision
+    rules = four_bit_faults if precision == 'nvfp4' else eight_bit_faults
+    faults += rules(path, model, types)
+    half = beside if precision in QUANTISED else precision
     wrong = [
         f"'{name}' is in {type_name(kind)} in a file that is meant to be {half}"
         for name, kind in types.items()
@@ -114,9 +120,8 @@ def type_faults(path: Path, precision: Precision, beside: Precision = 'float32')
 
 def node_fault(node: onnx.NodeProto, types: Mapping[str, int]) -> str:
     """The rule that a node breaks, as the end of a sentence; empty if none."""
-    if node.domain not in ('', 'ai.onnx') or any(
-        part.HasField('g') or part.graphs for part in node.attribute
-    ):
+    own = node.domain in ('', 'ai.onnx') or is_four_bit_rounding(node)
+    if not own or any(part.HasField('g') or part.graphs for part in node.attribute):
         return "is no operator of ONNX's own, or has a subgraph"
     if node.op_type == 'Cast':
         return _cast_fault(node.input[0], node.output[0], types)

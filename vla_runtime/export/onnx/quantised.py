@@ -1,10 +1,14 @@
-"""Products that go into 8 bits, and the ranges of their inputs on recorded observations.
+"""Products that go into 8 or 4 bits, and the ranges of their inputs on recorded observations.
 
 Invariants:
-- products with the matrices that may be in half are in 8 bits (`eight_bits`), and nothing else is:
-  attention, softmax, norms, time, patches, action projections and updates are not;
-- an MLP's last product is not either: the few large values of its input leave 8 bits too few for
-  the others (the demo policy's chunks were 2 to 3 times further off with it);
+- products with the matrices that may be in half are in 8 bits (`eight_bits`) or 4 (`four_bits`),
+  and nothing else is: attention, softmax, norms, time, patches, action projections and updates are
+  not;
+- in 8 bits an MLP's last product is not either: the few large values of its input leave too few
+  bits for the others (the demo policy's chunks were 2 to 3 times further off with it in int8);
+- in 4 bits are vision and the prefix's MLPs, where most weights of a large policy are, with the
+  last product of each in fp8. The head and the prefix's attention are not: the demo policy's chunks
+  would be off by 0.13 and 0.26, where its bound is 0.1;
 - vision, prefix and expert are calibrated apart, each on what the float32 networks hand to it; one
   and two rows together, so that a graph for any number of rows has the same scales;
 - there is no monolithic graph.
@@ -13,7 +17,7 @@ Invariants:
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,16 +40,18 @@ from vla_runtime.engines.onnx.session import Placement, Session
 from vla_runtime.engines.recorded_cases import Case
 from vla_runtime.engines.token_embedding import TokenEmbedding
 from vla_runtime.export.onnx.cases import Reference
-from vla_runtime.export.onnx.eight_bits import EightBits, Range
+from vla_runtime.export.onnx.eight_bits import EightBits
 from vla_runtime.export.onnx.export import meta_network, write_onnx
+from vla_runtime.export.onnx.four_bits import FourBits
+from vla_runtime.export.onnx.quantised_products import QuantisedProducts, Range, leaves_mlp
 from vla_runtime.export.onnx.verification import step_inputs
 from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.family.declaration import distinct_image_sizes
 
 Feed = dict[str, np.ndarray]
-# A matrix that shrinks its input by more than this is an MLP's last.
-_MLP_RATIO = 2
+# Ends of the names of MLPs' matrices.
+_OF_MLPS = ('.gate.weight', '.up.weight', '.down.weight', '.fc1.weight', '.fc2.weight')
 
 
 def quantise_onnx(
@@ -58,26 +64,35 @@ def quantise_onnx(
     attention: Attention = 'exact',
     advance: Callable[[int], object] = lambda count: None,
 ) -> None:
-    """Replace a bundle's float32 files by files in 8 bits.
+    """Replace a bundle's float32 files by files in 8 or 4 bits.
 
     Args:
         folder: folder of the bundle, not sealed yet, with the files that `write_onnx` made in
             float32.
         spec: contents of the bundle's policy.yaml.
-        precision: `int8` or `fp8`.
+        precision: one of `QUANTISED`.
         cases: cases to take the ranges from, for one row and for two; PyTorch's outputs are added.
-        beside: precision of the large matrices that are not in 8 bits.
+        beside: precision of the large matrices that are not rounded so.
         attention: form of attention in the new files.
         advance: called with 1 for each of the `quantised_steps`.
 
     Raises:
         ExportError: as `Reference`.
     """
-    ranges = measured_ranges(folder, spec, cases, advance=advance)
+    ranges = measured_ranges(folder, spec, cases, precision, advance=advance)
     shutil.rmtree(folder / ONNX_FOLDER)
-    eight_bits = EightBits(ranges, beside, precision)
-    write_onnx(folder, spec, precision, eight_bits=eight_bits, attention=attention)
+    quantised = quantised_products(ranges, beside, precision)
+    write_onnx(folder, spec, precision, quantised=quantised, attention=attention)
     advance(1)
+
+
+def quantised_products(
+    ranges: Mapping[str, Range], beside: Precision, precision: Precision
+) -> QuantisedProducts:
+    """Make the products of one of the precisions `QUANTISED`; arguments as for them."""
+    if precision == 'nvfp4':
+        return FourBits(ranges, beside)
+    return EightBits(ranges, beside, precision)
 
 
 def quantised_steps(spec: BundleSpec) -> int:
@@ -89,13 +104,14 @@ def measured_ranges(
     folder: Path,
     spec: BundleSpec,
     cases: Sequence[Case],
+    precision: Precision = 'int8',
     *,
     advance: Callable[[int], object] = lambda count: None,
 ) -> dict[str, Range]:
     """Run the float32 files; return the smallest and largest number of each product's input.
 
     Args:
-        folder, spec, cases: folder, contents of policy.yaml and cases, as for `quantise_onnx`.
+        folder, spec, cases, precision: as for `quantise_onnx`.
         advance: called with 1 once PyTorch has run, and after each graph.
 
     Returns:
@@ -123,7 +139,9 @@ def measured_ranges(
     matrices = matrix_names(meta_network(spec, torch.float32))
     ranges: dict[str, Range] = {}
     for name in engine_graphs(ROWS, len(sizes)):
-        for matrix, found in _ranges_of(folder / ONNX_FOLDER / name, matrices, feeds[name]):
+        for matrix, found in _ranges_of(
+            folder / ONNX_FOLDER / name, matrices, precision, feeds[name]
+        ):
             known = ranges.get(matrix, found)
             ranges[matrix] = min(known[0], found[0]), max(known[1], found[1])
         advance(1)
@@ -131,11 +149,11 @@ def measured_ranges(
 
 
 def _ranges_of(
-    path: Path, matrices: set[str], feeds: Iterator[Feed]
+    path: Path, matrices: set[str], precision: Precision, feeds: Iterator[Feed]
 ) -> Iterator[tuple[str, Range]]:
     """Yield (matrix, range of its product's input) of every run of a graph."""
     model = onnx.load(path, load_external_data=False)
-    inputs = inputs_of_products(model.graph, matrices)
+    inputs = inputs_of_products(model.graph, matrices, precision)
     if not inputs:
         return
     for name in dict.fromkeys(name for _, name in inputs):
@@ -151,9 +169,18 @@ def _ranges_of(
             yield matrix, (float(found[f'{name}/ReduceMin']), float(found[f'{name}/ReduceMax']))
 
 
-def inputs_of_products(graph: onnx.GraphProto, matrices: set[str]) -> list[tuple[str, str]]:
-    """Names of matrix and input of every product that is put into 8 bits."""
+def inputs_of_products(
+    graph: onnx.GraphProto, matrices: set[str], precision: Precision = 'int8'
+) -> list[tuple[str, str]]:
+    """Names of matrix and input of every product that is rounded.
+
+    Args:
+        graph: a float32 graph, without its weights.
+        matrices: names of those that may be in half.
+        precision: one of `QUANTISED`.
+    """
     constants = {item.name: item for item in graph.initializer}
+    is_rounded = _in_four_bits if precision == 'nvfp4' else _in_eight_bits
     return [
         (node.input[1], node.input[0])
         for node in graph.node
@@ -161,14 +188,18 @@ def inputs_of_products(graph: onnx.GraphProto, matrices: set[str]) -> list[tuple
         and set(node.input[1].split('+')) <= matrices
         # A product of constants is made at load.
         and node.input[0] not in constants
-        and not _leaves_mlp(constants[node.input[1]])
+        and is_rounded(graph.name, constants[node.input[1]])
     ]
 
 
-def _leaves_mlp(matrix: onnx.TensorProto) -> bool:
-    """Return whether a matrix (in, out) is an MLP's last, whose inputs have outliers."""
-    wide, narrow = matrix.dims
-    return bool(wide > _MLP_RATIO * narrow)
+def _in_eight_bits(network: str, matrix: onnx.TensorProto) -> bool:
+    """Return whether the product with a matrix (in, out) is in 8 bits: all but an MLP's last."""
+    return not leaves_mlp(*matrix.dims)
+
+
+def _in_four_bits(network: str, matrix: onnx.TensorProto) -> bool:
+    """Return whether the product with a matrix is in 4 bits, an MLP's last in 8."""
+    return network == 'vision' or (network == 'prefix' and matrix.name.endswith(_OF_MLPS))
 
 
 def _vision_feeds(cases: Sequence[Case], size: tuple[int, int]) -> Iterator[Feed]:

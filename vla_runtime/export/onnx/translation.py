@@ -21,9 +21,9 @@ from torch.fx import Node
 
 from vla_runtime.bundle.onnx_files import TEXT_INPUT, TOKENS
 from vla_runtime.checkpoints.errors import ExportError
-from vla_runtime.export.onnx.eight_bits import EightBits, Matrix
 from vla_runtime.export.onnx.graph import GraphWriter, Value
 from vla_runtime.export.onnx.operators import lowering
+from vla_runtime.export.onnx.quantised_products import Matrix, QuantisedProducts
 from vla_runtime.export.onnx.tracing import Trace
 from vla_runtime.export.onnx.weights import BundleWeights
 
@@ -48,7 +48,7 @@ class Translator:
         scales: parameter name to the factor that its numbers are multiplied by.
         tokens_on_host: take the rows of the text table that the input `tokens` names as an input of
             their own, and leave the table out.
-        eight_bits: products to write in 8 bits.
+        quantised: products to write in fewer bits.
 
     Attributes:
         token_embedding: name of the table that was left out; empty without one.
@@ -61,13 +61,13 @@ class Translator:
         scales: Mapping[str, float],
         *,
         tokens_on_host: bool = False,
-        eight_bits: EightBits | None = None,
+        quantised: QuantisedProducts | None = None,
     ) -> None:
         self._graph = graph
         self._weights = weights
         self._scales = scales
         self._tokens_on_host = tokens_on_host
-        self._eight_bits = eight_bits
+        self._quantised = quantised
         self.token_embedding = ''
 
     def write(self, trace: Trace, prefix: str, inputs: Sequence[Value]) -> list[Value]:
@@ -91,7 +91,7 @@ class Translator:
             self._scales,
             prefix,
             self._tokens_on_host,
-            self._eight_bits,
+            self._quantised,
         )
         outputs = translation.run(trace, inputs)
         self.token_embedding = translation.token_embedding
@@ -108,14 +108,14 @@ class _Translation:
         scales: Mapping[str, float],
         prefix: str,
         tokens_on_host: bool,
-        eight_bits: EightBits | None,
+        quantised: QuantisedProducts | None,
     ) -> None:
         self._graph = graph
         self._weights = weights
         self._scales = scales
         self._prefix = prefix
         self._tokens_on_host = tokens_on_host
-        self._eight_bits = eight_bits
+        self._quantised = quantised
         self.token_embedding = ''
         # Graph values, numbers known now (tensors), weights not yet read, and plain numbers.
         self._known: dict[Node, Any] = {}
@@ -223,19 +223,19 @@ class _Translation:
     def _product(self, x: Value, weights: list[_Weight | Tensor], *, widened: bool) -> Value:
         """Write the product of x and matrices side by side.
 
-        Its type is that of the matrices; `widened` leaves one in 8 bits in float32, for a bias.
+        Its type is that of the matrices; `widened` leaves one in fewer bits in float32, for a bias.
         """
-        graph, eight_bits = self._graph, self._eight_bits
+        graph, quantised = self._graph, self._quantised
         if isinstance(weights[0], _Weight):
             matrix = self._joined(weights, transposed=True)
-            if eight_bits is not None and matrix.name in eight_bits:
-                # Rounded once, to 8 bits, and not to half before.
+            if quantised is not None and quantised.takes(matrix):
+                # Rounded once, and not to half before.
                 single = graph.single(graph.before_cast(x))
-                # One product each where a bias follows, see `eight_bits`.
-                cut = widened and eight_bits.apart
+                # One product each where a bias follows, see `quantised_products`.
+                cut = widened and quantised.apart
                 apart = [[weight] for weight in weights] if cut else [weights]
                 matrices = [self._joined(some, transposed=True) for some in apart]
-                parts = eight_bits.products(graph, single, matrix.name, matrices)
+                parts = quantised.products(graph, single, matrix.name, matrices)
                 y = parts[0]
                 if len(parts) > 1:
                     shape = (*x.shape[:-1], matrix.shape[1])

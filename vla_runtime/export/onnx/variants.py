@@ -11,6 +11,8 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper
 
+from vla_runtime.engines.onnx.four_bit_emulation import emulate
+
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
@@ -23,6 +25,8 @@ def comparable(path: Path, *, widen_bfloat16: bool) -> bytes:
             a device does that sums in float32, on one that knows no bfloat16 products.
     """
     model = onnx.load(path, load_external_data=False)
+    # As the engine runs it.
+    emulate(model)
     _widen_ports(model.graph)
     if widen_bfloat16:
         _widen_products(model)

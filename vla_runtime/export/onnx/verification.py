@@ -23,8 +23,8 @@ import torch
 
 from vla_runtime.bundle.folder import read_statistics
 from vla_runtime.bundle.onnx_files import (
-    EIGHT_BITS,
     ONNX_FOLDER,
+    QUANTISED,
     ROWS,
     ROWS_GRAPHS,
     TEXT_INPUT,
@@ -43,6 +43,7 @@ from vla_runtime.engines.token_embedding import TokenEmbedding
 from vla_runtime.engines.tolerances import error_of
 from vla_runtime.export.onnx.cases import Reference, seeded_cases
 from vla_runtime.export.onnx.eight_bit_rules import matrix_faults
+from vla_runtime.export.onnx.four_bit_rules import four_bit_matrix_faults
 from vla_runtime.export.onnx.precision import beside_int8, precision_of, type_faults
 from vla_runtime.export.onnx.variants import comparable
 from vla_runtime.export.onnx.weights import BundleWeights
@@ -98,13 +99,14 @@ def verify_onnx(
     placement = Placement.of(device)
     image_sizes = len(distinct_image_sizes(spec.dims))
     precision, beside = check_graphs(folder, image_sizes)
-    if precision in EIGHT_BITS:
+    if precision in QUANTISED:
         paths = [folder / ONNX_FOLDER / name for name in _int8_graphs(image_sizes)]
         factors = query_scales(empty_network(spec.family, spec.dims))
         weights = BundleWeights(folder / WEIGHTS_FILE)
-        _refuse(folder, 'computes with wrong matrices', matrix_faults(paths, weights, factors))
+        faults = four_bit_matrix_faults if precision == 'nvfp4' else matrix_faults
+        _refuse(folder, 'computes with wrong matrices', faults(paths, weights, factors))
     if cases is None:
-        cases = read_cases(folder)[0] if precision in EIGHT_BITS else seeded_cases(folder, spec)
+        cases = read_cases(folder)[0] if precision in QUANTISED else seeded_cases(folder, spec)
     verifier = _Verifier(folder, spec, precision, beside, placement, advance, cases)
     receipt = verifier.run()
     keep(verifier.cases)
@@ -138,9 +140,9 @@ def check_graphs(folder: Path, image_sizes: int = 1) -> tuple[Precision, Precisi
     reduced = (one for one in map(beside_int8, paths) if one != 'float32')
     beside: Precision = next(reduced, 'float32')
     precisions = map(precision_of, paths)
-    precision: Precision = next((one for one in precisions if one in EIGHT_BITS), beside)
+    precision: Precision = next((one for one in precisions if one in QUANTISED), beside)
     names = (*graph_names(image_sizes), *ROWS_GRAPHS)
-    if precision in EIGHT_BITS:
+    if precision in QUANTISED:
         names = _int8_graphs(image_sizes)
     check_graph_files(folder, names)
     faults = [
@@ -170,9 +172,7 @@ def receipt_dict(receipt: Receipt) -> dict[str, Any]:
     return {
         'what': 'every ONNX file against the PyTorch modules in float32, on '
         + (
-            'observations that were recorded'
-            if receipt.precision in EIGHT_BITS
-            else 'seeded inputs'
+            'observations that were recorded' if receipt.precision in QUANTISED else 'seeded inputs'
         ),
         'precision': receipt.precision,
         'types': 'matrix products in the precision; all else in float32, indices in integers',
@@ -238,7 +238,7 @@ class _Verifier:
         for rows in ROWS:
             self._expert(rows, table, own_table)
         for rows in ROWS:
-            if self._precision not in EIGHT_BITS:
+            if self._precision not in QUANTISED:
                 self._monolithic(rows, own_table)
             self._advance(1)
         tensors = [

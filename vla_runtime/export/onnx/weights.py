@@ -32,6 +32,8 @@ ONNX_TYPE = {
     torch.int64: onnx.TensorProto.INT64,
     torch.int8: onnx.TensorProto.INT8,
     torch.float8_e4m3fn: onnx.TensorProto.FLOAT8E4M3FN,
+    # Two numbers a byte.
+    torch.float4_e2m1fn_x2: onnx.TensorProto.FLOAT4E2M1,
     torch.uint8: onnx.TensorProto.UINT8,
     torch.bool: onnx.TensorProto.BOOL,
 }

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from vla_runtime.bundle.graph_facts import GraphFacts, read_graph_facts
 from vla_runtime.bundle.onnx_files import (
-    EIGHT_BITS,
     GRAPHS_FILE,
     ONNX_FOLDER,
+    QUANTISED,
     WEIGHTS_DATA,
     Precision,
 )
@@ -36,6 +36,7 @@ from vla_runtime.engines.tensorrt.adapter import (
     TensorRTMemoryError,
 )
 from vla_runtime.engines.tensorrt.callbacks import Progress
+from vla_runtime.engines.tensorrt.capabilities import lacking_products
 from vla_runtime.engines.tensorrt.rtx import check_targets, target_of
 from vla_runtime.engines.tensorrt.store import (
     ENGINES,
@@ -189,6 +190,11 @@ def plan_build(
         target = engines / rtx_folder_name(targets, adapter.version)
     else:
         assert device is not None, 'only TensorRT for RTX builds without a GPU'
+        if lacks := lacking_products(found, device.capability):
+            raise ValueError(
+                f'{folder}: the files are {found}, and {device.name} ({device.capability}) '
+                f'{lacks}; export them in int8'
+            )
         target = engines / folder_name(device, adapter.version)
     digests = _digests(bundle, graphs, files or {})
     done, passed = ({}, {}) if force else _done(bundle, target, digests, found, rows)
@@ -235,7 +241,9 @@ def _check_readable(
 ) -> None:
     """Refuse files that this TensorRT cannot run or read (ValueError)."""
     if precision not in adapter.precisions:
-        why = ' (it takes no matrix that is in 8 bits already)' if precision in EIGHT_BITS else ''
+        why = ' (it takes no matrix that is in 8 bits already)' if precision in QUANTISED else ''
+        if precision == 'nvfp4':
+            why = ' (it reads 4-bit floats from 10.8 on)'
         raise ValueError(
             f'{folder}: the files are {precision}, which TensorRT {adapter.version} cannot run'
             f'{why}; export them in {" or ".join(adapter.precisions)}'
