@@ -128,7 +128,7 @@ class GrootReader(CheckpointReader):
             lambda: _dims(
                 shape,
                 heads,
-                count_image_places(tokenizer, N15_PROMPT, cameras),
+                count_image_places(tokenizer, N15_PROMPT, cameras, prompt_length),
                 cameras,
                 prompt_length,
                 horizon,

@@ -71,7 +71,7 @@ def n17_sizes(source: Source) -> MakeDims | None:
             heads,
             facts,
             text_every,
-            count_image_places(tokenizer, N17_PROMPT, cameras),
+            count_image_places(tokenizer, N17_PROMPT, cameras, prompt_length),
             prompt_length,
             horizon,
         )
