@@ -111,8 +111,8 @@ def test_rows_of_the_plan_that_the_reference_freezes_are_the_first(path: Path, b
     x[:, :overlap] = plan[:overlap]
     share = torch.ones(x.shape[1])
     share[:frozen] = 0
-    ramp = torch.linspace(0, 1, overlap - frozen + 2)[1:-1]
-    share[frozen:overlap] = 1 - torch.exp(-rate * ramp)
+    ramp = 1 - torch.exp(-rate * torch.linspace(0, 1, overlap - frozen + 2))
+    share[frozen:overlap] = (ramp / ramp[-1])[1:-1]
     for k in range(case.steps):
         conditioning = case.network.time_conditioning(torch.tensor([1 - k / case.steps]))
         velocity = case.network.velocity(x, past, conditioning, **case.state())
