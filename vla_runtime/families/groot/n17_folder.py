@@ -7,7 +7,7 @@ processors; NVIDIA into processor_config.json, statistics.json and embodiment_id
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vla_runtime.bundle.schema import CameraSpec, NormalisationSpec
@@ -121,6 +121,9 @@ def read_n17_folder(folder: Path, family: str, options: ExportOptions) -> Folder
         )
     _check(found)
     images = image_spec(found.images, nvidia=found.kind == 'NVIDIA')
+    if family == 'groot_n16' and images.crop is not None:
+        # Eagle's processor resizes with Pillow, Qwen's with torchvision.
+        images = replace(images, crop=replace(images.crop, last='bicubic_pillow'))
     columns = found.columns
     cut = cut_image(found.images, images, _camera_images(folder, found, options))
     return FolderFacts(
