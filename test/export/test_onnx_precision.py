@@ -209,7 +209,11 @@ FAULTS = [
     ('pi0', 'monolithic_r2.onnx', rounded('state'), f"{ROUNDS} 'state'.*an input"),
     ('evo1', 'prefix.onnx', faults.query_bias_in_half, f'Add.*{IN_HALF}'),
     ('evo1', 'prefix.onnx', rounded('state'), f"{ROUNDS} 'state'.*an input"),
-    *((family, *fault) for family in ('groot_n15', 'groot_n16', 'groot_n17') for fault in GROOT_FAULTS),
+    *(
+        (family, *fault)
+        for family in ('groot_n15', 'groot_n16', 'groot_n17')
+        for fault in GROOT_FAULTS
+    ),
 ]
 
 

@@ -119,9 +119,7 @@ def eagle_2(w: Weights, dims: GrootN16Dims, image: Tensor) -> list[Tensor]:
     return [linear(w, 'vision.connector.3', F.gelu(linear(w, 'vision.connector.1', x)))]
 
 
-def window_attention(
-    w: Weights, at: str, x: Tensor, head_dim: int, turn: Tensor | None
-) -> Tensor:
+def window_attention(w: Weights, at: str, x: Tensor, head_dim: int, turn: Tensor | None) -> Tensor:
     """Attend among the patches x (T, W); `turn` (T, D / 2) turns pairs of numbers side by side."""
     q, k, v = (linear(w, f'{at}.{name}', x).split(head_dim, dim=-1) for name in 'qkv')
     heads = []
@@ -180,9 +178,7 @@ def qwen(w: Weights, dims: GrootN17Dims, image: Tensor) -> list[Tensor]:
     ]
 
 
-def sequence(
-    w: Weights, dims: Dims, prompt: Prompt
-) -> tuple[list[Tensor], list[Place]]:
+def sequence(w: Weights, dims: Dims, prompt: Prompt) -> tuple[list[Tensor], list[Place]]:
     """Embeddings (P, M), then what is added to them layer by layer; the place of each token."""
     encode = {GrootDims: eagle, GrootN16Dims: eagle_2, GrootN17Dims: qwen}[type(dims)]
     images = [None if image is None else encode(w, dims, image) for image in prompt.images]
@@ -252,9 +248,7 @@ def features(w: Weights, dims: Dims, prompt: Prompt) -> tuple[Tensor, Tensor]:
     return x, torch.tensor([place is not None for place in places])
 
 
-def memory_of(
-    dims: Dims, block: int, context: Tensor, images: Tensor
-) -> Tensor:
+def memory_of(dims: Dims, block: int, context: Tensor, images: Tensor) -> Tensor:
     """Context tokens that a cross-attention block reads."""
     if isinstance(dims, GrootDims):
         return context

@@ -52,8 +52,9 @@ class GrootReader(CheckpointReader):
     wanted: ClassVar[Mapping[str, str]] = {
         '--tokenizer': (
             'tokenizer.json of the language model that the policy was trained from, from the '
-            'Hugging Face Hub or the training project: N1.5 the Eagle processor (config.json: tokenizer_assets_repo), '
-            'N1.6 the Eagle-Block2A-2B-v2 folder of Isaac-GR00T, N1.7 nvidia/Cosmos-Reason2-2B'
+            'Hugging Face Hub: N1.5 the Eagle processor (config.json: tokenizer_assets_repo), '
+            'N1.7 nvidia/Cosmos-Reason2-2B; of N1.6 from Isaac-GR00T itself, '
+            'gr00t/model/modules/nvidia/Eagle-Block2A-2B-v2'
         ),
         '--horizon': 'actions of a chunk (action_horizon of the base model; 16 in the published)',
     }

@@ -63,6 +63,16 @@ class HeadDims:
     state_steps = 1
 
     @property
+    def image_tokens(self) -> int:
+        """N, tokens of one image."""
+        raise NotImplementedError
+
+    @property
+    def prefix_length(self) -> int:
+        """P: image tokens of all cameras, and text tokens."""
+        return self.cameras * self.image_tokens + self.prompt_length
+
+    @property
     def dit_width(self) -> int:
         """W, numbers of a DiT token."""
         return self.dit.heads_width
@@ -133,11 +143,6 @@ class AlternatingDims(HeadDims):
         """N, tokens of one image."""
         rows, columns = self.grid
         return rows * columns
-
-    @property
-    def prefix_length(self) -> int:
-        """P: image tokens of all cameras, and text tokens."""
-        return self.cameras * self.image_tokens + self.prompt_length
 
     @property
     def text_blocks(self) -> tuple[int, ...]:
@@ -216,11 +221,6 @@ class GrootDims(ShuffledImages, HeadDims):
         check_language(self.language)
         self.check_head()
         check_places(self.image_places, self.cameras, self.prompt_length)
-
-    @property
-    def prefix_length(self) -> int:
-        """P: image tokens of all cameras, and text tokens."""
-        return self.cameras * self.image_tokens + self.prompt_length
 
 
 HEAD_LIMITS = {

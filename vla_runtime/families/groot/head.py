@@ -84,9 +84,7 @@ class GrootHead(FlowNetwork):
             if context is None
             else [ContextBlock(context, language) for _ in range(context.depth)]
         )
-        self.state_encoder = SlicedMlp(
-            dims.state_dim // dims.state_steps, dims.head_width, width
-        )
+        self.state_encoder = SlicedMlp(dims.state_dim // dims.state_steps, dims.head_width, width)
         self.action_encoder = ActionEncoder(dims.action_dim, width)
         self.time_in = nn.Linear(DIT_CODE, width)
         self.time_out = nn.Linear(width, width)

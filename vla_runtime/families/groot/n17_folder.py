@@ -1,8 +1,9 @@
 """Facts of a GR00T N1.6 or N1.7 folder, as NVIDIA's Isaac-GR00T and LeRobot 0.6 write it.
 
-LeRobot (type `groot`) writes N1.7 alone. Both say the same things in different files: groups of state and action dimensions in order with
-their statistics, cameras and frames, how images are cut. LeRobot writes them into the steps of its
-processors; NVIDIA into processor_config.json, statistics.json and embodiment_id.json.
+LeRobot (type `groot`) writes N1.7 alone. Both say the same things in different files: groups of
+state and action dimensions in order with their statistics, cameras and frames, how images are cut.
+LeRobot writes them into the steps of its processors; NVIDIA into processor_config.json,
+statistics.json and embodiment_id.json.
 """
 
 from __future__ import annotations
@@ -145,7 +146,10 @@ def read_n17_folder(folder: Path, family: str, options: ExportOptions) -> Folder
         denoise_steps=DENOISE_STEPS,
         image_sizes=() if cut is None else (cut,),
         tokenizer=find_tokenizer(folder),
-        source={'checkpoint': f'{found.kind} groot {_VERSIONS[family]}', 'embodiment': found.tag or ''},
+        source={
+            'checkpoint': f'{found.kind} groot {_VERSIONS[family]}',
+            'embodiment': found.tag or '',
+        },
         questions=() if cut else (_IMAGE_SIZE,),
     )
 

@@ -22,7 +22,8 @@ class GridAttention(VisionAttention):
 
     def turned(self, x: Tensor, rotary: Rotary) -> Tensor:
         # Queries and keys are reordered alike, so their products stay.
-        return rotate(x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2), rotary)
+        pairs = x.view(*x.shape[:-1], x.shape[-1] // 2, 2)
+        return rotate(pairs.transpose(-1, -2).reshape(x.shape), rotary)
 
 
 class GridBlock(VisionBlock):
@@ -89,7 +90,8 @@ class EagleVision2(nn.Module):
         if self.dims.window is None:
             return None
         corner = self.places(rows, columns, device) // self.dims.window
-        return (corner[:, None] == corner[None]).all(dim=-1)
+        row, column = (corner[:, None] == corner[None]).unbind(dim=-1)
+        return torch.logical_and(row, column)
 
     def unshuffled(self, x: Tensor, rows: int, columns: int) -> Tensor:
         """Join squares of patches: (n, rows * columns, width) to (n, N, width * merge * merge).
