@@ -18,7 +18,7 @@ from vla_runtime.engines.torch.weights import state_of
 from vla_runtime.families.flow_network import FlowNetwork, empty_network
 
 Case = NetworkCase | SmolVlaCase | ActCase | GrootCase | Evo1Case
-KINDS = ('pi05', 'pi0', 'smolvla', 'act', 'groot_n15', 'groot_n17', 'evo1')
+KINDS = ('pi05', 'pi0', 'smolvla', 'act', 'groot_n15', 'groot_n16', 'groot_n17', 'evo1')
 
 
 @lru_cache

@@ -1,4 +1,4 @@
-"""Loads the network cases of GR00T N1.5 and N1.7 (test/cases/README.md)."""
+"""Loads the network cases of GR00T (test/cases/README.md)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from vla_runtime.families.blocks.dimensions import DecoderDims
 from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.groot.dimensions import GrootDims, StackDims
 from vla_runtime.families.groot.n15 import GrootN15
+from vla_runtime.families.groot.n16 import GrootN16
+from vla_runtime.families.groot.n16_dimensions import GrootN16Dims, Siglip2Dims
 from vla_runtime.families.groot.n17 import GrootN17
 from vla_runtime.families.groot.n17_dimensions import GrootN17Dims, QwenVisionDims
 from vla_runtime.families.groot.tensor_names import NAMES, SLICED
 
-N15, N17 = 'groot_n15', 'groot_n17'
+N15, N16, N17 = 'groot_n15', 'groot_n16', 'groot_n17'
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class GrootCase(ReferenceCase):
         valid: tokens of the sequence that are there, (P,) bool.
     """
 
-    network: GrootN15 | GrootN17
+    network: GrootN15 | GrootN16 | GrootN17
     b: int
     valid: Tensor
 
@@ -83,6 +85,20 @@ class GrootCase(ReferenceCase):
     def masks_padding(self) -> bool:
         """False where the training code's head sees padding, which ours does not."""
         return bool(self.valid.all())
+
+
+@dataclass(frozen=True)
+class GrootN16Case(GrootCase):
+    """An entry of a case of N1.6, whose head sees no padding."""
+
+    def images(self, name: str) -> Tensor:
+        """A tensor (…, images, tokens, numbers) of the case, those of this entry's images."""
+        cameras = self.description['cameras']
+        return self.tensors[name][..., self.b * cameras : (self.b + 1) * cameras, :, :]
+
+    @property
+    def masks_padding(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
@@ -145,22 +161,15 @@ def language_of_case(d: Mapping[str, Any]) -> DecoderDims:
 
 
 def head_of_case(d: Mapping[str, Any], ids: Sequence[int], length: int) -> dict[str, Any]:
-    """Our dimensions of what N1.5 and N1.7 share.
+    """Our dimensions of what the versions share.
 
     Args:
         d: the description.
         ids: the sequence of one batch entry, without padding.
         length: text tokens of the padded prompt.
     """
-    context = StackDims(
-        depth=d['vlsa_layers'],
-        num_heads=d['vlsa_heads'],
-        head_dim=d['vlsa_head_dim'],
-        mlp_dim=4 * d['width'],
-    )
     return {
         'language': language_of_case(d),
-        'context': context,
         'dit': StackDims(
             depth=d['dit_layers'],
             num_heads=d['dit_heads'],
@@ -180,6 +189,16 @@ def head_of_case(d: Mapping[str, Any], ids: Sequence[int], length: int) -> dict[
     }
 
 
+def context_of_case(d: Mapping[str, Any]) -> StackDims:
+    """Our dimensions of the self-attention over the features."""
+    return StackDims(
+        depth=d['vlsa_layers'],
+        num_heads=d['vlsa_heads'],
+        head_dim=d['vlsa_head_dim'],
+        mlp_dim=4 * d['width'],
+    )
+
+
 def n15_dims(
     d: Mapping[str, Any], tensors: Mapping[str, Tensor], head: Mapping[str, Any]
 ) -> GrootDims:
@@ -191,6 +210,7 @@ def n15_dims(
         vision=vision_of_case(d),
         pixel_shuffle=round(1 / d['downsample_ratio']) if d['use_pixel_shuffle'] else 1,
         connector_layers=d['mlp_connector_layers'],
+        context=context_of_case(d),
         future_tokens=d['future_tokens'],
         state_dim=d['state_dim'],
         **head,
@@ -219,12 +239,38 @@ def n17_dims(
         text_every=d['attend_text_every_n_blocks'],
         real_horizon=d['valid_horizon'],
         state_dim=d['state_dim'] * d['state_history'],
-        **{**head, 'context': head['context'] if d['vlsa_layers'] else None},
+        context=context_of_case(d) if d['vlsa_layers'] else None,
+        **head,
+    )
+
+
+def n16_dims(
+    d: Mapping[str, Any], tensors: Mapping[str, Tensor], head: Mapping[str, Any]
+) -> GrootN16Dims:
+    """Our dimensions of a case of N1.6."""
+    assert (d['v_eps'], d['buckets']) == (1e-6, 1000)
+    return GrootN16Dims(
+        vision=Siglip2Dims(
+            width=d['v_hidden'],
+            depth=d['v_layers'],
+            num_heads=d['v_heads'],
+            mlp_dim=d['v_mlp'],
+            patch_size=d['patch'],
+            merge=2,
+            positions=math.isqrt(d['v_positions']),
+        ),
+        image=tuple(tensors['pixel_values'].shape[2:]),
+        text_every=d['attend_text_every_n_blocks'],
+        real_horizon=d['valid_horizon'],
+        state_dim=d['state_dim'] * d['state_history'],
+        state_steps=d['state_history'],
+        **head,
     )
 
 
 _KINDS: Mapping[str, tuple[Callable[..., Any], type[GrootCase]]] = {
     N15: (n15_dims, GrootCase),
+    N16: (n16_dims, GrootN16Case),
     N17: (n17_dims, GrootN17Case),
 }
 

@@ -1,4 +1,4 @@
-"""Folders of GR00T N1.7 for tests: a reference case as LeRobot and as NVIDIA write it."""
+"""Folders of GR00T N1.6 and N1.7 for tests: a case as LeRobot (N1.7) and as NVIDIA write it."""
 
 from __future__ import annotations
 
@@ -37,9 +37,12 @@ def write_backbone(target: Path, case: Path) -> Path:
     tokenizer['added_tokens'] = [
         {'id': index, 'content': word, 'special': True, **flags}
         for word, index in tokenizer['model']['vocab'].items()
-        if word.startswith('<|')
+        if word.startswith('<|') or word in ('<img>', '</img>', '<IMG_CONTEXT>')
     ]
     _write(target / 'tokenizer.json', tokenizer)
+    if d['kind'] == 'groot_n16':
+        _write(target / 'config.json', _eagle(d))
+        return target / 'tokenizer.json'
     text = {
         'rms_norm_eps': d['rms_eps'],
         'rope_parameters': {'rope_theta': d['rope_theta'], 'mrope_section': d['mrope_section']},
@@ -49,6 +52,24 @@ def write_backbone(target: Path, case: Path) -> Path:
     least = {'min_pixels': d['image_processor']['min_pixels']}
     _write(target / 'preprocessor_config.json', least)
     return target / 'tokenizer.json'
+
+
+def _eagle(d: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the config.json of N1.6's backbone, as Isaac-GR00T ships it."""
+    return {
+        'model_type': 'eagle_3_vl',
+        'select_layer': -1,
+        'use_pixel_shuffle': True,
+        'downsample_ratio': 0.5,
+        'text_config': {'rms_norm_eps': d['rms_eps'], 'rope_theta': d['rope_theta']},
+        'vision_config': {
+            'num_attention_heads': d['v_heads'],
+            'window_size': 14,
+            'full_attention_indexes': [7, 14, 21, 26],
+            'use_rope': d['vision_rope'],
+            'use_windows_attn': d['vision_windows'],
+        },
+    }
 
 
 def write_lerobot_folder(target: Path, case: Path, **changes: Any) -> Path:
@@ -140,7 +161,7 @@ def write_nvidia_folder(target: Path, case: Path, **changes: Any) -> Path:
     _write(
         target / 'config.json',
         {
-            'model_type': 'Gr00tN1d7',
+            'model_type': 'Gr00tN1d6' if d['kind'] == 'groot_n16' else 'Gr00tN1d7',
             'action_horizon': d['horizon'],
             'use_alternate_vl_dit': True,
             'attend_text_every_n_blocks': d['attend_text_every_n_blocks'],
@@ -165,6 +186,8 @@ def write_nvidia_folder(target: Path, case: Path, **changes: Any) -> Path:
 
 
 def _images(d: Mapping[str, Any]) -> dict[str, Any]:
+    if d['kind'] == 'groot_n16':
+        return {**d['image_transform'], 'use_albumentations': True}
     return {
         'image_crop_size': d['image_crop'],
         'image_target_size': d['image_target'],
@@ -179,7 +202,8 @@ def _write_weights(target: Path, case: Path, prefix: str) -> None:
     weights = load_file(case.with_suffix('.weights.safetensors'))
     named = {f'{prefix}{name}': value.contiguous() for name, value in weights.items()}
     # What is saved and nothing reads.
-    named[f'{prefix}backbone.model.lm_head.weight'] = torch.zeros(4, 4)
+    eagle = 'language_model.' if case.stem.startswith('groot_n16') else ''
+    named[f'{prefix}backbone.model.{eagle}lm_head.weight'] = torch.zeros(4, 4)
     save_file(named, str(target / 'model.safetensors'))
 
 

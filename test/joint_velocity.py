@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vla_runtime.families.blocks.attention import attend, rotary
 from vla_runtime.families.groot.n15 import GrootN15
+from vla_runtime.families.groot.n16 import GrootN16
 from vla_runtime.families.groot.n17 import GrootN17
 from vla_runtime.families.pi.flow_policy import PiNetwork
 from vla_runtime.families.smolvla.flow_policy import (
@@ -35,7 +36,8 @@ def joint_velocity(
         x, conditioning: see `velocity`, batch B.
         rows: the head's inputs that come from an observation.
     """
-    kinds = {PiNetwork: _pi, SmolVla: _smolvla, GrootN15: _groot_n15, GrootN17: _groot_n17}
+    kinds = {PiNetwork: _pi, SmolVla: _smolvla, GrootN15: _groot_n15}
+    kinds |= {GrootN16: _groot_alternating, GrootN17: _groot_alternating}
     (joint,) = (joint for kind, joint in kinds.items() if isinstance(network, kind))
     return joint(network, embeddings, mask, x, conditioning, **rows)
 
@@ -116,8 +118,8 @@ def _groot_n15(
     )
 
 
-def _groot_n17(
-    network: GrootN17,
+def _groot_alternating(
+    network: GrootN16 | GrootN17,
     embeddings: Tensor,
     mask: Tensor,
     x: Tensor,
@@ -130,7 +132,7 @@ def _groot_n17(
 
 
 def _groot_head(
-    network: GrootN15 | GrootN17,
+    network: GrootN15 | GrootN16 | GrootN17,
     read: Mapping[int, tuple[Tensor, Tensor]],
     x: Tensor,
     conditioning: Tensor,
@@ -141,6 +143,5 @@ def _groot_head(
         block: (*network.blocks[block].attention.keys_values(context), mask)
         for block, (context, mask) in read.items()
     }
-    encoded = network.state_encoder(state)[:, None]
-    tokens, modulations = network.embed_tokens(x, encoded, conditioning)
+    tokens, modulations = network.embed_tokens(x, network.encode_state(state), conditioning)
     return network.decode(tokens, modulations, memories)

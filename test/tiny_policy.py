@@ -33,11 +33,11 @@ from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.evo1.dimensions import Evo1Dims, HeadDims
 from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.groot import dimensions as groot
+from vla_runtime.families.groot.n16_dimensions import GrootN16Dims, Siglip2Dims
 from vla_runtime.families.groot.n17_dimensions import GrootN17Dims, QwenVisionDims
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
 from vla_runtime.family.listing import find_family
-from vla_runtime.processing.prompt_layout import image_places_of
 from vla_runtime.processing.prompts import PromptFormat
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_runtime.types import AdvantageTemplate, Observation, RotationForm
@@ -46,6 +46,8 @@ _CASES = Path(__file__).parent / 'cases'
 TOKENIZER = _CASES / 'lerobot_pi05_tiny' / 'tokenizer.json'
 JOINTS = ('shoulder', 'elbow', 'gripper')
 CAMERAS = ('top', 'wrist')
+# Text tokens of N1.6's prompts.
+N16_PROMPT = 192
 # Height and width of the observations' images.
 IMAGE_SIZE = (48, 64)
 
@@ -56,6 +58,7 @@ def tokenizer_of(family: str) -> Path:
         'smolvla': 'smolvla_folder/tokenizer.json',
         'evo1': 'smolvla_folder/tokenizer.json',
         'groot_n15': 'groot_tokenizer.json',
+        'groot_n16': 'groot_tokenizer.json',
         'groot_n17': 'groot_tokenizer.json',
     }
     return _CASES / folders[family] if family in folders else TOKENIZER
@@ -68,7 +71,9 @@ def places_of(family: str, cameras: int = len(CAMERAS)) -> tuple[int, ...]:
     vocabulary = Tokenizer.load(tokenizer_of(family), bos=layout.bos)
     before, after = layout.around_task
     pieces = layout.pieces(cameras, (before, '', after), vocabulary.special)
-    return image_places_of([len(ids) for ids in vocabulary.piece_tokens(pieces)], cameras)
+    counts = [len(ids) for ids in vocabulary.piece_tokens(pieces)]
+    # Only images behind the task depend on the prompt's length.
+    return layout.image_places(counts, cameras, N16_PROMPT)
 
 
 def tiny_dims(family: str, horizon: int = 8) -> Any:
@@ -77,6 +82,8 @@ def tiny_dims(family: str, horizon: int = 8) -> Any:
         return _tiny_smolvla(horizon)
     if family == 'groot_n15':
         return _tiny_groot(horizon)
+    if family == 'groot_n16':
+        return _tiny_groot_n16(horizon)
     if family == 'groot_n17':
         return _tiny_groot_n17(horizon)
     if family == 'act':
@@ -132,6 +139,39 @@ def _tiny_groot(horizon: int) -> groot.GrootDims:
         image_places=places_of('groot_n15'),
         prompt_length=places_of('groot_n15')[-1] + 64,
         horizon=horizon,
+        action_dim=6,
+        state_dim=5,
+    )
+
+
+def _tiny_groot_n16(horizon: int) -> GrootN16Dims:
+    return GrootN16Dims(
+        vision=Siglip2Dims(
+            width=32,
+            depth=2,
+            num_heads=2,
+            mlp_dim=40,
+            patch_size=8,
+            merge=2,
+            positions=5,
+            rope_base=3.0,
+            window=3,
+            full_attention=(2,),
+        ),
+        image=(32, 48),
+        language=DecoderDims(
+            width=40, depth=2, mlp_dim=48, num_heads=6, num_kv_heads=2, head_dim=8
+        ),
+        dit=groot.StackDims(depth=5, num_heads=4, head_dim=6, mlp_dim=40),
+        text_every=2,
+        head_width=20,
+        positions=12,
+        vocabulary=264,
+        cameras=len(CAMERAS),
+        image_places=places_of('groot_n16'),
+        prompt_length=N16_PROMPT,
+        horizon=horizon,
+        real_horizon=horizon,
         action_dim=6,
         state_dim=5,
     )
@@ -209,6 +249,7 @@ _TEMPLATES: Mapping[str, str] = {
     'smolvla': 'task_line',
     'evo1': 'after_images',
     'groot_n15': 'chat',
+    'groot_n16': 'chat',
     'groot_n17': 'chat',
 }
 
@@ -218,6 +259,7 @@ _IMAGES = {
     'act': ImageSpec('none', 'none'),
     'evo1': ImageSpec('stretch', 'bicubic'),
     'groot_n15': ImageSpec('stretch', 'bicubic_uint8'),
+    'groot_n16': ImageSpec('crop', 'area', CropSpec(edge=36, fraction=0.9)),
     'groot_n17': ImageSpec('crop', 'bicubic_uint8', CropSpec(edge=36, fraction=0.9)),
 }
 # Families whose images are normalised by channel.

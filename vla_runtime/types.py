@@ -18,6 +18,8 @@ import numpy as np
 ImagePadding = Literal['centre', 'left_top', 'stretch', 'crop', 'none']
 StretchedResample = Literal['bicubic', 'bicubic_uint8']
 CroppedResample = Literal['bicubic_uint8', 'bilinear_uint8', 'area']
+# Last resize of a cropped image, to the network's size.
+LastResample = Literal['bicubic_uint8', 'bicubic_pillow']
 ImageResample = Literal[
     'bilinear', 'antialias', StretchedResample, 'bilinear_uint8', 'area', 'none'
 ]

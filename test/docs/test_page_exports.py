@@ -25,7 +25,7 @@ from checkpoint_folders import (
     write_openpi_folder,
 )
 from evo1_folders import options_of, write_folder
-from groot_cases import N17
+from groot_cases import N16, N17
 from groot_folders import JOINTS, write_groot_folder
 from groot_n17_folders import joints_of, write_backbone, write_nvidia_folder
 from libero_folders import write_libero_folder
@@ -146,15 +146,31 @@ def groot_n15(here: Path) -> tuple[str, ...]:
     return ('--heads', 'context=4,dit=4', '--vision-heads', '4', '--horizon', '8')
 
 
+def groot_n16(here: Path) -> tuple[str, ...]:
+    case = network_case_paths(N16)[0]
+    d = json.loads(case.read_text())
+    folder = write_nvidia_folder(here / 'path/to/n16', case)
+    name_robot(folder, d['embodiment_tag'])
+    write_backbone(here / 'path/to/eagle2', case)
+    # The case's gripper is commanded elsewhere than it was measured.
+    actions = (*joints_of(case, 'action')[:-1], 'grip')
+    write_dataset(here / 'path/to/dataset', joints_of(case), actions)
+    return ('--heads', f'dit={d["dit_heads"]}', '--target', 'grip')
+
+
+def name_robot(folder: Path, tag: str) -> None:
+    """Call the robot of a folder as the page does, TAG."""
+    for file in ('processor_config.json', 'statistics.json', 'embodiment_id.json'):
+        text = (folder / file).read_text().replace(f'"{tag}"', '"tag"')
+        (folder / file).write_text(text)
+
+
 def groot_n17(here: Path) -> tuple[str, ...]:
     case = network_case_paths(N17)[0]
     d = json.loads(case.read_text())
     cut = {'use_albumentations': True, 'shortest_image_edge': 48, 'crop_fraction': 0.95}
     folder = write_nvidia_folder(here / 'path/to/n17', case, **cut)
-    for file in ('processor_config.json', 'statistics.json', 'embodiment_id.json'):
-        # The page's TAG.
-        text = (folder / file).read_text().replace(f'"{d["embodiment_tag"]}"', '"tag"')
-        (folder / file).write_text(text)
+    name_robot(folder, d['embodiment_tag'])
     write_backbone(here / 'path/to/cosmos', case)
     # The case's gripper is commanded elsewhere than it was measured.
     actions = (*joints_of(case, 'action')[:-1], 'grip')
@@ -198,6 +214,7 @@ MAKERS: dict[tuple[str, str], Callable[[Path], tuple[str, ...]]] = {
     ('path/to/act', ''): act,
     ('path/to/evo1', ''): evo1,
     ('path/to/n15', ''): groot_n15,
+    ('path/to/n16', ''): groot_n16,
     ('path/to/n17', ''): groot_n17,
 }
 

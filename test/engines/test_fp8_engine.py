@@ -191,7 +191,7 @@ def test_a_gpu_that_has_them_goes_on_to_its_weights(tmp_path, monkeypatch, capab
 
 
 @pytest.mark.parametrize(
-    'name', ['pi05', 'pi0', 'smolvla', 'groot_n15', 'groot_n17', 'evo1', 'act']
+    'name', ['pi05', 'pi0', 'smolvla', 'groot_n15', 'groot_n16', 'groot_n17', 'evo1', 'act']
 )
 def test_published_sizes_need_no_padding_for_tensor_cores(name):
     family, dims = preset(name)

@@ -1,4 +1,4 @@
-"""Reference cases of both GR00T on ONNX Runtime."""
+"""Reference cases of every GR00T on ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from groot_cases import N15, N17, GrootCase, load_groot_case
+from groot_cases import N15, N16, N17, GrootCase, load_groot_case
 from network_cases import each_entry, relative_error
 from onnx_bundles import chunk_of_one_file, onnx_of_network, run_graph, tied_inputs, vision_of_each
 
@@ -20,9 +20,9 @@ from vla_runtime.inference.denoise import flow_times
 pytestmark = pytest.mark.cases
 
 # Relative to the largest value.
-BOUND = 1e-4
+BOUND = 5e-5
 
-entries = each_entry(N15, N17)
+entries = each_entry(N15, N16, N17)
 
 
 def padded_case(path: Path, b: int) -> GrootCase:
@@ -65,7 +65,7 @@ def test_features_keys_and_values_equal_the_reference(path: Path, b: int):
 
 
 @pytest.mark.thorough
-@each_entry(N17)
+@each_entry(N16, N17)
 def test_vision_and_prefix_equal_the_network_s(path: Path, b: int):
     case, folder = padded_case(path, b), onnx_folder(path, b)
     tokens = vision_of_each(folder, case.pixels)

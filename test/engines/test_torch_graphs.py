@@ -30,7 +30,7 @@ from vla_runtime.inference.denoise import denoise, denoise_serially, flow_times
 from vla_runtime.inference.guidance import row_weights
 
 STEPS = 3
-FLOWS = ('pi05', 'pi0', 'smolvla', 'groot_n15', 'groot_n17', 'evo1')
+FLOWS = ('pi05', 'pi0', 'smolvla', 'groot_n15', 'groot_n16', 'groot_n17', 'evo1')
 # The others' networks are captured and laid out by the same lines.
 BY_DEFAULT = ('pi05', 'smolvla', 'groot_n17')
 flows = pytest.mark.parametrize('family', thorough_but(BY_DEFAULT, FLOWS))
@@ -412,7 +412,7 @@ def test_lengths_of_the_first_prompt_are_wrong_for_the_next(engines, monkeypatch
         assert error <= BOUND if seed == 0 else error > 1e-3
 
 
-@pytest.mark.parametrize('family', ['groot_n15', 'groot_n17', 'evo1', 'act'])
+@pytest.mark.parametrize('family', ['groot_n15', 'groot_n16', 'groot_n17', 'evo1', 'act'])
 def test_a_family_with_images_in_its_prompt_or_without_one_has_a_single_length(engines, family):
     graphed, _ = engines(family)
     assert {len(works) for works in graphed._prefix.values()} == {1}

@@ -42,7 +42,9 @@ def test_norms_and_gelu_are_one_operator_each_and_one_choice_makes_the_mask(fami
     assert expert['Where'] == (2 if family == 'smolvla' else 1)
 
 
-@pytest.mark.parametrize('family', ['pi05', 'pi0', 'smolvla', 'evo1', 'groot_n15', 'groot_n17'])
+@pytest.mark.parametrize(
+    'family', ['pi05', 'pi0', 'smolvla', 'evo1', 'groot_n15', 'groot_n16', 'groot_n17']
+)
 @pytest.mark.parametrize('network', ['vision', 'prefix', 'expert'])
 def test_no_norm_or_gelu_runs_operator_by_operator(family, network, tmp_path):
     counts = operators_run(family, f'{network}.onnx', tmp_path)

@@ -26,7 +26,7 @@ from vla_runtime.export.onnx.verification import VerificationError, check_graphs
 from vla_runtime.families.blocks.layers import matrix_names
 
 HALF = TensorProto.FLOAT16
-FAMILIES = ['pi05', 'pi0', 'smolvla', 'act', 'evo1', 'groot_n15', 'groot_n17']
+FAMILIES = ['pi05', 'pi0', 'smolvla', 'act', 'evo1', 'groot_n15', 'groot_n16', 'groot_n17']
 # Families of the default run. pi0, Evo-1 and GR00T N1.5 are made of blocks that the others have
 # too. The export asks for half, not for which half: float16 runs the lines of bfloat16. Only a
 # bfloat16 constant that is spread over rows has lines of its own (`row_axis.py`): ACT has one.
@@ -209,7 +209,11 @@ FAULTS = [
     ('pi0', 'monolithic_r2.onnx', rounded('state'), f"{ROUNDS} 'state'.*an input"),
     ('evo1', 'prefix.onnx', faults.query_bias_in_half, f'Add.*{IN_HALF}'),
     ('evo1', 'prefix.onnx', rounded('state'), f"{ROUNDS} 'state'.*an input"),
-    *((family, *fault) for family in ('groot_n15', 'groot_n17') for fault in GROOT_FAULTS),
+    *(
+        (family, *fault)
+        for family in ('groot_n15', 'groot_n16', 'groot_n17')
+        for fault in GROOT_FAULTS
+    ),
 ]
 
 

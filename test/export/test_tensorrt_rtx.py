@@ -187,6 +187,7 @@ HEADED = {
     'smolvla': ('language', 'expert'),
     'act': (),
     'groot_n15': ('language', 'context', 'dit'),
+    'groot_n16': ('language', 'dit'),
     'groot_n17': ('language', 'context', 'dit'),
 }
 

@@ -11,7 +11,7 @@ import tokenizers
 from tiny_policy import tokenizer_of
 
 from vla_runtime.family.listing import family_names, find_family
-from vla_runtime.processing.prompt_layout import PromptLayout, image_places_of
+from vla_runtime.processing.prompt_layout import PromptLayout
 from vla_runtime.processing.prompts import PromptFormat, build_prompt
 from vla_runtime.processing.tokenizer import Tokenizer
 
@@ -49,11 +49,31 @@ def test_tokens_are_those_of_the_whole_text_without_its_image_tokens(cameras):
 def test_images_stand_where_the_whole_text_has_them():
     tokenizer = Tokenizer.load(PATH, bos=False)
     pieces = LAYOUT.pieces(3, prompt_of('go'), tokenizer.special)
-    places = image_places_of([len(ids) for ids in tokenizer.piece_tokens(pieces)], 3)
+    counts = [len(ids) for ids in tokenizer.piece_tokens(pieces)]
+    places = LAYOUT.image_places(counts, 3, 200)
     ids = np.array(encode(whole(3, 'go', '<IMG_CONTEXT>')))
     (context,) = encode('<IMG_CONTEXT>')
     found = np.flatnonzero(ids == context) - np.arange(3)
     assert places == tuple(found)
+
+
+@pytest.mark.parametrize('cameras', [1, 2, 3])
+@pytest.mark.parametrize('task', ['go', 'pick up the cup', 'say <img> and {images}'])
+def test_images_behind_the_task_keep_their_places_whatever_its_length(cameras, task):
+    layout = replace(LAYOUT, text='<|im_start|>user\n{task}!{images}.<|im_end|>\n')
+    tokenizer = Tokenizer.load(PATH, bos=False)
+    before, after = layout.around_task
+    pieces = layout.pieces(cameras, (before, task, after), tokenizer.special)
+    images = [f'<image {n}><img></img>' for n in range(1, cameras + 1)]
+    expected = f'<|im_start|>user\n{task}!{"".join(images)}.<|im_end|>\n'
+    assert ''.join(piece.text for piece in pieces) == expected
+    counts = [len(ids) for ids in tokenizer.piece_tokens(pieces)]
+    places = layout.image_places(counts, cameras, 200)
+    tokens, mask = tokenizer.encode_pieces(pieces, 200, padding_first=True)
+    assert not mask[: 200 - sum(counts)].any() and mask[200 - sum(counts) :].all()
+    (opening,), (closing,) = encode('<img>'), encode('</img>')
+    assert [int(tokens[place - 1]) for place in places] == [opening] * cameras
+    assert [int(tokens[place]) for place in places] == [closing] * cameras
 
 
 def test_plain_text_beside_the_task_is_one_piece_with_it():
@@ -80,12 +100,13 @@ def test_without_images_a_prompt_is_one_plain_piece():
 @pytest.mark.parametrize(
     ('text', 'image', 'message'),
     [
-        ('{task}', '{tokens}', "expected '{task}' once, '{images}' once before"),
-        ('{images}{task}', '', "expected '{task}' once, '{images}' once before"),
+        ('{task}', '{tokens}', "expected '{task}' once, '{images}' once where"),
+        ('{images}{task}', '', "expected '{task}' once, '{images}' once where"),
         ('{images}', '{tokens}', "expected '{task}' once"),
         ('{images}{task}{task}', '{tokens}', 'marks in another order'),
         ('{images}{task}', '<img>', "expected '{tokens}' once"),
-        ('{task}{images}', '{tokens}', "'{images}' once before it"),
+        ('{task}{images}{images}', '{tokens}', "'{images}' once where"),
+        ('{images}{task}{images}', '{tokens}', "'{images}' once where"),
         ('{state}{task}', '', 'marks in another order'),
         ('{task}{tag}{tag}', '', "'{tag}' at most once"),
     ],

@@ -18,6 +18,7 @@ from vla_runtime.types import (
     ImagePadding,
     ImageResample,
     JointSpaceName,
+    LastResample,
     NormaliserKind,
     PoseDelta,
     PoseFrame,
@@ -93,12 +94,14 @@ class CropSpec:
         fraction_across: share of the width, where it is another one.
         size: height and width after the cut, where they are not those of the network, which the
             image is resized to once more.
+        last: filter of that last resize; None: `bicubic_uint8`.
     """
 
     edge: int
     fraction: float
     fraction_across: float | None = None
     size: tuple[int, int] | None = None
+    last: LastResample | None = None
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from vla_runtime.checkpoints.errors import ExportError
-from vla_runtime.processing.prompt_layout import PromptLayout, image_places_of
+from vla_runtime.processing.prompt_layout import PromptLayout
 from vla_runtime.processing.tokenizer import Tokenizer
 
 
-def count_image_places(tokenizer: Path, layout: PromptLayout, cameras: int) -> tuple[int, ...]:
+def count_image_places(
+    tokenizer: Path, layout: PromptLayout, cameras: int, prompt_length: int
+) -> tuple[int, ...]:
     """Count the text tokens before each camera's image.
 
     Args:
         tokenizer: file of the vocabulary.
         layout: layout of the prompt, with images inside.
         cameras: images of the prompt.
+        prompt_length: text tokens of the padded prompt.
 
     Raises:
         ExportError: a file that cannot be read, or without one of the layout's special tokens.
@@ -33,4 +36,4 @@ def count_image_places(tokenizer: Path, layout: PromptLayout, cameras: int) -> t
                 f"{tokenizer}: has no token '{token}', which the prompts of this policy have; give "
                 'the tokenizer of the model that it was trained from (--tokenizer)'
             )
-    return image_places_of(counts, cameras)
+    return layout.image_places(counts, cameras, prompt_length)

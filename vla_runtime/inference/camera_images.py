@@ -128,6 +128,7 @@ class CameraImages:
                 resample=cast(CroppedResample, resample),
                 fraction_across=crop.fraction_across,
                 cut=crop.size,
+                last=crop.last or 'bicubic_uint8',
             )
         if resample == 'bicubic' or resample == 'bicubic_uint8':
             return stretched(image, size, resample)

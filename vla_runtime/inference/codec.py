@@ -18,7 +18,7 @@ from vla_runtime.inference.camera_images import CameraImages, EncodedImages
 from vla_runtime.processing.actions import ActionSpace, PoseColumns
 from vla_runtime.processing.joint_spaces import joint_space
 from vla_runtime.processing.normalization import Normalizer
-from vla_runtime.processing.prompt_layout import Piece, image_places_of
+from vla_runtime.processing.prompt_layout import Piece
 from vla_runtime.processing.prompts import PromptFormat, discretise_state, prompt_parts
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_runtime.types import ActionChunk, Advantage, CommittedPlan, Observation
@@ -250,7 +250,10 @@ class _Prompts:
             for advantage in advantages
         )
         encoded = [
-            self.tokenizer.encode_pieces(self._pieces(prompt), self._length) for prompt in prompts
+            self.tokenizer.encode_pieces(
+                self._pieces(prompt), self._length, padding_first=self._layout.images_last
+            )
+            for prompt in prompts
         ]
         return {
             TOKENS: np.stack([tokens for tokens, _ in encoded]),
@@ -267,7 +270,7 @@ class _Prompts:
         before, after = self._layout.around_task
         pieces = self._pieces((before, '', after))
         counts = [len(ids) for ids in self.tokenizer.piece_tokens(pieces)]
-        found = image_places_of(counts, self._cameras)
+        found = self._layout.image_places(counts, self._cameras, self._length)
         if found != places:
             raise ValueError(
                 f'{path}: puts {list(found)} text tokens before the images of the prompt, but '

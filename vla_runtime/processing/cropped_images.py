@@ -10,7 +10,7 @@ import numpy as np
 
 from vla_runtime.processing.images import check_image
 from vla_runtime.processing.stretched_images import stretched
-from vla_runtime.types import CroppedResample
+from vla_runtime.types import CroppedResample, LastResample
 
 # A side of 3 tokens or more changes by less when it is rounded to whole tokens.
 _ASPECT_SLACK = 0.2
@@ -25,6 +25,7 @@ def cropped(
     resample: CroppedResample,
     fraction_across: float | None = None,
     cut: tuple[int, int] | None = None,
+    last: LastResample = 'bicubic_uint8',
 ) -> np.ndarray:
     """Cut the middle of an image and resize it to the network's size.
 
@@ -41,6 +42,7 @@ def cropped(
         fraction_across: share of the width that is kept, where it is another one.
         cut: height and width after the cut; the result is stretched to `size` from there. None:
             those of `size`.
+        last: filter of the last resize, to `size`.
 
     Returns:
         (height, width, 3) uint8
@@ -60,7 +62,7 @@ def cropped(
         )
         place = round if resample == 'bilinear_uint8' else math.floor
         middle = _middle(stretched(image, whole, resample), (height, width), place)
-        return stretched(stretched(middle, cut, resample), size, 'bicubic_uint8')
+        return stretched(stretched(middle, cut, resample), size, last)
     height, width = shortest_edge_size((image.shape[0], image.shape[1]), edge)
     # `size` is a multiple of the network's patches; half of one is the most that rounding takes.
     if abs(height / width - size[0] / size[1]) > _ASPECT_SLACK * height / width:
@@ -71,7 +73,7 @@ def cropped(
         )
     resized = _area(image, edge)
     part = (max(1, int(height * fraction)), max(1, int(width * fraction)))
-    return stretched(_area(_middle(resized, part), edge), size, 'bicubic_uint8')
+    return stretched(_area(_middle(resized, part), edge), size, last)
 
 
 def shortest_edge_size(size: tuple[int, int], edge: int) -> tuple[int, int]:

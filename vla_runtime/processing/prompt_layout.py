@@ -26,9 +26,9 @@ class PromptLayout:
     """Text around what changes from prompt to prompt.
 
     Attributes:
-        text: the whole prompt, with `{task}` once and, each once at most, `{images}` before it,
-            `{state}` (the normalised state in 256 bins) and `{tag}` (the line of the advantage tag
-            `before_action`) after it.
+        text: the whole prompt, with `{task}` once, `{images}` once before or behind it where images
+            stand in the prompt, and, each once at most, `{state}` (the normalised state in 256
+            bins) and `{tag}` (the line of the advantage tag `before_action`) after the task.
         image: text that stands for one image, with `{tokens}` where its image tokens go and
             `{number}` for its number, counted from 1; '' where images do not stand in the prompt.
         bos: the vocabulary's BOS stands in front of the prompt.
@@ -48,15 +48,13 @@ class PromptLayout:
 
     def __post_init__(self) -> None:
         before, found, after = self.text.partition(TASK)
-        marks = (before.count(IMAGES), after.count(STATE) <= 1, after.count(TAG) <= 1)
+        marks = (self.text.count(IMAGES), after.count(STATE) <= 1, after.count(TAG) <= 1)
         if not found or marks != (int(bool(self.image)), True, True):
             raise ValueError(
-                f"layout {self.text!r}: expected '{TASK}' once, '{IMAGES}' once before it where "
-                f"images stand in the prompt, and '{STATE}' and '{TAG}' at most once after it"
+                f"layout {self.text!r}: expected '{TASK}' once, '{IMAGES}' once where images "
+                f"stand in the prompt, and '{STATE}' and '{TAG}' at most once after '{TASK}'"
             )
-        if any(mark in before for mark in (STATE, TAG)) or any(
-            mark in after for mark in (TASK, IMAGES)
-        ):
+        if any(mark in before for mark in (STATE, TAG)) or TASK in after:
             raise ValueError(f'layout {self.text!r}: marks in another order')
         if self.image and self.image.count(TOKENS) != 1:
             raise ValueError(f"layout {self.image!r}: expected '{TOKENS}' once")
@@ -67,8 +65,20 @@ class PromptLayout:
         return STATE in self.text
 
     @property
+    def images_last(self) -> bool:
+        """True where the images stand behind the task.
+
+        Padding then stands in front of the prompt, so that the images keep their places whatever
+        the length of the task.
+        """
+        return IMAGES in self.text.partition(TASK)[2]
+
+    @property
     def around_task(self) -> tuple[str, str]:
-        """Text between the images, or the start, and the task, and text behind the task."""
+        """Text between the images, or the start, and the task, and text behind the task.
+
+        Images behind the task are a mark in the latter.
+        """
         before, _, after = self.text.partition(TASK)
         return before.rpartition(IMAGES)[2], after
 
@@ -85,29 +95,43 @@ class PromptLayout:
             special: texts of the vocabulary's special tokens.
 
         Returns:
-            a piece in front of each image's tokens, then the rest; without images one piece
+            a piece in front of each image's tokens and the rest, three with the task; without
+            images one piece
         """
         before, task, after = prompt
         if not self.image:
             return [Piece(before + task + after, False)]
         words = [word for word in special if word]
-        pieces, closing = [], self.text.partition(IMAGES)[0]
+        start_text, _, end_text = (after if self.images_last else self.text).partition(IMAGES)
+        # Text in front of each image's tokens.
+        texts, closing = [], start_text
         for number in range(1, cameras + 1):
             opening, end = self.image.replace(NUMBER, str(number)).split(TOKENS)
-            pieces.append(Piece(closing + opening, True))
+            texts.append(closing + opening)
             closing = end
-        before = closing + before
+        if self.images_last:
+            after, *texts = *texts, closing + end_text
+        else:
+            before = closing + before
         # Where the last special token before the task ends, and the first one after it begins.
         start = max((before.rfind(word) + len(word) for word in words if word in before), default=0)
         stop = min((after.find(word) for word in words if word in after), default=len(after))
-        return [
-            *pieces,
+        with_task = [
             Piece(before[:start], True),
             Piece(before[start:] + task + after[:stop], False),
             Piece(after[stop:], True),
         ]
+        frames = [Piece(text, True) for text in texts]
+        return [*with_task, *frames] if self.images_last else [*frames, *with_task]
 
+    def image_places(self, counts: Sequence[int], cameras: int, length: int) -> tuple[int, ...]:
+        """Text tokens before each image, padding among them.
 
-def image_places_of(counts: Sequence[int], cameras: int) -> tuple[int, ...]:
-    """Text tokens before each image, from the tokens of each piece of `PromptLayout.pieces`."""
-    return tuple(sum(counts[: camera + 1]) for camera in range(cameras))
+        Args:
+            counts: tokens of each of the `pieces`.
+            cameras: images.
+            length: L, text tokens of the padded prompt.
+        """
+        if self.images_last:
+            return tuple(length - sum(counts[camera - cameras :]) for camera in range(cameras))
+        return tuple(sum(counts[: camera + 1]) for camera in range(cameras))

@@ -10,7 +10,7 @@ import numpy as np
 
 from vla_runtime.processing.images import check_image
 from vla_runtime.processing.words import check_word
-from vla_runtime.types import CroppedResample, StretchedResample
+from vla_runtime.types import CroppedResample, LastResample, StretchedResample
 
 # Keys' cubic kernel (1981) with the coefficient of Pillow and of antialiased PyTorch.
 _SHARPNESS = -0.5
@@ -22,7 +22,9 @@ _LARGEST = 1 << 15
 
 
 def stretched(
-    image: np.ndarray, size: tuple[int, int], resample: StretchedResample | CroppedResample
+    image: np.ndarray,
+    size: tuple[int, int],
+    resample: StretchedResample | CroppedResample | LastResample,
 ) -> np.ndarray:
     """Resize an image with an antialiased filter, columns first, then rows.
 
@@ -34,7 +36,7 @@ def stretched(
             their float32 lies on the edge of two. `bicubic_uint8` has weights of 16 bits, and
             clamps and rounds after the columns and after the rows, as torchvision's transforms v2
             do with uint8 images on a CPU; no level differs. `bilinear_uint8` is the same with the
-            two nearest lines.
+            two nearest lines. `bicubic_pillow` has weights of 22 bits, as Pillow; no level differs.
 
     Returns:
         (height, width, 3) uint8; `image` itself where it has that size
@@ -64,18 +66,21 @@ def _filtered(lines: np.ndarray, target: int) -> np.ndarray:
     return _sums(lines, *_taps(len(lines), target))
 
 
-def _filtered_levels(lines: np.ndarray, target: int, kernel: str = 'bicubic') -> np.ndarray:
+def _filtered_levels(
+    lines: np.ndarray, target: int, kernel: str = 'bicubic', bits: int | None = None
+) -> np.ndarray:
     """(n, m, 3) uint8 to (target, m, 3) uint8, with whole-number weights; halves round up."""
     if len(lines) == target:
         return lines
-    places, weights, unit = _whole_taps(len(lines), target, kernel)
-    # Exact in float64: 16 bits of weight times 8 of pixel, a few hundred times.
+    places, weights, unit = _whole_taps(len(lines), target, kernel, bits)
+    # Exact in float64: 22 bits of weight times 8 of pixel, a few hundred times.
     return _levels(np.floor(_sums(lines, places, weights) / unit + 0.5))
 
 
 _FILTERS: Mapping[str, Callable[[np.ndarray, int], np.ndarray]] = {
     'bicubic': _filtered,
     'bicubic_uint8': _filtered_levels,
+    'bicubic_pillow': partial(_filtered_levels, bits=_MOST_BITS),
     'bilinear_uint8': partial(_filtered_levels, kernel='bilinear'),
 }
 
@@ -88,10 +93,15 @@ def _sums(lines: np.ndarray, places: np.ndarray, weights: np.ndarray) -> np.ndar
 
 
 @lru_cache(maxsize=32)
-def _whole_taps(source: int, target: int, kernel: str) -> tuple[np.ndarray, np.ndarray, float]:
-    """Neighbours, weights as whole numbers, and the whole number that stands for 1."""
+def _whole_taps(
+    source: int, target: int, kernel: str, bits: int | None
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Neighbours, weights as whole numbers, and the whole number that stands for 1.
+
+    `bits` are those of that number; None: as many as let the weights fit int16.
+    """
     places, exact = _taps(source, target, kernel)
-    unit = 2.0 ** _bits(float(exact.max()))
+    unit = 2.0 ** (_bits(float(exact.max())) if bits is None else bits)
     return places, np.trunc(exact * unit + np.copysign(0.5, exact)), unit
 
 

@@ -161,10 +161,17 @@ class Tokenizer:
         """
         return self.encode_pieces([Piece(prompt, False)], length)
 
-    def encode_pieces(self, pieces: Sequence[Piece], length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokenise a prompt piece by piece; as `encode`."""
+    def encode_pieces(
+        self, pieces: Sequence[Piece], length: int, *, padding_first: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Tokenise a prompt piece by piece; as `encode`, padding in front where it is asked for."""
         ids = [token for counted in self.piece_tokens(pieces) for token in counted]
-        return self._padded([*self._first, *ids], length, ''.join(piece.text for piece in pieces))
+        text = ''.join(piece.text for piece in pieces)
+        tokens, mask = self._padded([*self._first, *ids], length, text)
+        if padding_first:
+            shift = length - int(mask.sum())
+            return np.roll(tokens, shift), np.roll(mask, shift)
+        return tokens, mask
 
     def piece_tokens(self, pieces: Sequence[Piece]) -> list[list[int]]:
         """Return the token ids of each piece, without BOS.

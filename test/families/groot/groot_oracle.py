@@ -1,4 +1,4 @@
-"""GR00T N1.5 and N1.7 once more, in plain PyTorch: one prompt at a time, without padding or cache.
+"""Every GR00T once more, in plain PyTorch: one prompt at a time, without padding or cache.
 
 Patches stand row by row, positions are counted token by token, and PyTorch interpolates the table
 of patch positions.
@@ -26,7 +26,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vla_runtime.families.groot.dimensions import GrootDims
+from vla_runtime.families.groot.n16_dimensions import GrootN16Dims
 from vla_runtime.families.groot.n17_dimensions import GrootN17Dims
+
+Dims = GrootDims | GrootN16Dims | GrootN17Dims
 
 # Row and column of a token inside its image; None for text.
 Place = tuple[int, int] | None
@@ -73,6 +76,65 @@ def eagle(w: Weights, dims: GrootDims, image: Tensor) -> list[Tensor]:
     return [linear(w, 'vision.connector.3', F.gelu(linear(w, 'vision.connector.1', x)))]
 
 
+def eagle_2(w: Weights, dims: GrootN16Dims, image: Tensor) -> list[Tensor]:
+    """Image tokens of N1.6, alone in a list: patch by patch, window by window."""
+    vision, patch = dims.vision, dims.vision.patch_size
+    rows, columns = (edge // patch for edge in image.shape[1:])
+    table = w['vision.position_embedding'].T.reshape(1, -1, vision.positions, vision.positions)
+    table = F.interpolate(
+        table, (rows, columns), mode='bilinear', align_corners=False, antialias=True
+    )[0]
+    patches, angles, windows = [], [], {}
+    edge = vision.window or max(rows, columns)
+    frequency = (vision.rope_base or 1.0) ** -(
+        torch.arange(0, vision.head_dim, 4) / vision.head_dim
+    )
+    for row in range(rows):
+        for column in range(columns):
+            pixels = image[:, row * patch :, column * patch :][:, :patch, :patch]
+            embedded = linear(w, 'vision.patch_embedding', pixels.permute(1, 2, 0).flatten())
+            windows.setdefault((row // edge, column // edge), []).append(len(patches))
+            patches.append(embedded + table[:, row, column])
+            if vision.rope_base is not None:
+                turns = torch.stack([column * frequency, row * frequency], dim=1).flatten()
+                angles.append(turns)
+    x = torch.stack(patches)
+    turn = torch.exp(1j * torch.stack(angles)) if angles else None
+    for number in range(1, vision.depth + 1):
+        whole = vision.window is None or number in vision.full_attention
+        groups = [list(range(len(x)))] if whole else list(windows.values())
+        at = f'vision.blocks.{number - 1}'
+        h = layer_norm(w, f'{at}.norm1', x, 1e-6)
+        attended = torch.zeros_like(x)
+        for group in groups:
+            at_group = None if turn is None else turn[group]
+            attended[group] = window_attention(
+                w, f'{at}.attention', h[group], vision.head_dim, at_group
+            )
+        x = x + attended
+        x = x + mlp(w, f'{at}.mlp', layer_norm(w, f'{at}.norm2', x, 1e-6))
+    x = layer_norm(w, 'vision.norm', x, 1e-6)
+    x = F.pixel_unshuffle(x.T.reshape(1, -1, rows, columns), vision.merge)[0].flatten(1).T
+    x = layer_norm(w, 'vision.connector.0', x, 1e-5)
+    return [linear(w, 'vision.connector.3', F.gelu(linear(w, 'vision.connector.1', x)))]
+
+
+def window_attention(w: Weights, at: str, x: Tensor, head_dim: int, turn: Tensor | None) -> Tensor:
+    """Attend among the patches x (T, W); `turn` (T, D / 2) turns pairs of numbers side by side."""
+    q, k, v = (linear(w, f'{at}.{name}', x).split(head_dim, dim=-1) for name in 'qkv')
+    heads = []
+    for query, key, value in zip(q, k, v, strict=True):
+        if turn is not None:
+            query, key = (
+                torch.view_as_real(torch.view_as_complex(part.reshape(len(x), -1, 2)) * turn)
+                .flatten(1)
+                .float()
+                for part in (query, key)
+            )
+        heads.append((query @ key.T / math.sqrt(head_dim)).softmax(-1) @ value)
+    return linear(w, f'{at}.out', torch.cat(heads, dim=-1))
+
+
 def qwen(w: Weights, dims: GrootN17Dims, image: Tensor) -> list[Tensor]:
     """Image tokens of N1.7, then what is added to them behind the language model's layers."""
     vision = dims.vision
@@ -116,14 +178,12 @@ def qwen(w: Weights, dims: GrootN17Dims, image: Tensor) -> list[Tensor]:
     ]
 
 
-def sequence(
-    w: Weights, dims: GrootDims | GrootN17Dims, prompt: Prompt
-) -> tuple[list[Tensor], list[Place]]:
+def sequence(w: Weights, dims: Dims, prompt: Prompt) -> tuple[list[Tensor], list[Place]]:
     """Embeddings (P, M), then what is added to them layer by layer; the place of each token."""
-    encode = eagle if isinstance(dims, GrootDims) else qwen
+    encode = {GrootDims: eagle, GrootN16Dims: eagle_2, GrootN17Dims: qwen}[type(dims)]
     images = [None if image is None else encode(w, dims, image) for image in prompt.images]
     extra = len(dims.vision.deepstack) if isinstance(dims, GrootN17Dims) else 0
-    columns = dims.grid[1] if isinstance(dims, GrootN17Dims) else 1
+    columns = 1 if isinstance(dims, GrootDims) else dims.grid[1]
     parts: list[list[Tensor]] = [[] for _ in range(1 + extra)]
     places: list[Place] = []
     for number in range(len(prompt.tokens) + 1):
@@ -142,11 +202,11 @@ def sequence(
     return [torch.stack(part) for part in parts], places
 
 
-def language_angles(dims: GrootDims | GrootN17Dims, places: Sequence[Place]) -> Tensor:
+def language_angles(dims: Dims, places: Sequence[Place]) -> Tensor:
     """Angles (P, D / 2) of every token."""
     half = dims.language.head_dim // 2
     frequency = dims.rope_base ** -(torch.arange(half) / half)
-    if isinstance(dims, GrootDims):
+    if not isinstance(dims, GrootN17Dims):
         return torch.arange(len(places))[:, None] * frequency
     sections, angles, position, start = dims.rope_sections, [], 0, 0
     for place in places:
@@ -167,7 +227,7 @@ def language_angles(dims: GrootDims | GrootN17Dims, places: Sequence[Place]) -> 
     return torch.tensor(angles)
 
 
-def features(w: Weights, dims: GrootDims | GrootN17Dims, prompt: Prompt) -> tuple[Tensor, Tensor]:
+def features(w: Weights, dims: Dims, prompt: Prompt) -> tuple[Tensor, Tensor]:
     """Context of the head, (P, M), and a mask of its image tokens, (P,) bool."""
     (x, *added), places = sequence(w, dims, prompt)
     angles, eps = language_angles(dims, places), dims.rms_epsilon
@@ -176,7 +236,7 @@ def features(w: Weights, dims: GrootDims | GrootN17Dims, prompt: Prompt) -> tupl
         x = decoder_block(w, at, x, dims.language.head_dim, eps, seen, angles, normed=eps)
         if layer < len(added) and layer < dims.language.depth - 1:
             x = x + added[layer]
-    if isinstance(dims, GrootDims):
+    if not isinstance(dims, GrootN17Dims):
         x = rms_norm(w, 'language.norm', x, eps)
     x = layer_norm(w, 'context_norm', x, 1e-5)
     for block in range(dims.context.depth if dims.context else 0):
@@ -188,9 +248,7 @@ def features(w: Weights, dims: GrootDims | GrootN17Dims, prompt: Prompt) -> tupl
     return x, torch.tensor([place is not None for place in places])
 
 
-def memory_of(
-    dims: GrootDims | GrootN17Dims, block: int, context: Tensor, images: Tensor
-) -> Tensor:
+def memory_of(dims: Dims, block: int, context: Tensor, images: Tensor) -> Tensor:
     """Context tokens that a cross-attention block reads."""
     if isinstance(dims, GrootDims):
         return context
@@ -200,13 +258,13 @@ def memory_of(
 
 def velocity(
     w: Weights,
-    dims: GrootDims | GrootN17Dims,
+    dims: Dims,
     context: tuple[Tensor, Tensor],
     x: Tensor,
     state: Tensor,
     bucket: int,
 ) -> Tensor:
-    """From noise to actions, (H, A), at noisy actions x (H, A) and state (S,)."""
+    """From noise to actions, (H, A), at noisy actions x (H, A) and states (S,)."""
     width, horizon = dims.dit_width, dims.horizon
 
     def code(count: int, divisor: int) -> Tensor:
@@ -220,8 +278,8 @@ def velocity(
     actions = torch.cat([sliced(w, 'action_encoder.embed', x), share], dim=-1)
     actions = sliced(w, 'action_encoder.out', F.silu(sliced(w, 'action_encoder.mix', actions)))
     actions = actions + w['positions'][:horizon]
-    token = F.relu(sliced(w, 'state_encoder.fc1', state))
-    parts = [sliced(w, 'state_encoder.fc2', token)[None], actions]
+    tokens = F.relu(sliced(w, 'state_encoder.fc1', state.view(dims.state_steps, -1)))
+    parts = [sliced(w, 'state_encoder.fc2', tokens), actions]
     if dims.future_tokens:
         parts.insert(1, w['future_tokens'])
     h = torch.cat(parts)
@@ -240,7 +298,7 @@ def velocity(
 
 def chunk(
     w: Weights,
-    dims: GrootDims | GrootN17Dims,
+    dims: Dims,
     prompt: Prompt,
     state: Tensor,
     noise: Tensor,

@@ -1,4 +1,4 @@
-"""Both GR00T's networks against the training code's numbers, and against themselves uncached."""
+"""Networks of every GR00T against the training code's numbers, and against themselves uncached."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from groot_cases import N15, N17, load_groot_case
+from groot_cases import N15, N16, N17, load_groot_case
 from joint_velocity import joint_velocity
 from network_cases import each_case, each_entry, largest_error, relative_error
 
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.cases
 # Relative to the largest value: float32's own noise is 2e-5 in N1.7's features.
 BOUND = 5e-5
 
-entries = each_entry(N15, N17)
-cases = each_case(N15, N17)
+entries = each_entry(N15, N16, N17)
+cases = each_case(N15, N16, N17)
 
 
 @pytest.fixture(autouse=True)

@@ -17,10 +17,11 @@ from vla_runtime.export.onnx.verification import verify_onnx
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.groot.dimensions import StackDims
+from vla_runtime.families.groot.n16_dimensions import Siglip2Dims
 from vla_runtime.families.groot.n17_dimensions import QwenVisionDims
 from vla_runtime.inference.denoise import flow_times
 
-N15, N17 = tiny_dims('groot_n15'), tiny_dims('groot_n17')
+N15, N16, N17 = (tiny_dims(f'groot_n{number}') for number in (15, 16, 17))
 VARIANTS = {
     'N1.5': ('groot_n15', N15),
     'N1.5, one camera': (
@@ -56,6 +57,46 @@ VARIANTS = {
             action_dim=9,
             state_dim=11,
         ),
+    ),
+    'N1.6': ('groot_n16', N16),
+    'N1.6, without rotary positions and windows': (
+        'groot_n16',
+        replace(
+            N16,
+            vision=replace(N16.vision, rope_base=None, window=None, full_attention=()),
+            image=(48, 80),
+            cameras=1,
+            image_places=(5,),
+        ),
+    ),
+    'N1.6, two time steps of the state, three tall images': (
+        'groot_n16',
+        replace(
+            N16,
+            vision=Siglip2Dims(
+                width=24,
+                depth=3,
+                num_heads=3,
+                mlp_dim=32,
+                patch_size=6,
+                merge=3,
+                positions=9,
+                rope_base=14.0,
+                window=4,
+                full_attention=(2,),
+            ),
+            image=(54, 36),
+            text_every=3,
+            dit=StackDims(depth=8, num_heads=2, head_dim=10, mlp_dim=32),
+            cameras=3,
+            image_places=(0, 0, 5),
+            state_dim=14,
+            state_steps=2,
+        ),
+    ),
+    'N1.6, windows without rotary positions': (
+        'groot_n16',
+        replace(N16, vision=replace(N16.vision, rope_base=None, full_attention=())),
     ),
     'N1.7': ('groot_n17', N17),
     'N1.7, three tall images': (
@@ -170,7 +211,14 @@ def test_two_prompts_of_different_lengths_equal_the_oracle(variant: str):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize('variant', ['N1.5, four cameras', 'N1.7, three tall images'])
+@pytest.mark.parametrize(
+    'variant',
+    [
+        'N1.5, four cameras',
+        'N1.6, two time steps of the state, three tall images',
+        'N1.7, three tall images',
+    ],
+)
 def test_exported_files_of_a_variant_are_within_their_bounds(variant: str):
     family, dims = VARIANTS[variant]
     with torch.inference_mode(False):
@@ -179,7 +227,7 @@ def test_exported_files_of_a_variant_are_within_their_bounds(variant: str):
 
 
 @pytest.mark.cases
-@each_entry('groot_n15', 'groot_n17')
+@each_entry('groot_n15', 'groot_n16', 'groot_n17')
 def test_the_oracle_itself_equals_the_reference(path, b):
     case = load_groot_case(path, b)
     if case.description['kind'] == 'groot_n15' and not case.masks_padding:

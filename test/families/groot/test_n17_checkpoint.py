@@ -22,7 +22,6 @@ from network_cases import network_case_paths
 from vla_runtime.bundle.schema import CropSpec, ImageSpec
 from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.checkpoints.options import ExportOptions
-from vla_runtime.checkpoints.reader import find_reader
 from vla_runtime.export.conversion import ExportPlan, plan_export
 from vla_runtime.files.json_file import JsonError
 
@@ -320,18 +319,3 @@ def test_statistics_of_mean_and_spread_are_refused_by_name(tmp_path, tokenizer):
     folder = write_nvidia_folder(tmp_path / 'policy', CASE, use_mean_std=True)
     with pytest.raises(REFUSED, match='use_mean_std: True is not supported'):
         plan(folder, tokenizer)
-
-
-@pytest.mark.parametrize(
-    ('file', 'values'),
-    [
-        ('config.json', {'model_type': 'Gr00tN1d6', 'architectures': ['Gr00tN1d6']}),
-        ('config.json', {'type': 'gr00t_n1d6'}),
-        ('config.json', {'type': 'groot_n1_6'}),
-        ('processor_config.json', {'processor_class': 'Gr00tN1d6Processor'}),
-    ],
-)
-def test_n16_is_named_and_what_is_served(tmp_path, file, values):
-    (tmp_path / file).write_text(json.dumps(values))
-    with pytest.raises(REFUSED, match=r'N1\.6.*N1\.5.*N1\.7'):
-        find_reader(tmp_path)

@@ -17,13 +17,25 @@ class VisionAttention(MultiHeadAttention):
     def __init__(self, dims: VisionBlockDims) -> None:
         super().__init__(dims.width, dims.num_heads)
 
-    def forward(self, x: Tensor, rotary: Rotary | None = None) -> Tensor:
-        """(n, N, width) to (n, N, width); queries and keys are rotated where `rotary` is given."""
+    def turned(self, x: Tensor, rotary: Rotary) -> Tensor:
+        """Rotate queries or keys, (n, heads, N, D)."""
+        return rotate(x, rotary)
+
+    def forward(
+        self, x: Tensor, rotary: Rotary | None = None, seen: Tensor | None = None
+    ) -> Tensor:
+        """(n, N, width) to (n, N, width).
+
+        Args:
+            x: (n, N, width).
+            rotary: positions that queries and keys are rotated by; None: none.
+            seen: (N, N) bool, patches that each patch sees; None: all.
+        """
         n, tokens, width = x.shape
         q, k, v = (self.heads(layer(x)) for layer in (self.q, self.k, self.v))
         if rotary is not None:
-            q, k = rotate(q, rotary), rotate(k, rotary)
-        attended = F.scaled_dot_product_attention(q, k, v)
+            q, k = self.turned(q, rotary), self.turned(k, rotary)
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
         return self.out(attended.transpose(1, 2).reshape(n, tokens, width))
 
 
@@ -47,8 +59,10 @@ class VisionBlock(nn.Module):
         self.norm2 = nn.LayerNorm(dims.width, eps=1e-6)
         self.mlp = VisionMlp(dims)
 
-    def forward(self, x: Tensor, rotary: Rotary | None = None) -> Tensor:
-        x = x + self.attention(self.norm1(x), rotary)
+    def forward(
+        self, x: Tensor, rotary: Rotary | None = None, seen: Tensor | None = None
+    ) -> Tensor:
+        x = x + self.attention(self.norm1(x), rotary, seen)
         return x + self.mlp(self.norm2(x))
 
 

@@ -193,7 +193,7 @@ class Evo1Reader(CheckpointReader):
                 head=_head_dims(shape, head_heads),
                 vocabulary=shape('language.embedding.weight', 2)[0],
                 cameras=cameras,
-                image_places=count_image_places(tokenizer, PROMPT, cameras),
+                image_places=count_image_places(tokenizer, PROMPT, cameras, prompt_length),
                 prompt_length=prompt_length,
                 horizon=horizon,
                 action_dim=action_dim,

@@ -1,4 +1,4 @@
-"""Checkpoints of GR00T N1.5 and N1.7: LeRobot's folders of type `groot`, and NVIDIA's.
+"""Checkpoints of GR00T: LeRobot's folders of type `groot` (N1.5, N1.7), NVIDIA's (N1.6, N1.7).
 
 Such a folder holds encoders and decoders of every embodiment; the bundle gets the slice of one. It
 names neither the heads of its attentions nor the tokenizer. NVIDIA's own folders of N1.5 are
@@ -15,7 +15,7 @@ from typing import ClassVar
 from vla_runtime.bundle.schema import ImageSpec
 from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.checkpoints.errors import ExportError
-from vla_runtime.checkpoints.folder_facts import CONFIG_FILE, FolderFacts
+from vla_runtime.checkpoints.folder_facts import FolderFacts
 from vla_runtime.checkpoints.image_places import count_image_places
 from vla_runtime.checkpoints.lerobot_folder import is_lerobot_folder
 from vla_runtime.checkpoints.lerobot_processors import PREPROCESSOR_FILE, read_pipeline
@@ -33,24 +33,28 @@ from vla_runtime.families.blocks.block_sizes import (
 from vla_runtime.families.groot.declaration import N15_PROMPT
 from vla_runtime.families.groot.dimensions import GrootDims
 from vla_runtime.families.groot.lerobot import PACK_STEP, PREPROCESSORS, read_groot_folder
+from vla_runtime.families.groot.n16_checkpoint import n16_sizes
 from vla_runtime.families.groot.n17_checkpoint import n17_sizes
-from vla_runtime.families.groot.n17_folder import PROCESSOR_FILE, n17_embodiments, read_n17_folder
+from vla_runtime.families.groot.n17_folder import n17_embodiments, read_n17_folder
 from vla_runtime.families.groot.stack_sizes import settle_stack_heads, stack_dims
 from vla_runtime.families.groot.tensor_names import NAMES, SLICED
-from vla_runtime.files.json_file import read_json
 
 _LOGGER = logging.getLogger(__name__)
+
+
+_ALTERNATING = {'groot_n16': n16_sizes, 'groot_n17': n17_sizes}
 
 
 class GrootReader(CheckpointReader):
     names = NAMES
     lerobot_types = ('groot',)
-    projects = ("NVIDIA's GR00T N1.7",)
+    projects = ("NVIDIA's GR00T N1.6 and N1.7",)
     wanted: ClassVar[Mapping[str, str]] = {
         '--tokenizer': (
             'tokenizer.json of the language model that the policy was trained from, from the '
             'Hugging Face Hub: N1.5 the Eagle processor (config.json: tokenizer_assets_repo), '
-            'N1.7 nvidia/Cosmos-Reason2-2B'
+            'N1.7 nvidia/Cosmos-Reason2-2B; of N1.6 from Isaac-GR00T itself, '
+            'gr00t/model/modules/nvidia/Eagle-Block2A-2B-v2'
         ),
         '--horizon': 'actions of a chunk (action_horizon of the base model; 16 in the published)',
     }
@@ -58,28 +62,16 @@ class GrootReader(CheckpointReader):
     def recognises(self, names: Collection[str]) -> bool:
         return any(name.startswith('action_head.vlln.') for name in names)
 
-    def refuse_unserved(self, folder: Path) -> None:
-        for file, keys in (
-            (CONFIG_FILE, ('type', 'model_type', 'architectures')),
-            (PROCESSOR_FILE, ('processor_class',)),
-        ):
-            path = folder / file
-            if not path.is_file():
-                continue
-            values = read_json(path).values
-            words = [str(values[key]).lower().replace('.', '_') for key in keys if key in values]
-            if any(mark in word for word in words for mark in ('n1d6', 'n1_6')):
-                raise ExportError(
-                    f'{path}: is of GR00T N1.6, which is not served; served are N1.5 (folders of '
-                    "LeRobot 0.4, type groot) and N1.7 (LeRobot's and NVIDIA's folders)"
-                )
-
     def family(self, tensors: Mapping[str, StoredTensor]) -> str:
-        return 'groot_n17' if 'vision.merger.norm.weight' in tensors else 'groot_n15'
+        if 'vision.merger.norm.weight' in tensors:
+            return 'groot_n17'
+        # N1.5's patches go through a convolution, N1.6's through a linear layer.
+        patches = tensors.get('vision.patch_embedding.weight')
+        return 'groot_n16' if patches is not None and len(patches.shape) == 2 else 'groot_n15'
 
     def read_folder(self, folder: Path, family: str, options: ExportOptions) -> FolderFacts:
-        if family == 'groot_n17':
-            return read_n17_folder(folder, options)
+        if family != 'groot_n15':
+            return read_n17_folder(folder, family, options)
         if not is_lerobot_folder(folder):
             raise ExportError(
                 f"{folder}: is a folder of NVIDIA's own; it does not say in which order state and "
@@ -88,7 +80,7 @@ class GrootReader(CheckpointReader):
         return read_groot_folder(folder, ImageSpec(padding='stretch', resample='bicubic_uint8'))
 
     def select(self, source: Source) -> dict[str, StoredTensor]:
-        if self.family(source.tensors) == 'groot_n17':
+        if self.family(source.tensors) != 'groot_n15':
             stated, slots = n17_embodiments(source.folder, source.options)
         else:
             pack = read_pipeline(source.folder / PREPROCESSOR_FILE, PREPROCESSORS).step(PACK_STEP)
@@ -117,8 +109,8 @@ class GrootReader(CheckpointReader):
 
     def sizes(self, source: Source) -> MakeDims | None:
         _, tensors, facts, options, missing = source
-        if self.family(tensors) == 'groot_n17':
-            return n17_sizes(source)
+        if (alternating := _ALTERNATING.get(self.family(tensors))) is not None:
+            return alternating(source)
         shape = Shapes(tensors, 'GR00T N1.5')
         heads = settle_stack_heads(shape, ('vision', 'context', 'dit'), options, missing)
         tokenizer = facts.tokenizer or options.tokenizer
@@ -128,7 +120,7 @@ class GrootReader(CheckpointReader):
             lambda: _dims(
                 shape,
                 heads,
-                count_image_places(tokenizer, N15_PROMPT, cameras),
+                count_image_places(tokenizer, N15_PROMPT, cameras, prompt_length),
                 cameras,
                 prompt_length,
                 horizon,

@@ -1,17 +1,19 @@
-"""GR00T N1.5 and N1.7 (arXiv 2503.14734): a language model's features and a DiT."""
+"""GR00T N1.5, N1.6 and N1.7 (arXiv 2503.14734): a language model's features and a DiT."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vla_runtime.families.groot import n17_dimensions as n17
+from vla_runtime.families.groot import n16_dimensions as n16
 from vla_runtime.families.groot.dimensions import (
+    ALTERNATING_LIMITS,
     DENOISE_STEPS,
     GROOT_N15,
     LIMITS,
     GrootDims,
     HeadDims,
 )
+from vla_runtime.families.groot.n17_dimensions import GROOT_N17, GrootN17Dims
 from vla_runtime.families.groot.time_table import GrootTimeTable
 from vla_runtime.family.declaration import Family, prompt_inputs, state_input
 from vla_runtime.family.performance_figures import PerformanceFigures, vla_cpp_runs
@@ -23,6 +25,14 @@ N15_PROMPT = PromptLayout(
     '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n'
     '<|im_start|>user\n{images}{task}<|im_end|>\n'
     '<|im_start|>assistant\n',
+    image='<image {number}><img>{tokens}</img>',
+    bos=False,
+    special=(*_CHAT, '<img>', '</img>'),
+)
+# Eagle's chat template with a user's task and images, as its processor writes it for N1.6.
+N16_PROMPT = PromptLayout(
+    '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n'
+    '<|im_start|>user\n{task}{images}<|im_end|>\n',
     image='<image {number}><img>{tokens}</img>',
     bos=False,
     special=(*_CHAT, '<img>', '</img>'),
@@ -62,7 +72,7 @@ def _version(
     published: HeadDims,
     limits: Mapping[str, int],
     prompt: PromptLayout,
-    figures: PerformanceFigures,
+    figures: PerformanceFigures | None,
 ) -> Family:
     """Declare one version; what differs are its sizes, its prompt and its figures."""
     name = f'groot_n{number.replace(".", "")}'
@@ -78,11 +88,12 @@ def _version(
         head_inputs=state_input,
         time_table=GrootTimeTable,
         flow_steps=DENOISE_STEPS,
-        figures={name: figures},
+        figures={} if figures is None else {name: figures},
     )
 
 
 FAMILIES = (
     _version('1.5', GrootDims, GROOT_N15, LIMITS, N15_PROMPT, _N15_FIGURES),
-    _version('1.7', n17.GrootN17Dims, n17.GROOT_N17, n17.LIMITS, N17_PROMPT, _N17_FIGURES),
+    _version('1.6', n16.GrootN16Dims, n16.GROOT_N16, n16.LIMITS, N16_PROMPT, None),
+    _version('1.7', GrootN17Dims, GROOT_N17, ALTERNATING_LIMITS, N17_PROMPT, _N17_FIGURES),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from vla_runtime.families.blocks.dimensions import LIMITS as STACK_LIMITS
 from vla_runtime.families.blocks.dimensions import (
@@ -44,11 +45,32 @@ class StackDims:
 class HeadDims:
     """Sizes of GR00T's action head and of what it stands on."""
 
+    language: DecoderDims
+    context: StackDims | None
     dit: StackDims
-    horizon: int
+    head_width: int
+    future_tokens: int
     positions: int
+    cameras: int
+    image_places: tuple[int, ...]
+    prompt_length: int
+    horizon: int
+    action_dim: int
+    state_dim: int
     rope_base: float
     rms_epsilon: float
+    # Time steps of the state, a token each.
+    state_steps = 1
+
+    @property
+    def image_tokens(self) -> int:
+        """N, tokens of one image."""
+        raise NotImplementedError
+
+    @property
+    def prefix_length(self) -> int:
+        """P: image tokens of all cameras, and text tokens."""
+        return self.cameras * self.image_tokens + self.prompt_length
 
     @property
     def dit_width(self) -> int:
@@ -73,7 +95,82 @@ class HeadDims:
             raise ValueError(
                 f'horizon {self.horizon} is more than the {self.positions} action positions'
             )
+        if self.state_steps < 1 or self.state_dim % self.state_steps:
+            raise ValueError(
+                f'state_dim {self.state_dim} is not a multiple of state_steps {self.state_steps}'
+            )
         check_positive(self, 'rope_base', 'rms_epsilon')
+
+
+class SquaredVision(Protocol):
+    """Sizes of a vision tower that joins squares of patches to image tokens."""
+
+    @property
+    def patch_size(self) -> int: ...
+
+    @property
+    def merge(self) -> int: ...
+
+
+class AlternatingDims(HeadDims):
+    """Sizes of a head whose cross-attention blocks read either the text or the images."""
+
+    vision: SquaredVision
+    image: tuple[int, int]
+    text_every: int
+    real_horizon: int
+    future_tokens = 0
+
+    @property
+    def image_sizes(self) -> tuple[tuple[int, int], ...]:
+        """Height and width of each camera's image."""
+        return (self.image,) * self.cameras
+
+    @property
+    def patches(self) -> tuple[int, int]:
+        """Rows and columns of an image's patches."""
+        height, width = self.image
+        return height // self.vision.patch_size, width // self.vision.patch_size
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of an image's tokens."""
+        rows, columns = self.patches
+        return rows // self.vision.merge, columns // self.vision.merge
+
+    @property
+    def image_tokens(self) -> int:
+        """N, tokens of one image."""
+        rows, columns = self.grid
+        return rows * columns
+
+    @property
+    def text_blocks(self) -> tuple[int, ...]:
+        """DiT blocks that attend to the text."""
+        return self.cross_blocks[:: self.text_every]
+
+    @property
+    def image_blocks(self) -> tuple[int, ...]:
+        """DiT blocks that attend to the images."""
+        return tuple(block for block in self.cross_blocks if block not in self.text_blocks)
+
+    def check_alternation(self) -> None:
+        """Raise ValueError if the sizes of images, prompt and head do not fit each other."""
+        block = self.vision.patch_size * self.vision.merge
+        if any(edge < 1 or edge % block for edge in self.image):
+            raise ValueError(
+                f'image {list(self.image)} where multiples of {block} pixels (patch_size * merge) '
+                'are expected'
+            )
+        check_language(self.language)
+        self.check_head()
+        if self.text_every < 1:
+            raise ValueError('text_every 0 where at least 1 is expected')
+        if not 1 <= self.real_horizon <= self.horizon:
+            raise ValueError(
+                f'real_horizon {self.real_horizon} where 1 to horizon {self.horizon} is expected'
+            )
+        check_places(self.image_places, self.cameras, self.prompt_length)
 
 
 @dataclass(frozen=True)
@@ -125,11 +222,6 @@ class GrootDims(ShuffledImages, HeadDims):
         self.check_head()
         check_places(self.image_places, self.cameras, self.prompt_length)
 
-    @property
-    def prefix_length(self) -> int:
-        """P: image tokens of all cameras, and text tokens."""
-        return self.cameras * self.image_tokens + self.prompt_length
-
 
 HEAD_LIMITS = {
     **{
@@ -139,6 +231,19 @@ HEAD_LIMITS = {
     },
     'head_width': 16384,
     'positions': 65536,
+}
+ALTERNATING_LIMITS = {
+    **{
+        name: limit
+        for name, limit in STACK_LIMITS.items()
+        if name != 'vision.image_size' and not name.startswith('expert.')
+    },
+    'vision.merge': 64,
+    'vision.positions': 4096,
+    'image': 4096,
+    **HEAD_LIMITS,
+    'text_every': 512,
+    'real_horizon': 1024,
 }
 LIMITS = {
     **{name: limit for name, limit in STACK_LIMITS.items() if not name.startswith('expert.')},

@@ -1,6 +1,6 @@
 """GR00T's action head (arXiv 2503.14734): self-attention over the features, and a DiT.
 
-N1.5 and N1.7 share it. Keys and values that the DiT's cross-attention blocks compute from the
+All versions share it. Keys and values that the DiT's cross-attention blocks compute from the
 features are constant over the denoise steps, so `prefix` computes them. The features never see
 state or actions, so the split is exact.
 
@@ -20,8 +20,7 @@ from torch.nn import functional as F
 
 from vla_runtime.families.blocks.attention import repeat_rows
 from vla_runtime.families.flow_network import FlowNetwork
-from vla_runtime.families.groot.dimensions import GrootDims
-from vla_runtime.families.groot.n17_dimensions import GrootN17Dims
+from vla_runtime.families.groot.dimensions import HeadDims
 from vla_runtime.families.groot.time_table import BUCKETS, DIT_CODE, PERIODS, SLACK, UNIT
 from vla_runtime.families.groot.transformer import (
     LAST_EPSILON,
@@ -62,9 +61,9 @@ class GrootHead(FlowNetwork):
     state dimension, M language width, W DiT width.
     """
 
-    dims: GrootDims | GrootN17Dims
+    dims: HeadDims
 
-    def __init__(self, dims: GrootDims | GrootN17Dims) -> None:
+    def __init__(self, dims: HeadDims) -> None:
         super().__init__()
         self.dims = dims
         width = dims.dit_width
@@ -85,7 +84,7 @@ class GrootHead(FlowNetwork):
             if context is None
             else [ContextBlock(context, language) for _ in range(context.depth)]
         )
-        self.state_encoder = SlicedMlp(dims.state_dim, dims.head_width, width)
+        self.state_encoder = SlicedMlp(dims.state_dim // dims.state_steps, dims.head_width, width)
         self.action_encoder = ActionEncoder(dims.action_dim, width)
         self.time_in = nn.Linear(DIT_CODE, width)
         self.time_out = nn.Linear(width, width)
@@ -110,6 +109,10 @@ class GrootHead(FlowNetwork):
         for block in self.context:
             x = block(x, mask[:, None])
         return x
+
+    def encode_state(self, state: Tensor) -> Tensor:
+        """States (B, S) of all time steps to tokens (B, time steps, W)."""
+        return self.state_encoder(state.view(state.shape[0], self.dims.state_steps, -1))
 
     def time_conditioning(self, times: Tensor) -> Tensor:
         """Return the action encoder's share of the time, then the modulation of every DiT norm.
@@ -140,7 +143,7 @@ class GrootHead(FlowNetwork):
             for block, memory in self.memories(past).items()
         }
         tokens, modulations = self.embed_tokens(
-            x, self.state_encoder(repeat_rows(state, shared))[:, None], conditioning
+            x, self.encode_state(repeat_rows(state, shared)), conditioning
         )
         return self.decode(tokens, modulations, cast(dict[int, Memory], memories))
 
@@ -150,7 +153,7 @@ class GrootHead(FlowNetwork):
         """Put the DiT's tokens together: state, future tokens if any, actions with their positions.
 
         Args:
-            x: (B or 1, H, A); state: (B, 1, W), encoded.
+            x: (B or 1, H, A); state: (B, time steps, W), encoded.
             conditioning: (B or 1, C), or (B or 1, H, C) with one row for each action; state and
                 future tokens then have that of the last one.
 

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from vla_runtime.families.blocks.attention import images_of_rows, rotary
-from vla_runtime.families.blocks.interleaving import images_in_text
+from vla_runtime.families.blocks.attention import images_of_rows
 from vla_runtime.families.groot.dimensions import GrootDims
-from vla_runtime.families.groot.head import GrootHead, Memory
-from vla_runtime.families.groot.qwen3 import Qwen3, causal_attention
+from vla_runtime.families.groot.eagle import EagleFeatures
+from vla_runtime.families.groot.head import Memory
+from vla_runtime.families.groot.qwen3 import Qwen3
 from vla_runtime.families.groot.vision import EagleVision
 
 
-class GrootN15(GrootHead):
+class GrootN15(EagleFeatures):
     """Vision encoder, language model and head.
 
     Shapes as the head's; V cameras, N tokens an image, L text tokens, P = V*N + L.
@@ -29,31 +29,6 @@ class GrootN15(GrootHead):
         self.vision = EagleVision(dims)
         self.language = Qwen3(dims.language, dims.rms_epsilon, dims.vocabulary)
         self.build_head()
-
-    def embed_prefix(
-        self, image_tokens: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Put images into the text, each at its place.
-
-        Args:
-            image_tokens: (R, V, N, M); image_mask: (R, V) bool.
-            tokens: (R, L) int; token_mask: (R, L) bool.
-
-        Returns:
-            embeddings (R, P, M) float32 and mask (R, P) bool
-        """
-        text = self.language.embed(tokens)
-        return images_in_text(text, token_mask, image_tokens, image_mask, self.dims.image_places)
-
-    def features(self, embeddings: Tensor, mask: Tensor) -> Tensor:
-        """Language model's features (R, P, M) after its final norm; causal attention.
-
-        Positions count what is there: a hidden camera is as if it were not in the prompt. Features
-        of hidden tokens are meaningless and must stay masked.
-        """
-        positions = mask.long().cumsum(dim=1) - 1
-        rotation = rotary(positions, self.dims.language.head_dim, self.dims.rope_base)
-        return self.language(embeddings, rotation, causal_attention(mask))
 
     def prefix(
         self, image_tokens: Tensor, image_mask: Tensor, **rows: Tensor

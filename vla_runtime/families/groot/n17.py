@@ -1,32 +1,23 @@
-"""GR00T N1.7 (NVIDIA Isaac-GR00T): Qwen3-VL's features, and the action head.
-
-The DiT's cross-attention blocks read either the text or the images, so `prefix` hands over keys and
-values of just those.
-"""
+"""GR00T N1.7 (NVIDIA Isaac-GR00T): Qwen3-VL's features, and the action head."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from vla_runtime.families.blocks.attention import (
     Rotary,
-    images_of_rows,
     rotary_frequencies,
     rotary_of_angles,
 )
 from vla_runtime.families.blocks.interleaving import images_in_text, interleaved, separated
-from vla_runtime.families.groot.head import GrootHead, Memory
+from vla_runtime.families.groot.alternation import AlternatingHead
 from vla_runtime.families.groot.n17_dimensions import GrootN17Dims
 from vla_runtime.families.groot.qwen3 import Qwen3, causal_attention
 from vla_runtime.families.groot.qwen3_vl import QwenVision
 
-TEXT, IMAGES = 'text', 'images'
 
-
-class GrootN17(GrootHead):
+class GrootN17(AlternatingHead):
     """Vision encoder, language model and head.
 
     Shapes as the head's; V images, N tokens an image, L text tokens, P = V*N + L.
@@ -123,48 +114,3 @@ class GrootN17(GrootHead):
         x, *added = embeddings.chunk(1 + len(self.dims.vision.deepstack), dim=-1)
         rotation = self.rotary_positions(self.starts(mask))
         return self.language(x, rotation, causal_attention(mask), added)
-
-    def context_of(self, embeddings: Tensor, mask: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Context (R, K, M) of text and of images, with their masks (R, K)."""
-        context = self.encode_context(self.features(embeddings, mask), mask)
-        places, count = self.dims.image_places, self.dims.image_tokens
-        parts = zip(separated(context, places, count), separated(mask, places, count), strict=True)
-        return dict(zip((TEXT, IMAGES), parts, strict=True))
-
-    @property
-    def readers(self) -> dict[str, Sequence[int]]:
-        """DiT blocks that read the text and those that read the images, if there are any."""
-        blocks = {TEXT: self.dims.text_blocks, IMAGES: self.dims.image_blocks}
-        return {part: of_part for part, of_part in blocks.items() if of_part}
-
-    def prefix(
-        self, image_tokens: Tensor, image_mask: Tensor, **rows: Tensor
-    ) -> Mapping[str, Tensor]:
-        """Return what the DiT's cross-attention blocks read; `rows` are `tokens`, `token_mask`.
-
-        `text_key` and `text_value` are (blocks, R, heads, L, D), `text_seen` is (R, L) bool;
-        `images_key`, `images_value` and `images_seen` have V*N for L.
-        """
-        tokens, token_mask = rows['tokens'], rows['token_mask']
-        images = images_of_rows(image_tokens, image_mask, tokens.shape[0])
-        context = self.context_of(*self.embed_prefix(*images, tokens, token_mask))
-        past: dict[str, Tensor] = {}
-        for part, blocks in self.readers.items():
-            read, seen = context[part]
-            pairs = [self.blocks[block].attention.keys_values(read) for block in blocks]
-            past[f'{part}_key'] = torch.stack([key for key, _ in pairs])
-            past[f'{part}_value'] = torch.stack([value for _, value in pairs])
-            past[f'{part}_seen'] = seen
-        return past
-
-    def memories(self, past: Mapping[str, Tensor]) -> dict[int, Memory]:
-        """As `GrootHead.memories`: a block reads either the text or the images."""
-        return {
-            block: (
-                past[f'{part}_key'][index],
-                past[f'{part}_value'][index],
-                past[f'{part}_seen'],
-            )
-            for part, blocks in self.readers.items()
-            for index, block in enumerate(blocks)
-        }

@@ -63,22 +63,22 @@ def n17_sizes(source: Source) -> MakeDims | None:
         return None
     if not facts.image_sizes:
         return None
-    text_every = _text_every(folder)
+    text_interval = text_every(folder)
     return lambda cameras, prompt_length, horizon: checked_dims(
         lambda: _dims(
             shape,
             backbone,
             heads,
             facts,
-            text_every,
-            count_image_places(tokenizer, N17_PROMPT, cameras),
+            text_interval,
+            count_image_places(tokenizer, N17_PROMPT, cameras, prompt_length),
             prompt_length,
             horizon,
         )
     )
 
 
-def _text_every(folder: Path) -> int:
+def text_every(folder: Path) -> int:
     """Interval of cross-attention blocks that read text; LeRobot's folders do not give it.
 
     Raises:
@@ -93,13 +93,27 @@ def _text_every(folder: Path) -> int:
     return int(config.count('attend_text_every_n_blocks', GROOT_N17.text_every))
 
 
+def backbone_config(tokenizer: Path | None) -> JsonMapping | None:
+    """Read the backbone's config.json, where it lies beside the tokenizer."""
+    beside = None if tokenizer is None else tokenizer.parent / CONFIG_FILE
+    if beside is None or not beside.is_file():
+        return None
+    config = read_json(beside)
+    return config if 'vision_config' in config and 'text_config' in config else None
+
+
+def rope_settings(text: JsonMapping) -> JsonMapping:
+    """Where a language model's config.json has the base of its rotary positions."""
+    # transformers 5 calls it rope_parameters and puts the base inside.
+    rope = text.mapping('rope_parameters', optional=True)
+    return rope if 'rope_theta' in rope else text
+
+
 def _backbone(shape: Shapes, tokenizer: Path | None, missing: MissingFacts) -> _Backbone | None:
     """The backbone's settings from its config.json, else the published ones; None once asked."""
-    beside = None if tokenizer is None else tokenizer.parent / CONFIG_FILE
-    if beside is not None and beside.is_file():
-        config = read_json(beside)
-        if 'vision_config' in config and 'text_config' in config:
-            return _stated_backbone(config)
+    config = backbone_config(tokenizer)
+    if config is not None:
+        return _stated_backbone(config)
     published = GROOT_N17.vision
     width, depth = shape('vision.patch_embedding.weight', 5)[0], shape.depth('vision.blocks')
     (head_dim,) = shape('language.blocks.0.attention.k_norm.weight', 1)
@@ -123,11 +137,9 @@ def _stated_backbone(config: JsonMapping) -> _Backbone:
         JsonError: a value that is missing or of another kind.
     """
     text, vision = config.mapping('text_config'), config.mapping('vision_config')
-    # transformers 5 calls it rope_parameters and puts the base inside.
     rope = text.mapping('rope_parameters', optional=True)
     if not rope.values:
         rope = text.mapping('rope_scaling')
-    base = rope if 'rope_theta' in rope else text
     sections = rope.get('mrope_section', list)
     deepstack = vision.get('deepstack_visual_indexes', list)
     for where, key, values in (
@@ -143,7 +155,7 @@ def _stated_backbone(config: JsonMapping) -> _Backbone:
         # Ours count from 1.
         deepstack=tuple(index + 1 for index in deepstack),
         rope_sections=(sections[0], sections[1], sections[2]),
-        rope_base=float(base.get('rope_theta', (int, float))),
+        rope_base=float(rope_settings(text).get('rope_theta', (int, float))),
         rms_epsilon=float(text.get('rms_norm_eps', float)),
         least_pixels=_least_pixels(config.path.with_name(_PREPROCESSOR_FILE)),
     )
@@ -163,7 +175,7 @@ def _dims(
     backbone: _Backbone,
     heads: Mapping[str, int],
     facts: FolderFacts,
-    text_every: int,
+    text_interval: int,
     places: tuple[int, ...],
     prompt_length: int,
     horizon: int,
@@ -178,7 +190,7 @@ def _dims(
         rope_sections=backbone.rope_sections,
         context=stack_dims(shape, 'context', heads['context']) if 'context' in heads else None,
         dit=stack_dims(shape, 'dit', heads['dit']),
-        text_every=text_every,
+        text_every=text_interval,
         head_width=shape('out.weight', 2)[0],
         positions=shape('positions', 2)[0],
         vocabulary=shape('language.embedding.weight', 2)[0],

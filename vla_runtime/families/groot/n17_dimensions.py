@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from vla_runtime.families.blocks.dimensions import LIMITS as STACK_LIMITS
-from vla_runtime.families.blocks.dimensions import DecoderDims, check_language, check_places
-from vla_runtime.families.groot.dimensions import HEAD_LIMITS, HeadDims, StackDims
+from vla_runtime.families.blocks.dimensions import DecoderDims
+from vla_runtime.families.groot.dimensions import AlternatingDims, StackDims
 
 # Frames that a patch embedding takes: a single image stands for both.
 FRAMES = 2
@@ -52,7 +51,7 @@ class QwenVisionDims:
 
 
 @dataclass(frozen=True)
-class GrootN17Dims(HeadDims):
+class GrootN17Dims(AlternatingDims):
     """All that fixes the shapes of a GR00T N1.7 policy for one embodiment.
 
     Attributes:
@@ -98,84 +97,13 @@ class GrootN17Dims(HeadDims):
     rms_epsilon: float = 1e-6
 
     def __post_init__(self) -> None:
-        block = self.vision.patch_size * self.vision.merge
-        if any(edge < 1 or edge % block for edge in self.image):
-            raise ValueError(
-                f'image {list(self.image)} where multiples of {block} pixels (patch_size * merge) '
-                'are expected'
-            )
-        check_language(self.language)
         if 2 * sum(self.rope_sections) != self.language.head_dim:
             raise ValueError(
                 f'rope_sections {list(self.rope_sections)} do not add up to half of the '
                 f"language's head_dim {self.language.head_dim}"
             )
-        self.check_head()
-        if self.text_every < 1:
-            raise ValueError('text_every 0 where at least 1 is expected')
-        if not 1 <= self.real_horizon <= self.horizon:
-            raise ValueError(
-                f'real_horizon {self.real_horizon} where 1 to horizon {self.horizon} is expected'
-            )
-        check_places(self.image_places, self.cameras, self.prompt_length)
+        self.check_alternation()
 
-    @property
-    def image_sizes(self) -> tuple[tuple[int, int], ...]:
-        """Height and width of each camera's image."""
-        return (self.image,) * self.cameras
-
-    @property
-    def patches(self) -> tuple[int, int]:
-        """Rows and columns of an image's patches."""
-        height, width = self.image
-        return height // self.vision.patch_size, width // self.vision.patch_size
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of an image's tokens."""
-        rows, columns = self.patches
-        return rows // self.vision.merge, columns // self.vision.merge
-
-    @property
-    def image_tokens(self) -> int:
-        """N, tokens of one image."""
-        rows, columns = self.grid
-        return rows * columns
-
-    @property
-    def prefix_length(self) -> int:
-        """P: image tokens of all cameras, and text tokens."""
-        return self.cameras * self.image_tokens + self.prompt_length
-
-    @property
-    def future_tokens(self) -> int:
-        """Learned tokens between state and actions: N1.7 has none."""
-        return 0
-
-    @property
-    def text_blocks(self) -> tuple[int, ...]:
-        """DiT blocks that attend to the text."""
-        return self.cross_blocks[:: self.text_every]
-
-    @property
-    def image_blocks(self) -> tuple[int, ...]:
-        """DiT blocks that attend to the images."""
-        return tuple(block for block in self.cross_blocks if block not in self.text_blocks)
-
-
-LIMITS = {
-    **{
-        name: limit
-        for name, limit in STACK_LIMITS.items()
-        if name != 'vision.image_size' and not name.startswith('expert.')
-    },
-    'vision.merge': 64,
-    'vision.positions': 4096,
-    'image': 4096,
-    **HEAD_LIMITS,
-    'text_every': 512,
-    'real_horizon': 1024,
-}
 
 # nvidia/GR00T-N1.7-3B: sixteen layers of Cosmos-Reason2 2B (Qwen3-VL), 32 DiT blocks. Two cameras
 # of 256 by 256 pixels.

@@ -1,13 +1,14 @@
-"""Facts of a GR00T N1.7 folder, as LeRobot 0.6 (type `groot`) and NVIDIA's Isaac-GR00T write it.
+"""Facts of a GR00T N1.6 or N1.7 folder, as NVIDIA's Isaac-GR00T and LeRobot 0.6 write it.
 
-Both say the same things in different files: groups of state and action dimensions in order with
-their statistics, cameras and frames, how images are cut. LeRobot writes them into the steps of its
-processors; NVIDIA into processor_config.json, statistics.json and embodiment_id.json.
+LeRobot (type `groot`) writes N1.7 alone. Both say the same things in different files: groups of
+state and action dimensions in order with their statistics, cameras and frames, how images are cut.
+LeRobot writes them into the steps of its processors; NVIDIA into processor_config.json,
+statistics.json and embodiment_id.json.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vla_runtime.bundle.schema import CameraSpec, NormalisationSpec
@@ -53,8 +54,10 @@ _BEFORE = (
     'device_processor',
 )
 _AFTER = (_DECODE, _UNPACK, 'device_processor')
-# Actions of the published base model.
+# Actions of the published base model of N1.7, and the default of N1.6's configuration.
 _HORIZON = 40
+_HORIZONS = {'groot_n16': 16, 'groot_n17': _HORIZON}
+_VERSIONS = {'groot_n16': 'N1.6', 'groot_n17': 'N1.7'}
 _IMAGE_SIZE = Question(
     '--image-size',
     "height and width of the cameras' images in pixels, such as 480x640: this policy keeps their "
@@ -101,21 +104,32 @@ def n17_embodiments(folder: Path, options: ExportOptions) -> tuple[str | None, J
     return tag, slots
 
 
-def read_n17_folder(folder: Path, options: ExportOptions) -> FolderFacts:
-    """Read the facts of a folder.
+def read_n17_folder(folder: Path, family: str, options: ExportOptions) -> FolderFacts:
+    """Read the facts of a folder of the family `groot_n16` or `groot_n17`.
 
     Raises:
         ExportError, JsonError: settings that this runtime does not reproduce, files that contradict
             each other, missing or damaged files.
     """
-    found = _lerobot(folder) if is_lerobot_folder(folder) else _nvidia(folder, options)
+    if not is_lerobot_folder(folder):
+        found = _nvidia(folder, family, options)
+    elif family == 'groot_n17':
+        found = _lerobot(folder)
+    else:
+        raise ExportError(
+            f"{folder}: has the tensors of GR00T N1.6 in a folder of LeRobot's, which serves N1.5 "
+            "and N1.7; export the folder of NVIDIA's that it was made from"
+        )
     _check(found)
     images = image_spec(found.images, nvidia=found.kind == 'NVIDIA')
+    if family == 'groot_n16' and images.crop is not None:
+        # Eagle's processor resizes with Pillow, Qwen's with torchvision.
+        images = replace(images, crop=replace(images.crop, last='bicubic_pillow'))
     columns = found.columns
     cut = cut_image(found.images, images, _camera_images(folder, found, options))
     return FolderFacts(
         kind=found.kind,
-        family='groot_n17',
+        family=family,
         cameras=_cameras(found),
         images=images,
         normalisation=NormalisationSpec('clipped_range', 'clipped_range'),
@@ -132,7 +146,10 @@ def read_n17_folder(folder: Path, options: ExportOptions) -> FolderFacts:
         denoise_steps=DENOISE_STEPS,
         image_sizes=() if cut is None else (cut,),
         tokenizer=find_tokenizer(folder),
-        source={'checkpoint': f'{found.kind} groot N1.7', 'embodiment': found.tag or ''},
+        source={
+            'checkpoint': f'{found.kind} groot {_VERSIONS[family]}',
+            'embodiment': found.tag or '',
+        },
         questions=() if cut else (_IMAGE_SIZE,),
     )
 
@@ -217,7 +234,7 @@ def _refuse_transform(settings: JsonMapping, tag: str) -> None:
         raise settings.error('action_decode_transform', f"'{transform}' is not supported")
 
 
-def _nvidia(folder: Path, options: ExportOptions) -> _Settings:
+def _nvidia(folder: Path, family: str, options: ExportOptions) -> _Settings:
     processor = read_json(folder / PROCESSOR_FILE).mapping('processor_kwargs')
     tag = _nvidia_tag(folder, options)
     if tag is None:
@@ -238,7 +255,7 @@ def _nvidia(folder: Path, options: ExportOptions) -> _Settings:
         images=processor,
         modality=modality,
         columns=columns,
-        horizon=config.count('action_horizon', _HORIZON),
+        horizon=config.count('action_horizon', _HORIZONS[family]),
         raw_images=(),
         cameras=(),
     )

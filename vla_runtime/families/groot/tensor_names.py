@@ -1,4 +1,4 @@
-"""Names of GR00T's tensors, N1.5's and N1.7's, as NVIDIA and LeRobot write them, to ours."""
+"""Names of GR00T's tensors, of every version, as NVIDIA and LeRobot write them, to ours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from vla_runtime.checkpoints.tensor_names import DECODER, SIGLIP, TensorNames, r
 
 # LeRobot puts this before NVIDIA's names.
 _GROOT = r'(?:_groot_model\.)?'
-_EAGLE = rf'{_GROOT}backbone\.eagle_model\.'
+# N1.5's and N1.6's.
+_EAGLE = rf'{_GROOT}backbone\.(?:eagle_)?model\.'
 _VISION = rf'{_EAGLE}vision_model\.vision_model\.'
 _QWEN = rf'{_GROOT}backbone\.model\.model\.'
 _TOWER = rf'{_QWEN}visual\.'
@@ -25,7 +26,7 @@ _ATTENTION = (
 _LEAVES = ((r'W', 'weight'), (r'b', 'bias'))
 _ENCODER_LAYERS = (('W1', 'embed'), ('W2', 'mix'), ('W3', 'out'))
 
-# The action head, N1.5's and N1.7's.
+# The action head, every version's.
 _HEAD_ROWS = (
     row(rf'{_HEAD}position_embedding\.weight', 'positions'),
     *rows_under(_HEAD, '', ((r'vlln', 'context_norm'),)),
@@ -65,7 +66,7 @@ _MERGER = ((r'norm', 'norm'), (r'linear_fc(?P<n>[12])', r'fc\g<n>'))
 NAMES = TensorNames(
     rows=(
         *_HEAD_ROWS,
-        # N1.5: Eagle.
+        # N1.5 and N1.6: Eagle.
         row(rf'{_HEAD}future_tokens\.weight', 'future_tokens'),
         row(rf'{_VISION}embeddings\.position_embedding\.weight', 'vision.position_embedding'),
         *rows_under(_VISION, 'vision.', SIGLIP),

@@ -12,8 +12,7 @@ import math
 import numpy as np
 
 from vla_runtime.families.blocks.flow_time import layer_rows, linear_rows, silu
-from vla_runtime.families.groot.dimensions import GrootDims
-from vla_runtime.families.groot.n17_dimensions import GrootN17Dims
+from vla_runtime.families.groot.dimensions import HeadDims
 from vla_runtime.files.safetensors_reader import SafetensorsReader
 
 BUCKETS = 1000
@@ -61,7 +60,7 @@ def action_code(buckets: np.ndarray, width: int) -> np.ndarray:
 class GrootTimeTable:
     """Rows of `GrootHead.time_conditioning`: the action encoder's share, then all modulations."""
 
-    def __init__(self, dims: GrootDims | GrootN17Dims, weights: SafetensorsReader) -> None:
+    def __init__(self, dims: HeadDims, weights: SafetensorsReader) -> None:
         self._dims, self._weights = dims, weights
         self._modulations = [f'dit.{block}.modulation' for block in range(dims.dit.depth)]
         self._modulations.append('out_modulation')

@@ -1,0 +1,182 @@
+"""Sizes of GR00T N1.6, read off its tensors, its backbone's config.json and the options.
+
+A checkpoint does not hold what its backbone (Eagle-Block2A-2B-v2 in Isaac-GR00T) was built with:
+heads, rotary positions, windows. They are read from the backbone's config.json where it lies beside
+the tokenizer, and known for the published model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vla_runtime.checkpoints.folder_facts import FolderFacts, expect
+from vla_runtime.checkpoints.image_places import count_image_places
+from vla_runtime.checkpoints.missing_facts import MissingFacts
+from vla_runtime.checkpoints.reader import MakeDims, Source
+from vla_runtime.checkpoints.tensors import CheckpointError
+from vla_runtime.families.blocks.block_sizes import Shapes, checked_dims, decoder_dims, square_edge
+from vla_runtime.families.groot.declaration import N16_PROMPT
+from vla_runtime.families.groot.n16_dimensions import GROOT_N16, GrootN16Dims, Siglip2Dims
+from vla_runtime.families.groot.n17_checkpoint import backbone_config, rope_settings, text_every
+from vla_runtime.families.groot.n17_images import network_image
+from vla_runtime.families.groot.stack_sizes import settle_stack_heads, stack_dims
+from vla_runtime.files.json_file import JsonMapping
+
+_WANTED = (
+    'tokenizer.json of the backbone, gr00t/model/modules/nvidia/Eagle-Block2A-2B-v2 in '
+    'Isaac-GR00T, with its config.json beside it'
+)
+# Image tokens that a smaller image is enlarged to, and the class's defaults.
+_LEAST_TOKENS = 4
+_WINDOW, _FULL_ATTENTION = 14, (7, 14, 21, 26)
+
+
+@dataclass(frozen=True)
+class _Backbone:
+    """Settings of the backbone that no tensor shows; the tower's as in `Siglip2Dims`."""
+
+    vision_heads: int
+    vision_rope_base: float | None
+    window: int | None
+    full_attention: tuple[int, ...]
+    rope_base: float
+    rms_epsilon: float
+
+
+def n16_sizes(source: Source) -> MakeDims | None:
+    """As `CheckpointReader.sizes`."""
+    folder, tensors, facts, options, missing = source
+    shape = Shapes(tensors, 'GR00T N1.6')
+    tokenizer = options.tokenizer or facts.tokenizer
+    backbone = _backbone(shape, tokenizer, missing)
+    heads = settle_stack_heads(shape, ('dit',), options, missing)
+    if tokenizer is None or not tokenizer.is_file() or backbone is None or heads is None:
+        return None
+    if not facts.image_sizes:
+        return None
+    text_interval = text_every(folder)
+    return lambda cameras, prompt_length, horizon: checked_dims(
+        lambda: _dims(
+            shape,
+            backbone,
+            heads,
+            facts,
+            text_interval,
+            count_image_places(tokenizer, N16_PROMPT, cameras, prompt_length),
+            prompt_length,
+            horizon,
+        )
+    )
+
+
+def _backbone(shape: Shapes, tokenizer: Path | None, missing: MissingFacts) -> _Backbone | None:
+    """The backbone's settings from its config.json, else the published ones; None once asked."""
+    config = backbone_config(tokenizer)
+    if config is not None:
+        return _stated_backbone(config)
+    published = GROOT_N16.vision
+    width, depth = shape('vision.patch_embedding.weight', 2)[0], shape.depth('vision.blocks')
+    (head_dim,) = shape('language.blocks.0.attention.k_norm.weight', 1)
+    if (width, depth, head_dim) == (published.width, published.depth, GROOT_N16.language.head_dim):
+        return _Backbone(
+            published.num_heads, None, None, (), GROOT_N16.rope_base, GROOT_N16.rms_epsilon
+        )
+    missing.ask('--tokenizer', f'{_WANTED}: the backbone is not the published one')
+    return None
+
+
+def _stated_backbone(config: JsonMapping) -> _Backbone:
+    """Read the backbone's settings from its config.json.
+
+    Raises:
+        JsonError: a value that is missing, of another kind or not supported.
+    """
+    text, vision = config.mapping('text_config'), config.mapping('vision_config')
+    # The tower's last block, and squares of patches, are what the connector reads.
+    expect(config, 'select_layer', -1)
+    expect(config, 'use_pixel_shuffle', True)
+    window = vision.count('window_size', _WINDOW)
+    full = vision.get('full_attention_indexes', list, list(_FULL_ATTENTION))
+    if any(type(index) is not int for index in full):
+        raise vision.error('full_attention_indexes', f'{full} where whole numbers are expected')
+    windows = vision.get('use_windows_attn', bool, True)
+    return _Backbone(
+        vision_heads=vision.count('num_attention_heads'),
+        # NVIDIA's code passes the window's edge where the base is expected.
+        vision_rope_base=float(window) if vision.get('use_rope', bool, True) else None,
+        window=window if windows else None,
+        # Ours count from 1.
+        full_attention=tuple(index + 1 for index in full) if windows else (),
+        rope_base=float(rope_settings(text).get('rope_theta', (int, float))),
+        rms_epsilon=float(text.get('rms_norm_eps', float)),
+    )
+
+
+def _dims(
+    shape: Shapes,
+    backbone: _Backbone,
+    heads: Mapping[str, int],
+    facts: FolderFacts,
+    text_interval: int,
+    places: tuple[int, ...],
+    prompt_length: int,
+    horizon: int,
+) -> GrootN16Dims:
+    (head_dim,) = shape('language.blocks.0.attention.k_norm.weight', 1)
+    keys, _ = shape('language.blocks.0.attention.k.weight', 2)
+    vision = _vision(shape, backbone)
+    block = vision.patch_size * vision.merge
+    return GrootN16Dims(
+        vision=vision,
+        image=network_image(facts, block, _LEAST_TOKENS * block**2),
+        language=decoder_dims(shape, 'language', max(1, keys // head_dim)),
+        dit=stack_dims(shape, 'dit', heads['dit']),
+        text_every=text_interval,
+        head_width=shape('out.weight', 2)[0],
+        positions=shape('positions', 2)[0],
+        vocabulary=shape('language.embedding.weight', 2)[0],
+        cameras=len(places),
+        image_places=places,
+        prompt_length=prompt_length,
+        horizon=horizon,
+        real_horizon=facts.real_horizon or horizon,
+        action_dim=shape('action_encoder.embed.weight', 2)[0],
+        state_dim=shape('state_encoder.fc1.weight', 2)[0],
+        rope_base=backbone.rope_base,
+        rms_epsilon=backbone.rms_epsilon,
+    )
+
+
+def _vision(shape: Shapes, backbone: _Backbone) -> Siglip2Dims:
+    """Return the sizes of the vision tower.
+
+    Raises:
+        CheckpointError: patches, positions or squares of patches that do not fit.
+    """
+    width, inputs = shape('vision.patch_embedding.weight', 2)
+    positions, _ = shape('vision.position_embedding', 2)
+    side, patch = math.isqrt(positions), math.isqrt(inputs // 3)
+    if (side**2, 3 * patch**2) != (positions, inputs):
+        raise CheckpointError(
+            f'the vision tower has {positions} positions and patches of {inputs} numbers; expected '
+            'a square of positions, and square patches of 3 channels'
+        )
+    _, joined = shape('vision.connector.1.weight', 2)
+    full = backbone.full_attention
+    depth = shape.depth('vision.blocks')
+    return Siglip2Dims(
+        width=width,
+        depth=depth,
+        num_heads=backbone.vision_heads,
+        mlp_dim=shape('vision.blocks.0.mlp.fc1.weight', 2)[0],
+        patch_size=patch,
+        merge=square_edge(joined, width, 'connector'),
+        positions=side,
+        rope_base=backbone.vision_rope_base,
+        window=backbone.window,
+        # The class's default names blocks that a shallower tower lacks.
+        full_attention=tuple(number for number in full if number <= depth),
+    )
