@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,16 @@ from vla_runtime.bundle.onnx_files import (
 from vla_runtime.export.onnx.bundle import export_bundle
 
 
-def nvfp4_bundle(folder: Path, beside: Precision = 'float32') -> Path:
-    """Export a tiny pi0.5 in NVFP4; return the bundle's folder."""
-    source = read_bundle(write_tiny_policy(folder / 'source', tiny_spec('pi05')))
+def nvfp4_bundle(folder: Path, beside: Precision = 'float32', mlp_dim: int = 48) -> Path:
+    """Export a tiny pi0.5 in NVFP4; return the bundle's folder.
+
+    One layer of its language, 32 wide, has an MLP; the last product of one of more than 64 is in 8
+    bits.
+    """
+    spec = tiny_spec('pi05')
+    language = replace(spec.dims.language, mlp_dim=mlp_dim)
+    spec = replace(spec, dims=replace(spec.dims, language=language))
+    source = read_bundle(write_tiny_policy(folder / 'source', spec))
     return export_bundle(
         source, folder / 'nvfp4', 'nvfp4', observations=OBSERVATIONS, beside=beside
     ).folder
@@ -38,7 +46,8 @@ def products_of(model: onnx.ModelProto) -> list[tuple[onnx.NodeProto, ...]]:
         if left is not None and left.op_type == 'DequantizeLinear':
             assert right is not None
             rounding = made[left.input[0]]
-            assert rounding.op_type == FP4_ROUNDING
+            if rounding.op_type != FP4_ROUNDING:
+                continue
             scales = [made[node.input[1]] for node in (left, right)]
             found.append((rounding, scales[0], left, scales[1], right, product))
     return found
@@ -91,6 +100,36 @@ def norm_of_rounded_numbers(model: onnx.ModelProto, folder: Path) -> None:
     added = helper.make_node('Add', [left.output[0]] * 2, ['planted'], name='planted')
     del model.graph.node[:]
     model.graph.node.extend([*nodes[:place], added, *nodes[place:]])
+
+
+def eight_bits_of_twice_the_scale(model: onnx.ModelProto, folder: Path) -> None:
+    """The last product of an MLP, as in fp8."""
+    _, widening, _, _ = _in_eight_bits(model)
+    scale = numbers_of(model, widening.input[1], folder)
+    widening.input[1] = add_constant(model, TensorProto.FLOAT, scale * 2)
+
+
+def eight_bit_input_that_is_not_rounded(model: onnx.ModelProto, folder: Path) -> None:
+    """A matrix in 8 bits, and its input not rounded."""
+    rounding, _, _, product = _in_eight_bits(model)
+    product.input[0] = rounding.input[0]
+
+
+def eight_bit_matrix_of_twice_the_scale(model: onnx.ModelProto, folder: Path) -> None:
+    _, _, matrix, _ = _in_eight_bits(model)
+    scales = numbers_of(model, matrix.input[1], folder)
+    matrix.input[1] = add_constant(model, TensorProto.FLOAT, scales * 2)
+
+
+def _in_eight_bits(model: onnx.ModelProto) -> tuple[onnx.NodeProto, ...]:
+    """(rounding, widening of the input, widening of the matrix, product) of the first in 8 bits."""
+    made = {node.output[0]: node for node in model.graph.node}
+    for product in nodes_of(model, 'MatMul'):
+        left, right = (made.get(name) for name in product.input)
+        if left is not None and left.op_type == 'DequantizeLinear' and len(left.input) > 2:
+            assert right is not None
+            return made[left.input[0]], left, right, product
+    raise AssertionError('no product in 8 bits')
 
 
 def matrix_of_twice_the_scale(model: onnx.ModelProto, folder: Path) -> None:

@@ -18,6 +18,7 @@ from tensorrt_machine import Machine
 from tiny_policy import observation
 
 from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.graph_facts import read_graph_facts
 from vla_runtime.bundle.onnx_files import FP4_VALUES, ONNX_FOLDER
 from vla_runtime.cli.main import main
 from vla_runtime.engines.candidates import candidates
@@ -39,6 +40,12 @@ GRAPHS = ('prefix.onnx', 'prefix_rows.onnx')
 @pytest.fixture(scope='module')
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return faults.nvfp4_bundle(tmp_path_factory.mktemp('nvfp4'))
+
+
+@pytest.fixture(scope='module')
+def with_8_bits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with the last product of an MLP in 8 bits."""
+    return faults.nvfp4_bundle(tmp_path_factory.mktemp('with_8_bits'), mlp_dim=80)
 
 
 def test_numbers_are_rounded_as_the_type_is_defined():
@@ -63,7 +70,7 @@ def in_blocks(x: np.ndarray, unit: np.float32) -> np.ndarray:
 @pytest.mark.parametrize('folded', [True, False], ids=['as the engine', 'as the receipt'])
 def test_a_product_is_that_of_the_rounded_numbers(tmp_path: Path, folded: bool):
     random = np.random.default_rng(0)
-    inner, columns, largest = 48, 6, 4.0
+    inner, columns, largest = 48, 24, 4.0
     matrix = torch.from_numpy(random.standard_normal((inner, columns), dtype=np.float32))
     # A block of zeros, and one that is nothing beside the others.
     matrix[:16, 0], matrix[16:32, 1] = 0.0, matrix[16:32, 1] * 1e-9
@@ -118,6 +125,17 @@ def test_a_width_that_is_no_multiple_of_16_stays_beside(bundle: Path):
     assert matrix.input[0] == 'vision.blocks.0.mlp.fc2.weight/nvfp4'
 
 
+def test_the_last_product_of_an_mlp_is_in_8_bits_beside(with_8_bits: Path):
+    model = load_graph(with_8_bits, 'prefix.onnx')
+    kinds = {item.name: item.data_type for item in model.graph.initializer}
+    rounded = [node for node in model.graph.node if node.op_type == 'QuantizeLinear']
+    assert [kinds[node.input[2]] for node in rounded] == [TensorProto.FLOAT8E4M3FN]
+    downs = [name for name in kinds if name.endswith('.down.weight/fp8')]
+    assert [kinds[name] for name in downs] == [TensorProto.FLOAT8E4M3FN]
+    facts = read_graph_facts(with_8_bits / ONNX_FOLDER, GRAPHS).graphs
+    assert {one.int8_products for one in facts.values()} == {2}
+
+
 def test_the_head_is_in_no_bits_that_its_chunks_would_not_bear(bundle: Path):
     for name in ('expert.onnx', 'expert_rows.onnx'):
         assert faults.products_of(load_graph(bundle, name)) == []
@@ -164,6 +182,32 @@ def test_a_product_that_another_runtime_would_read_otherwise_is_refused(
 
 
 @pytest.mark.parametrize(
+    ('fault', 'text'),
+    [
+        (faults.eight_bits_of_twice_the_scale, 'widens by another scale than the one'),
+        (faults.eight_bit_input_that_is_not_rounded, r'\(MatMul\) computes with'),
+    ],
+)
+@pytest.mark.parametrize('name', GRAPHS)
+def test_the_rules_of_8_bits_hold_beside(with_8_bits, tmp_path: Path, fault, text: str, name: str):
+    planted = copy_bundle(with_8_bits, tmp_path / 'planted')
+    model = load_graph(planted, name)
+    fault(model, planted / ONNX_FOLDER)
+    save_graph(model, planted, name)
+    with pytest.raises(VerificationError, match=rf'{name}: .*{text}'):
+        check_graphs(planted)
+
+
+def test_verify_tells_a_matrix_in_8_bits_too(with_8_bits: Path, tmp_path: Path):
+    planted = copy_bundle(with_8_bits, tmp_path / 'planted')
+    model = load_graph(planted, 'prefix.onnx')
+    faults.eight_bit_matrix_of_twice_the_scale(model, planted / ONNX_FOLDER)
+    save_graph(model, planted, 'prefix.onnx')
+    with pytest.raises(VerificationError, match=r"/fp8' is not the bundle's matrix in 8 bits"):
+        verify_onnx(planted, read_bundle(planted, verify=False).spec)
+
+
+@pytest.mark.parametrize(
     'fault', [faults.matrix_of_twice_the_scale, faults.halves_of_bytes_swapped]
 )
 def test_verify_tells_a_matrix_that_is_not_the_bundles(bundle: Path, tmp_path: Path, fault):
@@ -172,7 +216,7 @@ def test_verify_tells_a_matrix_that_is_not_the_bundles(bundle: Path, tmp_path: P
     fault(model, planted / ONNX_FOLDER)
     save_graph(model, planted, 'prefix.onnx')
     assert check_graphs(planted) == ('nvfp4', 'float32')
-    with pytest.raises(VerificationError, match=r"'.*/nvfp4' is not the bundle's matrix in 4 bits"):
+    with pytest.raises(VerificationError, match=r"/nvfp4' is not the bundle's matrix in 4 bits"):
         verify_onnx(planted, read_bundle(bundle).spec)
 
 

@@ -231,12 +231,21 @@ def test_the_library_itself_builds_4_bits_for_no_older_card():
 def test_4_bits_are_4_bits_times_4_bits_in_the_plan():
     for family, name, products in (
         ('pi05', 'prefix_rows.onnx', 2),
-        ('groot_n17', 'vision.onnx', 14),
+        ('groot_n17', 'vision.onnx', 12),
     ):
         path = tiny_graphs(family, 'nvfp4') / name
         counts = count_products(build(path, (1, 2), ('sm120',)).kernels)
         assert counts['fp4 x fp4'] == products
         assert not [pair for pair in counts if 'fp4' in pair and pair != 'fp4 x fp4']
+
+
+def test_the_last_product_of_an_mlp_is_8_bits_times_8_bits_beside_4(tmp_path):
+    folder = nvfp4_faults.nvfp4_bundle(tmp_path, 'bfloat16', mlp_dim=80) / ONNX_FOLDER
+    path = folder / 'prefix_rows.onnx'
+    built = build(path, (1, 2), ('sm120',))
+    counts = count_products(built.kernels)
+    assert (counts['fp4 x fp4'], counts['fp8 x fp8']) == (1, 1)
+    assert wrong_products(path, built.kernels) == [] and unplanned(path, built.kernels) == set()
 
 
 @pytest.mark.parametrize('family', thorough_but(['pi05'], ['pi05', 'smolvla', 'groot_n17']))

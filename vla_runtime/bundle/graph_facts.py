@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import get_args
 
-from vla_runtime.bundle.onnx_files import FP4_ROUNDING, GRAPHS_FILE, Precision
+from vla_runtime.bundle.onnx_files import GRAPHS_FILE, Precision
 from vla_runtime.files.json_file import JsonMapping, read_json
 from vla_runtime.files.quotes import quoted
 
@@ -25,20 +25,13 @@ class GraphFacts:
         opset: version of ONNX's own operators.
         operators: name to number of nodes.
         weight_bytes: bytes of all its weights, in the graph and in weights.data.
+        int8_products: number of products in 8 or 4 bits.
     """
 
     opset: int
     operators: Mapping[str, int]
     weight_bytes: int
-
-    @property
-    def int8_products(self) -> int:
-        """Number of products in 8 or 4 bits: each widens a matrix, beside rounded inputs."""
-        widened = self.operators.get('DequantizeLinear', 0)
-        if rounded := self.operators.get(FP4_ROUNDING, 0):
-            # Their scales are widened too.
-            return widened // 2 - rounded
-        return widened - self.operators.get('QuantizeLinear', 0)
+    int8_products: int = 0
 
 
 @dataclass(frozen=True)
@@ -95,9 +88,13 @@ def _precision(document: JsonMapping, key: str, default: Precision | None = None
 
 
 def _graph(stated: JsonMapping) -> GraphFacts:
-    operators = stated.mapping('operators')
+    document = stated.mapping('operators')
+    operators = {name: document.get(name, int) for name in document.values}
+    # Older files do not say it: in 8 bits each product widens a matrix, beside rounded inputs.
+    counted = operators.get('DequantizeLinear', 0) - operators.get('QuantizeLinear', 0)
     return GraphFacts(
         opset=stated.get('opset', int),
-        operators={name: operators.get(name, int) for name in operators.values},
+        operators=operators,
         weight_bytes=stated.get('weight_bytes', int),
+        int8_products=stated.get('int8_products', int, counted),
     )

@@ -127,7 +127,9 @@ class _Graph:
         self._constants = {item.name: item for item in graph.initializer}
 
     def widens_a_matrix(self, node: onnx.NodeProto) -> bool:
-        return node.op_type == _WIDEN and node.input[0] in self._constants
+        # In NVFP4 there are no zero points.
+        constant = node.op_type == _WIDEN and node.input[0] in self._constants
+        return constant and len(node.input) > 2
 
     def operand_fault(self, product: onnx.NodeProto) -> str:
         """Return what is wrong with a product of which an operand was rounded; empty if nothing."""

@@ -377,7 +377,16 @@ def graph_facts_of(model: onnx.ModelProto) -> GraphFacts:
         opset=model.opset_import[0].version,
         operators=dict(sorted(Counter(node.op_type for node in model.graph.node).items())),
         weight_bytes=sum(map(_bytes_of, weights)),
+        int8_products=_rounded_products(model.graph),
     )
+
+
+def _rounded_products(graph: onnx.GraphProto) -> int:
+    """Count the products of which both factors were rounded."""
+    widened = {
+        name for node in graph.node if node.op_type == 'DequantizeLinear' for name in node.output
+    }
+    return sum(node.op_type == 'MatMul' and {*node.input} <= widened for node in graph.node)
 
 
 def _bytes_of(tensor: onnx.TensorProto) -> int:

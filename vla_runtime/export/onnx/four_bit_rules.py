@@ -15,7 +15,12 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from vla_runtime.bundle.onnx_files import FP4_BLOCK, FP4_DOMAIN, FP4_ROUNDING, FP4_VALUES
-from vla_runtime.export.onnx.eight_bit_rules import matrix_of_bundle, within_half_a_step
+from vla_runtime.export.onnx.eight_bit_rules import (
+    eight_bit_faults,
+    matrix_faults,
+    matrix_of_bundle,
+    within_half_a_step,
+)
 from vla_runtime.export.onnx.weights import BundleWeights
 
 _WIDEN = 'DequantizeLinear'
@@ -40,16 +45,21 @@ def four_bit_faults(path: Path, model: onnx.ModelProto, types: Mapping[str, int]
         one sentence per fault, naming the node
     """
     graph = FourBitGraph(path, model.graph)
+    in_eight = onnx.ModelProto()
+    in_eight.graph.initializer.extend(model.graph.initializer)
     faults = []
     for node in model.graph.node:
-        faults += [_sentence(node, fault) for fault in graph.faults(node, types)]
-    return faults
+        if graph.is_in_eight_bits(node):
+            in_eight.graph.node.append(node)
+        else:
+            faults += [_sentence(node, fault) for fault in graph.faults(node, types)]
+    return faults + eight_bit_faults(path, in_eight, types)
 
 
 def four_bit_matrix_faults(
     paths: Iterable[Path], weights: BundleWeights, factors: Mapping[str, float]
 ) -> list[str]:
-    """List the matrices in NVFP4 that are not the bundle's, rounded to the nearest.
+    """List the matrices in NVFP4, or in 8 bits beside, that are not the bundle's to the nearest.
 
     Args:
         paths, weights, factors: as for `matrix_faults` of 8 bits.
@@ -57,7 +67,8 @@ def four_bit_matrix_faults(
     Returns:
         one sentence per fault, naming the file and the matrix
     """
-    faults, seen = [], set()
+    paths = list(paths)
+    faults, seen = matrix_faults(paths, weights, factors), set()
     for path in paths:
         graph = FourBitGraph(path, onnx.load(path, load_external_data=False).graph)
         for node in graph.widened_matrices():
@@ -86,6 +97,13 @@ class FourBitGraph:
         self._folder = str(path.parent)
         self._made = {name: node for node in graph.node for name in node.output}
         self._constants = {item.name: item for item in graph.initializer}
+
+    def is_in_eight_bits(self, node: onnx.NodeProto) -> bool:
+        """Return whether a node is of the products in 8 bits that stand beside."""
+        if node.op_type == 'MatMul':
+            makers = [self._made.get(name) for name in node.input]
+            return all(maker is not None and _has_zero_point(maker) for maker in makers)
+        return node.op_type == 'QuantizeLinear' or _has_zero_point(node)
 
     def faults(self, node: onnx.NodeProto, types: Mapping[str, int]) -> list[str]:
         """List what is wrong with a node."""
@@ -208,6 +226,10 @@ class FourBitGraph:
         """Return a constant as float32, from the graph or from the file beside it."""
         array = numpy_helper.to_array(self._constants[name], self._folder)
         return array.astype(np.float32)
+
+
+def _has_zero_point(node: onnx.NodeProto) -> bool:
+    return node.op_type == _WIDEN and len(node.input) > 2
 
 
 def steps_of_four_bits(exact: np.ndarray, scales: np.ndarray) -> np.ndarray:

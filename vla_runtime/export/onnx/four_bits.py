@@ -1,5 +1,8 @@
 """Matrix products in NVFP4: 4-bit floats (e2m1) in blocks of 16 with a scale of 8 bits each.
 
+An MLP's last product is in 8-bit floats instead (`eight_bits`), since few large values there take
+the range from the others.
+
     x ─ TRT_FP4DynamicQuantize ─ numbers ──────────────────┐
                      └─ scales ─ DequantizeLinear ─ DequantizeLinear ─┐
           8-bit scales ─ DequantizeLinear ─┐                          │
@@ -18,7 +21,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -31,8 +34,14 @@ from vla_runtime.bundle.onnx_files import (
     FP4_VALUES,
     Precision,
 )
+from vla_runtime.export.onnx.eight_bits import EightBits
 from vla_runtime.export.onnx.graph import GraphWriter, Value
-from vla_runtime.export.onnx.quantised_products import Matrix, QuantisedProducts, Range
+from vla_runtime.export.onnx.quantised_products import (
+    Matrix,
+    QuantisedProducts,
+    Range,
+    leaves_mlp,
+)
 from vla_runtime.export.onnx.weights import ONNX_TYPE
 
 # Two numbers a byte, the first in its lower half, as ONNX stores them.
@@ -45,12 +54,21 @@ class FourBits(QuantisedProducts):
 
     def __init__(self, ranges: Mapping[str, Range], beside: Precision) -> None:
         super().__init__(ranges, beside, 'nvfp4')
+        self._eight_bits = EightBits(ranges, beside, 'fp8')
         # Of each matrix, once for all graphs.
         self._units: dict[str, Tensor] = {}
 
     def takes(self, matrix: Matrix) -> bool:
         rows, columns = matrix.shape
-        return super().takes(matrix) and rows % FP4_BLOCK == 0 and columns % 2 == 0
+        fits = rows % FP4_BLOCK == 0 and columns % 2 == 0
+        return super().takes(matrix) and (fits or leaves_mlp(rows, columns))
+
+    def products(
+        self, graph: GraphWriter, x: Value, name: str, matrices: Sequence[Matrix]
+    ) -> list[Value]:
+        if leaves_mlp(*matrices[0].shape):
+            return self._eight_bits.products(graph, x, name, matrices)
+        return super().products(graph, x, name, matrices)
 
     def _rounded(self, graph: GraphWriter, x: Value, largest: float) -> Value:
         whole = graph.constant(_whole_scale(torch.tensor(largest)))

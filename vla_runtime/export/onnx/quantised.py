@@ -6,9 +6,9 @@ Invariants:
   not;
 - in 8 bits an MLP's last product is not either: the few large values of its input leave too few
   bits for the others (the demo policy's chunks were 2 to 3 times further off with it in int8);
-- in 4 bits are vision and the prefix's MLPs, where most weights of a large policy are, the last
-  product of each too, because a scale is for 16 numbers alone. The demo policy's chunks are off by
-  0.09 so; by 0.13 with the head's MLPs too, by 0.26 with all of the prefix, and by 0.23 with all;
+- in 4 bits are vision and the prefix's MLPs, where most weights of a large policy are, with the
+  last product of each in fp8. The head and the prefix's attention are not: the demo policy's chunks
+  would be off by 0.13 and 0.26, where its bound is 0.1;
 - vision, prefix and expert are calibrated apart, each on what the float32 networks hand to it; one
   and two rows together, so that a graph for any number of rows has the same scales;
 - there is no monolithic graph.
@@ -43,15 +43,13 @@ from vla_runtime.export.onnx.cases import Reference
 from vla_runtime.export.onnx.eight_bits import EightBits
 from vla_runtime.export.onnx.export import meta_network, write_onnx
 from vla_runtime.export.onnx.four_bits import FourBits
-from vla_runtime.export.onnx.quantised_products import QuantisedProducts, Range
+from vla_runtime.export.onnx.quantised_products import QuantisedProducts, Range, leaves_mlp
 from vla_runtime.export.onnx.verification import step_inputs
 from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.family.declaration import distinct_image_sizes
 
 Feed = dict[str, np.ndarray]
-# A matrix that shrinks its input by more than this is an MLP's last.
-_MLP_RATIO = 2
 # Ends of the names of MLPs' matrices.
 _OF_MLPS = ('.gate.weight', '.up.weight', '.down.weight', '.fc1.weight', '.fc2.weight')
 
@@ -196,14 +194,12 @@ def inputs_of_products(
 
 def _in_eight_bits(network: str, matrix: onnx.TensorProto) -> bool:
     """Return whether the product with a matrix (in, out) is in 8 bits: all but an MLP's last."""
-    wide, narrow = matrix.dims
-    return bool(wide <= _MLP_RATIO * narrow)
+    return not leaves_mlp(*matrix.dims)
 
 
 def _in_four_bits(network: str, matrix: onnx.TensorProto) -> bool:
-    """Return whether the product with a matrix is in 4 bits."""
-    borne = network == 'vision' or (network == 'prefix' and matrix.name.endswith(_OF_MLPS))
-    return borne and _in_eight_bits(network, matrix)
+    """Return whether the product with a matrix is in 4 bits, an MLP's last in 8."""
+    return network == 'vision' or (network == 'prefix' and matrix.name.endswith(_OF_MLPS))
 
 
 def _vision_feeds(cases: Sequence[Case], size: tuple[int, int]) -> Iterator[Feed]:

@@ -21,6 +21,8 @@ from vla_runtime.bundle.onnx_files import Precision
 from vla_runtime.export.onnx.graph import GraphWriter, Value
 
 Range = tuple[float, float]
+# A matrix that shrinks its input by more than this is an MLP's last.
+_MLP_RATIO = 2
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,11 @@ class Matrix:
     dtype: dtype
     shape: tuple[int, int]
     make: Callable[[], Tensor]
+
+
+def leaves_mlp(rows: int, columns: int) -> bool:
+    """Return whether a matrix (in, out) is an MLP's last, whose inputs have outliers."""
+    return rows > _MLP_RATIO * columns
 
 
 class QuantisedProducts(ABC):
