@@ -259,7 +259,9 @@ _IMAGES = {
     'act': ImageSpec('none', 'none'),
     'evo1': ImageSpec('stretch', 'bicubic'),
     'groot_n15': ImageSpec('stretch', 'bicubic_uint8'),
-    'groot_n16': ImageSpec('crop', 'area', CropSpec(edge=36, fraction=0.9)),
+    'groot_n16': ImageSpec(
+        'crop', 'bicubic_uint8', CropSpec(36, 0.9, size=(36, 36), last='bicubic_pillow')
+    ),
     'groot_n17': ImageSpec('crop', 'bicubic_uint8', CropSpec(edge=36, fraction=0.9)),
 }
 # Families whose images are normalised by channel.

@@ -36,7 +36,7 @@ from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.export.onnx.cases import seeded_cases
 from vla_runtime.export.onnx.verification import verify_onnx
 from vla_runtime.export.receipt import VerificationError
-from vla_runtime.families.groot import n15, time_table
+from vla_runtime.families.groot import eagle, time_table
 from vla_runtime.families.groot.n15 import GrootN15
 from vla_runtime.families.groot.vision import EagleVision
 
@@ -78,7 +78,7 @@ def positions_turned(self: EagleVision) -> Tensor:
     return self.position_embedding.view(self.side, self.side, -1).transpose(0, 1).flatten(0, 1)
 
 
-RIGHT_ROTARY = n15.rotary
+RIGHT_ROTARY = eagle.rotary
 
 
 def rope(change: Callable[[Tensor], Tensor], base: float = 1e6) -> Callable[..., object]:
@@ -95,8 +95,8 @@ ON_NETWORK = {
     'pixel shuffle, channels first': (EagleVision, 'shuffled', shuffle_channels_first),
     'patch positions off by one': (EagleVision, 'positions', positions_off_by_one),
     'patch positions column by column': (EagleVision, 'positions', positions_turned),
-    'rope base of Llama': (n15, 'rotary', rope(lambda p: p, base=10000.0)),
-    'rope positions backwards': (n15, 'rotary', rope(lambda p: -p)),
+    'rope base of Llama': (eagle, 'rotary', rope(lambda p: p, base=10000.0)),
+    'rope positions backwards': (eagle, 'rotary', rope(lambda p: -p)),
 }
 
 
