@@ -84,7 +84,7 @@ setup(
     entry_points={
         'console_scripts': [
             f'{PACKAGE} = {PACKAGE}.cli.main:main',
-            *(f'{node} = {PACKAGE}.ros.node_main:{node}' for node in NODES),
+            *(f'{node} = {PACKAGE}.nodes.node_main:{node}' for node in NODES),
         ],
     },
     # ROS 2 itself (rclpy and messages) is not named: it comes with the sourced installation, or

@@ -7,6 +7,7 @@ import functools
 import importlib
 import os
 import re
+import runpy
 import shutil
 import stat
 import subprocess
@@ -15,6 +16,7 @@ import tempfile
 from email import message_from_string
 from email.message import Message
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -308,6 +310,18 @@ def test_node_executables_start_the_entry_point_of_their_prefix(tmp_path: Path, 
     ).stdout.split('|')
     assert Path(said[0]).resolve() == entry
     assert said[1:-1] == ['--ros-args', '-p', 'x:=a b']
+
+
+def test_installed_starters_find_what_they_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr('setuptools.setup', lambda **words: given.update(words))
+    monkeypatch.chdir(ROOT)
+    runpy.run_path(str(ROOT / 'setup.py'))
+    starters = given['entry_points']['console_scripts']
+    assert {line.partition(' = ')[0] for line in starters} == {'vla_runtime', *NODES}
+    for line in starters:
+        module, _, function = line.partition(' = ')[2].partition(':')
+        assert callable(getattr(importlib.import_module(module), function)), line
 
 
 @pytest.mark.parametrize('node', NODES)
