@@ -35,7 +35,8 @@ class VisionAttention(MultiHeadAttention):
         q, k, v = (self.heads(layer(x)) for layer in (self.q, self.k, self.v))
         if rotary is not None:
             q, k = self.turned(q, rotary), self.turned(k, rotary)
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        mask = None if seen is None else seen[None, None]
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.out(attended.transpose(1, 2).reshape(n, tokens, width))
 
 
