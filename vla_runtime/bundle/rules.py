@@ -172,6 +172,7 @@ def _check_images(spec: BundleSpec) -> None:
     words = {
         'stretch': get_args(StretchedResample),
         'crop': get_args(CroppedResample),
+        'letterbox': ('bicubic_pillow',),
         'none': ('none',),
     }.get(padding, ('bilinear', 'antialias'))
     if resample not in words:
@@ -191,6 +192,13 @@ def _check_images(spec: BundleSpec) -> None:
             'images.bars',
             f"{bars:g} with the padding '{padding}' where a pixel from -4 to 1 and the padding "
             "'centre' or 'left_top' are expected",
+        )
+    fill = spec.images.fill
+    if (fill is not None) != (padding == 'letterbox'):
+        raise FieldError('images.fill', "is for the padding 'letterbox', and needed there")
+    if fill is not None and max(fill) > 255:
+        raise FieldError(
+            'images.fill', f'{list(fill)} where grey levels from 0 to 255 are expected'
         )
     if spec.normalisation.images is not None and padding not in ('none', 'stretch', 'crop'):
         raise FieldError(
