@@ -46,7 +46,7 @@ def test_letterboxed_images_are_padded_before_they_are_resized(height: int, widt
     short = min(square.size)
     wide, high = (edge if side == short else int(edge * side / short) for side in square.size)
     square = square.resize((wide, high), Image.Resampling.BICUBIC)
-    top, left = int(round((high - edge) / 2.0)), int(round((wide - edge) / 2.0))
+    top, left = round((high - edge) / 2.0), round((wide - edge) / 2.0)
     expected = np.asarray(square)[top : top + edge, left : left + edge]
     found = letterboxed(image, edge, fill)
     assert found.shape == (edge, edge, 3)

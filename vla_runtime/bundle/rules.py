@@ -109,7 +109,7 @@ def _checked(document: Mapping[str, Any]) -> BundleSpec:
     spec = typed_yaml.parse(BundleSpec, _with_dims(dict(document)))
     family = find_family(spec.family)
     _check_limits(spec, family)
-    if family.head == 'single' and (spec.denoise_steps, spec.trained_delay_steps) != (1, 0):
+    if family.head != 'flow' and (spec.denoise_steps, spec.trained_delay_steps) != (1, 0):
         raise FieldError(
             'denoise_steps',
             f'{spec.denoise_steps} (trained_delay_steps: {spec.trained_delay_steps}) where 1 (0) '
@@ -226,6 +226,12 @@ def _check_language(spec: BundleSpec, family: Family) -> None:
             'prompt.template',
             f"'{spec.prompt.template}' is not a prompt of {spec.family}; expected one of "
             f'{", ".join(family.templates)}',
+        )
+    if spec.prompt.advantage is not None and family.head == 'tokens':
+        raise FieldError(
+            'prompt.advantage',
+            f"'{spec.prompt.advantage}', but the head of {spec.family} (tokens) cannot be guided; "
+            'leave it out',
         )
     bins = spec.prompt.state_bins
     if bins is not None and not (

@@ -110,7 +110,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     make_dims = reader.sizes(source._replace(tensors=tensors))
     # Sizes that are not known yet may use them once they are.
     if make_dims is not None:
-        missing.refuse_unused(options.head_options)
+        missing.refuse_unused(options.reader_options)
     settled = _settle(reader, facts, make_dims, options, missing)
     dims = settled.dims
     try:

@@ -23,7 +23,7 @@ from vla_runtime.processing.plain_images import (
     to_plain_pixels,
 )
 from vla_runtime.processing.stretched_images import stretched
-from vla_runtime.types import CroppedResample, StretchedResample
+from vla_runtime.types import CroppedResample
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ class CameraImages:
         fill = self._spec.images.fill
         if fill is not None:
             return letterboxed(image, size[0], fill)
-        if resample in ('bicubic', 'bicubic_uint8', 'bicubic_pillow'):
-            return stretched(image, size, cast(StretchedResample, resample))
+        if resample == 'bicubic' or resample == 'bicubic_uint8' or resample == 'bicubic_pillow':
+            return stretched(image, size, resample)
         return image
 
     def _black(self, index: int) -> np.ndarray | float:

@@ -48,7 +48,7 @@ class OpenVlaDims:
         dino_mean, dino_std, siglip_mean, siglip_std: of the colour channels, from [0, 1].
         rope_base: base of the language model's rotary positions.
         rms_epsilon: epsilon of the language model's norms.
-        cameras: always 1.
+        cameras: 1 in every published policy; images follow one another.
     """
 
     dino: VisionDims
@@ -80,8 +80,6 @@ class OpenVlaDims:
             )
         check_language(self.language)
         check_positive(self, 'rope_base', 'rms_epsilon', 'action_dim', 'prompt_length')
-        if self.cameras != 1:
-            raise ValueError(f'cameras {self.cameras} where 1 is expected: OpenVLA sees one image')
         if min(*self.dino_std, *self.siglip_std) <= 0:
             raise ValueError('dino_std and siglip_std must be above 0')
         if self.used_vocabulary > self.vocabulary:
