@@ -138,8 +138,9 @@ class OpenVla(TokenNetwork):
         """
         dims = self.dims
         last = dims.action_bins - 2
-        bins = (dims.used_vocabulary - 1 - tokens).float()
-        bins = torch.where(bins < 0, 0.0, torch.where(bins > last, float(last), bins))
+        bins = tokens.float() * -1.0 + (dims.used_vocabulary - 1)
+        bins = torch.where(bins > 0, bins, 0.0)
+        bins = torch.where(bins < last, bins, float(last))
         width = 2.0 / (dims.action_bins - 1)
         return (bins * width + (0.5 * width - 1.0))[:, None]
 
