@@ -163,9 +163,7 @@ for _name, _operator in (('eq', 'Equal'), ('lt', 'Less'), ('gt', 'Greater')):
 
 
 @_writes('argmax.default')
-def _argmax(
-    graph: GraphWriter, traced: Tensor, x: Value, dim: int, keepdim: bool = False
-) -> Value:
+def _argmax(graph: GraphWriter, traced: Tensor, x: Value, dim: int, keepdim: bool = False) -> Value:
     """Place of the largest number; of equal ones the first, as PyTorch's on a CPU."""
     return graph.node(
         'ArgMax',
