@@ -341,7 +341,7 @@ def _workload(arguments: argparse.Namespace) -> tuple[_Workload, PolicyDims]:
         )
     if family.head != 'flow' and arguments.steps not in (None, 1):
         raise ValueError(
-            f'--steps {arguments.steps}: the head of {family.name} ({family.head}) takes no steps'
+            f'--steps {arguments.steps}: the head of {family.name} ({family.head}) runs once'
         )
     counted = arguments.precision in COUNTED_PRECISIONS
     workload = _Workload(
