@@ -15,15 +15,16 @@ import numpy as np
 # The closed vocabularies of a bundle's policy.yaml; `typing.get_args` gives the allowed words.
 # `none`: an image goes in at its own size, which must be that of the network. `stretch`: resized to
 # the square without keeping its aspect. `crop`: resized, its middle cut out, and resized again.
-ImagePadding = Literal['centre', 'left_top', 'stretch', 'crop', 'none']
-StretchedResample = Literal['bicubic', 'bicubic_uint8']
+# `letterbox`: padded to a square of its longer side, then resized.
+ImagePadding = Literal['centre', 'left_top', 'stretch', 'crop', 'letterbox', 'none']
+StretchedResample = Literal['bicubic', 'bicubic_uint8', 'bicubic_pillow']
 CroppedResample = Literal['bicubic_uint8', 'bilinear_uint8', 'area']
 # Last resize of a cropped image, to the network's size.
 LastResample = Literal['bicubic_uint8', 'bicubic_pillow']
 ImageResample = Literal[
     'bilinear', 'antialias', StretchedResample, 'bilinear_uint8', 'area', 'none'
 ]
-PromptCleaning = Literal['openpi', 'lerobot', 'python_list', 'letters']
+PromptCleaning = Literal['openpi', 'lerobot', 'python_list', 'letters', 'lower']
 AdvantageTemplate = Literal['task_newline', 'in_task_space', 'before_action']
 Advantage = Literal['positive', 'negative']
 NormaliserKind = Literal[

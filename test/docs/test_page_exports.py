@@ -19,6 +19,7 @@ import pytest
 import sentencepiece
 from checkpoint_folders import (
     copy_lerobot_folder,
+    edit_config,
     openpi_statistics,
     pi0_tensors,
     tiny_tensors,
@@ -30,6 +31,7 @@ from groot_folders import JOINTS, write_groot_folder
 from groot_n17_folders import joints_of, write_backbone, write_nvidia_folder
 from libero_folders import write_libero_folder
 from network_cases import network_case_paths
+from openvla_folders import write_folder as write_openvla_folder
 from pages import PAGES, blocks
 from paths import ROOT
 from tiny_policy import tokenizer_of
@@ -137,6 +139,16 @@ def evo1(here: Path) -> tuple[str, ...]:
     )
 
 
+def openvla(here: Path) -> tuple[str, ...]:
+    (case,) = network_case_paths('openvla_full')[:1]
+    folder = write_openvla_folder(here / 'path/to/openvla', case)
+    config = json.loads((folder / 'config.json').read_text())
+    stats = config['norm_stats']
+    edit_config(folder, norm_stats={'bridge_orig': stats['set_one'], 'other': stats['set_two']})
+    d = json.loads(case.read_text())
+    return '--heads', f'dino={d["dino_heads"]},siglip={d["siglip_heads"]}'
+
+
 def groot_n15(here: Path) -> tuple[str, ...]:
     write_groot_folder(here / 'path/to/n15')
     put_tokenizer(tokenizer_of('groot_n15'), here / 'path/to/eagle/tokenizer.json')
@@ -214,6 +226,7 @@ MAKERS: dict[tuple[str, str], Callable[[Path], tuple[str, ...]]] = {
     ('path/to/act', ''): act,
     ('path/to/evo1', ''): evo1,
     ('path/to/n15', ''): groot_n15,
+    ('path/to/openvla', ''): openvla,
     ('path/to/n16', ''): groot_n16,
     ('path/to/n17', ''): groot_n17,
 }

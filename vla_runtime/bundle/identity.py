@@ -35,6 +35,8 @@ def spec_identity(spec: BundleSpec) -> str:
         del contents['flow_times']
     if spec.images.bars is None:
         del contents['images']['bars']
+    if spec.images.fill is None:
+        del contents['images']['fill']
     if spec.prompt is not None and spec.prompt.state_bins is None:
         del contents['prompt']['state_bins']
     for camera in contents['cameras']:

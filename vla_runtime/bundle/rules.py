@@ -109,7 +109,7 @@ def _checked(document: Mapping[str, Any]) -> BundleSpec:
     spec = typed_yaml.parse(BundleSpec, _with_dims(dict(document)))
     family = find_family(spec.family)
     _check_limits(spec, family)
-    if family.head == 'single' and (spec.denoise_steps, spec.trained_delay_steps) != (1, 0):
+    if family.head != 'flow' and (spec.denoise_steps, spec.trained_delay_steps) != (1, 0):
         raise FieldError(
             'denoise_steps',
             f'{spec.denoise_steps} (trained_delay_steps: {spec.trained_delay_steps}) where 1 (0) '
@@ -172,6 +172,7 @@ def _check_images(spec: BundleSpec) -> None:
     words = {
         'stretch': get_args(StretchedResample),
         'crop': get_args(CroppedResample),
+        'letterbox': ('bicubic_pillow',),
         'none': ('none',),
     }.get(padding, ('bilinear', 'antialias'))
     if resample not in words:
@@ -191,6 +192,13 @@ def _check_images(spec: BundleSpec) -> None:
             'images.bars',
             f"{bars:g} with the padding '{padding}' where a pixel from -4 to 1 and the padding "
             "'centre' or 'left_top' are expected",
+        )
+    fill = spec.images.fill
+    if (fill is not None) != (padding == 'letterbox'):
+        raise FieldError('images.fill', "is for the padding 'letterbox', and needed there")
+    if fill is not None and max(fill) > 255:
+        raise FieldError(
+            'images.fill', f'{list(fill)} where grey levels from 0 to 255 are expected'
         )
     if spec.normalisation.images is not None and padding not in ('none', 'stretch', 'crop'):
         raise FieldError(
@@ -218,6 +226,12 @@ def _check_language(spec: BundleSpec, family: Family) -> None:
             'prompt.template',
             f"'{spec.prompt.template}' is not a prompt of {spec.family}; expected one of "
             f'{", ".join(family.templates)}',
+        )
+    if spec.prompt.advantage is not None and family.head == 'tokens':
+        raise FieldError(
+            'prompt.advantage',
+            f"'{spec.prompt.advantage}', but the head of {spec.family} (tokens) cannot be guided; "
+            'leave it out',
         )
     bins = spec.prompt.state_bins
     if bins is not None and not (

@@ -113,12 +113,14 @@ class ImageSpec:
     Attributes:
         crop: part of the image that is kept; only with the padding `crop`.
         bars: pixels of the border, where it is not black (-1); only with a border.
+        fill: grey levels of a letterbox's border, by colour channel.
     """
 
     padding: ImagePadding
     resample: ImageResample
     crop: CropSpec | None = None
     bars: float | None = None
+    fill: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True)

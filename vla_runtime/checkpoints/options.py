@@ -44,6 +44,7 @@ class ExportOptions:
         tokenizer: `*.json` or `*.model`.
         statistics: openpi's norm_stats.json.
         asset_id: name of the statistics of an openpi folder.
+        unnorm_key: data set whose statistics the actions are in, where the folder has several.
         adapt_to_pi: openpi's setting of that name for ALOHA's joints, where its folder needs it.
         dataset: a LeRobot data set, whose meta/info.json names dimensions and rate.
         state_names: names of the state in the order the policy was trained with.
@@ -77,6 +78,7 @@ class ExportOptions:
     tokenizer: Path | None = None
     statistics: Path | None = None
     asset_id: str | None = None
+    unnorm_key: str | None = None
     adapt_to_pi: bool | None = None
     dataset: Path | None = None
     state_names: tuple[str, ...] | None = None
@@ -115,9 +117,10 @@ class ExportOptions:
                 )
 
     @property
-    def head_options(self) -> tuple[str, ...]:
-        """The options of attention heads that are given, as `MissingFacts` names them."""
+    def reader_options(self) -> tuple[str, ...]:
+        """Options for some families that are given, as `MissingFacts` names them."""
         return (
+            *(['--unnorm-key'] * (self.unnorm_key is not None)),
             *(['--vision-heads'] * (self.vision_heads is not None)),
             *(['--kv-heads'] * (self.kv_heads is not None)),
             *(f'--heads {part}=N' for part in self.heads),

@@ -45,6 +45,11 @@ def _add_files(group: argparse._ArgumentGroup) -> None:
         '--asset-id', metavar='ID', help='which of several assets/ID/norm_stats.json (openpi)'
     )
     group.add_argument(
+        '--unnorm-key',
+        metavar='KEY',
+        help='data set whose statistics the actions are in, where the folder has several',
+    )
+    group.add_argument(
         '--base',
         type=Path,
         metavar='FOLDER',

@@ -339,8 +339,10 @@ def _workload(arguments: argparse.Namespace) -> tuple[_Workload, PolicyDims]:
             f"MODEL '{arguments.model}' is neither the folder of a bundle nor a published size"
             f'{did_you_mean(arguments.model, preset_names())}'
         )
-    if family.head == 'single' and arguments.steps not in (None, 1):
-        raise ValueError(f'--steps {arguments.steps}: the head of {family.name} (single) runs once')
+    if family.head != 'flow' and arguments.steps not in (None, 1):
+        raise ValueError(
+            f'--steps {arguments.steps}: the head of {family.name} ({family.head}) runs once'
+        )
     counted = arguments.precision in COUNTED_PRECISIONS
     workload = _Workload(
         counts,

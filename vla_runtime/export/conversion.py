@@ -49,6 +49,7 @@ from vla_runtime.family.declaration import PolicyDims, image_sizes, language_dim
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.json_file import JsonError
+from vla_runtime.processing.prompt_layout import PromptLayout
 from vla_runtime.processing.prompts import PromptFormat
 from vla_runtime.processing.tokenizer import Tokenizer
 
@@ -109,7 +110,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     make_dims = reader.sizes(source._replace(tensors=tensors))
     # Sizes that are not known yet may use them once they are.
     if make_dims is not None:
-        missing.refuse_unused(options.head_options)
+        missing.refuse_unused(options.reader_options)
     settled = _settle(reader, facts, make_dims, options, missing)
     dims = settled.dims
     try:
@@ -178,7 +179,7 @@ def _prompt(
         return None
     tokenizer, template, _ = settled.language
     layout = find_family(facts.family).templates[template]
-    _check_tokenizer(tokenizer, layout.bos, language_dims(dims).vocabulary)
+    _check_tokenizer(tokenizer, layout, language_dims(dims).vocabulary)
     bins = facts.state_bins if find_family(facts.family).templates[template].has_state else None
     return PromptFormat(template, facts.cleaning, options.advantage, bins)
 
@@ -447,9 +448,10 @@ def _tokenizer(
     return chosen
 
 
-def _check_tokenizer(path: Path, bos: bool, vocabulary: int) -> None:
+def _check_tokenizer(path: Path, layout: PromptLayout, vocabulary: int) -> None:
     try:
-        size = Tokenizer.load(path, bos=bos).vocabulary_size
+        loaded = Tokenizer.load(path, bos=layout.bos, closing=layout.closing)
+        size = loaded.vocabulary_size
     except ValueError as error:
         raise ExportError(str(error)) from None
     if size > vocabulary:

@@ -131,8 +131,9 @@ def _check_tokenizer(bundle: Bundle) -> None:
         return
     path, vocabulary = bundle.tokenizer_path, language_dims(bundle.spec.dims).vocabulary
     try:
-        bos = find_family(bundle.spec.family).templates[prompt.template].bos
-        size = Tokenizer.load(path, bos=bos).vocabulary_size
+        layout = find_family(bundle.spec.family).templates[prompt.template]
+        loaded = Tokenizer.load(path, bos=layout.bos, closing=layout.closing)
+        size = loaded.vocabulary_size
     except ModuleNotFoundError as error:
         raise BundleError(
             f"{path}: the Python package '{error.name}' is not installed, so no prompt can be "

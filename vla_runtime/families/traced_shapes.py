@@ -14,6 +14,7 @@ from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.flow_step import Prefix
 from vla_runtime.families.meta_shapes import KnownShapes
 from vla_runtime.families.shape_cache import remember, remembered, shapes_file
+from vla_runtime.families.token_network import TokenNetwork
 from vla_runtime.family.declaration import RowInput, distinct_image_sizes
 from vla_runtime.family.listing import code_folders
 
@@ -196,19 +197,24 @@ def _outputs(network: FlowNetwork, shapes: TracedShapes) -> dict[Part, list[Tens
         torch.ones(dims.cameras, dtype=torch.bool, device=meta),
         **row_tensors(family.prefix_inputs(dims), 1),
     )
-    velocity = network.velocity(
-        torch.zeros(1, dims.horizon, dims.action_dim, device=meta),
-        {name: value.detach() for name, value in past.items()},
-        torch.zeros(1, shapes.conditioning, device=meta),
-        **row_tensors(family.head_inputs(dims), 1),
-    )
+    cut_off = {name: value.detach() for name, value in past.items()}
+    if isinstance(network, TokenNetwork):
+        # No gradient passes the choice of a token.
+        head = network.answer(cut_off)[1]
+    else:
+        head = network.velocity(
+            torch.zeros(1, dims.horizon, dims.action_dim, device=meta),
+            cut_off,
+            torch.zeros(1, shapes.conditioning, device=meta),
+            **row_tensors(family.head_inputs(dims), 1),
+        )
     return {
         'vision': [
             network.vision(torch.zeros(1, 3, *size, device=meta))
             for size in distinct_image_sizes(dims)
         ],
         'prefix': [value for value in past.values() if value.is_floating_point()],
-        'head': [velocity],
+        'head': [head],
         'time': [network.time_conditioning(torch.zeros(1, device=meta))],
     }
 

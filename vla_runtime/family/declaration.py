@@ -28,9 +28,9 @@ from vla_runtime.family.performance_figures import PerformanceFigures
 from vla_runtime.files.safetensors_reader import SafetensorsReader
 from vla_runtime.processing.prompt_layout import PromptLayout
 
-# `flow`: denoised over N steps. `single`: one pass, without noise and time. `tokens` (decoded one
-# by one) is to come.
-Head = Literal['flow', 'single']
+# `flow`: denoised over N steps. `single`: one pass, without noise and time. `tokens`: actions
+# written as tokens, one a pass, greedy; engines run the whole answer as one pass.
+Head = Literal['flow', 'single', 'tokens']
 # `normal`: standard normal. `uniform`: in [-1, 1).
 Noise = Literal['normal', 'uniform']
 Shape = tuple[int, ...]
@@ -185,7 +185,7 @@ class Family:
         noise: distribution that a `flow` begins with.
         cuts_padding: True where a prompt whose padding is cut off at the end gives the head the
             same, its tensors shorter, and zeros behind them change nothing.
-        flow_steps: Euler steps of its published policies; a `single` head has none.
+        flow_steps: Euler steps of its published policies; other heads than `flow` have none.
         figures: performance figures by name of the published size, a key of `presets`.
     """
 
@@ -207,7 +207,7 @@ class Family:
     @property
     def denoise_steps(self) -> int:
         """Runs of the head for a chunk, as its published policies are run."""
-        return 1 if self.head == 'single' else self.flow_steps
+        return self.flow_steps if self.head == 'flow' else 1
 
     @property
     def has_language(self) -> bool:
@@ -216,7 +216,7 @@ class Family:
 
 
 class NoTimes:
-    """Time table of a `single` head, which no time conditions: one zero per row."""
+    """Time table of a head that no time conditions: one zero per row."""
 
     width = 1
 

@@ -13,6 +13,7 @@ from vla_runtime.bundle.statistics import CHANNELS, image_group
 from vla_runtime.family.declaration import image_sizes
 from vla_runtime.processing.cropped_images import cropped
 from vla_runtime.processing.images import BLACK, black_pixels, to_pixels
+from vla_runtime.processing.letterboxed_images import letterboxed
 from vla_runtime.processing.normalization import Normalizer
 from vla_runtime.processing.plain_images import (
     check_size,
@@ -53,7 +54,7 @@ class CameraImages:
     def __init__(self, bundle: Bundle) -> None:
         self._spec = spec = bundle.spec
         self._sizes = image_sizes(spec.dims)
-        self._padded = spec.images.padding not in ('none', 'stretch', 'crop')
+        self._padded = spec.images.padding in ('centre', 'left_top')
         self._tables: list[np.ndarray] = []
         self.levels_per_unit: np.ndarray | None = None
         self._pixels: np.ndarray | list[np.ndarray]
@@ -130,7 +131,10 @@ class CameraImages:
                 cut=crop.size,
                 last=crop.last or 'bicubic_uint8',
             )
-        if resample == 'bicubic' or resample == 'bicubic_uint8':
+        fill = self._spec.images.fill
+        if fill is not None:
+            return letterboxed(image, size[0], fill)
+        if resample == 'bicubic' or resample == 'bicubic_uint8' or resample == 'bicubic_pillow':
             return stretched(image, size, resample)
         return image
 

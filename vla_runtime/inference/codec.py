@@ -223,7 +223,9 @@ class _Prompts:
         self._length, self._cameras = dims.prompt_length, dims.cameras
         self._layout = find_family(bundle.spec.family).templates[form.template]
         self._form = form
-        self.tokenizer = Tokenizer.load(bundle.tokenizer_path, bos=self._layout.bos)
+        self.tokenizer = Tokenizer.load(
+            bundle.tokenizer_path, bos=self._layout.bos, closing=self._layout.closing
+        )
         self._check_places(image_places(dims) or (), bundle.tokenizer_path)
         if self.tokenizer.vocabulary_size > dims.vocabulary:
             raise ValueError(

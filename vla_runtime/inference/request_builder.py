@@ -13,7 +13,7 @@ import numpy as np
 
 from vla_runtime.bundle.rules import check_guidable
 from vla_runtime.engines.protocol import FEATURES, Feature, PolicyEngine, StepInputs
-from vla_runtime.family.declaration import real_action_dim
+from vla_runtime.family.declaration import Family, real_action_dim
 from vla_runtime.family.listing import find_family
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.codec import PolicyCodec
@@ -43,7 +43,7 @@ _NEEDS: Mapping[Feature, str] = {
 }
 
 
-# Settings that a `single` head has no use for: it draws no noise and takes no steps.
+# Settings that other heads than `flow` have no use for: they draw no noise and take no steps.
 _OF_FLOW = (
     'seed',
     'denoise_steps',
@@ -88,8 +88,8 @@ class RequestBuilder:
         Raises:
             ValueError: names the setting and what is missing.
         """
-        if self._family.head == 'single':
-            _check_unset(settings, _OF_FLOW, self._spec.family)
+        if self._family.head != 'flow':
+            _check_unset(settings, _OF_FLOW, self._family)
         needed: list[Feature] = []
         serial = False
         if settings.guided:
@@ -229,9 +229,11 @@ class RequestBuilder:
 
     def _noise(self, noise: np.ndarray | None, settings: PolicySettings, number: int) -> np.ndarray:
         chunk = (self._spec.dims.horizon, self._spec.dims.action_dim)
-        if self._family.head == 'single':
+        if self._family.head != 'flow':
             if noise is not None:
-                raise ValueError(f'noise: the head of {self._spec.family} (single) draws none')
+                raise ValueError(
+                    f'noise: the head of {self._spec.family} ({self._family.head}) draws none'
+                )
             return np.zeros(chunk, dtype=np.float32)
         if noise is None:
             drawn = sample_noise(settings.seed, number, settings.samples, chunk, self._family.noise)
@@ -299,14 +301,14 @@ class RequestBuilder:
         return PlanConditioning(normalised, weight, settings.rtc_mode, clamped, clean, overlap)
 
 
-def _check_unset(settings: PolicySettings, names: Sequence[str], family: str) -> None:
+def _check_unset(settings: PolicySettings, names: Sequence[str], family: Family) -> None:
     """Refuse settings that differ from their defaults (ValueError)."""
     for item in fields(settings):
         value = getattr(settings, item.name)
         if item.name in names and value != item.default:
             raise ValueError(
-                f'{item.name} is {value!r}: the head of {family} (single) makes a chunk in one '
-                'pass without noise and has no use for it; leave it as it is by default '
+                f'{item.name} is {value!r}: the head of {family.name} ({family.head}) draws no '
+                'noise and takes no steps, and has no use for it; leave it as it is by default '
                 '(rtc_mode: real_time_chunking false at the node)'
             )
 

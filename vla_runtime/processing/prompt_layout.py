@@ -32,6 +32,7 @@ class PromptLayout:
         image: text that stands for one image, with `{tokens}` where its image tokens go and
             `{number}` for its number, counted from 1; '' where images do not stand in the prompt.
         bos: the vocabulary's BOS stands in front of the prompt.
+        closing: token that the prompt ends with, added where it does not; '' for none.
         special: tokens of `text` and `image` that the vocabulary must have.
         lerobot_task: the task with the cleaning `lerobot`: `unchanged`, `stripped`, or `cleaned` as
             openpi does it.
@@ -43,6 +44,7 @@ class PromptLayout:
     text: str
     image: str = ''
     bos: bool = True
+    closing: str = ''
     special: tuple[str, ...] = ()
     lerobot_task: Literal['unchanged', 'stripped', 'cleaned'] = 'unchanged'
 

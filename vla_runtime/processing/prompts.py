@@ -30,7 +30,8 @@ class PromptFormat:
         cleaning: `openpi` strips the task and turns `_` and newlines into spaces; `lerobot` does
             what `PromptLayout.lerobot_task` says. `python_list` leaves the text as it is and writes
             it as Python writes a list of it: `['pick up the cup']`. `letters` turns the text into
-            small letters and leaves out all but letters, digits, `_` and white space.
+            small letters and leaves out all but letters, digits, `_` and white space. `lower` turns
+            the text into small letters.
         advantage: place of the advantage tag; None for a policy trained without one.
         state_bins: numbers of the state in the prompt, where there are more than the state has:
             zeros follow it. None: as many as the state has.
@@ -144,6 +145,8 @@ def _clean(layout: PromptLayout, fmt: PromptFormat, task: str) -> str:
                 'what the robot is to do'
             )
         return words
+    if fmt.cleaning == 'lower':
+        return task.lower()
     if fmt.cleaning == 'openpi' or layout.lerobot_task == 'cleaned':
         return cleaned
     return task.strip() if layout.lerobot_task == 'stripped' else task

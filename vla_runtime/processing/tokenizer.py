@@ -16,7 +16,8 @@ from vla_runtime.files.input_files import UnreadableFileError, regular_file
 from vla_runtime.files.quotes import one_line
 from vla_runtime.processing.prompt_layout import Piece
 
-_BOS_TOKEN = '<bos>'
+# Gemma's, and Llama's.
+_BOS_TOKENS = ('<bos>', '<s>')
 _PAD_TOKEN = '<pad>'
 
 
@@ -38,6 +39,7 @@ class Tokenizer:
         bos: int | None,
         pad: int,
         vocabulary_size: int,
+        closing: int | None = None,
         encode_frame: Callable[[str], list[int]] | None = None,
         special: tuple[str, ...] = (),
     ) -> None:
@@ -45,21 +47,23 @@ class Tokenizer:
         self.special = special
         self.bos = bos
         self._first = [] if bos is None else [bos]
+        self._closing = closing
         self._pad = pad
         self.vocabulary_size = vocabulary_size
 
     @classmethod
-    def load(cls, path: Path, *, bos: bool = True) -> Tokenizer:
+    def load(cls, path: Path, *, bos: bool = True, closing: str = '') -> Tokenizer:
         """Read a tokenizer from disk.
 
         Args:
             path: a `.json` file (tokenizers) or a `.model` file (sentencepiece).
-            bos: put the vocabulary's `<bos>` in front of every prompt.
+            bos: put the vocabulary's `<bos>` or `<s>` in front of every prompt.
+            closing: token that every prompt ends with; '' for none.
 
         Raises:
             FileNotFoundError: there is no such file.
             ValueError: another kind of file, one that cannot be read, or one without a wanted
-                `<bos>`.
+                token.
         """
         path = Path(path)
         if path.suffix not in ('.json', '.model'):
@@ -74,10 +78,10 @@ class Tokenizer:
         except UnreadableFileError as error:
             raise ValueError(f'{path}: {error}') from None
         load = cls._load_json if path.suffix == '.json' else cls._load_sentencepiece
-        return load(path, bos)
+        return load(path, bos, closing)
 
     @classmethod
-    def _load_json(cls, path: Path, wants_bos: bool) -> Tokenizer:
+    def _load_json(cls, path: Path, wants_bos: bool, closing: str) -> Tokenizer:
         import tokenizers
 
         try:
@@ -86,9 +90,9 @@ class Tokenizer:
         except Exception as error:
             reason = one_line(str(error), 300)
             raise ValueError(f'{path}: not a readable tokenizer.json: {reason}') from error
-        bos = backend.token_to_id(_BOS_TOKEN) if wants_bos else None
+        bos = next(filter(_is_there, map(backend.token_to_id, _BOS_TOKENS)), None)
         if wants_bos and bos is None:
-            raise _no_bos(path)
+            raise _no_token(path, _BOS_TOKENS[0])
         # The file may ask for both, and would then cut prompts without a word.
         backend.no_truncation()
         backend.no_padding()
@@ -112,7 +116,8 @@ class Tokenizer:
         size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
         return cls(
             encode_text,
-            bos=bos,
+            bos=bos if wants_bos else None,
+            closing=_closing(path, closing, backend.token_to_id),
             pad=0 if pad is None else pad,
             vocabulary_size=size,
             encode_frame=encode_frame,
@@ -120,7 +125,7 @@ class Tokenizer:
         )
 
     @classmethod
-    def _load_sentencepiece(cls, path: Path, wants_bos: bool) -> Tokenizer:
+    def _load_sentencepiece(cls, path: Path, wants_bos: bool, closing: str) -> Tokenizer:
         import sentencepiece
 
         model = path.read_bytes()
@@ -132,7 +137,7 @@ class Tokenizer:
         except RuntimeError as error:
             raise ValueError(f'{path}: not a readable sentencepiece model: {error}') from error
         if wants_bos and backend.bos_id() < 0:
-            raise _no_bos(path)
+            raise _no_token(path, _BOS_TOKENS[0])
 
         def encode_text(text: str) -> list[int]:
             return list(backend.encode(text, add_bos=False, add_eos=False))
@@ -140,7 +145,18 @@ class Tokenizer:
         pad = max(backend.pad_id(), 0)
         size = backend.get_piece_size()
         bos = backend.bos_id() if wants_bos else None
-        return cls(encode_text, bos=bos, pad=pad, vocabulary_size=size)
+
+        def id_of(text: str) -> int | None:
+            found: int = backend.piece_to_id(text)
+            return None if backend.is_unknown(found) else found
+
+        return cls(
+            encode_text,
+            bos=bos,
+            closing=_closing(path, closing, id_of),
+            pad=pad,
+            vocabulary_size=size,
+        )
 
     def encode(self, prompt: str, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokenise a prompt.
@@ -166,6 +182,8 @@ class Tokenizer:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Tokenise a prompt piece by piece; as `encode`, padding in front where it is asked for."""
         ids = [token for counted in self.piece_tokens(pieces) for token in counted]
+        if self._closing is not None and ids[-1:] != [self._closing]:
+            ids.append(self._closing)
         text = ''.join(piece.text for piece in pieces)
         tokens, mask = self._padded([*self._first, *ids], length, text)
         if padding_first:
@@ -218,8 +236,22 @@ def _check_text(prompt: str) -> None:
         ) from None
 
 
-def _no_bos(path: Path) -> ValueError:
+def _is_there(token: int | None) -> bool:
+    return token is not None
+
+
+def _closing(path: Path, text: str, id_of: Callable[[str], int | None]) -> int | None:
+    """Token id of the text that prompts end with; None for no such text."""
+    if not text:
+        return None
+    found = id_of(text)
+    if found is None:
+        raise _no_token(path, text)
+    return found
+
+
+def _no_token(path: Path, token: str) -> ValueError:
     return ValueError(
-        f"{path}: the vocabulary has no '{_BOS_TOKEN}' token, so this is not the "
+        f"{path}: the vocabulary has no '{token}' token, so this is not the "
         'tokenizer of this policy; take the one that the checkpoint was trained with'
     )

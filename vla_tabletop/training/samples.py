@@ -75,7 +75,7 @@ class Prompting:
     def of(cls, family: str, form: PromptFormat, vocabulary: Path) -> Prompting:
         """Prompts of a family in the vocabulary of a `.model` file."""
         layout = find_family(family).templates[form.template]
-        return cls(layout, form, Tokenizer.load(vocabulary, bos=layout.bos))
+        return cls(layout, form, Tokenizer.load(vocabulary, bos=layout.bos, closing=layout.closing))
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def _case(
     weight = np.zeros((spec.denoise_steps, dims.horizon), dtype=np.float32)
     x = chunk_noise(SEED, number, chunk[1:], kind=family.noise)[None]
     guidance, spread = beta if rows == 2 else None, 0.5
-    single = family.head == 'single'
+    single = family.head != 'flow'
     if single:
         # It runs once, from zeros, without plan and guidance; of two rows the first counts.
         x, schedule, spread = np.zeros_like(x), None, 0.0

@@ -148,6 +148,34 @@ for _name, _operator in (('logical_and', 'And'), ('logical_or', 'Or')):
     _LOWERINGS[f'{_name}.default'] = _logical(_operator)
 
 
+def _comparison(operator: str) -> Lowering:
+    def write(graph: GraphWriter, traced: Tensor, a: Value, b: Any) -> Value:
+        a = graph.single(a)
+        operands = [a, _operand(graph, b, a.dtype)]
+        return graph.node(operator, operands, traced.shape, torch.bool)
+
+    return write
+
+
+for _name, _operator in (('eq', 'Equal'), ('lt', 'Less'), ('gt', 'Greater')):
+    for _kind in ('Tensor', 'Scalar'):
+        _LOWERINGS[f'{_name}.{_kind}'] = _comparison(_operator)
+
+
+@_writes('argmax.default')
+def _argmax(graph: GraphWriter, traced: Tensor, x: Value, dim: int, keepdim: bool = False) -> Value:
+    """Place of the largest number; of equal ones the first, as PyTorch's on a CPU."""
+    return graph.node(
+        'ArgMax',
+        [graph.single(x)],
+        traced.shape,
+        torch.int64,
+        axis=dim,
+        keepdims=int(keepdim),
+        select_last_index=0,
+    )
+
+
 @_writes('to.dtype', '_to_copy.default')
 def _to(graph: GraphWriter, traced: Tensor, x: Value, *unused: Any, **named: Any) -> Value:
     return graph.cast(x, traced.dtype)

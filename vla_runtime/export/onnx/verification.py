@@ -305,7 +305,7 @@ class _Verifier:
         read = read_time_table(spec.family, spec.dims, self._folder / WEIGHTS_FILE)
         own = read(flow_times(spec.denoise_steps))
         self._compare(TIME_TABLE, 'time_conditioning', own, table)
-        if find_family(spec.family).head != 'single':
+        if find_family(spec.family).head == 'flow':
             times = _all_flow_times()
             with reference.time_table() as expected:
                 for start in range(0, len(times), _TIMES_AT_ONCE):

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_runtime.families.blocks.attention import attend, images_of_rows, repeat_rows, rotary
+from vla_runtime.families.blocks.gelu_vision import GeluMlp
 from vla_runtime.families.blocks.interleaving import images_in_text
 from vla_runtime.families.blocks.layers import Linear, MultiHeadAttention
 from vla_runtime.families.blocks.llama import Llama
 from vla_runtime.families.evo1.dimensions import Evo1Dims
 from vla_runtime.families.evo1.time_table import ROWS, TOLERANCE
-from vla_runtime.families.evo1.vision import GeluMlp, InternVision
+from vla_runtime.families.evo1.vision import InternVision
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.family.declaration import MOST_DENOISE_STEPS
 

@@ -6,40 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_runtime.families.blocks.dimensions import VisionDims
+from vla_runtime.families.blocks.gelu_vision import GeluVisionBlock
 from vla_runtime.families.blocks.layers import Linear
-from vla_runtime.families.blocks.siglip import PatchEmbedding, VisionAttention
+from vla_runtime.families.blocks.siglip import PatchEmbedding
 from vla_runtime.families.evo1.dimensions import Evo1Dims
-
-
-class GeluMlp(nn.Module):
-    """Two layers with the exact GELU between them."""
-
-    def __init__(self, width: int, hidden: int, out: int) -> None:
-        super().__init__()
-        self.fc1 = Linear(width, hidden)
-        self.fc2 = Linear(hidden, out)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
-
-
-class VisionBlock(nn.Module):
-    """Pre-norm transformer block whose two branches have a learned scale a channel."""
-
-    def __init__(self, dims: VisionDims) -> None:
-        super().__init__()
-        self.scale1 = nn.Parameter(torch.ones(dims.width))
-        self.scale2 = nn.Parameter(torch.ones(dims.width))
-        self.norm1 = nn.LayerNorm(dims.width, eps=1e-6)
-        self.attention = VisionAttention(dims)
-        self.norm2 = nn.LayerNorm(dims.width, eps=1e-6)
-        self.mlp = GeluMlp(dims.width, dims.mlp_dim, dims.width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(n, 1 + patches, width) to the same, float32."""
-        x = x + self.scale1 * self.attention(self.norm1(x)).float()
-        return x + self.scale2 * self.mlp(self.norm2(x)).float()
 
 
 class Projector(nn.Module):
@@ -83,7 +53,9 @@ class InternVision(nn.Module):
         self.class_token = nn.Parameter(torch.zeros(1, 1, vision.width))
         self.position_embedding = nn.Parameter(torch.zeros(1, 1 + vision.tokens, vision.width))
         self.patch_embedding = PatchEmbedding(vision)
-        self.blocks = nn.ModuleList(VisionBlock(vision) for _ in range(vision.depth))
+        self.blocks = nn.ModuleList(
+            GeluVisionBlock(vision, scaled=True) for _ in range(vision.depth)
+        )
         self.projector = Projector(vision.width * self.edge**2, dims.language.width)
 
     def features(self, pixels: Tensor) -> Tensor:

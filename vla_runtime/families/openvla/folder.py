@@ -1,0 +1,262 @@
+"""OpenVLA's folders, as transformers' `save_pretrained` writes them; nothing in them is executed.
+
+- `config.json`: what is not a shape; `norm_stats`, the statistics of the data sets.
+- `preprocessor_config.json`: resize and colour statistics of the images.
+- `dataset_statistics.json`: statistics of a fine-tuned policy, in place of `norm_stats`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vla_runtime.bundle.schema import CameraSpec, ImageSpec, NormalisationSpec
+from vla_runtime.checkpoints.errors import ExportError
+from vla_runtime.checkpoints.folder_facts import (
+    CONFIG_FILE,
+    FolderFacts,
+    Question,
+    expect,
+    find_tokenizer,
+)
+from vla_runtime.families.openvla.dimensions import Channels
+from vla_runtime.files.json_file import JsonMapping, read_json
+from vla_runtime.files.quotes import join_truncated, quoted
+
+PREPROCESSOR_FILE = 'preprocessor_config.json'
+STATISTICS_JSON = 'dataset_statistics.json'
+# Action heads of OpenVLA-OFT, beside the folder's other files.
+_OFT = 'action_head--*'
+# Settings of config.json that the networks are written for.
+_FIXED = {
+    'model_type': 'openvla',
+    'use_fused_vision_backbone': True,
+    'arch_specifier': 'no-align+fused-gelu-mlp',
+}
+_LANGUAGE_FIXED = {
+    'model_type': 'llama',
+    'hidden_act': 'silu',
+    'attention_bias': False,
+    'mlp_bias': False,
+    'tie_word_embeddings': False,
+}
+# Most tokens of a prompt: 17 around the instruction.
+_PROMPT_LENGTH = 64
+
+
+@dataclass(frozen=True)
+class LanguageFacts:
+    """Facts of the language model that no shape shows, where config.json has them.
+
+    Attributes:
+        kv_heads: key and value heads; None: it has no number.
+        rope_base: base of the rotary positions.
+        rms_epsilon: epsilon of the norms.
+        bins: edges of the bins of an action.
+        padding: tokens of the text table that no text has.
+    """
+
+    kv_heads: int | None
+    rope_base: float
+    rms_epsilon: float
+    bins: int
+    padding: int
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    """Facts of preprocessor_config.json.
+
+    Attributes:
+        images: resize of the image.
+        means, stds: of the colour channels from [0, 1], DINOv2's and SigLIP's.
+        image_size: edge of the square image in pixels.
+    """
+
+    images: ImageSpec
+    means: tuple[Channels, Channels]
+    stds: tuple[Channels, Channels]
+    image_size: int
+
+
+def refuse_oft(folder: Path) -> None:
+    """Refuse a folder of OpenVLA-OFT, whose actions are no tokens (ExportError)."""
+    found = next(iter(sorted(folder.glob(_OFT))), None)
+    if found is not None:
+        raise ExportError(
+            f'{found}: is an action head of OpenVLA-OFT, which is not served yet; served are '
+            "OpenVLA's folders, whose actions are tokens"
+        )
+
+
+def read_openvla_folder(folder: Path, unnorm_key: str | None) -> FolderFacts:
+    """Read all facts in a folder.
+
+    Args:
+        folder: folder of the checkpoint.
+        unnorm_key: data set whose statistics the actions are in; needed where the folder has those
+            of several.
+
+    Raises:
+        ExportError, JsonError: missing or damaged files, or settings that are not served.
+    """
+    images = read_images(folder)
+    path, key, statistics, questions = _statistics(folder, unnorm_key)
+    return FolderFacts(
+        kind='OpenVLA',
+        family='openvla',
+        cameras=(CameraSpec('image'),),
+        cameras_stated=False,
+        images=images.images,
+        normalisation=NormalisationSpec(state='identity', actions='quantiles_lerobot'),
+        statistics=statistics,
+        statistics_file=path,
+        cleaning='lower',
+        action_length=None if statistics is None else len(statistics['actions.q01']),
+        template='openvla',
+        usual_prompt_length=_PROMPT_LENGTH,
+        horizon=1,
+        denoise_steps=1,
+        image_size=images.image_size,
+        image_size_key='input_sizes',
+        tokenizer=find_tokenizer(folder),
+        source={'checkpoint': 'OpenVLA', **({} if key is None else {'unnorm_key': key})},
+        questions=questions,
+    )
+
+
+def read_language(folder: Path) -> LanguageFacts:
+    """Read what config.json says of language model and bins.
+
+    What transformers leaves out there has Llama's default value.
+
+    Raises:
+        JsonError: settings that the networks are not written for.
+    """
+    config = read_json(folder / CONFIG_FILE)
+    for key, value in _FIXED.items():
+        expect(config, key, value)
+    overridden = config.get('timm_override_act_layers', list, [])
+    if any(word is not None for word in overridden):
+        raise config.error(
+            'timm_override_act_layers', f'{quoted(overridden)} is not supported; both are null'
+        )
+    text = config.mapping('text_config', optional=True)
+    for key, value in _LANGUAGE_FIXED.items():
+        expect(text, key, value)
+    if text.values.get('rope_scaling') is not None:
+        raise text.error('rope_scaling', 'is not supported; expected null')
+    heads = text.count('num_key_value_heads', text.count('num_attention_heads', None))
+    return LanguageFacts(
+        kv_heads=heads,
+        rope_base=float(text.get('rope_theta', (int, float), 1e4)),
+        rms_epsilon=float(text.get('rms_norm_eps', (int, float), 1e-6)),
+        bins=config.count('n_action_bins', 256),
+        padding=config.get('pad_to_multiple_of', int, 64),
+    )
+
+
+def read_images(folder: Path) -> ImageFacts:
+    """Read resize and colour statistics of the images.
+
+    Raises:
+        JsonError: a missing or damaged file, or another preprocessing.
+    """
+    config = read_json(folder / PREPROCESSOR_FILE)
+    expect(config, 'use_fused_vision_backbone', True)
+    means, stds = (_by_tower(config, key) for key in ('means', 'stds'))
+    for resample in config.get('interpolations', list, ['bicubic']):
+        if resample != 'bicubic':
+            raise config.error(
+                'interpolations', f"{quoted(resample)} is not supported; expected 'bicubic'"
+            )
+    sizes = config.get('input_sizes', list)
+    edges = {tuple(size) if isinstance(size, list) else size for size in sizes}
+    edge = sizes[0][-1] if sizes and isinstance(sizes[0], list) and sizes[0] else 0
+    if edges != {(3, edge, edge)} or type(edge) is not int or edge < 1:
+        raise config.error('input_sizes', f'{quoted(sizes)} where two of [3, S, S] are expected')
+    # The class's own default is the other one.
+    strategy = config.get('image_resize_strategy', str, 'letterbox')
+    stated = read_json(folder / CONFIG_FILE).get('image_resize_strategy', str, strategy)
+    if stated != strategy:
+        raise config.error(
+            'image_resize_strategy', f"'{strategy}', but {CONFIG_FILE} says '{stated}'"
+        )
+    if strategy == 'letterbox':
+        red, green, blue = (int(255 * value) for value in means[-1])
+        images = ImageSpec('letterbox', 'bicubic_pillow', fill=(red, green, blue))
+    elif strategy == 'resize-naive':
+        images = ImageSpec('stretch', 'bicubic_pillow')
+    else:
+        raise config.error(
+            'image_resize_strategy',
+            f"'{strategy}' is not supported; expected resize-naive or letterbox",
+        )
+    return ImageFacts(images, means, stds, edge)
+
+
+def _by_tower(config: JsonMapping, key: str) -> tuple[Channels, Channels]:
+    """Three numbers for each of the two towers."""
+    towers = config.get(key, list)
+    found = [_numbers(tower, 3) for tower in towers]
+    if len(found) != 2 or None in found:
+        raise config.error(key, f'{quoted(towers)} where two lists of three numbers are expected')
+    return found[0], found[1]  # type: ignore[return-value]
+
+
+def _numbers(values: object, length: int) -> tuple[float, ...] | None:
+    """Finite numbers of a list; None for anything else."""
+    if not isinstance(values, Sequence) or len(values) != length:
+        return None
+    if any(type(value) not in (int, float) or not math.isfinite(value) for value in values):
+        return None
+    return tuple(float(value) for value in values)
+
+
+def _statistics(
+    folder: Path, unnorm_key: str | None
+) -> tuple[Path, str | None, dict[str, np.ndarray] | None, tuple[Question, ...]]:
+    """Find the data set's statistics: file, name, numbers, and a question where it is not known."""
+    path = folder / STATISTICS_JSON
+    if os.path.lexists(path):
+        sets = read_json(path)
+    else:
+        path = folder / CONFIG_FILE
+        sets = read_json(path).mapping('norm_stats', optional=True)
+    names = sorted(sets.values)
+    if not names:
+        raise ExportError(
+            f'{folder}: has no statistics of a data set: {STATISTICS_JSON} is missing, and '
+            f'{CONFIG_FILE} has no norm_stats'
+        )
+    listed = join_truncated(names, ', ')
+    if unnorm_key is None and len(names) > 1:
+        wanted = f'data set whose statistics the actions are in: {listed}'
+        return path, None, None, (Question('--unnorm-key', wanted),)
+    key = names[0] if unnorm_key is None else unnorm_key
+    if key not in sets:
+        raise ExportError(f'--unnorm-key says {key}, but {path} has {listed}')
+    return path, key, _bounds(sets.mapping(key).mapping('action')), ()
+
+
+def _bounds(action: JsonMapping) -> dict[str, np.ndarray]:
+    """Values of -1 and 1 for each action; -1 and 1 themselves where the mask says `as it is`."""
+    low = action.get('q01', list)
+    bounds = [_numbers(action.get(key, list), len(low)) for key in ('q01', 'q99')]
+    mask = action.get('mask', list, [True] * len(low))
+    for key, values in zip(('q01', 'q99'), bounds, strict=True):
+        if not values:
+            raise action.error(key, f'is no list of {len(low) or "some"} finite numbers')
+    if len(mask) != len(low) or any(type(scaled) is not bool for scaled in mask):
+        raise action.error('mask', f'{quoted(mask)} where {len(low)} of true or false are expected')
+    q01, q99 = (np.array(values, dtype=np.float64) for values in bounds)
+    scaled = np.array(mask)
+    return {
+        'actions.q01': np.where(scaled, q01, -1.0),
+        'actions.q99': np.where(scaled, q99, 1.0),
+    }
