@@ -130,7 +130,7 @@ def test_the_prefix_cache_finds_what_is_equal_and_changes_nothing(bundle: Path) 
 
 def test_selftest_tries_machines_without_it(toy: Family) -> None:
     assert toy.name in family_names()
-    assert {*family_names()} - {*tried_families()} == {toy.name}
+    assert toy.name not in tried_families()
 
 
 def test_verify_repeats_the_comparison(bundle: Path) -> None:
