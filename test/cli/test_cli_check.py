@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
@@ -14,11 +15,24 @@ from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import WORDLESS_TASKS
 from vla_runtime.bundle.summary import task_notes
 from vla_runtime.cli.main import main
+from vla_runtime.robot.file import load_robot
 
 
 def test_files_that_fit_give_0(capsys):
     assert main(['check', 'tabletop', str(ROOT / 'engines' / 'demo')]) == 0
     assert main(['check', str(ROOT / 'config' / 'robots' / 'ur5e.yaml')]) == 0
+
+
+@pytest.mark.parametrize('name', ['so101', 'so101_split', 'ur5e', 'aloha'])
+def test_every_topic_that_is_heard_is_told_with_its_type(name, capsys):
+    assert main(['check', name]) == 0
+    told = re.findall(r'(\S+) \[(\w+/msg/\w+)\]$', capsys.readouterr().out, re.MULTILINE)
+    robot = load_robot(ROOT / 'config' / 'robots' / f'{name}.yaml')
+    images = {'raw': 'sensor_msgs/msg/Image', 'compressed': 'sensor_msgs/msg/CompressedImage'}
+    assert told == [
+        *((source.topic, 'sensor_msgs/msg/JointState') for source in robot.joint_states),
+        *((camera.topic, images[camera.type]) for camera in robot.cameras),
+    ]
 
 
 def test_every_misfit_is_told_and_gives_2(tmp_path, capsys):

@@ -248,7 +248,11 @@ def robots_of(page: str) -> list[str]:
 
 
 # Pages of a new family, and of bundles that are exported again, are followed elsewhere.
-ELSEWHERE = ('docs/howto/adding_a_family.md', 'docs/howto/exported_networks.md')
+ELSEWHERE = (
+    'docs/howto/adding_a_family.md',
+    'docs/howto/exported_networks.md',
+    'docs/howto/recording.md',
+)
 COMMANDS = [
     (page, tuple(words)) for page in PAGES if page not in ELSEWHERE for words in exports(page)
 ]

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from vla_runtime.robot.schema import Robot
 
 
+# As `ros2 topic list -t` writes them.
+_IMAGE_TYPES = {'raw': 'sensor_msgs/msg/Image', 'compressed': 'sensor_msgs/msg/CompressedImage'}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     parser.add_argument(
@@ -65,7 +69,14 @@ def _of_robot(robot: Robot) -> list[str]:
     from vla_runtime.robot.urdf_limits import beyond_urdf
 
     lines = [line('joints', ', '.join(f'{joint.name} [{joint.unit}]' for joint in robot.joints))]
-    lines += [line('camera', f'{camera.name}: {camera.topic}') for camera in robot.cameras]
+    lines += [
+        line('measured', f'{source.topic} [sensor_msgs/msg/JointState]')
+        for source in robot.joint_states
+    ]
+    lines += [
+        line('camera', f'{camera.name}: {camera.topic} [{_IMAGE_TYPES[camera.type]}]')
+        for camera in robot.cameras
+    ]
     lines += [line('output', f'{output.kind}: {output.topic}') for output in robot.outputs]
     if beyond := beyond_urdf(robot):
         text = f'{robot.urdf} says nothing about {", ".join(beyond)}: the robot file alone limits'

@@ -214,7 +214,7 @@ class _InferenceCollector:
             reason = (
                 f'is not in what can be read ({problems})'
                 if problems
-                else 'was not recorded: record with record:=true'
+                else 'was not recorded: record while a policy node runs, such as with record:=true'
             )
             raise ReplayError(
                 f'{path}: …/vla_policy/description, which says what policy ran, {reason}; '
