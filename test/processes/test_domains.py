@@ -71,6 +71,8 @@ def test_a_process_that_was_killed_gives_its_domain_back(claims: Claims) -> None
 
 
 def test_a_process_claims_one_more_with_every_call() -> None:
+    # Tests of nodes have claimed one for their process.
+    own = os.environ.get('ROS_DOMAIN_ID', 'none')
     claimed = [domains.claim_domain() for _ in range(2)]
-    assert len({os.environ['ROS_DOMAIN_ID'], *map(str, claimed)}) == 3
+    assert len({own, *map(str, claimed)}) == 3
     assert set(claimed) <= set(domains.DOMAINS)
