@@ -41,7 +41,7 @@ def machine(monkeypatch, exported, tmp_path):
 
 
 def rebuilds(here: Machine) -> str:
-    return f'run: vla_runtime build {here.bundle}'
+    return f'run: vla_runtime build {here.bundle} --precision float32'
 
 
 def engines(here: Machine) -> Path:
