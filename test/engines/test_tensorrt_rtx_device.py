@@ -17,7 +17,7 @@ from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.cli.main import main
 from vla_runtime.engines.cuda_runtime import DeviceInfo
 from vla_runtime.engines.tensorrt.rtx import check_targets, parse_targets
-from vla_runtime.engines.tensorrt.store import COMPILED, METADATA, find_engines
+from vla_runtime.engines.tensorrt.store import COMPILED, METADATA, find_engines, rebuild_command
 
 
 @pytest.fixture(scope='module')
@@ -187,6 +187,27 @@ def test_a_build_on_a_gpu_that_only_tensorrt_serves_is_told_so(here, monkeypatch
     assert built(hopper) == 2
     assert 'does not serve this GPU (NVIDIA H100, 9.0)' in capsys.readouterr().err
     assert not (here.bundle / 'engines').exists()
+
+
+def test_a_build_in_a_precision_that_the_gpu_lacks_is_not_advised(here):
+    facts = here.bundle / 'onnx' / 'graphs.json'
+    data = json.loads(facts.read_text())
+    facts.unlink()
+    facts.write_text(json.dumps({**data, 'precision': 'nvfp4'}))
+    with pytest.raises(ValueError, match="target 'sm89': has no products in 4-bit") as refusal:
+        here.load()
+    assert 'vla_runtime build' not in str(refusal.value)
+
+
+@pytest.mark.parametrize('precision', ['float32', 'float16', 'bfloat16', 'fp8', 'nvfp4'])
+def test_the_command_names_a_precision_that_a_build_does_not_take_by_itself(here, precision):
+    facts = here.bundle / 'onnx' / 'graphs.json'
+    data = json.loads(facts.read_text())
+    facts.unlink()
+    facts.write_text(json.dumps({**data, 'precision': precision}))
+    words = shlex.split(rebuild_command(here.bundle, 1))
+    named = [] if precision == 'bfloat16' else ['--precision', precision]
+    assert words == ['vla_runtime', 'build', str(here.bundle), *named, '--rows', '1']
 
 
 def test_targets_are_read_in_every_form_that_people_write():

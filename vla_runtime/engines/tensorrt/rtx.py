@@ -43,8 +43,8 @@ def parse_targets(text: str) -> tuple[str, ...]:
     """
     words = [word.strip().lower() for word in text.split(',')]
     if not all(words):
-        named = 'none is named' if not any(words) else 'a name is missing beside a comma'
-        raise ValueError(f'targets {text!r}: {named}; write for example {",".join(TARGETS[1:3])}')
+        fault = 'a name is missing beside a comma' if any(words) else 'none is named'
+        raise ValueError(f'targets {text!r}: {fault}; write for example {",".join(TARGETS[1:3])}')
     named = {re.sub(r'^(?:sm_?)?(\d+)\.?(\d)$', r'sm\1\2', word) for word in words}
     check_targets(tuple(sorted(named)))
     return ordered(named)

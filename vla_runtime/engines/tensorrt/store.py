@@ -22,7 +22,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -38,7 +37,7 @@ from vla_runtime.bundle.onnx_files import (
 )
 from vla_runtime.bundle.schema import WEIGHTS_FILE
 from vla_runtime.engines.cuda_runtime import DeviceInfo
-from vla_runtime.engines.tensorrt.rtx import check_gpu, target_of
+from vla_runtime.engines.tensorrt.rtx import check_gpu, check_targets, target_of
 from vla_runtime.files.atomic_write import write_text
 from vla_runtime.files.input_files import read_text
 from vla_runtime.files.json_file import JsonError
@@ -138,13 +137,18 @@ def rebuild_command(bundle: Path, rows: int | None = None, precision: str = '') 
         rows: most prompt rows; None: what the policy needs.
         precision: precision of the files; that of those that are there where it is empty.
     """
-    if not precision:
-        # Without the files' facts a build tells what they lack.
-        with suppress(JsonError):
-            precision = read_graph_facts(bundle / ONNX_FOLDER, ()).precision
+    precision = precision or _precision_of(bundle)
     # bfloat16 is what a build takes.
     named = '' if precision in ('', 'bfloat16') else f' --precision {precision}'
     return f'vla_runtime build {bundle}{named}' + (f' --rows {rows}' if rows else '')
+
+
+def _precision_of(bundle: Path) -> str:
+    """Precision of the bundle's ONNX files; empty without their facts, which a build will miss."""
+    try:
+        return read_graph_facts(bundle / ONNX_FOLDER, ()).precision
+    except JsonError:
+        return ''
 
 
 def find_engines(
@@ -283,11 +287,15 @@ def targets_of(folder: Path) -> tuple[str, ...]:
 def _rtx_folder(
     engines: Path, device: DeviceInfo, version: str, files: Mapping[str, str], command: str
 ) -> Path:
-    """Find the folder of engines for this GPU's compute capability (ValueError: none)."""
+    """Find the folder of engines for this GPU's compute capability (ValueError: none).
+
+    A build that would be refused is not advised.
+    """
     check_gpu(device.name, device.capability)
     if folder := find_rtx_folder(engines, device, version, files):
         return folder
     target = target_of(device.capability)
+    check_targets((target,), _precision_of(engines.parent))
     others = sorted(path.name for path in engines.glob('*-trt*') if path.is_dir())
     seen = f'; built for elsewhere: {", ".join(others)}' if others else ''
     raise ValueError(
