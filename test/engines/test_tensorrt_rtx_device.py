@@ -274,6 +274,20 @@ def test_info_tells_what_engines_are(here, capsys):
     assert shown(here, capsys)['notes.txt'] == 'no folder of engines'
 
 
+def test_info_tells_what_the_onnx_files_are(here, capsys):
+    facts = here.bundle / 'onnx' / 'graphs.json'
+    data = json.loads(facts.read_text())
+    facts.unlink()
+    data |= {'precision': 'int8', 'beside': 'bfloat16'}
+    facts.write_text(json.dumps(data))
+    assert shown(here, capsys) == {'onnx': 'int8 beside bfloat16, attention exact'}
+    data['graphs']['prefix_rows.onnx']['operators']['Attention'] = 2
+    facts.write_text(json.dumps(data))
+    assert shown(here, capsys) == {'onnx': 'int8 beside bfloat16, attention fused'}
+    facts.unlink()
+    assert 'graphs.json is missing' in shown(here, capsys)['onnx']
+
+
 def test_a_folder_that_cannot_be_written_is_named(here, capsys):
     (here.bundle / 'engines').touch()
     assert built(here, '--target', 'sm89') == 2
