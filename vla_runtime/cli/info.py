@@ -77,7 +77,7 @@ def _onnx(bundle: Bundle) -> str:
 
     folder = bundle.folder / ONNX_FOLDER
     if not (folder / GRAPHS_FILE).is_file():
-        return 'precision unknown: graphs.json is missing' if folder.is_dir() else ''
+        return ''
     try:
         exported = read_graph_facts(folder, ('vision.onnx', *ROWS_GRAPHS))
     except JsonError as error:
