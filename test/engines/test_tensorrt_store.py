@@ -40,8 +40,9 @@ def machine(monkeypatch, exported, tmp_path):
     return make
 
 
-def rebuilds(here: Machine) -> str:
-    return f'run: vla_runtime build {here.bundle}'
+def rebuilds(here: Machine, rows: int | None = None) -> str:
+    command = f'run: vla_runtime build {here.bundle} --precision float32'
+    return f'{command} --rows {rows}' if rows else command
 
 
 def engines(here: Machine) -> Path:
@@ -144,7 +145,7 @@ def test_engines_renamed_to_fit_are_found_out(machine, field, value):
     here.build()
     change(here, **{field: value})
     message = refused(here)
-    assert f"field '{field}'" in message and message.endswith(rebuilds(here))
+    assert f"field '{field}'" in message and message.endswith(rebuilds(here, rows=2))
 
 
 def change(here: Machine, **fields) -> None:
@@ -218,7 +219,7 @@ def test_engines_of_other_onnx_files_are_refused(machine, name, engine):
     reseal(here.bundle)
     message = refused(here)
     assert f'{engines(here) / engine}.engine: was built from another onnx/{name} (' in message
-    assert message.endswith(rebuilds(here))
+    assert message.endswith(rebuilds(here, rows=2))
     with pytest.raises(ValueError, match='was built from another onnx/'):
         Policy.load(here.bundle, 'tensorrt', 'cuda')
     here.build()
@@ -258,7 +259,7 @@ def test_a_missing_and_a_truncated_engine_file(machine):
     assert str(path) in message and 'the file is damaged' in message
     path.unlink()
     message = refused(here)
-    assert f'{path}: is missing' in message and message.endswith(rebuilds(here))
+    assert f'{path}: is missing' in message and message.endswith(rebuilds(here, rows=2))
 
 
 def test_an_engine_that_tensorrt_refuses(machine):

@@ -67,7 +67,48 @@ def in_blocks(x: np.ndarray, unit: np.float32) -> np.ndarray:
     return (numbers * scales).reshape(x.shape)
 
 
-@pytest.mark.parametrize('folded', [True, False], ids=['as the engine', 'as the receipt'])
+def product(
+    folder: Path, matrix: torch.Tensor, x: np.ndarray, largest: float, folded: bool
+) -> np.ndarray:
+    """x by a matrix in NVFP4, on a CPU, where calibration saw numbers up to `largest`."""
+    with WeightFile(folder) as file:
+        graph = GraphWriter('product', file, FLOAT4_OPSET)
+        given = graph.input('x', torch.float32, x.shape)
+        named = Matrix('some', torch.float32, tuple(matrix.shape), lambda: matrix)
+        ranges = {'some': (-largest, 1.0)}
+        (y,) = FourBits(ranges, 'float32').products(graph, given, 'some', [named])
+        graph.output('y', y)
+    path = folder / 'graph.onnx'
+    onnx.save_model(graph.model(), path)
+    skipped = [*SKIPPED_REWRITES['nvfp4'], *([] if folded else ['ConstantFolding'])]
+    options = session_options(1)
+    session = Session(
+        path, Placement.of('cpu'), options, emulated(path), disabled_optimizers=skipped
+    )
+    return session.run({'x': x})['y']
+
+
+BOTH_WAYS = pytest.mark.parametrize(
+    'folded', [True, False], ids=['as the engine', 'as the receipt']
+)
+
+
+@BOTH_WAYS
+def test_an_input_halfway_between_two_numbers_goes_to_the_even_one(tmp_path: Path, folded: bool):
+    halfway = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]
+    even = [0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0]
+    # The largest sets the block's scale, a power of two as the unit is: nothing else is rounded.
+    numbers = [6.0, *halfway, -6.0, *(-value for value in halfway)]
+    expected = [6.0, *even, -6.0, *(-value for value in even)]
+    scale, unit = 2.0**-3, 2.0**-10
+    x = np.array([numbers], np.float32) * np.float32(scale)
+    np.testing.assert_array_equal(in_blocks(x, np.float32(unit))[0] / scale, expected)
+    # The diagonal of a square matrix shows each number alone.
+    y = product(tmp_path, torch.eye(16), x, 6 * 448 * unit, folded)
+    np.testing.assert_allclose(y[0] / scale, expected, rtol=1e-5)
+
+
+@BOTH_WAYS
 def test_a_product_is_that_of_the_rounded_numbers(tmp_path: Path, folded: bool):
     random = np.random.default_rng(0)
     inner, columns, largest = 48, 24, 4.0
@@ -77,24 +118,11 @@ def test_a_product_is_that_of_the_rounded_numbers(tmp_path: Path, folded: bool):
     x = random.standard_normal((2, 5, inner)).astype(np.float32)
     # Beyond what calibration saw, and zeros.
     x[0, 0, 3], x[1, 2, 16:32] = 9.0, 0.0
-    ranges = {'some': (-largest, 1.0)}
-    with WeightFile(tmp_path) as file:
-        graph = GraphWriter('product', file, FLOAT4_OPSET)
-        given = graph.input('x', torch.float32, x.shape)
-        named = Matrix('some', torch.float32, (inner, columns), lambda: matrix)
-        (y,) = FourBits(ranges, 'float32').products(graph, given, 'some', [named])
-        graph.output('y', y)
-    path = tmp_path / 'graph.onnx'
-    onnx.save_model(graph.model(), path)
-    skipped = [*SKIPPED_REWRITES['nvfp4'], *([] if folded else ['ConstantFolding'])]
-    options = session_options(1)
-    session = Session(
-        path, Placement.of('cpu'), options, emulated(path), disabled_optimizers=skipped
-    )
+    y = product(tmp_path, matrix, x, largest, folded)
     unit = np.float32(np.abs(matrix.numpy()).max() / np.float32(6 * 448))
     right = in_blocks(matrix.numpy().T, unit).T
     expected = in_blocks(x, np.float32(largest / (6 * 448))) @ right
-    np.testing.assert_allclose(session.run({'x': x})['y'], expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
     assert np.abs(expected - x @ matrix.numpy()).max() > 0.05
 
 

@@ -1,11 +1,12 @@
-"""Build a bundle's ONNX files into TensorRT engines, on the GPU that will run them.
+"""Build a bundle's ONNX files into TensorRT engines.
 
-An engine runs only on the GPU and the TensorRT version it was built with, so it is built where it
-is used, once, and again after TensorRT was updated. It goes to
+TensorRT builds on the GPU that will run the engines; TensorRT for RTX on any machine, with
+--target. An engine of the first runs only on the GPU and the TensorRT version it was built with, so
+it is built where it is used, once, and again after TensorRT was updated. It goes to
 BUNDLE/engines/GPU-NUMBERsm-trtVERSION: a Jetson's power mode may change the number of
 multiprocessors, so build once in each mode that the robot uses. What is there already and was built
 from the same files is kept; a build that was stopped goes on. One engine serves one and two prompt
-rows, with a profile for each.
+rows; TensorRT 8.6 alone needs a profile for each.
 
 examples:
   vla_runtime build engines/my_policy
@@ -17,7 +18,9 @@ examples:
 With --target nothing but TensorRT for RTX is needed: no GPU, and none of its memory. One engine
 runs on all targets: sm86 (RTX 30), sm89 (RTX 40), sm120 (RTX 50), sm121 (GB10), sm80 (A100). It
 goes to BUNDLE/engines/rtx-TARGETS-trtrtxVERSION. On the robot's PC the same command without
---target then compares it with the recorded cases, and nothing loads it before.
+--target, with the same --precision and --rows, then compares it with the recorded cases, and
+nothing loads it before. Of several folders for a GPU one built from the bundle's files is taken
+first, then one that passed on this GPU, then the one built last.
 
 The engines' precision is that of the ONNX files ('vla_runtime export --onnx-precision'): bfloat16,
 unless --precision names another one. What was built is compared with what PyTorch gave for the
@@ -40,7 +43,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from vla_runtime.bundle.onnx_files import Precision
 from vla_runtime.cli._comparison import compare_engines
 from vla_runtime.cli._numbers import at_least
-from vla_runtime.engines.tensorrt.rtx import TARGETS, check_targets
+from vla_runtime.engines.tensorrt.rtx import TARGETS, parse_targets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--precision',
         choices=get_args(Precision),
         help='that the ONNX files have; others are refused (default: bfloat16 from TensorRT 10.3 '
-        'on, so that float32, float16 and int8 are built on demand alone)',
+        'on, so that float32, float16, int8, fp8 and nvfp4 are built on demand alone)',
     )
     parser.add_argument(
         '--workspace',
@@ -99,12 +102,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _targets(text: str) -> tuple[str, ...]:
-    targets = tuple(dict.fromkeys(word.strip() for word in text.split(',')))
     try:
-        check_targets(targets)
+        return parse_targets(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-    return targets
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -126,7 +127,7 @@ def _build(arguments: argparse.Namespace) -> int:
     from vla_runtime.engines.recorded_cases import check_cases
     from vla_runtime.engines.tensorrt.adapter import import_rtx, import_tensorrt
     from vla_runtime.engines.tensorrt.loading import check_one_image_size
-    from vla_runtime.engines.tensorrt.store import ENGINES, graph_of, passed_on
+    from vla_runtime.engines.tensorrt.store import ENGINES, graph_of, passed_on, rebuild_command
     from vla_runtime.export.tensorrt.build import build_engines, plan_build, tie_to_device
     from vla_runtime.export.tensorrt.receipt import is_compared
 
@@ -180,7 +181,7 @@ def _build(arguments: argparse.Namespace) -> int:
     if runtime is None:
         print(
             f'\nbuilt {plan.folder}\nnext, where it shall run (there it is compared, once): '
-            f'vla_runtime build {bundle.folder}'
+            f'{rebuild_command(bundle.folder, arguments.rows)}'
         )
         return 0
     if adapter.is_rtx and compare:

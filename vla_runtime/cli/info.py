@@ -37,6 +37,7 @@ def main(arguments: argparse.Namespace) -> int:
         from vla_runtime.bundle.folder import BundleError, read_bundle
         from vla_runtime.bundle.statistics import statistics_notes
         from vla_runtime.bundle.summary import describe, line, task_notes
+        from vla_runtime.engines.tensorrt.store import state_of
         from vla_runtime.files.quotes import join_truncated
     except ModuleNotFoundError as error:
         how = "./run setup, or pip install '.[torch]' in the source folder"
@@ -56,14 +57,35 @@ def main(arguments: argparse.Namespace) -> int:
     print(line('files', f'{len(bundle.spec.files)}, {checked}'))
     print(line('backends', _backends(bundle)))
     print(line('fp8', _fp8(bundle)))
+    if exported := _onnx(bundle):
+        print(line('onnx', exported))
     for engine in sorted(bundle.engines_folder.glob('*')):
-        print(line('engine', engine.name))
+        print(line('engine', f'{engine.name}: {state_of(engine, bundle.spec.files)}'))
     if huge:
         shown = join_truncated(huge, ', ')
         print(line('note', f'weights above 10,000, as of a training that failed: {shown}'))
     for note in (*task_notes(bundle.spec), *statistics_notes(bundle.spec, bundle.statistics)):
         print(line('note', note))
     return 0
+
+
+def _onnx(bundle: Bundle) -> str:
+    """Return precision and form of attention of the ONNX files; empty without any."""
+    from vla_runtime.bundle.graph_facts import read_graph_facts
+    from vla_runtime.bundle.onnx_files import GRAPHS_FILE, ONNX_FOLDER, ROWS_GRAPHS
+    from vla_runtime.files.json_file import JsonError
+
+    folder = bundle.folder / ONNX_FOLDER
+    if not (folder / GRAPHS_FILE).is_file():
+        return ''
+    try:
+        exported = read_graph_facts(folder, ('vision.onnx', *ROWS_GRAPHS))
+    except JsonError as error:
+        return f'damaged: {error}'
+    beside = '' if exported.beside == exported.precision else f' beside {exported.beside}'
+    fused = any('Attention' in graph.operators for graph in exported.graphs.values())
+    form = 'fused' if fused else 'exact'
+    return f'{exported.precision}{beside}, attention {form}'
 
 
 def _backends(bundle: Bundle) -> str:

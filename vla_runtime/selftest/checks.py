@@ -30,7 +30,7 @@ from vla_runtime.engines.preflight import (
     missing_package,
 )
 from vla_runtime.engines.tensorrt.adapter import TensorRT, import_tensorrt
-from vla_runtime.engines.tensorrt.rtx import check_targets, target_of
+from vla_runtime.engines.tensorrt.rtx import check_gpu
 from vla_runtime.files.machine import machine, versions
 from vla_runtime.policy import Policy
 from vla_runtime.selftest.jetson import describe_jetson
@@ -243,7 +243,7 @@ def _try_tensorrt(
     def imports() -> str:
         adapter = import_tensorrt()
         if adapter.is_rtx:
-            check_targets((target_of(opened[0].info.capability),))
+            check_gpu(opened[0].info.name, opened[0].info.capability)
         adapters.append(adapter)
         name = 'for RTX, ' if adapter.is_rtx else ''
         return f'{name}{adapter.version}; precisions {", ".join(adapter.precisions)}'

@@ -81,7 +81,7 @@ def load_networks(
             '(--rows 1) or ONNX files of a smaller precision do'
         ) from error
     except TensorRTError as error:
-        raise ValueError(f'{error} Run: {rebuild_command(bundle)}') from error
+        raise ValueError(f'{error} Run: {rebuild_command(bundle, metadata.rows)}') from error
     return networks
 
 
@@ -106,7 +106,7 @@ def check_precision(bundle: Path, metadata: Metadata, precision: str) -> None:
         raise ValueError(
             f"precision '{precision}': the engines of {bundle} were built in "
             f"{metadata.precision}; ask for that, or export the ONNX files in '{precision}' and "
-            f'run: {rebuild_command(bundle)}'
+            f'run: {rebuild_command(bundle, metadata.rows, precision)}'
         )
 
 

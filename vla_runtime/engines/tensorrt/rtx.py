@@ -7,6 +7,8 @@ Such a plan holds no kernels for products yet: they are compiled on the GPU, and
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,46 @@ RTX_MODULES = ('tensorrt_rtx', 'tensorrt_rtx_bindings')
 # Compute capabilities that our graphs are built for.
 TARGETS = ('sm80', 'sm86', 'sm89', 'sm120', 'sm121')
 # Known to it, and no use to us: our graphs have float32 products in every precision.
-_NO_TARGET = {'sm75': 'TensorRT for RTX multiplies no float32 matrices on 7.5 (Turing)'}
+_TURING = 'TensorRT for RTX multiplies no float32 matrices on 7.5 (Turing); install TensorRT there'
+# GPUs that people have, and that TensorRT alone serves.
+_TENSORRT_ALONE = {
+    'sm72': '7.2 (Xavier)',
+    'sm87': '8.7 (Orin)',
+    'sm90': '9.0 (Hopper)',
+    'sm100': '10.0 (Blackwell of data centres)',
+    'sm101': '10.1 (Thor)',
+    'sm103': '10.3 (Blackwell of data centres)',
+    'sm110': '11.0 (Thor)',
+}
+
+
+def parse_targets(text: str) -> tuple[str, ...]:
+    """Return the targets of a list such as `sm120,8.6`, in order and each once: (sm86, sm120).
+
+    Raises:
+        ValueError: none is named, or one that cannot be built for.
+    """
+    words = [word.strip().lower() for word in text.split(',')]
+    if not all(words):
+        fault = 'a name is missing beside a comma' if any(words) else 'none is named'
+        raise ValueError(f'targets {text!r}: {fault}; write for example {",".join(TARGETS[1:3])}')
+    named = {re.sub(r'^(?:sm_?)?(\d+)\.?(\d)$', r'sm\1\2', word) for word in words}
+    check_targets(tuple(sorted(named)))
+    return ordered(named)
+
+
+def ordered(targets: Iterable[str]) -> tuple[str, ...]:
+    """Return targets from the oldest on, so that one set has one folder."""
+    return tuple(sorted(targets, key=TARGETS.index))
+
+
+def check_gpu(name: str, capability: str) -> None:
+    """Refuse a GPU that TensorRT for RTX does not serve (ValueError)."""
+    if target_of(capability) not in TARGETS:
+        raise ValueError(
+            f'TensorRT for RTX does not serve this GPU ({name}, {capability}); install TensorRT '
+            f'(it serves {", ".join(map(_capability, TARGETS))})'
+        )
 
 
 def check_targets(targets: tuple[str, ...], precision: str = 'float32') -> None:
@@ -32,7 +73,11 @@ def check_targets(targets: tuple[str, ...], precision: str = 'float32') -> None:
     """
     for target in targets:
         if target not in TARGETS:
-            why = _NO_TARGET.get(target, 'TensorRT for RTX builds for no such compute capability')
+            why = 'TensorRT for RTX builds for no such compute capability'
+            if target == 'sm75':
+                why = _TURING
+            elif gpu := _TENSORRT_ALONE.get(target):
+                why = f'TensorRT for RTX does not serve {gpu}; install TensorRT there'
             raise ValueError(f"target '{target}': {why}; it can be {', '.join(TARGETS)}")
         if lacks := lacking_products(precision, _capability(target)):
             able = [one for one in TARGETS if not lacking_products(precision, _capability(one))]

@@ -12,9 +12,9 @@ Invariants:
 - engines are loaded only after they passed the comparison with the bundle's recorded cases;
 - an engine of another GPU, number of multiprocessors, version or ONNX file is refused, with the
   command that rebuilds it;
-- only that folder of a bundle is read here. The bundle's ONNX files are known by their SHA-256 in
-  policy.yaml, which the reader of the bundle has compared with the files. So loading engines hashes
-  nothing, not even the gigabytes of weights.data.
+- only that folder of a bundle is read here, and graphs.json for a refusal's command. The bundle's
+  ONNX files are known by their SHA-256 in policy.yaml, which the reader of the bundle has compared
+  with the files. So loading engines hashes nothing, not even the gigabytes of weights.data.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from vla_runtime.bundle.graph_facts import read_graph_facts
 from vla_runtime.bundle.onnx_files import (
     CASES_FILE,
     ONNX_FOLDER,
@@ -36,9 +37,10 @@ from vla_runtime.bundle.onnx_files import (
 )
 from vla_runtime.bundle.schema import WEIGHTS_FILE
 from vla_runtime.engines.cuda_runtime import DeviceInfo
-from vla_runtime.engines.tensorrt.rtx import target_of
+from vla_runtime.engines.tensorrt.rtx import check_gpu, check_targets, target_of
 from vla_runtime.files.atomic_write import write_text
 from vla_runtime.files.input_files import read_text
+from vla_runtime.files.json_file import JsonError
 
 METADATA = 'engine.json'
 TIMING_CACHE = 'timing.cache'
@@ -127,8 +129,26 @@ def rtx_folder_name(targets: Sequence[str], version: str) -> str:
     return f'rtx-{"-".join(targets)}-trtrtx{version}'
 
 
-def rebuild_command(bundle: Path) -> str:
-    return f'vla_runtime build {bundle}'
+def rebuild_command(bundle: Path, rows: int | None = None, precision: str = '') -> str:
+    """Return the command that builds the bundle's ONNX files, whatever their precision.
+
+    Args:
+        bundle: the bundle's folder.
+        rows: most prompt rows; None: what the policy needs.
+        precision: precision of the files; that of those that are there where it is empty.
+    """
+    precision = precision or _precision_of(bundle)
+    # bfloat16 is what a build takes.
+    named = '' if precision in ('', 'bfloat16') else f' --precision {precision}'
+    return f'vla_runtime build {bundle}{named}' + (f' --rows {rows}' if rows else '')
+
+
+def _precision_of(bundle: Path) -> str:
+    """Precision of the bundle's ONNX files; empty without their facts, which a build will miss."""
+    try:
+        return read_graph_facts(bundle / ONNX_FOLDER, ()).precision
+    except JsonError:
+        return ''
 
 
 def find_engines(
@@ -157,7 +177,7 @@ def find_engines(
     engines = bundle / 'engines'
     command = rebuild_command(bundle)
     if rtx:
-        folder = _rtx_folder(engines, device, version, command)
+        folder = _rtx_folder(engines, device, version, files, command)
     else:
         folder = engines / folder_name(device, version)
     if not folder.is_dir():
@@ -170,6 +190,7 @@ def find_engines(
             f'{command}'
         )
     metadata = read_metadata(folder, command)
+    command = rebuild_command(bundle, metadata.rows)
     for name in ENGINES:
         _check_engine(folder, metadata, name, files, command)
     if passed and rtx and not metadata.passed:
@@ -189,11 +210,73 @@ def find_engines(
     return folder, metadata
 
 
-def find_rtx_folder(engines: Path, device: DeviceInfo, version: str) -> Path | None:
-    """Find the folder of engines of TensorRT for RTX for a GPU's compute capability."""
+def find_rtx_folder(
+    engines: Path, device: DeviceInfo, version: str, files: Mapping[str, str]
+) -> Path | None:
+    """Find the folder of engines of TensorRT for RTX for a GPU's compute capability.
+
+    Of several, one built from the bundle's files comes first, then one that passed the comparison
+    on this GPU, then the one that was built last.
+
+    Args:
+        engines: the bundle's folder of engines.
+        device: the GPU at hand.
+        version: version of the TensorRT for RTX at hand.
+        files: SHA-256 of the bundle's files by name.
+    """
     target = target_of(device.capability)
-    folders = sorted(engines.glob(f'rtx-*-trtrtx{version}'))
-    return next((folder for folder in folders if target in targets_of(folder)), None)
+
+    def rank(folder: Path) -> tuple[bool, bool, float, str]:
+        try:
+            metadata = read_metadata(folder, '')
+            for name in ENGINES:
+                _check_engine(folder, metadata, name, files, '')
+            built = max((folder / metadata.engines[name].file).stat().st_mtime for name in ENGINES)
+        except (ValueError, OSError):
+            return False, False, 0.0, folder.name
+        here = (device.name, device.capability, device.processors)
+        known = here == (metadata.gpu, metadata.capability, metadata.processors)
+        return True, known and metadata.passed == passed_on(files), built, folder.name
+
+    folders = [
+        folder
+        for folder in engines.glob(f'rtx-*-trtrtx{version}')
+        if folder.is_dir() and target in targets_of(folder)
+    ]
+    return max(folders, key=rank, default=None)
+
+
+def state_of(folder: Path, files: Mapping[str, str]) -> str:
+    """Return in words what engines in a folder are, whatever GPU is here.
+
+    Args:
+        folder: folder of engines, or what lies in its place.
+        files: SHA-256 of the bundle's files by name, as in its policy.yaml.
+    """
+    if not folder.is_dir():
+        return 'no folder of engines'
+    if not (folder / METADATA).is_file():
+        return 'failed the comparison' if (folder / REJECTION).is_file() else 'incomplete'
+    command = rebuild_command(folder.parents[1])
+    try:
+        metadata = read_metadata(folder, command)
+    except ValueError as error:
+        return str(error)
+    command = rebuild_command(folder.parents[1], metadata.rows)
+    there = [name for name in ENGINES if name in metadata.engines]
+    what = f'{metadata.precision}, {metadata.rows} prompt row(s)'
+    if len(there) < len(ENGINES):
+        return f'{what}, incomplete: {len(there)} of {len(ENGINES)} networks'
+    try:
+        for name in ENGINES:
+            _check_engine(folder, metadata, name, files, command)
+    except ValueError as error:
+        return f'{what}, not usable: {error}'
+    if not metadata.passed:
+        return f'{what}, not compared'
+    if metadata.passed != passed_on(files):
+        return f'{what}, compared with other weights or cases'
+    return f'{what}, passed on {metadata.gpu}'
 
 
 def targets_of(folder: Path) -> tuple[str, ...]:
@@ -201,11 +284,18 @@ def targets_of(folder: Path) -> tuple[str, ...]:
     return tuple(folder.name.split('-trtrtx')[0].split('-')[1:])
 
 
-def _rtx_folder(engines: Path, device: DeviceInfo, version: str, command: str) -> Path:
-    """Find the folder of engines for this GPU's compute capability (ValueError: none)."""
-    if folder := find_rtx_folder(engines, device, version):
+def _rtx_folder(
+    engines: Path, device: DeviceInfo, version: str, files: Mapping[str, str], command: str
+) -> Path:
+    """Find the folder of engines for this GPU's compute capability (ValueError: none).
+
+    A build that would be refused is not advised.
+    """
+    check_gpu(device.name, device.capability)
+    if folder := find_rtx_folder(engines, device, version, files):
         return folder
     target = target_of(device.capability)
+    check_targets((target,), _precision_of(engines.parent))
     others = sorted(path.name for path in engines.glob('*-trt*') if path.is_dir())
     seen = f'; built for elsewhere: {", ".join(others)}' if others else ''
     raise ValueError(

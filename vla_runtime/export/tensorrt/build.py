@@ -37,7 +37,7 @@ from vla_runtime.engines.tensorrt.adapter import (
 )
 from vla_runtime.engines.tensorrt.callbacks import Progress
 from vla_runtime.engines.tensorrt.capabilities import lacking_products
-from vla_runtime.engines.tensorrt.rtx import check_targets, target_of
+from vla_runtime.engines.tensorrt.rtx import check_gpu, check_targets, ordered, target_of
 from vla_runtime.engines.tensorrt.store import (
     ENGINES,
     TIMING_CACHE,
@@ -54,7 +54,7 @@ from vla_runtime.engines.tensorrt.store import (
 )
 from vla_runtime.export.tensorrt.operators import unsupported
 from vla_runtime.export.tensorrt.receipt import forget
-from vla_runtime.files.atomic_write import write_bytes
+from vla_runtime.files.atomic_write import WriteError, write_bytes
 from vla_runtime.files.large_files import file_sha256
 
 # Beside weights and workspace: CUDA's own, the kernels that are tried, activations.
@@ -184,10 +184,17 @@ def plan_build(
     weight_bytes = max(graph.weight_bytes for graph in graphs.values())
     device = None if runtime is None else runtime.info
     engines = bundle / 'engines'
+    digests = _digests(bundle, graphs, files or {})
     if adapter.is_rtx:
-        targets = targets or _targets_here(engines, device, adapter.version)
-        check_targets(targets, found)
-        target = engines / rtx_folder_name(targets, adapter.version)
+        known = {name: digest for each in digests.values() for name, digest in each.items()}
+        if targets:
+            check_targets(targets, found)
+            targets = ordered(targets)
+            target = engines / rtx_folder_name(targets, adapter.version)
+        else:
+            target = _folder_here(engines, device, adapter.version, {**(files or {}), **known})
+            targets = targets_of(target)
+            check_targets(targets, found)
     else:
         assert device is not None, 'only TensorRT for RTX builds without a GPU'
         if lacks := lacking_products(found, device.capability):
@@ -196,7 +203,6 @@ def plan_build(
                 f'{lacks}; export them in int8'
             )
         target = engines / folder_name(device, adapter.version)
-    digests = _digests(bundle, graphs, files or {})
     done, passed = ({}, {}) if force else _done(bundle, target, digests, found, rows)
     if adapter.is_rtx and not _is_known(target, device, rebuild_command(bundle)):
         passed = {}
@@ -219,11 +225,14 @@ def plan_build(
     return plan
 
 
-def _targets_here(engines: Path, device: DeviceInfo | None, version: str) -> tuple[str, ...]:
-    """Targets of engines that are there for a GPU; else its own."""
+def _folder_here(
+    engines: Path, device: DeviceInfo | None, version: str, files: Mapping[str, str]
+) -> Path:
+    """Folder of engines that are there for a GPU; else the one of its own (ValueError: none)."""
     assert device is not None, 'without a GPU targets are named'
-    folder = find_rtx_folder(engines, device, version)
-    return (target_of(device.capability),) if folder is None else targets_of(folder)
+    check_gpu(device.name, device.capability)
+    own = engines / rtx_folder_name((target_of(device.capability),), version)
+    return find_rtx_folder(engines, device, version, files) or own
 
 
 def _is_known(folder: Path, device: DeviceInfo | None, command: str) -> bool:
@@ -278,9 +287,12 @@ def build_engines(
         TensorRTError: a graph cannot be built; engines that were finished stay.
         OSError: the folder cannot be written.
     """
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    if plan.to_build:
-        forget(plan.folder)
+    try:
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        if plan.to_build:
+            forget(plan.folder)
+    except OSError as error:
+        raise WriteError(plan.folder, error) from None
     # Those of TensorRT for RTX are tied to a GPU once they were compared on it.
     tied = not adapter.is_rtx or bool(plan.passed)
     device = runtime.info if runtime is not None and tied else None
