@@ -49,7 +49,8 @@ def with_8_bits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_numbers_are_rounded_as_the_type_is_defined():
-    numbers = np.linspace(-8, 8, 1601, dtype=np.float32)
+    # Binary fractions, so that what is halfway is among them.
+    numbers = np.linspace(-8, 8, 2049, dtype=np.float32)
     codes = four_bit_codes(torch.from_numpy(numbers)).numpy()
     table = np.array([*FP4_VALUES, *(-value for value in FP4_VALUES)], np.float32)
     expected = np.clip(numbers, -6, 6).astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
@@ -67,35 +68,64 @@ def in_blocks(x: np.ndarray, unit: np.float32) -> np.ndarray:
     return (numbers * scales).reshape(x.shape)
 
 
-@pytest.mark.parametrize('folded', [True, False], ids=['as the engine', 'as the receipt'])
-def test_a_product_is_that_of_the_rounded_numbers(tmp_path: Path, folded: bool):
-    random = np.random.default_rng(0)
-    inner, columns, largest = 48, 24, 4.0
-    matrix = torch.from_numpy(random.standard_normal((inner, columns), dtype=np.float32))
-    # A block of zeros, and one that is nothing beside the others.
-    matrix[:16, 0], matrix[16:32, 1] = 0.0, matrix[16:32, 1] * 1e-9
-    x = random.standard_normal((2, 5, inner)).astype(np.float32)
-    # Beyond what calibration saw, and zeros.
-    x[0, 0, 3], x[1, 2, 16:32] = 9.0, 0.0
-    ranges = {'some': (-largest, 1.0)}
-    with WeightFile(tmp_path) as file:
+def emulated_product(
+    folder: Path, x: np.ndarray, matrix: np.ndarray, largest: float, *, folded: bool
+) -> np.ndarray:
+    """Write the product of an input and a matrix in NVFP4, and run it as a CPU does."""
+    with WeightFile(folder) as file:
         graph = GraphWriter('product', file, FLOAT4_OPSET)
         given = graph.input('x', torch.float32, x.shape)
-        named = Matrix('some', torch.float32, (inner, columns), lambda: matrix)
+        named = Matrix('some', torch.float32, matrix.shape, lambda: torch.from_numpy(matrix))
+        ranges = {'some': (-largest, 1.0)}
         (y,) = FourBits(ranges, 'float32').products(graph, given, 'some', [named])
         graph.output('y', y)
-    path = tmp_path / 'graph.onnx'
+    path = folder / 'graph.onnx'
     onnx.save_model(graph.model(), path)
     skipped = [*SKIPPED_REWRITES['nvfp4'], *([] if folded else ['ConstantFolding'])]
     options = session_options(1)
     session = Session(
         path, Placement.of('cpu'), options, emulated(path), disabled_optimizers=skipped
     )
-    unit = np.float32(np.abs(matrix.numpy()).max() / np.float32(6 * 448))
-    right = in_blocks(matrix.numpy().T, unit).T
+    return session.run({'x': x})['y']
+
+
+as_engine_and_receipt = pytest.mark.parametrize(
+    'folded', [True, False], ids=['as the engine', 'as the receipt']
+)
+
+
+@as_engine_and_receipt
+def test_what_is_halfway_is_rounded_to_the_even_one(tmp_path: Path, folded: bool):
+    """In an input; every number here is a binary fraction, so nothing but ties is rounded."""
+    halfway = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], np.float32)
+    even = np.array([0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0], np.float32)
+    x, expected = (
+        np.concatenate([numbers, -numbers, [6.0, 0.0]]).astype(np.float32)[None] / 4
+        for numbers in (halfway, even)
+    )
+    # Of so large a range the scale of the scales is 2 ** -10.
+    found = emulated_product(
+        tmp_path, x, np.eye(16, dtype=np.float32), 6 * 448 / 1024, folded=folded
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@as_engine_and_receipt
+def test_a_product_is_that_of_the_rounded_numbers(tmp_path: Path, folded: bool):
+    random = np.random.default_rng(0)
+    inner, columns, largest = 48, 24, 4.0
+    matrix = random.standard_normal((inner, columns), dtype=np.float32)
+    # A block of zeros, and one that is nothing beside the others.
+    matrix[:16, 0], matrix[16:32, 1] = 0.0, matrix[16:32, 1] * 1e-9
+    x = random.standard_normal((2, 5, inner)).astype(np.float32)
+    # Beyond what calibration saw, and zeros.
+    x[0, 0, 3], x[1, 2, 16:32] = 9.0, 0.0
+    found = emulated_product(tmp_path, x, matrix, largest, folded=folded)
+    unit = np.float32(np.abs(matrix).max() / np.float32(6 * 448))
+    right = in_blocks(matrix.T, unit).T
     expected = in_blocks(x, np.float32(largest / (6 * 448))) @ right
-    np.testing.assert_allclose(session.run({'x': x})['y'], expected, rtol=1e-5, atol=1e-5)
-    assert np.abs(expected - x @ matrix.numpy()).max() > 0.05
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert np.abs(expected - x @ matrix).max() > 0.05
 
 
 def test_both_factors_are_4_bit_floats_with_a_scale_for_16(bundle: Path):
