@@ -235,7 +235,11 @@ def test_export_knows_the_heads_that_have_a_fused_kernel(tmp_path, kind, target)
         path = tmp_path / f'{size}.onnx'
         opset = helper.make_opsetid('', 23)
         onnx.save_model(helper.make_model(graph, opset_imports=[opset], ir_version=11), path)
-        return adapter().build(path, BuildOptions(reduced=True, lengths=(1,), targets=(target,))).kernels
+        return (
+            adapter()
+            .build(path, BuildOptions(reduced=True, lengths=(1,), targets=(target,)))
+            .kernels
+        )
 
     for size in (least, most):
         assert sum('mha' in kernel.name for kernel in kernels(size)) == 1
