@@ -259,7 +259,11 @@ def test_what_is_not_possible_is_told_with_exit_code_2(machine, capsys, options,
 def test_bfloat16_is_the_default_where_tensorrt_has_it_and_float32_is_asked_for(machine, capsys):
     here = machine(release='10.3.0')
     assert main(['build', str(here.bundle)]) == 2
-    assert 'are float32, and bfloat16 was asked for' in capsys.readouterr().err
+    assert 'are float32, and bfloat16 was asked for by default' in capsys.readouterr().err
+    assert main(['build', '--precision', 'fp8', str(here.bundle)]) == 2
+    told = capsys.readouterr().err
+    assert 'are float32, and fp8 was asked for:' in told and 'by default' not in told
+    assert '--onnx-precision fp8 and --calibration BAG' in told
     here = machine(release='8.6.1')
     assert main(['build', str(here.bundle), '--dry-run']) == 0
 

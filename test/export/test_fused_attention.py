@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
 import pytest
 from onnx_bundles import copy_weights, load_graph, tiny_onnx_bundle
+from tiny_policy import tiny_spec
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.graph_facts import GraphFacts
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER
 from vla_runtime.bundle.schema import STATISTICS_FILE
 from vla_runtime.checkpoints.errors import ExportError
-from vla_runtime.export.onnx.bundle import export_bundle
+from vla_runtime.export.onnx.bundle import FUSED_HEADS, check_attention, export_bundle
 from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.export.onnx.verification import verify_onnx
 from vla_runtime.export.tensorrt.operators import unsupported
@@ -64,6 +66,24 @@ def test_it_is_refused_in_float32_before_anything_is_written(tmp_path):
     with pytest.raises(ExportError, match='fused attention is computed in half'):
         export_bundle(source, tmp_path / 'out', 'float32', attention='fused')
     assert not (tmp_path / 'out').exists()
+
+
+@pytest.mark.parametrize('family', ['evo1', 'act'])
+def test_heads_that_no_kernel_has_are_refused_before_anything_is_written(tmp_path, family):
+    source = read_bundle(tiny_onnx_bundle(family), verify=False)
+    named = 'those of prefix have 8, those of expert have 8'
+    with pytest.raises(ExportError, match=f'heads of 9 to 256 numbers, and {named}'):
+        export_bundle(source, tmp_path / 'out', 'bfloat16', attention='fused')
+    assert not (tmp_path / 'out').exists()
+
+
+@pytest.mark.parametrize('size', [FUSED_HEADS[0] + 1, FUSED_HEADS[1]])
+def test_heads_within_the_bounds_are_let_through(size):
+    spec = tiny_spec('pi05')
+    parts = {
+        part: replace(getattr(spec.dims, part), head_dim=size) for part in ('language', 'expert')
+    }
+    check_attention('fused', 'bfloat16', replace(spec, dims=replace(spec.dims, **parts)))
 
 
 @pytest.mark.parametrize(

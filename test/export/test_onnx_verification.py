@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from int8_bundles import OBSERVATIONS
 from onnx_bundles import (  # noqa: F401
     copy_bundle,
     make_exports_once,
@@ -15,11 +16,14 @@ from onnx_bundles import (  # noqa: F401
     tiny_onnx_bundle,
 )
 from onnx_faults import change_weight
+from safetensors.torch import load_file, save_file
 from thorough import thorough_after, thorough_but
-from tiny_policy import aloha_spec, write_tiny_policy
+from tiny_policy import aloha_spec, tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.bundle.onnx_files import ONNX_FOLDER
+from vla_runtime.bundle.onnx_files import ONNX_FOLDER, QUANTISED
+from vla_runtime.bundle.schema import WEIGHTS_FILE
+from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.engines.tolerances import BOUNDS, Bounds
 from vla_runtime.export.onnx.bundle import export_bundle
 from vla_runtime.export.onnx.cases import seeded_cases
@@ -86,6 +90,22 @@ def test_errors_of_actions_are_those_of_the_robots_joints(tmp_path):
     }
     assert found == pytest.approx(expected, rel=1e-3)
     assert min(found.values()) > 0
+
+
+@pytest.mark.parametrize('precision', ['float32', 'int8', 'fp8', 'nvfp4'])
+@pytest.mark.parametrize('number', [np.nan, np.inf])
+def test_a_weight_that_is_not_finite_is_named_before_anything_is_compared(
+    tmp_path, precision, number
+):
+    source = read_bundle(write_tiny_policy(tmp_path / 'p', tiny_spec()), verify=False)
+    name = 'language.blocks.0.mlp.up.weight'
+    weights = load_file(source.folder / WEIGHTS_FILE)
+    weights[name][1, 2] = number
+    save_file(weights, source.folder / WEIGHTS_FILE)
+    observations = OBSERVATIONS if precision in QUANTISED else ()
+    with pytest.raises(ExportError, match=rf"1 of the .* numbers of weight '{name}' are not fin"):
+        export_bundle(source, tmp_path / 'made', precision, observations=observations)
+    assert not (tmp_path / 'made').exists()
 
 
 def test_the_cases_are_the_same_every_time_and_cover_what_differs():

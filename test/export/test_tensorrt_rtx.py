@@ -21,6 +21,7 @@ import onnx
 import pytest
 from golden_chunks import golden_cases
 from network_cases import random_network
+from onnx import TensorProto, helper
 from onnx_bundles import copy_weights, onnx_of_network, tiny_onnx_bundle
 from paths import ROOT
 from rtx_plans import (
@@ -52,6 +53,7 @@ from vla_runtime.engines.tensorrt.kernel_plan import Kernel, Operand, count_prod
 from vla_runtime.engines.tensorrt.layer_types import sum_in_float32
 from vla_runtime.engines.tensorrt.rtx import RTX_MODULES, check_targets
 from vla_runtime.engines.tensorrt.store import METADATA, find_engines
+from vla_runtime.export.onnx.bundle import FUSED_HEADS
 from vla_runtime.export.onnx.eight_bits import EightBits
 from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.export.onnx.quantised_products import Matrix
@@ -162,9 +164,11 @@ def fused(tmp_path_factory):
 
     def write(family: str, precision: str) -> Path:
         dims = tiny_dims(family)
-        # The kernel has heads of 16 numbers and more.
+        # The kernel has no heads of 8 numbers.
         parts = {part: getattr(dims, part) for part in HEADED[family]}
         dims = replace(dims, **{k: replace(v, head_dim=16) for k, v in parts.items()})
+        if family == 'evo1':
+            dims = replace(dims, head=replace(dims.head, num_heads=2))
         if family == 'act':
             stacks = {part: getattr(dims, part) for part in ('encoder', 'decoder')}
             dims = replace(dims, **{k: replace(v, width=48) for k, v in stacks.items()})
@@ -185,6 +189,7 @@ HEADED = {
     'pi05': ('language', 'expert'),
     'pi0': ('language', 'expert'),
     'smolvla': ('language', 'expert'),
+    'evo1': ('language',),
     'act': (),
     'groot_n15': ('language', 'context', 'dit'),
     'groot_n16': ('language', 'dit'),
@@ -207,6 +212,40 @@ def test_fused_attention_is_one_kernel_a_block(fused, family, precision):
             # No product of queries and keys is left beside them.
             computed = {node for kernel in kernels for node in kernel.nodes}
             assert sum(node.startswith('Attention') for node in computed) == blocks
+
+
+@pytest.mark.parametrize('kind', [TensorProto.BFLOAT16, TensorProto.FLOAT16])
+@pytest.mark.parametrize('target', ['sm86', *FUSED])
+def test_export_knows_the_heads_that_have_a_fused_kernel(tmp_path, kind, target):
+    least, most = FUSED_HEADS
+
+    def kernels(size: int) -> list[Kernel]:
+        shapes = {'x': ['B', 3, 5, size], 'y': ['B', 3, 9, size]}
+        ports = {
+            name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+            for name, shape in {**shapes, 'z': shapes['x']}.items()
+        }
+        nodes = [
+            helper.make_node('Cast', ['x'], ['q'], to=kind),
+            helper.make_node('Cast', ['y'], ['k'], to=kind),
+            helper.make_node('Attention', ['q', 'k', 'k'], ['a'], scale=1.0),
+            helper.make_node('Cast', ['a'], ['z'], to=TensorProto.FLOAT),
+        ]
+        graph = helper.make_graph(nodes, 'vision', [ports['x'], ports['y']], [ports['z']])
+        path = tmp_path / f'{size}.onnx'
+        opset = helper.make_opsetid('', 23)
+        onnx.save_model(helper.make_model(graph, opset_imports=[opset], ir_version=11), path)
+        return (
+            adapter()
+            .build(path, BuildOptions(reduced=True, lengths=(1,), targets=(target,)))
+            .kernels
+        )
+
+    for size in (least, most):
+        assert sum('mha' in kernel.name for kernel in kernels(size)) == 1
+    for size in (least - 1, most + 1):
+        with pytest.raises(TensorRTError):
+            kernels(size)
 
 
 @pytest.mark.parametrize(

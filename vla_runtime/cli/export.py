@@ -138,7 +138,6 @@ def _export_checkpoint(arguments: argparse.Namespace) -> bool:
     with_onnx = arguments.onnx_precision != 'none'
     if with_onnx:
         check_packages()
-        check_attention(arguments.attention, arguments.onnx_precision)
     elif arguments.attention != 'exact':
         raise ExportError('--attention is of ONNX files, and --onnx-precision none leaves them out')
     if arguments.onnx_precision in QUANTISED or arguments.calibration is not None:
@@ -151,6 +150,8 @@ def _export_checkpoint(arguments: argparse.Namespace) -> bool:
     plan = plan_export(
         arguments.checkpoint, export_options(arguments), default_name=target.resolve().name
     )
+    if with_onnx:
+        check_attention(arguments.attention, arguments.onnx_precision, plan.spec)
     print(describe(plan.spec))
     print(line('weights', f'{len(plan.tensors)} tensors, {plan.weight_bytes / 1e6:,.1f} MB'))
     notes = (*task_notes(plan.spec), *statistics_notes(plan.spec, plan.statistics))

@@ -28,6 +28,9 @@ from vla_runtime.types import Observation
 if TYPE_CHECKING:
     from vla_runtime.export.onnx.calibration import CalibrationCases
 
+# Least and most numbers of a head that TensorRT for RTX 1.7 has a fused kernel for, in both halves,
+# on 8.6, 8.9 and 12.0.
+FUSED_HEADS = (9, 256)
 # (task, total) to a function that takes progress: bytes for `write onnx`, files for `verify`.
 Bars = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
 Report = Callable[[Receipt], object]
@@ -128,12 +131,13 @@ def add_onnx(
     path.write_text(json.dumps(document, indent=1) + '\n', encoding='utf-8')
 
 
-def check_attention(attention: Attention, precision: Precision) -> None:
-    """Refuse fused attention in float32 (ExportError).
+def check_attention(attention: Attention, precision: Precision, spec: BundleSpec) -> None:
+    """Refuse fused attention in float32, or with heads that no kernel has (ExportError).
 
     Args:
         attention: form of attention.
         precision: precision of the products that 8 bits leave out, else of all.
+        spec: contents of the bundle's policy.yaml.
     """
     if attention == 'fused' and precision == 'float32':
         raise ExportError(
@@ -141,6 +145,21 @@ def check_attention(attention: Attention, precision: Precision) -> None:
             'take --onnx-precision bfloat16 or float16, or in 8 bits --beside-int8 bfloat16; or '
             'leave --attention out'
         )
+    if attention == 'fused':
+        from vla_runtime.export.onnx.export import head_sizes
+
+        least, most = FUSED_HEADS
+        wrong = [
+            f'those of {network} have {size}'
+            for network, sizes in head_sizes(spec, precision).items()
+            for size in sorted(sizes)
+            if not least <= size <= most
+        ]
+        if wrong:
+            raise ExportError(
+                f'TensorRT has kernels of fused attention for heads of {least} to {most} numbers, '
+                f'and {", ".join(wrong)}: take --attention exact'
+            )
 
 
 def _check_room(folder: Path, size: int) -> None:
@@ -202,7 +221,7 @@ def export_bundle(
         ValueError: int8 on a CPU that does not multiply it, or an observation that does not fit.
     """
     check_packages()
-    check_attention(attention, beside if precision in QUANTISED else precision)
+    check_attention(attention, beside if precision in QUANTISED else precision, source.spec)
     cases = None
     if precision in QUANTISED:
         from vla_runtime.export.onnx.calibration import calibration_cases

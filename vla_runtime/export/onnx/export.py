@@ -144,6 +144,30 @@ def meta_network(spec: BundleSpec, dtype: torch.dtype) -> FlowNetwork:
     return network.eval().requires_grad_(False)
 
 
+def head_sizes(spec: BundleSpec, precision: Precision) -> dict[str, set[int]]:
+    """Return how many numbers the attention heads of each network have.
+
+    Args:
+        spec: contents of the bundle's policy.yaml.
+        precision: precision of the matrices.
+    """
+    traced = _TracedNetworks(spec, precision)
+    traces = {
+        'vision': [traced.vision(1, size) for size in distinct_image_sizes(spec.dims)],
+        'prefix': [traced.prefix(1)],
+        'expert': [traced.expert(1)],
+    }
+    return {
+        name: {
+            node.args[0].meta['val'].shape[-1]
+            for trace in of_network
+            for node in trace.graph.nodes
+            if node.target is torch.ops.aten.scaled_dot_product_attention.default
+        }
+        for name, of_network in traces.items()
+    }
+
+
 class _TracedNetworks:
     """Traces on demand and keeps what was traced."""
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vla_runtime.bundle.onnx_files import WEIGHTS_DATA
 from vla_runtime.bundle.tensors import StoredTensor, read_header
+from vla_runtime.checkpoints.errors import ExportError
 
 # Offsets that a runtime can map straight into memory.
 _ALIGNMENT = 4096
@@ -53,14 +54,26 @@ class BundleWeights:
         return self._stored[name].shape
 
     def read(self, name: str) -> Tensor:
-        """The tensor as float32."""
+        """Return a tensor as float32.
+
+        Raises:
+            ExportError: it has numbers that are not finite.
+        """
         stored = self._stored[name]
         buffer = bytearray(stored.size)
         with stored.path.open('rb') as file:
             file.seek(stored.offset)
             file.readinto(buffer)
         numbers = torch.frombuffer(buffer, dtype=_STORED[stored.dtype])
-        return numbers.to(torch.float32).reshape(stored.shape)
+        numbers = numbers.to(torch.float32).reshape(stored.shape)
+        if not numbers.isfinite().all():
+            count = int((~numbers.isfinite()).sum())
+            raise ExportError(
+                f"{stored.path.name}: {count} of the {numbers.numel()} numbers of weight '{name}' "
+                'are not finite (NaN or infinite), so no network computes with them: take another '
+                'checkpoint of the training'
+            )
+        return numbers
 
 
 class WeightFile:

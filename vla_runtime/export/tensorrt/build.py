@@ -175,10 +175,12 @@ def plan_build(
     graphs = {name: exported.graphs[file] for name, file in files_of.items()}
     found = exported.precision
     if precision not in (None, found):
+        default = ' by default' if precision == adapter.default_precision else ''
+        calibrated = ' and --calibration BAG' if precision in QUANTISED else ''
         raise ValueError(
-            f'the files in {folder} are {found}, and {precision} was asked for, the default from '
-            f'TensorRT 10.3 on being bfloat16: ask for these with --precision {found}, or export '
-            f'again with --onnx-precision {precision}'
+            f'the files in {folder} are {found}, and {precision} was asked for{default}: ask for '
+            f'these with --precision {found}, or export again with --onnx-precision {precision}'
+            f'{calibrated}'
         )
     _check_readable(folder, graphs, found, adapter)
     weight_bytes = max(graph.weight_bytes for graph in graphs.values())
