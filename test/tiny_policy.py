@@ -37,7 +37,7 @@ from vla_runtime.families.groot.n16_dimensions import GrootN16Dims, Siglip2Dims
 from vla_runtime.families.groot.n17_dimensions import GrootN17Dims, QwenVisionDims
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
-from vla_runtime.family.listing import find_family
+from vla_runtime.family.listing import family_names, find_family
 from vla_runtime.processing.prompts import PromptFormat
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_runtime.types import AdvantageTemplate, Observation, RotationForm
@@ -48,6 +48,8 @@ JOINTS = ('shoulder', 'elbow', 'gripper')
 CAMERAS = ('top', 'wrist')
 # Text tokens of N1.6's prompts.
 N16_PROMPT = 192
+# Families with a tiny policy here: those that answer in tokens have none yet.
+TINY_FAMILIES = tuple(name for name in family_names() if find_family(name).head != 'tokens')
 # Height and width of the observations' images.
 IMAGE_SIZE = (48, 64)
 

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 import torch
 from paths import ROOT
+from tiny_policy import TINY_FAMILIES
 
 from vla_runtime.engines import preflight
 from vla_runtime.families.operation_counts import count_operations
-from vla_runtime.family.listing import family_names, performance_figures
+from vla_runtime.family.listing import performance_figures
 from vla_runtime.performance.devices import DEVICES
 from vla_runtime.performance.kernel_times import predicted_ms
 from vla_runtime.performance.roofline import phase_floors, published_rates
@@ -534,7 +535,7 @@ def test_triton_kernels_must_be_taken_on_a_gpu(monkeypatch):
 def test_every_familys_chunks_are_compared_and_those_of_one_that_is_wrong_fail(monkeypatch):
     found = gpu_checks.families('cpu', 'tiny')
     assert found.passed, found.note
-    for family in family_names():
+    for family in TINY_FAMILIES:
         assert {f'{family} {precision} rows=2' for precision in gpu_checks.BOUNDS} <= set(
             found.figures
         )

@@ -13,7 +13,7 @@ from golden_chunks import chunk_and_reference, golden_cases
 from network_cases import relative_error
 from recorded_graphs import RecordedGraphs
 from thorough import thorough_but
-from tiny_policy import observation, tiny_dims, tiny_spec, write_tiny_policy
+from tiny_policy import TINY_FAMILIES, observation, tiny_dims, tiny_spec, write_tiny_policy
 
 from vla_runtime.engines import preflight
 from vla_runtime.engines.tolerances import error_of
@@ -24,7 +24,7 @@ from vla_runtime.engines.torch.weights import load_network
 from vla_runtime.families.blocks.float8 import E4M3
 from vla_runtime.families.blocks.layers import Linear, matrix_names, product_names
 from vla_runtime.families.flow_network import empty_network
-from vla_runtime.family.listing import family_names, preset
+from vla_runtime.family.listing import preset
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 from vla_runtime.types import CommittedPlan
@@ -34,7 +34,7 @@ from vla_runtime.types import CommittedPlan
 BOUND, TIMES_BFLOAT16 = 0.3, 32
 
 families = pytest.mark.parametrize(
-    'family', thorough_but(['pi05', 'smolvla', 'act'], family_names())
+    'family', thorough_but(['pi05', 'smolvla', 'act'], TINY_FAMILIES)
 )
 
 

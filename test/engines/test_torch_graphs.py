@@ -74,7 +74,7 @@ def engines(monkeypatch):
     ) -> tuple[TorchEngine, TorchEngine]:
         network = seeded_network(family, **changes)
         with monkeypatch.context() as patch:
-            patch.setattr(type(network), 'fused', FlowNetwork.fused)
+            patch.setattr(network, 'fused_type', None)
             eager = TorchEngine(network)
         with monkeypatch.context() as patch:
             patch.setattr(torch_engine, 'captures_graphs', lambda device: True)

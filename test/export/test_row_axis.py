@@ -6,9 +6,9 @@ import numpy as np
 import onnxruntime
 import pytest
 from onnx_bundles import load_graph, tiny_onnx_bundle
+from tiny_policy import TINY_FAMILIES
 
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER, ROWS, graph_name
-from vla_runtime.family.listing import family_names
 
 TYPES = {'tensor(float)': np.float32, 'tensor(bool)': np.bool_, 'tensor(int64)': np.int64}
 
@@ -36,7 +36,7 @@ def draw(ports) -> dict[str, np.ndarray]:
     return given
 
 
-@pytest.mark.parametrize('family', family_names())
+@pytest.mark.parametrize('family', TINY_FAMILIES)
 @pytest.mark.parametrize('network', ['prefix', 'expert'])
 def test_the_graph_of_any_rows_gives_what_the_graph_of_each_gives(family, network):
     folder = tiny_onnx_bundle(family) / ONNX_FOLDER

@@ -157,7 +157,7 @@ def test_serial_rows_are_cached_each_in_its_own_slot(bundles):
 @pytest.mark.parametrize('mode', ['fused', 'serial'])
 @pytest.mark.parametrize('moving', thorough_but([True], [False, True]), ids=['still', 'moving'])
 def test_toggling_guidance_costs_at_most_one_prefix_run(bundles, mode, moving):
-    policy = load_policy(bundles['pi05'], cfg_mode=mode)
+    policy = load_policy(bundles['pi05'], cfg_mode=mode, cfg_enabled=False)
     policy.infer(observation(0), noise=NOISE)
     for toggle in range(6):
         seen = observation(toggle // 2 + 1 if moving else 0)

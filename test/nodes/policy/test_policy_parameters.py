@@ -17,7 +17,7 @@ CHANGED = {
     'sync_tolerance_s': 0.02,
     'seed': 11,
     'denoise_steps': 7,
-    'cfg_enabled': True,
+    'cfg_enabled': False,
     'cfg_beta': 2.5,
     'cfg_mode': 'serial',
     'advantage': 'negative',
@@ -38,7 +38,7 @@ CHANGED = {
 SETTINGS = PolicySettings(
     seed=11,
     denoise_steps=7,
-    cfg_enabled=True,
+    cfg_enabled=False,
     cfg_beta=2.5,
     cfg_mode='serial',
     advantage='negative',
