@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from groot_cases import load_groot_case
 from safetensors.torch import load_file, save_file
+
+from vla_runtime.types import Observation
 
 RATE_HZ = 30
 
@@ -213,3 +217,24 @@ def _step(name: str, **config: Any) -> dict[str, Any]:
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(document))
+
+
+def is_of_a_folder(case: Path) -> bool:
+    """Whether its chunk in robot units is that of a folder: one row, no history of states."""
+    d = json.loads(case.read_text())
+    return d['batch'] == 1 and d['state_history'] == 1
+
+
+def observation_of(case: Path) -> Observation:
+    """The case's own observation."""
+    loaded = load_groot_case(case, 0)
+    return Observation(
+        images={name: loaded.tensors[name][0].numpy() for name in cameras_of(case)},
+        state=loaded.tensors['raw_state'][0].numpy(),
+        instruction=loaded.description['tasks'][0],
+    )
+
+
+def noise_of(case: Path) -> np.ndarray:
+    """(horizon, action dim) float32, noise of the case's chunk."""
+    return load_groot_case(case, 0).tensors['noise'][0].numpy()

@@ -10,23 +10,24 @@ import numpy as np
 import pytest
 import torch
 from groot_cases import N17, load_groot_case
-from groot_n17_folders import cameras_of, joints_of, write_backbone, write_lerobot_folder
+from groot_n17_folders import (
+    is_of_a_folder,
+    joints_of,
+    noise_of,
+    observation_of,
+    write_backbone,
+    write_lerobot_folder,
+)
 from network_cases import network_case_paths, relative_error
 
 from vla_runtime.cli.main import main
 from vla_runtime.policy import Policy
-from vla_runtime.types import CommittedPlan, Observation
+from vla_runtime.types import CommittedPlan
 
 pytestmark = pytest.mark.cases
 
 
-def whole(path: Path) -> bool:
-    """A case whose chunk in robot units is that of a folder: one row, no history of states."""
-    d = json.loads(path.read_text())
-    return d['batch'] == 1 and d['state_history'] == 1
-
-
-CASES = [path for path in network_case_paths(N17) if whole(path)]
+CASES = [path for path in network_case_paths(N17) if is_of_a_folder(path)]
 
 
 def arguments(path: Path, tokenizer: Path) -> list[str]:
@@ -57,24 +58,10 @@ def policy(request, bundle):
     return Policy.load(bundle[1], backend=request.param)
 
 
-def observation(path: Path) -> Observation:
-    """The case's own observation."""
-    case = load_groot_case(path, 0)
-    return Observation(
-        images={name: case.tensors[name][0].numpy() for name in cameras_of(path)},
-        state=case.tensors['raw_state'][0].numpy(),
-        instruction=case.description['tasks'][0],
-    )
-
-
-def noise(path: Path) -> np.ndarray:
-    return load_groot_case(path, 0).tensors['noise'][0].numpy()
-
-
 def test_an_observation_gives_the_reference_s_actions(bundle, policy):
     path, _ = bundle
     case = load_groot_case(path, 0)
-    chunk, report = policy.infer(observation(path), noise=noise(path))
+    chunk, report = policy.infer(observation_of(path), noise=noise_of(path))
     assert report.tokens == (len(case.rows()['tokens'][0]),)
     assert relative_error(chunk.normalised, case.tensors['actions'][0]) <= 1e-4
     expected = case.tensors['actions_robot_units'][0]
@@ -83,14 +70,14 @@ def test_an_observation_gives_the_reference_s_actions(bundle, policy):
 
 
 def test_a_cache_hit_changes_nothing_and_the_state_is_not_in_its_key(bundle, policy):
-    seen = observation(bundle[0])
+    seen = observation_of(bundle[0])
     moved = replace(seen, state=seen.state + 0.25)
     policy.reset()
     policy.infer(seen)
-    kept, report = policy.infer(moved, noise=noise(bundle[0]))
+    kept, report = policy.infer(moved, noise=noise_of(bundle[0]))
     assert (report.runs['vision'], report.runs['prefix']) == (0, 0)
     policy.reset()
-    anew, report = policy.infer(moved, noise=noise(bundle[0]))
+    anew, report = policy.infer(moved, noise=noise_of(bundle[0]))
     assert report.runs['prefix'] == 1
     np.testing.assert_array_equal(kept.normalised, anew.normalised)
 
@@ -99,12 +86,12 @@ def test_guidance_is_refused_without_tags(bundle, policy):
     fresh = policy.settings
     with pytest.raises(ValueError, match='trained without advantage tags'):
         policy.settings = replace(fresh, cfg_enabled=True, cfg_beta=1.5)
-        policy.infer(observation(bundle[0]))
+        policy.infer(observation_of(bundle[0]))
     policy.settings = fresh
 
 
 def test_real_time_chunking_ties_a_chunk_to_the_plan(bundle, policy):
-    seen, drawn = observation(bundle[0]), noise(bundle[0])
+    seen, drawn = observation_of(bundle[0]), noise_of(bundle[0])
     free, _ = policy.infer(seen, noise=drawn)
     plan = CommittedPlan(actions=free.actions[2:] + 0.5, delay_steps=2, execution_horizon=4)
     fresh = policy.settings

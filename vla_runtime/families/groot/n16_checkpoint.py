@@ -17,12 +17,12 @@ from vla_runtime.checkpoints.image_places import count_image_places
 from vla_runtime.checkpoints.missing_facts import MissingFacts
 from vla_runtime.checkpoints.reader import MakeDims, Source
 from vla_runtime.checkpoints.tensors import CheckpointError
-from vla_runtime.families.blocks.block_sizes import Shapes, checked_dims, decoder_dims, square_edge
+from vla_runtime.families.blocks.block_sizes import Shapes, checked_dims, square_edge
 from vla_runtime.families.groot.declaration import N16_PROMPT
 from vla_runtime.families.groot.n16_dimensions import GROOT_N16, GrootN16Dims, Siglip2Dims
 from vla_runtime.families.groot.n17_checkpoint import backbone_config, rope_settings, text_every
 from vla_runtime.families.groot.n17_images import network_image
-from vla_runtime.families.groot.stack_sizes import settle_stack_heads, stack_dims
+from vla_runtime.families.groot.stack_sizes import alternating_sizes, settle_stack_heads
 from vla_runtime.files.json_file import JsonMapping
 
 _WANTED = (
@@ -125,28 +125,16 @@ def _dims(
     prompt_length: int,
     horizon: int,
 ) -> GrootN16Dims:
-    (head_dim,) = shape('language.blocks.0.attention.k_norm.weight', 1)
-    keys, _ = shape('language.blocks.0.attention.k.weight', 2)
     vision = _vision(shape, backbone)
     block = vision.patch_size * vision.merge
     return GrootN16Dims(
         vision=vision,
         image=network_image(facts, block, _LEAST_TOKENS * block**2),
-        language=decoder_dims(shape, 'language', max(1, keys // head_dim)),
-        dit=stack_dims(shape, 'dit', heads['dit']),
-        text_every=text_interval,
-        head_width=shape('out.weight', 2)[0],
-        positions=shape('positions', 2)[0],
-        vocabulary=shape('language.embedding.weight', 2)[0],
-        cameras=len(places),
-        image_places=places,
-        prompt_length=prompt_length,
-        horizon=horizon,
-        real_horizon=facts.real_horizon or horizon,
-        action_dim=shape('action_encoder.embed.weight', 2)[0],
-        state_dim=shape('state_encoder.fc1.weight', 2)[0],
         rope_base=backbone.rope_base,
         rms_epsilon=backbone.rms_epsilon,
+        **alternating_sizes(
+            shape, heads, text_interval, places, prompt_length, horizon, facts.real_horizon
+        ),
     )
 
 

@@ -17,7 +17,7 @@ from vla_runtime.checkpoints.image_places import count_image_places
 from vla_runtime.checkpoints.missing_facts import MissingFacts
 from vla_runtime.checkpoints.reader import MakeDims, Source
 from vla_runtime.checkpoints.tensors import CheckpointError
-from vla_runtime.families.blocks.block_sizes import Shapes, checked_dims, decoder_dims
+from vla_runtime.families.blocks.block_sizes import Shapes, checked_dims
 from vla_runtime.families.groot.declaration import N17_PROMPT
 from vla_runtime.families.groot.n17_dimensions import (
     FRAMES,
@@ -26,7 +26,7 @@ from vla_runtime.families.groot.n17_dimensions import (
     QwenVisionDims,
 )
 from vla_runtime.families.groot.n17_images import network_image
-from vla_runtime.families.groot.stack_sizes import settle_stack_heads, stack_dims
+from vla_runtime.families.groot.stack_sizes import alternating_sizes, settle_stack_heads, stack_dims
 from vla_runtime.files.json_file import JsonMapping, read_json
 
 _WANTED = (
@@ -180,29 +180,17 @@ def _dims(
     prompt_length: int,
     horizon: int,
 ) -> GrootN17Dims:
-    (head_dim,) = shape('language.blocks.0.attention.k_norm.weight', 1)
-    keys, _ = shape('language.blocks.0.attention.k.weight', 2)
     vision = _vision(shape, backbone)
     return GrootN17Dims(
         vision=vision,
         image=network_image(facts, vision.patch_size * vision.merge, backbone.least_pixels),
-        language=decoder_dims(shape, 'language', max(1, keys // head_dim)),
         rope_sections=backbone.rope_sections,
         context=stack_dims(shape, 'context', heads['context']) if 'context' in heads else None,
-        dit=stack_dims(shape, 'dit', heads['dit']),
-        text_every=text_interval,
-        head_width=shape('out.weight', 2)[0],
-        positions=shape('positions', 2)[0],
-        vocabulary=shape('language.embedding.weight', 2)[0],
-        cameras=len(places),
-        image_places=places,
-        prompt_length=prompt_length,
-        horizon=horizon,
-        real_horizon=facts.real_horizon or horizon,
-        action_dim=shape('action_encoder.embed.weight', 2)[0],
-        state_dim=shape('state_encoder.fc1.weight', 2)[0],
         rope_base=backbone.rope_base,
         rms_epsilon=backbone.rms_epsilon,
+        **alternating_sizes(
+            shape, heads, text_interval, places, prompt_length, horizon, facts.real_horizon
+        ),
     )
 
 
