@@ -7,6 +7,7 @@ written beside wall time: on a machine that others use too, it alone says what a
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +15,10 @@ from time import perf_counter, process_time
 from typing import Any
 from unittest import mock
 
-import mid_size
 import numpy as np
 import torch
-from measurement import in_turn, median_ratio, percentiles, write_result
+from parts.measurement import in_turn, median_ratio, percentiles, write_result
+from parts.random_policy import random_network
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.onnx_files import Precision
@@ -30,6 +31,21 @@ from vla_runtime.performance.bench import look
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation
 from vla_tabletop.study.calibration import demo_observations
+
+sys.path.insert(0, str(Path(__file__).parents[1] / 'test'))
+from written_bundle import write_bundle  # isort: skip
+
+from vla_runtime.bundle.schema import (
+    ActionSpec,
+    BundleSpec,
+    CameraSpec,
+    ImageSpec,
+    NormalisationSpec,
+    StateSpec,
+)
+from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
+from vla_runtime.families.pi.dimensions import PiDims
+from vla_runtime.processing.prompts import PromptFormat
 
 PACKAGES = ('torch', 'onnxruntime', 'numpy', 'opencv-python-headless')
 REFERENCE = 'torch float32'
@@ -114,6 +130,68 @@ def measure(policies: dict[str, Policy], rounds: int) -> dict[str, Any]:
     }
 
 
+CAMERAS = ('top', 'left_wrist', 'right_wrist')
+JOINTS = tuple(f'joint_{i}' for i in range(7))
+STEPS = 10
+_TOKENIZER = Path(__file__).parents[1] / 'test' / 'cases' / 'lerobot_pi05_tiny' / 'tokenizer.json'
+_HEADS = {'depth': 12, 'num_heads': 8, 'num_kv_heads': 1, 'head_dim': 64}
+DIMS = PiDims(
+    vision=VisionDims(
+        width=384, depth=12, num_heads=6, mlp_dim=1536, patch_size=14, image_size=224
+    ),
+    language=DecoderDims(width=512, mlp_dim=2048, **_HEADS),
+    expert=DecoderDims(width=256, mlp_dim=1024, **_HEADS),
+    vocabulary=32000,
+    cameras=len(CAMERAS),
+    prompt_length=96,
+    horizon=50,
+    action_dim=32,
+)
+
+
+def write_mid_size(folder: Path) -> Path:
+    """Write a pi0.5 bundle of 101 million seeded random weights to a new folder.
+
+    Large enough for its networks to be what an inference costs, small enough for a CPU.
+    """
+    spec = BundleSpec(
+        name='mid size',
+        family='pi05',
+        dims=DIMS,
+        cameras=tuple(CameraSpec(name) for name in CAMERAS),
+        images=ImageSpec(padding='centre', resample='bilinear'),
+        state=tuple(StateSpec(name, 'rad') for name in JOINTS),
+        actions=tuple(ActionSpec(name, 'rad', 'absolute') for name in JOINTS),
+        step_time_s=0.02,
+        denoise_steps=STEPS,
+        prompt=PromptFormat(template='pi05_state', cleaning='openpi', advantage='before_action'),
+        normalisation=NormalisationSpec(state='quantiles_openpi', actions='quantiles_openpi'),
+        tokenizer='tokenizer.json',
+    )
+    network = random_network('pi05', DIMS, 'cpu', 'float32')
+    limits = np.full(len(JOINTS), 1.5)
+    statistics = {
+        f'{group}.{name}': sign * limits
+        for group in ('state', 'actions')
+        for name, sign in (('q01', -1.0), ('q99', 1.0))
+    }
+    weights = {name: value.numpy() for name, value in network.state_dict().items()}
+    write_bundle(folder, spec, weights=weights, statistics=statistics, tokenizer=_TOKENIZER)
+    return folder
+
+
+def mid_size_look(seed: int) -> Observation:
+    """An observation of the mid-size policy, drawn from a seed."""
+    return Observation(
+        images={
+            name: np.random.default_rng(seed * 100 + index).integers(0, 256, _IMAGE, dtype=np.uint8)
+            for index, name in enumerate(CAMERAS)
+        },
+        state=np.random.default_rng(seed).uniform(-1, 1, len(JOINTS)).astype(np.float32),
+        instruction='put the cup on the shelf',
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--rounds', type=int, default=30)
@@ -131,8 +209,8 @@ def main() -> None:
                 looks = () if arguments.products else demo_observations(_DEMO)
                 policies = load_policies(_DEMO, looks, folder, arguments.products)
             else:
-                bundle = mid_size.write_mid_size(folder / 'bundle')
-                looks = [mid_size.look(seed) for seed in range(20)]
+                bundle = write_mid_size(folder / 'bundle')
+                looks = [mid_size_look(seed) for seed in range(20)]
                 policies = load_policies(bundle, looks, folder, arguments.products)
             figures[name] = measure(policies, arguments.rounds)
         for kind, cases in figures[name].items():

@@ -1,12 +1,16 @@
-"""Peak memory of `vla_runtime export` at a family's published size, beside the size of its weights.
+"""Peak memory of `vla_runtime export` or `build --target` at a family's published size.
 
     python benchmark/export_memory.py smolvla evo1 groot_n15 groot_n17 --work FOLDER
+    ./run setup tensorrt-rtx
+    ./run exec python benchmark/export_memory.py pi05 --engines --work FOLDER
 
 A bundle with random weights is written tensor by tensor and exported in a process of its own: the
 weights are copied, ONNX files are written, and all of them are compared with PyTorch. That process
 is watched: `anonymous` is memory that it asked for, `resident` also counts the pages of files that
 it had mapped, which the system takes back when it needs them. One camera and one denoise step are
-compared: neither changes the weights. FOLDER holds the weights three times; all of it is removed.
+compared: neither changes the weights. With `--engines` ONNX files are written, and engines of
+TensorRT for RTX are planned and built from them as `vla_runtime build --target` does it, watched in
+the same way. FOLDER holds the weights three times; all of it is removed.
 """
 
 from __future__ import annotations
@@ -20,17 +24,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measurement import write_result
+from parts.measurement import write_result
 from safetensors.numpy import load_file
 
+from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import STATISTICS_FILE, WEIGHTS_FILE, BundleSpec
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
+from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.families.flow_network import empty_network
 from vla_runtime.family.listing import find_family
 from vla_runtime.selftest.policies import read_policy, unpack
@@ -161,37 +166,90 @@ def measure(family: str, precision: str, stored: str, work: Path) -> dict[str, A
     }
 
 
-def measure_families(
-    name: str,
-    packages: tuple[str, ...],
-    parser: argparse.ArgumentParser,
-    measure_one: Callable[[str, argparse.Namespace], dict[str, Any]],
-) -> int:
-    """Measure the families that the command line names, and write `name`'s results."""
-    parser.add_argument('families', nargs='+', choices=FAMILIES)
-    parser.add_argument('--work', type=Path, required=True, help='folder with room')
-    parser.add_argument('--json', type=Path, help='instead of benchmark/results')
-    arguments = parser.parse_args()
-    arguments.work.mkdir(parents=True, exist_ok=True)
-    figures = {}
-    for family in arguments.families:
-        figures[family] = measure_one(family, arguments)
-        print(family, json.dumps(figures[family]), flush=True)
-    sys.argv[1:] = ['WORK' if word == str(arguments.work) else word for word in sys.argv[1:]]
-    print(write_result(name, figures, packages, arguments.json).name)
-    return 0
+TARGETS = ('sm86', 'sm89', 'sm120')
+# Beside the environment, where ./run puts it.
+_LIBRARY = Path(sys.prefix) / 'tensorrt_rtx'
+# As the command builds, which imports no PyTorch. One digest stands for all files: hashing
+# gigabytes is not what is measured.
+_BUILD = """
+import json, sys, time
+from pathlib import Path
+sys.path.append(sys.argv.pop(1))
+from vla_runtime.engines.tensorrt.adapter import import_rtx
+from vla_runtime.export.tensorrt.build import build_engines, plan_build
+bundle, rows, targets = Path(sys.argv[1]), int(sys.argv[2]), tuple(sys.argv[3:])
+files = dict.fromkeys((f'onnx/{path.name}' for path in (bundle / 'onnx').iterdir()), '0')
+adapter = import_rtx()
+plan = plan_build(bundle, adapter, None, rows=rows, files=files, targets=targets)
+start = time.monotonic()
+built = build_engines(plan, adapter, None, captures=1)
+engines = {
+    name: {
+        'bytes': entry.size,
+        'weight_bytes': plan.graphs[name].weight_bytes,
+        'seconds': entry.seconds,
+    }
+    for name, entry in built.engines.items()
+}
+found = {
+    'seconds': round(time.monotonic() - start),
+    'estimated_bytes': plan.estimate.host,
+    'engines': engines,
+}
+bundle.with_suffix('.json').write_text(json.dumps(found))
+"""
+
+
+def measure_build(family: str, precision: str, rows: int, work: Path) -> dict[str, Any]:
+    """Write, export and build one family; remove what was written."""
+    bundle = work / family
+    try:
+        parameters = write_policy(bundle, family, 'BF16')
+        write_onnx(bundle, read_bundle(bundle, verify=False).spec, precision)
+        command = [sys.executable, '-c', _BUILD, str(_LIBRARY), str(bundle), str(rows), *TARGETS]
+        peaks = watched(command)
+        found = json.loads(bundle.with_suffix('.json').read_text())
+    finally:
+        shutil.rmtree(bundle, ignore_errors=True)
+        bundle.with_suffix('.json').unlink(missing_ok=True)
+    return {
+        'parameters': parameters,
+        'onnx_precision': precision,
+        'rows': rows,
+        'targets': list(TARGETS),
+        **peaks,
+        **found,
+    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or '').splitlines()[0])
-    parser.add_argument('--precision', default='float32', help='of the ONNX files')
+    parser.add_argument('families', nargs='+', choices=FAMILIES)
+    parser.add_argument('--work', type=Path, required=True, help='folder with room')
+    parser.add_argument('--precision', help='of the ONNX files (float32; for engines bfloat16)')
     parser.add_argument('--stored', choices=('F32', 'BF16'), default='F32', help='in the bundle')
-    return measure_families(
-        'export_memory',
-        PACKAGES,
-        parser,
-        lambda family, given: measure(family, given.precision, given.stored, given.work),
+    parser.add_argument('--engines', action='store_true', help='build engines for RTX cards')
+    parser.add_argument(
+        '--rows', type=int, default=2, choices=(1, 2), help='prompt rows of engines'
     )
+    parser.add_argument('--json', type=Path, help='instead of benchmark/results')
+    given = parser.parse_args()
+    given.work.mkdir(parents=True, exist_ok=True)
+    figures = {}
+    for family in given.families:
+        if given.engines:
+            figures[family] = measure_build(
+                family, given.precision or 'bfloat16', given.rows, given.work
+            )
+        else:
+            figures[family] = measure(
+                family, given.precision or 'float32', given.stored, given.work
+            )
+        print(family, json.dumps(figures[family]), flush=True)
+    sys.argv[1:] = ['WORK' if word == str(given.work) else word for word in sys.argv[1:]]
+    name = 'target_build' if given.engines else 'export_memory'
+    print(write_result(name, figures, PACKAGES, given.json).name)
+    return 0
 
 
 if __name__ == '__main__':

@@ -24,8 +24,6 @@ where OUT cannot be written.
 from __future__ import annotations
 
 import argparse
-import platform
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -34,17 +32,26 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / 'benchmark')]
 
-from time_limits import Clock, OverTimeError, ended_after, limited  # noqa: E402
+from parts.gpu_run import (  # noqa: E402
+    PACKAGES,
+    Clock,
+    OverTimeError,
+    described,
+    described_parser,
+    device_facts,
+    device_fault,
+    ended_after,
+    limited,
+)
 
 if TYPE_CHECKING:
-    from gpu_latency import Mode
+    from parts.gpu_latency import Mode
 
 BUDGET_S = 420.0
 # Beyond the budget: what runs then is cut off, and at last the process ends.
 GRACE_S, LAST_S = 120.0, 150.0
 # Of one check, and the part of the budget that all of them may take.
 CHECK_S, CHECKS_SHARE = 90.0, 0.3
-PACKAGES = ['torch', 'triton', 'numpy', 'pyyaml', 'safetensors']
 Figures = dict[str, Any]
 
 
@@ -108,8 +115,8 @@ def save(figures: Figures, out: Path | None) -> Path | None:
     Raises:
         OSError: it cannot be written.
     """
-    from gpu_targets import targets
-    from measurement import write_result
+    from parts.gpu_latency import targets
+    from parts.measurement import write_result
 
     figures['targets'] = [target._asdict() for target in targets(figures['latency'])]
     return write_result('gpu', figures, PACKAGES, out) if out else None
@@ -124,37 +131,6 @@ def _save_or_say(figures: Figures, out: Path | None, clock: Clock) -> Path | Non
         return None
 
 
-def described(error: BaseException) -> str:
-    """Return an error's kind and its first line; some have no text."""
-    lines = str(error).splitlines() or ['']
-    return f'{type(error).__name__}: {lines[0][:200]}'.removesuffix(': ')
-
-
-def device_fault(device: str) -> str:
-    """Explain why PyTorch cannot run on this device here; empty where it can."""
-    from vla_runtime.engines.preflight import check_backend
-
-    try:
-        # The driver is asked first: PyTorch takes seconds to import.
-        check_backend('torch', device)
-    except ValueError as error:
-        return str(error)
-    return pytorch_without_gpu() if device == 'cuda' else ''
-
-
-def pytorch_without_gpu() -> str:
-    """Explain why PyTorch sees no GPU on a machine that has one; empty where it sees it."""
-    import torch
-
-    if torch.cuda.is_available():
-        return ''
-    built = torch.version.cuda or 'no CUDA'
-    return (
-        f'PyTorch {torch.__version__} ({built}) does not see the GPU that the driver shows; '
-        'install a CUDA build of PyTorch that is no newer than the driver'
-    )
-
-
 def run_checks(
     device: str, size: str, clock: Clock, share: float = CHECKS_SHARE
 ) -> Iterator[tuple[str, Figures]]:
@@ -162,8 +138,7 @@ def run_checks(
 
     A check for which no time is left of their share has not passed.
     """
-    from gpu_checks import CHECKS
-    from gpu_findings import Finding
+    from parts.gpu_checks import CHECKS, Finding
 
     least_left_s = (1 - share) * clock.budget_s
     for name, check in CHECKS.items():
@@ -184,7 +159,7 @@ def run_checks(
 
 def run_latency(arguments: argparse.Namespace, clock: Clock) -> Iterator[tuple[str, Figures]]:
     """Yield `latency` with the result of a configuration, or `left_out` with why one is missing."""
-    from gpu_latency import configurations, summary
+    from parts.gpu_latency import configurations, summary
 
     from vla_runtime.engines.preflight import fp8_refusal
 
@@ -225,9 +200,8 @@ def _measurement(
 
     It keeps the weights of one precision at a time: the memory of a mode is that of its own.
     """
-    from gpu_latency import measure
-    from gpu_targets import samples_of
-    from random_policy import random_network, sized_dims
+    from parts.gpu_latency import measure, samples_of
+    from parts.random_policy import random_network, sized_dims
 
     networks: Figures = {}
 
@@ -256,40 +230,10 @@ def _measurement(
     return measure_one
 
 
-def device_facts(device: str) -> dict[str, Any]:
-    """Name, memory, capability, driver and CUDA version of the device, for the JSON."""
-    import torch
-
-    if device == 'cpu':
-        return {'name': platform.processor() or platform.machine(), 'cuda': None}
-    properties = torch.cuda.get_device_properties(0)
-    return {
-        'name': properties.name,
-        'memory_gib': properties.total_memory / 2**30,
-        'capability': f'{properties.major}.{properties.minor}',
-        'multiprocessors': properties.multi_processor_count,
-        # Both off: sums of products in full precision.
-        'reduced_bfloat16_sums': torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
-        'tf32_convolutions': torch.backends.cudnn.allow_tf32,
-        'cuda': torch.version.cuda,
-        'driver': driver_version(),
-    }
-
-
-def driver_version() -> str | None:
-    """Version of the NVIDIA driver; None where its tool is missing."""
-    query = ['nvidia-smi', '--query-gpu=driver_version', '--format=csv,noheader']
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.split('\n')[0].strip()
-
-
 def show(figures: dict[str, Any]) -> None:
     """The short table."""
-    from gpu_latency import table
-    from measurement import Target
+    from parts.gpu_latency import table
+    from parts.measurement import Target
 
     print(f'\n{figures["device"]["name"]}, pi05 {figures["size"]}, 10 steps, median ms; bfloat16')
     print('\n'.join(table(figures['latency'])))
@@ -302,16 +246,6 @@ def show(figures: dict[str, Any]) -> None:
         print(f'{name:16s} {"passed" if check["passed"] else "FAILED"}  {check["note"]}')
     for target in figures['targets']:
         print(f'target: {Target(**target).line}')
-
-
-def described_parser(text: str | None) -> argparse.ArgumentParser:
-    """Return a parser whose help is a module's docstring."""
-    summary, _, rest = str(text).partition('\n')
-    return argparse.ArgumentParser(
-        description=summary,
-        epilog=rest.strip(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -32,8 +32,17 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / 'benchmark')]
 
-from gpu import PACKAGES, described, described_parser, device_facts, device_fault  # noqa: E402
-from time_limits import Clock, OverTimeError, ended_after, limited  # noqa: E402
+from parts.gpu_run import (  # noqa: E402
+    PACKAGES,
+    Clock,
+    OverTimeError,
+    described,
+    described_parser,
+    device_facts,
+    device_fault,
+    ended_after,
+    limited,
+)
 
 VIEWS, STEPS, ROUNDS = 3, 10, 20
 BUDGET_S, LAST_S, FORM_S = 130.0, 30.0, 25.0
@@ -131,7 +140,7 @@ class Steps:
 
     def __init__(self, device: str, size: str, depth: int | None = None) -> None:
         import torch
-        from random_policy import random_network, sized_dims
+        from parts.random_policy import random_network, sized_dims
 
         dims = sized_dims('pi05', size, VIEWS)
         depth = depth or dims.expert.depth
@@ -284,7 +293,7 @@ def compile_ahead(device: str, size: str, some: Sequence[Form]) -> None:
 def measure(steps: Steps, some: Sequence[Form], clock: Clock, keep: Callable[..., None]) -> None:
     """Compare and capture every form, then time all by turns; `keep` takes what is found."""
     import torch
-    from measurement import in_turn
+    from parts.measurement import in_turn
 
     captured: dict[str, Captured] = {}
     reference: dict[int, Any] = {}
@@ -380,7 +389,7 @@ def _run(arguments: argparse.Namespace, clock: Clock) -> int:
         print(f'error: {reason}', file=sys.stderr)
         return 2
     import torch
-    from measurement import write_result
+    from parts.measurement import write_result
 
     from vla_runtime.processes.workers import workers
 

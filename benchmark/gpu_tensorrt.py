@@ -29,7 +29,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / 'benchmark')]
 
-from tensorrt_kit import ROWS, SIZES, STEPS, Kit, expert_inputs, prepare, restore  # noqa: E402
+from parts.tensorrt_kit import ROWS, SIZES, STEPS, Kit, expert_inputs, prepare, restore  # noqa: E402
 
 from vla_runtime.bundle.onnx_files import TEXT_INPUT  # noqa: E402
 from vla_runtime.engines.cuda_driver import CudaError  # noqa: E402
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     show(figures)
     if arguments.json:
-        from measurement import write_result
+        from parts.measurement import write_result
 
         print('wrote', write_result('gpu_tensorrt', figures, PACKAGES, arguments.json))
     return 0 if all(check['passed'] for check in figures['checks'].values()) else 1
@@ -231,7 +231,7 @@ def time_phases(
     engine: TensorRTEngine, kit: Kit, rows: int, repeats: int
 ) -> dict[str, dict[str, float]]:
     """Milliseconds from the call to the end of the work on the device."""
-    from measurement import percentiles
+    from parts.measurement import percentiles
 
     phases: dict[str, Callable[[], object]] = {
         'vision': lambda: engine.encode_image(0, kit.reference['pixels'][0]),

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray
-from measurement import write_result
-from three_cameras import (
+from parts.measurement import write_result
+from parts.three_cameras import (
     CAMERAS,
     NODE,
     PACKAGES,
@@ -46,7 +46,7 @@ def measure(graph: Graph, folder: Path, seconds: float) -> dict[str, Any]:
     peers = Peers(graph)
     statuses = graph.collect(DiagnosticArray, '/diagnostics')
     reports = graph.collect(DiagnosticArray, f'{NODE}/report')
-    driver = str(Path(__file__).with_name('camera_driver.py'))
+    driver = str(Path(__file__).with_name('parts') / 'camera_driver.py')
     processes = {
         name: subprocess.Popen(
             [sys.executable, driver, f'/{name}/image', '--rate', str(_RATE_HZ)],

@@ -35,7 +35,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from measurement import write_result
+from parts.measurement import write_result
 from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode

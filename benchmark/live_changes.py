@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measurement import write_result
-from three_cameras import (
+from parts.measurement import write_result
+from parts.three_cameras import (
     CAMERA,
     PACKAGES,
     PROFILE_VARIABLES,
@@ -199,7 +199,9 @@ def main() -> int:
         robots = {one: start_executor(graph, one, folder) for one in PROFILES}
         use_profile(True)
         children = [
-            child([str(ROOT / 'benchmark/camera_driver.py'), CAMERA, '--rate', str(IMAGES_HZ)]),
+            child(
+                [str(ROOT / 'benchmark/parts/camera_driver.py'), CAMERA, '--rate', str(IMAGES_HZ)]
+            ),
             idler := child(['-c', IDLER]),
         ]
         # A file, because nobody empties a pipe meanwhile.

@@ -18,11 +18,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from camera_driver import blank_image
 from diagnostic_msgs.msg import DiagnosticArray
-from measurement import percentiles, write_result
-from sensor_msgs.msg import Image
-from three_cameras import (
+from parts.camera_driver import blank_image
+from parts.measurement import percentiles, write_result
+from parts.three_cameras import (
     CAMERAS,
     NODE,
     PACKAGES,
@@ -34,6 +33,7 @@ from three_cameras import (
     start_policy_node,
     use_profile,
 )
+from sensor_msgs.msg import Image
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.messages.diagnostics import values_of

@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from measurement import write_result
+from parts.measurement import write_result
 
 from vla_runtime.families.operation_counts import count_operations
 from vla_runtime.family.declaration import with_cameras

@@ -25,7 +25,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ('test', 'benchmark')]
 os.environ.setdefault('VLA_RUNTIME_TEST_SCRATCH', tempfile.mkdtemp(prefix='vla_runtime_plans_'))
 
-from measurement import RESULTS, write_result  # noqa: E402
+from parts.measurement import RESULTS, write_result  # noqa: E402
 from rtx_plans import (  # noqa: E402
     FAMILIES,
     FP8_TARGETS,

@@ -32,8 +32,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / 'benchmark')]
 
-from gpu import described, described_parser, device_facts, device_fault  # noqa: E402
-from measurement import Target, median_ratio, percentiles, write_result  # noqa: E402
+from parts.gpu_run import described, described_parser, device_facts, device_fault  # noqa: E402
+from parts.measurement import Target, median_ratio, percentiles, write_result  # noqa: E402
 
 # The shortest of the lengths for which our prefix has a graph: nothing is padded on either side.
 PROMPT_TOKENS = 48
@@ -93,7 +93,7 @@ def _styles(buffers: Mapping[str, Any]) -> list[Any]:
 
 def our_sides(size: str, views: int, device: str) -> tuple[dict[str, Side], Any, str]:
     """Return our inferences, the inputs, and why there are none in Triton ('' where there are)."""
-    from random_policy import infer, random_inputs, random_network, sized_dims, torch_engine
+    from parts.random_policy import infer, random_inputs, random_network, sized_dims, torch_engine
 
     from vla_runtime.engines.torch.layer_trial import choose_layers
 

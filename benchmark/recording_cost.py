@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measurement import in_turn, median_interval, percentiles, write_result
+from parts.measurement import in_turn, median_interval, percentiles, write_result
 
 from vla_runtime.messages.diagnostics import values_of
 from vla_runtime.recording.bag_reader import BagReader

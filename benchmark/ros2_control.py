@@ -23,10 +23,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from measurement import in_turn, write_result
+from parts.measurement import in_turn, write_result
 
 ROOT = Path(__file__).parents[1]
-RIG = Path(__file__).with_name('ros2_control_rig.py')
+RIG = Path(__file__).with_name('parts') / 'ros2_control_rig.py'
 RATES_HZ = (100, 125, 250, 500, 1000)
 _REALTIME = ('chrt', '--rr', '5')
 _RUN_S = 120

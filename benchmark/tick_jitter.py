@@ -33,9 +33,9 @@ from typing import Any
 import numpy as np
 import psutil
 from diagnostic_msgs.msg import DiagnosticArray
-from measurement import write_result
+from parts.measurement import write_result
+from parts.three_cameras import PACKAGES, Graph, keep_others_out, quiet_domain
 from std_srvs.srv import Trigger
-from three_cameras import PACKAGES, Graph, keep_others_out, quiet_domain
 
 # Beside the helpers that three_cameras makes importable.
 from executor_bench import Arm  # isort: skip
@@ -182,7 +182,7 @@ def machine_pulse(priority: int) -> Iterator[dict[str, float]]:
     with TemporaryDirectory() as folder:
         log = Path(folder) / 'pulse.txt'
         process = subprocess.Popen(
-            [sys.executable, str(ROOT / 'benchmark' / 'soak_pulse.py'), str(log)],
+            [sys.executable, str(ROOT / 'benchmark' / 'parts' / 'soak_pulse.py'), str(log)],
             stdin=subprocess.PIPE,
             preexec_fn=prefer,
         )

@@ -12,6 +12,7 @@ sys.path.insert(0, str(ROOT / 'benchmark'))
 
 import gpu
 import gpu_all
+import gpu_persistent
 import gpu_tensorrt
 import lerobot_turns
 import realtime_vla
@@ -28,7 +29,14 @@ def planned(monkeypatch, *given: str, missing: str | None = None):
 
 def test_with_everything_given_nothing_is_left_out(monkeypatch):
     found, left_out = planned(monkeypatch, *GIVEN)
-    assert list(found) == ['gpu', 'tensorrt bfloat16', 'tensorrt int8', 'lerobot', 'realtime-vla']
+    assert list(found) == [
+        'gpu',
+        'persistent',
+        'tensorrt bfloat16',
+        'tensorrt int8',
+        'lerobot',
+        'realtime-vla',
+    ]
     assert not left_out
 
 
@@ -36,6 +44,8 @@ def test_the_commands_are_those_that_the_scripts_take(monkeypatch):
     found, _ = planned(monkeypatch, *GIVEN)
     for step in (*found['tensorrt bfloat16'], *found['tensorrt int8']):
         assert gpu_tensorrt._arguments(step[1:]).kit.parent == Path('out')
+    ((persistent,),) = (found['persistent'],)
+    assert gpu_persistent._arguments(persistent[1:]).json.parent == Path('out')
     (lerobot,), (theirs,) = found['lerobot'], found['realtime-vla']
     assert lerobot_turns.parse_arguments(lerobot[1:]).device == 'cuda'
     assert realtime_vla._arguments(theirs[1:]).repository == Path('rv')
@@ -47,7 +57,7 @@ def test_what_is_missing_is_named(monkeypatch):
     found, left_out = planned(monkeypatch, missing='tensorrt')
     assert list(found) == ['gpu']
     assert left_out['tensorrt'] == "needs the Python package 'tensorrt'"
-    assert set(left_out) == {'tensorrt', 'lerobot', 'realtime-vla'}
+    assert set(left_out) == {'persistent', 'tensorrt', 'lerobot', 'realtime-vla'}
 
 
 @pytest.mark.parametrize(('codes', 'code'), [((0, 0), 0), ((1, 0), 1)])
@@ -91,9 +101,3 @@ def test_every_command_has_a_limit(monkeypatch):
     found, _ = planned(monkeypatch, *GIVEN)
     assert {step[0] for steps in found.values() for step in steps} == set(gpu_all.LIMITS_S)
     assert gpu_all.LIMITS_S['gpu.py'] > gpu.BUDGET_S + gpu.LAST_S
-
-
-def test_without_a_gpu_it_says_so(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(gpu_all, 'device_fault', lambda device: 'no GPU')
-    assert gpu_all.main([str(tmp_path)]) == 2
-    assert capsys.readouterr().err == 'error: no GPU\n'

@@ -7,20 +7,18 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from paths import ROOT
 
 sys.path.insert(0, str(ROOT / 'benchmark'))
 
-import cpu_paths
-import measurement
+from parts import measurement
 
 
 @pytest.mark.parametrize('typed', ['benchmark/kernels.py', 'kernels.py', './kernels.py'])
 def test_the_command_is_that_of_the_projects_root(tmp_path, monkeypatch, typed):
-    script = Path(measurement.__file__).parent / 'kernels.py'
+    script = ROOT / 'benchmark' / 'kernels.py'
     monkeypatch.chdir(script.parent if '/' not in typed.removeprefix('./') else script.parents[1])
     monkeypatch.setattr(sys, 'argv', [typed, '--json', 'x.json'])
     written = measurement.write_result('kernels', {}, (), tmp_path / 'x.json')
@@ -43,21 +41,3 @@ def test_the_commit_is_that_of_the_checkout_and_says_whether_it_was_changed(tmp_
     assert re.fullmatch('[0-9a-f]{7,}', clean)
     (results / 'x').write_text('2')
     assert measurement.commit() == clean + '+'
-
-
-@pytest.mark.parametrize(('words', 'name'), [([], 'cpu_paths'), (['--products'], 'cpu_products')])
-def test_the_two_tables_of_cpu_paths_have_a_file_each(monkeypatch, words, name):
-    asked = []
-    monkeypatch.setattr(sys, 'argv', ['cpu_paths.py', '--policies', 'demo', *words])
-    monkeypatch.setattr(cpu_paths, 'demo_observations', lambda bundle: ())
-    monkeypatch.setattr(cpu_paths, 'load_policies', lambda *given: {})
-    monkeypatch.setattr(cpu_paths, 'measure', lambda policies, rounds: {})
-    monkeypatch.setattr(cpu_paths, 'write_result', lambda name, *given: asked.append(name))
-    cpu_paths.main()
-    assert asked == [name]
-
-
-def test_each_kind_is_in_each_place_equally_often():
-    orders = [measurement.in_turn(('a', 'b', 'c'), round_) for round_ in range(6)]
-    assert orders[:3] == [['a', 'b', 'c'], ['b', 'c', 'a'], ['c', 'a', 'b']]
-    assert orders[3:] == orders[:3]

@@ -15,9 +15,9 @@ from typing import Any
 
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
+from parts.three_cameras import ROOT, Graph, isolate
 from rcl_interfaces.srv import SetParameters
 from rclpy.parameter import Parameter
-from three_cameras import ROOT, Graph, isolate
 
 from vla_runtime.nodes.middleware import PROFILE_VARIABLES
 from vla_runtime.nodes.service_call import TRANSITIONS

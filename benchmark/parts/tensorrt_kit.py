@@ -127,7 +127,7 @@ def prepare(folder: Path, size: str, precision: str, seed: int = 0) -> None:
 
 def _prepare(folder: Path, bundle: Path, size: str, precision: str, seed: int) -> None:
     """Fill a folder beside a bundle that is made for it."""
-    from random_policy import random_network
+    from parts.random_policy import random_network
     from safetensors.numpy import save_file
 
     from vla_runtime.export.onnx.export import write_onnx
@@ -177,7 +177,7 @@ def _prepare_on_gpu(
     The weights are rounded to bfloat16 once, and every precision is of those.
     """
     import torch
-    from random_policy import infer, random_inputs, random_network, torch_engine
+    from parts.random_policy import infer, random_inputs, random_network, torch_engine
     from safetensors.torch import save_file
 
     from vla_runtime.export.onnx.export import write_onnx
@@ -244,7 +244,7 @@ def _prepare_on_gpu(
 
 def _pytorch_milliseconds(network: Any) -> dict[str, Any]:
     """Time the same policy in PyTorch, in bfloat16: operators and Triton kernels, in graphs."""
-    from gpu_latency import GRAPH, TRITON_GRAPH, measure
+    from parts.gpu_latency import GRAPH, TRITON_GRAPH, measure
 
     cameras = network.dims.cameras
     return {
@@ -283,7 +283,7 @@ def _reference(
     bundle: Path, dims: PiDims, precision: str, table: np.ndarray, seed: int
 ) -> dict[str, np.ndarray]:
     """Inputs, and what ONNX Runtime makes of them; see `prepare`."""
-    from random_policy import random_inputs
+    from parts.random_policy import random_inputs
 
     from vla_runtime.engines.onnx.engine import OnnxEngine
 
@@ -456,7 +456,7 @@ def expert_inputs(reference: dict[str, np.ndarray], rows: int) -> dict[str, np.n
 
 
 def _chunk(engine: Any, inputs: Any) -> np.ndarray:
-    from random_policy import infer
+    from parts.random_policy import infer
 
     return infer(engine, inputs)
 

@@ -9,9 +9,9 @@ import array
 import time
 
 import numpy as np
+from parts.soak_checks import Commands
+from parts.three_cameras import SENSOR, Graph
 from sensor_msgs.msg import JointState
-from soak_checks import Commands
-from three_cameras import SENSOR, Graph
 
 from vla_runtime.messages.trajectories import ns_to_stamp, stamp_to_ns
 from vla_runtime.nodes.executor.steady_loop import SteadyLoop

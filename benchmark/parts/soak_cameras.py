@@ -1,6 +1,6 @@
 """The soak's camera drivers: raw 480x640 images of several cameras from one process.
 
-    python benchmark/soak_cameras.py top/image left/image --frames frames.txt
+    python benchmark/parts/soak_cameras.py top/image left/image --frames frames.txt
 
 Each line on stdin is a JSON object that changes one camera from then on:
 `{"topic": "top/image", "rate_hz": 12.0, "jitter_s": 0.01, "frozen": false}`. A frame is stamped

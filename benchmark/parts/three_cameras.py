@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT), str(ROOT / 'test'), str(ROOT / 'test' / 'nodes')]
 
 from graph import LATCHED, RELIABLE, SENSOR, Graph, Process, isolate  # noqa: E402

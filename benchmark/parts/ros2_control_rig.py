@@ -41,7 +41,7 @@ from vla_runtime.messages.trajectories import (
 )
 from vla_runtime.types import ActionChunk, ChunkHeader
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ARM = [f'joint_{index}' for index in range(1, 7)]
 NAMES = (*ARM, 'gripper')
 HOME = np.array([0.1, -0.9, 1.2, -0.4, 0.8, 0.0, 0.02])

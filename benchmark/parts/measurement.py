@@ -26,7 +26,7 @@ __all__ = [
     'write_result',
 ]
 
-RESULTS = Path(__file__).parent / 'results'
+RESULTS = Path(__file__).parents[1] / 'results'
 
 
 class Target(NamedTuple):

@@ -1,6 +1,6 @@
 """A camera driver as a process: raw 480x640 rgb8 images at a rate, until it is interrupted.
 
-    python benchmark/camera_driver.py /top/image --rate 30
+    python benchmark/parts/camera_driver.py /top/image --rate 30
 
 Begins when somebody listens; prints how many images it published when it ends.
 """

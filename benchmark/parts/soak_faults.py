@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from camera_driver import blank_image
+from parts.camera_driver import blank_image
+from parts.soak_nodes import Child
+from parts.soak_robot import OTHER
+from parts.three_cameras import RELIABLE, SENSOR
 from sensor_msgs.msg import Image, JointState
-from soak_nodes import Child
-from soak_robot import OTHER
 from std_srvs.srv import Trigger
-from three_cameras import RELIABLE, SENSOR
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.messages.trajectories import ns_to_stamp, stamp_to_ns
 
 if TYPE_CHECKING:
-    from soak_rig import Rig
+    from parts.soak_rig import Rig
 
 _MATCH_S = 5.0
 # `restart_after_outage_s`, with what a busy machine adds.

@@ -7,25 +7,16 @@ CPU they run too, without graphs, so that their own logic is tested there.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from dataclasses import replace
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from gpu_family_checks import families
-from gpu_findings import (
-    BFLOAT16_BOUND,
-    BOUNDS,
-    DISTINCT,
-    FLOAT32_BOUND,
-    FP8_BOUND,
-    Finding,
-    keeps_bounds,
-    relative_error,
-    worst_in_words,
-)
-from random_policy import (
+from parts.random_policy import (
     ChunkInputs,
     denoise_chunk,
     encode,
@@ -37,12 +28,24 @@ from random_policy import (
     torch_engine,
 )
 
+from vla_runtime.bundle.folder import Bundle, read_bundle
+from vla_runtime.bundle.schema import SPEC_FILE
 from vla_runtime.engines.preflight import fp8_refusal
-from vla_runtime.engines.protocol import PolicyEngine
+from vla_runtime.engines.protocol import PolicyEngine, StepInputs
+from vla_runtime.engines.tolerances import BOUNDS as RECEIPT_BOUNDS
+from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.engines.torch.layer_trial import choose_layers
+from vla_runtime.engines.torch.weights import load_network
 from vla_runtime.engines.triton_option import ON
 from vla_runtime.families.blocks import epilogues
 from vla_runtime.families.blocks.fused_lengths import Shape, flash, usable
+from vla_runtime.family.declaration import (
+    PolicyDims,
+    RowInput,
+    image_places,
+    image_sizes,
+    language_dims,
+)
 from vla_runtime.family.listing import find_family
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.denoise import flow_times
@@ -50,6 +53,148 @@ from vla_runtime.inference.pipeline import ChunkPipeline
 from vla_runtime.inference.prefix_cache import CachePolicy, PrefixInputs
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.runner import ChunkRunner
+
+# Largest difference allowed, as a share of the reference's largest number. float32: sums in another
+# order, ten steps deep. bfloat16: eight bits of mantissa in every product.
+FLOAT32_BOUND = 1e-4
+BFLOAT16_BOUND = 3e-2
+# fp8, against the same weights and roundings on the CPU: another order of the sums sends some
+# numbers to the neighbour of the one that they go to there, a sixteenth away.
+FP8_BOUND = 5e-2
+# Two different inputs must move the chunk by more than this share of its largest number.
+DISTINCT = 1e-2
+BOUNDS = {'float32': FLOAT32_BOUND, 'bfloat16': BFLOAT16_BOUND}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Outcome of one check.
+
+    Attributes:
+        passed: every bound was kept.
+        note: one line for people.
+        figures: all numbers behind it.
+    """
+
+    passed: bool
+    note: str
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+
+def relative_error(value: np.ndarray, reference: np.ndarray) -> float:
+    """Largest difference as a share of the reference's largest number; infinite for NaN."""
+    if not np.isfinite(value).all():
+        return float('inf')
+    return float(np.abs(value - reference).max() / np.abs(reference).max())
+
+
+def keeps_bounds(worst: Mapping[str, float], bounds: Mapping[str, float] = BOUNDS) -> bool:
+    """Return whether the largest error of each precision is within its bound."""
+    return all(error <= bounds[precision] for precision, error in worst.items())
+
+
+def worst_in_words(worst: Mapping[str, float], bounds: Mapping[str, float] = BOUNDS) -> str:
+    """Return the largest error of each precision beside its bound."""
+    return ', '.join(
+        f'{precision} {error:.1e} (bound {bounds[precision]:.0e})'
+        for precision, error in worst.items()
+    )
+
+
+# ACT makes a change of its inputs six times as large: in bfloat16 its chunks are off by 0.05 on a
+# CPU already. A wrong mask is seen in float32.
+FAMILY_BOUNDS = {'float32': 2e-4, 'bfloat16': RECEIPT_BOUNDS['bfloat16'].ceiling}
+POLICIES = Path(__file__).parents[2] / 'vla_runtime' / 'selftest' / 'policies.tar.xz'
+
+
+def family_inputs(bundle: Bundle, rows: int, seed: int) -> ChunkInputs:
+    """Draw inputs for a bundle's networks; of two rows the prompts differ in length."""
+    spec, random = bundle.spec, np.random.default_rng(seed)
+    family, dims = find_family(spec.family), bundle.spec.dims
+    chunk, single = (dims.horizon, dims.action_dim), family.head == 'single'
+    noise = random.standard_normal(chunk).astype(np.float32)
+    plan_weight = np.zeros((spec.denoise_steps, dims.horizon), dtype=np.float32)
+    if not single:
+        plan_weight[:, : dims.horizon // 4] = 0.5
+    return ChunkInputs(
+        pixels=[random.uniform(-1, 1, (3, *size)).astype(np.float32) for size in image_sizes(dims)],
+        image_mask=np.ones(dims.cameras, dtype=bool),
+        prefix_inputs=_draw(family.prefix_inputs(dims), dims, rows, random),
+        step_inputs=StepInputs(
+            # A head that runs once gets zeros for noise.
+            x=np.zeros_like(noise) if single else noise,
+            row_weight=np.array([2.0, -1.0] if rows == 2 else [1.0], dtype=np.float32),
+            plan=random.uniform(-1, 1, chunk).astype(np.float32),
+            plan_weight=plan_weight,
+            rows=_draw(family.head_inputs(dims), dims, rows, random),
+        ),
+    )
+
+
+def _draw(
+    inputs: Mapping[str, RowInput], dims: PolicyDims, rows: int, random: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """Draw a family's inputs; integers are tokens, and booleans mask prompts."""
+    drawn: dict[str, np.ndarray] = {}
+    for name, given in inputs.items():
+        shape = (rows, *given.shape)
+        if given.kind == 'int64':
+            drawn[name] = random.integers(0, language_dims(dims).vocabulary, shape)
+        elif given.kind == 'bool':
+            # Text up to the last image is in every prompt.
+            least = (image_places(dims) or (0,))[-1]
+            lengths = least + (shape[-1] - least) * np.array([3, 2])[:rows] // 4
+            drawn[name] = np.arange(shape[-1]) < lengths[:, None]
+        else:
+            drawn[name] = random.uniform(-1, 1, shape).astype(np.float32)
+    return drawn
+
+
+def families(device: str, size: str) -> Finding:
+    """Chunks of every family's tiny policy, for one prompt row and two, in two precisions.
+
+    On CUDA every network must have been captured. The size does not matter.
+    """
+    figures: dict[str, float] = {}
+    worst = dict.fromkeys(FAMILY_BOUNDS, 0.0)
+    names: dict[str, None] = {}
+    failures = []
+    with tempfile.TemporaryDirectory(prefix='vla_runtime_gpu_') as temporary:
+        shutil.unpack_archive(POLICIES, temporary)
+        for path in sorted(Path(temporary).glob(f'*/{SPEC_FILE}')):
+            bundle = read_bundle(path.parent, verify=False)
+            names[bundle.spec.family] = None
+            for precision in worst:
+                errors, fault = _errors(bundle, device, precision)
+                figures |= {f'{path.parent.name} {name}': error for name, error in errors.items()}
+                worst[precision] = max(worst[precision], *errors.values())
+                failures += [f'{path.parent.name} {precision}: {fault}'] if fault else []
+    said = worst_in_words(worst, FAMILY_BOUNDS)
+    note = f'{", ".join(names)}: largest difference from the CPU in float32: {said}'
+    passed = not failures and keeps_bounds(worst, FAMILY_BOUNDS)
+    return Finding(passed, '; '.join([note, *failures]), figures)
+
+
+def _errors(bundle: Bundle, device: str, precision: str) -> tuple[dict[str, float], str]:
+    """Return errors by rows, and which network was not captured where it should have been."""
+    family, dims = bundle.spec.family, bundle.spec.dims
+    network = load_network(family, dims, bundle.weights_path, device=device, precision=precision)
+    # The weights as rounded, so that what differs is the computation alone.
+    rounded = load_network(family, dims, bundle.weights_path, device='cpu', precision=precision)
+    engine = TorchEngine(network, use_cuda_graphs=True)
+    truth = TorchEngine(rounded.float(), use_cuda_graphs=False)
+    errors = {}
+    for rows in (1, 2):
+        inputs = family_inputs(bundle, rows, seed=rows)
+        found, expected = infer(engine, inputs), infer(truth, inputs)
+        errors[f'{precision} rows={rows}'] = relative_error(found, expected)
+    status = engine.cuda_graph
+    engine.close()
+    truth.close()
+    wanted = 'captured' if device.startswith('cuda') else 'eager'
+    fault = ', '.join(f'{name} {how}' for name, how in status.items() if how != wanted)
+    return errors, fault
+
 
 CAMERAS = 2
 SHORT_PROMPT = 10

@@ -1,7 +1,7 @@
 """Waiting time of a thread that wants to run: for a core, or for the interpreter of a node.
 
-    python benchmark/soak_pulse.py pulse.txt
-    python benchmark/soak_pulse.py held.txt vla_runtime.nodes.policy.node --ros-args ...
+    python benchmark/parts/soak_pulse.py pulse.txt
+    python benchmark/parts/soak_pulse.py held.txt vla_runtime.nodes.policy.node --ros-args ...
 
 Wakes up every 5 ms and writes a line when that was more than 2 ms late: stamp and lateness,
 nanoseconds. Ends with the end of stdin. With a module it runs that as a program, wakes up in its
