@@ -28,8 +28,9 @@ from vla_runtime.bundle.schema import (
     StateSpec,
 )
 from vla_runtime.bundle.statistics import image_group
-from vla_runtime.families.act.dimensions import ActDims, ResNetDims, StackDims
+from vla_runtime.families.act.dimensions import ActDims, StackDims
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
+from vla_runtime.families.blocks.resnet_dimensions import ResNetDims
 from vla_runtime.families.evo1.dimensions import Evo1Dims, HeadDims
 from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.groot import dimensions as groot

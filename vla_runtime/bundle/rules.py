@@ -25,7 +25,13 @@ from vla_runtime.bundle.schema import (
     BundleSpec,
     CropSpec,
 )
-from vla_runtime.family.declaration import MOST_DENOISE_STEPS, Family, language_dims
+from vla_runtime.family.declaration import (
+    MOST_DENOISE_STEPS,
+    Family,
+    language_dims,
+    observation_steps,
+    scheduler_of,
+)
 from vla_runtime.family.listing import family_names, find_family
 from vla_runtime.files import typed_yaml
 from vla_runtime.files.field_error import FieldError
@@ -109,7 +115,18 @@ def _checked(document: Mapping[str, Any]) -> BundleSpec:
     spec = typed_yaml.parse(BundleSpec, _with_dims(dict(document)))
     family = find_family(spec.family)
     _check_limits(spec, family)
-    if family.head != 'flow' and (spec.denoise_steps, spec.trained_delay_steps) != (1, 0):
+    if family.head == 'diffusion':
+        try:
+            scheduler_of(spec.dims).check_steps(spec.denoise_steps)
+        except ValueError as error:
+            raise FieldError('denoise_steps', str(error)) from None
+        if spec.trained_delay_steps:
+            raise FieldError(
+                'trained_delay_steps',
+                f'{spec.trained_delay_steps} where 0 is expected: the actions of a chunk of '
+                f'{spec.family} share one time',
+            )
+    elif family.head != 'flow' and (spec.denoise_steps, spec.trained_delay_steps) != (1, 0):
         raise FieldError(
             'denoise_steps',
             f'{spec.denoise_steps} (trained_delay_steps: {spec.trained_delay_steps}) where 1 (0) '
@@ -345,8 +362,26 @@ def _check_cameras(spec: BundleSpec) -> None:
                 f'{camera.steps_ago} are {age_s:g} s; at most {EARLIEST_FRAME_S:g} s of frames '
                 'are kept',
             )
+    steps = observation_steps(spec.dims)
+    if steps is not None:
+        _check_frames(spec, steps)
     if not any(camera.present for camera in spec.cameras):
         raise FieldError('cameras', 'none is present; a policy needs at least one image')
+
+
+def _check_frames(spec: BundleSpec, steps: int) -> None:
+    """Check that every camera has a frame of each step, in the order in which they are seen."""
+    count = len(spec.cameras) // steps
+    for index, camera in enumerate(spec.cameras):
+        ago, of = index // count, spec.cameras[index % count].name
+        expected = (of, ago) if ago else (None, None)
+        if (camera.frame_of, camera.steps_ago) != expected:
+            raise FieldError(
+                f'cameras[{index}]',
+                f'frame_of {camera.frame_of}, steps_ago {camera.steps_ago} where {expected[0]} and '
+                f'{expected[1]} are expected: the newest frames of all cameras, then those of the '
+                f'step before, for the {steps} observation_steps of dimensions',
+            )
 
 
 def _check_state(spec: BundleSpec) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vla_runtime.family.declaration import PolicyDims, image_sizes, real_horizon
+from vla_runtime.family.declaration import PolicyDims, first_action, image_sizes, real_horizon
 from vla_runtime.processing.prompts import PromptFormat
 from vla_runtime.types import (
     ActionKind,
@@ -81,6 +81,11 @@ class CameraSpec:
     present: bool = True
     frame_of: str | None = None
     steps_ago: int | None = None
+
+
+def earlier_name(camera: str, steps_ago: int) -> str:
+    """Name of a camera's frame of so many steps before."""
+    return f'{camera}_{steps_ago}_steps_ago'
 
 
 @dataclass(frozen=True)
@@ -258,6 +263,12 @@ class BundleSpec:
     def horizon(self) -> int:
         """Actions of a chunk that reach the robot."""
         return real_horizon(self.dims)
+
+    @property
+    def action_rows(self) -> slice:
+        """Rows of the network's chunk that reach the robot."""
+        first = first_action(self.dims)
+        return slice(first, first + self.horizon)
 
     @property
     def camera_names(self) -> tuple[str, ...]:

@@ -110,7 +110,9 @@ def _columns(spec: BundleSpec) -> dict[str, tuple[str, ...]]:
     """Return the groups of statistics, and what each number of a group is for."""
     columns = {'state': spec.state_names, 'actions': spec.action_names}
     if spec.normalisation.images is not None:
-        columns |= {image_group(name): CHANNELS for name in spec.camera_names}
+        # An earlier frame has those of its camera.
+        own = (camera.name for camera in spec.cameras if camera.frame_of is None)
+        columns |= {image_group(name): CHANNELS for name in own}
     return columns
 
 

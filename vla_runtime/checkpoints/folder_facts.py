@@ -73,7 +73,8 @@ class FolderFacts:
             another.
         horizon: actions of a chunk.
         real_horizon: first of them that the robot has; None: all.
-        denoise_steps: Euler steps.
+        observation_steps: steps of an observation.
+        denoise_steps: Euler steps, or those of a scheduler.
         flow_times: rounding of the flow times of the Euler steps; None: each exact.
         trained_delay_steps: longest clean action prefix seen in training, 0 for none.
         image_size: edge of the square input image in pixels.
@@ -114,6 +115,7 @@ class FolderFacts:
     usual_prompt_length: int | None = None
     horizon: int | None = None
     real_horizon: int | None = None
+    observation_steps: int = 1
     denoise_steps: int | None = None
     flow_times: FlowTimes | None = None
     trained_delay_steps: int = 0

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vla_runtime.bundle.schema import CameraSpec, ImageSpec
+from vla_runtime.bundle.schema import CameraSpec, ImageSpec, earlier_name
 from vla_runtime.checkpoints.adapters import ADAPTER_FILES, is_adapter
 from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.checkpoints.feature_names import camera_name, feature_names
@@ -100,6 +100,12 @@ class LeRobotPolicy:
         image_size_key: key of the edge of the square images in config.json, as [size, size]; None:
             config.json has the shape of each camera's images alone.
         denoise_steps_key: key of the Euler steps in config.json; None: the network runs once.
+        train_steps_key: key of the training's steps of noise, which are the denoise steps where
+            `denoise_steps_key` has null.
+        observation_steps_key: key of the steps of an observation; None: one. Earlier frames are
+            cameras of their own.
+        action_steps_key: key of the actions of a chunk that reach the robot, from the one at the
+            observation on; None: all.
         variant_key: key of the language model's variant in config.json, where there is one.
         has_state_token: the network takes the state, padded to `max_state_dim` where `padded`.
         padded: config.json has `max_action_dim` and `max_state_dim`; else nothing is padded.
@@ -123,6 +129,9 @@ class LeRobotPolicy:
     horizon_key: str = 'chunk_size'
     image_size_key: str | None = None
     denoise_steps_key: str | None = None
+    train_steps_key: str | None = None
+    observation_steps_key: str | None = None
+    action_steps_key: str | None = None
     at_most: Mapping[str, int] = field(default_factory=dict)
     variant_key: str | None = None
     has_state_token: bool = False
@@ -207,12 +216,14 @@ def read_lerobot_folder(
     if policy.image_statistics is not None:
         normalisation = replace(normalisation, images='mean_std_lerobot')
         statistics |= camera_statistics(cameras, *policy.image_statistics)
-    size_key, steps_key = policy.image_size_key, policy.denoise_steps_key
+    size_key = policy.image_size_key
+    steps = _observation_steps(config, policy)
+    horizon = config.count(policy.horizon_key)
     images, state_bins, questions = _of_release(config, policy, release, early=early)
     return FolderFacts(
         kind='LeRobot',
         family=policy.type,
-        cameras=cameras,
+        cameras=with_earlier_frames(cameras, steps),
         images=images,
         normalisation=normalisation,
         statistics=statistics,
@@ -226,8 +237,10 @@ def read_lerobot_folder(
         state_bins=state_bins,
         prompt_length=_prompt_length(config, before, policy),
         usual_prompt_length=policy.usual_prompt_length,
-        horizon=config.count(policy.horizon_key),
-        denoise_steps=config.count(steps_key) if steps_key else 1,
+        horizon=horizon,
+        real_horizon=_real_horizon(config, policy, horizon - steps + 1),
+        observation_steps=steps,
+        denoise_steps=_denoise_steps(config, policy),
         # 0.4.3 was the first to write `use_peft`, and to compute each time by itself.
         flow_times='summed' if policy.summed_times and 'use_peft' not in config else None,
         trained_delay_steps=config.get('rtc_training_max_delay', int, 0),
@@ -302,9 +315,41 @@ def _camera_notes(config: JsonMapping, features: Features, stored: StoredStatist
     ]
 
 
+def with_earlier_frames(cameras: Sequence[CameraSpec], steps: int) -> tuple[CameraSpec, ...]:
+    """Return the cameras, then their frames of a step before, and so on, for so many steps."""
+    earlier = [
+        CameraSpec(
+            earlier_name(camera.name, ago), camera.present, frame_of=camera.name, steps_ago=ago
+        )
+        for ago in range(1, steps)
+        for camera in cameras
+    ]
+    return (*cameras, *earlier)
+
+
+def _observation_steps(config: JsonMapping, policy: LeRobotPolicy) -> int:
+    key = policy.observation_steps_key
+    return config.count(key) if key else 1
+
+
+def _real_horizon(config: JsonMapping, policy: LeRobotPolicy, most: int) -> int | None:
+    """Return the actions that reach the robot; LeRobot gives fewer where the chunk ends."""
+    key = policy.action_steps_key
+    return min(config.count(key), most) if key else None
+
+
+def _denoise_steps(config: JsonMapping, policy: LeRobotPolicy) -> int:
+    """Return the steps of a chunk, 1 for a network that runs once."""
+    key, trained = policy.denoise_steps_key, policy.train_steps_key
+    if key is None:
+        return 1
+    return config.count(trained if trained and config.values.get(key) is None else key)
+
+
 def _check_values(config: JsonMapping, policy: LeRobotPolicy) -> None:
     """Refuse values of config.json that network and processing are not written for."""
-    for key, expected in {**_FIXED, **policy.fixed}.items():
+    usual = {} if policy.observation_steps_key else _FIXED
+    for key, expected in {**usual, **policy.fixed}.items():
         expect(config, key, expected)
     for key, most in policy.at_most.items():
         found = config.get(key, int, most)

@@ -24,13 +24,15 @@ from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 
+from vla_runtime.family.noise_schedule import NoiseScheduler
 from vla_runtime.family.performance_figures import PerformanceFigures
 from vla_runtime.files.safetensors_reader import SafetensorsReader
 from vla_runtime.processing.prompt_layout import PromptLayout
 
 # `flow`: denoised over N steps. `single`: one pass, without noise and time. `tokens`: actions
-# written as tokens, one a pass, greedy; engines run the whole answer as one pass.
-Head = Literal['flow', 'single', 'tokens']
+# written as tokens, one a pass, greedy; engines run the whole answer as one pass. `diffusion`: a
+# scheduler's steps, with fresh noise where it draws some (`noise_schedule`).
+Head = Literal['flow', 'single', 'tokens', 'diffusion']
 # `normal`: standard normal. `uniform`: in [-1, 1).
 Noise = Literal['normal', 'uniform']
 Shape = tuple[int, ...]
@@ -48,7 +50,10 @@ class PolicyDims(Protocol):
     - `image_sizes`, (height, width) of each camera's image in pixels.
     A family whose padded action dimensions are masked has `real_actions`, which
     `real_action_dim` reads; one whose chunk is longer than a robot's has `real_horizon`, which the
-    function of that name reads. A family with language (`Family.templates`) has those of
+    function of that name reads. One whose chunk begins before the observation has `first_action`;
+    one that sees the states of several steps has `observation_steps`, T, and earlier frames as
+    cameras of their own (`CameraSpec.frame_of`). A `diffusion` head has `scheduler`, a
+    `noise_schedule.NoiseScheduler`. A family with language (`Family.templates`) has those of
     `LanguageDims`. One whose images stand inside the prompt (`PromptLayout.image`) also has
     `image_places`, text tokens before each camera's image; its `tokens` are the text without the
     images.
@@ -109,6 +114,23 @@ def real_horizon(dims: PolicyDims) -> int:
     """Actions of a chunk that the robot gets; the network's further ones are padding."""
     real: int = getattr(dims, 'real_horizon', dims.horizon)
     return real
+
+
+def first_action(dims: PolicyDims) -> int:
+    """Row of a chunk that is due at the observation's time; those before it are of the past."""
+    first: int = getattr(dims, 'first_action', 0)
+    return first
+
+
+def observation_steps(dims: PolicyDims) -> int | None:
+    """Steps whose states the policy is given, the newest included; None: one state, no history."""
+    return getattr(dims, 'observation_steps', None)
+
+
+def scheduler_of(dims: PolicyDims) -> NoiseScheduler:
+    """Return the scheduler of a policy with a `diffusion` head."""
+    scheduler: NoiseScheduler = dims.scheduler  # type: ignore[attr-defined]
+    return scheduler
 
 
 def distinct_image_sizes(dims: PolicyDims) -> tuple[tuple[int, int], ...]:
@@ -185,7 +207,7 @@ class Family:
         noise: distribution that a `flow` begins with.
         cuts_padding: True where a prompt whose padding is cut off at the end gives the head the
             same, its tensors shorter, and zeros behind them change nothing.
-        flow_steps: Euler steps of its published policies; other heads than `flow` have none.
+        flow_steps: denoise steps of its published policies; heads of one pass have none.
         figures: performance figures by name of the published size, a key of `presets`.
     """
 
@@ -207,7 +229,12 @@ class Family:
     @property
     def denoise_steps(self) -> int:
         """Runs of the head for a chunk, as its published policies are run."""
-        return self.flow_steps if self.head == 'flow' else 1
+        return self.flow_steps if self.takes_steps else 1
+
+    @property
+    def takes_steps(self) -> bool:
+        """True for a head that denoises over steps, from noise."""
+        return self.head in ('flow', 'diffusion')
 
     @property
     def has_language(self) -> bool:
@@ -238,6 +265,11 @@ def prompt_inputs(dims: LanguageDims) -> dict[str, RowInput]:
 def state_input(dims: PolicyDims) -> dict[str, RowInput]:
     """Input of a state token: the state, normalised and padded."""
     return {'state': RowInput('float32', (dims.state_dim,))}
+
+
+def states_input(dims: PolicyDims) -> dict[str, RowInput]:
+    """Input of the states of all steps of an observation, the oldest first, each normalised."""
+    return {'state': RowInput('float32', (observation_steps(dims) or 1, dims.state_dim))}
 
 
 def no_inputs(dims: PolicyDims) -> dict[str, RowInput]:

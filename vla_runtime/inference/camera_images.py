@@ -61,7 +61,7 @@ class CameraImages:
         if self._padded:
             self._pixels = np.stack([black_pixels(height) for height, _ in self._sizes])
             return
-        self._tables = [_table(bundle, camera.name) for camera in spec.cameras]
+        self._tables = [_table(bundle, camera.frame_of or camera.name) for camera in spec.cameras]
         if spec.normalisation.images is not None:
             self.levels_per_unit = np.stack([levels_per_unit(table) for table in self._tables])
         pixels = [np.zeros((3, *size), dtype=np.float32) for size in self._sizes]

@@ -5,7 +5,8 @@
    shows it; the token that has seen all says where it is, reads the state back, and foretells where
    the arm will be at the chunk's end.
 3. The expert's chunks, with the second stage's loss beside it: `FlowObjective` for heads that
-   denoise, `ChunkObjective` for those that make a chunk in one pass.
+   denoise along a flow, `DiffusionObjective` with a scheduler, `ChunkObjective` for those that make
+   a chunk in one pass.
 
 Without the first two, flow matching alone stays at chance about which block is meant for as long
 as was tried; and without the pointing, so does the second (1200 steps), since the last token must
@@ -15,26 +16,33 @@ after training.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_runtime.families.flow_network import FlowNetwork, SinglePassNetwork
-from vla_runtime.family.declaration import Family
+from vla_runtime.family.declaration import Family, PolicyDims, scheduler_of
+from vla_runtime.family.noise_schedule import NoiseScheduler
 from vla_tabletop.training.recipes.recipe import Prefix
 from vla_tabletop.training.samples import IMAGE_SIZE, PATCH_SIZE
 
 # The image is 64x48 in a 64x64 square: half its height, in which `project` counts, is 24 pixels.
 HALF_HEIGHT_PX = 24.0
 GROUND_WEIGHT = 0.2
+# Network and images (n, 3, S, S) to image tokens (n, N, W).
+See = Callable[[Any, Tensor], Tensor]
 
 
 class SeeObjective(nn.Module):
     """First stage: find the patch of each block's centre, and its offset from the middle."""
 
-    def __init__(self, width: int, colours: int) -> None:
+    def __init__(self, width: int, colours: int, see: See | None = None) -> None:
         super().__init__()
         self.head = nn.Linear(width, colours * 3)
+        self._see = see
 
     def forward(
         self, network: FlowNetwork, pixels: Tensor, pixel: Tensor
@@ -46,7 +54,8 @@ class SeeObjective(nn.Module):
             pixel: (B, V, C, 2) centres as `Tabletop.project` gives them; NaN behind the camera.
         """
         images = pixels.flatten(0, 1)
-        out = self.head(network.vision(images)).unflatten(-1, (-1, 3))  # (n, N, C, 3)
+        tokens = network.vision(images) if self._see is None else self._see(network, images)
+        out = self.head(tokens).unflatten(-1, (-1, 3))  # (n, N, C, 3)
         patch, offset, seen = locate(pixel.flatten(0, 1))
         patch = patch[seen]
         logits = out[..., 0].transpose(1, 2)[seen]  # (seen, N)
@@ -62,9 +71,9 @@ class SeeObjective(nn.Module):
 class GroundObjective(nn.Module):
     """The named block, in the images and on the table; the state, and the chunk's end."""
 
-    def __init__(self, width: int, state_dim: int, action_dim: int) -> None:
+    def __init__(self, image_width: int, width: int, state_dim: int, action_dim: int) -> None:
         super().__init__()
-        self.point = nn.Linear(width, 1)
+        self.point = nn.Linear(image_width, 1)
         self.place = _head(width, 2)
         self.state = _head(width, state_dim)
         self.end = _head(width, action_dim)
@@ -145,6 +154,58 @@ class FlowObjective(nn.Module):
         return (self.step_weight * (velocity - (noise - actions)).square()).mean()
 
 
+class DiffusionObjective(nn.Module):
+    """Loss of a scheduler's prediction (arXiv 2006.11239), at training steps drawn evenly.
+
+    Args:
+        draws: (noise, step) pairs a prefix.
+        step_weight: (H,) weight of each step's squared error, of mean 1.
+        scheduler: scheduler of the network.
+    """
+
+    step_weight: Tensor
+    kept: Tensor
+
+    def __init__(self, draws: int, step_weight: Tensor, scheduler: NoiseScheduler) -> None:
+        super().__init__()
+        self.draws = draws
+        self.prediction = scheduler.prediction
+        self.register_buffer('step_weight', step_weight[:, None], persistent=False)
+        kept = torch.from_numpy(scheduler.kept_table())
+        self.register_buffer('kept', kept, persistent=False)
+
+    def forward(
+        self,
+        network: FlowNetwork,
+        prefix: Prefix,
+        actions: Tensor,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Weighted mean squared error of the prediction.
+
+        Args:
+            actions: (B, H, A) normalised.
+        """
+        actions = actions.repeat_interleave(self.draws, dim=0)
+        noise = torch.randn(actions.shape, generator=generator).to(actions)
+        steps = torch.randint(len(self.kept), (len(actions),), generator=generator).to(
+            actions.device
+        )
+        kept = self.kept[steps][:, None, None]
+        signal, spread = kept.sqrt(), (1 - kept).sqrt()
+        targets = {
+            'epsilon': noise,
+            'sample': actions,
+            'v_prediction': signal * noise - spread * actions,
+        }
+        predicted = network.velocity(
+            signal * actions + spread * noise,
+            prefix.past,
+            network.time_conditioning(steps.to(actions)),
+        )
+        return (self.step_weight * (predicted - targets[self.prediction]).square()).mean()
+
+
 class ChunkObjective(nn.Module):
     """L1 of a chunk made in one pass (arXiv 2304.13705, without the variational encoder).
 
@@ -173,10 +234,12 @@ class ChunkObjective(nn.Module):
         return (self.step_weight * (network.actions(prefix.past) - actions).abs()).mean()
 
 
-def chunk_objective(family: Family, draws: int, step_weight: Tensor) -> nn.Module:
+def chunk_objective(family: Family, dims: PolicyDims, draws: int, step_weight: Tensor) -> nn.Module:
     """Return the third stage's objective for a family's kind of head."""
     if family.head == 'flow':
         return FlowObjective(draws, step_weight)
+    if family.head == 'diffusion':
+        return DiffusionObjective(draws, step_weight, scheduler_of(dims))
     return ChunkObjective(step_weight)
 
 

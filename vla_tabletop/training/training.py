@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from vla_runtime.families.diffusion_network import advance
 from vla_runtime.families.flow_network import FlowNetwork, build_network
+from vla_runtime.family.declaration import scheduler_of
 from vla_runtime.files.atomic_write import atomic_write
 from vla_tabletop.sim.scene import COLOURS
 from vla_tabletop.sim.world import JOINT_NAMES
@@ -30,7 +33,7 @@ from vla_tabletop.training.objectives import (
     chunk_objective,
 )
 from vla_tabletop.training.recipes import DEMO_FAMILY, find_recipe
-from vla_tabletop.training.recipes.recipe import STAGES, WIDTH, Prefix, Recipe
+from vla_tabletop.training.recipes.recipe import STAGES, Prefix, Recipe
 from vla_tabletop.training.samples import Batch, Samples, absolute, frame_batches
 from vla_tabletop.training.start import Start
 
@@ -39,6 +42,8 @@ _CHECK_EVERY = 250
 _CHECK_FRAMES = 128
 _CHECKPOINT_EVERY = 250
 _LOG_EVERY = 10
+# Denoise steps of a check with a scheduler.
+_CHECK_STEPS = 10
 
 Metrics = dict[str, float]
 
@@ -83,9 +88,11 @@ class Learner(nn.Module):
         super().__init__()
         dims = recipe.dims(vocabulary)
         self.network = build_network(recipe.name, dims)
-        self.see = SeeObjective(WIDTH, len(COLOURS))
-        self.ground = GroundObjective(WIDTH, len(JOINT_NAMES), dims.action_dim)
-        self.act = chunk_objective(recipe.family, draws, torch.from_numpy(step_weight))
+        self.see = SeeObjective(recipe.image_width, len(COLOURS), recipe.see)
+        self.ground = GroundObjective(
+            recipe.image_width, recipe.last_width, len(JOINT_NAMES), dims.action_dim
+        )
+        self.act = chunk_objective(recipe.family, dims, draws, torch.from_numpy(step_weight))
 
 
 class Training:
@@ -232,12 +239,7 @@ class Training:
         prefix = self._prefix(network, batch)
         generator = torch.Generator().manual_seed(self.plan.seed)
         x = torch.randn(batch.actions.shape, generator=generator).to(self.device)
-        # A head of one pass is a flow of one step from zero, see `SinglePassNetwork`.
-        x *= self.recipe.family.head == 'flow'
-        times = torch.linspace(1.0, 0.0, self.recipe.denoise_steps + 1, device=self.device)
-        for t, following in pairwise(times):
-            conditioning = network.time_conditioning(t[None])
-            x = x + (following - t) * network.velocity(x, prefix.past, conditioning)
+        x = _denoised(network, self.recipe, x, prefix.past)
         data = self.samples.data
         actions = self.samples.action_normalizer.denormalise(x.cpu().numpy())
         ends = absolute(actions, data.state[frames])[:, -1, :5]
@@ -291,6 +293,31 @@ class Training:
         self._optimizer.load_state_dict(state['optimizer'])
         self.history = state['history']
         self._stage, self._step = state['stage'], state['step']
+
+
+def _denoised(
+    network: FlowNetwork, recipe: Recipe, x: Tensor, past: Mapping[str, Tensor]
+) -> Tensor:
+    """Chunks (B, H, A) from noise x, with the recommended steps."""
+    if recipe.family.head == 'diffusion':
+        # Without noise of their own, whatever the scheduler of training.
+        scheduler = replace(scheduler_of(network.dims), kind='ddim')
+        ones, zero = torch.ones(1, device=x.device), torch.zeros_like(x)
+        for t, update in zip(
+            scheduler.timesteps(_CHECK_STEPS), scheduler.updates(_CHECK_STEPS), strict=True
+        ):
+            conditioning = network.time_conditioning(torch.tensor([float(t)], device=x.device))
+            predicted = network.velocity(x, past, conditioning)
+            numbers = torch.from_numpy(update).to(x.device)
+            x = advance(x, predicted, numbers, zero, ones, zero, zero[:, :, :1])
+        return x
+    # A head of one pass is a flow of one step from zero, see `SinglePassNetwork`.
+    x = x * (recipe.family.head == 'flow')
+    times = torch.linspace(1.0, 0.0, recipe.denoise_steps + 1, device=x.device)
+    for t, following in pairwise(times):
+        velocity = network.velocity(x, past, network.time_conditioning(t[None]))
+        x = x + (following - t) * velocity
+    return x
 
 
 def learning_rate(plan: TrainingSettings, step: int, total: int, warm_up: int = 100) -> float:

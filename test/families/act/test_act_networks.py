@@ -13,10 +13,11 @@ from network_cases import each_case, each_entry, relative_error
 from tiny_policy import tiny_dims
 
 from vla_runtime.families.act.checkpoint import NAMES
-from vla_runtime.families.act.dimensions import ActDims, ResNetDims
+from vla_runtime.families.act.dimensions import ActDims
 from vla_runtime.families.act.networks import Act
 from vla_runtime.families.act.positions import map_positions
 from vla_runtime.families.blocks.layers import matrix_names
+from vla_runtime.families.blocks.resnet_dimensions import ResNetDims
 from vla_runtime.families.flow_network import build_network
 
 # Relative to the largest value: float32's own noise is up to 7e-6 in the actions.

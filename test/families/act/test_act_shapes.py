@@ -10,7 +10,8 @@ from test_act_networks import VARIANTS
 from tiny_policy import tiny_spec
 
 from vla_runtime.bundle.rules import dump_spec, parse_spec
-from vla_runtime.families.act.dimensions import ACT, ActDims, ResNetDims
+from vla_runtime.families.act.dimensions import ACT, ActDims
+from vla_runtime.families.blocks.resnet_dimensions import ResNetDims
 from vla_runtime.families.flow_network import empty_network
 from vla_runtime.families.traced_shapes import trace_shapes
 

@@ -15,34 +15,12 @@ from vla_runtime.checkpoints.lerobot_early import read_config
 from vla_runtime.checkpoints.lerobot_folder import LeRobotPolicy
 from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source
 from vla_runtime.checkpoints.tensor_names import TensorNames, row, rows_under
-from vla_runtime.families.act.dimensions import ActDims, Activation, ResNetDims, StackDims
+from vla_runtime.families.act.dimensions import ActDims, Activation, StackDims
 from vla_runtime.families.blocks.block_sizes import Shapes, check_stated, checked_dims
+from vla_runtime.families.blocks.resnet_tensors import resnet_dims, resnet_rows
 from vla_runtime.files.json_file import JsonMapping
 
 _Rows = tuple[tuple[re.Pattern[str], str], ...]
-_STAGES = 4
-# Convolutions of a bottleneck; other blocks have the first two.
-_CONVOLUTIONS = 3
-
-
-def _conv_norm(conv: str, norm: str, ours: str) -> _Rows:
-    leaves = r'(?P<leaf>weight|bias|running_mean|running_var)'
-    return (
-        row(rf'backbone\.{conv}\.weight', rf'vision.backbone.{ours}.conv.weight'),
-        row(rf'backbone\.{norm}\.{leaves}', rf'vision.backbone.{ours}.norm.\g<leaf>'),
-    )
-
-
-def _stage(stage: int) -> _Rows:
-    theirs, ours = rf'layer{stage + 1}\.(?P<b>\d+)\.', rf'stages.{stage}.\g<b>.'
-    convolutions = [
-        _conv_norm(
-            rf'{theirs}conv{number + 1}', rf'{theirs}bn{number + 1}', f'{ours}convolutions.{number}'
-        )
-        for number in range(_CONVOLUTIONS)
-    ]
-    shortcut = _conv_norm(rf'{theirs}downsample\.0', rf'{theirs}downsample\.1', f'{ours}shortcut')
-    return (*(one for rows in convolutions for one in rows), *shortcut)
 
 
 def _stack(stack: str, attentions: Mapping[str, str]) -> _Rows:
@@ -68,8 +46,7 @@ _ENCODER = {'self_attn': 'attention'}
 _DECODER = {'self_attn': 'self_attention', 'multihead_attn': 'cross_attention'}
 NAMES = TensorNames(
     rows=(
-        *_conv_norm('conv1', 'bn1', 'stem'),
-        *(one for stage in range(_STAGES) for one in _stage(stage)),
+        *resnet_rows(r'backbone\.', 'vision.backbone.', ('conv1', 'bn1'), r'layer{}', first=1),
         *_stack('encoder', _ENCODER),
         *_stack('decoder', _DECODER),
         # At inference the latent is zero, so its token is this bias.
@@ -114,7 +91,8 @@ class ActReader(CheckpointReader):
     def sizes(self, source: Source) -> MakeDims:
         folder, tensors, facts, _, missing = source
         shape, config = Shapes(tensors, 'ACT'), read_config(folder)
-        backbone = _resnet(shape, config)
+        dilated = bool(config.get('replace_final_stride_with_dilation', (bool, int), False))
+        backbone = resnet_dims(shape, 'vision.backbone', dilated=dilated)
         heads, activation = config.count('n_heads'), _activation(config)
         pre_norm = config.get('pre_norm', bool, False)
         encoder, decoder = (_stack_dims(shape, stack, heads) for stack in ('encoder', 'decoder'))
@@ -143,24 +121,6 @@ class ActReader(CheckpointReader):
                 pre_norm=pre_norm,
             )
         )
-
-
-def _resnet(shape: Shapes, config: JsonMapping) -> ResNetDims:
-    backbone = 'vision.backbone'
-    blocks = [shape.depth(f'{backbone}.stages.{stage}') for stage in range(_STAGES)]
-    channels = [
-        shape(f'{backbone}.stages.{stage}.0.convolutions.0.conv.weight', 4)[0]
-        for stage in range(_STAGES)
-    ]
-    return checked_dims(
-        lambda: ResNetDims(
-            stem=shape(f'{backbone}.stem.conv.weight', 4)[0],
-            channels=cast(tuple[int, int, int, int], tuple(channels)),
-            blocks=cast(tuple[int, int, int, int], tuple(blocks)),
-            bottleneck=f'{backbone}.stages.0.0.convolutions.2.conv.weight' in shape,
-            dilated=bool(config.get('replace_final_stride_with_dilation', (bool, int), False)),
-        )
-    )
 
 
 def _stack_dims(shape: Shapes, stack: str, heads: int) -> StackDims:

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from vla_runtime.families.act.dimensions import ActDims, Activation, StackDims
 from vla_runtime.families.act.positions import map_positions
-from vla_runtime.families.act.resnet import ConvNorm, ResNet
 from vla_runtime.families.blocks.attention import attend, images_of_rows
 from vla_runtime.families.blocks.layers import Linear, MultiHeadAttention
+from vla_runtime.families.blocks.resnet import ConvNorm, ResNet
 from vla_runtime.families.flow_network import SinglePassNetwork
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vla_runtime.bundle.schema import CameraSpec, NormalisationSpec
+from vla_runtime.bundle.schema import CameraSpec, NormalisationSpec, earlier_name
 from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.checkpoints.feature_names import CAMERA_FEATURE
 from vla_runtime.checkpoints.folder_facts import (
@@ -327,7 +327,7 @@ def _cameras(found: _Settings) -> tuple[CameraSpec, ...]:
     return tuple(
         CameraSpec(name)
         if step == 0
-        else CameraSpec(f'{name}_{-step}_steps_ago', frame_of=name, steps_ago=-step)
+        else CameraSpec(earlier_name(name, -step), frame_of=name, steps_ago=-step)
         for step in steps
         for name in names
     )

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from vla_tabletop.training.recipes.recipe import Recipe
 
 # Family of a recipe to the bundle that was trained with it and ships, a folder of engines/.
-SHIPPED = {'pi05': 'demo', 'smolvla': 'demo_smolvla', 'act': 'demo_act'}
+SHIPPED = {
+    'pi05': 'demo',
+    'smolvla': 'demo_smolvla',
+    'act': 'demo_act',
+    'diffusion': 'demo_diffusion',
+}
 RECIPE_NAMES = tuple(SHIPPED)
 DEMO_FAMILY = 'pi05'
 

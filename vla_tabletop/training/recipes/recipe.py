@@ -25,8 +25,8 @@ class Prefix(NamedTuple):
 
     Attributes:
         past: tensors that the head reads, as `FlowNetwork.velocity` takes them, for B rows.
-        images: (B, V, N, WIDTH) of the image tokens.
-        last: (B, WIDTH) of the token that has seen all the others.
+        images: (B, V, N, image_width) of the image tokens.
+        last: (B, last_width) of the token that has seen all the others.
     """
 
     past: Mapping[str, Tensor]
@@ -42,20 +42,24 @@ PrefixForward = Callable[[Any, Tensor, Mapping[str, Tensor]], Prefix]
 class Recipe:
     """Construction, initial weights and training samples of a family's tabletop policy.
 
-    Which loss trains the head follows from its kind: flow matching for `flow`, L1 for `single`.
+    Which loss trains the head follows from its kind: flow matching for `flow`, L1 for `single`, the
+    scheduler's for `diffusion`.
 
     Attributes:
         name: name of the family.
         title: name of the bundle.
         dims: size of the vocabulary to the network's dimensions.
         steps: optimiser steps of each stage, from scratch.
-        draws: (noise, time) pairs that share one prefix, for `flow`.
+        draws: (noise, time) pairs that share one prefix, for `flow` and `diffusion`.
         tasks: tasks that it is taught.
         prompt: form of its prompts; None for a family without language, which learns one task.
         initialise: sets the starting weights in place: network, token ids of the numbers that a
             state bin can be, generator.
         prefix: forward of vision and prefix, differentiable.
         denoise_steps: recommended.
+        see: image tokens of images (n, 3, S, S), where they are not those of the vision network: a
+            token for every square of `PATCH_SIZE` pixels.
+        image_width, last_width: numbers of an image token, and of what `Prefix.last` is.
         half: the bundle's weights are stored in float16, which halves it.
     """
 
@@ -70,6 +74,9 @@ class Recipe:
     prefix: PrefixForward
     denoise_steps: int
     half: bool = False
+    see: Callable[[Any, Tensor], Tensor] | None = None
+    image_width: int = WIDTH
+    last_width: int = WIDTH
 
     @property
     def family(self) -> Family:

@@ -1,4 +1,4 @@
-"""Residual network (arXiv 1512.03385) with frozen batch norms, as ACT reads its images.
+"""Residual network (arXiv 1512.03385) with frozen batch norms, or with group norms.
 
 The stride of a bottleneck is on its 3x3 convolution, as in torchvision.
 """
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_runtime.families.act.dimensions import ResNetDims
+from vla_runtime.families.blocks.resnet_dimensions import ResNetDims
 
 _EPSILON = 1e-5
 
@@ -31,17 +31,26 @@ class FrozenNorm(nn.Module):
 
 
 class ConvNorm(nn.Module):
-    """A convolution without bias and its frozen norm, computed as one convolution with bias.
+    """A convolution without bias and its norm; with a frozen one, one convolution with bias.
 
     Once folded it computes in the dtype that it was folded for, and gives its map in it.
+
+    Args:
+        groups: groups of a group norm; 0 for a frozen one.
     """
 
     def __init__(
-        self, inputs: int, outputs: int, kernel: int, stride: int = 1, dilation: int = 1
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        stride: int = 1,
+        dilation: int = 1,
+        groups: int = 0,
     ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(inputs, outputs, kernel, bias=False)
-        self.norm = FrozenNorm(outputs)
+        self.norm = nn.GroupNorm(groups, outputs) if groups else FrozenNorm(outputs)
         self.stride, self.dilation = stride, dilation
         self.padding = dilation * (kernel // 2)
         self._folded: tuple[Tensor, Tensor] | None = None
@@ -50,8 +59,10 @@ class ConvNorm(nn.Module):
         """Keep the convolution with the norm in it; the weights must not change any more.
 
         On a CPU channels come last in memory: a 3x3 convolution of ResNet-18's sizes then reads
-        and writes without reordering, and takes 0.7 of the time.
+        and writes without reordering, and takes 0.7 of the time. A group norm stays by itself.
         """
+        if not isinstance(self.norm, FrozenNorm):
+            return
         weight, bias = (tensor.to(dtype) for tensor in self._fold())
         if weight.device.type == 'cpu':
             weight = weight.contiguous(memory_format=torch.channels_last)
@@ -59,11 +70,16 @@ class ConvNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, inputs, h, w) to (n, outputs, ceil(h / stride), ceil(w / stride))."""
+        if isinstance(self.norm, nn.GroupNorm):
+            weight = self.conv.weight
+            x = F.conv2d(x, weight, None, self.stride, self.padding, self.dilation)
+            return self.norm(x)
         on_device = self._folded is not None and self._folded[0].device == x.device
         weight, bias = self._folded if self._folded and on_device else self._fold()
         return F.conv2d(x.to(weight.dtype), weight, bias, self.stride, self.padding, self.dilation)
 
     def _fold(self) -> tuple[Tensor, Tensor]:
+        assert isinstance(self.norm, FrozenNorm)
         scale, shift = self.norm.scale_and_shift()
         return self.conv.weight * scale[:, None, None, None], shift
 
@@ -76,21 +92,22 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         outputs = channels * dims.expansion
+        inner, outer = dims.groups(channels), dims.groups(outputs)
         if dims.bottleneck:
             convolutions = [
-                ConvNorm(inputs, channels, 1),
-                ConvNorm(channels, channels, 3, stride, dilation),
-                ConvNorm(channels, outputs, 1),
+                ConvNorm(inputs, channels, 1, groups=inner),
+                ConvNorm(channels, channels, 3, stride, dilation, groups=inner),
+                ConvNorm(channels, outputs, 1, groups=outer),
             ]
         else:
             convolutions = [
-                ConvNorm(inputs, channels, 3, stride),
-                ConvNorm(channels, channels, 3),
+                ConvNorm(inputs, channels, 3, stride, groups=inner),
+                ConvNorm(channels, channels, 3, groups=inner),
             ]
         self.convolutions = nn.ModuleList(convolutions)
         self.shortcut: ConvNorm | None = None
         if stride != 1 or inputs != outputs:
-            self.shortcut = ConvNorm(inputs, outputs, 1, stride)
+            self.shortcut = ConvNorm(inputs, outputs, 1, stride, groups=outer)
 
     def forward(self, x: Tensor) -> Tensor:
         residual = x if self.shortcut is None else self.shortcut(x)
@@ -105,7 +122,7 @@ class ResNet(nn.Module):
 
     def __init__(self, dims: ResNetDims) -> None:
         super().__init__()
-        self.stem = ConvNorm(3, dims.stem, 7, stride=2)
+        self.stem = ConvNorm(3, dims.stem, 7, stride=2, groups=dims.groups(dims.stem))
         self.stages = nn.ModuleList()
         inputs, last = dims.stem, len(dims.blocks) - 1
         for index, (channels, count) in enumerate(zip(dims.channels, dims.blocks, strict=True)):

@@ -1,0 +1,161 @@
+"""The networks of Diffusion Policy against LeRobot's own numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusion_cases import DiffusionCase, Sampling, load_diffusion_case
+from network_cases import each_case, each_entry, relative_error
+
+from vla_runtime.families.diffusion_network import advance
+from vla_runtime.family.noise_schedule import NoiseScheduler
+
+# Relative to the largest value: float32's own noise is up to 1.5e-5 in the actions.
+BOUND = 5e-5
+
+entries = each_entry('diffusion')
+cases = each_case('diffusion')
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients():
+    with torch.inference_mode():
+        yield
+
+
+def step(
+    case: DiffusionCase,
+    sampling: Sampling,
+    past: dict[str, torch.Tensor],
+    k: int,
+    b: int,
+    x: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The next x (H, A) and the prediction of a step from x (H, A)."""
+    scheduler, steps = sampling.scheduler, sampling.steps
+    t = scheduler.timesteps(steps)[k]
+    table = case.network.time_conditioning(torch.tensor([float(t)]))
+    predicted = case.network.velocity(x[None], past, table)
+    zero = torch.zeros_like(x)[None]
+    moved = advance(
+        x[None],
+        predicted,
+        torch.from_numpy(scheduler.updates(steps)[k]),
+        torch.from_numpy(case.step_noise(sampling, b)[k])[None],
+        torch.ones(1),
+        zero,
+        zero[:, :, :1],
+    )
+    return moved[0], predicted[0]
+
+
+@pytest.mark.cases
+@cases
+def test_tables_of_the_schedules_equal_the_reference(path: Path):
+    case = load_diffusion_case(path)
+    d, tensors = case.description, case.tensors
+    names = [name.removeprefix('betas.') for name in tensors if name.startswith('betas.')]
+    assert names
+    for name in names:
+        scheduler = NoiseScheduler(
+            'ddpm', d['num_train_timesteps'], name, d['beta_start'], d['beta_end']
+        )
+        assert relative_error(scheduler.beta_table(), tensors[f'betas.{name}']) <= 1e-8
+        assert relative_error(scheduler.kept_table(), tensors[f'alphas_cumprod.{name}']) == 0
+    own = case.network.dims.scheduler
+    for steps, expected in d['timesteps_by_num_inference_steps'].items():
+        assert own.timesteps(int(steps)).tolist() == expected
+
+
+@pytest.mark.cases
+@entries
+def test_images_equal_the_reference_stage_by_stage(path: Path, b: int):
+    case = load_diffusion_case(path)
+    network, tensors = case.network, case.tensors
+    steps, cameras = case.description['n_obs_steps'], len(case.cameras)
+    pixels = case.pixels(b)
+    framed = network.vision.framing(pixels)
+    newest_first = list(reversed(range(steps)))
+    for place, at in enumerate(newest_first):
+        image = place * cameras
+        assert relative_error(pixels[image], tensors['image_0'][b, at]) <= 1e-6
+        assert relative_error(framed[image], tensors['model_image_0'][b, at]) <= BOUND
+        for camera in case.cameras:
+            encoder = (
+                network.vision.encoder if network.encoders is None else network.encoders[camera]
+            )
+            x = encoder.backbone.stem_map(framed[image + camera][None])
+            stages = [('stem', x)]
+            for number, stage in enumerate(encoder.backbone.stages, start=1):
+                for block in stage:
+                    x = block(x)
+                stages.append((f'layer{number}', x))
+            for name, found in stages if camera == 0 else ():
+                expected = tensors[f'backbone_{name}_0'][b, at]
+                assert relative_error(found[0], expected) <= BOUND, name
+            places = encoder.pool(x)[0]
+            assert relative_error(places, tensors[f'keypoints_{camera}'][b, at]) <= BOUND
+    features = network.image_features(case.image_tokens(b), case.visible())
+    for camera in case.cameras:
+        assert relative_error(features[:, camera], tensors[f'camera_features_{camera}'][b]) <= BOUND
+    observed = network.observation(features[None], case.state(b))
+    assert relative_error(observed[0], tensors['global_cond'][b]) <= BOUND
+
+
+@pytest.mark.cases
+@cases
+def test_time_features_equal_the_reference(path: Path):
+    case = load_diffusion_case(path)
+    times = torch.arange(case.description['num_train_timesteps'], dtype=torch.float32)
+    found = case.network.unet.time_features(times)
+    assert relative_error(found, case.tensors['time_features_all']) <= BOUND
+
+
+@pytest.mark.cases
+@entries
+def test_every_step_of_every_sampler_equals_the_reference(path: Path, b: int):
+    case = load_diffusion_case(path)
+    past, tensors = case.prefix(b), case.tensors
+    for sampling in case.samplings:
+        x = tensors[f'{sampling.prefix}x_t'][0, b]
+        for k, t in enumerate(tensors[f'{sampling.prefix}t']):
+            assert sampling.scheduler.timesteps(sampling.steps)[k] == t
+            recorded = tensors[f'{sampling.prefix}x_t'][k, b]
+            moved, predicted = step(case, sampling, past, k, b, recorded)
+            expected = tensors[f'{sampling.prefix}x_next'][k, b]
+            # An early step divides float32's noise of the prediction by sqrt(alpha).
+            update = sampling.scheduler.updates(sampling.steps)[k]
+            gain = max(1.0, abs(float(update[1] / update[2] * update[4] + update[6])))
+            assert relative_error(moved, expected) <= BOUND * gain, (sampling.name, k)
+            if not sampling.prefix:
+                assert relative_error(predicted, tensors['model_output'][k, b]) <= BOUND
+            x, _ = step(case, sampling, past, k, b, x)
+        assert relative_error(x, tensors[f'{sampling.prefix}trajectory'][b]) <= BOUND, sampling.name
+
+
+@pytest.mark.cases
+@entries
+def test_numpy_updates_as_the_engines_do(path: Path, b: int):
+    from vla_runtime.family.noise_schedule import advance as in_numpy
+
+    random = np.random.default_rng(b)
+    case = load_diffusion_case(path)
+    shape = (case.network.dims.horizon, case.network.dims.action_dim)
+    x, mixed, noise, plan = (random.normal(size=shape).astype(np.float32) for _ in range(4))
+    weight = random.uniform(size=(shape[0], 1)).astype(np.float32)
+    for sampling in case.samplings:
+        for update in sampling.scheduler.updates(sampling.steps):
+            tensors = (torch.from_numpy(a)[None] for a in (x, mixed))
+            theirs = advance(
+                *tensors,
+                torch.from_numpy(update),
+                torch.from_numpy(noise)[None],
+                torch.ones(1),
+                torch.from_numpy(plan)[None],
+                torch.from_numpy(weight)[None],
+            )
+            found = in_numpy(x, mixed, update, noise, plan, weight)
+            assert relative_error(found, theirs[0]) <= 1e-6

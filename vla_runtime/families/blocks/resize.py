@@ -1,0 +1,39 @@
+"""Resize and crop of images inside a network, as training code does them on normalised pixels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def resize_bilinear(pixels: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize (n, C, h, w) to (n, C, *size), bilinear with antialiasing, without keeping the aspect.
+
+    Both axes are products with a matrix of weights, which are triangles as wide as a pixel of the
+    coarser grid (torchvision's `resize` on tensors).
+    """
+    high, wide = pixels.shape[-2:]
+    if size[0] != high:
+        pixels = _weights(high, size[0], pixels.device) @ pixels
+    if size[1] != wide:
+        pixels = pixels @ _weights(wide, size[1], pixels.device).T
+    return pixels
+
+
+def _weights(before: int, after: int, device: torch.device) -> Tensor:
+    """Weights (after, before) float32 of an axis; each row sums to 1."""
+    scale = before / after
+    reach = max(scale, 1.0)
+    centres = (torch.arange(after, dtype=torch.float32, device=device) + 0.5) * scale
+    places = torch.arange(before, dtype=torch.float32, device=device) + 0.5
+    distance = (places[None] - centres[:, None]) / reach
+    # |d| as a maximum: fewer operators than the export would need for it.
+    weights = (1.0 - torch.maximum(distance, -distance)).relu()
+    return weights / weights.sum(dim=[1], keepdim=True)
+
+
+def crop_middle(pixels: Tensor, size: tuple[int, int]) -> Tensor:
+    """Cut the middle (n, C, *size) out of (n, C, h, w); halves round to even, as torchvision's."""
+    high, wide = pixels.shape[-2:]
+    top, left = round((high - size[0]) / 2), round((wide - size[1]) / 2)
+    return pixels[:, :, top : top + size[0], left : left + size[1]]

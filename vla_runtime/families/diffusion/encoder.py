@@ -1,0 +1,94 @@
+"""Images of Diffusion Policy: a residual network, and the places of its keypoints."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vla_runtime.families.blocks.resize import crop_middle, resize_bilinear
+from vla_runtime.families.blocks.resnet import ResNet
+from vla_runtime.families.diffusion.dimensions import DiffusionDims
+
+
+class Framing(nn.Module):
+    """Resize and crop of a camera's images."""
+
+    def __init__(self, dims: DiffusionDims) -> None:
+        super().__init__()
+        self.resize, self.crop = dims.resize, dims.crop
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(n, 3, h, w) to (n, 3, *dims.seen)."""
+        if self.resize is not None:
+            pixels = resize_bilinear(pixels, self.resize)
+        return pixels if self.crop is None else crop_middle(pixels, self.crop)
+
+
+class Keypoints(nn.Module):
+    """Spatial softmax (arXiv 1504.00702): the mean place of each keypoint on a feature map.
+
+    Attributes:
+        grid: (places, 2) across and down of each place, from -1 to 1.
+    """
+
+    def __init__(self, channels: int, keypoints: int, size: tuple[int, int]) -> None:
+        super().__init__()
+        self.maps = nn.Conv2d(channels, keypoints, kernel_size=1)
+        down, across = (np.linspace(-1.0, 1.0, count) for count in size)
+        places = np.stack(np.meshgrid(across, down), axis=-1).reshape(-1, 2).astype(np.float32)
+        # A tensor of the checkpoint: what training computed is what is served.
+        self.grid = nn.Parameter(torch.from_numpy(places), requires_grad=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(n, channels, h, w) to (n, keypoints, 2)."""
+        maps = F.linear(
+            features.flatten(2).transpose(1, 2), self.maps.weight.flatten(1), self.maps.bias
+        )
+        return maps.transpose(1, 2).softmax(dim=-1) @ self.grid
+
+
+class Encoder(nn.Module):
+    """Framed images to their features: (n, 3, h, w) to (n, 2 * keypoints)."""
+
+    def __init__(self, dims: DiffusionDims) -> None:
+        super().__init__()
+        self.backbone = ResNet(dims.backbone)
+        size = dims.backbone.map_size(dims.seen)
+        self.pool = Keypoints(dims.backbone.width, dims.keypoints, size)
+        self.out = nn.Linear(dims.image_width, dims.image_width)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.features(self.backbone(pixels).float())
+
+    def features(self, maps: Tensor) -> Tensor:
+        """Features (n, 2 * keypoints) of feature maps (n, channels, h', w')."""
+        return F.relu(self.out(self.pool(maps).flatten(1)))
+
+
+class EncodedVision(nn.Module):
+    """Vision of a policy with one encoder for all cameras: an image is one token."""
+
+    def __init__(self, dims: DiffusionDims) -> None:
+        super().__init__()
+        self.framing, self.encoder = Framing(dims), Encoder(dims)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(n, 3, h, w) to (n, 1, 2 * keypoints)."""
+        return self.encoder(self.framing(pixels))[:, None]
+
+
+class FramedVision(nn.Module):
+    """Vision of a policy with an encoder for each camera: the pixels, which the prefix encodes.
+
+    The vision network does not know whose image it sees.
+    """
+
+    def __init__(self, dims: DiffusionDims) -> None:
+        super().__init__()
+        self.framing = Framing(dims)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(n, 3, h, w) to (n, 3 * height, width): rows of pixels, colour by colour."""
+        return self.framing(pixels).flatten(1, 2)

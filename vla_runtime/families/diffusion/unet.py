@@ -1,0 +1,154 @@
+"""The U-Net of Diffusion Policy (arXiv 2303.04137) over the actions of a chunk.
+
+Its modulation is a linear layer of Mish(time features, observation). Mish goes number by number, so
+the layer is a sum: the time's share is a row of the time table, the observation's is computed in
+the prefix, and a step adds the two.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vla_runtime.families.diffusion.dimensions import LAST_GROUPS, UNetDims
+
+# Convolutions between levels: three actions down to every second one, and four up.
+_DOWN, _UP = 3, 4
+
+
+class ConvBlock(nn.Module):
+    """Convolution, group norm and Mish; (B, inputs, H) to (B, outputs, H)."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, groups: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(inputs, outputs, kernel, padding=kernel // 2)
+        self.norm = nn.GroupNorm(groups, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.mish(self.norm(self.conv(x)))
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions, the first modulated, and a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, condition: int, dims: UNetDims) -> None:
+        super().__init__()
+        self.scaled = dims.scaled
+        self.conv1 = ConvBlock(inputs, outputs, dims.kernel_size, dims.groups)
+        self.modulation = nn.Linear(condition, outputs * (2 if dims.scaled else 1))
+        self.conv2 = ConvBlock(outputs, outputs, dims.kernel_size, dims.groups)
+        self.shortcut = nn.Conv1d(inputs, outputs, 1) if inputs != outputs else None
+
+    def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
+        """(B, inputs, H) and the modulation (B, M) to (B, outputs, H)."""
+        out = self.conv1(x)
+        shaped = modulation[:, :, None]
+        if self.scaled:
+            scale, shift = shaped.chunk(2, dim=1)
+            out = scale * out + shift
+        else:
+            out = out + shaped
+        out = self.conv2(out)
+        return out + (x if self.shortcut is None else self.shortcut(x))
+
+
+class UNet(nn.Module):
+    """Noisy actions to the network's prediction.
+
+    Args:
+        dims: sizes.
+        actions: A, numbers of an action.
+        observation: numbers of the whole observation.
+    """
+
+    def __init__(self, dims: UNetDims, actions: int, observation: int) -> None:
+        super().__init__()
+        self.dims = dims
+        condition = dims.time_width + observation
+        self.time1 = nn.Linear(dims.time_width, 4 * dims.time_width)
+        self.time2 = nn.Linear(4 * dims.time_width, dims.time_width)
+
+        def block(inputs: int, outputs: int) -> ResidualBlock:
+            return ResidualBlock(inputs, outputs, condition, dims)
+
+        self.down, self.shrink = nn.ModuleList(), nn.ModuleList()
+        self.up, self.grow = nn.ModuleList(), nn.ModuleList()
+        widths = (actions, *dims.channels)
+        last = len(dims.channels) - 1
+        for level, (before, after) in enumerate(pairwise(widths)):
+            self.down.append(nn.ModuleList([block(before, after), block(after, after)]))
+            if level < last:
+                self.shrink.append(nn.Conv1d(after, after, _DOWN, stride=2, padding=1))
+        top = dims.channels[-1]
+        self.middle = nn.ModuleList([block(top, top), block(top, top)])
+        for level in range(last, 0, -1):
+            before, after = dims.channels[level], dims.channels[level - 1]
+            # The skip of this level is beside what comes from below.
+            self.up.append(nn.ModuleList([block(2 * before, after), block(after, after)]))
+            self.grow.append(nn.ConvTranspose1d(after, after, _UP, stride=2, padding=1))
+        first = dims.channels[0]
+        self.last = ConvBlock(first, first, dims.kernel_size, LAST_GROUPS)
+        self.out = nn.Conv1d(first, actions, 1)
+
+    @property
+    def blocks(self) -> list[ResidualBlock]:
+        """Modulated blocks in the order in which they run."""
+        found = (self.get_submodule(name) for name in self.dims.block_names)
+        return [block for block in found if isinstance(block, ResidualBlock)]
+
+    def time_features(self, times: Tensor) -> Tensor:
+        """Features (N, time_width) of training steps (N,)."""
+        return self.time2(F.mish(self.time1(time_code(times, self.dims.time_width))))
+
+    def time_modulation(self, times: Tensor) -> Tensor:
+        """The time's share of all modulations, (N, M), of training steps (N,)."""
+        seen, width = F.mish(self.time_features(times)), self.dims.time_width
+        parts = [F.linear(seen, b.modulation.weight[:, :width]) for b in self.blocks]
+        return torch.cat(parts, dim=1)
+
+    def observed_modulation(self, observation: Tensor) -> Tensor:
+        """The observation's share (R, observation) of all modulations, (R, M)."""
+        seen, width = F.mish(observation), self.dims.time_width
+        parts = [
+            F.linear(seen, b.modulation.weight[:, width:], b.modulation.bias) for b in self.blocks
+        ]
+        return torch.cat(parts, dim=1)
+
+    def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
+        """(B, H, A) and modulations (B, M) to (B, H, A)."""
+        shares = list(modulation.split(self.dims.modulations, dim=1))
+        x = x.transpose(1, 2)
+        skips = []
+        for level, blocks in enumerate(self.down):
+            x = _run(blocks, x, shares)
+            skips.append(x)
+            if level < len(self.shrink):
+                x = self.shrink[level](x)
+        x = _run(self.middle, x, shares)
+        for level, blocks in enumerate(self.up):
+            x = _run(blocks, torch.cat([x, skips.pop()], dim=1), shares)
+            x = self.grow[level](x)
+        return self.out(self.last(x)).transpose(1, 2)
+
+
+def _run(blocks: nn.Module, x: Tensor, shares: list[Tensor]) -> Tensor:
+    """Run blocks, each with the next of the shares, which it takes away."""
+    for block in blocks:  # type: ignore[attr-defined]
+        x = block(x, shares.pop(0))
+    return x
+
+
+def time_code(times: Tensor, width: int) -> Tensor:
+    """Sines, then cosines of training steps (N,), (N, width): wavelengths of 2 pi to 20000 pi."""
+    half = width // 2
+    places = torch.arange(half, dtype=torch.float32, device=times.device)
+    frequencies = torch.exp(places * (-TIME_CODE_SPAN / (half - 1)))
+    angles = times[:, None] * frequencies
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+# Logarithm of the longest wavelength over the shortest, 10000.
+TIME_CODE_SPAN = 9.210340371976184

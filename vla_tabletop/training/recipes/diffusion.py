@@ -1,0 +1,100 @@
+"""Diffusion Policy (arXiv 2303.04137), small and with one task.
+
+It reads no instruction, so it learns what ACT learns: touch the red block. Frames of the data stand
+where the expert planned anew and not step by step, so it sees one step and no history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vla_runtime.families.blocks.resnet_dimensions import ResNetDims
+from vla_runtime.families.diffusion.dimensions import DiffusionDims, UNetDims
+from vla_runtime.families.diffusion.networks import Diffusion
+from vla_runtime.family.noise_schedule import NoiseScheduler
+from vla_tabletop.sim.expert import HORIZON
+from vla_tabletop.sim.scene import CAMERAS
+from vla_tabletop.sim.world import JOINT_NAMES
+from vla_tabletop.training.recipes.recipe import Prefix, Recipe
+from vla_tabletop.training.samples import IMAGE_SIZE, TaskMix
+
+_KEYPOINTS = 32
+# Quantiles are 1 in normalised actions: further out lies a chunk in a hundred.
+_MOST = 2.0
+
+
+def diffusion_dims(vocabulary: int) -> DiffusionDims:
+    """A policy of about 2 million parameters; its map has a place for every `PATCH_SIZE` pixels."""
+    return DiffusionDims(
+        backbone=ResNetDims(
+            stem=16,
+            channels=(16, 16, 32, 32),
+            blocks=(1, 1, 1, 1),
+            bottleneck=True,
+            dilated=True,
+            norm='group',
+        ),
+        keypoints=_KEYPOINTS,
+        separate_encoders=False,
+        image=(IMAGE_SIZE, IMAGE_SIZE),
+        unet=UNetDims(channels=(32, 64, 128), kernel_size=5, groups=8, time_width=64, scaled=True),
+        scheduler=NoiseScheduler('ddpm', 100, 'squaredcos_cap_v2', 1e-4, 0.02, clip=_MOST),
+        cameras=len(CAMERAS),
+        observation_steps=1,
+        horizon=HORIZON,
+        real_horizon=HORIZON,
+        action_dim=len(JOINT_NAMES),
+        state_dim=len(JOINT_NAMES),
+    )
+
+
+@torch.no_grad()
+def initialise(network: Diffusion, number_tokens: np.ndarray, generator: torch.Generator) -> None:
+    """Set the starting weights in place: convolutions of images as He, arXiv 1502.01852."""
+    for module in network.vision.modules():
+        if isinstance(module, nn.Conv2d):
+            fan_in = module.weight[0].numel()
+            noise = torch.randn(module.weight.shape, generator=generator)
+            module.weight.copy_(noise * (2.0 / fan_in) ** 0.5)
+
+
+def see_map(network: Diffusion, images: Tensor) -> Tensor:
+    """The feature map as tokens (n, places, channels) of images (n, 3, S, S)."""
+    vision = network.vision
+    return vision.encoder.backbone(vision.framing(images)).flatten(2).transpose(1, 2)
+
+
+def encode_prefix(network: Diffusion, pixels: Tensor, rows: Mapping[str, Tensor]) -> Prefix:
+    """One forward for all objectives; what the U-Net is modulated by is what the heads read."""
+    batch, cameras = pixels.shape[:2]
+    encoder = network.vision.encoder
+    maps = encoder.backbone(network.vision.framing(pixels.flatten(0, 1)))
+    features = encoder.features(maps).unflatten(0, (batch, 1, cameras))
+    observation = network.observation(features, rows['state'][:, None])
+    past = {'modulation': network.unet.observed_modulation(observation)}
+    images = maps.flatten(2).transpose(1, 2).unflatten(0, (batch, cameras))
+    return Prefix(past, images, observation)
+
+
+_DIMS = diffusion_dims(0)
+
+RECIPE = Recipe(
+    name='diffusion',
+    title='tabletop demo, Diffusion Policy: touch the red block',
+    dims=diffusion_dims,
+    steps={'see': 400, 'ground': 400, 'act': 4000},
+    draws=2,
+    tasks=TaskMix({'colour': 1.0}, colours=('red',)),
+    prompt=None,
+    initialise=initialise,
+    prefix=encode_prefix,
+    denoise_steps=100,
+    half=True,
+    see=see_map,
+    image_width=_DIMS.backbone.width,
+    last_width=_DIMS.step_width,
+)
