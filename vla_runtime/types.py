@@ -18,11 +18,11 @@ import numpy as np
 # `letterbox`: padded to a square of its longer side, then resized.
 ImagePadding = Literal['centre', 'left_top', 'stretch', 'crop', 'letterbox', 'none']
 StretchedResample = Literal['bicubic', 'bicubic_uint8', 'bicubic_pillow']
-CroppedResample = Literal['bicubic_uint8', 'bilinear_uint8', 'area']
+CroppedResample = Literal['bicubic_uint8', 'bilinear_uint8', 'area', 'lanczos']
 # Last resize of a cropped image, to the network's size.
 LastResample = Literal['bicubic_uint8', 'bicubic_pillow']
 ImageResample = Literal[
-    'bilinear', 'antialias', StretchedResample, 'bilinear_uint8', 'area', 'none'
+    'bilinear', 'antialias', StretchedResample, 'bilinear_uint8', 'area', 'lanczos', 'none'
 ]
 PromptCleaning = Literal['openpi', 'lerobot', 'python_list', 'letters', 'lower']
 AdvantageTemplate = Literal['task_newline', 'in_task_space', 'before_action']

@@ -33,7 +33,9 @@ VERIFICATION_FILE = 'verification.json'
 # Shortest and longest time between two actions. Beyond them a rate was given in another unit.
 STEP_TIMES_S = (0.001, 60.0)
 # safetensors' names of the dtypes that networks load, and the bytes of one number.
-WEIGHT_BYTES: Mapping[str, int] = {'F32': 4, 'BF16': 2, 'F16': 2}
+WEIGHT_BYTES: Mapping[str, int] = {'F32': 4, 'BF16': 2, 'F16': 2, 'U8': 1}
+# End of the names of packed weights, bytes of several each. No other tensor is in whole numbers.
+PACKED = '.packed'
 TOKENIZER_SUFFIXES = ('.json', '.model')
 # Made on the machine that runs them, tied to its GPU and TensorRT: never listed, never hashed.
 ENGINES_FOLDER = 'engines'

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import safe_open
 
-from vla_runtime.bundle.schema import WEIGHT_BYTES
+from vla_runtime.bundle.schema import PACKED, WEIGHT_BYTES
 from vla_runtime.files.input_files import UnreadableFileError
 from vla_runtime.files.quotes import join_truncated, quoted
 from vla_runtime.files.safetensors_reader import (
@@ -25,6 +25,8 @@ from vla_runtime.files.safetensors_reader import (
 _NUMPY_DTYPES = frozenset(
     ('BOOL', 'U8', 'I8', 'U16', 'I16', 'F16', 'U32', 'I32', 'F32', 'U64', 'I64', 'F64', 'C64')
 )
+_PACKED_DTYPES = ('U8',)
+_FLOAT_DTYPES = tuple(name for name in WEIGHT_BYTES if name not in _PACKED_DTYPES)
 # Statistics are a few numbers of each joint.
 _LARGEST_STATISTICS = 1 << 24
 
@@ -40,7 +42,7 @@ class StoredTensor:
     Attributes:
         name: name in the checkpoint.
         path: file that holds it.
-        dtype: `F32`, `BF16` or `F16`.
+        dtype: `F32`, `BF16`, `F16`; `U8` of packed weights.
         shape: shape as stored.
         offset: position of its first byte in the file.
     """
@@ -74,10 +76,11 @@ def read_header(path: Path) -> list[StoredTensor]:
         raise TensorsError(str(error)) from None
     tensors = []
     for name, entry in header.tensors.items():
-        if entry['dtype'] not in WEIGHT_BYTES:
+        dtypes = _PACKED_DTYPES if name.endswith(PACKED) else _FLOAT_DTYPES
+        if entry['dtype'] not in dtypes:
             raise TensorsError(
                 f'{path}: tensor {quoted(name)} is {entry["dtype"]}; expected one of '
-                f'{", ".join(WEIGHT_BYTES)}'
+                f'{", ".join(dtypes)}'
             )
         shape, offset = tuple(entry['shape']), header.start + entry['data_offsets'][0]
         tensors.append(StoredTensor(name, path, entry['dtype'], shape, offset))

@@ -13,6 +13,7 @@ import numpy as np
 
 from vla_runtime.bundle.folder import Bundle, BundleError
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors, read_header
+from vla_runtime.families.blocks.ternary_weights import count_invalid
 from vla_runtime.families.weight_shapes import weight_shapes
 from vla_runtime.family.declaration import language_dims
 from vla_runtime.family.listing import find_family
@@ -103,6 +104,8 @@ def _count_bad(
 
     `file` stands at the tensor's first byte.
     """
+    if tensor.dtype not in _BITS:
+        return _count_bad_bytes(file, tensor, advance), 0
     kind, exponent, large = _BITS[tensor.dtype]
     magnitude = np.iinfo(kind).max >> 1
     left, bad, huge = tensor.size, 0, 0
@@ -116,6 +119,21 @@ def _count_bad(
         left -= len(block)
         advance(len(block))
     return bad, huge - bad
+
+
+def _count_bad_bytes(
+    file: BinaryIO, tensor: StoredTensor, advance: Callable[[int], object]
+) -> int:
+    """Count the bytes of packed weights that stand for none; `file` stands at the first."""
+    left, bad = tensor.size, 0
+    while left:
+        block = file.read(min(left, _BLOCK_BYTES))
+        if not block:
+            raise BundleError(f"{tensor.path}: ends inside tensor '{tensor.name}'")
+        bad += count_invalid(np.frombuffer(block, np.uint8))
+        left -= len(block)
+        advance(len(block))
+    return bad
 
 
 def _header(bundle: Bundle) -> dict[str, StoredTensor]:

@@ -54,6 +54,7 @@ class NetworkCounts:
         others: count of weights that stay float32.
         past: count of numbers handed from prefix to head in the matrices' precision.
         data_bytes: bytes of other inputs and outputs.
+        packed: bytes of packed weights, four each.
     """
 
     flops: int
@@ -63,10 +64,11 @@ class NetworkCounts:
     others: int
     past: int
     data_bytes: int
+    packed: int = 0
 
     def held_bytes(self, matrix_bytes: int) -> int:
         """Weights of this network in PyTorch, whole text tables included."""
-        return self.matrices * matrix_bytes + self.others * _FLOAT32
+        return self.matrices * matrix_bytes + self.others * _FLOAT32 + self.packed
 
     def work(self, matrix_bytes: int) -> Work:
         """Return the work of one run, with `matrix_bytes` per number of a matrix."""
@@ -85,7 +87,7 @@ class PolicyCounts:
         cameras: number of cameras.
         vision: counts of one image; the mean over the cameras where their images' sizes differ.
         prefix, step: counts by number of prompt rows.
-        matrices, others: all weights, as in `NetworkCounts`.
+        matrices, others, packed: all weights, as in `NetworkCounts`.
         widest: numbers that the widest operation of a prefix of one row reads and writes.
     """
 
@@ -96,6 +98,7 @@ class PolicyCounts:
     matrices: int
     others: int
     widest: int
+    packed: int = 0
 
     def inference(
         self,

@@ -37,9 +37,9 @@ class MetaRuns:
         self._shapes = trace_shapes(network)
         self._read = parameters_of(network, self._shapes)
 
-    def weights(self) -> tuple[int, int]:
-        """Count the numbers in matrices, and in all other parameters."""
-        return self._split(name for name, _ in self._network.named_parameters())
+    def weights(self) -> tuple[int, int, int]:
+        """Count the numbers in matrices and in all other parameters, and bytes of packed ones."""
+        return self._split(self._network.state_dict())
 
     def vision(self) -> NetworkCounts:
         """Count a run of one image; of images of several sizes, the mean over the cameras."""
@@ -117,7 +117,7 @@ class MetaRuns:
         tables = _LookedUp(self._network, tokens)
         with _Counted() as counted, sdpa_kernel(SDPBackend.MATH), tables:
             found = [tensor for tensor in tree_leaves(run()) if tensor.is_floating_point()]
-        matrices, others = self._split(self._read[part])
+        matrices, others, packed = self._split(self._read[part])
         moved = [*inputs, *(found if outputs else [])]
         return NetworkCounts(
             flops=counted.flops,
@@ -127,15 +127,16 @@ class MetaRuns:
             others=others,
             past=past,
             data_bytes=sum(tensor.numel() for tensor in moved) * _FLOAT32,
+            packed=packed,
         )
 
-    def _split(self, names: Iterable[str]) -> tuple[int, int]:
-        parameters = dict(self._network.named_parameters())
-        numbers = [(name in self._matrices, parameters[name].numel()) for name in names]
-        return (
-            sum(count for matrix, count in numbers if matrix),
-            sum(count for matrix, count in numbers if not matrix),
-        )
+    def _split(self, names: Iterable[str]) -> tuple[int, int, int]:
+        weights, counts = self._network.state_dict(), [0, 0, 0]
+        for name in names:
+            kind = 0 if name in self._matrices else 1 if weights[name].is_floating_point() else 2
+            counts[kind] += weights[name].numel()
+        matrices, others, packed = counts
+        return matrices, others, packed
 
 
 class _LookedUp:

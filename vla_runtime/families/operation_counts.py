@@ -49,7 +49,13 @@ def write_counts(folder: Path, counts: PolicyCounts) -> None:
 def _read(document: JsonMapping) -> PolicyCounts:
     def network(stated: JsonMapping) -> NetworkCounts:
         return NetworkCounts(
-            **{item.name: stated.get(item.name, int) for item in fields(NetworkCounts)}
+            # Counts of a bundle that an earlier vla_runtime made have none.
+            packed=stated.get('packed', int, 0),
+            **{
+                item.name: stated.get(item.name, int)
+                for item in fields(NetworkCounts)
+                if item.name != 'packed'
+            },
         )
 
     def by_rows(key: str) -> dict[int, NetworkCounts]:
@@ -64,6 +70,7 @@ def _read(document: JsonMapping) -> PolicyCounts:
         matrices=document.get('matrices', int),
         others=document.get('others', int),
         widest=document.get('widest', int),
+        packed=document.get('packed', int, 0),
     )
 
 
@@ -86,7 +93,7 @@ def count_operations(family: str, dims: PolicyDims) -> PolicyCounts:
             'where PyTorch is installed, or on a bundle with ONNX files, which has the counts'
         ) from None
     runs = MetaRuns(family, dims)
-    matrices, others = runs.weights()
+    matrices, others, packed = runs.weights()
     return PolicyCounts(
         cameras=dims.cameras,
         vision=runs.vision(),
@@ -95,4 +102,5 @@ def count_operations(family: str, dims: PolicyDims) -> PolicyCounts:
         matrices=matrices,
         others=others,
         widest=runs.widest(),
+        packed=packed,
     )

@@ -166,7 +166,7 @@ Part = Literal['vision', 'prefix', 'head', 'time']
 
 
 def parameters_of(network: FlowNetwork, shapes: TracedShapes) -> dict[Part, set[str]]:
-    """Names of the parameters that each part of a network computes with.
+    """Names of the parameters and buffers that each part of a network computes with.
 
     A parameter in no set is for training alone. One may be in several sets.
 
@@ -182,10 +182,17 @@ def parameters_of(network: FlowNetwork, shapes: TracedShapes) -> dict[Part, set[
     with KnownShapes():
         made = _outputs(network, shapes)
     names = {id(parameter): name for name, parameter in network.named_parameters()}
-    return {
+    parts: dict[Part, set[str]] = {
         part: {names[leaf] for leaf in _leaves_of(tensors) if leaf in names}
         for part, tensors in made.items()
     }
+    # A module that computes with its parameters computes with its buffers.
+    for name, _ in network.named_buffers():
+        module = name.rpartition('.')[0]
+        for read in parts.values():
+            if any(other.rpartition('.')[0] == module for other in tuple(read)):
+                read.add(name)
+    return parts
 
 
 def _outputs(network: FlowNetwork, shapes: TracedShapes) -> dict[Part, list[Tensor]]:

@@ -216,7 +216,7 @@ def weight_bytes(counts: PolicyCounts, matrix_bytes: int = _FLOAT32) -> int:
         counts: counts of the policy.
         matrix_bytes: size of a number of the large matrices; all else is float32.
     """
-    return counts.matrices * matrix_bytes + counts.others * _FLOAT32
+    return counts.matrices * matrix_bytes + counts.others * _FLOAT32 + counts.packed
 
 
 def fits(need: MemoryNeed, device: Device) -> bool:

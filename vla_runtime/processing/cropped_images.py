@@ -38,7 +38,8 @@ def cropped(
             `size` (LeRobot's way); `bilinear_uint8` stretches the image to `cut` before and after
             (torchvision's transforms as NVIDIA puts them together); `area` keeps the aspect: the
             shorter edge becomes `edge` before and after, both with OpenCV's INTER_AREA, and the
-            result is stretched to `size` (albumentations' way).
+            result is stretched to `size` (albumentations' way); `lanczos` stretches the image to a
+            square of `edge`, and takes `size` points of its middle (OpenVLA-OFT's way).
         fraction_across: share of the width that is kept, where it is another one.
         cut: height and width after the cut; the result is stretched to `size` from there. None:
             those of `size`.
@@ -52,6 +53,8 @@ def cropped(
             not made for.
     """
     check_image(image)
+    if resample == 'lanczos':
+        return _points_of_middle(stretched(image, (edge, edge), resample), size, fraction)
     if resample != 'area':
         cut = cut or size
         whole = (edge, edge) if resample == 'bicubic_uint8' else cut
@@ -97,3 +100,23 @@ def _middle(
 ) -> np.ndarray:
     top, left = place((image.shape[0] - size[0]) / 2), place((image.shape[1] - size[1]) / 2)
     return image[top : top + size[0], left : left + size[1]]
+
+
+def _points_of_middle(image: np.ndarray, size: tuple[int, int], fraction: float) -> np.ndarray:
+    """Take points of the middle of an image, as TensorFlow's `crop_and_resize` does.
+
+    The first and the last point of each axis lie on the edges of the cut, and levels between two
+    are rounded as its `convert_image_dtype` does: 255.5 times a share of 1, rounded down.
+    """
+    lines = _points(image.astype(np.float32) / np.float32(255.0), size[0], fraction)
+    points = _points(lines.transpose(1, 0, 2), size[1], fraction).transpose(1, 0, 2)
+    return np.clip(points * np.float32(255.5), 0.0, 255.0).astype(np.uint8)
+
+
+def _points(lines: np.ndarray, count: int, fraction: float) -> np.ndarray:
+    """(n, m, 3) to (count, m, 3): each a mean of the two nearest lines, by distance."""
+    last = len(lines) - 1
+    places = (0.5 - fraction / 2.0 + fraction * np.arange(count) / max(1, count - 1)) * last
+    before = np.clip(np.floor(places), 0, last).astype(np.int64)
+    share = (places - before).astype(np.float32)[:, None, None]
+    return lines[before] * (1.0 - share) + lines[np.minimum(before + 1, last)] * share

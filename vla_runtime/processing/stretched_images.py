@@ -15,7 +15,7 @@ from vla_runtime.types import CroppedResample, LastResample, StretchedResample
 # Keys' cubic kernel (1981) with the coefficient of Pillow and of antialiased PyTorch.
 _SHARPNESS = -0.5
 # Pixels to each side that a kernel reads of an image which does not shrink.
-_REACH: Mapping[str, float] = {'bicubic': 2.0, 'bilinear': 1.0}
+_REACH: Mapping[str, float] = {'bicubic': 2.0, 'bilinear': 1.0, 'lanczos': 3.0}
 # Weights as whole numbers fit int16 after they are multiplied by at most this power of two.
 _MOST_BITS = 22
 _LARGEST = 1 << 15
@@ -37,6 +37,7 @@ def stretched(
             clamps and rounds after the columns and after the rows, as torchvision's transforms v2
             do with uint8 images on a CPU; no level differs. `bilinear_uint8` is the same with the
             two nearest lines. `bicubic_pillow` has weights of 22 bits, as Pillow; no level differs.
+            `lanczos` is as `bicubic` with six lines, as TensorFlow's `lanczos3`.
 
     Returns:
         (height, width, 3) uint8; `image` itself where it has that size
@@ -59,11 +60,11 @@ def _levels(values: np.ndarray) -> np.ndarray:
     return np.rint(np.clip(values, 0.0, 255.0)).astype(np.uint8)
 
 
-def _filtered(lines: np.ndarray, target: int) -> np.ndarray:
+def _filtered(lines: np.ndarray, target: int, kernel: str = 'bicubic') -> np.ndarray:
     """(n, m, 3) to (target, m, 3) float64: each line a weighted mean of neighbours."""
     if len(lines) == target:
         return lines.astype(np.float64)
-    return _sums(lines, *_taps(len(lines), target))
+    return _sums(lines, *_taps(len(lines), target, kernel))
 
 
 def _filtered_levels(
@@ -82,6 +83,7 @@ _FILTERS: Mapping[str, Callable[[np.ndarray, int], np.ndarray]] = {
     'bicubic_uint8': _filtered_levels,
     'bicubic_pillow': partial(_filtered_levels, bits=_MOST_BITS),
     'bilinear_uint8': partial(_filtered_levels, kernel='bilinear'),
+    'lanczos': partial(_filtered, kernel='lanczos'),
 }
 
 
@@ -127,7 +129,7 @@ def _taps(source: int, target: int, kernel: str = 'bicubic') -> tuple[np.ndarray
     stop = np.minimum((centres + reach + 0.5).astype(np.int64), source)
     places = first[:, None] + np.arange((stop - first).max())
     distances = (places + 0.5 - centres[:, None]) / stretch
-    weights = _cubic(distances) if kernel == 'bicubic' else np.maximum(1.0 - abs(distances), 0.0)
+    weights = _KERNELS[kernel](distances)
     weights = np.where(places < stop[:, None], weights, 0.0)
     return np.minimum(places, source - 1), weights / weights.sum(axis=1, keepdims=True)
 
@@ -138,3 +140,19 @@ def _cubic(x: np.ndarray) -> np.ndarray:
     near = ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0
     far = (((x - 5.0) * x + 8.0) * x - 4.0) * a
     return np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0))
+
+
+def _lanczos(x: np.ndarray) -> np.ndarray:
+    """Lanczos' kernel of three lobes at distances x."""
+    return np.where(np.abs(x) < _REACH['lanczos'], np.sinc(x) * np.sinc(x / _REACH['lanczos']), 0.0)
+
+
+def _triangle(x: np.ndarray) -> np.ndarray:
+    return np.maximum(1.0 - np.abs(x), 0.0)
+
+
+_KERNELS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    'bicubic': _cubic,
+    'bilinear': _triangle,
+    'lanczos': _lanczos,
+}

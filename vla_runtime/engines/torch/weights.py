@@ -35,7 +35,8 @@ def load_network(
 
     Args:
         family, dims: family and dimensions of the policy.
-        weights: safetensors file with the network's own parameter names, any float dtype.
+        weights: safetensors file with the network's own parameter names, any float dtype; packed
+            weights in bytes.
         device: `cpu`, `cuda` or `cuda:N`.
         precision: a key of `PRECISIONS`.
 
@@ -76,7 +77,7 @@ def state_of(
     Args:
         network: network of these parameters; its `load_state_dict` takes what is returned, with
             `assign`.
-        tensors: parameters by name, in any float dtype.
+        tensors: parameters by name, in any float dtype; packed weights stay as they are.
         precision: a key of `PRECISIONS`.
     """
     matrices = matrix_names(network)
@@ -86,6 +87,8 @@ def state_of(
         if name in products:
             state[name], scale = float8.quantise(tensor)
             state[f'{name}_scale'] = scale.squeeze(-1)
+        elif not tensor.is_floating_point():
+            state[name] = tensor
         else:
             state[name] = tensor.to(PRECISIONS[precision] if name in matrices else torch.float32)
     return state

@@ -53,6 +53,7 @@ from vla_runtime.export.onnx.tracing import Trace, trace
 from vla_runtime.export.onnx.translation import Translator
 from vla_runtime.export.onnx.weights import BundleWeights, WeightFile
 from vla_runtime.families.blocks.layers import matrix_names, query_scales
+from vla_runtime.families.blocks.ternary_weights import PER_BYTE
 from vla_runtime.families.flow_network import FlowNetwork, empty_network
 from vla_runtime.families.flow_step import DenoiseStep, Prefix
 from vla_runtime.families.operation_counts import count_operations, write_counts
@@ -127,11 +128,14 @@ def onnx_bytes(spec: BundleSpec, precision: Precision) -> int:
     # The time table is an input of the graphs.
     used = parts['vision'] | parts['prefix'] | parts['head']
     network = meta_network(spec, _DTYPES['float32' if precision in QUANTISED else precision])
-    return sum(
+    held = sum(
         tensor.numel() * tensor.element_size()
         for name, tensor in network.named_parameters()
         if name in used
     )
+    # A byte for each ternary weight.
+    packed = (tensor.numel() for name, tensor in network.named_buffers() if name in used)
+    return held + PER_BYTE * sum(packed)
 
 
 def meta_network(spec: BundleSpec, dtype: torch.dtype) -> FlowNetwork:

@@ -200,6 +200,12 @@ class GraphWriter:
         inputs = [value, self.integers(axes)]
         return self.node('ReduceMean', inputs, shape, keepdims=int(keep))
 
+    def largest(self, value: Value, shape: Sequence[int]) -> Value:
+        """Take the largest number of the last axis, which stays."""
+        if self.opset < 18:
+            return self.node('ReduceMax', [value], shape, axes=[-1], keepdims=1)
+        return self.node('ReduceMax', [value, self.integers([-1])], shape, keepdims=1)
+
     def split(self, value: Value, shapes: Sequence[tuple[int, ...]], axis: int) -> list[Value]:
         """Cut along one axis into parts of these shapes."""
         if len(shapes) == 1:

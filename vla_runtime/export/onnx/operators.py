@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.export.onnx.graph import HALVES, GraphWriter, Value
+from vla_runtime.export.onnx.ternary import write_rounded
 
 Lowering = Callable[..., Any]
 _LOWERINGS: dict[str, Lowering] = {}
@@ -237,6 +238,11 @@ def _layer_norm(
     return graph.node(
         'LayerNormalization', [graph.single(x), weight, bias], traced.shape, axis=-1, epsilon=eps
     )
+
+
+@_writes('vla_runtime.quantise_tokens.default')
+def _quantise_tokens(graph: GraphWriter, traced: Any, x: Value) -> list[Value]:
+    return [*write_rounded(graph, graph.single(x))]
 
 
 @_writes('rms_norm.default')

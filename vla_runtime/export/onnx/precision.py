@@ -4,7 +4,7 @@ Types are those that ONNX infers for every tensor. The rules:
 - float32, int64, bool and the half type that was asked for are the only types;
 - inputs and outputs other than the past are never in half;
 - 8- and 4-bit numbers are in matrix products alone, written as `eight_bit_rules` and
-  `four_bit_rules` say;
+  `four_bit_rules` say; ternary matrices (`ternary`) are in 8 bits in files of any precision;
 - in half there are matrix products and moves of numbers, and nothing else that computes: norms,
   softmax, time, masks and the update are in float32;
 - no float becomes an integer, no truth value a float, and no integer half: indices, counts and
@@ -21,9 +21,16 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto
 
-from vla_runtime.bundle.onnx_files import QUANTISED, STEP_INPUTS, STEP_OUTPUTS, Precision
+from vla_runtime.bundle.onnx_files import (
+    PRECISION_KEY,
+    QUANTISED,
+    STEP_INPUTS,
+    STEP_OUTPUTS,
+    Precision,
+)
 from vla_runtime.export.onnx.eight_bit_rules import eight_bit_faults
 from vla_runtime.export.onnx.four_bit_rules import four_bit_faults, is_four_bit_rounding
+from vla_runtime.export.onnx.ternary import has_ternary
 
 HALVES: Mapping[int, Precision] = {
     TensorProto.FLOAT16: 'float16',
@@ -67,8 +74,12 @@ def precision_of(path: Path) -> Precision:
     Raises:
         ValueError: no ONNX file, or one whose types contradict each other.
     """
-    types = {one.data_type for one in load_graph(path).graph.initializer}
-    rounded = (name for name, kinds in _ROUNDED.items() if kinds[0] in types)
+    model = load_graph(path)
+    types = {one.data_type for one in model.graph.initializer}
+    stated = {one.value for one in model.metadata_props if one.key == PRECISION_KEY}
+    # A file with ternary matrices has numbers in int8 whatever its precision.
+    own = {'int8'} - stated if has_ternary(model.graph) else set()
+    rounded = (name for name, kinds in _ROUNDED.items() if kinds[0] in types and name not in own)
     return next(rounded, None) or beside_int8(path)
 
 
@@ -102,10 +113,11 @@ def type_faults(path: Path, precision: Precision, beside: Precision = 'float32')
         if fault := node_fault(node, types):
             faults.append(f"node '{node.name or node.output[0]}' ({node.op_type}) {fault}")
     faults += _port_faults(model.graph, types)
+    ternary = (TensorProto.INT8,) if has_ternary(model.graph) else ()
     faults += [
         f"'{name}' is in {type_name(kind)}, which no part of a policy is computed in"
         for name, kind in types.items()
-        if kind not in (*_TYPES, *_ROUNDED.get(precision, ()))
+        if kind not in (*_TYPES, *_ROUNDED.get(precision, ()), *ternary)
     ]
     rules = four_bit_faults if precision == 'nvfp4' else eight_bit_faults
     faults += rules(path, model, types)

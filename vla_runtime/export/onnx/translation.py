@@ -24,11 +24,13 @@ from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.export.onnx.graph import GraphWriter, Value
 from vla_runtime.export.onnx.operators import lowering
 from vla_runtime.export.onnx.quantised_products import Matrix, QuantisedProducts
+from vla_runtime.export.onnx.ternary import TernaryMatrix, write_products
 from vla_runtime.export.onnx.tracing import Trace
 from vla_runtime.export.onnx.weights import BundleWeights
 
 _SKIPPED = ('_assert_tensor_metadata.default',)
 _CONVERSION = 'aten.to.dtype'
+_TERNARY = 'vla_runtime.ternary_product.default'
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class _Translation:
     def run(self, trace: Trace, inputs: Sequence[Value]) -> list[Value]:
         nodes = list(trace.graph.nodes)
         self._place_inputs(trace, nodes, inputs)
-        self._groups = _linear_groups(nodes)
+        self._groups = _linear_groups(nodes) | _ternary_groups(nodes)
         for node in nodes:
             if node.op == 'call_function' and node not in self._known:
                 self._write(node)
@@ -138,7 +140,11 @@ class _Translation:
             full_name = self._prefix + name.removeprefix('network.')
             self._known[node] = _Weight(full_name, node.meta['val'])
         for (name, buffer), node in zip(trace.buffers.items(), given, strict=False):
-            self._known[node] = _numbers(buffer, node, name)
+            full_name = self._prefix + name.removeprefix('network.')
+            stored = full_name in self._weights.names
+            self._known[node] = (
+                _Weight(full_name, buffer) if stored else _numbers(buffer, node, name)
+            )
         self._known.update(zip(given, inputs, strict=True))
         for node in nodes:
             if node.op == 'get_attr':
@@ -157,6 +163,9 @@ class _Translation:
             return
         if operator == 'linear.default':
             self._write_linears(self._groups[node])
+            return
+        if operator == _TERNARY:
+            self._write_ternary(self._groups[node])
             return
         args = [self._known_argument(argument) for argument in node.args]
         named = {key: self._known_argument(value) for key, value in node.kwargs.items()}
@@ -217,6 +226,23 @@ class _Translation:
         if has_bias:
             bias = torch.cat([self._scaled(layer[1]) for layer in layers])
             y = graph.node('Add', [graph.single(y), graph.constant(bias, _name(layers))], y.shape)
+        parts = graph.split(y, [tuple(node.meta['val'].shape) for node in nodes], -1)
+        self._known.update(zip(nodes, parts, strict=True))
+
+    def _write_ternary(self, nodes: list[Node]) -> None:
+        """Ternary layers over one input, as one product."""
+        graph = self._graph
+        args = [[self._known_argument(item) for item in node.args] for node in nodes]
+        whole, token_scale = args[0][:2]
+        layers = [
+            TernaryMatrix(packed.name, packed.traced.shape[0], self._scaled(scale))
+            for _, _, packed, scale, _ in args
+        ]
+        y = write_products(graph, self._weights, whole, token_scale, layers)
+        biases = [one[4] for one in args]
+        if biases[0] is not None:
+            bias = torch.cat([self._scaled(one) for one in biases])
+            y = graph.node('Add', [y, graph.constant(bias, biases[0].name)], y.shape)
         parts = graph.split(y, [tuple(node.meta['val'].shape) for node in nodes], -1)
         self._known.update(zip(nodes, parts, strict=True))
 
@@ -328,6 +354,15 @@ def _linear_groups(nodes: list[Node]) -> dict[Node, list[Node]]:
         has_bias = len(node.args) > 2 and node.args[2] is not None
         key = (together, weight.meta['val'].dtype, has_bias)
         groups.setdefault(key, []).append(node)
+    return {node: group for group in groups.values() for node in group}
+
+
+def _ternary_groups(nodes: list[Node]) -> dict[Node, list[Node]]:
+    """Each ternary layer with all that read the same rounded tokens."""
+    groups: dict[tuple[Any, bool], list[Node]] = {}
+    for node in nodes:
+        if str(node.target) == _TERNARY:
+            groups.setdefault((node.args[0], node.args[4] is None), []).append(node)
     return {node: group for group in groups.values() for node in group}
 
 

@@ -46,6 +46,7 @@ from vla_runtime.export.onnx.eight_bit_rules import matrix_faults
 from vla_runtime.export.onnx.four_bit_rules import four_bit_matrix_faults
 from vla_runtime.export.onnx.precision import beside_int8, precision_of, type_faults
 from vla_runtime.export.onnx.variants import comparable
+from vla_runtime.export.onnx.ternary import ternary_faults
 from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.export.receipt import (
     TIME_TABLE,
@@ -99,10 +100,11 @@ def verify_onnx(
     placement = Placement.of(device)
     image_sizes = len(distinct_image_sizes(spec.dims))
     precision, beside = check_graphs(folder, image_sizes)
+    paths = [folder / ONNX_FOLDER / name for name in _int8_graphs(image_sizes)]
+    factors = query_scales(empty_network(spec.family, spec.dims))
+    weights = BundleWeights(folder / WEIGHTS_FILE)
+    _refuse(folder, 'computes with wrong matrices', ternary_faults(paths, weights, factors))
     if precision in QUANTISED:
-        paths = [folder / ONNX_FOLDER / name for name in _int8_graphs(image_sizes)]
-        factors = query_scales(empty_network(spec.family, spec.dims))
-        weights = BundleWeights(folder / WEIGHTS_FILE)
         faults = four_bit_matrix_faults if precision == 'nvfp4' else matrix_faults
         _refuse(folder, 'computes with wrong matrices', faults(paths, weights, factors))
     if cases is None:

@@ -25,7 +25,12 @@ _ALIGNMENT = 4096
 # Smaller tensors stand in the graph itself, where shape inference and parsers see their values.
 _INLINE_BYTES = 1024
 _BLOCK_BYTES = 1 << 24
-_STORED = {'F32': torch.float32, 'F16': torch.float16, 'BF16': torch.bfloat16}
+_STORED = {
+    'F32': torch.float32,
+    'F16': torch.float16,
+    'BF16': torch.bfloat16,
+    'U8': torch.uint8,
+}
 ONNX_TYPE = {
     torch.float32: onnx.TensorProto.FLOAT,
     torch.float16: onnx.TensorProto.FLOAT16,
@@ -54,7 +59,7 @@ class BundleWeights:
         return self._stored[name].shape
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor as float32.
+        """Return a tensor as float32, packed weights as they are.
 
         Raises:
             ExportError: it has numbers that are not finite.
@@ -65,6 +70,8 @@ class BundleWeights:
             file.seek(stored.offset)
             file.readinto(buffer)
         numbers = torch.frombuffer(buffer, dtype=_STORED[stored.dtype])
+        if not numbers.is_floating_point():
+            return numbers.reshape(stored.shape)
         numbers = numbers.to(torch.float32).reshape(stored.shape)
         if not numbers.isfinite().all():
             count = int((~numbers.isfinite()).sum())

@@ -7,29 +7,23 @@
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from vla_runtime.bundle.schema import CameraSpec, ImageSpec, NormalisationSpec
 from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.checkpoints.folder_facts import (
     CONFIG_FILE,
     FolderFacts,
-    Question,
     expect,
     find_tokenizer,
 )
+from vla_runtime.checkpoints.norm_stats import finite_numbers, read_bounds, read_data_set
 from vla_runtime.families.openvla.dimensions import Channels
 from vla_runtime.files.json_file import JsonMapping, read_json
-from vla_runtime.files.quotes import join_truncated, quoted
+from vla_runtime.files.quotes import quoted
 
 PREPROCESSOR_FILE = 'preprocessor_config.json'
-STATISTICS_JSON = 'dataset_statistics.json'
 # Action heads of OpenVLA-OFT, beside the folder's other files.
 _OFT = 'action_head--*'
 # Settings of config.json that the networks are written for.
@@ -87,11 +81,17 @@ class ImageFacts:
 def refuse_oft(folder: Path) -> None:
     """Refuse a folder of OpenVLA-OFT, whose actions are no tokens (ExportError)."""
     found = next(iter(sorted(folder.glob(_OFT))), None)
-    if found is not None:
+    # Other policies have heads of that name too.
+    if found is not None and _is_openvla(folder):
         raise ExportError(
             f'{found}: is an action head of OpenVLA-OFT, which is not served yet; served are '
             "OpenVLA's folders, whose actions are tokens"
         )
+
+
+def _is_openvla(folder: Path) -> bool:
+    path = folder / CONFIG_FILE
+    return not path.is_file() or read_json(path).values.get('model_type') in (None, 'openvla')
 
 
 def read_openvla_folder(folder: Path, unnorm_key: str | None) -> FolderFacts:
@@ -106,7 +106,11 @@ def read_openvla_folder(folder: Path, unnorm_key: str | None) -> FolderFacts:
         ExportError, JsonError: missing or damaged files, or settings that are not served.
     """
     images = read_images(folder)
-    path, key, statistics, questions = _statistics(folder, unnorm_key)
+    path, key, data_set, questions = read_data_set(folder, unnorm_key)
+    statistics = None
+    if data_set is not None:
+        low, high = read_bounds(data_set.mapping('action'))
+        statistics = {'actions.q01': low, 'actions.q99': high}
     return FolderFacts(
         kind='OpenVLA',
         family='openvla',
@@ -203,60 +207,7 @@ def read_images(folder: Path) -> ImageFacts:
 def _by_tower(config: JsonMapping, key: str) -> tuple[Channels, Channels]:
     """Three numbers for each of the two towers."""
     towers = config.get(key, list)
-    found = [_numbers(tower, 3) for tower in towers]
+    found = [finite_numbers(tower, 3) for tower in towers]
     if len(found) != 2 or None in found:
         raise config.error(key, f'{quoted(towers)} where two lists of three numbers are expected')
     return found[0], found[1]  # type: ignore[return-value]
-
-
-def _numbers(values: object, length: int) -> tuple[float, ...] | None:
-    """Finite numbers of a list; None for anything else."""
-    if not isinstance(values, Sequence) or len(values) != length:
-        return None
-    if any(type(value) not in (int, float) or not math.isfinite(value) for value in values):
-        return None
-    return tuple(float(value) for value in values)
-
-
-def _statistics(
-    folder: Path, unnorm_key: str | None
-) -> tuple[Path, str | None, dict[str, np.ndarray] | None, tuple[Question, ...]]:
-    """Find the data set's statistics: file, name, numbers, and a question where it is not known."""
-    path = folder / STATISTICS_JSON
-    if os.path.lexists(path):
-        sets = read_json(path)
-    else:
-        path = folder / CONFIG_FILE
-        sets = read_json(path).mapping('norm_stats', optional=True)
-    names = sorted(sets.values)
-    if not names:
-        raise ExportError(
-            f'{folder}: has no statistics of a data set: {STATISTICS_JSON} is missing, and '
-            f'{CONFIG_FILE} has no norm_stats'
-        )
-    listed = join_truncated(names, ', ')
-    if unnorm_key is None and len(names) > 1:
-        wanted = f'data set whose statistics the actions are in: {listed}'
-        return path, None, None, (Question('--unnorm-key', wanted),)
-    key = names[0] if unnorm_key is None else unnorm_key
-    if key not in sets:
-        raise ExportError(f'--unnorm-key says {key}, but {path} has {listed}')
-    return path, key, _bounds(sets.mapping(key).mapping('action')), ()
-
-
-def _bounds(action: JsonMapping) -> dict[str, np.ndarray]:
-    """Values of -1 and 1 for each action; -1 and 1 themselves where the mask says `as it is`."""
-    low = action.get('q01', list)
-    bounds = [_numbers(action.get(key, list), len(low)) for key in ('q01', 'q99')]
-    mask = action.get('mask', list, [True] * len(low))
-    for key, values in zip(('q01', 'q99'), bounds, strict=True):
-        if not values:
-            raise action.error(key, f'is no list of {len(low) or "some"} finite numbers')
-    if len(mask) != len(low) or any(type(scaled) is not bool for scaled in mask):
-        raise action.error('mask', f'{quoted(mask)} where {len(low)} of true or false are expected')
-    q01, q99 = (np.array(values, dtype=np.float64) for values in bounds)
-    scaled = np.array(mask)
-    return {
-        'actions.q01': np.where(scaled, q01, -1.0),
-        'actions.q99': np.where(scaled, q99, 1.0),
-    }

@@ -1,0 +1,182 @@
+"""BitVLA's folders, as its fine-tuning writes them; nothing in them is executed.
+
+- `config.json` and safetensors: a LLaVA of SigLIP and BitNet, master weights.
+- `action_head--*_checkpoint.pt`, `proprio_projector--*_checkpoint.pt`: state dicts of `torch.save`.
+- `dataset_statistics.json`: the statistics of the data sets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vla_runtime.bundle.schema import CameraSpec, CropSpec, ImageSpec, NormalisationSpec
+from vla_runtime.bundle.tensors import StoredTensor
+from vla_runtime.checkpoints.folder_facts import CONFIG_FILE, FolderFacts, expect, find_tokenizer
+from vla_runtime.checkpoints.norm_stats import read_bounds, read_data_set
+from vla_runtime.checkpoints.tensors import CheckpointError
+from vla_runtime.checkpoints.torch_archives import read_archive
+from vla_runtime.files.json_file import JsonMapping, read_json
+from vla_runtime.files.quotes import join_truncated
+
+# Share of an image's area that OFT's evaluation keeps, in its middle.
+_CROP = math.sqrt(0.9)
+# Tokens around the instruction, and an instruction.
+_PROMPT_LENGTH = 96
+# Settings of config.json that the networks are written for.
+_FIXED = {
+    'model_type': 'bitvla',
+    'vision_feature_select_strategy': 'full',
+    'projector_hidden_act': 'gelu',
+    'multimodal_projector_bias': True,
+}
+_TEXT_FIXED = {'attention_bias': False}
+_VISION_FIXED = {
+    'hidden_act': 'gelu_pytorch_tanh',
+    'vit_weight_quant_method': 'absmean',
+    'vit_act_quant_method': 'absmax_per_token',
+    'layer_norm_eps': 1e-6,
+}
+_TERNARY, _FULL = (1, 8), (32, 32)
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Facts of config.json that no shape shows; None where it has no number.
+
+    Attributes:
+        kv_heads: key and value heads of the language model.
+        rope_base: base of its rotary positions.
+        rms_epsilon: epsilon of its norms.
+        vision_heads: heads of the tower.
+        feature_layer: block of the tower whose output the projector reads, counted from the end
+            where it is negative; 0 is what goes into the first.
+        ternary_vision: the tower's linear layers are ternary.
+    """
+
+    kv_heads: int | None
+    rope_base: float
+    rms_epsilon: float
+    vision_heads: int | None
+    feature_layer: int
+    ternary_vision: bool
+
+
+def read_bitvla_folder(folder: Path, unnorm_key: str | None) -> FolderFacts:
+    """Read all facts in a folder.
+
+    Args:
+        folder: folder of the checkpoint.
+        unnorm_key: data set whose statistics state and actions are in; needed where the folder has
+            those of several.
+
+    Raises:
+        ExportError, JsonError: missing or damaged files.
+    """
+    image_size = read_json(folder / CONFIG_FILE).mapping('vision_config').count('image_size', None)
+    data_set = read_data_set(folder, unnorm_key)
+    statistics = None
+    if data_set.statistics is not None:
+        low, high = read_bounds(data_set.statistics.mapping('action'))
+        statistics = {'actions.q01': low, 'actions.q99': high}
+        state_low, state_high = read_bounds(data_set.statistics.mapping('proprio'))
+        statistics |= {'state.low': state_low, 'state.high': _above(state_low, state_high)}
+    edge = 224 if image_size is None else image_size
+    return FolderFacts(
+        kind='BitVLA',
+        family='bitvla',
+        cameras=(CameraSpec('image'), CameraSpec('wrist_image')),
+        cameras_stated=False,
+        images=ImageSpec('crop', 'lanczos', CropSpec(edge, _CROP)),
+        image_sizes=((edge, edge),),
+        normalisation=NormalisationSpec(state='clipped_range', actions='quantiles_lerobot'),
+        statistics=statistics,
+        statistics_file=data_set.path,
+        cleaning='lower',
+        state_length=None if statistics is None else len(statistics['state.low']),
+        action_length=None if statistics is None else len(statistics['actions.q01']),
+        template='bitvla',
+        usual_prompt_length=_PROMPT_LENGTH,
+        denoise_steps=1,
+        image_size=image_size,
+        image_size_key='vision_config.image_size',
+        tokenizer=find_tokenizer(folder),
+        source={
+            'checkpoint': 'BitVLA',
+            **({} if data_set.name is None else {'unnorm_key': data_set.name}),
+        },
+        questions=data_set.questions,
+    )
+
+
+def _above(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Upper bounds as OFT divides by their distance: 1e-8 more, and never the lower one.
+
+    A number that never changed in training becomes -1 where it is as ever, and 1 above.
+    """
+    return np.maximum(high + 1e-8, np.nextafter(low.astype(np.float32), np.float32(np.inf)))
+
+
+def read_model(folder: Path) -> ModelFacts:
+    """Read what config.json says of the networks.
+
+    Raises:
+        JsonError: settings that the networks are not written for.
+    """
+    config = read_json(folder / CONFIG_FILE)
+    for key, value in _FIXED.items():
+        expect(config, key, value)
+    text, vision = (config.mapping(f'{part}_config', optional=True) for part in ('text', 'vision'))
+    for key, value in _TEXT_FIXED.items():
+        expect(text, key, value)
+    if text.values.get('rope_scaling') is not None:
+        raise text.error('rope_scaling', 'is not supported; expected null')
+    for key, value in _VISION_FIXED.items():
+        expect(vision, key, value)
+    layer = config.get('vision_feature_layer', (int, list), -2)
+    if not isinstance(layer, int):
+        raise config.error('vision_feature_layer', 'is a list; expected one block')
+    return ModelFacts(
+        kv_heads=text.count('num_key_value_heads', text.count('num_attention_heads', None)),
+        rope_base=float(text.get('rope_theta', (int, float), 5e5)),
+        rms_epsilon=float(text.get('rms_norm_eps', (int, float), 1e-5)),
+        vision_heads=vision.count('num_attention_heads', None),
+        feature_layer=layer,
+        ternary_vision=_is_ternary(vision),
+    )
+
+
+def _is_ternary(vision: JsonMapping) -> bool:
+    bits = vision.get('vit_weight_bits', int, 32), vision.get('vit_act_bits', int, 32)
+    if bits not in (_TERNARY, _FULL):
+        raise vision.error(
+            'vit_weight_bits',
+            f'{bits[0]} with vit_act_bits {bits[1]} is not supported; expected 1 and 8, or 32 and '
+            '32',
+        )
+    return bits == _TERNARY
+
+
+def read_heads(folder: Path) -> Mapping[str, StoredTensor]:
+    """Find the tensors of action head and state projection, named as those of one policy.
+
+    Raises:
+        CheckpointError: a file that is missing, there twice, or damaged.
+    """
+    found: dict[str, StoredTensor] = {}
+    for part in ('action_head', 'proprio_projector'):
+        paths = sorted(
+            path for path in folder.iterdir() if part in path.name and 'checkpoint' in path.name
+        )
+        if len(paths) != 1:
+            listed = join_truncated([path.name for path in paths], ', ') or 'none'
+            raise CheckpointError(
+                f'{folder}: has {listed} where one file {part}--*_checkpoint.pt is expected; the '
+                "policy's fine-tuning writes it beside the weights"
+            )
+        found |= {f'{part}.{stored.name}': stored for stored in read_archive(paths[0])}
+    return found
