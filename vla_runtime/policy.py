@@ -80,7 +80,7 @@ class Policy:
         self._engine = engine
         self._codec = PolicyCodec(bundle)
         self._builder = RequestBuilder(self._codec, engine)
-        self._runner = ChunkRunner(engine, bundle.spec.camera_names)
+        self._runner = ChunkRunner(engine, bundle.spec.camera_names, self._codec.answer_decoder)
         self._pipeline: ChunkPipeline[Inference] = ChunkPipeline(self._runner)
         self._number = 0
         # Prefixes may lie in slot 1, which `latency` denoises over with serial guidance alone.

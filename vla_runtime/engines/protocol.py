@@ -105,8 +105,8 @@ def input_named(name: str, given: Mapping[str, np.ndarray]) -> np.ndarray:
     return given[name]
 
 
-class PolicyEngine(Protocol):
-    """The vision, prefix and expert networks of one policy, loaded on one device."""
+class PrefixEngine(Protocol):
+    """The networks of one policy, loaded on one device: what engines of every head have."""
 
     dims: PolicyDims
     max_rows: int
@@ -123,14 +123,6 @@ class PolicyEngine(Protocol):
 
         A graph of its prefix counts, too; that of a camera, which its first image captures, does
         not. A network whose capture has failed captures nothing.
-        """
-
-    def set_schedule(self, times: np.ndarray, dt: float) -> None:
-        """Prepare the denoise steps at these flow times.
-
-        Args:
-            times: (N,) flow times from 1 towards 0; step k runs at times[k].
-            dt: Euler step of every denoise step, negative.
         """
 
     def encode_image(self, camera: int, pixels: np.ndarray) -> None:
@@ -154,6 +146,48 @@ class PolicyEngine(Protocol):
         Between two `step` calls of one chunk the slot may change and the number of rows may not.
         """
 
+    def synchronize(self) -> None:
+        """Wait until all queued work is done, as before reading a clock."""
+
+    def close(self) -> None:
+        """Free every buffer; the engine must not be used afterwards."""
+
+
+class TokenEngine(PrefixEngine, Protocol):
+    """Engine of a `tokens` head: writes an answer token by token over the prefix in use.
+
+    Keys and values of an answer are one set of buffers for each number of prompt rows.
+    """
+
+    def begin_answer(self) -> None:
+        """Take the prefix's logits for those of the first token."""
+
+    def read_token(self, token: np.ndarray, place: int) -> None:
+        """Read a token of the answer back, which leads to the next one: one graph launch.
+
+        Args:
+            token: (R,) int64.
+            place: its place in the answer, from 0; all places before it have been read.
+        """
+
+    def next_token(self) -> np.ndarray:
+        """Return the likeliest next token of each row, (R,) int64."""
+
+    def read_logits(self) -> np.ndarray:
+        """Return a copy of the logits of the next token, (R, vocabulary) float32."""
+
+
+class PolicyEngine(PrefixEngine, Protocol):
+    """The vision, prefix and expert networks of one policy, loaded on one device."""
+
+    def set_schedule(self, times: np.ndarray, dt: float) -> None:
+        """Prepare the denoise steps at these flow times.
+
+        Args:
+            times: (N,) flow times from 1 towards 0; step k runs at times[k].
+            dt: Euler step of every denoise step, negative.
+        """
+
     def load_step_inputs(self, inputs: StepInputs) -> None:
         """Copy noise, weights, plan and head inputs into the expert's input buffers."""
 
@@ -171,9 +205,3 @@ class PolicyEngine(Protocol):
 
     def read_velocity(self) -> np.ndarray:
         """Return a copy of the last step's velocities, (R, H, A) or (R, N, H, A) float32."""
-
-    def synchronize(self) -> None:
-        """Wait until all queued work is done, as before reading a clock."""
-
-    def close(self) -> None:
-        """Free every buffer; the engine must not be used afterwards."""

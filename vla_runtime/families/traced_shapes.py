@@ -206,8 +206,9 @@ def _outputs(network: FlowNetwork, shapes: TracedShapes) -> dict[Part, list[Tens
     )
     cut_off = {name: value.detach() for name, value in past.items()}
     if isinstance(network, TokenNetwork):
-        # No gradient passes the choice of a token.
-        head = network.answer(cut_off)[1]
+        tokens = torch.zeros(1, 1, dtype=torch.int64, device=meta)
+        place = torch.zeros((), dtype=torch.int64, device=meta)
+        head = network.read_token(tokens, place, cut_off, *network.answer_places(cut_off)).logits
     else:
         head = network.velocity(
             torch.zeros(1, dims.horizon, dims.action_dim, device=meta),

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 import numpy as np
@@ -30,8 +31,8 @@ from vla_runtime.files.safetensors_reader import SafetensorsReader
 from vla_runtime.processing.prompt_layout import PromptLayout
 
 # `flow`: denoised over N steps. `single`: one pass, without noise and time. `tokens`: actions
-# written as tokens, one a pass, greedy; engines run the whole answer as one pass. `diffusion`: a
-# scheduler's steps, with fresh noise where it draws some (`noise_schedule`).
+# written as tokens, one a pass, greedy. `diffusion`: a scheduler's steps, with fresh noise where
+# it draws some (`noise_schedule`).
 Head = Literal['flow', 'single', 'tokens', 'diffusion']
 # `normal`: standard normal. `uniform`: in [-1, 1).
 Noise = Literal['normal', 'uniform']
@@ -93,6 +94,36 @@ class LanguageDims(PolicyDims, Protocol):
     @property
     def prompt_length(self) -> int:
         """L, tokens of the padded prompt."""
+
+
+class TokenDims(LanguageDims, Protocol):
+    """Dimensions of a family with a `tokens` head."""
+
+    @property
+    def answer_length(self) -> int:
+        """K, most tokens of an answer."""
+
+
+def token_dims(dims: PolicyDims) -> TokenDims:
+    """Return the dimensions of a family with a `tokens` head, as such."""
+    return cast(TokenDims, dims)
+
+
+class AnswerDecoder(Protocol):
+    """Actions of an answer of a `tokens` head.
+
+    Attributes:
+        end: token that ends an answer; None: every answer has all its tokens.
+    """
+
+    end: int | None
+
+    def __call__(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the normalised actions (H, A) float32 of an answer's tokens (n,) int64.
+
+        Raises:
+            ValueError: tokens that are no chunk; says what is wrong with them.
+        """
 
 
 def image_sizes(dims: PolicyDims) -> tuple[tuple[int, int], ...]:
@@ -204,6 +235,8 @@ class Family:
         prefix_inputs: inputs of the prefix besides images: `tokens`, `token_mask`, `state`.
         head_inputs: inputs of the head besides the prefix's outputs: `state`.
         time_table: function that makes the time table from dimensions and weights.
+        answer_decoder: of a `tokens` head: function that makes the decoder of its answers from
+            dimensions and the folder of a bundle.
         noise: distribution that a `flow` begins with.
         cuts_padding: True where a prompt whose padding is cut off at the end gives the head the
             same, its tensors shorter, and zeros behind them change nothing.
@@ -221,6 +254,7 @@ class Family:
     prefix_inputs: Callable[[Any], Mapping[str, RowInput]]
     head_inputs: Callable[[Any], Mapping[str, RowInput]]
     time_table: Callable[[Any, SafetensorsReader], TimeTable]
+    answer_decoder: Callable[[Any, Path], AnswerDecoder] | None = None
     noise: Noise = 'normal'
     cuts_padding: bool = False
     flow_steps: int = 10

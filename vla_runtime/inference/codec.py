@@ -29,6 +29,7 @@ class PolicyCodec:
 
     Attributes:
         prompts: writer of the prompts of a policy with language; None: it reads no instruction.
+        answer_decoder: decoder of the answers of a `tokens` head; None for the other heads.
 
     Raises:
         ValueError: statistics or tokenizer that do not fit the bundle.
@@ -40,6 +41,8 @@ class PolicyCodec:
         self.camera_images = CameraImages(bundle)
         self._state_normalizer = self._normalizer(bundle, 'state')
         self._action_normalizer = self._normalizer(bundle, 'actions')
+        decoder = find_family(spec.family).answer_decoder
+        self.answer_decoder = None if decoder is None else decoder(spec.dims, bundle.folder)
         self.action_space = _action_space(bundle)
         self._joint_space = joint_space(spec.joint_space)
 
@@ -191,12 +194,18 @@ class PolicyCodec:
         padded[: self.spec.horizon, : len(names)] = normalised
         return padded
 
-    def actions(self, normalised: np.ndarray, observation: Observation) -> ActionChunk:
-        """Convert network output (H, A) to actions in robot units, those that reach the robot.
+    def actions(self, output: np.ndarray, observation: Observation) -> ActionChunk:
+        """Convert network output to actions in robot units, those that reach the robot.
+
+        Args:
+            output: (H, A) float32; (n,) int64, the tokens of an answer of a `tokens` head.
+            observation: observation that the output is of.
 
         Raises:
-            ValueError: the network returned a number that is not finite.
+            ValueError: the network returned a number that is not finite, or an answer that is no
+                chunk.
         """
+        normalised = output if self.answer_decoder is None else self.answer_decoder(output)
         require_finite(normalised)
         width = len(self.spec.actions)
         actions = self._action_normalizer.denormalise(normalised[: self.spec.horizon, :width])

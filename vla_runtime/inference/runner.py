@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
-from vla_runtime.engines.protocol import PolicyEngine
+from vla_runtime.engines.protocol import PolicyEngine, TokenEngine
+from vla_runtime.family.declaration import AnswerDecoder, token_dims
 from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.denoise import StepObserver, denoise, denoise_serially
+from vla_runtime.inference.greedy import write_answer
 from vla_runtime.inference.prefix_cache import PrefixCache, PrefixSlot
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.sampling import plan_distances
@@ -49,7 +52,8 @@ class DenoisedChunk:
     """Result of the denoise loop.
 
     Attributes:
-        chunk: (H, A) float32 in normalised action space, of the chosen sample.
+        chunk: (H, A) float32 in normalised action space, of the chosen sample; (n,) int64, the
+            tokens of an answer of a `tokens` head.
         sample: index of that sample.
         distances: distance of every sample from the committed plan; empty without a choice.
         runs: number of runs of the network `expert`.
@@ -67,10 +71,17 @@ class ChunkRunner:
     Args:
         engine: loaded.
         cameras: names, in the engine's order, for the report.
+        decoder: decoder of the answers of a `tokens` head; None for the other heads.
     """
 
-    def __init__(self, engine: PolicyEngine, cameras: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        engine: PolicyEngine,
+        cameras: tuple[str, ...],
+        decoder: AnswerDecoder | None = None,
+    ) -> None:
         self._engine = engine
+        self._decoder = decoder
         self.cache = PrefixCache(engine, cameras)
 
     def encode(
@@ -115,8 +126,11 @@ class ChunkRunner:
             request: the inference to run.
             encoded: result of `encode` for it.
             clock: the request's; marks `denoise`.
-            on_step: see `inference.denoise.denoise`.
+            on_step: see `inference.denoise.denoise`; with a `tokens` head called after each token
+                with (index, tokens so far, logits).
         """
+        if self._decoder is not None:
+            return self._read_answer(self._decoder, encoded, clock, on_step)
         engine, steps = self._engine, len(request.times)
         engine.set_schedule(request.times, dt=-1.0 / steps)
         if request.guidance == 'serial':
@@ -139,3 +153,18 @@ class ChunkRunner:
             tuple(map(float, distances)),
             runs={'expert': steps * len(encoded.slots)},
         )
+
+    def _read_answer(
+        self,
+        decoder: AnswerDecoder,
+        encoded: EncodedPrefix,
+        clock: PhaseClock,
+        on_step: StepObserver | None,
+    ) -> DenoisedChunk:
+        """Let a `tokens` head write its answer."""
+        engine = cast(TokenEngine, self._engine)
+        engine.use_prefix(*encoded.places[0])
+        length = token_dims(engine.dims).answer_length
+        answer = write_answer(engine, length, decoder.end, on_step)
+        clock.mark('denoise')
+        return DenoisedChunk(answer, 0, (), runs={'expert': len(answer) - 1})

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from vla_runtime.engines.torch.engine import TorchEngine
+from vla_runtime.engines.torch.token_engine import TorchTokenEngine
 from vla_runtime.engines.torch.weights import load_network
 from vla_runtime.engines.triton_option import OFF
+from vla_runtime.families.token_network import TokenNetwork
 from vla_runtime.family.declaration import PolicyDims
 
 
@@ -36,7 +39,11 @@ def load_torch_engine(
     """
     try:
         network = load_network(family, dims, weights, device=device, precision=precision)
-        engine = TorchEngine(network, max_rows=max_rows, use_cuda_graphs=use_cuda_graphs)
+        options: dict[str, Any] = {'max_rows': max_rows, 'use_cuda_graphs': use_cuda_graphs}
+        if isinstance(network, TokenNetwork):
+            engine: TorchEngine = TorchTokenEngine(network, **options)
+        else:
+            engine = TorchEngine(network, **options)
         if triton != OFF:
             from vla_runtime.engines.torch.layer_trial import choose_layers
 

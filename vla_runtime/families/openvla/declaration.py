@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vla_runtime.families.openvla.dimensions import LIMITS, OPENVLA, OpenVlaDims
 from vla_runtime.family.declaration import Family, NoTimes, no_inputs, prompt_inputs
+from vla_runtime.processing.action_bins import ActionBins
 from vla_runtime.processing.prompt_layout import PromptLayout
 
 # The space behind `Out:` that Llama's tokenizer leaves out, and the policy was trained with.
@@ -23,5 +24,6 @@ FAMILIES = (
         prefix_inputs=prompt_inputs,
         head_inputs=no_inputs,
         time_table=NoTimes,
+        answer_decoder=lambda dims, folder: ActionBins(dims.used_vocabulary, dims.action_bins),
     ),
 )

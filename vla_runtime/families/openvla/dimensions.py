@@ -103,14 +103,14 @@ class OpenVlaDims:
         return self.dino.tokens
 
     @property
-    def free_places(self) -> int:
-        """Places for the tokens of an answer that are read back: all but the last."""
-        return self.action_dim - 1
+    def answer_length(self) -> int:
+        """K, a token for each action."""
+        return self.action_dim
 
     @property
     def prefix_length(self) -> int:
-        """P: image and prompt, then the free places."""
-        return self.cameras * self.image_tokens + self.prompt_length + self.free_places
+        """P: image and prompt."""
+        return self.cameras * self.image_tokens + self.prompt_length
 
     @property
     def horizon(self) -> int:

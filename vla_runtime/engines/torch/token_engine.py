@@ -1,0 +1,108 @@
+"""The PyTorch backend of a `tokens` head: one captured graph a pass.
+
+Every number of rows and slot has one graph, which is replayed for each token of an answer: token
+and place are inputs of it. It writes keys and values of the token into their place, so a pass finds
+those of the passes before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_runtime.engines.protocol import DenoiseLoop
+from vla_runtime.engines.torch.engine import TorchEngine
+from vla_runtime.families.token_network import TokenNetwork
+
+
+class _Answer:
+    """Buffers of the answers to one number of prompt rows.
+
+    Attributes:
+        tokens: (R, 1) int64, read back; place: () int64.
+        key, value: (F, layers, R, kv_heads, D).
+        logits: (R, vocabulary) float32; token: (R,) int64, the likeliest.
+    """
+
+    def __init__(self, network: TokenNetwork, past: Mapping[str, Tensor]) -> None:
+        logits = past['logits']
+        self.tokens = torch.zeros(len(logits), 1, dtype=torch.int64, device=logits.device)
+        self.place = torch.zeros((), dtype=torch.int64, device=logits.device)
+        self.key, self.value = network.answer_places(past)
+        self.logits = torch.zeros_like(logits)
+        self.token = torch.zeros_like(self.tokens[:, 0])
+
+
+class TorchTokenEngine(TorchEngine):
+    """Vision, prefix and passes of one policy in PyTorch (see `protocol.TokenEngine`).
+
+    Args and attributes are those of `TorchEngine`.
+    """
+
+    _network: TokenNetwork
+
+    def __init__(
+        self, network: TokenNetwork, *, max_rows: int = 2, use_cuda_graphs: bool = True
+    ) -> None:
+        super().__init__(network, max_rows=max_rows, use_cuda_graphs=use_cuda_graphs)
+        self._answers = {
+            rows: _Answer(network, buffers.slots[0]) for rows, buffers in self._buffers.items()
+        }
+        self._passes = {
+            place: self._graphed('denoise', partial(self._run_pass, *place))
+            for place in self._encodings
+        }
+
+    @property
+    def cuda_graph(self) -> Mapping[str, str]:
+        return {**super().cuda_graph, 'denoise': self._passes[self._place].status}
+
+    def captures(self, loop: DenoiseLoop) -> bool:
+        place = loop.rows, loop.slot
+        return any(work.captures for work in (*self._prefix[place], self._passes[place]))
+
+    @torch.inference_mode()
+    def begin_answer(self) -> None:
+        answer, (rows, slot) = self._answers[self._variant.rows], self._place
+        with self._denoising(self._place):
+            answer.logits.copy_(self._buffers[rows].slots[slot]['logits'])
+            answer.token.copy_(answer.logits.argmax(dim=-1))
+            # A pass that is captured runs several times, so the first one must be the real one's.
+            answer.key.zero_()
+            answer.value.zero_()
+
+    @torch.inference_mode()
+    def read_token(self, token: np.ndarray, place: int) -> None:
+        answer = self._answers[self._variant.rows]
+        with self._denoising(self._place):
+            answer.tokens.copy_(torch.from_numpy(token)[:, None])
+            answer.place.fill_(place)
+            self._passes[self._place].run()
+
+    def next_token(self) -> np.ndarray:
+        with self._denoising():
+            return self._answers[self._variant.rows].token.cpu().numpy().copy()
+
+    def read_logits(self) -> np.ndarray:
+        with self._denoising():
+            return self._answers[self._variant.rows].logits.cpu().numpy().copy()
+
+    def close(self) -> None:
+        self._passes = {}
+        super().close()
+        self._answers = {}
+
+    def _run_pass(self, rows: int, slot: int) -> None:
+        answer = self._answers[rows]
+        found = self._network.read_token(
+            answer.tokens, answer.place, self._buffers[rows].slots[slot], answer.key, answer.value
+        )
+        place = answer.place[None]
+        answer.key.index_copy_(0, place, found.key[None])
+        answer.value.index_copy_(0, place, found.value[None])
+        answer.logits.copy_(found.logits)
+        answer.token.copy_(found.token)
