@@ -44,12 +44,12 @@ from vla_runtime.engines.triton_option import ON
 from vla_runtime.families.blocks import epilogues
 from vla_runtime.families.blocks.fused_lengths import Shape, flash, usable
 from vla_runtime.family.listing import find_family
-from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.inference.pipeline import ChunkPipeline
 from vla_runtime.inference.prefix_cache import CachePolicy, PrefixInputs
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.runner import ChunkRunner
+from vla_runtime.inference.settings import PolicySettings
 
 CAMERAS = 2
 SHORT_PROMPT = 10
@@ -341,17 +341,14 @@ def overlap(device: str, size: str, requests: int = 12) -> Finding:
     runner = ChunkRunner(engine, _NAMES)
     expected = []
     for request in wanted:
-        encoded = runner.encode(request, PhaseClock())
-        expected.append(runner.denoise(request, encoded, PhaseClock()).chunk.copy())
+        expected.append(runner.denoise(runner.encode(request))[0].copy())
     engine.close()
 
     engine = torch_engine(network, graphs=True)
     pipeline: ChunkPipeline[tuple[np.ndarray, float]] = ChunkPipeline(ChunkRunner(engine, _NAMES))
     try:
         futures = [
-            pipeline.submit(
-                request, PhaseClock(), lambda _, denoised, ms: (denoised.chunk.copy(), ms)
-            )
+            pipeline.submit(request, lambda _, chunk, distances, ms: (chunk.copy(), ms))
             for request in wanted
         ]
         results = [future.result() for future in futures]
@@ -387,15 +384,14 @@ def chunk_request(inputs: ChunkInputs) -> ChunkRequest:
         time_s=0.0,
     )
     return ChunkRequest(
+        settings=PolicySettings(cache=CachePolicy(mode='off')),
+        number=0,
         prefixes=(prefix,),
-        cache=CachePolicy(mode='off'),
         times=flow_times(len(inputs.step_inputs.plan_weight)),
         inputs=inputs.step_inputs,
         guidance='fused' if inputs.rows == 2 else 'none',
         rtc_mode='guided',
-        clamped=0,
         noise=inputs.step_inputs.x,
-        overlap=None,
     )
 
 

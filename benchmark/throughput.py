@@ -24,8 +24,7 @@ from measurement import in_turn, median_interval, percentiles, write_result
 from mid_size import DIMS, PACKAGES, STEPS, look, mid_size_policy, parse_arguments
 
 from vla_runtime.families.operation_counts import count_operations
-from vla_runtime.inference.pipeline import PipelineMode
-from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.inference.settings import PipelineMode, PolicySettings
 from vla_runtime.policy import Policy
 from vla_runtime.types import InferenceReport, Observation
 

@@ -443,9 +443,9 @@ def test_overlapped_chunks_that_are_not_the_sequential_ones_fail_the_check(monke
     # A runner that forgets which slots are being read, as a missing event would.
     real = gpu_checks.ChunkRunner.denoise
 
-    def last_slot(self, request, encoded, clock, on_step=None):
+    def last_slot(self, encoded, on_step=None):
         wrong = replace(encoded, slots=tuple(1 - slot for slot in encoded.slots))
-        return real(self, request, wrong, clock, on_step)
+        return real(self, wrong, on_step)
 
     class Confused(gpu_checks.ChunkPipeline):
         def __init__(self, runner):

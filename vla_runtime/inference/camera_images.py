@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -24,21 +23,6 @@ from vla_runtime.processing.plain_images import (
 )
 from vla_runtime.processing.stretched_images import stretched
 from vla_runtime.types import CroppedResample
-
-
-@dataclass(frozen=True)
-class EncodedImages:
-    """Pixels of every camera, and the mask of the cameras that are present.
-
-    Attributes:
-        pixels: (V, 3, S, S) float32 in [-1, 1], a buffer that the next call overwrites. Where
-            images go in at their own sizes, V arrays (3, height, width) in the scale of
-            `normalisation.images`; one array where the sizes are equal.
-        mask: (V,) bool, False for an absent camera.
-    """
-
-    pixels: np.ndarray | Sequence[np.ndarray]
-    mask: np.ndarray
 
 
 class CameraImages:
@@ -86,8 +70,16 @@ class CameraImages:
                 except ValueError as error:
                     raise ValueError(f'observation.images[{camera.name}]: {error}') from None
 
-    def encode(self, images: Mapping[str, np.ndarray | None]) -> EncodedImages:
+    def encode(
+        self, images: Mapping[str, np.ndarray | None]
+    ) -> tuple[np.ndarray | Sequence[np.ndarray], np.ndarray]:
         """Convert every camera's image, in the bundle's camera order.
+
+        Returns:
+            pixels: (V, 3, S, S) float32 in [-1, 1], a buffer that the next call overwrites. Where
+                images go in at their own sizes, V arrays (3, height, width) in the scale of
+                `normalisation.images`; one array where the sizes are equal.
+            mask: (V,) bool, False for an absent camera.
 
         Raises:
             ValueError: an image that cannot be resized; names the camera.
@@ -103,7 +95,7 @@ class CameraImages:
                 self._convert(index, image)
             except ValueError as error:
                 raise ValueError(f'observation.images[{camera.name}]: {error}') from error
-        return EncodedImages(self._pixels, mask)
+        return self._pixels, mask
 
     def _convert(self, index: int, image: np.ndarray) -> None:
         size, out, spec = self._sizes[index], self._pixels[index], self._spec.images

@@ -14,7 +14,7 @@ import numpy as np
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.family.declaration import TOKEN_MASK, TOKENS, image_places, language_dims
 from vla_runtime.family.listing import find_family
-from vla_runtime.inference.camera_images import CameraImages, EncodedImages
+from vla_runtime.inference.camera_images import CameraImages
 from vla_runtime.processing.actions import ActionSpace, PoseColumns
 from vla_runtime.processing.joint_spaces import joint_space
 from vla_runtime.processing.normalization import Normalizer
@@ -110,10 +110,6 @@ class PolicyCodec:
     def _state(self, observation: Observation) -> np.ndarray:
         """Return the state (S,) in float64 that deltas are relative to."""
         return self._joint_space.state_to_policy(np.asarray(observation.state, dtype=np.float64))
-
-    def images(self, observation: Observation) -> EncodedImages:
-        """Convert every camera's image to pixels, in the bundle's camera order."""
-        return self.camera_images.encode(observation.images)
 
     def state_bins(self, state: np.ndarray) -> np.ndarray:
         """Return the bins in the prompt of a normalised state (S,).
