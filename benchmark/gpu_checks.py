@@ -341,14 +341,14 @@ def overlap(device: str, size: str, requests: int = 12) -> Finding:
     runner = ChunkRunner(engine, _NAMES)
     expected = []
     for request in wanted:
-        expected.append(runner.denoise(runner.encode(request))[0].copy())
+        expected.append(runner.denoise(runner.encode(request)).chunk.copy())
     engine.close()
 
     engine = torch_engine(network, graphs=True)
     pipeline: ChunkPipeline[tuple[np.ndarray, float]] = ChunkPipeline(ChunkRunner(engine, _NAMES))
     try:
         futures = [
-            pipeline.submit(request, lambda _, chunk, distances, ms: (chunk.copy(), ms))
+            pipeline.submit(request, lambda _, denoised, ms: (denoised.chunk.copy(), ms))
             for request in wanted
         ]
         results = [future.result() for future in futures]

@@ -40,7 +40,7 @@ from vla_runtime.inference.preparation import Preparation
 from vla_runtime.inference.recorded_check import check_recorded_cases
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.request_builder import RequestBuilder
-from vla_runtime.inference.runner import ChunkRunner, EncodedPrefix
+from vla_runtime.inference.runner import ChunkRunner, DenoisedChunk, EncodedPrefix
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.types import ActionChunk, CommittedPlan, InferenceReport, Observation
 
@@ -288,15 +288,12 @@ class Policy:
         request = self._builder.build(observation, settings, number, plan=plan, noise=noise)
 
         def finish(
-            encoded: EncodedPrefix,
-            normalised: np.ndarray,
-            distances: np.ndarray,
-            overlap_ms: float = 0.0,
+            encoded: EncodedPrefix, denoised: DenoisedChunk, overlap_ms: float = 0.0
         ) -> Inference:
-            chunk = self._codec.actions(normalised, observation)
+            chunk = self._codec.actions(denoised.chunk, observation)
             request.clock.mark('actions')
             stamps_ns = observation.stamps_ns
-            return chunk, self._runner.report(encoded, distances, stamps_ns, overlap_ms)
+            return chunk, self._runner.report(encoded, denoised, stamps_ns, overlap_ms)
 
         if settings.pipeline == 'throughput':
             self._overlapped = True
@@ -321,22 +318,22 @@ class Policy:
         request: ChunkRequest,
         on_step: StepObserver | None = None,
         held: tuple[PrefixSlot, ...] = (),
-    ) -> tuple[EncodedPrefix, np.ndarray, np.ndarray]:
+    ) -> tuple[EncodedPrefix, DenoisedChunk]:
         """Encode and denoise one after the other; held places are not written."""
         self._pipeline.drain()
         if self._overlapped:
             self._overlapped = False
             self._runner.cache.clear()
         encoded = self._runner.encode(request, held)
-        return encoded, *self._runner.denoise(encoded, on_step)
+        return encoded, self._runner.denoise(encoded, on_step)
 
     def _run_black(self, request: ChunkRequest, held: tuple[PrefixSlot, ...]) -> None:
         """Run a warm-up's request; nothing from before or of it is in the cache afterwards."""
         self._runner.cache.clear()
         try:
             # Not decoded: a state of zeros is not a valid pose for relative actions.
-            _, normalised, _ = self._run(request, held=held)
-            require_finite(normalised)
+            _, denoised = self._run(request, held=held)
+            require_finite(denoised.chunk)
         finally:
             self._runner.cache.clear()
 

@@ -11,7 +11,7 @@ from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.statistics import CHANNELS, image_group
 from vla_runtime.family.declaration import image_sizes
 from vla_runtime.processing.cropped_images import cropped
-from vla_runtime.processing.images import BLACK, black_pixels, to_pixels
+from vla_runtime.processing.images import BLACK, black_pixels, check_image, to_pixels
 from vla_runtime.processing.letterboxed_images import letterboxed
 from vla_runtime.processing.normalization import Normalizer
 from vla_runtime.processing.plain_images import (
@@ -52,23 +52,24 @@ class CameraImages:
         self._pixels = np.stack(pixels) if len(set(self._sizes)) == 1 else pixels
 
     def check(self, images: Mapping[str, np.ndarray | None]) -> None:
-        """Refuse images that are not of their camera's size, where nothing resizes them.
+        """Refuse images that are none, or not of their camera's size where nothing resizes them.
 
         Args:
-            images: image of each known camera, uint8 (height, width, 3); None for an absent one.
+            images: image of each known camera; None for an absent one.
 
         Raises:
-            ValueError: names camera and sizes.
+            ValueError: names camera, and what was expected and came.
         """
-        if self._spec.images.padding != 'none':
-            return
         for camera, size in zip(self._spec.cameras, self._sizes, strict=True):
             image = images.get(camera.name)
-            if image is not None:
-                try:
+            if image is None:
+                continue
+            try:
+                check_image(image)
+                if self._spec.images.padding == 'none':
                     check_size(image, size)
-                except ValueError as error:
-                    raise ValueError(f'observation.images[{camera.name}]: {error}') from None
+            except ValueError as error:
+                raise ValueError(f'observation.images[{camera.name}]: {error}') from None
 
     def encode(
         self, images: Mapping[str, np.ndarray | None]
@@ -105,8 +106,7 @@ class CameraImages:
                 image, size[0], padding=spec.padding, resample=spec.resample, bars=bars, out=out
             )
         else:
-            image = self._resized(image, size)
-            to_plain_pixels(image, size, self._tables[index], out)
+            to_plain_pixels(self._resized(image, size), self._tables[index], out)
 
     def _resized(self, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         """An image without padding, in the network's size."""

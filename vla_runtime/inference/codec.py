@@ -76,9 +76,6 @@ class PolicyCodec:
             )
         if all(image is None for image in observation.images.values()):
             raise ValueError('observation.images: every camera is absent; at least one is needed')
-        for name, image in observation.images.items():
-            if image is not None:
-                _check_image(name, image)
         self.camera_images.check(observation.images)
         instruction = observation.instruction
         if self.prompts is not None and (
@@ -275,15 +272,6 @@ class _Prompts:
                 f'dimensions.image_places in policy.yaml says {list(places)}: this is not the '
                 'tokenizer of the export'
             )
-
-
-def _check_image(name: str, image: np.ndarray) -> None:
-    shape, dtype = getattr(image, 'shape', None), getattr(image, 'dtype', None)
-    if dtype != np.uint8 or shape is None or len(shape) != 3 or shape[2] != 3 or not all(shape):
-        raise ValueError(
-            f'observation.images[{name}]: expected uint8 of shape (height, width, 3), got {dtype} '
-            f'of shape {shape}'
-        )
 
 
 def _action_space(bundle: Bundle) -> ActionSpace:

@@ -21,17 +21,13 @@ from threading import Condition, Thread
 from time import perf_counter
 from typing import Generic, TypeVar
 
-import numpy as np
-
 from vla_runtime.inference.denoise import StepObserver
 from vla_runtime.inference.request import ChunkRequest
-from vla_runtime.inference.runner import ChunkRunner, EncodedPrefix
+from vla_runtime.inference.runner import ChunkRunner, DenoisedChunk, EncodedPrefix
 
 Result = TypeVar('Result')
-# Turns an inference into the future's result: the encoded prefix, the chunk, the distances of the
-# samples, and the milliseconds for which its encoding overlapped the denoising of the one before.
-# Runs in the pipeline's thread.
-Finish = Callable[[EncodedPrefix, np.ndarray, np.ndarray, float], Result]
+# Turns the networks' results and the overlap (ms) into the future's; runs in the pipeline's thread.
+Finish = Callable[[EncodedPrefix, DenoisedChunk, float], Result]
 
 # (start, end) on the clock of `perf_counter`, seconds.
 _Span = tuple[float, float]
@@ -76,7 +72,8 @@ class ChunkPipeline(Generic[Result]):
         Args:
             request: the inference to run; its clock marks the runner's phases and `wait`: for room
                 before encoding, and for the chunk before it after encoding.
-            finish: makes the future's result.
+            finish: called with the encoded prefix, the denoised chunk, and the milliseconds for
+                which this encoding overlapped the denoising of the request before.
             on_step: see `inference.denoise.denoise`; called in the pipeline's thread.
 
         Returns:
@@ -153,9 +150,9 @@ class ChunkPipeline(Generic[Result]):
     ) -> Result:
         encoded.request.clock.mark('wait')
         start = perf_counter()
-        chunk, distances = self._runner.denoise(encoded, on_step)
+        denoised = self._runner.denoise(encoded, on_step)
         before, self._denoising = self._denoising, (start, perf_counter())
-        return finish(encoded, chunk, distances, _overlap_ms(encoding, before))
+        return finish(encoded, denoised, _overlap_ms(encoding, before))
 
 
 def _overlap_ms(a: _Span, b: _Span) -> float:

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Literal
 
 import numpy as np
 
 from vla_runtime.engines.protocol import StepInputs
-from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.prefix_cache import PrefixInputs
 from vla_runtime.inference.real_time_chunking import RtcMode
 from vla_runtime.inference.settings import PolicySettings
+
+
+class PhaseClock:
+    """Wall time per phase, in milliseconds; belongs to one request."""
+
+    def __init__(self) -> None:
+        self._start = self._last = perf_counter()
+        self._phases: dict[str, float] = {}
+
+    def mark(self, phase: str) -> None:
+        """Add the time since the last mark to `phase`."""
+        now = perf_counter()
+        self._phases[phase] = self._phases.get(phase, 0.0) + (now - self._last) * 1e3
+        self._last = now
+
+    def milliseconds(self) -> dict[str, float]:
+        """Return milliseconds per phase, and their sum as `total`."""
+        return {**self._phases, 'total': (self._last - self._start) * 1e3}
 
 
 @dataclass(frozen=True)

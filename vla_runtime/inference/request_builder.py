@@ -15,13 +15,12 @@ from vla_runtime.bundle.rules import check_guidable
 from vla_runtime.engines.protocol import FEATURES, Feature, PolicyEngine, StepInputs
 from vla_runtime.family.declaration import Family, real_action_dim
 from vla_runtime.family.listing import find_family
-from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.inference.guidance import resolve_cfg_mode, row_weights
 from vla_runtime.inference.prefix_cache import Clock, PrefixInputs
 from vla_runtime.inference.real_time_chunking import clamp_weights, plan_weights, prefix_weights
-from vla_runtime.inference.request import ChunkRequest
+from vla_runtime.inference.request import ChunkRequest, PhaseClock
 from vla_runtime.inference.sampling import sample_noise
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.types import Advantage, CommittedPlan, Observation

@@ -17,7 +17,7 @@ from vla_runtime.engines.protocol import PolicyEngine
 from vla_runtime.inference.denoise import StepObserver, denoise, denoise_serially
 from vla_runtime.inference.prefix_cache import PrefixCache, PrefixSlot
 from vla_runtime.inference.request import ChunkRequest
-from vla_runtime.inference.sampling import nearest_sample, plan_distances
+from vla_runtime.inference.sampling import plan_distances
 from vla_runtime.types import CacheReport, InferenceReport
 
 
@@ -42,6 +42,23 @@ class EncodedPrefix:
         """Places that the denoise loop reads."""
         rows = self.request.prefixes[0].count
         return tuple((rows, slot) for slot in self.slots)
+
+
+@dataclass(frozen=True)
+class DenoisedChunk:
+    """Result of the denoise loop.
+
+    Attributes:
+        chunk: (H, A) float32 in normalised action space, of the chosen sample.
+        sample: index of that sample.
+        distances: distance of every sample from the committed plan; empty without a choice.
+        runs: number of runs of the network `expert`.
+    """
+
+    chunk: np.ndarray
+    sample: int
+    distances: tuple[float, ...]
+    runs: Mapping[str, int]
 
 
 class ChunkRunner:
@@ -82,21 +99,16 @@ class ChunkRunner:
             runs={network: count - before[network] for network, count in cache.runs.items()},
         )
 
-    def denoise(
-        self, encoded: EncodedPrefix, on_step: StepObserver | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def denoise(self, encoded: EncodedPrefix, on_step: StepObserver | None = None) -> DenoisedChunk:
         """Run the expert and choose among the samples.
 
         Args:
             encoded: result of `encode`; the request's clock marks `denoise`.
             on_step: see `inference.denoise.denoise`.
-
-        Returns:
-            chunk: (H, A) float32 in normalised action space, of the chosen sample.
-            distances: (N,) distance of every sample from the plan; empty without a choice.
         """
         engine, request = self._engine, encoded.request
-        engine.set_schedule(request.times, dt=-1.0 / len(request.times))
+        steps = len(request.times)
+        engine.set_schedule(request.times, dt=-1.0 / steps)
         if request.guidance == 'serial':
             chunks = denoise_serially(engine, request.inputs, request.times, encoded.slots, on_step)
         else:
@@ -105,16 +117,23 @@ class ChunkRunner:
         chunks = chunks.reshape(-1, *chunks.shape[-2:])
         if request.clamped:
             chunks[:, : request.clamped] = request.inputs.plan[: request.clamped]
-        distances = np.zeros(0)
+        sample, distances = 0, np.zeros(0)
         if request.overlap is not None:
             distances = plan_distances(chunks, request.inputs.plan, request.overlap)
+            # A NaN or infinite distance never wins; if all are, the chunk is refused later.
+            sample = int(np.where(np.isfinite(distances), distances, np.inf).argmin())
         request.clock.mark('denoise')
-        return chunks[nearest_sample(distances)], distances
+        return DenoisedChunk(
+            chunks[sample],
+            sample,
+            tuple(map(float, distances)),
+            runs={'expert': steps * len(encoded.slots)},
+        )
 
     def report(
         self,
         encoded: EncodedPrefix,
-        distances: np.ndarray,
+        denoised: DenoisedChunk,
         stamps_ns: Mapping[str, int],
         overlap_ms: float = 0.0,
     ) -> InferenceReport:
@@ -127,7 +146,7 @@ class ChunkRunner:
             pipeline=settings.pipeline,
             overlap_ms=overlap_ms,
             cache=encoded.cache,
-            runs={**encoded.runs, 'expert': len(request.times) * len(encoded.slots)},
+            runs={**encoded.runs, **denoised.runs},
             beta=settings.cfg_beta if settings.guided else 1.0,
             guidance=request.guidance,
             rtc_mode=request.rtc_mode,
@@ -135,8 +154,8 @@ class ChunkRunner:
             denoise_steps=len(request.times),
             tokens=request.tokens,
             samples=settings.samples,
-            sample=nearest_sample(distances),
-            sample_distances=tuple(map(float, distances)),
+            sample=denoised.sample,
+            sample_distances=denoised.distances,
             cuda_graph=_graphs_used(self._engine.cuda_graph, request),
             noise=request.noise,
             stamps_ns=dict(stamps_ns),

@@ -69,13 +69,3 @@ def plan_distances(chunks: np.ndarray, plan: np.ndarray, weight: np.ndarray) -> 
     difference = chunks[..., :width].astype(np.float64) - plan[:, :width]
     square = np.square(difference).mean(axis=2)
     return np.sqrt(square @ weight / weight.sum())
-
-
-def nearest_sample(distances: np.ndarray) -> int:
-    """Index of the sample that continues the plan best; the first one without distances.
-
-    A NaN or infinite distance never wins; if all are, the chunk is refused later.
-    """
-    return (
-        int(np.where(np.isfinite(distances), distances, np.inf).argmin()) if distances.size else 0
-    )

@@ -151,7 +151,7 @@ class Responder:
         images: dict[str, np.ndarray | None] = {}
         for name, frame in selection.frames.items():
             try:
-                images[name] = self._robot_policy.pixels(name, frame.message)
+                images[name] = self._robot_policy.pixels(name, frame.message, frame.facts)
             except ImageError as error:
                 self._synchronizer.discard_frame(name, frame, str(error))
                 return MissingInput(f'camera {name}', f"camera '{name}': {error}")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vla_runtime.inference.settings import PolicySettings
-from vla_runtime.messages.images import to_rgb
+from vla_runtime.messages.images import ImageFacts, to_rgb
 from vla_runtime.nodes.policy.plan_alignment import align_plan, step_of_row_0
 from vla_runtime.policy import Inference, Policy
 from vla_runtime.processing.poses import whole_turns
@@ -83,14 +83,20 @@ class RobotPolicy:
             if name in endless and name in match.state_joints
         ]
 
-    def pixels(self, camera: str, message: Any) -> np.ndarray:
-        """Convert a camera's message, (height, width, 3) uint8 RGB.
+    def pixels(self, camera: str, message: Any, facts: ImageFacts | None = None) -> np.ndarray:
+        """Convert a camera's message, (height, width, 3) uint8 RGB; see `to_rgb`.
 
         Raises:
             ImageError: it cannot be decoded, or is not of the robot file's size.
         """
         known = self.match.cameras[camera]
-        return to_rgb(message, width=known.width, height=known.height, encoding=known.encoding)
+        return to_rgb(
+            message,
+            width=known.width,
+            height=known.height,
+            encoding=known.encoding,
+            facts=facts,
+        )
 
     def state(self, measured: np.ndarray) -> np.ndarray:
         """Return measured positions, (joints,) in robot units, as the policy's state, float64."""
