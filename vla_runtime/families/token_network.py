@@ -1,4 +1,4 @@
-"""Network of a `tokens` head: a decoder-only language model writes actions as tokens, one a pass."""
+"""Network of a `tokens` head: a language model writes actions as tokens, one a pass."""
 
 from __future__ import annotations
 

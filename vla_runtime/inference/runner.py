@@ -126,7 +126,7 @@ class ChunkRunner:
         if request.guidance == 'serial':
             chunks = denoise_serially(engine, request.inputs, request.times, encoded.slots, on_step)
         else:
-            engine.use_prefix(*encoded.slots[0])
+            engine.use_prefix(*encoded.places[0])
             chunks = denoise(engine, request.inputs, on_step)
         chunks = chunks.reshape(-1, *chunks.shape[-2:])
         if request.clamped:
@@ -152,7 +152,7 @@ class ChunkRunner:
     ) -> DenoisedChunk:
         """Let a `tokens` head write its answer."""
         engine = cast(TokenEngine, self._engine)
-        engine.use_prefix(*encoded.slots[0])
+        engine.use_prefix(*encoded.places[0])
         length = token_dims(engine.dims).answer_length
         answer = write_answer(engine, length, decoder.end, on_step)
         encoded.request.clock.mark('denoise')

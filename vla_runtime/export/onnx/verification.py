@@ -45,8 +45,8 @@ from vla_runtime.export.onnx.cases import Reference, seeded_cases
 from vla_runtime.export.onnx.eight_bit_rules import matrix_faults
 from vla_runtime.export.onnx.four_bit_rules import four_bit_matrix_faults
 from vla_runtime.export.onnx.precision import beside_int8, precision_of, type_faults
-from vla_runtime.export.onnx.variants import comparable
 from vla_runtime.export.onnx.ternary import ternary_faults
+from vla_runtime.export.onnx.variants import comparable
 from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.export.receipt import (
     TIME_TABLE,

@@ -1,4 +1,4 @@
-"""BitVLA (arXiv 2506.07530): SigLIP and BitNet b1.58 2B in ternary weights, 2.5 billion parameters."""
+"""BitVLA (arXiv 2506.07530): SigLIP and BitNet b1.58 2B in ternary weights."""
 
 from __future__ import annotations
 
