@@ -68,8 +68,6 @@ def test_it_runs_from_the_source_tree_without_what_a_gpu_machine_lacks(tmp_path)
         (2, 'graph'),
         (1, 'eager'),
         (2, 'eager'),
-        (1, 'fp8, graph'),
-        (2, 'fp8, graph'),
     ]
 
 
