@@ -24,7 +24,6 @@ def describe(answer: Mapping[str, Any], device: Mapping[str, Any]) -> str:
         *_memory_lines(answer['memory_bytes'], device),
         _build_line(device['build']),
         '',
-        *_before_lines(answer, device),
     ]
     labels = {
         'vision': 'vision, one view',
@@ -110,22 +109,6 @@ def _memory_lines(
                 + ('  fits' if fits else '  DOES NOT FIT')
             )
     return lines
-
-
-def _before_lines(answer: Mapping[str, Any], device: Mapping[str, Any]) -> Sequence[str]:
-    """Lines that compare TensorRT's memory with that of an engine a row, and an empty line."""
-    lines = [f'  {"tensorrt, as it is built":24}{"":13}  one engine a row (not built any more)']
-    now = answer['memory_bytes']['tensorrt']
-    for built, need in answer['tensorrt_before_bytes'].items():
-        sizes = (now[built]['total'], need['total'])
-        verdict = '' if device['before']['fits'][built] else '  DID NOT FIT'
-        label = built.replace('_', ' ')
-        lines.append(f'  {label:24}' + ''.join(f'{_size(size):>13}' for size in sizes) + verdict)
-    builds = (device['build'], device['before']['build'])
-    verdict = '' if builds[1]['fits'] else '  DID NOT FIT'
-    sizes = tuple(build['memory_bytes'] for build in builds)
-    lines.append(f'  {"build":24}' + ''.join(f'{_size(size):>13}' for size in sizes) + verdict)
-    return [*lines, '']
 
 
 def _build_line(build: Mapping[str, Any]) -> str:

@@ -12,8 +12,7 @@ rows. PyTorch holds the text table too; the others leave it to the host, which m
 TensorRT are built on the device that runs them, and building takes more than running: 'tensorrt,
 build' is what 'vla_runtime build' asks for first. They fit where they can be built, with swap if
 need be, and where loading them, which asks for 0.25 GiB more than they need, is not refused.
-'One engine a row' is the memory of a layout that is not built any more: an engine for each number
-of rows, each with its weights and the text table. Shares of a miss stand beside those that others
+Shares of a miss stand beside those that others
 measured and published for that policy and device, where there are any; their views and precision
 may differ.
 
@@ -150,7 +149,7 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
         ValueError: no model or device, an unknown family, more views than the bundle has.
         BundleError: the folder is no bundle.
     """
-    from vla_runtime.performance.roofline import memory_need, tensorrt_need_before
+    from vla_runtime.performance.roofline import memory_need
 
     if not arguments.model or not arguments.device:
         missing = '--device' if arguments.model else 'MODEL'
@@ -169,9 +168,6 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
         }
         for backend in BACKENDS
     }
-    before = {
-        rows: tensorrt_need_before(counts, precision=precision, rows=rows) for rows in workload.rows
-    }
     return {
         'model': arguments.model,
         'precision': precision,
@@ -182,10 +178,9 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
             backend: {_up_to(rows): _sizes(need) for rows, need in of_backend.items()}
             for backend, of_backend in needs.items()
         },
-        'tensorrt_before_bytes': {_up_to(rows): _sizes(need) for rows, need in before.items()},
         'devices': {
             key: {
-                **_on_device(DEVICES[key], workload, needs, before),
+                **_on_device(DEVICES[key], workload, needs),
                 'measured_by_others': [asdict(run) for run in published.runs_on(key)],
             }
             for key in arguments.device
@@ -219,7 +214,6 @@ def _on_device(
     device: Device,
     workload: _Workload,
     needs: Mapping[str, Mapping[int, MemoryNeed]],
-    before: Mapping[int, MemoryNeed],
 ) -> dict[str, Any]:
     """Return what one device makes of the workload: builds, what fits, floors of every phase.
 
@@ -227,28 +221,17 @@ def _on_device(
         device: a row of the table.
         workload: the policy to run there.
         needs: memory by backend and rows.
-        before: memory that TensorRT took with the text table and the weights in every engine, by
-            rows.
     """
-    from vla_runtime.performance.roofline import (
-        fits,
-        largest_engine_bytes,
-        largest_engine_bytes_before,
-    )
+    from vla_runtime.performance.roofline import fits, largest_engine_bytes
 
-    counts, precision = workload.counts, workload.precision
-    size = MATRIX_BYTES[precision]
-    build = _build_on(device, largest_engine_bytes(counts, size))
+    precision = workload.precision
+    build = _build_on(device, largest_engine_bytes(workload.counts, MATRIX_BYTES[precision]))
     # Engines run only where they were built, if need be with swap.
     builds = {'tensorrt': build['swap_bytes'] is not None}
     return {
         **asdict(device),
         'note': device.note(precision),
         'build': build,
-        'before': {
-            'build': _build_on(device, largest_engine_bytes_before(counts, size)),
-            'fits': {_up_to(rows): fits(need, device) for rows, need in before.items()},
-        },
         'fits': {
             backend: {
                 _up_to(rows): builds.get(backend, True) and fits(need, device)

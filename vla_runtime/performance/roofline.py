@@ -8,7 +8,7 @@ not an estimate: no real run reaches it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from vla_runtime.engines.free_memory import LOAD_RESERVE_BYTES
 from vla_runtime.engines.protocol import SLOTS
@@ -163,27 +163,6 @@ def memory_need(counts: PolicyCounts, backend: str, *, precision: str, rows: int
         activations=at_once * counts.widest * size,
         reserve=LOAD_RESERVE_BYTES if backend == 'tensorrt' else 0,
     )
-
-
-def tensorrt_need_before(counts: PolicyCounts, *, precision: str, rows: int) -> MemoryNeed:
-    """Return what TensorRT took with engines of their own for every number of prompt rows.
-
-    Each prefix engine held the text table, too; `memory_need` is what it takes now.
-
-    Args:
-        counts: counts of the policy.
-        precision: precision of the large matrices, a key of `MATRIX_BYTES`.
-        rows: most prompt rows; every number from 1 to this was built.
-    """
-    size = MATRIX_BYTES[precision]
-    weights = engine_weight_bytes(counts, size, rows) + rows * counts.prefix[1].hosted * size
-    return replace(memory_need(counts, 'tensorrt', precision=precision, rows=rows), weights=weights)
-
-
-def largest_engine_bytes_before(counts: PolicyCounts, matrix_bytes: int) -> int:
-    """Bytes of the weights in the largest engine where the prefix engine held the text table."""
-    vision, prefix, expert = _engine_weights(counts, matrix_bytes)
-    return max(vision, prefix + counts.prefix[1].hosted * matrix_bytes, expert)
 
 
 def engine_weight_bytes(counts: PolicyCounts, matrix_bytes: int, pairs: int) -> int:
