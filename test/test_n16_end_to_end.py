@@ -64,7 +64,8 @@ def arguments(path: Path, tokenizer: Path) -> list[str]:
 @pytest.fixture(scope='module', autouse=True)
 def _stand_in_prompt():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(n16_checkpoint, 'N16_PROMPT', STAND_IN)
+        model = replace(n16_checkpoint._MODEL, prompt=STAND_IN)
+        patch.setattr(n16_checkpoint, '_MODEL', model)
         patch.setitem(find_family(N16).templates, 'chat', STAND_IN)
         yield
 

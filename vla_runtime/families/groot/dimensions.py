@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from vla_runtime.families.blocks.dimensions import LIMITS as STACK_LIMITS
 from vla_runtime.families.blocks.dimensions import (
@@ -42,25 +42,47 @@ class StackDims:
         return self.num_heads * self.head_dim
 
 
+@dataclass(frozen=True, kw_only=True)
 class HeadDims:
-    """Sizes of GR00T's action head and of what it stands on."""
+    """Sizes of GR00T's action head and of what it stands on, for one embodiment.
+
+    Attributes:
+        language: Qwen3 decoder layers that the checkpoint keeps.
+        dit: cross- and self-attention over state, future and action tokens. Even blocks attend to
+            the context, odd ones to the tokens themselves.
+        head_width: output of the DiT, and hidden numbers of the embodiment's encoder and decoder.
+        positions: rows of the table of action positions.
+        cameras: images of an observation; an earlier frame of a camera is an image of its own.
+        image_places: text tokens before each image, padding before the prompt among them, in the
+            order of the cameras.
+        prompt_length: text tokens of the padded prompt, without image tokens.
+        action_dim, state_dim: padded; the state's of all its time steps together.
+        rope_base: base of the language model's rotary positions.
+        rms_epsilon: epsilon of its norms.
+    """
 
     language: DecoderDims
-    context: StackDims | None
     dit: StackDims
     head_width: int
-    future_tokens: int
     positions: int
+    vocabulary: int
     cameras: int
     image_places: tuple[int, ...]
     prompt_length: int
     horizon: int
     action_dim: int
     state_dim: int
-    rope_base: float
-    rms_epsilon: float
+    rope_base: float = 1e6
+    rms_epsilon: float = 1e-6
     # Time steps of the state, a token each.
     state_steps = 1
+
+    if TYPE_CHECKING:
+        # Fields or constants of each version.
+        @property
+        def context(self) -> StackDims | None: ...
+        @property
+        def future_tokens(self) -> int: ...
 
     @property
     def image_tokens(self) -> int:
@@ -112,14 +134,26 @@ class SquaredVision(Protocol):
     def merge(self) -> int: ...
 
 
+@dataclass(frozen=True, kw_only=True)
 class AlternatingDims(HeadDims):
-    """Sizes of a head whose cross-attention blocks read either the text or the images."""
+    """Sizes of a head whose cross-attention blocks read either the text or the images.
 
-    vision: SquaredVision
+    Attributes:
+        image: height and width of every camera's image in pixels.
+        text_every: every so many cross-attention blocks the first attends to the text, the others
+            to the images.
+        real_horizon: first actions of the chunk that the embodiment has.
+    """
+
     image: tuple[int, int]
     text_every: int
     real_horizon: int
     future_tokens = 0
+
+    if TYPE_CHECKING:
+
+        @property
+        def vision(self) -> SquaredVision: ...
 
     @property
     def image_sizes(self) -> tuple[tuple[int, int], ...]:
@@ -173,7 +207,7 @@ class AlternatingDims(HeadDims):
         check_places(self.image_places, self.cameras, self.prompt_length)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GrootDims(ShuffledImages, HeadDims):
     """All that fixes the shapes of a GR00T N1.5 policy for one embodiment.
 
@@ -181,38 +215,15 @@ class GrootDims(ShuffledImages, HeadDims):
         vision: SigLIP tower.
         pixel_shuffle: edge of the square of patches that becomes one image token; 1: each patch.
         connector_layers: linear layers from patches to the language model: 1, or 2 with a norm.
-        language: Qwen3 decoder layers that the checkpoint keeps.
         context: self-attention over the language model's features; its blocks are as wide as those.
-        dit: cross- and self-attention over state, future and action tokens. Even blocks attend to
-            the context, odd ones to the tokens themselves.
-        head_width: output of the DiT, and hidden numbers of the embodiment's encoder and decoder.
         future_tokens: learned tokens between state and actions.
-        positions: rows of the table of action positions.
-        image_places: text tokens before each camera's image, in the order of the cameras.
-        prompt_length: text tokens of the padded prompt, without image tokens.
-        action_dim, state_dim: padded.
-        rope_base: base of the language model's rotary positions.
-        rms_epsilon: epsilon of its norms.
     """
 
     vision: VisionDims
     pixel_shuffle: int
     connector_layers: int
-    language: DecoderDims
     context: StackDims
-    dit: StackDims
-    head_width: int
     future_tokens: int
-    positions: int
-    vocabulary: int
-    cameras: int
-    image_places: tuple[int, ...]
-    prompt_length: int
-    horizon: int
-    action_dim: int
-    state_dim: int
-    rope_base: float = 1e6
-    rms_epsilon: float = 1e-6
 
     def __post_init__(self) -> None:
         self.check_images()

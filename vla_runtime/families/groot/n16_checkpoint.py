@@ -1,8 +1,6 @@
 """Sizes of GR00T N1.6, read off its tensors, its backbone's config.json and the options.
 
-A checkpoint does not hold what its backbone (Eagle-Block2A-2B-v2 in Isaac-GR00T) was built with:
-heads, rotary positions, windows. They are read from the backbone's config.json where it lies beside
-the tokenizer, and known for the published model.
+Its backbone is Eagle-Block2A-2B-v2 in Isaac-GR00T.
 """
 
 from __future__ import annotations
@@ -10,25 +8,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from vla_runtime.checkpoints.folder_facts import FolderFacts, expect
-from vla_runtime.checkpoints.image_places import count_image_places
-from vla_runtime.checkpoints.missing_facts import MissingFacts
 from vla_runtime.checkpoints.reader import MakeDims, Source
 from vla_runtime.checkpoints.tensors import CheckpointError
-from vla_runtime.families.blocks.block_sizes import Shapes, checked_dims, square_edge
+from vla_runtime.families.blocks.block_sizes import Shapes, square_edge
+from vla_runtime.families.groot.backbone import (
+    BackboneModel,
+    alternating_sizes,
+    rope_base,
+    whole_numbers,
+)
 from vla_runtime.families.groot.declaration import N16_PROMPT
 from vla_runtime.families.groot.n16_dimensions import GROOT_N16, GrootN16Dims, Siglip2Dims
-from vla_runtime.families.groot.n17_checkpoint import backbone_config, rope_settings, text_every
 from vla_runtime.families.groot.n17_images import network_image
-from vla_runtime.families.groot.stack_sizes import alternating_sizes, settle_stack_heads
 from vla_runtime.files.json_file import JsonMapping
 
-_WANTED = (
-    'tokenizer.json of the backbone, gr00t/model/modules/nvidia/Eagle-Block2A-2B-v2 in '
-    'Isaac-GR00T, with its config.json beside it'
-)
 # Image tokens that a smaller image is enlarged to, and the class's defaults.
 _LEAST_TOKENS = 4
 _WINDOW, _FULL_ATTENTION = 14, (7, 14, 21, 26)
@@ -48,44 +44,7 @@ class _Backbone:
 
 def n16_sizes(source: Source) -> MakeDims | None:
     """As `CheckpointReader.sizes`."""
-    folder, tensors, facts, options, missing = source
-    shape = Shapes(tensors, 'GR00T N1.6')
-    tokenizer = options.tokenizer or facts.tokenizer
-    backbone = _backbone(shape, tokenizer, missing)
-    heads = settle_stack_heads(shape, ('dit',), options, missing)
-    if tokenizer is None or not tokenizer.is_file() or backbone is None or heads is None:
-        return None
-    if not facts.image_sizes:
-        return None
-    text_interval = text_every(folder)
-    return lambda cameras, prompt_length, horizon: checked_dims(
-        lambda: _dims(
-            shape,
-            backbone,
-            heads,
-            facts,
-            text_interval,
-            count_image_places(tokenizer, N16_PROMPT, cameras, prompt_length),
-            prompt_length,
-            horizon,
-        )
-    )
-
-
-def _backbone(shape: Shapes, tokenizer: Path | None, missing: MissingFacts) -> _Backbone | None:
-    """The backbone's settings from its config.json, else the published ones; None once asked."""
-    config = backbone_config(tokenizer)
-    if config is not None:
-        return _stated_backbone(config)
-    published = GROOT_N16.vision
-    width, depth = shape('vision.patch_embedding.weight', 2)[0], shape.depth('vision.blocks')
-    (head_dim,) = shape('language.blocks.0.attention.k_norm.weight', 1)
-    if (width, depth, head_dim) == (published.width, published.depth, GROOT_N16.language.head_dim):
-        return _Backbone(
-            published.num_heads, None, None, (), GROOT_N16.rope_base, GROOT_N16.rms_epsilon
-        )
-    missing.ask('--tokenizer', f'{_WANTED}: the backbone is not the published one')
-    return None
+    return alternating_sizes(source, _MODEL, _dims)
 
 
 def _stated_backbone(config: JsonMapping) -> _Backbone:
@@ -99,9 +58,7 @@ def _stated_backbone(config: JsonMapping) -> _Backbone:
     expect(config, 'select_layer', -1)
     expect(config, 'use_pixel_shuffle', True)
     window = vision.count('window_size', _WINDOW)
-    full = vision.get('full_attention_indexes', list, list(_FULL_ATTENTION))
-    if any(type(index) is not int for index in full):
-        raise vision.error('full_attention_indexes', f'{full} where whole numbers are expected')
+    full = whole_numbers(vision, 'full_attention_indexes', list(_FULL_ATTENTION))
     windows = vision.get('use_windows_attn', bool, True)
     return _Backbone(
         vision_heads=vision.count('num_attention_heads'),
@@ -110,9 +67,23 @@ def _stated_backbone(config: JsonMapping) -> _Backbone:
         window=window if windows else None,
         # Ours count from 1.
         full_attention=tuple(index + 1 for index in full) if windows else (),
-        rope_base=float(rope_settings(text).get('rope_theta', (int, float))),
+        rope_base=rope_base(text),
         rms_epsilon=float(text.get('rms_norm_eps', float)),
     )
+
+
+_MODEL = BackboneModel(
+    policies='GR00T N1.6',
+    prompt=N16_PROMPT,
+    published=GROOT_N16,
+    settings=_Backbone(
+        GROOT_N16.vision.num_heads, None, None, (), GROOT_N16.rope_base, GROOT_N16.rms_epsilon
+    ),
+    patch_axes=2,
+    stated=_stated_backbone,
+    wanted='tokenizer.json of the backbone, gr00t/model/modules/nvidia/Eagle-Block2A-2B-v2 in '
+    'Isaac-GR00T, with its config.json beside it',
+)
 
 
 def _dims(
@@ -120,10 +91,7 @@ def _dims(
     backbone: _Backbone,
     heads: Mapping[str, int],
     facts: FolderFacts,
-    text_interval: int,
-    places: tuple[int, ...],
-    prompt_length: int,
-    horizon: int,
+    common: dict[str, Any],
 ) -> GrootN16Dims:
     vision = _vision(shape, backbone)
     block = vision.patch_size * vision.merge
@@ -132,9 +100,7 @@ def _dims(
         image=network_image(facts, block, _LEAST_TOKENS * block**2),
         rope_base=backbone.rope_base,
         rms_epsilon=backbone.rms_epsilon,
-        **alternating_sizes(
-            shape, heads, text_interval, places, prompt_length, horizon, facts.real_horizon
-        ),
+        **common,
     )
 
 

@@ -62,50 +62,17 @@ class Siglip2Dims:
         return self.width // self.num_heads
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GrootN16Dims(AlternatingDims):
     """All that fixes the shapes of a GR00T N1.6 policy for one embodiment.
 
     Attributes:
         vision: SigLIP 2 tower.
-        image: height and width of every camera's image in pixels.
-        language: Qwen3 decoder layers that the checkpoint keeps.
-        dit: cross- and self-attention over state and action tokens. Even blocks attend to the
-            features, odd ones to the tokens themselves.
-        text_every: every so many cross-attention blocks the first attends to the text, the others
-            to the images.
-        head_width: output of the DiT, and hidden numbers of the embodiment's encoder and decoder.
-        positions: rows of the table of action positions.
-        cameras: images of an observation; an earlier frame of a camera is an image of its own.
-        image_places: text tokens before each image, padding before the prompt among them, in the
-            order of the cameras.
-        prompt_length: text tokens of the padded prompt, without image tokens.
-        action_dim: padded.
-        state_dim: padded, of all time steps together.
-        real_horizon: first actions of the chunk that the embodiment has.
         state_steps: time steps of the state, a token each.
-        rope_base: base of the language model's rotary positions.
-        rms_epsilon: epsilon of its norms.
     """
 
     vision: Siglip2Dims
-    image: tuple[int, int]
-    language: DecoderDims
-    dit: StackDims
-    text_every: int
-    head_width: int
-    positions: int
-    vocabulary: int
-    cameras: int
-    image_places: tuple[int, ...]
-    prompt_length: int
-    horizon: int
-    real_horizon: int
-    action_dim: int
-    state_dim: int
     state_steps: int = 1
-    rope_base: float = 1e6
-    rms_epsilon: float = 1e-6
 
     # No self-attention over the features.
     context = None

@@ -1,8 +1,6 @@
 """Sizes of GR00T N1.7, read off its tensors, its backbone's config.json and the options.
 
-A checkpoint does not hold what its backbone (nvidia/Cosmos-Reason2-2B, a Qwen3-VL) was built with:
-heads, rotary positions, the blocks whose outputs go to the language model. They are read from the
-backbone's config.json where it lies beside the tokenizer, and known for the published model.
+Its backbone is nvidia/Cosmos-Reason2-2B, a Qwen3-VL.
 """
 
 from __future__ import annotations
@@ -11,13 +9,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from vla_runtime.checkpoints.folder_facts import CONFIG_FILE, FolderFacts
-from vla_runtime.checkpoints.image_places import count_image_places
-from vla_runtime.checkpoints.missing_facts import MissingFacts
+from vla_runtime.checkpoints.folder_facts import FolderFacts
 from vla_runtime.checkpoints.reader import MakeDims, Source
 from vla_runtime.checkpoints.tensors import CheckpointError
-from vla_runtime.families.blocks.block_sizes import Shapes, checked_dims
+from vla_runtime.families.blocks.block_sizes import Shapes
+from vla_runtime.families.groot.backbone import (
+    BackboneModel,
+    alternating_sizes,
+    rope_base,
+    whole_numbers,
+)
 from vla_runtime.families.groot.declaration import N17_PROMPT
 from vla_runtime.families.groot.n17_dimensions import (
     FRAMES,
@@ -26,14 +29,9 @@ from vla_runtime.families.groot.n17_dimensions import (
     QwenVisionDims,
 )
 from vla_runtime.families.groot.n17_images import network_image
-from vla_runtime.families.groot.stack_sizes import alternating_sizes, settle_stack_heads, stack_dims
+from vla_runtime.families.groot.stack_sizes import stack_dims
 from vla_runtime.files.json_file import JsonMapping, read_json
 
-_WANTED = (
-    'tokenizer.json of nvidia/Cosmos-Reason2-2B, from the Hugging Face Hub, with its config.json '
-    'beside it'
-)
-_POLICIES = 'GR00T N1.7'
 # How the backbone's images are resized, beside its config.json, and what the published file says.
 _PREPROCESSOR_FILE = 'preprocessor_config.json'
 _LEAST_PIXELS = 65536
@@ -53,81 +51,7 @@ class _Backbone:
 
 def n17_sizes(source: Source) -> MakeDims | None:
     """As `CheckpointReader.sizes`."""
-    folder, tensors, facts, options, missing = source
-    shape = Shapes(tensors, _POLICIES)
-    tokenizer = options.tokenizer or facts.tokenizer
-    backbone = _backbone(shape, tokenizer, missing)
-    parts = ('context', 'dit') if 'context.0.attention.q.weight' in shape else ('dit',)
-    heads = settle_stack_heads(shape, parts, options, missing)
-    if tokenizer is None or not tokenizer.is_file() or backbone is None or heads is None:
-        return None
-    if not facts.image_sizes:
-        return None
-    text_interval = text_every(folder)
-    return lambda cameras, prompt_length, horizon: checked_dims(
-        lambda: _dims(
-            shape,
-            backbone,
-            heads,
-            facts,
-            text_interval,
-            count_image_places(tokenizer, N17_PROMPT, cameras, prompt_length),
-            prompt_length,
-            horizon,
-        )
-    )
-
-
-def text_every(folder: Path) -> int:
-    """Interval of cross-attention blocks that read text; LeRobot's folders do not give it.
-
-    Raises:
-        CheckpointError: a DiT whose blocks all see everything.
-    """
-    config = read_json(folder / CONFIG_FILE)
-    if not config.get('use_alternate_vl_dit', bool, True):
-        raise CheckpointError(
-            f'{folder / CONFIG_FILE}: use_alternate_vl_dit is false; only a DiT whose blocks take '
-            'turns between text and images is supported'
-        )
-    return int(config.count('attend_text_every_n_blocks', GROOT_N17.text_every))
-
-
-def backbone_config(tokenizer: Path | None) -> JsonMapping | None:
-    """Read the backbone's config.json, where it lies beside the tokenizer."""
-    beside = None if tokenizer is None else tokenizer.parent / CONFIG_FILE
-    if beside is None or not beside.is_file():
-        return None
-    config = read_json(beside)
-    return config if 'vision_config' in config and 'text_config' in config else None
-
-
-def rope_settings(text: JsonMapping) -> JsonMapping:
-    """Where a language model's config.json has the base of its rotary positions."""
-    # transformers 5 calls it rope_parameters and puts the base inside.
-    rope = text.mapping('rope_parameters', optional=True)
-    return rope if 'rope_theta' in rope else text
-
-
-def _backbone(shape: Shapes, tokenizer: Path | None, missing: MissingFacts) -> _Backbone | None:
-    """The backbone's settings from its config.json, else the published ones; None once asked."""
-    config = backbone_config(tokenizer)
-    if config is not None:
-        return _stated_backbone(config)
-    published = GROOT_N17.vision
-    width, depth = shape('vision.patch_embedding.weight', 5)[0], shape.depth('vision.blocks')
-    (head_dim,) = shape('language.blocks.0.attention.k_norm.weight', 1)
-    if (width, depth, head_dim) == (published.width, published.depth, GROOT_N17.language.head_dim):
-        return _Backbone(
-            published.num_heads,
-            published.deepstack,
-            GROOT_N17.rope_sections,
-            GROOT_N17.rope_base,
-            GROOT_N17.rms_epsilon,
-            _LEAST_PIXELS,
-        )
-    missing.ask('--tokenizer', f'{_WANTED}: the backbone is not the published one')
-    return None
+    return alternating_sizes(source, _MODEL, _dims)
 
 
 def _stated_backbone(config: JsonMapping) -> _Backbone:
@@ -140,14 +64,8 @@ def _stated_backbone(config: JsonMapping) -> _Backbone:
     rope = text.mapping('rope_parameters', optional=True)
     if not rope.values:
         rope = text.mapping('rope_scaling')
-    sections = rope.get('mrope_section', list)
-    deepstack = vision.get('deepstack_visual_indexes', list)
-    for where, key, values in (
-        (rope, 'mrope_section', sections),
-        (vision, 'deepstack_visual_indexes', deepstack),
-    ):
-        if any(type(value) is not int for value in values):
-            raise where.error(key, f'{values} where whole numbers are expected')
+    sections = whole_numbers(rope, 'mrope_section')
+    deepstack = whole_numbers(vision, 'deepstack_visual_indexes')
     if len(sections) != 3:
         raise rope.error('mrope_section', f'{sections} where three numbers are expected')
     return _Backbone(
@@ -155,7 +73,7 @@ def _stated_backbone(config: JsonMapping) -> _Backbone:
         # Ours count from 1.
         deepstack=tuple(index + 1 for index in deepstack),
         rope_sections=(sections[0], sections[1], sections[2]),
-        rope_base=float(rope_settings(text).get('rope_theta', (int, float))),
+        rope_base=rope_base(text),
         rms_epsilon=float(text.get('rms_norm_eps', float)),
         least_pixels=_least_pixels(config.path.with_name(_PREPROCESSOR_FILE)),
     )
@@ -170,15 +88,31 @@ def _least_pixels(path: Path) -> int:
     return int(settings.get('min_pixels', int, size.get('shortest_edge', int, _LEAST_PIXELS)))
 
 
+_MODEL = BackboneModel(
+    policies='GR00T N1.7',
+    prompt=N17_PROMPT,
+    published=GROOT_N17,
+    settings=_Backbone(
+        GROOT_N17.vision.num_heads,
+        GROOT_N17.vision.deepstack,
+        GROOT_N17.rope_sections,
+        GROOT_N17.rope_base,
+        GROOT_N17.rms_epsilon,
+        _LEAST_PIXELS,
+    ),
+    patch_axes=5,
+    stated=_stated_backbone,
+    wanted='tokenizer.json of nvidia/Cosmos-Reason2-2B, from the Hugging Face Hub, with its '
+    'config.json beside it',
+)
+
+
 def _dims(
     shape: Shapes,
     backbone: _Backbone,
     heads: Mapping[str, int],
     facts: FolderFacts,
-    text_interval: int,
-    places: tuple[int, ...],
-    prompt_length: int,
-    horizon: int,
+    common: dict[str, Any],
 ) -> GrootN17Dims:
     vision = _vision(shape, backbone)
     return GrootN17Dims(
@@ -188,9 +122,7 @@ def _dims(
         context=stack_dims(shape, 'context', heads['context']) if 'context' in heads else None,
         rope_base=backbone.rope_base,
         rms_epsilon=backbone.rms_epsilon,
-        **alternating_sizes(
-            shape, heads, text_interval, places, prompt_length, horizon, facts.real_horizon
-        ),
+        **common,
     )
 
 

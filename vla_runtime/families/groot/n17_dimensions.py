@@ -50,51 +50,21 @@ class QwenVisionDims:
         return self.width // self.num_heads
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GrootN17Dims(AlternatingDims):
     """All that fixes the shapes of a GR00T N1.7 policy for one embodiment.
 
     Attributes:
         vision: Qwen3-VL's tower.
-        image: height and width of every camera's image in pixels.
-        language: Qwen3 decoder layers that the checkpoint keeps.
         rope_sections: pairs of a head's numbers that turn by time, by row and by column.
         context: self-attention over the language model's features, whose blocks are as wide as
             those; None: there is none.
-        dit: cross- and self-attention over state and action tokens. Even blocks attend to the
-            context, odd ones to the tokens themselves.
-        text_every: every so many cross-attention blocks the first attends to the text, the others
-            to the images.
-        head_width: output of the DiT, and hidden numbers of the embodiment's encoder and decoder.
-        positions: rows of the table of action positions.
-        cameras: images of an observation; an earlier frame of a camera is an image of its own.
-        image_places: text tokens before each image, in the order of the cameras.
-        prompt_length: text tokens of the padded prompt, without image tokens.
-        action_dim, state_dim: padded.
-        real_horizon: first actions of the chunk that the embodiment has.
-        rope_base: base of the language model's rotary positions.
-        rms_epsilon: epsilon of its norms.
     """
 
     vision: QwenVisionDims
-    image: tuple[int, int]
-    language: DecoderDims
     rope_sections: tuple[int, int, int]
-    dit: StackDims
-    text_every: int
-    head_width: int
-    positions: int
-    vocabulary: int
-    cameras: int
-    image_places: tuple[int, ...]
-    prompt_length: int
-    horizon: int
-    real_horizon: int
-    action_dim: int
-    state_dim: int
     context: StackDims | None = None
     rope_base: float = 5e6
-    rms_epsilon: float = 1e-6
 
     def __post_init__(self) -> None:
         if 2 * sum(self.rope_sections) != self.language.head_dim:
