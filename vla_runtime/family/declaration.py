@@ -109,6 +109,11 @@ def token_dims(dims: PolicyDims) -> TokenDims:
     return cast(TokenDims, dims)
 
 
+def free_places(dims: TokenDims) -> int:
+    """F, places for the tokens of an answer that are read back; one where none is."""
+    return max(1, dims.answer_length - 1)
+
+
 class AnswerDecoder(Protocol):
     """Actions of an answer of a `tokens` head.
 

@@ -71,9 +71,6 @@ class TorchTokenEngine(TorchEngine):
         with self._denoising(self._place):
             answer.logits.copy_(self._buffers[rows].slots[slot]['logits'])
             answer.token.copy_(answer.logits.argmax(dim=-1))
-            # A pass that is captured runs several times, so the first one must be the real one's.
-            answer.key.zero_()
-            answer.value.zero_()
 
     @torch.inference_mode()
     def read_token(self, token: np.ndarray, place: int) -> None:
