@@ -67,6 +67,7 @@ from vla_runtime.families.flow_network import empty_network
 from vla_runtime.family.declaration import (
     MOST_DENOISE_STEPS,
     AnswerDecoder,
+    answer_decoder,
     distinct_image_sizes,
 )
 from vla_runtime.family.listing import find_family, read_time_table
@@ -231,8 +232,7 @@ class _Verifier:
         self._chunks: list[ChunkComparison] = []
         # Of every chunk, (horizon, actions) in the robot's units.
         self._in_units: list[np.ndarray] = []
-        decoder = find_family(spec.family).answer_decoder
-        self._decoder = None if decoder is None else decoder(spec.dims, folder)
+        self._decoder = answer_decoder(find_family(spec.family), spec.dims, folder, spec.tokenizer)
         # Tokens that are as PyTorch's, of all.
         self._tokens = [0, 0]
         statistics = read_statistics(folder, spec)
