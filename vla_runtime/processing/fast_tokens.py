@@ -198,7 +198,8 @@ def _byte_characters() -> dict[str, int]:
 
 def _cosines(length: int) -> np.ndarray:
     """Return the orthonormal inverse cosine transform (DCT-III), (length, length) float64."""
-    places, waves = np.arange(length)[:, None], np.arange(length)[None]
+    places: np.ndarray = np.arange(length)[:, None]
+    waves: np.ndarray = np.arange(length)[None]
     factor = np.where(waves == 0, np.sqrt(1.0 / length), np.sqrt(2.0 / length))
-    waves_of: np.ndarray = factor * np.cos(np.pi * (2 * places + 1) * waves / (2 * length))
-    return waves_of
+    cosines: np.ndarray = factor * np.cos(np.pi * (2 * places + 1) * waves / (2 * length))
+    return cosines

@@ -121,7 +121,7 @@ def _action_tokenizer(given: Path | None, missing: MissingFacts) -> Path | None:
         _OPTION,
         given,
         None,
-        'folder of the action tokenizer (tokenizer.json and processor_config.json) that config.json '
+        'folder of the action tokenizer (tokenizer.json, processor_config.json) that config.json '
         'names as action_tokenizer_name, from the Hugging Face Hub',
     )
     if path is None:
