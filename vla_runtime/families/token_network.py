@@ -90,7 +90,7 @@ class TokenNetwork(FlowNetwork):
             (R, vocabulary) float32 of the first token
         """
         view = self.view(mask)
-        rotation = self._rotary(view.positions)
+        rotation = self.rotary(view.positions)
         x, keys, values = embeddings, [], []
         for block in self.language.layers:
             q, k, v, *gate = block.project(x, rotation)
@@ -145,7 +145,7 @@ class TokenNetwork(FlowNetwork):
         here, before = places == place, places < place
         filled = torch.logical_or(here, before)[None].expand(mask.shape[0], -1)
         seen = torch.cat([mask, filled], dim=1)[:, None]
-        rotation = self._rotary((self.answer_position(mask) + place)[:, None])
+        rotation = self.rotary((self.answer_position(mask) + place)[:, None])
         x, keys, values = self.language.embed(tokens), [], []
         for layer, block in enumerate(self.language.layers):
             q, k, v, *gate = block.project(x, rotation)
@@ -185,7 +185,7 @@ class TokenNetwork(FlowNetwork):
         """As `family.NoTimes`: zeros (N, 1)."""
         return torch.zeros(times.shape[0], 1, device=times.device)
 
-    def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         dims: Any = self.dims
         return rotary(positions, dims.language.head_dim, dims.rope_base)
 
