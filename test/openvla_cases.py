@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from network_cases import ReferenceCase
@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
+from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.openvla.dimensions import OPENVLA, OpenVlaDims
 from vla_runtime.families.openvla.networks import OpenVla
 from vla_runtime.families.openvla.tensor_names import NAMES, without_last_blocks
@@ -120,7 +121,8 @@ def load_openvla_case(path: Path) -> OpenVlaCase:
     tensors = load_file(path.with_suffix('.case.safetensors'))
     longest = max(len(tensors[f'input_ids_{request}']) for request in range(d['requests']))
     # Padding must not matter.
-    network = OpenVla(dims_of_case(d, longest + 3)).eval().requires_grad_(False)
+    network = cast(OpenVla, build_network('openvla', dims_of_case(d, longest + 3)))
+    network.eval().requires_grad_(False)
     network.load_state_dict(our_case_weights(path))
     return OpenVlaCase(d, tensors, network, path)
 

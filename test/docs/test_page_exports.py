@@ -32,6 +32,8 @@ from groot_n17_folders import joints_of, write_backbone, write_nvidia_folder
 from libero_folders import write_libero_folder
 from network_cases import network_case_paths
 from openvla_folders import write_folder as write_openvla_folder
+from pi0_fast_cases import options_of as pi0_fast_options
+from pi0_fast_cases import write_folder as write_pi0_fast_folder
 from pages import PAGES, blocks
 from paths import ROOT
 from tiny_policy import tokenizer_of
@@ -149,6 +151,21 @@ def openvla(here: Path) -> tuple[str, ...]:
     return '--heads', f'dino={d["dino_heads"]},siglip={d["siglip_heads"]}'
 
 
+def pi0_fast(here: Path) -> tuple[str, ...]:
+    (case,) = network_case_paths('pi0_fast')[:1]
+    folder = write_pi0_fast_folder(here / 'path/to/pi0_fast', case)
+    put_tokenizer(folder / 'tokenizer.json', here / 'path/to/paligemma/tokenizer.json')
+    (folder / 'tokenizer.json').unlink()
+    options = pi0_fast_options(case, folder)
+    write_dataset(here / 'path/to/dataset', options.state_names, options.action_names)
+    d = json.loads(case.read_text())
+    return (
+        *('--vision-heads', str(d['v_heads'])),
+        *('--kv-heads', str(d['num_kv_heads'])),
+        *('--target', ','.join(options.targets)),
+    )
+
+
 def groot_n15(here: Path) -> tuple[str, ...]:
     write_groot_folder(here / 'path/to/n15')
     put_tokenizer(tokenizer_of('groot_n15'), here / 'path/to/eagle/tokenizer.json')
@@ -227,6 +244,7 @@ MAKERS: dict[tuple[str, str], Callable[[Path], tuple[str, ...]]] = {
     ('path/to/evo1', ''): evo1,
     ('path/to/n15', ''): groot_n15,
     ('path/to/openvla', ''): openvla,
+    ('path/to/pi0_fast', ''): pi0_fast,
     ('path/to/n16', ''): groot_n16,
     ('path/to/n17', ''): groot_n17,
 }

@@ -30,6 +30,7 @@ from vla_runtime.bundle.schema import (
 )
 from vla_runtime.bundle.statistics import check_statistics
 from vla_runtime.bundle.tensors import TensorsError, read_arrays, read_header
+from vla_runtime.family.listing import find_family
 from vla_runtime.files.checkpoint_folders import checkpoint_below, has_tensors
 from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.hub_id import download_hint
@@ -137,7 +138,7 @@ def read_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
 def needed_files(spec: BundleSpec) -> tuple[str, ...]:
     """File names that a bundle must have."""
     tokenizer = () if spec.tokenizer is None else (spec.tokenizer,)
-    return (WEIGHTS_FILE, STATISTICS_FILE, *tokenizer)
+    return (WEIGHTS_FILE, STATISTICS_FILE, *tokenizer, *find_family(spec.family).files)
 
 
 def verify_files(bundle: Bundle) -> None:

@@ -3,7 +3,8 @@
     onnx/vision.onnx, vision_s2.onnx, …    one camera's pixels to its image tokens, a file for each
                                            different size of the cameras' images
     onnx/prefix.onnx, prefix_r2.onnx       image tokens and 1 or 2 prompt rows to keys and values
-    onnx/expert.onnx, expert_r2.onnx       one denoise step over 1 or 2 rows
+    onnx/expert.onnx, expert_r2.onnx       one denoise step over 1 or 2 rows, or one pass of a
+                                           `tokens` head
     onnx/prefix_rows.onnx, expert_rows     the same for any number of rows, for TensorRT
     onnx/monolithic.onnx, ..._r2.onnx      everything, all denoise steps unrolled: the baseline
     onnx/weights.data                      the weights of all of them, once
@@ -11,7 +12,7 @@
     onnx/operations.json                   operations and bytes of each run, for the roofline
     onnx/cases.npz                         recorded inputs, and what PyTorch gave for them
 
-In 8 and 4 bits there are no `monolithic` graphs.
+In 8 and 4 bits, and of a `tokens` head, there are no `monolithic` graphs.
 Every shape is static but for the rows of `_rows`; shapes are those of engines/README.md. The
 monolithic graph takes `pixels` (V, 3, S, S) and whole tables of time_conditioning (N, C), t (N,)
 and plan_weight (N, 1, H, 1), and gives the chunk. With images of several sizes it takes one input a
@@ -60,6 +61,12 @@ TOKENS = 'tokens'
 TEXT_INPUT = 'text_embeddings'
 STEP_INPUTS = ('time_conditioning', 't', 'dt', 'row_weight', 'plan', 'plan_weight')
 STEP_OUTPUTS = ('x_next', 'velocity')
+# Of the expert's graph of a `tokens` head, beside what the prefix hands over; it takes a row of the
+# text table in place of the token (`TEXT_INPUT`). `logits` of the first token come from the prefix.
+LOGITS = 'logits'
+ANSWER_INPUTS = ('answer_key', 'answer_value')
+PASS_INPUTS = (TOKENS, 'place', *ANSWER_INPUTS)
+PASS_OUTPUTS = (LOGITS, 'token', 'key', 'value')
 
 
 def graph_name(network: Network, rows: int = 1) -> str:
@@ -78,9 +85,11 @@ def vision_names(sizes: int = 1) -> list[str]:
     return ['vision.onnx', *(f'vision_s{number}.onnx' for number in range(2, sizes + 1))]
 
 
-def graph_names(sizes: int = 1) -> list[str]:
+def graph_names(sizes: int = 1, monolithic: bool = True) -> list[str]:
     """File names of all graphs that an export writes, for so many image sizes."""
-    networks: tuple[Network, ...] = ('prefix', 'expert', 'monolithic')
+    networks: list[Network] = ['prefix', 'expert']
+    if monolithic:
+        networks.append('monolithic')
     of_rows = [graph_name(network, rows) for network in networks for rows in ROWS]
     return [*vision_names(sizes), *of_rows]
 

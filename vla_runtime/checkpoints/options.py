@@ -44,6 +44,7 @@ class ExportOptions:
         tokenizer: `*.json` or `*.model`.
         statistics: openpi's norm_stats.json.
         asset_id: name of the statistics of an openpi folder.
+        action_tokenizer: folder or tokenizer.json of the tokenizer of the actions.
         unnorm_key: data set whose statistics the actions are in, where the folder has several.
         adapt_to_pi: openpi's setting of that name for ALOHA's joints, where its folder needs it.
         dataset: a LeRobot data set, whose meta/info.json names dimensions and rate.
@@ -78,6 +79,7 @@ class ExportOptions:
     tokenizer: Path | None = None
     statistics: Path | None = None
     asset_id: str | None = None
+    action_tokenizer: Path | None = None
     unnorm_key: str | None = None
     adapt_to_pi: bool | None = None
     dataset: Path | None = None
@@ -120,6 +122,7 @@ class ExportOptions:
     def reader_options(self) -> tuple[str, ...]:
         """Options for some families that are given, as `MissingFacts` names them."""
         return (
+            *(['--action-tokenizer'] * (self.action_tokenizer is not None)),
             *(['--unnorm-key'] * (self.unnorm_key is not None)),
             *(['--vision-heads'] * (self.vision_heads is not None)),
             *(['--kv-heads'] * (self.kv_heads is not None)),

@@ -117,6 +117,10 @@ class CheckpointReader:
         """
         raise NotImplementedError
 
+    def files(self, source: Source) -> dict[str, Path]:
+        """Files that the bundle holds beside those of every family (`Family.files`), by name."""
+        return {}
+
 
 def find_reader(folder: Path) -> tuple[CheckpointReader, LeRobotPolicy | None]:
     """Find the reader of a folder and, where `lerobot_folder` reads it, the policy's description.

@@ -45,6 +45,12 @@ def _add_files(group: argparse._ArgumentGroup) -> None:
         '--asset-id', metavar='ID', help='which of several assets/ID/norm_stats.json (openpi)'
     )
     group.add_argument(
+        '--action-tokenizer',
+        type=Path,
+        metavar='FOLDER',
+        help='tokenizer of the actions (pi0-FAST): tokenizer.json and processor_config.json',
+    )
+    group.add_argument(
         '--unnorm-key',
         metavar='KEY',
         help='data set whose statistics the actions are in, where the folder has several',

@@ -14,6 +14,7 @@ from vla_runtime.engines.preflight import AUTO, check_backend, check_graph_files
 from vla_runtime.engines.protocol import PolicyEngine
 from vla_runtime.engines.triton_option import OFF
 from vla_runtime.family.declaration import distinct_image_sizes
+from vla_runtime.family.listing import find_family
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,10 @@ def load_engine(bundle: Bundle, candidate: Candidate, options: EngineOptions) ->
         )
     if candidate.backend == 'onnxruntime':
         from vla_runtime.engines.onnx.engine import OnnxEngine
+        from vla_runtime.engines.onnx.token_engine import OnnxTokenEngine
 
-        return OnnxEngine(
+        tokens = find_family(spec.family).head == 'tokens'
+        return (OnnxTokenEngine if tokens else OnnxEngine)(
             spec.family,
             spec.dims,
             bundle.folder,
@@ -117,9 +120,9 @@ def load_engine(bundle: Bundle, candidate: Candidate, options: EngineOptions) ->
             max_rows=options.max_rows,
             threads=options.threads,
         )
-    from vla_runtime.engines.tensorrt.engine import TensorRTEngine
+    from vla_runtime.engines.tensorrt.token_engine import engine_class
 
-    return TensorRTEngine.load(
+    return engine_class(spec.family).load(
         bundle.folder,
         spec.family,
         spec.dims,

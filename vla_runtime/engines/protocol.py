@@ -34,10 +34,11 @@ MAX_SAMPLES = 16
 #   action_time  every action has its own flow time (StepInputs.clean_actions)
 #   samples      several noises over one prefix in one call (StepInputs.x of three dimensions)
 #   overlap      one slot is encoded while the other is denoised over
-Feature = Literal['jacobian', 'action_time', 'samples', 'overlap']
+#   packed       one pass reads a prompt and tokens of older requests (PackedEngine)
+Feature = Literal['jacobian', 'action_time', 'samples', 'overlap', 'packed']
 # What each backend declares; here, so that a refusal can name the others without importing them.
 FEATURES: Mapping[str, frozenset[Feature]] = {
-    'torch': frozenset({'jacobian', 'action_time', 'samples', 'overlap'}),
+    'torch': frozenset({'jacobian', 'action_time', 'samples', 'overlap', 'packed'}),
     'onnxruntime': frozenset({'overlap'}),
     'tensorrt': frozenset(),
 }
@@ -175,6 +176,33 @@ class TokenEngine(PrefixEngine, Protocol):
 
     def read_logits(self) -> np.ndarray:
         """Return a copy of the logits of the next token, (R, vocabulary) float32."""
+
+
+class PackedEngine(TokenEngine, Protocol):
+    """Engine of a `tokens` head that runs K requests in one pass (feature `packed`).
+
+    The ring of their keys and values is allocated at the first tick.
+    """
+
+    def tick(
+        self,
+        slot: int,
+        image_mask: np.ndarray | None = None,
+        rows: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        """Run one pass: every request in the ring writes its next token.
+
+        Args:
+            slot: slot of the newest request, 0 to K - 1: one more at each tick, mod K.
+            image_mask, rows: as of `encode_prefix`, of the newest request, one prompt row; None
+                where none came: the slot then holds no request.
+        """
+
+    def stage_tokens(self) -> np.ndarray:
+        """Return the newest token in each slot, (K,) int64."""
+
+    def stage_logits(self) -> np.ndarray:
+        """Return a copy of the logits that it is the likeliest of, (K, vocabulary) float32."""
 
 
 class PolicyEngine(PrefixEngine, Protocol):

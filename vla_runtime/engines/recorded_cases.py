@@ -1,9 +1,9 @@
 """Cases that engines are compared on: inputs, and what PyTorch's networks gave for them in float32.
 
 The export records a few in the bundle (`onnx/cases.npz`), so that a robot compares its engines with
-numpy alone. Whole keys and values would be megabytes a case. So of image tokens and of what the
-prefix hands over `SAMPLE` numbers each are recorded, evenly spread; chunks, x after every step and
-velocities are recorded whole.
+numpy alone. Whole keys and values would be megabytes a case. So of image tokens, of what the prefix
+hands over and of the logits of a token `SAMPLE` numbers each are recorded, evenly spread; chunks, x
+after every step, velocities and tokens are recorded whole.
 """
 
 from __future__ import annotations
@@ -23,6 +23,16 @@ from vla_runtime.engines.protocol import StepInputs
 # Numbers of a tensor that are recorded.
 SAMPLE = 4096
 _IMAGE_TOKENS = 'image_tokens'
+# References that a comparison of files alone needs.
+_NOT_RECORDED = (
+    _IMAGE_TOKENS,
+    'answer_key',
+    'answer_value',
+    'far_place',
+    'far_token',
+    'far_logits',
+)
+_LOGITS = 'logits'
 _WORDS = 'words'
 _ROW_AXES = 'row_axes'
 _MASKS = 'masks'
@@ -45,7 +55,9 @@ class Case:
             rows of each; recorded cases have the masks of it alone.
         reference: `image_tokens` (V, N, W), which is not recorded; `trace`, x before every step and
             after the last, (N + 1, 1, H, A); `velocity` (N, R, H, A); `gain` (), how many times a
-            small change of the noise is larger in the chunk.
+            small change of the noise is larger in the chunk. Of a `tokens` head instead the tokens
+            that are read back, `answer` (n, R) int64, and `logits` (n + 1, R, vocabulary), first
+            those of the prefix; a recorded case has a `sample` of each token's.
         samples: numbers that a recorded case keeps: `sample` of the image tokens and of what
             `visible` leaves of the past.
     """
@@ -67,6 +79,11 @@ class Case:
     @property
     def rows(self) -> int:
         return len(self.row_weight)
+
+    @property
+    def gain(self) -> float:
+        """Factor by which the chunk enlarges a small change of the noise; 1 without noise."""
+        return float(self.reference.get('gain', 1.0))
 
     @property
     def step_inputs(self) -> StepInputs:
@@ -149,7 +166,9 @@ def write_cases(bundle: Path, cases: Iterable[Case], facts: Mapping[str, Any]) -
     for number, case in enumerate(cases):
         words.append({_WORDS: case.words, _ROW_AXES: case.row_axes})
         samples = case.sampled(case.reference[_IMAGE_TOKENS], case.past)
-        kept = {k: v for k, v in case.reference.items() if k != _IMAGE_TOKENS}
+        kept = {k: v for k, v in case.reference.items() if k not in _NOT_RECORDED}
+        if _LOGITS in kept:
+            kept[_LOGITS] = np.stack([sample(logits) for logits in kept[_LOGITS]])
         groups = (case.prefix_inputs, case.head_inputs, samples, kept, case._masks)
         arrays |= {f'{number}/{name}': getattr(case, name) for name in _ARRAYS}
         arrays |= {f'{number}/images/{i}': image for i, image in enumerate(case.images)}

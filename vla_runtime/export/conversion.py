@@ -8,7 +8,7 @@ from __future__ import annotations
 import filecmp
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +64,7 @@ class ExportPlan:
         statistics: cut to the named dimensions.
         tokenizer: the file to copy; None without language.
         notes: for people, about how contradictory facts were read.
+        files: further files to copy, by their names in the bundle.
     """
 
     spec: BundleSpec
@@ -71,6 +72,7 @@ class ExportPlan:
     statistics: Mapping[str, np.ndarray]
     tokenizer: Path | None
     notes: tuple[str, ...] = ()
+    files: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def weight_bytes(self) -> int:
@@ -150,7 +152,9 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     file = facts.statistics_file or checkpoint
     ask_for_targets(spec, statistics, options.targets, facts.deltas, file, missing)
     missing.raise_if_any()
-    return ExportPlan(spec, tensors, statistics, settled.tokenizer, (*facts.notes, *settled.notes))
+    notes = (*facts.notes, *settled.notes)
+    files = reader.files(source)
+    return ExportPlan(spec, tensors, statistics, settled.tokenizer, notes, files)
 
 
 def _images(facts: FolderFacts, dims: PolicyDims) -> ImageSpec:
@@ -221,6 +225,8 @@ def write_export(
         write_statistics(folder, plan.statistics)
         if plan.tokenizer is not None and plan.spec.tokenizer is not None:
             shutil.copyfile(plan.tokenizer, folder / plan.spec.tokenizer)
+        for name, path in plan.files.items():
+            shutil.copyfile(path, folder / name)
         finish(folder, plan.spec)
         seal(folder, plan.spec)
     return read_bundle(target, verify=False)

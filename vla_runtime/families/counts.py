@@ -86,9 +86,10 @@ class PolicyCounts:
     Attributes:
         cameras: number of cameras.
         vision: counts of one image; the mean over the cameras where their images' sizes differ.
-        prefix, step: counts by number of prompt rows.
+        prefix, step: counts by number of prompt rows; `step` of one run of the head.
         matrices, others, packed: all weights, as in `NetworkCounts`.
         widest: numbers that the widest operation of a prefix of one row reads and writes.
+        passes: runs of the head for each step: those of an answer of a `tokens` head, else 1.
     """
 
     cameras: int
@@ -99,6 +100,7 @@ class PolicyCounts:
     others: int
     widest: int
     packed: int = 0
+    passes: int = 1
 
     def inference(
         self,
@@ -122,5 +124,5 @@ class PolicyCounts:
         return {
             'vision': self.vision.work(matrix_bytes) * changed,
             'prefix': self.prefix[rows].work(matrix_bytes) * prefix_runs,
-            'denoise': self.step[rows].work(matrix_bytes) * steps,
+            'denoise': self.step[rows].work(matrix_bytes) * (steps * self.passes),
         }

@@ -16,6 +16,7 @@ from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.families.counts import NetworkCounts
 from vla_runtime.families.flow_network import empty_network
 from vla_runtime.families.meta_shapes import KnownShapes
+from vla_runtime.families.token_network import TokenNetwork
 from vla_runtime.families.traced_shapes import Part, parameters_of, row_tensors, trace_shapes
 from vla_runtime.family.declaration import TOKENS, PolicyDims, distinct_image_sizes, image_sizes
 
@@ -64,8 +65,10 @@ class MetaRuns:
         return self._count('prefix', run, [images], past=past, outputs=False, tokens=tokens)
 
     def step(self, rows: int) -> NetworkCounts:
-        """Count a run of the head over `rows` prompt rows and one chunk."""
+        """Count a run of the head over `rows` prompt rows and one chunk, or one token of it."""
         dims, network = self._dims, self._network
+        if isinstance(network, TokenNetwork):
+            return self._token(network, rows)
         chunk = (dims.horizon, dims.action_dim)
         x, conditioning = _zeros(1, *chunk), _zeros(1, self._shapes.conditioning)
         past = self._shapes.past_buffers(rows)
@@ -76,6 +79,24 @@ class MetaRuns:
             # x goes in and comes out.
             [x, x, conditioning, *head.values()],
             past=self._past(rows),
+        )
+
+    def passes(self) -> int:
+        """Runs of the head for each step: 1, or one for each token that is read back."""
+        network = self._network
+        return network.dims.answer_length - 1 if isinstance(network, TokenNetwork) else 1
+
+    def _token(self, network: TokenNetwork, rows: int) -> NetworkCounts:
+        past = self._shapes.past_buffers(rows)
+        answer = network.answer_places(past)
+        tokens = torch.zeros(rows, 1, dtype=torch.int64, device='meta')
+        place = torch.zeros((), dtype=torch.int64, device='meta')
+        return self._count(
+            'head',
+            lambda: network.read_token(tokens, place, past, *answer)[:2],
+            [],
+            past=self._past(rows) + sum(cache.numel() for cache in answer),
+            tokens=tokens,
         )
 
     def widest(self) -> int:

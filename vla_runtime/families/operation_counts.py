@@ -71,6 +71,7 @@ def _read(document: JsonMapping) -> PolicyCounts:
         others=document.get('others', int),
         widest=document.get('widest', int),
         packed=document.get('packed', int, 0),
+        passes=document.get('passes', int, 1),
     )
 
 
@@ -103,4 +104,5 @@ def count_operations(family: str, dims: PolicyDims) -> PolicyCounts:
         others=others,
         widest=runs.widest(),
         packed=packed,
+        passes=runs.passes(),
     )

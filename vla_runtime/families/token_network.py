@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vla_runtime.families.blocks.attention import attend, rotary
 from vla_runtime.families.flow_network import FlowNetwork
-from vla_runtime.family.declaration import TokenDims
+from vla_runtime.family.declaration import TokenDims, free_places
 
 
 class TokenPass(NamedTuple):
@@ -90,7 +90,7 @@ class TokenNetwork(FlowNetwork):
             (R, vocabulary) float32 of the first token
         """
         view = self.view(mask)
-        rotation = self._rotary(view.positions)
+        rotation = self.rotary(view.positions)
         x, keys, values = embeddings, [], []
         for block in self.language.layers:
             q, k, v, *gate = block.project(x, rotation)
@@ -142,22 +142,27 @@ class TokenNetwork(FlowNetwork):
         """
         mask = past['prefix_mask']
         places = torch.arange(answer_key.shape[0], device=place.device)
-        here = (places == place)[:, None]
-        filled = (places <= place)[None].expand(mask.shape[0], -1)
+        here, before = places == place, places < place
+        filled = torch.logical_or(here, before)[None].expand(mask.shape[0], -1)
         seen = torch.cat([mask, filled], dim=1)[:, None]
-        rotation = self._rotary((self.answer_position(mask) + place)[:, None])
+        rotation = self.rotary((self.answer_position(mask) + place)[:, None])
         x, keys, values = self.language.embed(tokens), [], []
         for layer, block in enumerate(self.language.layers):
             q, k, v, *gate = block.project(x, rotation)
-            own = (
-                torch.where(here, new, old[:, layer].permute(1, 2, 0, 3))
-                for new, old in ((k, answer_key), (v, answer_value))
+            # Whatever stands in the other places is hidden, but zero times NaN is NaN.
+            written = (
+                torch.where(before[:, None], held[:, layer].permute(1, 2, 0, 3), 0.0)
+                for held in (answer_key, answer_value)
             )
-            together = [
+            own = [
+                torch.where(here[:, None], new, old)
+                for new, old in zip((k, v), written, strict=True)
+            ]
+            every_key, every_value = (
                 torch.cat([past[name][layer], part], dim=2)
                 for name, part in zip(('prefix_key', 'prefix_value'), own, strict=True)
-            ]
-            x = block.combine(x, attend(q, *together, seen), *gate)
+            )
+            x = block.combine(x, attend(q, every_key, every_value, seen), *gate)
             keys.append(k[:, :, 0])
             values.append(v[:, :, 0])
         logits = self.token_logits(x[:, 0])
@@ -180,14 +185,9 @@ class TokenNetwork(FlowNetwork):
         """As `family.NoTimes`: zeros (N, 1)."""
         return torch.zeros(times.shape[0], 1, device=times.device)
 
-    def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         dims: Any = self.dims
         return rotary(positions, dims.language.head_dim, dims.rope_base)
-
-
-def free_places(dims: TokenDims) -> int:
-    """F, places for the tokens of an answer that are read back; one where none is."""
-    return max(1, dims.answer_length - 1)
 
 
 def place_of(x: Tensor, places: Tensor) -> Tensor:

@@ -109,6 +109,11 @@ def token_dims(dims: PolicyDims) -> TokenDims:
     return cast(TokenDims, dims)
 
 
+def free_places(dims: TokenDims) -> int:
+    """F, places for the tokens of an answer that are read back; one where none is."""
+    return max(1, dims.answer_length - 1)
+
+
 class AnswerDecoder(Protocol):
     """Actions of an answer of a `tokens` head.
 
@@ -236,7 +241,8 @@ class Family:
         head_inputs: inputs of the head besides the prefix's outputs: `state`.
         time_table: function that makes the time table from dimensions and weights.
         answer_decoder: of a `tokens` head: function that makes the decoder of its answers from
-            dimensions and the folder of a bundle.
+            dimensions, the folder of a bundle and the name of its tokenizer there.
+        files: files that its bundles hold beside those of every family.
         noise: distribution that a `flow` begins with.
         cuts_padding: True where a prompt whose padding is cut off at the end gives the head the
             same, its tensors shorter, and zeros behind them change nothing.
@@ -254,7 +260,8 @@ class Family:
     prefix_inputs: Callable[[Any], Mapping[str, RowInput]]
     head_inputs: Callable[[Any], Mapping[str, RowInput]]
     time_table: Callable[[Any, SafetensorsReader], TimeTable]
-    answer_decoder: Callable[[Any, Path], AnswerDecoder] | None = None
+    answer_decoder: Callable[[Any, Path, str], AnswerDecoder] | None = None
+    files: tuple[str, ...] = ()
     noise: Noise = 'normal'
     cuts_padding: bool = False
     flow_steps: int = 10
@@ -274,6 +281,22 @@ class Family:
     def has_language(self) -> bool:
         """True for policies that read a prompt."""
         return bool(self.templates)
+
+
+def answer_decoder(
+    family: Family, dims: PolicyDims, folder: Path, tokenizer: str | None
+) -> AnswerDecoder | None:
+    """Make the decoder of a policy's answers; None for other heads than `tokens`.
+
+    Args:
+        family, dims: family and dimensions of the policy.
+        folder: folder of its bundle; tokenizer: file of its tokenizer there.
+
+    Raises:
+        ValueError: a file of the bundle that cannot be read.
+    """
+    make = family.answer_decoder
+    return None if make is None else make(dims, folder, tokenizer or '')
 
 
 class NoTimes:

@@ -12,7 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from vla_runtime.bundle.folder import Bundle
-from vla_runtime.family.declaration import TOKEN_MASK, TOKENS, image_places, language_dims
+from vla_runtime.family.declaration import (
+    TOKEN_MASK,
+    TOKENS,
+    answer_decoder,
+    image_places,
+    language_dims,
+)
 from vla_runtime.family.listing import find_family
 from vla_runtime.inference.camera_images import CameraImages
 from vla_runtime.processing.actions import ActionSpace, PoseColumns
@@ -41,8 +47,9 @@ class PolicyCodec:
         self.camera_images = CameraImages(bundle)
         self._state_normalizer = self._normalizer(bundle, 'state')
         self._action_normalizer = self._normalizer(bundle, 'actions')
-        decoder = find_family(spec.family).answer_decoder
-        self.answer_decoder = None if decoder is None else decoder(spec.dims, bundle.folder)
+        self.answer_decoder = answer_decoder(
+            find_family(spec.family), spec.dims, bundle.folder, spec.tokenizer
+        )
         self.action_space = _action_space(bundle)
         self._joint_space = joint_space(spec.joint_space)
 

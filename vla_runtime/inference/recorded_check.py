@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
-from vla_runtime.engines.protocol import PolicyEngine
-from vla_runtime.engines.recorded_cases import Case, read_cases
+from vla_runtime.engines.protocol import PolicyEngine, TokenEngine
+from vla_runtime.engines.recorded_cases import Case, read_cases, sample
 from vla_runtime.engines.tolerances import chunk_bound, error_of
 from vla_runtime.inference.denoise import denoise, flow_times
 
@@ -28,8 +29,8 @@ def check_recorded_cases(engine: PolicyEngine, folder: Path, precision: str) -> 
     cases, _ = read_cases(folder)
     of_rows = {case.rows: case for case in reversed(cases) if case.rows <= engine.max_rows}
     for rows, case in of_rows.items():
-        error = error_of(_chunk(engine, case), case.reference['trace'][-1][0])[0]
-        bound, _ = chunk_bound(precision, float(case.reference['gain']))
+        error = error_of(*_compared(engine, case))[0]
+        bound, _ = chunk_bound(precision, case.gain)
         # False for NaN.
         if not error <= bound:
             raise ValueError(
@@ -38,11 +39,29 @@ def check_recorded_cases(engine: PolicyEngine, folder: Path, precision: str) -> 
             )
 
 
-def _chunk(engine: PolicyEngine, case: Case) -> np.ndarray:
+def _compared(engine: PolicyEngine, case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """Return the chunk and the recorded one; of a `tokens` head the logits of its tokens."""
     for camera, pixels in enumerate(case.pixels):
         engine.encode_image(camera, pixels)
     engine.encode_prefix(case.image_mask, case.prefix_inputs)
     engine.use_prefix(case.rows)
+    if 'answer' in case.reference:
+        return read_back(cast(TokenEngine, engine), case), case.reference['logits']
     steps = len(case.plan_weight)
     engine.set_schedule(flow_times(steps), -1.0 / steps)
-    return denoise(engine, case.step_inputs)
+    return denoise(engine, case.step_inputs), case.reference['trace'][-1][0]
+
+
+def read_back(engine: TokenEngine, case: Case) -> np.ndarray:
+    """Read the recorded tokens back; return the `sample` of the logits, (n + 1, numbers).
+
+    Args:
+        engine: engine with the case's prefix selected.
+        case: recorded case of a `tokens` head.
+    """
+    engine.begin_answer()
+    found = [sample(engine.read_logits())]
+    for place, token in enumerate(case.reference['answer']):
+        engine.read_token(token, place)
+        found.append(sample(engine.read_logits()))
+    return np.stack(found)

@@ -87,7 +87,7 @@ def least_times(
     one, past = counts.step[setup.rows].work(size), counts.step[setup.rows].past * size
     chunk = one.data_bytes - past
     step = Work(one.flops * setup.samples, one.weight_bytes, past + chunk * setup.samples)
-    hit = floor(step * setup.steps, rates).milliseconds
+    hit = floor(step * (setup.steps * counts.passes), rates).milliseconds
     encode = (counts.vision.work(size) * setup.views, counts.prefix[setup.rows].work(size))
     return {'miss': hit + sum(floor(work, rates).milliseconds for work in encode), 'hit': hit}
 

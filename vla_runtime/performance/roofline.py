@@ -98,8 +98,8 @@ def phase_floors(
         views: cameras whose image has changed at a miss.
 
     Returns:
-        `vision` (one view), `prefix`, `step`, `denoise` (all steps), and two sums: `miss` (every
-        phase) and `hit` (denoise alone)
+        `vision` (one view), `prefix`, `step` (one run of the head), `denoise` (all its runs), and
+        two sums: `miss` (every phase) and `hit` (denoise alone)
     """
     size = MATRIX_BYTES[precision]
     step = counts.step[rows].work(size)
@@ -107,7 +107,7 @@ def phase_floors(
         'vision': floor(counts.vision.work(size), rates),
         'prefix': floor(counts.prefix[rows].work(size), rates),
         'step': floor(step, rates),
-        'denoise': floor(step * steps, rates),
+        'denoise': floor(step * (steps * counts.passes), rates),
     }
     vision, prefix, denoise = (
         floors[phase].milliseconds for phase in ('vision', 'prefix', 'denoise')

@@ -30,6 +30,8 @@ class Tokenizer:
             empty where the library does not name them.
         vocabulary_size: one more than the largest token id, so the least number of rows that the
             text embedding must have.
+        text_size: tokens of the vocabulary itself, without those added to it.
+        id_of: id of a token by its text; None for an unknown one.
     """
 
     def __init__(
@@ -39,6 +41,8 @@ class Tokenizer:
         bos: int | None,
         pad: int,
         vocabulary_size: int,
+        text_size: int,
+        id_of: Callable[[str], int | None],
         closing: int | None = None,
         encode_frame: Callable[[str], list[int]] | None = None,
         special: tuple[str, ...] = (),
@@ -50,6 +54,8 @@ class Tokenizer:
         self._closing = closing
         self._pad = pad
         self.vocabulary_size = vocabulary_size
+        self.text_size = text_size
+        self.id_of = id_of
 
     @classmethod
     def load(cls, path: Path, *, bos: bool = True, closing: str = '') -> Tokenizer:
@@ -120,6 +126,8 @@ class Tokenizer:
             closing=_closing(path, closing, backend.token_to_id),
             pad=0 if pad is None else pad,
             vocabulary_size=size,
+            text_size=backend.get_vocab_size(with_added_tokens=False),
+            id_of=backend.token_to_id,
             encode_frame=encode_frame,
             special=tuple(token.content for token in backend.get_added_tokens_decoder().values()),
         )
@@ -156,6 +164,8 @@ class Tokenizer:
             closing=_closing(path, closing, id_of),
             pad=pad,
             vocabulary_size=size,
+            text_size=size,
+            id_of=id_of,
         )
 
     def encode(self, prompt: str, length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,13 +20,13 @@ from torch import Tensor
 
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.export.conversion import plan_export, write_export
+from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.export.onnx.verification import verify_onnx
 from vla_runtime.export.receipt import VerificationError
+from vla_runtime.families import token_network
 from vla_runtime.families.blocks import gelu_vision
-from vla_runtime.families.openvla import networks
 from vla_runtime.families.openvla.networks import OpenVla
 from vla_runtime.families.openvla.towers import Tower
-from vla_runtime.families.token_network import TokenCache
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation
 
@@ -91,51 +94,101 @@ def means_exchanged(patch: pytest.MonkeyPatch) -> None:
 
 
 def first_logits_a_place_early(patch: pytest.MonkeyPatch) -> None:
-    end = OpenVla._prompt_end
-    patch.setattr(OpenVla, '_prompt_end', lambda self, mask: end(self, mask) - 1)
+    view = OpenVla.view
+
+    def wrong(self: OpenVla, mask: Tensor):
+        right = view(self, mask)
+        return right._replace(last=right.last - 1)
+
+    patch.setattr(OpenVla, 'view', wrong)
 
 
 def another_rope_base(patch: pytest.MonkeyPatch) -> None:
-    rotary = networks.rotary
-    patch.setattr(networks, 'rotary', lambda at, size, base: rotary(at, size, base * 1.1))
+    rotary = token_network.rotary
+    patch.setattr(token_network, 'rotary', lambda at, size, base: rotary(at, size, base * 1.1))
+
+
+def read_wrong(change: Callable[..., Any]) -> Patch:
+    """Patch a pass: `change` gets its arguments and outputs, and returns the outputs."""
+
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        read = OpenVla.read_token
+
+        def wrong(self: OpenVla, tokens, place, past, key, value):
+            return change(partial(read, self), tokens, place, past, key, value)
+
+        patch.setattr(OpenVla, 'read_token', wrong)
+
+    return apply
 
 
 def padding_seen(patch: pytest.MonkeyPatch) -> None:
-    read = OpenVla.read_token
+    position = OpenVla.answer_position
 
-    def wrong(self: OpenVla, token: Tensor, number: int, cache: TokenCache):
-        return read(self, token, number, cache._replace(seen=torch.ones_like(cache.seen)))
+    def change(read, tokens, place, past, key, value):
+        # Positions still count the prompt.
+        right = position(read.args[0], past['prefix_mask'])
+        everything = {**past, 'prefix_mask': torch.ones_like(past['prefix_mask'])}
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(OpenVla, 'answer_position', lambda self, mask: right)
+            return read(tokens, place, everything, key, value)
 
-    patch.setattr(OpenVla, 'read_token', wrong)
+    read_wrong(change)(patch)
 
 
 def tokens_not_kept(patch: pytest.MonkeyPatch) -> None:
-    read = OpenVla.read_token
+    def change(read, tokens, place, past, key, value):
+        found = read(tokens, place, past, key, value)
+        return found._replace(key=torch.zeros_like(found.key))
 
-    def wrong(self: OpenVla, token: Tensor, number: int, cache: TokenCache):
-        logits, _ = read(self, token, number, cache)
-        return logits, cache
+    read_wrong(change)(patch)
 
-    patch.setattr(OpenVla, 'read_token', wrong)
+
+def answer_is_blind_to_its_tokens(patch: pytest.MonkeyPatch) -> None:
+    def change(read, tokens, place, past, key, value):
+        return read(tokens, place, past, torch.zeros_like(key), value)
+
+    read_wrong(change)(patch)
+
+
+def place_stops_at_the_fourth(patch: pytest.MonkeyPatch) -> None:
+    """The first passes are right, the later ones read the place before theirs."""
+
+    def change(read, tokens, place, past, key, value):
+        return read(tokens, torch.where(place < 4, place, 3), past, key, value)
+
+    read_wrong(change)(patch)
+
+
+def last_pass_at_the_position_before(patch: pytest.MonkeyPatch) -> None:
+    def change(read, tokens, place, past, key, value):
+        last = key.shape[0] - 1
+        position = OpenVla.answer_position
+        shift = torch.where(place == last, 1, 0)
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(
+                OpenVla, 'answer_position', lambda self, mask: position(self, mask) - shift
+            )
+            return read(tokens, place, past, key, value)
+
+    read_wrong(change)(patch)
 
 
 def every_token_at_one_position(patch: pytest.MonkeyPatch) -> None:
-    rotary = networks.rotary
+    rotary = token_network.rotary
 
     def wrong(at: Tensor, size: int, base: float):
         return rotary(at * 0 if at.shape[1] == 1 else at, size, base)
 
-    patch.setattr(networks, 'rotary', wrong)
+    patch.setattr(token_network, 'rotary', wrong)
 
 
-def whole_vocabulary(patch: pytest.MonkeyPatch) -> None:
-    decode = OpenVla.decode
-    patch.setattr(OpenVla, 'decode', lambda self, tokens: decode(self, tokens + 64))
+def second_likeliest(patch: pytest.MonkeyPatch) -> None:
+    def change(read, tokens, place, past, key, value):
+        found = read(tokens, place, past, key, value)
+        return found._replace(token=found.token + 1)
 
-
-def a_bin_too_low(patch: pytest.MonkeyPatch) -> None:
-    decode = OpenVla.decode
-    patch.setattr(OpenVla, 'decode', lambda self, tokens: decode(self, tokens + 1))
+    read_wrong(change)(patch)
 
 
 FAULTS: tuple[Patch, ...] = (
@@ -146,10 +199,22 @@ FAULTS: tuple[Patch, ...] = (
     another_rope_base,
     padding_seen,
     tokens_not_kept,
+    answer_is_blind_to_its_tokens,
+    place_stops_at_the_fourth,
+    last_pass_at_the_position_before,
     every_token_at_one_position,
-    whole_vocabulary,
-    a_bin_too_low,
 )
+
+
+def test_a_graph_that_names_another_token_is_found(exported, tmp_path: Path, monkeypatch):
+    """Such a fault is in the files alone: PyTorch's own tokens are those of its logits."""
+    folder, spec, _ = exported
+    target = tmp_path / 'bundle'
+    shutil.copytree(folder, target)
+    shutil.rmtree(target / 'onnx')
+    second_likeliest(monkeypatch)
+    write_onnx(target, spec, 'float32')
+    assert any("'token'" in line for line in verify_onnx(target, spec).failures)
 
 
 @pytest.mark.parametrize('fault', FAULTS, ids=lambda fault: fault.__name__)

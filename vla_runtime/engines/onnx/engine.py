@@ -18,11 +18,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from threading import local
+from typing import Any
 
 import numpy as np
 
 from vla_runtime.bundle.onnx_files import IMAGE_INPUTS, STEP_INPUTS, TEXT_INPUT
-from vla_runtime.engines.onnx.graphs import load_graphs
+from vla_runtime.engines.onnx.graphs import Graphs, load_graphs
 from vla_runtime.engines.onnx.session import Binding, Buffer, Placement, Session
 from vla_runtime.engines.protocol import (
     FEATURES,
@@ -77,25 +78,21 @@ class _Schedule:
         binding.input_row('plan_weight', weights, self._plan_weight, index)
 
 
-class _Rows:
-    """Bindings and buffers for one number of prompt rows, with its prefix slots."""
+class PrefixRows:
+    """Bindings and buffers of the prefix for one number of prompt rows.
 
-    def __init__(
-        self, expert: Session, prefix: Session, image_tokens: Buffer, image_mask: Buffer
-    ) -> None:
-        self._expert = expert
+    Attributes:
+        prefix_inputs: the family's, by name.
+        past: per slot, the prefix's outputs by name; encode: the run that writes them.
+    """
+
+    def __init__(self, prefix: Session, image_tokens: Buffer, image_mask: Buffer) -> None:
         images = dict(zip(IMAGE_INPUTS, (image_tokens, image_mask), strict=True))
-        shared = ('x', *prefix.outputs, *STEP_INPUTS)
         self.prefix_inputs = {
             name: prefix.buffer(name) for name in prefix.inputs if name not in images
         }
-        self.head_inputs = {
-            name: expert.buffer(name) for name in expert.inputs if name not in shared
-        }
-        self.row_weight = expert.buffer('row_weight')
-        self.velocity = expert.buffer('velocity')
-        self._past = [{name: prefix.buffer(name) for name in prefix.outputs} for _ in range(SLOTS)]
-        self.encode = [self._encoding(prefix, past, images) for past in self._past]
+        self.past = [{name: prefix.buffer(name) for name in prefix.outputs} for _ in range(SLOTS)]
+        self.encode = [self._encoding(prefix, past, images) for past in self.past]
 
     def _encoding(
         self, prefix: Session, past: Mapping[str, Buffer], images: Mapping[str, Buffer]
@@ -107,10 +104,26 @@ class _Rows:
             binding.output(name, buffer)
         return binding
 
+
+class _Rows(PrefixRows):
+    """The same with those of the denoise steps."""
+
+    def __init__(
+        self, expert: Session, prefix: Session, image_tokens: Buffer, image_mask: Buffer
+    ) -> None:
+        super().__init__(prefix, image_tokens, image_mask)
+        self._expert = expert
+        shared = ('x', *prefix.outputs, *STEP_INPUTS)
+        self.head_inputs = {
+            name: expert.buffer(name) for name in expert.inputs if name not in shared
+        }
+        self.row_weight = expert.buffer('row_weight')
+        self.velocity = expert.buffer('velocity')
+
     def denoising(self, slot: int) -> Binding:
         """Bind what is the same in every step over the prefix in this slot."""
         binding = self._expert.binding()
-        for name, buffer in {**self._past[slot], **self.head_inputs}.items():
+        for name, buffer in {**self.past[slot], **self.head_inputs}.items():
             binding.input(name, buffer)
         binding.input('row_weight', self.row_weight)
         binding.output('velocity', self.velocity)
@@ -136,7 +149,7 @@ class _Vision:
         return binding
 
 
-class _Ran(local):
+class Ran(local):
     """Bindings that this thread has run and not waited for; each thread has its own."""
 
     def __init__(self) -> None:
@@ -199,7 +212,6 @@ class OnnxEngine:
             range(1, max_rows + 1),
             threads,
         )
-        expert = graphs.expert[1]
         hosted = TEXT_INPUT in graphs.prefix[1].inputs
         self._token_embedding = TokenEmbedding.of(folder, precision) if hosted else None
         self._vision = {size: _Vision(session) for size, session in graphs.vision.items()}
@@ -212,18 +224,21 @@ class OnnxEngine:
             for camera, size in enumerate(self._sizes)
         ]
         self._image_mask = Buffer(place, (dims.cameras,), 'tensor(bool)')
-        self._rows = {
-            rows: _Rows(
-                graphs.expert[rows], graphs.prefix[rows], self._image_tokens, self._image_mask
-            )
-            for rows in range(1, max_rows + 1)
+        self._prefix = (1, 0)
+        self._ran = Ran()
+        self._make_head(graphs)
+
+    def _make_head(self, graphs: Graphs) -> None:
+        """Make the buffers of prompt rows and head."""
+        self._rows: Mapping[int, Any] = {
+            rows: _Rows(graphs.expert[rows], prefix, self._image_tokens, self._image_mask)
+            for rows, prefix in graphs.prefix.items()
         }
+        expert = graphs.expert[1]
         # A step reads one and writes the other.
         self._x = [expert.buffer('x'), expert.buffer('x_next')]
         self._plan = expert.buffer('plan')
         self._current = 0
-        self._prefix = (1, 0)
-        self._ran = _Ran()
         self._schedules: Schedules[_Schedule] = Schedules()
 
     @property
@@ -304,15 +319,6 @@ class OnnxEngine:
         self._ran.wait()
 
     def close(self) -> None:
-        for name in (
-            '_vision',
-            '_encode_image',
-            '_rows',
-            '_x',
-            '_plan',
-            '_image_tokens',
-            '_image_mask',
-            '_ran',
-        ):
-            setattr(self, name, None)
-        self._schedules.clear()
+        for name in vars(self):
+            if name not in ('dims', 'max_rows', '_place'):
+                setattr(self, name, None)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from vla_runtime.bundle.onnx_files import (
     IMAGE_INPUTS,
     ONNX_FOLDER,
+    PASS_INPUTS,
+    PASS_OUTPUTS,
     QUANTISED,
     STEP_INPUTS,
     STEP_OUTPUTS,
@@ -78,7 +80,7 @@ def load_graphs(
 
     # The smallest first, so that a misfit shows before the large ones are loaded.
     expert = {1: load('expert', graph_path(folder, 'expert'))}
-    own = {'x', *STEP_INPUTS, *family.head_inputs(dims)}
+    own = {TEXT_INPUT, *_own_inputs(family, dims)}
     handed_over = {name: port for name, port in expert[1].inputs.items() if name not in own}
     _check_precision(expert[1], tensors_of(handed_over), precision)
     sizes = distinct_image_sizes(dims)
@@ -88,16 +90,17 @@ def load_graphs(
     }
     tokens = [_image_tokens(session, size) for size, session in vision.items()]
     prefix: dict[int, Session] = {}
+    network: Literal['prefix', 'expert']
     for count in rows:
         prefix[count] = load('prefix', graph_path(folder, 'prefix', count))
         if count not in expert:
             expert[count] = load('expert', graph_path(folder, 'expert', count))
         past = tensors_of(prefix[count].outputs)
-        text = tensors_of(prefix[count].inputs).get(TEXT_INPUT)
-        width = None if text is None else text[1][-1]
-        shapes = GraphShapes(family, dims, count, max(tokens), past, conditioning, width)
-        _check_shapes(prefix[count], shapes.inputs('prefix'), shapes.outputs('prefix'), shapes)
-        _check_shapes(expert[count], shapes.inputs('expert'), shapes.outputs('expert'), shapes)
+        for network, session in (('prefix', prefix[count]), ('expert', expert[count])):
+            text = tensors_of(session.inputs).get(TEXT_INPUT)
+            width = None if text is None else text[1][-1]
+            shapes = GraphShapes(family, dims, count, max(tokens), past, conditioning, width)
+            _check_shapes(session, shapes.inputs(network), shapes.outputs(network), shapes)
     return Graphs(vision, prefix, expert)
 
 
@@ -119,19 +122,25 @@ def _check_names(session: Session, network: Network, family: Family, dims: Polic
     """Refuse the file of another network, by its input and output names (ValueError)."""
     inputs = {
         'vision': {'pixels'},
-        'prefix': {*IMAGE_INPUTS, *_prefix_inputs(session, family, dims)},
-        'expert': {'x', *STEP_INPUTS, *family.head_inputs(dims)},
+        'prefix': {*IMAGE_INPUTS, *_hosted(session, set(family.prefix_inputs(dims)))},
+        'expert': _hosted(session, _own_inputs(family, dims)),
     }[network]
-    outputs = {'vision': {'image_tokens'}, 'prefix': set(), 'expert': set(STEP_OUTPUTS)}[network]
+    given = PASS_OUTPUTS if family.head == 'tokens' else STEP_OUTPUTS
+    outputs = {'vision': {'image_tokens'}, 'prefix': set(), 'expert': set(given)}[network]
     parts = (('input', session.inputs, inputs), ('output', session.outputs, outputs))
     for what, found, expected in parts:
         if not expected <= set(found):
             raise _other_graph(session, network, what, found, expected)
 
 
-def _prefix_inputs(session: Session, family: Family, dims: PolicyDims) -> set[str]:
-    """The family's inputs; a prefix may take rows of the text table in place of the tokens."""
-    names = set(family.prefix_inputs(dims))
+def _own_inputs(family: Family, dims: PolicyDims) -> set[str]:
+    """Inputs of the expert besides what the prefix hands over."""
+    own = PASS_INPUTS if family.head == 'tokens' else ('x', *STEP_INPUTS)
+    return {*own, *family.head_inputs(dims)}
+
+
+def _hosted(session: Session, names: set[str]) -> set[str]:
+    """Put rows of the text table in place of the tokens, where the graph takes those."""
     return names - {TOKENS} | {TEXT_INPUT} if TEXT_INPUT in session.inputs else names
 
 

@@ -9,8 +9,22 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from vla_runtime.bundle.onnx_files import IMAGE_INPUTS, TEXT_INPUT, TOKENS, Network
-from vla_runtime.family.declaration import Family, PolicyDims, RowInput, image_sizes
+from vla_runtime.bundle.onnx_files import (
+    ANSWER_INPUTS,
+    IMAGE_INPUTS,
+    LOGITS,
+    TEXT_INPUT,
+    TOKENS,
+    Network,
+)
+from vla_runtime.family.declaration import (
+    Family,
+    PolicyDims,
+    RowInput,
+    free_places,
+    image_sizes,
+    token_dims,
+)
 
 # Name to dtype (`float32`, `int64`, `bool`, …) and shape.
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
@@ -24,7 +38,8 @@ class GraphShapes:
         family, dims: family and dimensions of the policy.
         rows: prompt rows.
         image_tokens: shape (N, W) of the tokens of the image that has most.
-        past: outputs of the prefix, which are inputs of the expert.
+        past: outputs of the prefix, which are inputs of the expert (but for the `logits` of a
+            `tokens` head).
         conditioning: C, width of a row of the time table.
         text_width: W of the text table's rows, which the prefix takes in place of tokens; None
             where it takes the tokens.
@@ -50,6 +65,15 @@ class GraphShapes:
             return {'image_tokens': ('float32', (1, *self.image_tokens))}
         if network == 'prefix':
             return dict(self.past)
+        if self.family.head == 'tokens':
+            kind, (layers, rows, heads, _, head_dim) = self.past['prefix_key']
+            one = (kind, (layers, rows, heads, head_dim))
+            return {
+                LOGITS: self.past[LOGITS],
+                'token': ('int64', (rows,)),
+                'key': one,
+                'value': one,
+            }
         chunk = (self.dims.horizon, self.dims.action_dim)
         return {'x_next': ('float32', (1, *chunk)), 'velocity': ('float32', (self.rows, *chunk))}
 
@@ -75,16 +99,31 @@ class GraphShapes:
 
     def _prefix(self) -> Tensors:
         cameras, rows = self.dims.cameras, self._rows(self.family.prefix_inputs(self.dims))
-        if self.text_width is not None:
-            _, tokens = rows.pop(TOKENS)
-            rows[TEXT_INPUT] = ('float32', (*tokens, self.text_width))
         return {
             'image_tokens': ('float32', (cameras, *self.image_tokens)),
             'image_mask': ('bool', (cameras,)),
-            **rows,
+            **self._with_text(rows),
         }
 
+    def _with_text(self, rows: Tensors) -> Tensors:
+        """Put rows of the text table in place of the tokens, where the graphs take those."""
+        if self.text_width is None:
+            return rows
+        _, tokens = rows[TOKENS]
+        text: Tensors = {TEXT_INPUT: ('float32', (*tokens, self.text_width))}
+        return {**_without(rows, [TOKENS]), **text}
+
+    def _pass(self) -> Tensors:
+        """Inputs of one pass of a `tokens` head."""
+        kind, (layers, rows, heads, _, head_dim) = self.past['prefix_key']
+        answer = (kind, (free_places(token_dims(self.dims)), layers, rows, heads, head_dim))
+        own: Tensors = {TOKENS: ('int64', (rows, 1)), 'place': ('int64', ())}
+        past = _without(self.past, [LOGITS])
+        return {**self._with_text(own), **past, **dict.fromkeys(ANSWER_INPUTS, answer)}
+
     def _expert(self) -> Tensors:
+        if self.family.head == 'tokens':
+            return self._pass()
         chunk = (1, self.dims.horizon, self.dims.action_dim)
         return {
             'x': ('float32', chunk),

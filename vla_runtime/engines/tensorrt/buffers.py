@@ -109,15 +109,44 @@ class PrefixSlot:
         return {name: array.address for name, array in self.arrays.items()}
 
 
-class RowBuffers:
-    """Buffers for one number of prompt rows, with its prefix slots.
+class PrefixRows:
+    """Buffers of the prefix for one number of prompt rows, with its slots.
 
     Args:
         runtime: runtime of the device.
-        prefix, expert: inputs and outputs of the two engines.
+        prefix: inputs and outputs of its engine.
         inputs: names of the family's prefix inputs; the engine may take rows of the text table in
             place of one.
         slots: number of prefixes.
+    """
+
+    def __init__(
+        self,
+        runtime: CudaRuntime,
+        prefix: Mapping[str, TensorInfo],
+        inputs: Collection[str],
+        slots: int,
+    ) -> None:
+        own_inputs = {*inputs, TEXT_INPUT} & set(prefix)
+        past = {
+            name: tensor
+            for name, tensor in prefix.items()
+            if name not in IMAGE_INPUTS and name not in own_inputs
+        }
+        self.prefix_inputs = {
+            name: DeviceArray.of(runtime, tensor)
+            for name, tensor in prefix.items()
+            if name in own_inputs
+        }
+        self.slots = [PrefixSlot(runtime, past) for _ in range(slots)]
+
+
+class RowBuffers(PrefixRows):
+    """The same with those of the denoise steps.
+
+    Args:
+        runtime, prefix, inputs, slots: see `PrefixRows`.
+        expert: inputs and outputs of the expert's engine.
     """
 
     def __init__(
@@ -128,24 +157,13 @@ class RowBuffers:
         inputs: Collection[str],
         slots: int,
     ) -> None:
-        own_inputs = {*inputs, TEXT_INPUT} & set(prefix)
-        past = {
-            name: tensor
-            for name, tensor in prefix.items()
-            if name not in IMAGE_INPUTS and name not in own_inputs
-        }
-        own = {*past, *STEP_INPUTS, *STEP_OUTPUTS, 'x'}
-        self.prefix_inputs = {
-            name: DeviceArray.of(runtime, tensor)
-            for name, tensor in prefix.items()
-            if name in own_inputs
-        }
+        super().__init__(runtime, prefix, inputs, slots)
+        own = {*self.slots[0].arrays, *STEP_INPUTS, *STEP_OUTPUTS, 'x'}
         self.head_inputs = {
             name: DeviceArray.of(runtime, tensor)
             for name, tensor in expert.items()
             if name not in own
         }
-        self.slots = [PrefixSlot(runtime, past) for _ in range(slots)]
         self.row_weight = DeviceArray.of(runtime, expert['row_weight'])
         self.velocity = DeviceArray.of(runtime, expert['velocity'])
 
@@ -212,7 +230,7 @@ def check_tensors(
     """
     for name, tensors in engines.items():
         network, _, rows = name.partition('_r')
-        shapes = _shapes(family, dims, conditioning, engines, int(rows or 1))
+        shapes = _shapes(family, dims, conditioning, engines, int(rows or 1), tensors)
         expected = shapes.inputs(network) | shapes.outputs(network)  # type: ignore[arg-type]
         odd = sorted(set(tensors) ^ set(expected))
         if odd:
@@ -237,8 +255,12 @@ def _shapes(
     conditioning: int,
     engines: Mapping[str, Mapping[str, TensorInfo]],
     rows: int,
+    own: Mapping[str, TensorInfo],
 ) -> GraphShapes:
-    """Shapes for one number of rows; those of image tokens and past are read off the engines."""
+    """Shapes for one number of rows; those of image tokens and past are read off the engines.
+
+    So is the width of text rows, where the engine with inputs and outputs `own` takes them.
+    """
     suffix = f'_r{rows}' if rows > 1 else ''
     prefix = engines.get(f'prefix{suffix}', {})
     inputs = family.prefix_inputs(dims)
@@ -253,7 +275,7 @@ def _shapes(
             "engine 'vision': its inputs and outputs are not this policy's: image_tokens; export "
             'the ONNX files and build again'
         )
-    text = prefix.get(TEXT_INPUT)
+    text = own.get(TEXT_INPUT)
     width = None if text is None else text.shape[-1]
     return GraphShapes(family, dims, rows, tokens.shape[1:], past, conditioning, width)
 

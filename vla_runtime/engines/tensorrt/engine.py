@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from vla_runtime.engines.protocol import (
     input_named,
 )
 from vla_runtime.engines.schedules import Schedules
-from vla_runtime.engines.tensorrt.adapter import Network, import_tensorrt
+from vla_runtime.engines.tensorrt.adapter import Network, TensorInfo, import_tensorrt
 from vla_runtime.engines.tensorrt.buffers import DeviceArray, RowBuffers, Schedule, check_tensors
 from vla_runtime.engines.tensorrt.cuda_graph import GraphCapturer
 from vla_runtime.engines.tensorrt.loading import (
@@ -46,6 +47,8 @@ from vla_runtime.engines.tensorrt.store import COMPILED, find_engines, network_n
 from vla_runtime.engines.token_embedding import TokenEmbedding
 from vla_runtime.family.declaration import Family, PolicyDims, TimeTable, language_dims
 from vla_runtime.family.listing import find_family, read_time_table
+
+Tensors = Mapping[str, TensorInfo]
 
 
 class TensorRTEngine:
@@ -95,33 +98,38 @@ class TensorRTEngine:
         for network in networks.values():
             network.use_scratch(address, scratch)
         vision, prefix = networks['vision'].tensors, networks['prefix'].tensors
-        expert = networks['expert'].tensors
         self._pixels = DeviceArray.of(runtime, vision['pixels'])
         self._encoded = DeviceArray.of(runtime, vision['image_tokens'])
         self._image_tokens = DeviceArray.of(runtime, prefix['image_tokens'])
         self._image_mask = DeviceArray.of(runtime, prefix['image_mask'])
-        self._noise = DeviceArray.of(runtime, expert['x'])
-        # Steps read one and write the other.
-        self._x = tuple(DeviceArray.of(runtime, expert['x']) for _ in range(2))
-        self._current = 0
-        self._plan = DeviceArray.of(runtime, expert['plan'])
+        self._rows, self._slot = 1, 0
+        self._schedules: Schedules[Schedule] = Schedules(Schedule.close)
         self._buffers = {
-            rows: RowBuffers(
-                runtime,
+            rows: self._row_buffers(
                 networks[network_name('prefix', rows)].tensors,
                 networks[network_name('expert', rows)].tensors,
-                list(family.prefix_inputs(dims)),
-                SLOTS,
             )
             for rows in range(1, max_rows + 1)
         }
-        self._rows, self._slot = 1, 0
-        self._schedules: Schedules[Schedule] = Schedules(Schedule.close)
+        self._make_head(networks['expert'].tensors)
         self._vision = self._graphed('vision', self._run_vision)
         self._prefix = {
             place: self._graphed('prefix', partial(self._run_prefix, *place))
             for place in self._places
         }
+
+    def _row_buffers(self, prefix: Tensors, expert: Tensors) -> Any:
+        """Allocate what depends on the number of prompt rows."""
+        inputs = list(self._family.prefix_inputs(self.dims))
+        return RowBuffers(self._runtime, prefix, expert, inputs, SLOTS)
+
+    def _make_head(self, expert: Tensors) -> None:
+        """Allocate the head's buffers that all numbers of rows share."""
+        self._noise = DeviceArray.of(self._runtime, expert['x'])
+        # Steps read one and write the other.
+        self._x = tuple(DeviceArray.of(self._runtime, expert['x']) for _ in range(2))
+        self._current = 0
+        self._plan = DeviceArray.of(self._runtime, expert['plan'])
 
     @classmethod
     def load(
@@ -210,10 +218,7 @@ class TensorRTEngine:
         Raises:
             ValueError: a network that ignores its inputs or whose numbers are not finite.
         """
-        steps = np.arange(denoise_steps)
-        self.set_schedule(1.0 - steps / denoise_steps, -1.0 / denoise_steps)
-        for place in self._places:
-            self._denoise(place).prepare(self._steps_probe(place, vary_prefix=True))
+        self._prepare_head(denoise_steps)
         # Only a prompt has integers.
         vocabulary = language_dims(self.dims).vocabulary if self._family.has_language else 0
         prefix_probe = partial(PrefixProbe, vocabulary, self._image_tokens)
@@ -223,6 +228,12 @@ class TensorRTEngine:
             self._prefix[rows, slot].prepare(prefix_probe(buffers, buffers.slots[slot]))
         self._vision.prepare(VisionProbe(self._pixels, self._encoded))
         self._image_tokens.write(np.zeros(self._image_tokens.shape, np.float32))
+
+    def _prepare_head(self, denoise_steps: int) -> None:
+        steps = np.arange(denoise_steps)
+        self.set_schedule(1.0 - steps / denoise_steps, -1.0 / denoise_steps)
+        for place in self._places:
+            self._denoise(place).prepare(self._steps_probe(place, vary_prefix=True))
 
     def captures(self, loop: DenoiseLoop) -> bool:
         # Vision and every prefix were captured at load.
@@ -320,15 +331,19 @@ class TensorRTEngine:
 
     def close(self) -> None:
         # Graphs first: they replay on the addresses of everything below.
-        works = (self._vision, *self._prefix.values())
         close_all(
             (
                 self._schedules.clear,
-                *(work.close for work in works),
+                *(work.close for work in self._works),
                 *(network.close for network in self._networks.values()),
                 self._runtime.close,
             )
         )
+
+    @property
+    def _works(self) -> tuple[GraphedWork, ...]:
+        """Work whose graphs are kept until the end; a schedule keeps its own."""
+        return (self._vision, *self._prefix.values())
 
     @property
     def _places(self) -> list[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 Every number of rows and slot has one graph, which is replayed for each token of an answer: token
 and place are inputs of it. It writes keys and values of the token into their place, so a pass finds
-those of the passes before it.
+those of the passes before it. Packed requests have two more, with and without a new prompt.
 """
 
 from __future__ import annotations
@@ -14,9 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vla_runtime.engines.graphed_work import GraphedWork
 from vla_runtime.engines.protocol import DenoiseLoop
 from vla_runtime.engines.torch.engine import TorchEngine
+from vla_runtime.families.packed_pass import Ring
+from vla_runtime.families.packed_pass import tick as run_tick
 from vla_runtime.families.token_network import TokenNetwork
+
+# Place of one prompt row whose stream the ring is used in.
+_FIRST = (1, 0)
 
 
 class _Answer:
@@ -56,10 +62,13 @@ class TorchTokenEngine(TorchEngine):
             place: self._graphed('denoise', partial(self._run_pass, *place))
             for place in self._encodings
         }
+        self._ring: Ring | None = None
+        self._ticks: dict[bool, GraphedWork] = {}
 
     @property
     def cuda_graph(self) -> Mapping[str, str]:
-        return {**super().cuda_graph, 'denoise': self._passes[self._place].status}
+        graphs = {**super().cuda_graph, 'denoise': self._passes[self._place].status}
+        return graphs if not self._ticks else {**graphs, 'tick': self._ticks[True].status}
 
     def captures(self, loop: DenoiseLoop) -> bool:
         place = loop.rows, loop.slot
@@ -71,9 +80,6 @@ class TorchTokenEngine(TorchEngine):
         with self._denoising(self._place):
             answer.logits.copy_(self._buffers[rows].slots[slot]['logits'])
             answer.token.copy_(answer.logits.argmax(dim=-1))
-            # A pass that is captured runs several times, so the first one must be the real one's.
-            answer.key.zero_()
-            answer.value.zero_()
 
     @torch.inference_mode()
     def read_token(self, token: np.ndarray, place: int) -> None:
@@ -91,10 +97,61 @@ class TorchTokenEngine(TorchEngine):
         with self._denoising():
             return self._answers[self._variant.rows].logits.cpu().numpy().copy()
 
+    @torch.inference_mode()
+    def tick(
+        self,
+        slot: int,
+        image_mask: np.ndarray | None = None,
+        rows: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        # In the prefix's stream, which waits for the images.
+        with self._encoding(_FIRST):
+            ring = self._make_ring()
+            self._slot.fill_(slot)
+            if rows is not None:
+                assert image_mask is not None
+                self._image_mask.copy_(torch.from_numpy(image_mask))
+                for name, buffer in self._buffers[1].prefix_inputs.items():
+                    buffer.copy_(torch.from_numpy(rows[name]))
+            work = self._ticks[rows is not None]
+            if work.captures:
+                # A capture runs the pass more than once.
+                kept = [tensor.clone() for tensor in ring.state()]
+                work.prepare()
+                for tensor, value in zip(ring.state(), kept, strict=True):
+                    tensor.copy_(value)
+            work.run()
+
+    def stage_tokens(self) -> np.ndarray:
+        with self._encoding(_FIRST):
+            return self._make_ring().tokens.cpu().numpy().copy()
+
+    def stage_logits(self) -> np.ndarray:
+        with self._encoding(_FIRST):
+            return self._make_ring().logits.cpu().numpy().copy()
+
+    def _make_ring(self) -> Ring:
+        if self._ring is None:
+            self._ring = Ring.of(self._network, self._buffers[1].slots[0])
+            self._slot = torch.zeros(1, dtype=torch.int64, device=self._device)
+            self._ticks = {
+                newest: self._graphed('prefix', partial(self._run_tick, self._ring, newest))
+                for newest in (True, False)
+            }
+        return self._ring
+
+    def _run_tick(self, ring: Ring, newest: bool) -> None:
+        given = None
+        if newest:
+            given = self._network.embed_prefix(
+                self._image_tokens, self._image_mask, **self._buffers[1].prefix_inputs
+            )
+        run_tick(self._network, ring, self._slot, given)
+
     def close(self) -> None:
-        self._passes = {}
+        self._passes, self._ticks = {}, {}
         super().close()
-        self._answers = {}
+        self._answers, self._ring = {}, None
 
     def _run_pass(self, rows: int, slot: int) -> None:
         answer = self._answers[rows]

@@ -20,9 +20,11 @@ from vla_runtime.bundle.onnx_files import ROWS
 from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.engines.recorded_cases import Case, write_cases
 from vla_runtime.export.onnx.export import meta_network
+from vla_runtime.export.onnx.token_cases import compute_answer
 from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.export.receipt import SEED
 from vla_runtime.families.flow_step import DenoiseStep
+from vla_runtime.families.token_network import TokenNetwork
 from vla_runtime.families.traced_shapes import Part, parameters_of, trace_shapes
 from vla_runtime.family.declaration import PolicyDims, RowInput, image_sizes, language_dims
 from vla_runtime.family.listing import find_family
@@ -224,9 +226,17 @@ class Reference:
                 case.row_axes = self._row_axes
 
     def chunks(self, cases: list[Case]) -> np.ndarray:
-        """Add `trace`, `velocity` and `gain`; returns the time table (N, C)."""
+        """Add `trace`, `velocity` and `gain`, or the answer of a `tokens` head.
+
+        Returns:
+            the time table (N, C)
+        """
         times = torch.tensor(flow_times(self._spec.denoise_steps), dtype=torch.float32)
         with self._loaded('head', 'time'):
+            if isinstance(self._network, TokenNetwork):
+                for case in cases:
+                    compute_answer(self._network, case)
+                return self._network.time_conditioning(times).numpy()
             table = torch.cat([self._network.time_conditioning(t[None]) for t in times])
             for case in cases:
                 trace, velocity = self._denoise(case, times, table, torch.from_numpy(case.x))

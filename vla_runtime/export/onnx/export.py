@@ -5,7 +5,8 @@ Invariants:
   tensor at a time, so the export needs memory for the largest tensor, not for the model;
 - all files refer to one weights.data;
 - a build and the roofline find facts and counts beside the graphs and read none of them;
-- the monolithic graph is the other three written one after the other, the expert once a step.
+- the monolithic graph is the other three written one after the other, the expert once a step; a
+  `tokens` head has none.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from vla_runtime.bundle.graph_facts import ExportedGraphs, GraphFacts, write_gra
 from vla_runtime.bundle.onnx_files import (
     IMAGE_INPUTS,
     ONNX_FOLDER,
+    PASS_INPUTS,
+    PASS_OUTPUTS,
     PRECISION_KEY,
     QUANTISED,
     ROWS,
@@ -57,8 +60,11 @@ from vla_runtime.families.blocks.ternary_weights import PER_BYTE
 from vla_runtime.families.flow_network import FlowNetwork, empty_network
 from vla_runtime.families.flow_step import DenoiseStep, Prefix
 from vla_runtime.families.operation_counts import count_operations, write_counts
+from vla_runtime.families.token_network import TokenNetwork
+from vla_runtime.families.token_step import ReadToken
 from vla_runtime.families.traced_shapes import parameters_of, trace_shapes
 from vla_runtime.family.declaration import distinct_image_sizes, image_sizes
+from vla_runtime.family.listing import find_family
 
 _OPSETS: Mapping[Precision, int] = {'fp8': FLOAT8_OPSET, 'nvfp4': FLOAT4_OPSET}
 _DTYPES = {
@@ -108,7 +114,7 @@ def write_onnx(
         for rows in ROWS:
             writer.prefix(rows)
             writer.expert(rows)
-        if quantised is None:
+        if has_monolithic(spec, precision):
             for rows in ROWS:
                 writer.monolithic(rows)
         writer.any_rows()
@@ -116,6 +122,11 @@ def write_onnx(
         target, ExportedGraphs(precision, beside, writer.token_embedding, writer.facts)
     )
     write_counts(folder, count_operations(spec.family, spec.dims))
+
+
+def has_monolithic(spec: BundleSpec, precision: Precision) -> bool:
+    """Return whether the baseline is written: of an answer of many passes it would be too long."""
+    return precision not in QUANTISED and find_family(spec.family).head != 'tokens'
 
 
 def onnx_bytes(spec: BundleSpec, precision: Precision) -> int:
@@ -209,11 +220,14 @@ class _TracedNetworks:
 
     def expert(self, rows: int) -> Trace:
         inputs = self._tensors(self.shapes(rows).inputs('expert'))
+        if isinstance(self.network, TokenNetwork):
+            own = [inputs.pop(name) for name in PASS_INPUTS]
+            module = ReadToken(self.network)
+            return self._trace('expert', (rows,), module, *own[:2], inputs, *own[2:])
         x = inputs.pop('x')
         past = {name: inputs.pop(name) for name in self._traced.past}
         step = [inputs.pop(name) for name in STEP_INPUTS]
-        module = DenoiseStep(self.network)
-        return self._trace('expert', (rows,), module, x, past, *step, inputs)
+        return self._trace('expert', (rows,), DenoiseStep(self.network), x, past, *step, inputs)
 
     def _trace(self, name: str, size: tuple[int, ...], module: nn.Module, *inputs: Any) -> Trace:
         key = (name, size)
@@ -272,10 +286,11 @@ class _Writer:
     def any_rows(self) -> None:
         """Write prefix and expert for any number of rows, which engines are built from."""
         family, dims = self._traced.network.family, self._spec.dims
+        counted_by = 'prefix_mask' if self._answers else 'row_weight'
         for network, write, counted in (
             # Every family's prefix has an input besides the tokens with a value for each row.
             ('prefix', self._prefix_graph, [*family.prefix_inputs(dims)][-1]),
-            ('expert', self._expert_graph, 'row_weight'),
+            ('expert', self._expert_graph, counted_by),
         ):
             two, three = (write(rows) for rows in TRACED)
             model = with_row_axis(two, three, counted)
@@ -300,12 +315,34 @@ class _Writer:
         self._save(graph.model(), graph_path(self._folder, 'expert', rows))
 
     def _expert_graph(self, rows: int) -> GraphWriter:
+        if self._answers:
+            return self._pass_graph(rows)
         graph, translator = self._begin('expert')
         inputs = self._declare(graph, self._traced.shapes(rows).inputs('expert'))
         outputs = translator.write(self._traced.expert(rows), '', list(inputs.values()))
         for name, value in zip(STEP_OUTPUTS, outputs, strict=True):
             graph.output(name, value)
         return graph
+
+    def _pass_graph(self, rows: int) -> GraphWriter:
+        """Write one pass of a `tokens` head, which takes its token from the host's text table."""
+        graph, translator = self._begin('expert', tokens_on_host=True)
+        shapes = self._traced.shapes(rows)
+        inputs = self._declare(graph, shapes.inputs('expert'))
+        own = [inputs.pop(name) for name in PASS_INPUTS]
+        given = [*own[:2], *inputs.values(), *own[2:]]
+        outputs = translator.write(self._traced.expert(rows), '', given)
+        graph.drop_unused_input(TOKENS)
+        kinds = shapes.outputs('expert')
+        for name, value in zip(PASS_OUTPUTS, outputs, strict=True):
+            kind, _ = kinds[name]
+            graph.output(name, graph.cast(value, _DTYPES[kind]))
+        return graph
+
+    @property
+    def _answers(self) -> bool:
+        """True for a `tokens` head."""
+        return isinstance(self._traced.network, TokenNetwork)
 
     def monolithic(self, rows: int) -> None:
         graph, translator = self._begin('monolithic')

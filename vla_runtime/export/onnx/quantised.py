@@ -31,6 +31,7 @@ from vla_runtime.bundle.onnx_files import (
     ROWS,
     TEXT_INPUT,
     Attention,
+    Network,
     Precision,
     engine_graphs,
     graph_name,
@@ -45,10 +46,12 @@ from vla_runtime.export.onnx.eight_bits import EightBits
 from vla_runtime.export.onnx.export import meta_network, write_onnx
 from vla_runtime.export.onnx.four_bits import FourBits
 from vla_runtime.export.onnx.quantised_products import QuantisedProducts, Range, leaves_mlp
+from vla_runtime.export.onnx.token_cases import passes_of
 from vla_runtime.export.onnx.verification import step_inputs
 from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.family.declaration import distinct_image_sizes
+from vla_runtime.family.listing import find_family
 
 Feed = dict[str, np.ndarray]
 # Ends of the names of MLPs' matrices.
@@ -132,11 +135,7 @@ def measured_ranges(
     for rows in ROWS:
         of_rows = [case for case in cases if case.rows == rows]
         feeds[graph_name('prefix', rows)] = _prefix_feeds(folder, of_rows)
-        feeds[graph_name('expert', rows)] = (
-            step_inputs(spec, case, case.past, table, k, case.reference['trace'][k])
-            for case in of_rows
-            for k in range(spec.denoise_steps)
-        )
+        feeds[graph_name('expert', rows)] = _expert_feeds(folder, spec, of_rows, table)
     matrices = matrix_names(meta_network(spec, torch.float32))
     ranges: dict[str, Range] = {}
     for name in engine_graphs(ROWS, len(sizes)):
@@ -210,10 +209,29 @@ def _vision_feeds(cases: Sequence[Case], size: tuple[int, int]) -> Iterator[Feed
                 yield {'pixels': image[None]}
 
 
-def _prefix_feeds(folder: Path, cases: Sequence[Case]) -> Iterator[Feed]:
-    graph = onnx.load(folder / ONNX_FOLDER / graph_name('prefix'), load_external_data=False).graph
+def _expert_feeds(
+    folder: Path, spec: BundleSpec, cases: Sequence[Case], table: np.ndarray
+) -> Iterator[Feed]:
+    """Every denoise step, or every compared pass of a `tokens` head."""
+    if find_family(spec.family).head == 'tokens':
+        text = _text_table(folder, 'expert')
+        for case in cases:
+            yield from (feed for feed, _ in passes_of(case, text))
+        return
+    for case in cases:
+        for k in range(spec.denoise_steps):
+            yield step_inputs(spec, case, case.past, table, k, case.reference['trace'][k])
+
+
+def _text_table(folder: Path, network: Network) -> TokenEmbedding | None:
+    """Open the text table where a network's graph takes rows of it."""
+    graph = onnx.load(folder / ONNX_FOLDER / graph_name(network), load_external_data=False).graph
     hosted = any(port.name == TEXT_INPUT for port in graph.input)
-    table = TokenEmbedding.of(folder, 'float32') if hosted else None
+    return TokenEmbedding.of(folder, 'float32') if hosted else None
+
+
+def _prefix_feeds(folder: Path, cases: Sequence[Case]) -> Iterator[Feed]:
+    table = _text_table(folder, 'prefix')
     for case in cases:
         prompt = case.prefix_inputs if table is None else table.replace_tokens(case.prefix_inputs)
         tokens = {'image_tokens': case.reference['image_tokens']}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ import torch
 
 from vla_runtime.bundle.folder import read_statistics
 from vla_runtime.bundle.onnx_files import (
+    ANSWER_INPUTS,
+    LOGITS,
     ONNX_FOLDER,
     QUANTISED,
     ROWS,
@@ -43,9 +46,11 @@ from vla_runtime.engines.token_embedding import TokenEmbedding
 from vla_runtime.engines.tolerances import error_of
 from vla_runtime.export.onnx.cases import Reference, seeded_cases
 from vla_runtime.export.onnx.eight_bit_rules import matrix_faults
+from vla_runtime.export.onnx.export import has_monolithic
 from vla_runtime.export.onnx.four_bit_rules import four_bit_matrix_faults
 from vla_runtime.export.onnx.precision import beside_int8, precision_of, type_faults
 from vla_runtime.export.onnx.ternary import ternary_faults
+from vla_runtime.export.onnx.token_cases import pass_inputs, passes_of
 from vla_runtime.export.onnx.variants import comparable
 from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.export.receipt import (
@@ -59,7 +64,12 @@ from vla_runtime.export.receipt import (
 )
 from vla_runtime.families.blocks.layers import query_scales
 from vla_runtime.families.flow_network import empty_network
-from vla_runtime.family.declaration import MOST_DENOISE_STEPS, distinct_image_sizes
+from vla_runtime.family.declaration import (
+    MOST_DENOISE_STEPS,
+    AnswerDecoder,
+    answer_decoder,
+    distinct_image_sizes,
+)
 from vla_runtime.family.listing import find_family, read_time_table
 from vla_runtime.files.quotes import join_truncated
 from vla_runtime.inference.denoise import flow_times
@@ -99,7 +109,8 @@ def verify_onnx(
     """
     placement = Placement.of(device)
     image_sizes = len(distinct_image_sizes(spec.dims))
-    precision, beside = check_graphs(folder, image_sizes)
+    answers = find_family(spec.family).head == 'tokens'
+    precision, beside = check_graphs(folder, image_sizes, monolithic=not answers)
     paths = [folder / ONNX_FOLDER / name for name in _int8_graphs(image_sizes)]
     factors = query_scales(empty_network(spec.family, spec.dims))
     weights = BundleWeights(folder / WEIGHTS_FILE)
@@ -120,12 +131,15 @@ def verification_steps() -> int:
     return 3 + 1 + 3 * len(ROWS)
 
 
-def check_graphs(folder: Path, image_sizes: int = 1) -> tuple[Precision, Precision]:
+def check_graphs(
+    folder: Path, image_sizes: int = 1, monolithic: bool = True
+) -> tuple[Precision, Precision]:
     """Check the types in all graphs of a bundle.
 
     Args:
         folder: folder of the bundle.
         image_sizes: number of different sizes among the cameras' images.
+        monolithic: the baseline is there, unless the files are in 8 or 4 bits.
 
     Returns:
         The precision of their matrix products, and of those that int8 leaves out (else the same).
@@ -143,7 +157,7 @@ def check_graphs(folder: Path, image_sizes: int = 1) -> tuple[Precision, Precisi
     beside: Precision = next(reduced, 'float32')
     precisions = map(precision_of, paths)
     precision: Precision = next((one for one in precisions if one in QUANTISED), beside)
-    names = (*graph_names(image_sizes), *ROWS_GRAPHS)
+    names = (*graph_names(image_sizes, monolithic), *ROWS_GRAPHS)
     if precision in QUANTISED:
         names = _int8_graphs(image_sizes)
     check_graph_files(folder, names)
@@ -218,6 +232,9 @@ class _Verifier:
         self._chunks: list[ChunkComparison] = []
         # Of every chunk, (horizon, actions) in the robot's units.
         self._in_units: list[np.ndarray] = []
+        self._decoder = answer_decoder(find_family(spec.family), spec.dims, folder, spec.tokenizer)
+        # Tokens that are as PyTorch's, of all.
+        self._tokens = [0, 0]
         statistics = read_statistics(folder, spec)
         self._actions = Normalizer(
             spec.normalisation.actions,
@@ -238,9 +255,12 @@ class _Verifier:
         self._advance(1)
         own_table = self._time_table(reference, table)
         for rows in ROWS:
-            self._expert(rows, table, own_table)
+            if self._decoder is None:
+                self._expert(rows, table, own_table)
+            else:
+                self._passes(rows, self._decoder)
         for rows in ROWS:
-            if self._precision not in QUANTISED:
+            if has_monolithic(self._spec, self._precision):
                 self._monolithic(rows, own_table)
             self._advance(1)
         tensors = [
@@ -254,16 +274,23 @@ class _Verifier:
             tensors,
             self._chunks,
             self._notes(),
-            [
-                ActionError(action.name, action.unit, float(one.max()), float(one.mean()))
-                for action, one in zip(
-                    self._spec.actions, np.concatenate(self._in_units).T, strict=True
-                )
-            ],
+            self._action_errors(),
         )
+
+    def _action_errors(self) -> list[ActionError]:
+        if not self._in_units:
+            # Random weights rarely write tokens that are a chunk, where not all are.
+            return []
+        by_action = zip(self._spec.actions, np.concatenate(self._in_units).T, strict=True)
+        return [
+            ActionError(action.name, action.unit, float(one.max()), float(one.mean()))
+            for action, one in by_action
+        ]
 
     def _notes(self) -> list[str]:
         notes = left_out_of_int8(self._precision, self._beside)
+        if self._decoder is not None:
+            notes.append(f"{self._tokens[0]} of {self._tokens[1]} tokens are PyTorch's")
         if self._widened:
             notes.append(
                 'bfloat16 products computed in float32 and rounded: the CPU has none of its own'
@@ -332,6 +359,54 @@ class _Verifier:
             self._add_chunk(name, f'vision, prefix and {name}', case, x, growth)
         self._advance(1)
 
+    def _passes(self, rows: int, decoder: AnswerDecoder) -> None:
+        session, name = self._open_rows('expert', rows)
+        hosted = TEXT_INPUT in session.inputs
+        table = TokenEmbedding.of(self._folder, self._precision) if hosted else None
+        for case, own in self._of(rows):
+            for place, (feed, expected) in enumerate(passes_of(case, table)):
+                found = session.run(feed)
+                self._compare(name, LOGITS, found[LOGITS], expected)
+                for output, cache in zip(('key', 'value'), ANSWER_INPUTS, strict=True):
+                    if place < len(case.reference['answer']):
+                        self._compare(name, output, found[output], case.reference[cache][place])
+                wrong = found['token'] != found[LOGITS].argmax(axis=-1)
+                self._compare(name, 'token', wrong.astype(np.float32), np.zeros(rows, np.float32))
+            self._add_answer(name, case, own, session, table, decoder)
+        self._advance(1)
+
+    def _add_answer(
+        self,
+        name: str,
+        case: Case,
+        own: Mapping[str, np.ndarray],
+        session: Session,
+        table: TokenEmbedding | None,
+        decoder: AnswerDecoder,
+    ) -> None:
+        """Read PyTorch's tokens one after the other, over what the files themselves gave."""
+        past = {key: own[key] for key in case.past}
+        answer = {key: np.zeros_like(case.reference[key]) for key in ANSWER_INPUTS}
+        logits = [own[LOGITS]]
+        for place, token in enumerate(case.reference['answer']):
+            found = session.run(pass_inputs(token, place, past, answer, table))
+            for output, key in zip(('key', 'value'), ANSWER_INPUTS, strict=True):
+                answer[key][place] = found[output]
+            logits.append(found[LOGITS])
+        expected = case.reference[LOGITS]
+        growth = [error_of(*pair)[0] for pair in zip(logits, expected, strict=True)]
+        error = error_of(np.stack(logits), expected)
+        number = next(i for i, other in enumerate(self.cases) if other is case)
+        graphs = f'vision, prefix and {name}'
+        self._chunks.append(
+            ChunkComparison.of(name, graphs, number, 1.0, error, growth, self._precision)
+        )
+        tokens, meant = np.stack(logits).argmax(axis=-1), expected.argmax(axis=-1)
+        self._tokens[0] += int((tokens == meant).sum())
+        self._tokens[1] += meant.size
+        with suppress(ValueError):
+            self._add_units(decoder(tokens[:, 0]), decoder(meant[:, 0]))
+
     def _monolithic(self, rows: int, table: np.ndarray) -> None:
         session, name = self._open_rows('monolithic', rows)
         for case, _ in self._of(rows):
@@ -378,16 +453,18 @@ class _Verifier:
         number = next(i for i, other in enumerate(self.cases) if other is case)
         expected = case.reference['trace'][-1]
         error = error_of(x, expected)
-        steps, width = self._spec.horizon, len(self._spec.actions)
-        to_robot = joint_space(self._spec.joint_space).actions_to_robot
-        found, meant = (
-            to_robot(self._actions.denormalise(c[0, :steps, :width])) for c in (x, expected)
-        )
-        self._in_units.append(np.abs(found - meant))
+        self._add_units(x[0], expected[0])
         gain = float(case.reference['gain'])
         self._chunks.append(
             ChunkComparison.of(file, graphs, number, gain, error, growth, self._precision)
         )
+
+    def _add_units(self, found: np.ndarray, meant: np.ndarray) -> None:
+        """Add the difference of two normalised chunks (H, A) in the robot's units."""
+        steps, width = self._spec.horizon, len(self._spec.actions)
+        to_robot = joint_space(self._spec.joint_space).actions_to_robot
+        of_robot = [to_robot(self._actions.denormalise(c[:steps, :width])) for c in (found, meant)]
+        self._in_units.append(np.abs(of_robot[0] - of_robot[1]))
 
 
 def _all_flow_times() -> np.ndarray:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -22,9 +22,11 @@ from vla_runtime.engines.closing import closed_on_error
 from vla_runtime.engines.recorded_cases import Case, read_cases
 from vla_runtime.engines.tensorrt.engine import TensorRTEngine
 from vla_runtime.engines.tensorrt.store import Metadata
+from vla_runtime.engines.tensorrt.token_engine import TensorRTTokenEngine, engine_class
 from vla_runtime.engines.tolerances import error_of
 from vla_runtime.export.receipt import ChunkComparison, Comparison, Receipt, left_out_of_int8
 from vla_runtime.inference.denoise import flow_times
+from vla_runtime.inference.recorded_check import read_back
 
 
 def verify_built(
@@ -50,7 +52,7 @@ def verify_built(
     """
     cases, facts = read_cases(bundle.folder)
     cases = [case for case in cases if case.rows <= metadata.rows]
-    engine = TensorRTEngine.load(
+    engine = engine_class(bundle.spec.family).load(
         bundle.folder,
         bundle.spec.family,
         bundle.spec.dims,
@@ -100,15 +102,17 @@ def _compare(
     for number, case in enumerate(cases):
         for place, error in _networks(engine, case).items():
             errors.setdefault(place, []).append(error)
-        for name, error in _single_steps(engine, case).items():
-            errors.setdefault((f'expert, {case.rows} row(s)', name), []).append(error)
-        growth = _growth(engine, case)
-        engine.load_step_inputs(case.step_inputs)
-        engine.run_steps()
-        error = error_of(engine.read_x(), case.reference['trace'][-1][0])
-        gain = float(case.reference['gain'])
+        if 'answer' in case.reference:
+            error, growth = _answer(cast(TensorRTTokenEngine, engine), case)
+        else:
+            for name, error in _single_steps(engine, case).items():
+                errors.setdefault((f'expert, {case.rows} row(s)', name), []).append(error)
+            growth = _growth(engine, case)
+            engine.load_step_inputs(case.step_inputs)
+            engine.run_steps()
+            error = error_of(engine.read_x(), case.reference['trace'][-1][0])
         chunks.append(
-            ChunkComparison.of('engines', 'engines', number, gain, error, growth, precision)
+            ChunkComparison.of('engines', 'engines', number, case.gain, error, growth, precision)
         )
         advance(1)
     tensors = [
@@ -128,6 +132,13 @@ def _compare(
             *left_out_of_int8(precision, beside),
         ],
     )
+
+
+def _answer(engine: TensorRTTokenEngine, case: Case) -> tuple[tuple[float, float], list[float]]:
+    """Read the recorded tokens back; return the error of all logits, and of each token's."""
+    found, expected = read_back(engine, case), case.reference['logits']
+    growth = [error_of(*pair)[0] for pair in zip(found, expected, strict=True)]
+    return error_of(found, expected), growth
 
 
 def _networks(engine: TensorRTEngine, case: Case) -> dict[tuple[str, str], tuple[float, float]]:

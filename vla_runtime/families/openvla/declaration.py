@@ -24,6 +24,6 @@ FAMILIES = (
         prefix_inputs=prompt_inputs,
         head_inputs=no_inputs,
         time_table=NoTimes,
-        answer_decoder=lambda dims, folder: ActionBins(dims.used_vocabulary, dims.action_bins),
+        answer_decoder=lambda dims, *files: ActionBins(dims.used_vocabulary, dims.action_bins),
     ),
 )

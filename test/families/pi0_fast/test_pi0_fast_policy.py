@@ -1,0 +1,238 @@
+"""pi0-FAST from LeRobot's folder to robot units, on PyTorch and ONNX Runtime."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from checkpoint_folders import edit_config
+from network_cases import network_case_paths
+from onnx_bundles import sessions_opened_once, write_onnx_once  # noqa: F401
+from pi0_fast_cases import load_pi0_fast_case, options_of, write_folder
+from safetensors.torch import load_file, save_file
+
+from vla_runtime.bundle.folder import BundleError, read_bundle
+from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.checkpoints.errors import ExportError
+from vla_runtime.checkpoints.options import ExportOptions
+from vla_runtime.export.conversion import plan_export, write_export
+from vla_runtime.export.onnx.cases import record_cases
+from vla_runtime.export.onnx.verification import verify_onnx
+from vla_runtime.families import token_network
+from vla_runtime.families.pi0_fast.networks import Pi0Fast
+from vla_runtime.files.json_file import JsonError
+from vla_runtime.inference.recorded_check import check_recorded_cases
+from vla_runtime.policy import Policy
+
+pytestmark = [pytest.mark.cases, pytest.mark.usefixtures('sessions_opened_once')]
+PATHS = network_case_paths('pi0_fast')
+PATH = PATHS[0] if PATHS else Path()
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def finish(target: Path, spec: BundleSpec) -> None:
+    write_onnx_once(target, spec, 'float32')
+    record_cases(target, spec)
+
+
+@pytest.fixture(scope='module', params=PATHS, ids=[path.stem for path in PATHS])
+def exported(request, tmp_path_factory) -> tuple[Path, BundleSpec, Path]:
+    """A bundle with ONNX files; made before anything is patched."""
+    folder = write_folder(tmp_path_factory.mktemp('pi0_fast') / 'policy', request.param)
+    plan = plan_export(folder, options_of(request.param, folder), default_name='tiny')
+    made = write_export(plan, folder.parent / 'bundle', finish=finish)
+    return folder.parent / 'bundle', made.spec, request.param
+
+
+@pytest.mark.parametrize('backend', ['torch', 'onnxruntime'])
+def test_observation_to_robot_units(exported, backend: str):
+    bundle, spec, path = exported
+    case = load_pi0_fast_case(path)
+    assert spec.dims == case.network.dims
+    with closing(Policy.load(bundle, backend=backend)) as policy:
+        check_recorded_cases(policy._engine, bundle, 'float32')
+        for b in range(case.batch):
+            chunk, report = policy.infer(case.observation(b))
+            expected = case.tensors['chunk_robot_units'][b].numpy()
+            # Images were in [0, 1], and a robot's are in 255 levels.
+            assert np.abs(chunk.actions - expected).max() <= 1e-3
+            assert report.runs['expert'] == case.description['first_end_marker'][b]
+            again, _ = policy.infer(case.observation(b))
+            assert np.array_equal(again.actions, chunk.actions)
+
+
+def test_right_files_pass(exported):
+    bundle, spec, _ = exported
+    assert verify_onnx(bundle, spec).failures == []
+
+
+def causal_prompt(patch: pytest.MonkeyPatch) -> None:
+    view = Pi0Fast.view
+
+    def wrong(self: Pi0Fast, mask):
+        right = view(self, mask)
+        length = mask.shape[1]
+        causal = torch.ones(1, length, length, dtype=torch.bool, device=mask.device).tril()
+        return right._replace(sees=torch.logical_and(right.sees, causal))
+
+    patch.setattr(Pi0Fast, 'view', wrong)
+
+
+def positions_count_padding(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        Pi0Fast,
+        'answer_position',
+        lambda self, mask: mask.to(torch.int64).sum(dim=[1]) * 0 + mask.shape[1],
+    )
+
+
+def logits_of_the_first_token(patch: pytest.MonkeyPatch) -> None:
+    view = Pi0Fast.view
+    patch.setattr(
+        Pi0Fast, 'view', lambda self, mask: view(self, mask)._replace(last=mask.sum(1) * 0)
+    )
+
+
+def head_tied_to_the_table(patch: pytest.MonkeyPatch) -> None:
+    logits = Pi0Fast.token_logits
+
+    def wrong(self: Pi0Fast, x):
+        normed, _ = self.language.norm(x)
+        if self.language.embedding.weight.is_meta:
+            return logits(self, x)
+        return torch.nn.functional.linear(normed, self.language.embedding.weight)
+
+    patch.setattr(Pi0Fast, 'token_logits', wrong)
+
+
+def another_rope_base(patch: pytest.MonkeyPatch) -> None:
+    rotary = token_network.rotary
+    patch.setattr(token_network, 'rotary', lambda at, size, base: rotary(at, size, base * 1.1))
+
+
+def late_places_lost(patch: pytest.MonkeyPatch) -> None:
+    """Of the far pass alone: the first ones are right."""
+    read = Pi0Fast.read_token
+
+    def wrong(self: Pi0Fast, tokens, place, past, key, value):
+        return read(self, tokens, torch.where(place > 16, 16, place), past, key, value)
+
+    patch.setattr(Pi0Fast, 'read_token', wrong)
+
+
+FAULTS: tuple[Patch, ...] = (
+    causal_prompt,
+    positions_count_padding,
+    logits_of_the_first_token,
+    head_tied_to_the_table,
+    another_rope_base,
+    late_places_lost,
+)
+
+
+@pytest.mark.parametrize('fault', FAULTS, ids=lambda fault: fault.__name__)
+def test_a_fault_is_found(exported, monkeypatch: pytest.MonkeyPatch, fault: Patch):
+    bundle, spec, _ = exported
+    fault(monkeypatch)
+    assert verify_onnx(bundle, spec).failures
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / 'policy', PATH)
+
+
+def planned(folder: Path, **further):
+    return plan_export(folder, options_of(PATH, folder, **further), default_name='tiny')
+
+
+def test_a_malformed_answer_is_refused_with_its_reason(folder: Path):
+    """These weights write no prefix, which a trained policy does and its folder demands."""
+    edit_config(folder, validate_action_token_prefix=True)
+    write_export(planned(folder), folder.parent / 'bundle')
+    case = load_pi0_fast_case(PATH)
+    with closing(Policy.load(folder.parent / 'bundle', backend='torch')) as policy:
+        # A black image need not lead to actions.
+        policy.warm_up()
+        with pytest.raises(ValueError, match='Action:'):
+            policy.infer(case.observation(0))
+
+
+def test_the_action_tokenizer_is_asked_for_and_checked(folder: Path):
+    with pytest.raises(ExportError) as caught:
+        planned(folder, action_tokenizer=None)
+    assert '--action-tokenizer' in re.findall(r'^  (--\S+)', str(caught.value), flags=re.M)
+    with pytest.raises(ExportError, match='--action-tokenizer'):
+        planned(folder, action_tokenizer=folder.parent / 'nothing')
+    numbers = folder.parent / 'fast' / 'processor_config.json'
+    for damaged in ('{}', '{"scale": 0, "min_token": -3}', '{"scale": 10, "min_token": 0.5}'):
+        numbers.write_text(damaged)
+        with pytest.raises(ExportError, match='min_token'):
+            planned(folder)
+    numbers.unlink()
+    with pytest.raises(ExportError, match='processor_config'):
+        planned(folder)
+
+
+def test_a_bundle_without_its_action_tokenizer_is_refused(exported, tmp_path: Path):
+    import shutil
+
+    bundle, _, _ = exported
+    target = tmp_path / 'bundle'
+    shutil.copytree(bundle, target)
+    (target / 'action_tokenizer.json').write_text('{"model": {"vocab": {}}}')
+    with pytest.raises(BundleError, match='action_tokenizer'):
+        read_bundle(target)
+    (target / 'action_tokenizer.json').unlink()
+    with pytest.raises(BundleError, match='action_tokenizer'):
+        read_bundle(target)
+
+
+@pytest.mark.parametrize('kept', ['lm_head', 'embed_tokens'])
+def test_one_of_table_and_head_stands_for_both(folder: Path, kept: str):
+    other = {'lm_head': 'embed_tokens', 'embed_tokens': 'lm_head'}[kept]
+    path = folder / 'model.safetensors'
+    tensors = load_file(path)
+    save_file({name: t for name, t in tensors.items() if other not in name}, path)
+    written = write_export(planned(folder), folder.parent / 'bundle')
+    weights = load_file(written.weights_path)
+    assert torch.equal(weights['language.embedding.weight'], weights['token_head.weight'])
+
+
+@pytest.mark.parametrize(
+    ('key', 'value'),
+    [('temperature', 0.5), ('max_decoding_steps', 0), ('use_relative_actions', True)],
+)
+def test_settings_that_are_not_served_are_refused(folder: Path, key: str, value: object):
+    edit_config(folder, **{key: value})
+    with pytest.raises((ExportError, JsonError), match=key):
+        planned(folder)
+
+
+def test_the_action_tokenizer_is_for_pi0_fast_alone(tmp_path: Path):
+    other = network_case_paths('openvla_full')
+    if not other:
+        pytest.skip('no folder of another family')
+    from openvla_folders import options_of as others_options
+    from openvla_folders import write_folder as write_other
+
+    source = write_other(tmp_path / 'policy', other[0])
+    with pytest.raises(ExportError, match='--action-tokenizer'):
+        plan_export(
+            source, others_options(other[0], action_tokenizer=tmp_path), default_name='tiny'
+        )
+
+
+def test_the_folder_says_the_rest(folder: Path):
+    with pytest.raises(ExportError) as caught:
+        plan_export(folder, ExportOptions(), default_name='tiny')
+    asked = set(re.findall(r'^  (--\S+)', str(caught.value), flags=re.M))
+    assert json.loads(PATH.read_text())['kind'] == 'pi0_fast'
+    assert {'--action-tokenizer', '--kv-heads', '--vision-heads', '--rate-hz'} <= asked
+    assert not asked & {'--horizon', '--prompt-length', '--tokenizer', '--prompt-template'}

@@ -1,0 +1,237 @@
+"""Loads pi0-FAST's network cases (test/cases/README.md), and folders made of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from network_cases import ReferenceCase, our_weights, vision_of_case
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vla_runtime.checkpoints.options import ExportOptions
+from vla_runtime.families.blocks.dimensions import DecoderDims
+from vla_runtime.families.flow_network import build_network
+from vla_runtime.families.pi0_fast.dimensions import Pi0FastDims
+from vla_runtime.families.pi0_fast.networks import Pi0Fast
+from vla_runtime.families.pi0_fast.tensor_names import NAMES
+from vla_runtime.processing.fast_tokens import FastScale, FastTokens
+from vla_runtime.types import Observation
+
+
+@dataclass(frozen=True)
+class Pi0FastCase(ReferenceCase):
+    """A case of pi0-FAST, and our network with its weights."""
+
+    network: Pi0Fast
+    path: Path
+
+    @property
+    def text_tokenizer(self) -> Path:
+        return self.path.with_suffix('.text_tokenizer.json')
+
+    @property
+    def action_tokenizer(self) -> Path:
+        return self.path.with_suffix('.fast_tokenizer.json')
+
+    def prompt(self, b: int) -> tuple[Tensor, Tensor]:
+        """Tokens (1, L + 1) and mask: the BOS that begins the answer behind the text."""
+        tokens, mask = self.tensors['tokens'][b], self.tensors['token_mask'][b]
+        end = int(mask.sum())
+        ours = torch.zeros(1, len(tokens) + 1, dtype=torch.int64)
+        ours[0, :end] = tokens[:end]
+        ours[0, end] = self.description['bos']
+        return ours, torch.arange(len(tokens) + 1)[None] <= end
+
+    def past(self, b: int) -> Mapping[str, Tensor]:
+        """Outputs of the prefix network for a batch entry."""
+        pixels, seen = self.images(b)
+        tokens, mask = self.prompt(b)
+        image_tokens = self.network.vision(pixels)
+        return self.network.prefix(image_tokens, seen, tokens=tokens, token_mask=mask)
+
+    def places(self, b: int) -> Tensor:
+        """Places of the reference's prefix in the order of ours, those that are valid."""
+        return torch.nonzero(self.tensors['prefix_valid'][b])[:, 0]
+
+    def decoder(self, checks_prefix: bool = False) -> FastTokens:
+        d = self.description
+        return FastTokens(
+            self.text_tokenizer,
+            self.action_tokenizer,
+            FastScale(d['fast_scale'], d['fast_min_token']),
+            (d['chunk'], d['action_dim']),
+            skipped=d['fast_skip_tokens'],
+            checks_prefix=checks_prefix,
+        )
+
+    def observation(self, b: int) -> Observation:
+        """What the robot saw; a missing camera is absent."""
+        d = self.description
+        raw = (self.tensors.get(f'raw_image_{i}') for i in range(d['cameras']))
+        images = {
+            f'cam{i}': (image[b].permute(1, 2, 0) * 255).round().to(torch.uint8).numpy()
+            for i, image in enumerate(raw)
+            if image is not None
+        }
+        return Observation(images, self.tensors['raw_state'][b].numpy(), d['tasks'][b])
+
+
+def dims_of_case(d: Mapping[str, Any]) -> Pi0FastDims:
+    """Our dimensions of a case."""
+    assert (d['rms_eps'], d['v_eps']) == (1e-6, 1e-6)
+    names = ('width', 'depth', 'num_heads', 'num_kv_heads', 'head_dim')
+    return Pi0FastDims(
+        vision=vision_of_case(d),
+        language=DecoderDims(mlp_dim=d['mlp'], **{name: d[name] for name in names}),
+        vocabulary=d['vocab'],
+        cameras=d['cameras'],
+        prompt_length=d['tokens'] + 1,
+        horizon=d['chunk'],
+        action_dim=d['action_dim'],
+        answer_tokens=d['max_decoding_steps'],
+        skipped_tokens=d['fast_skip_tokens'],
+        action_scale=float(d['fast_scale']),
+        least_coefficient=float(d['fast_min_token']),
+        checks_prefix=False,
+        rope_base=d['rope_base'],
+    )
+
+
+@lru_cache(maxsize=4)
+def load_pi0_fast_case(path: Path) -> Pi0FastCase:
+    """Read a case and load its weights under our names, every one of them."""
+    d = json.loads(path.read_text())
+    network = cast(Pi0Fast, build_network('pi0_fast', dims_of_case(d)))
+    network.load_state_dict(our_weights(path, NAMES))
+    network.eval().requires_grad_(False)
+    return Pi0FastCase(d, load_file(path.with_suffix('.case.safetensors')), network, path)
+
+
+def write_folder(target: Path, path: Path, **changes: Any) -> Path:
+    """Write a folder as LeRobot saves it, and the action tokenizer's beside it (`fast`)."""
+    d = json.loads(path.read_text())
+    target.mkdir(parents=True)
+    prefix = d['key_prefix_in_checkpoints']
+    weights = load_file(path.with_suffix('.weights.safetensors'))
+    named = {f'{prefix}{name}': tensor for name, tensor in weights.items()}
+    save_file(named, target / 'model.safetensors', {'format': 'pt'})
+    shutil.copyfile(path.with_suffix('.text_tokenizer.json'), target / 'tokenizer.json')
+    fast = target.parent / 'fast'
+    fast.mkdir(exist_ok=True)
+    shutil.copyfile(path.with_suffix('.fast_tokenizer.json'), fast / 'tokenizer.json')
+    numbers = {'scale': d['fast_scale'], 'min_token': d['fast_min_token']}
+    (fast / 'processor_config.json').write_text(json.dumps(numbers))
+    shape = [3, d['raw_height'], d['raw_width']]
+    present = d['cameras'] - d['missing_cameras']
+    cameras = {
+        f'observation.images.cam{i}': {'type': 'VISUAL', 'shape': shape} for i in range(present)
+    }
+    state = {'observation.state': {'type': 'STATE', 'shape': [d['state_dim']]}}
+    actions = {'action': {'type': 'ACTION', 'shape': [d['action_dim']]}}
+    mapping = {
+        'VISUAL': 'IDENTITY',
+        'STATE': d['normalization'],
+        'ACTION': d['normalization'],
+    }
+    config = {
+        'type': 'pi0_fast',
+        'n_obs_steps': 1,
+        'input_features': {**cameras, **state},
+        'output_features': actions,
+        'paligemma_variant': 'tiny',
+        'chunk_size': d['chunk'],
+        'n_action_steps': d['chunk'],
+        'max_state_dim': d['max_state_dim'],
+        'max_action_dim': 32,
+        'image_resolution': [d['image'], d['image']],
+        'empty_cameras': d['missing_cameras'],
+        'tokenizer_max_length': d['tokens'],
+        'normalization_mapping': mapping,
+        'use_peft': False,
+        'use_relative_actions': False,
+        'relative_exclude_joints': [],
+        'temperature': 0.0,
+        'max_decoding_steps': d['max_decoding_steps'],
+        'fast_skip_tokens': d['fast_skip_tokens'],
+        'validate_action_token_prefix': False,
+        **changes,
+    }
+    (target / 'config.json').write_text(json.dumps(config))
+    _write_processors(target, d, config, mapping)
+    return target
+
+
+def _write_processors(
+    target: Path, d: Mapping[str, Any], config: Mapping[str, Any], mapping: Mapping[str, str]
+) -> None:
+    relative = {'enabled': False, 'exclude_joints': [], 'action_names': None}
+    features = {**config['input_features'], **config['output_features']}
+    before, after = (
+        f'policy_{name}.safetensors'
+        for name in (
+            'preprocessor_step_3_normalizer_processor',
+            'postprocessor_step_0_unnormalizer_processor',
+        )
+    )
+    normal = {'eps': 1e-8, 'features': features, 'norm_map': mapping}
+    steps = [
+        ('rename_observations_processor', {'rename_map': {}}),
+        ('to_batch_processor', {}),
+        ('relative_actions_processor', relative),
+        ('normalizer_processor', normal),
+        ('pi0_fast_prepare_state_tokenizer_processor_step', {}),
+        ('tokenizer_processor', {'max_length': d['tokens'], 'padding_side': 'right'}),
+        ('action_tokenizer_processor', {'max_action_tokens': d['max_action_tokens']}),
+        ('device_processor', {'device': 'cpu'}),
+    ]
+    written = [{'registry_name': name, 'config': values} for name, values in steps]
+    written[3]['state_file'] = before
+    pre = {'name': 'policy_preprocessor', 'steps': written}
+    (target / 'policy_preprocessor.json').write_text(json.dumps(pre))
+    back = [
+        {'registry_name': 'unnormalizer_processor', 'config': normal, 'state_file': after},
+        {'registry_name': 'absolute_actions_processor', 'config': {'enabled': False}},
+        {'registry_name': 'device_processor', 'config': {'device': 'cpu'}},
+    ]
+    post = {'name': 'policy_postprocessor', 'steps': back}
+    (target / 'policy_postprocessor.json').write_text(json.dumps(post))
+    statistics = {
+        f'{feature}.{name}': torch.tensor(values)
+        for feature, numbers in d['statistics'].items()
+        for name, values in numbers.items()
+    }
+    for file in (before, after):
+        save_file(statistics, target / file)
+
+
+def options_of(path: Path, folder: Path, **further: Any) -> ExportOptions:
+    """What the folder of a case does not say."""
+    d = json.loads(path.read_text())
+    given = {
+        'action_tokenizer': folder.parent / 'fast',
+        'state_names': tuple(f's{i}' for i in range(d['state_dim'])),
+        'action_names': tuple(f'a{i}' for i in range(d['action_dim'])),
+        'units': ('rad',),
+        'rate_hz': 10.0,
+        'vision_heads': d['v_heads'],
+        'kv_heads': d['num_kv_heads'],
+        'targets': tuple(f'a{i}' for i in range(d['action_dim'])),
+    }
+    return ExportOptions(**{**given, **further})
+
+
+def refused(decoder: FastTokens, tokens: np.ndarray) -> bool:
+    """Return whether a stream of tokens is refused."""
+    try:
+        decoder.decode(tokens)
+    except ValueError:
+        return True
+    return False

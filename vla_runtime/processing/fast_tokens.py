@@ -1,0 +1,205 @@
+"""Action tokens of FAST (arXiv 2501.09747): byte pairs of the coefficients of a cosine transform.
+
+A policy writes them at the end of its text vocabulary, last token first, between `Action: ` and
+`|`. A stream that is none is refused: the chunk that LeRobot makes of it is zero, or has
+coefficients of 65533 (what it reads for broken UTF-8).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_runtime.processing.tokenizer import Tokenizer
+
+# What training code writes before the action tokens, and behind them.
+_PREFIX = ('Action', ':')
+_END = '|'
+_SPACE = '\N{LOWER ONE EIGHTH BLOCK}'
+# Longest run of spaces that is one token of a vocabulary.
+_MOST_SPACES = 64
+_REPLACEMENT = '\N{REPLACEMENT CHARACTER}'
+
+
+@dataclass(frozen=True)
+class FastScale:
+    """Numbers of an action tokenizer, from its processor_config.json.
+
+    Attributes:
+        scale: coefficients are multiples of 1 / scale.
+        min_token: coefficient of the code point 0.
+    """
+
+    scale: float
+    min_token: int
+
+
+class FastTokens:
+    """Decode answers to chunks.
+
+    Args:
+        text: file of the text tokenizer.
+        action: tokenizer.json of the action tokenizer.
+        scale: numbers of the action tokenizer.
+        shape: (H, A) of a chunk.
+        skipped: tokens at the end of the text vocabulary that are no actions.
+        checks_prefix: refuse an answer that does not begin with `Action:`.
+
+    Attributes:
+        end: the token `|`.
+
+    Raises:
+        ValueError: a file that cannot be read, or a text vocabulary without `|`.
+    """
+
+    def __init__(
+        self,
+        text: Path,
+        action: Path,
+        scale: FastScale,
+        shape: tuple[int, int],
+        *,
+        skipped: int,
+        checks_prefix: bool,
+    ) -> None:
+        tokenizer = Tokenizer.load(text)
+        end = tokenizer.id_of(_END)
+        if end is None:
+            raise ValueError(
+                f"{text}: the vocabulary has no '{_END}' token, which ends the actions, so this is "
+                'not the tokenizer of this policy'
+            )
+        self.end: int | None = end
+        self._prefix = [tokenizer.id_of(word) for word in _PREFIX]
+        spaces = (tokenizer.id_of(_SPACE * count) for count in range(1, _MOST_SPACES + 1))
+        self._beside = {token for token in (*self._prefix, *spaces) if token is not None}
+        self._last = tokenizer.text_size - 1 - skipped
+        self._bytes = _entries(action)
+        self._scale, self._shape = scale, shape
+        self._checks_prefix = checks_prefix
+        self._waves = _cosines(shape[0])
+
+    def __call__(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the normalised actions (H, A) float32 of an answer's tokens (n,) int64.
+
+        Raises:
+            ValueError: the answer has no end, or `decode` refuses it.
+        """
+        if self.end not in tokens:
+            raise _refusal(f"{len(tokens)} tokens without '{_END}', which ends the actions")
+        return self.decode(tokens)
+
+    def decode(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the normalised actions (H, A) float32 of tokens up to the first `|`.
+
+        Too few coefficients are followed by zeros, and too many are cut, as in LeRobot; text among
+        the actions is left out, as there.
+
+        Raises:
+            ValueError: no action at all, a token behind the last action, or bytes that are no
+                text.
+        """
+        written = [int(token) for token in tokens]
+        if self.end in written:
+            written = written[: written.index(self.end)]
+        if self._checks_prefix and written[: len(_PREFIX)] != self._prefix:
+            raise _refusal("it does not begin with 'Action:'")
+        actions = [self._last - token for token in written if token not in self._beside]
+        behind = next((place for place, number in enumerate(actions) if number < 0), None)
+        if behind is not None:
+            raise _refusal(
+                f'token {self._last - actions[behind]} stands behind those of actions, which end '
+                f'at {self._last}'
+            )
+        joined = b''.join(self._bytes.get(number, b'') for number in actions)
+        if not joined:
+            raise _refusal('it holds no action')
+        try:
+            text = joined.decode('utf-8')
+        except UnicodeDecodeError as error:
+            raise _refusal(f'byte {error.start + 1} of {len(joined)} breaks UTF-8') from None
+        if _REPLACEMENT in text:
+            raise _refusal('it holds a broken character')
+        return self._actions(np.array([ord(character) for character in text], dtype=np.float64))
+
+    def _actions(self, code_points: np.ndarray) -> np.ndarray:
+        horizon, width = self._shape
+        coefficients = np.zeros(horizon * width)
+        given = (code_points + self._scale.min_token)[: horizon * width]
+        coefficients[: len(given)] = given / self._scale.scale
+        return (self._waves @ coefficients.reshape(horizon, width)).astype(np.float32)
+
+
+def read_fast_scale(path: Path) -> FastScale:
+    """Read the numbers of an action tokenizer.
+
+    Args:
+        path: its processor_config.json.
+
+    Raises:
+        ValueError: no such file, or numbers that are none.
+    """
+    try:
+        config = json.loads(path.read_text(encoding='utf-8'))
+        scale, least = config['scale'], config['min_token']
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ValueError(
+            f'{path}: is missing, or has no scale and min_token; take the folder of the action '
+            'tokenizer with all its files'
+        ) from None
+    if type(scale) not in (int, float) or not scale > 0 or type(least) is not int:
+        raise ValueError(
+            f'{path}: scale {scale!r} and min_token {least!r} where a number above 0 and a whole '
+            'number are expected'
+        )
+    return FastScale(float(scale), least)
+
+
+def _refusal(reason: str) -> ValueError:
+    return ValueError(
+        f'the policy wrote tokens that are no actions ({reason}); the chunk is refused. Check the '
+        'instruction, the cameras and the precision that the policy runs in'
+    )
+
+
+def _entries(path: Path) -> Mapping[int, bytes]:
+    """Read the bytes of every entry of a byte-level BPE."""
+    try:
+        document: Any = json.loads(path.read_text(encoding='utf-8'))
+        vocabulary = dict(document['model']['vocab'])
+        for token in document.get('added_tokens') or ():
+            vocabulary[token['content']] = token['id']
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f'{path}: is no tokenizer.json of an action tokenizer (BPE): {error}'
+        ) from None
+    bytes_of = _byte_characters()
+    found = {}
+    for text, number in vocabulary.items():
+        known = all(character in bytes_of for character in text)
+        # The trainer's own alphabet leaves entries that are their characters.
+        whole = bytes(bytes_of[character] for character in text) if known else text.encode()
+        found[int(number)] = whole
+    return found
+
+
+def _byte_characters() -> dict[str, int]:
+    """Return the byte that each character of a byte-level BPE stands for, as in GPT-2."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    shown = {chr(byte): byte for byte in printable}
+    return shown | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+def _cosines(length: int) -> np.ndarray:
+    """Return the orthonormal inverse cosine transform (DCT-III), (length, length) float64."""
+    places: np.ndarray = np.arange(length)[:, None]
+    waves: np.ndarray = np.arange(length)[None]
+    factor = np.where(waves == 0, np.sqrt(1.0 / length), np.sqrt(2.0 / length))
+    cosines: np.ndarray = factor * np.cos(np.pi * (2 * places + 1) * waves / (2 * length))
+    return cosines
