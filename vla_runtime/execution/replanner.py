@@ -346,16 +346,15 @@ class Replanner:
         """Return whether to ask for the chunk after so many that are awaited, or wait to take over.
 
         One is asked for every replan interval, as long before its boundary as the first one was. A
-        policy that cannot follow is asked as often as it answers.
+        policy that cannot follow is asked as often as it answers, because so many are open then.
         """
         requests, parameters, timeline = self.requests, self.parameters, self.timeline
         if len(requests.open) >= requests.most or requests.most == 1:
             return False
         if parameters.replan_mode == 'synchronous' or not timeline.step_ns:
             return False
-        delay = self.delays.estimate(parameters.delay)
-        apart = max(parameters.replan_interval, -(-delay // requests.most))
-        if self.elapsed_ns - self._asked_elapsed_ns < apart * timeline.step_ns:
+        apart_ns = parameters.replan_interval * timeline.step_ns
+        if self.elapsed_ns - self._asked_elapsed_ns < apart_ns:
             return False
         segment = timeline.in_force
         boundary = timeline.next_step if segment is None else segment.boundary
