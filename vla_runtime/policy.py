@@ -303,6 +303,14 @@ class Policy:
         self._number = number + 1
         return future
 
+    @staticmethod
+    def open_requests(settings: PolicySettings) -> int:
+        """Return how many inferences with these settings `submit` begins before the first is done.
+
+        Whoever asks gets the most chunks a second with so many requests open.
+        """
+        return settings.networks_at_once
+
     @property
     def has_room(self) -> bool:
         """True when `submit` would begin at once."""

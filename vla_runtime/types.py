@@ -115,6 +115,7 @@ class ChunkHeader:
         step: step of that plan at which row 0 of a tied chunk stands; None: the step that was
             current at its observation.
         request: number of the request that it answers; None where it is not given.
+        open_requests: requests that its policy takes before it answers the first of them.
     """
 
     observation_ns: int
@@ -123,6 +124,7 @@ class ChunkHeader:
     tied: bool = True
     step: int | None = None
     request: int | None = None
+    open_requests: int = 1
 
 
 @dataclass(frozen=True)

@@ -289,7 +289,7 @@ def test_when_an_answer_is_refused_expect_its_request_closed_and_the_next_asked_
     second = ask(rig)
     assert second == first + 1
     assert answer(rig, second, rig.ros_ns - 40_000_000, 2) is ChunkRefusal.OUT_OF_ORDER
-    assert not rig.executor.status().request_open
+    assert not rig.executor.status().open_requests
     assert ask(rig) == second + 1
 
 
@@ -302,4 +302,4 @@ def test_when_a_stray_chunk_is_refused_expect_the_request_to_stay_open() -> None
     ask(rig)
     assert answer(rig, first, rig.ros_ns - 40_000_000, 2) is ChunkRefusal.OUT_OF_ORDER
     assert answer(rig, None, observed_ns, 1) is ChunkRefusal.DUPLICATE
-    assert rig.executor.status().request_open
+    assert rig.executor.status().open_requests

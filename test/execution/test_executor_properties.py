@@ -378,7 +378,7 @@ class AnythingGoes(RuleBasedStateMachine):
         # Whatever went before, a policy that answers gets the robot moving again, unless a person
         # left it outside its limits, too far from where any chunk may begin.
         status = self.executor.status()
-        refused = status.clamp_latched or status.request_open or abs(self.known[0]) > 1.0
+        refused = status.clamp_latched or status.open_requests or abs(self.known[0]) > 1.0
         if status.mode is Mode.RUNNING and not refused:
             assert moved or self.kind is CommandKind.APPROACH, status
 

@@ -193,7 +193,7 @@ def test_when_the_dead_man_held_expect_nothing_left_of_the_plan() -> None:
     assert rig.executor.status().chunk != -1
     assert rig.executor.dead_man(rig.now_s + 0.06) is not None
     assert rig.executor.status().chunk == -1
-    assert not rig.executor.status().request_open
+    assert not rig.executor.status().open_requests
     # A tick that finds no gap by itself does not go on with it either.
     rig.tick()
     assert rig.command.kind is CommandKind.HOLD

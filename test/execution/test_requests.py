@@ -54,12 +54,33 @@ def test_when_cleared_expect_warm_up_again() -> None:
 
 def test_when_a_request_is_open_for_too_long_expect_time_out() -> None:
     requests = Requests()
-    assert not requests.timed_out(99.0, 1.0)
+    assert requests.expire(99.0, 1.0) == 0
     requests.ask(10.0, 0)
-    assert requests.open and not requests.timed_out(10.9, 1.0)
-    assert requests.timed_out(11.1, 1.0)
-    requests.close()
+    requests.ask(10.5, 0)
+    assert requests.expire(10.9, 1.0) == 0 and len(requests.open) == 2
+    assert requests.expire(11.1, 1.0) == 1
+    assert [one.number for one in requests.open] == [2]
+    requests.close(2)
     assert not requests.open
+
+
+def test_when_a_newer_request_is_answered_expect_older_ones_not_to_be_awaited() -> None:
+    requests = Requests()
+    for number in range(4):
+        requests.ask(10.0 + number, 0)
+    requests.answer(3)
+    assert [one.number for one in requests.open] == [4]
+    assert requests.silent_since_s == 13.0
+    requests.flush()
+    assert not requests.open and not requests.answered and requests.silent_since_s is None
+
+
+def test_when_an_answer_names_no_request_expect_the_oldest_to_be_meant() -> None:
+    requests = Requests()
+    requests.ask(10.0, 0)
+    requests.ask(11.0, 0)
+    requests.close(None)
+    assert [one.number for one in requests.open] == [2]
 
 
 MS = 1_000_000
@@ -120,17 +141,19 @@ def test_when_interval_exceeds_the_horizon_expect_error_with_the_numbers() -> No
 
 def test_open_request_is_sent_again_every_tenth_of_a_second_under_its_number() -> None:
     requests = Requests()
-    assert not requests.send_again(0.0)
-    requests.ask(1.0, 0)
-    assert not requests.send_again(1.05)
-    assert requests.send_again(1.1)
-    assert not requests.send_again(1.15)
-    assert requests.send_again(1.25)
+    assert requests.send_again(0.0) is None
+    asked = requests.ask(1.0, 0)
+    assert requests.send_again(1.05) is None
+    assert requests.send_again(1.1) is asked
+    assert requests.send_again(1.15) is None
+    assert requests.send_again(1.25) is asked
     assert requests.number == 1
+    newer = requests.ask(1.2, 0)
+    assert requests.send_again(1.3) is newer
 
 
 def test_answered_request_is_not_sent_again() -> None:
     requests = Requests()
     requests.ask(1.0, 0)
-    requests.answer()
-    assert not requests.send_again(5.0)
+    requests.answer(1)
+    assert requests.send_again(5.0) is None

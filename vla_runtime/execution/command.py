@@ -76,6 +76,7 @@ class ChunkRefusal(str, Enum):
     APPROACHING = 'approaching'
     OTHER_EPISODE = 'other_episode'
     DUPLICATE = 'duplicate'
+    REQUEST_CLOSED = 'request_closed'
     OUT_OF_ORDER = 'out_of_order'
     OBSERVATION_FROM_FUTURE = 'observation_from_future'
     OBSERVATION_TOO_OLD = 'observation_too_old'
@@ -178,6 +179,9 @@ class Counters:
     `received == accepted + sum(refused)`, and
     `accepted == taken_over + superseded + dropped + (1 if a chunk is pending)`.
 
+    `observation_age_ns` adds up the ages of the observations behind the `tracked_ticks`, in which a
+    plan was followed.
+
     `limited` counts the ticks in which a limit changed the command of a column or of a rotation.
     """
 
@@ -193,6 +197,8 @@ class Counters:
     clamped: int = 0
     policy_restarts: int = 0
     refused: dict[ChunkRefusal, int] = field(default_factory=lambda: dict.fromkeys(ChunkRefusal, 0))
+    tracked_ticks: int = 0
+    observation_age_ns: int = 0
     overrun_ticks: int = 0
     overrun_steps: int = 0
     starved_ticks: int = 0
@@ -207,6 +213,11 @@ class Counters:
     states_out_of_order: int = 0
     states_implausible: int = 0
     internal_errors: int = 0
+
+    @property
+    def mean_observation_age_ms(self) -> float:
+        """Mean age of the observation behind what was executed; 0 before anything was."""
+        return self.observation_age_ns * 1e-6 / max(self.tracked_ticks, 1)
 
     @property
     def starvations(self) -> int:

@@ -106,7 +106,10 @@ class ExecutorStatus:
         untied: under `rtc`, the chunk in force was not tied to the plan, and was blended.
         delay_estimate: estimated delay in steps.
         horizon: rows of the last chunk; 0 before the first.
-        request_open: a chunk was asked for and has not come yet.
+        open_requests: chunks that were asked for and have not come yet.
+        most_open_requests: as many may be asked for at once, as the policy says.
+        silent_since_s: steady time of the first request since the last answer; None without one.
+        observation_age_ms: age of the observation behind what is executed; 0 while nothing is.
         chunk: inference number of the chunk in force, -1 for none.
         pending_chunk: inference number of the chunk that takes over next, -1 for none.
         clamp_latched: too many clamped chunks; `reset` opens the latch.
@@ -125,7 +128,10 @@ class ExecutorStatus:
     untied: bool
     delay_estimate: int
     horizon: int
-    request_open: bool
+    open_requests: int
+    most_open_requests: int
+    silent_since_s: float | None
+    observation_age_ms: float
     chunk: int
     pending_chunk: int
     clamp_latched: bool

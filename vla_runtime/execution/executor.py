@@ -30,6 +30,7 @@ from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import (
     ChunkRefusal,
     Command,
+    CommandKind,
     Counters,
     Reason,
     StartResult,
@@ -46,10 +47,6 @@ from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.replanner import Replanner
 from vla_runtime.execution.watchdog import tick_timeout, tracking_error_limits
 from vla_runtime.types import ActionChunk, ChunkHeader, PlanRequest
-
-# A chunk that does not say which request it answers, and is refused for one of these reasons, is a
-# stray one; the answer to the open request is yet to come.
-_STRAY = (ChunkRefusal.DUPLICATE, ChunkRefusal.OTHER_EPISODE)
 
 
 class ChunkExecutor:
@@ -171,6 +168,7 @@ class ChunkExecutor:
         if self._mode is not Mode.RUNNING:
             return
         self._mode = Mode.STOPPED
+        self._replanner.requests.flush()
         self._stop_reason = reason
         if reason is Reason.STOPPED:
             self.detail = ''
@@ -346,9 +344,11 @@ class ChunkExecutor:
             refusal, text = ChunkRefusal.INTERNAL_ERROR, f'{type(error).__name__}: {error}'
         self.counters.internal_errors += refusal is ChunkRefusal.INTERNAL_ERROR
         self.counters.refused[refusal] += 1
-        requests = self._replanner.requests
-        if header.request == requests.number or (header.request is None and refusal not in _STRAY):
-            requests.close()
+        # A chunk of another episode, or one twice that names no request, is a stray one; the answer
+        # to the open request is yet to come.
+        unnamed = header.request is None and refusal is ChunkRefusal.DUPLICATE
+        if refusal is not ChunkRefusal.OTHER_EPISODE and not unnamed:
+            self._replanner.requests.close(header.request)
         return SubmitResult(refusal, text)
 
     def _require_motion(self) -> None:
@@ -369,9 +369,8 @@ class ChunkExecutor:
 
     @property
     def wants_chunk(self) -> bool:
-        """Return whether a chunk is due and no request for it is open."""
-        replanner = self._replanner
-        return self._takes_chunks and not replanner.requests.open and replanner.due
+        """Return whether a chunk is due to be asked for."""
+        return self._takes_chunks and self._replanner.due
 
     @property
     def _takes_chunks(self) -> bool:
@@ -387,27 +386,24 @@ class ChunkExecutor:
         self, now_s: float, now_ros_ns: int, past_steps: int = 0
     ) -> PlanRequest | None:
         """Return the plan to publish as a request if a chunk is wanted; counts as asked."""
-        requests = self._replanner.requests
-        if requests.timed_out(now_s, self._replanner.parameters.request_timeout_s):
-            requests.close()
-            self.counters.requests_timed_out += 1
-        if not self.wants_chunk:
-            return None
-        requests.ask(now_s, now_ros_ns)
-        self.counters.requests += 1
-        return self.committed_plan(now_ros_ns, past_steps)
+        replanner = self._replanner
+        timeout_s = replanner.parameters.request_timeout_s
+        self.counters.requests_timed_out += replanner.requests.expire(now_s, timeout_s)
+        return replanner.ask(now_s, now_ros_ns, past_steps) if self.wants_chunk else None
 
     def repeat_request(
         self, now_s: float, now_ros_ns: int, past_steps: int = 0
     ) -> PlanRequest | None:
-        """Return the open request again, with its number, once its answer is overdue.
+        """Return an open request again, with its number, once its answer is overdue.
 
         For a transport that loses messages: a policy process that was suspended, or a radio link,
         loses requests that a reliable connection sends again only seconds later.
         """
-        if not self._takes_chunks or not self._replanner.requests.send_again(now_s):
+        replanner = self._replanner
+        request = replanner.requests.send_again(now_s) if self._takes_chunks else None
+        if request is None:
             return None
-        return self.committed_plan(now_ros_ns, past_steps)
+        return replanner.committed_plan(now_ros_ns, past_steps, request)
 
     def committed_plan(self, now_ros_ns: int, past_steps: int = 0) -> PlanRequest:
         """Return the setpoints still to be executed, from the current step on.
@@ -455,6 +451,7 @@ class ChunkExecutor:
         """Return a snapshot for a status message."""
         replanner, command = self._replanner, self._commander.command
         timeline = replanner.timeline
+        tracks = command.kind is CommandKind.TRACK
         return ExecutorStatus(
             mode=self._mode,
             kind=command.kind,
@@ -468,7 +465,10 @@ class ChunkExecutor:
             untied=replanner.untied,
             delay_estimate=replanner.delays.estimate(replanner.parameters.delay),
             horizon=replanner.horizon,
-            request_open=replanner.requests.open,
+            open_requests=len(replanner.requests.open),
+            most_open_requests=replanner.requests.most,
+            silent_since_s=replanner.requests.silent_since_s,
+            observation_age_ms=replanner.observation_age_ns * 1e-6 if tracks else 0.0,
             chunk=timeline.in_force.chunk.number if timeline.in_force else -1,
             pending_chunk=timeline.pending.chunk.number if timeline.pending else -1,
             clamp_latched=self.latch.closed,

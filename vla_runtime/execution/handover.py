@@ -54,6 +54,7 @@ class LiveChunk:
         rows: (horizon, columns) in the executor's order.
         tied: the policy made it to continue the plan.
         written: (horizon, chunk names) the same rows as the policy wrote them; None: as `rows`.
+        observation_ns: ROS time of its observation.
     """
 
     number: int
@@ -61,6 +62,7 @@ class LiveChunk:
     rows: np.ndarray
     tied: bool = True
     written: np.ndarray | None = None
+    observation_ns: int = 0
 
     @property
     def end_step(self) -> int:

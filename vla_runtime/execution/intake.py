@@ -78,9 +78,13 @@ class ChunkOrder:
         self._last = None
 
     def require_newer(self, header: ChunkHeader) -> None:
-        """Raise `Refused` for an observation, or a number, before that of the last chunk taken."""
+        """Raise `Refused` for an observation, number or request before the last chunk taken's."""
         last = self._last
-        if last is None or header.observation_ns > last.observation_ns:
+        if last is None:
+            return
+        if header.request is not None and last.request is not None:
+            self._require_newer_request(header, last, header.request, last.request)
+        if header.observation_ns > last.observation_ns:
             return
         behind_s = (last.observation_ns - header.observation_ns) * 1e-9
         if not behind_s and header.number > last.number:
@@ -98,6 +102,17 @@ class ChunkOrder:
             f'chunk {header.number} has an observation {behind_s:.3f} s before that of chunk '
             f'{last.number}, which is in force',
         )
+
+    @staticmethod
+    def _require_newer_request(
+        header: ChunkHeader, last: ChunkHeader, request: int, last_request: int
+    ) -> None:
+        if request < last_request:
+            raise Refused(
+                ChunkRefusal.OUT_OF_ORDER,
+                f'chunk {header.number} answers request {request}, but chunk {last.number}, which '
+                f'is in force, answers request {last_request}',
+            )
 
     def restarted(self, header: ChunkHeader) -> bool:
         """Return whether the numbers went back: another policy process answers."""
@@ -182,7 +197,9 @@ def place(
             'interval in force; the policy is too slow for its horizon',
         )
     alike = write_alike(rows, columns, timeline.setpoint_at_join(), index)
-    return LiveChunk(header.number, first_step, alike, header.tied)
+    return LiveChunk(
+        header.number, first_step, alike, header.tied, observation_ns=header.observation_ns
+    )
 
 
 def require_near(

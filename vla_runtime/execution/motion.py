@@ -478,6 +478,7 @@ class Motion:
         self._has_moved = True
         self._waited_s = 0.0
         segment = replanner.advance(plan_ns)
+        replanner.note_age(segment, now_ros_ns)
         step = replanner.timeline.sample_into(commander.target, commander.command.velocities)
         if factor != 1.0:
             commander.slow_target(factor)

@@ -33,7 +33,13 @@ from vla_runtime.execution.intake import (
 )
 from vla_runtime.execution.limits import Limits, check_handed_over
 from vla_runtime.execution.parameters import ExecutorParameters
-from vla_runtime.execution.requests import DelayEstimator, FrameAge, Requests
+from vla_runtime.execution.requests import (
+    MOST_OPEN,
+    DelayEstimator,
+    FrameAge,
+    OpenRequest,
+    Requests,
+)
 from vla_runtime.execution.timeline import Segment, Timeline
 from vla_runtime.types import ChunkHeader, PlanRequest
 
@@ -70,8 +76,12 @@ class Replanner:
         self.requests = Requests()
         self.seams: deque[SeamReport] = deque(maxlen=_SEAMS_KEPT)
         self.episode = 0
-        # Plan time that would have passed had the next chunk always been there.
+        # Plan time that would have passed had the next chunk always been there, now and when a
+        # chunk was asked for last.
         self.elapsed_ns = 0
+        self._asked_elapsed_ns = 0
+        # Age of the observation behind what is executed, at the last tick.
+        self.observation_age_ns = 0
         self._live: deque[LiveChunk] = deque(maxlen=_LIVE_CHUNKS)
         # Rows of the last chunk taken; 0 before the first of an episode.
         self.horizon = 0
@@ -101,8 +111,9 @@ class Replanner:
         self.frame_age.clear()
         self.order.clear()
         self.episode = episode
-        self.elapsed_ns = 0
+        self.elapsed_ns = self._asked_elapsed_ns = 0
         self.horizon = 0
+        self.requests.most = 1
 
     def stage(self, parameters: ExecutorParameters) -> None:
         """Take up other parameters at the next chunk boundary.
@@ -161,11 +172,17 @@ class Replanner:
                 f'chunk {header.number} is of episode {header.episode}, this is {self.episode}',
             )
         self.order.require_newer(header)
+        asked = self.requests.find(header.request)
+        if asked is None and header.request is not None:
+            raise Refused(
+                ChunkRefusal.REQUEST_CLOSED,
+                f'chunk {header.number} answers request {header.request}, which is not open: it '
+                'timed out (request_timeout_s), was answered already, or was dropped with its plan',
+            )
         require_age(header, now_ros_ns, self.staged.max_observation_age_s, future_tolerance_s)
         past = self._past_of(header)
-        # Only of the newest request is known when it was asked.
-        if self.requests.open and header.request in (None, self.requests.number):
-            self.frame_age.observe(self.requests.asked_ros_ns - header.observation_ns)
+        if asked is not None:
+            self.frame_age.observe(asked.asked_ros_ns - header.observation_ns)
         if checked.refusal is not None:
             raise Refused(checked.refusal, checked.text)
         timeline = self.timeline
@@ -181,9 +198,12 @@ class Replanner:
         if header.tied and header.step is not None and header.step <= timeline.joins_at():
             # The policy counted rows in time; steps stand still while the robot holds.
             first_step = header.step
+        # A chunk that was taken since it was asked for has replaced the plan that it continues.
+        same_plan = asked is None or asked.accepted == self._counters.accepted
         live = replace(
             place(header, first_step, checked.rows, timeline, self.staged, self._columns),
             written=checked.written,
+            tied=header.tied and same_plan,
         )
         join_step = timeline.joins_at()
         lives = [other for other in self._live if other.end_step > join_step] + [live]
@@ -197,7 +217,8 @@ class Replanner:
         self._counters.policy_restarts += self.order.restarted(header)
         self.order.take(header)
         self._live = deque(lives, maxlen=_LIVE_CHUNKS)
-        return self._accept(delay, clamped, late, rows)
+        self.requests.most = min(max(header.open_requests, 1), MOST_OPEN)
+        return self._accept(header.request, delay, clamped, late, rows)
 
     def _past_of(self, header: ChunkHeader) -> tuple[int, int]:
         past = self.history.at(header.observation_ns)
@@ -258,15 +279,15 @@ class Replanner:
             self.timeline.set_out_from(self._at_rest(start_state.setpoints))
 
     def _accept(
-        self, delay: int, clamped: str, starved: bool, rows: np.ndarray | None
+        self, request: int | None, delay: int, clamped: str, starved: bool, rows: np.ndarray | None
     ) -> SubmitResult:
         counters, timeline = self._counters, self.timeline
         counters.accepted += 1
         if timeline.in_force is None:
             self.parameters = self.staged
-        # The open request is answered; one that is due need not be sent.
+        # A request is answered; one that is due need not be sent.
         if self.requests.open or self.due:
-            self.requests.answer()
+            self.requests.answer(request)
         self._pending_delay, self._pending_starved = delay, starved
         self._pending_clamped, self._pending_cold = bool(clamped), rows is None
         segment = self._splice(rows)
@@ -307,10 +328,12 @@ class Replanner:
     @property
     def due(self) -> bool:
         """Return whether the next chunk is due to be requested."""
-        timeline = self.timeline
+        timeline, requests = self.timeline, self.requests
         segment = timeline.in_force
-        if self._latch.closed or self.requests.answered:
+        if self._latch.closed:
             return False
+        if requests.open or requests.answered:
+            return self._due_beside(len(requests.open) + requests.answered)
         if segment is None or timeline.at_end:
             return timeline.pending is None and self._leaves_rows_at(timeline.next_step)
         if self.parameters.replan_mode == 'synchronous':
@@ -318,6 +341,24 @@ class Replanner:
         if timeline.current_step < segment.boundary - self._lead:
             return False
         return self._leaves_rows_at(segment.end_step)
+
+    def _due_beside(self, served: int) -> bool:
+        """Return whether to ask for the chunk after so many that are awaited, or wait to take over.
+
+        One is asked for every replan interval, as long before its boundary as the first one was. A
+        policy that cannot follow is asked as often as it answers, because so many are open then.
+        """
+        requests, parameters, timeline = self.requests, self.parameters, self.timeline
+        if len(requests.open) >= requests.most or requests.most == 1:
+            return False
+        if parameters.replan_mode == 'synchronous' or not timeline.step_ns:
+            return False
+        apart_ns = parameters.replan_interval * timeline.step_ns
+        if self.elapsed_ns - self._asked_elapsed_ns < apart_ns:
+            return False
+        segment = timeline.in_force
+        boundary = timeline.next_step if segment is None else segment.boundary
+        return self._leaves_rows_at(boundary + served * parameters.replan_interval)
 
     @property
     def _lead(self) -> int:
@@ -349,14 +390,27 @@ class Replanner:
         """True when every inference takes as long as a chunk lasts, or longer."""
         return self.delays.shortest >= self.horizon
 
-    def committed_plan(self, now_ros_ns: int, past_steps: int) -> PlanRequest:
-        """Return the setpoints still to be executed, from the current step on."""
-        timeline = self.timeline
+    def ask(self, now_s: float, now_ros_ns: int, past_steps: int) -> PlanRequest:
+        """Open a request; return the plan to send with it."""
+        self._asked_elapsed_ns = self.elapsed_ns
+        self._counters.requests += 1
+        request = self.requests.ask(now_s, now_ros_ns, self._counters.accepted)
+        return self.committed_plan(now_ros_ns, past_steps, request)
+
+    def committed_plan(
+        self, now_ros_ns: int, past_steps: int, request: OpenRequest | None = None
+    ) -> PlanRequest:
+        """Return the setpoints still to be executed, from the current step on.
+
+        Executed for certain is what comes before the answer can take over, or the answer to an
+        older request that is still open.
+        """
+        timeline, requests = self.timeline, self.requests
         first, rows = timeline.committed_rows(past_steps)
-        takeover = max(
-            timeline.joins_at(),
-            timeline.next_step + self.delays.estimate(self.parameters.delay),
-        )
+        takeover = timeline.joins_at()
+        if not requests.open or request is None or request is requests.open[0]:
+            delay = self.delays.estimate(self.parameters.delay)
+            takeover = max(takeover, timeline.next_step + delay)
         return PlanRequest(
             rows=self._as_written(first, rows),
             names=self._columns.chunk_names,
@@ -365,7 +419,7 @@ class Replanner:
             stamp_ns=now_ros_ns - (timeline.consumed_ns - first * timeline.step_ns),
             episode=self.episode,
             certain=min(takeover - first, len(rows)),
-            request=self.requests.number,
+            request=requests.number if request is None else request.number,
             step=first,
         )
 
@@ -382,6 +436,12 @@ class Replanner:
         return form.to_chunk(rows, segment.chunk.written_at(steps) if segment else None)
 
     # ------------------------------------------------------------ plan time
+
+    def note_age(self, segment: Segment, now_ros_ns: int) -> None:
+        """Count how old the observation behind a tick of this segment is."""
+        self.observation_age_ns = now_ros_ns - segment.chunk.observation_ns
+        self._counters.tracked_ticks += 1
+        self._counters.observation_age_ns += self.observation_age_ns
 
     def record(self, now_ros_ns: int) -> None:
         """Remember which step is current at this ROS time."""
@@ -421,8 +481,7 @@ class Replanner:
 
     def drop(self, setpoints: np.ndarray) -> None:
         """Drop the plan and all chunks, after a fault, a stop or a start."""
-        self.requests.close()
-        self.requests.renew()
+        self.requests.flush()
         self.finish_plan(setpoints)
 
     def _at_rest(self, setpoints: np.ndarray) -> np.ndarray:

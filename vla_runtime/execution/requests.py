@@ -1,9 +1,10 @@
-"""Requests for chunks: the estimate of the delay, and the open request."""
+"""Requests for chunks: the estimate of the delay, and the open requests."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass
 
 from vla_runtime.execution.parameters import DelayParameters
 
@@ -86,54 +87,99 @@ class FrameAge:
 
 # An open request is sent again after this, seconds: a message that is lost costs no more.
 _SEND_AGAIN_S = 0.1
+# No policy has more stages than this.
+MOST_OPEN = 64
+
+
+@dataclass
+class OpenRequest:
+    """A request whose answer is awaited.
+
+    Attributes:
+        number: its number, which the answer carries back.
+        asked_s, sent_s: steady times at which it was made, and sent last.
+        asked_ros_ns: ROS time at which it was made.
+        accepted: chunks accepted until then; another one since means another plan.
+    """
+
+    number: int
+    asked_s: float
+    sent_s: float
+    asked_ros_ns: int
+    accepted: int
 
 
 class Requests:
-    """The request for a chunk that is still awaited.
+    """The requests for chunks that are still awaited, each with its own time-out.
 
     Attributes:
-        number: number of the newest request, counted from 1; an answer carries it back.
-        asked_ros_ns: ROS time of the newest request.
+        number: number of the newest request, counted from 1.
+        open: requests that are awaited, oldest first.
+        most: requests that may be open at once: as many inferences as the policy has under way.
         answered: a chunk that serves the coming boundary was accepted.
+        silent_since_s: steady time of the first request since the last answer; None without one.
     """
 
     def __init__(self) -> None:
-        self._asked_at_s: float | None = None
-        self._sent_at_s = -math.inf
         self.number = 0
-        self.asked_ros_ns = 0
+        self.open: list[OpenRequest] = []
+        self.most = 1
         self.answered = False
+        self.silent_since_s: float | None = None
 
-    @property
-    def open(self) -> bool:
-        return self._asked_at_s is not None
-
-    def ask(self, now_s: float, now_ros_ns: int) -> None:
-        """Note that a new request has been sent."""
-        self._asked_at_s = self._sent_at_s = now_s
-        self.asked_ros_ns = now_ros_ns
+    def ask(self, now_s: float, now_ros_ns: int, accepted: int = 0) -> OpenRequest:
+        """Open the next request; it counts as sent."""
         self.number += 1
+        request = OpenRequest(self.number, now_s, now_s, now_ros_ns, accepted)
+        self.open.append(request)
+        if self.silent_since_s is None:
+            self.silent_since_s = now_s
+        return request
 
-    def send_again(self, now_s: float) -> bool:
-        """Return whether to send the open request once more; counts as sent."""
-        if not self.open or now_s - self._sent_at_s < _SEND_AGAIN_S:
-            return False
-        self._sent_at_s = now_s
-        return True
+    def send_again(self, now_s: float) -> OpenRequest | None:
+        """Return the oldest open request that is due to be sent once more; it counts as sent."""
+        for request in self.open:
+            if now_s - request.sent_s >= _SEND_AGAIN_S:
+                request.sent_s = now_s
+                return request
+        return None
 
-    def answer(self) -> None:
-        """Note that a chunk for the coming boundary was accepted."""
-        self._asked_at_s = None
+    def find(self, number: int | None) -> OpenRequest | None:
+        """Return the open request of this number; the oldest one for an answer that names none."""
+        wanted = (one for one in self.open if number in (None, one.number))
+        return next(wanted, None)
+
+    def answer(self, number: int | None) -> None:
+        """Note that the answer to a request was accepted; older ones are not awaited any more."""
+        request = self.find(number)
+        if request is not None:
+            self.open = [one for one in self.open if one.number > request.number]
+        self._hear()
         self.answered = True
 
-    def close(self) -> None:
-        """End the request without a chunk: it was refused, or the plan was dropped."""
-        self._asked_at_s = None
+    def close(self, number: int | None) -> None:
+        """End a request without a chunk: its answer was refused."""
+        request = self.find(number)
+        if request is not None:
+            self.open.remove(request)
+        self._hear()
+
+    def _hear(self) -> None:
+        self.silent_since_s = self.open[0].asked_s if self.open else None
+
+    def flush(self) -> None:
+        """Await no answer any more, and none is accepted: the plan was dropped."""
+        self.open.clear()
+        self.silent_since_s = None
+        self.answered = False
 
     def renew(self) -> None:
         """Note that a boundary was passed: the next chunk is to be asked for."""
         self.answered = False
 
-    def timed_out(self, now_s: float, timeout_s: float) -> bool:
-        """Return whether the open request has timed out."""
-        return self._asked_at_s is not None and now_s - self._asked_at_s > timeout_s
+    def expire(self, now_s: float, timeout_s: float) -> int:
+        """Give up requests that have timed out; return how many."""
+        awaited = [one for one in self.open if now_s - one.asked_s <= timeout_s]
+        expired = len(self.open) - len(awaited)
+        self.open = awaited
+        return expired

@@ -13,7 +13,8 @@ Both travel as a `JointTrajectory`, so that every ROS tool can show and record t
   request=40`. A chunk answers the request of its episode that it names, and is `tied` when it was
   made to continue that request's plan (real-time chunking; one that does not say so is not).
   `certain` counts the rows that will be executed whatever the answer is. `step` is the plan step of
-  row 0: steps stand still while the robot holds, so that time alone does not say it.
+  row 0: steps stand still while the robot holds, so that time alone does not say it. `open` counts
+  the requests that the policy takes before it answers the first of them; one where it is left out.
 
 An empty plan (no points) is a request too: the executor is not executing anything.
 Stamps are integers of nanoseconds from end to end; nothing here goes through float seconds.
@@ -43,7 +44,7 @@ _SECOND_NS = 1_000_000_000
 _N = r'([0-9]{1,18})'
 _STEP = r'(?: step=(-?[0-9]{1,18}))?'
 _CHUNK_TAG = re.compile(
-    rf'chunk episode={_N} number={_N}(?: tied=([01]))?{_STEP}(?: request={_N})?'
+    rf'chunk episode={_N} number={_N}(?: tied=([01]))?{_STEP}(?: request={_N})?(?: open={_N})?'
 )
 _PLAN_TAG = re.compile(rf'plan episode={_N} certain={_N}{_STEP}(?: request={_N})?')
 
@@ -72,6 +73,8 @@ def chunk_to_message(chunk: ActionChunk, header: ChunkHeader) -> JointTrajectory
     message.header.frame_id = (
         f'chunk episode={header.episode} number={header.number} tied={int(header.tied)}'
         f'{_tag("step", header.step)}{_tag("request", header.request)}'
+        # Left out where it is the default, so that an earlier release reads the message.
+        f'{_tag("open", header.open_requests) if header.open_requests > 1 else ""}'
     )
     return message
 
@@ -94,7 +97,7 @@ def message_to_chunk(
     if tag is None:
         raise TrajectoryError(
             f'header.frame_id is {quoted(message.header.frame_id)}, expected '
-            "'chunk episode=E number=N tied=0 or 1 step=F request=K'"
+            "'chunk episode=E number=N tied=0 or 1 step=F request=K open=M'"
         )
     if not message.points:
         raise TrajectoryError('points: a chunk needs at least one')
@@ -116,6 +119,7 @@ def message_to_chunk(
         tied=tag[3] == '1',
         step=None if tag[4] is None else int(tag[4]),
         request=None if tag[5] is None else int(tag[5]),
+        open_requests=1 if tag[6] is None else int(tag[6]),
     )
     return chunk, header
 

@@ -114,8 +114,6 @@ class ExecutorNode(ManagedNode):
         # episode of the one before it.
         self._episode = int(time.time())
         self._throttle = Throttle(REPEAT_LOG_S)
-        self._asked_s: float | None = None
-        self._asked: int | None = None
         self._unreadable = 0
         self._last_refusal = ''
         self._steady = Clock(clock_type=ClockType.STEADY_TIME)
@@ -178,7 +176,6 @@ class ExecutorNode(ManagedNode):
 
     def _shut(self) -> None:
         session, self._session = self._session, None
-        self._asked_s = None
         if session is not None:
             session.end()
 
@@ -213,9 +210,6 @@ class ExecutorNode(ManagedNode):
             self._say(f'a message on {CHUNK_TOPIC} is no chunk: {error}')
             return
         result = loop.submit(chunk, header, time.monotonic())
-        # A refused chunk is an answer too, unless it is a stray one.
-        if result.refusal not in (ChunkRefusal.DUPLICATE, ChunkRefusal.OTHER_EPISODE):
-            self._asked_s = None
         self._last_refusal = '' if result.accepted else result.text
         # The answer to a request from before a stop is nothing to wonder about.
         if result.text and result.refusal is not ChunkRefusal.NOT_RUNNING:
@@ -258,7 +252,6 @@ class ExecutorNode(ManagedNode):
             response.success, response.message = True, 'the executor is not active: nothing moves'
             return response
         self._loop.stop()
-        self._asked_s = None
         response.success, response.message = True, 'stopping: the robot comes to rest and holds'
         self.get_logger().info('stopped: holding')
         return response
@@ -269,7 +262,6 @@ class ExecutorNode(ManagedNode):
             response.message = 'the executor is not active: nothing is published'
             return response
         self._loop.release()
-        self._asked_s = None
         response.message = 'released: once at rest nothing is published, until ~/start'
         self.get_logger().info(response.message)
         return response
@@ -286,16 +278,12 @@ class ExecutorNode(ManagedNode):
     def _forget_answers(self) -> None:
         """Begin an episode: no request in it, and no answer."""
         self._episode += 1
-        self._asked_s = None
         self._last_refusal = ''
 
     def _publish_plan(self, plan: PlanRequest) -> bool:
         publisher = self._plan_publisher
         if publisher is None:
             return True
-        # Sent again, an answered request is on its way no longer.
-        if self._asked_s is None and plan.request != self._asked:
-            self._asked_s, self._asked = time.monotonic(), plan.request
         publisher.publish(plan_to_message(plan))
         return True
 
@@ -306,7 +294,8 @@ class ExecutorNode(ManagedNode):
             return
         self._follow_parameters()
         status = loop.status()
-        asked_s, chunk_topic = self._asked_s, self.resolve_topic_name(CHUNK_TOPIC)
+        asked_s = status.executor.silent_since_s
+        chunk_topic = self.resolve_topic_name(CHUNK_TOPIC)
         answers = executor_status.Answers(
             silent_s=None if asked_s is None else time.monotonic() - asked_s,
             policies=self.count_publishers(chunk_topic),

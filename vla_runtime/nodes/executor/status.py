@@ -40,8 +40,9 @@ _GAVE_WAY = (
     'under its load by max_step of the robot file'
 )
 _UNTIED = (
-    '; handover_mode is rtc but the chunk is not tied to the plan, so it was blended: set '
-    'real_time_chunking of the policy node to true'
+    '; handover_mode is rtc but the chunk is not tied to the plan that it joined, so it was '
+    'blended: set real_time_chunking of the policy node to true, and pipeline to latency (others '
+    'have a chunk made before the one before it is known)'
 )
 
 
@@ -172,7 +173,11 @@ def _control_values(status: LoopStatus) -> dict[str, object]:
         'pending_chunk': executor.pending_chunk,
         'replan_interval': executor.parameters.replan_interval,
         'delay_steps': executor.delay_estimate,
-        'request_open': executor.request_open,
+        'request_open': executor.open_requests > 0,
+        'open_requests': executor.open_requests,
+        'most_open_requests': executor.most_open_requests,
+        'observation_age_ms': executor.observation_age_ms,
+        'observation_age_mean_ms': counters.mean_observation_age_ms,
         'clamp_latched': executor.clamp_latched,
         'dry_run': executor.dry_run,
         'sent': status.sent,

@@ -1,85 +1,134 @@
-"""The executor's requests as they arrive, each to be answered once.
+"""The executor's requests as they arrive, each to be answered once, in their order.
 
-The executor sends an open request again every 0.1 s, under the same number, because a transport may
-lose it: a process that was suspended, a radio link. A repeat brings a newer plan to a request that
-waits for a frame; it changes nothing while the inference runs or its chunk is on the way. A copy of
-the plan that was answered is one that came late: asked again, the executor sends a newer one.
+As many wait as the policy takes before its first answer; one more replaces the oldest, and one of
+another episode all of them. The executor sends an open request again every 0.1 s, under the same
+number, because a transport may lose it: a process that was suspended, a radio link. A repeat brings
+a newer plan to a request that waits for a frame; it changes nothing while the inference runs or its
+chunk is on the way. A copy of the plan that was answered is one that came late: asked again, the
+executor sends a newer one.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from threading import Lock
 
 from vla_runtime.types import PlanRequest
 
 # A repeat that left the executor before the chunk arrived there comes within this.
 _ON_THE_WAY_NS = 50_000_000
+# Answered requests that are remembered, so that a copy that comes late is known.
+_REMEMBERED = 8
+
+
+@dataclass
+class _Entry:
+    """A request, whether its inference has begun, and the steady time of its answer."""
+
+    request: PlanRequest
+    begun: bool = False
+    answered_ns: int | None = None
 
 
 class IncomingRequests:
-    """The newest request, and how far its answer is. For any thread.
+    """The newest requests, and how far their answers are. For any thread.
 
     Attributes:
-        superseded: requests that a newer one replaced before their inference began.
+        most: requests that may wait at once.
+        superseded: requests that newer ones replaced before their inference began.
+        episode: episode of the newest request; None before the first.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._newest: PlanRequest | None = None
-        self._begun = False
-        self._answered_ns: int | None = None
+        self._entries: list[_Entry] = []
+        self.most = 1
         self.superseded = 0
+        self.episode: int | None = None
 
     def receive(self, plan: PlanRequest, now_ns: int) -> PlanRequest | None:
-        """The request to work on next; None for a repeat that needs no answer of its own.
+        """The request to work on; None for a repeat that needs no answer of its own.
 
         Args:
             plan: plan as it arrived.
             now_ns: steady clock.
         """
-        request = replace(plan, arrived_ns=now_ns)
         with self._lock:
-            newest = self._newest
-            if newest is not None and _repeats(request, newest):
-                if not self._begun:
-                    request = replace(plan, arrived_ns=newest.arrived_ns)
-                elif (
-                    self._answered_ns is None
-                    or now_ns - self._answered_ns < _ON_THE_WAY_NS
-                    or plan.stamp_ns == newest.stamp_ns
-                ):
-                    return None
-            elif newest is not None and not self._begun:
-                self.superseded += 1
-            self._newest, self._begun, self._answered_ns = request, False, None
-        return request
+            if plan.episode != self.episode:
+                self.superseded += len(self._waiting())
+                self._entries.clear()
+                self.episode = plan.episode
+            entry = self._find(plan)
+            if entry is None:
+                entry = _Entry(replace(plan, arrived_ns=now_ns))
+                self._entries.append(entry)
+                self._prune()
+            elif not entry.begun:
+                entry.request = replace(plan, arrived_ns=entry.request.arrived_ns)
+            elif (
+                entry.answered_ns is None
+                or now_ns - entry.answered_ns < _ON_THE_WAY_NS
+                or plan.stamp_ns == entry.request.stamp_ns
+            ):
+                return None
+            else:
+                entry.request = replace(plan, arrived_ns=now_ns)
+                entry.begun, entry.answered_ns = False, None
+            return entry.request
+
+    def next(self) -> PlanRequest | None:
+        """Return the oldest request that waits; None without one."""
+        with self._lock:
+            return next((entry.request for entry in self._waiting()), None)
 
     def begin(self, request: PlanRequest) -> None:
         """Note that a request's inference begins."""
         self._note(request, begun=True)
 
     def wait(self, request: PlanRequest) -> None:
-        """Note that its inference lacks an input; a repeat may replace it."""
+        """Note that a request waits again: its inference lacks an input, or is to be made anew."""
         self._note(request, begun=False)
 
     def answer(self, request: PlanRequest, now_ns: int) -> None:
         """Note that a request's chunk was published; a much later repeat means that it was lost."""
         self._note(request, begun=True, answered_ns=now_ns)
 
-    def _note(self, request: PlanRequest, *, begun: bool, answered_ns: int | None = None) -> None:
+    def fail(self, request: PlanRequest) -> None:
+        """Forget a request whose inference failed: a repeat of it counts as a new one."""
         with self._lock:
-            newest = self._newest
-            if newest is not None and (newest is request or _repeats(newest, request)):
-                self._begun, self._answered_ns = begun, answered_ns
+            entry = self._find(request)
+            if entry is not None:
+                self._entries.remove(entry)
 
     def forget(self) -> None:
         """Forget the requests so far: a repeat of one counts as a new request."""
         with self._lock:
-            self._newest, self._begun, self._answered_ns = None, False, None
+            self._entries.clear()
 
+    def _note(self, request: PlanRequest, *, begun: bool, answered_ns: int | None = None) -> None:
+        with self._lock:
+            entry = self._find(request)
+            if entry is not None:
+                entry.begun, entry.answered_ns = begun, answered_ns
 
-def _repeats(one: PlanRequest, other: PlanRequest) -> bool:
-    """Return whether both carry the same number of one episode; one without never does."""
-    same = (one.episode, one.request) == (other.episode, other.request)
-    return same and one.request is not None
+    def _waiting(self) -> list[_Entry]:
+        return [entry for entry in self._entries if not entry.begun]
+
+    def _prune(self) -> None:
+        """Forget the oldest of too many that wait, or that were answered."""
+        for entry in self._waiting()[: -self.most]:
+            self._entries.remove(entry)
+            self.superseded += 1
+        answered = [entry for entry in self._entries if entry.answered_ns is not None]
+        for entry in answered[:-_REMEMBERED]:
+            self._entries.remove(entry)
+
+    def _find(self, request: PlanRequest) -> _Entry | None:
+        """Find a request or the one that it repeats; one without a number repeats none."""
+        key = request.episode, request.request
+        for entry in self._entries:
+            known = entry.request
+            same = (known.episode, known.request) == key and request.request is not None
+            if known is request or same:
+                return entry
+        return None

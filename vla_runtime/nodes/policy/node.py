@@ -9,9 +9,10 @@ and at once when there is news). Service `~/reset`: a new episode.
 Invariants:
 - configure loads and warms up, activate opens, deactivate waits for what is under way, cleanup
   frees the memory; a transition that fails logs its cause;
-- inference runs in threads of its own, so no callback waits for it; of several requests the newest
-  is answered;
-- nothing is published for a request from before a reset or a deactivation;
+- inference runs in threads of its own, so no callback waits for it; as many requests as the policy
+  takes at once are answered in their order, and of more the newest;
+- nothing is published for a request from before a reset, a deactivation or another episode, nor an
+  answer to an instruction that was changed since: its request is answered anew;
 - parameters are read at the start of each inference;
 - the instruction is a parameter, which a message on `~/instruction` sets as well, in any state;
 - no exception leaves a callback.
@@ -30,6 +31,7 @@ if __name__ == '__main__':
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
@@ -269,10 +271,18 @@ class PolicyNode(ManagedNode):
 
     # The inference thread.
 
-    def _attempt(self, request: PlanRequest) -> bool:
+    def _attempt(self, _: PlanRequest) -> bool:
+        """Begin the answers to all requests that wait, oldest first; False where one must wait."""
+        while (request := self._incoming.next()) is not None:
+            if not self._begin_answer(request):
+                return False
+        return True
+
+    def _begin_answer(self, request: PlanRequest) -> bool:
         responder, synchronizer = self._responder, self._synchronizer
-        prepared = self._prepared
-        assert responder is not None and synchronizer is not None and prepared is not None
+        prepared, policy = self._prepared, self._policy
+        assert responder is not None and synchronizer is not None
+        assert prepared is not None and policy is not None
         if not responder.has_room:
             return False
         with self._era_lock:
@@ -286,15 +296,13 @@ class PolicyNode(ManagedNode):
         try:
             given = prepared.of(values(self, POLICY_PARAMETERS))
             synchronizer.limits = limits_from(given)
-            answer = responder.answer(
-                # The time last, so that few messages come between it and the selection of frames.
-                request,
-                given[INSTRUCTION],
-                settings_from(given),
-                now_ns=self._ros_time_ns(),
-            )
+            settings = settings_from(given)
+            self._incoming.most = policy.open_requests(settings)
+            # The time last, so that few messages come between it and the selection of frames.
+            now_ns = self._ros_time_ns()
+            answer = responder.answer(request, given[INSTRUCTION], settings, now_ns=now_ns)
         except Exception:
-            self._incoming.wait(request)
+            self._incoming.fail(request)
             # What fails with the settings in force may run with those that wait.
             self._prepare(prepared)
             raise
@@ -330,17 +338,31 @@ class PolicyNode(ManagedNode):
         given: Mapping[str, Any],
     ) -> None:
         """Publish an answer, and make room again; in the inference thread or the pipeline's."""
+        worker = self._worker
         try:
             with self._era_lock:  # Once a reset is answered, no chunk from before it follows.
-                if generation == self._generation:
-                    self._publish(answer.result(), given)
-                    self._incoming.answer(request, monotonic_ns())
+                current = request.episode == self._incoming.episode
+                if generation == self._generation and current:
+                    done = answer.result()
+                    if self._is_superseded(done.observation.instruction):
+                        self._incoming.wait(request)
+                        if worker is not None:
+                            # A job of its own, whatever the worker is about to finish.
+                            worker.submit(replace(request))
+                    else:
+                        self._publish(done, given)
+                        self._incoming.answer(request, monotonic_ns())
         except Exception as error:
-            # The request stays open: a repeat of it is to be answered.
-            self._incoming.wait(request)
+            self._incoming.fail(request)
             self._on_exception('inference', error)
-        if (worker := self._worker) is not None:
+        if worker is not None:
             worker.poke()
+
+    def _is_superseded(self, instruction: str) -> bool:
+        """Return whether an answer was made for an instruction that is not in force any more."""
+        policy = self._policy
+        reads = policy is not None and policy.reads_instruction
+        return reads and instruction != self._instruction.text
 
     def _publish(self, answer: Answer, given: Mapping[str, Any]) -> None:
         self._chunks.publish(chunk_to_message(answer.chunk, answer.header))

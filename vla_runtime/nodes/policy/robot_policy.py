@@ -154,6 +154,7 @@ class RobotPolicy:
                     tied=tied,
                     step=step if tied else None,
                     request=request.request,
+                    open_requests=self.policy.open_requests(settings),
                 )
                 plan = aligned if tied or report.sample_distances else None
                 chunk = self._in_robot_units(chunk)

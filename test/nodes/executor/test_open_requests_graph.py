@@ -1,0 +1,243 @@
+"""A policy that takes two requests at once: both nodes as processes, an arm that follows beside.
+
+The policy is real and slow, so that the executor, which would replan at every step, has two
+requests open all the time.
+"""
+
+from __future__ import annotations
+
+import array
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from diagnostic_msgs.msg import DiagnosticArray
+from executor_bench import Arm
+from graph import LATCHED, RELIABLE, SENSOR, Graph, graph
+from paths import ROOT
+from sensor_msgs.msg import Image
+from std_msgs.msg import String
+from std_srvs.srv import Trigger
+from tabletop_policy import write_tabletop_policy
+from trajectory_msgs.msg import JointTrajectory
+
+from vla_runtime.messages.diagnostics import values_of
+from vla_runtime.messages.trajectories import message_to_chunk, message_to_plan, ns_to_stamp
+from vla_runtime.types import ChunkHeader
+
+pytestmark = pytest.mark.graph
+
+POLICY, EXECUTOR = '/vla_policy', '/vla_executor'
+FIRST, SECOND = 'push the red cube', 'push the blue cube'
+CAMERAS = ('front', 'wrist')
+
+
+class Scene:
+    """The arm, its cameras, and all that the two nodes say to each other, in order.
+
+    Attributes:
+        said: an int for each request, a `ChunkHeader` for each chunk.
+        reports: values of each report of the policy.
+    """
+
+    def __init__(self, made: Graph, bundle: Path) -> None:
+        self.graph = made
+        self.arm = Arm(made)
+        self.said: list[int | ChunkHeader] = []
+        self.reports: list[dict[str, str]] = []
+        self.status: dict[str, str] = {}
+        self._images = {
+            name: made.node.create_publisher(Image, f'{name}/image_raw', SENSOR) for name in CAMERAS
+        }
+        self._random = np.random.default_rng(0)
+        self._instruction = made.node.create_publisher(String, f'{POLICY}/instruction', LATCHED)
+        for message_type, topic, call in (
+            (JointTrajectory, 'committed_plan', self._on_plan),
+            (JointTrajectory, 'action_chunk', self._on_chunk),
+            (DiagnosticArray, f'{POLICY}/report', self._on_report),
+            (DiagnosticArray, '/diagnostics', self._on_diagnostics),
+        ):
+            made.node.create_subscription(message_type, topic, call, RELIABLE)
+        self.timer = made.node.create_timer(0.05, self._show)
+        self._files = (
+            *('-p', f'bundle:={bundle}'),
+            *('-p', f'robot:={ROOT / "config" / "robots" / "tabletop.yaml"}'),
+        )
+        self.start_policy()
+        # Time-outs and ages that a busy machine does not reach.
+        made.fork(
+            'vla_runtime.nodes.executor.node',
+            '--ros-args',
+            *self._files,
+            *('-p', 'replan_interval:=1'),
+            *('-p', 'max_overrun_steps:=8'),
+            *('-p', 'max_state_age_s:=5.0'),
+            *('-p', 'tick_timeout_s:=5.0'),
+            *('-p', 'max_observation_age_s:=20.0'),
+            *('-p', 'request_timeout_s:=20.0'),
+        )
+        for node in (POLICY, EXECUTOR):
+            self.activate(node)
+        self.instruct(FIRST)
+        made.wait_for(lambda: self.call('start').success, 'the start')
+
+    def start_policy(self) -> None:
+        self.policy = self.graph.fork(
+            'vla_runtime.nodes.policy.node',
+            '--ros-args',
+            *self._files,
+            *('-p', 'torch_threads:=1'),
+            *('-p', 'max_observation_age_s:=10.0'),
+            *('-p', 'sync_tolerance_s:=1.0'),
+            *('-p', 'denoise_steps:=100'),
+            *('-p', 'pipeline:=throughput'),
+        )
+
+    def activate(self, node: str) -> None:
+        if self.graph.state(node) == 'unconfigured':
+            assert self.graph.transition(node, 'configure')
+        assert self.graph.transition(node, 'activate')
+
+    def call(self, service: str, node: str = EXECUTOR) -> Trigger.Response:
+        return self.graph.call(Trigger, f'{node}/{service}', Trigger.Request())
+
+    def instruct(self, text: str) -> None:
+        self._instruction.publish(String(data=text))
+
+    def headers(self, since: int = 0) -> list[ChunkHeader]:
+        return [one for one in self.said[since:] if isinstance(one, ChunkHeader)]
+
+    def wait_for_chunks(self, count: int, what: str) -> None:
+        wanted = len(self.headers()) + count
+        self.graph.wait_for(lambda: len(self.headers()) >= wanted, what)
+
+    def _show(self) -> None:
+        stamp = ns_to_stamp(self.arm.now_ns())
+        for publisher in self._images.values():
+            pixels = self._random.integers(0, 256, (240, 320, 3), dtype=np.uint8)
+            image = Image(height=240, width=320, encoding='rgb8', step=960)
+            image.header.stamp = stamp
+            image.data = array.array('B', pixels.tobytes())
+            publisher.publish(image)
+
+    def _on_plan(self, message: JointTrajectory) -> None:
+        request = message_to_plan(message).request
+        assert request is not None
+        self.said.append(request)
+
+    def _on_chunk(self, message: JointTrajectory) -> None:
+        self.said.append(message_to_chunk(message)[1])
+
+    def _on_report(self, message: DiagnosticArray) -> None:
+        self.reports.append(dict(values_of(message.status[0])))
+
+    def _on_diagnostics(self, message: DiagnosticArray) -> None:
+        for status in message.status:
+            if status.name.startswith(f'{EXECUTOR}: '):
+                self.status.update(values_of(status))
+
+
+@pytest.fixture(scope='module')
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    bundle = write_tabletop_policy(tmp_path_factory.mktemp('bundle') / 'tabletop')
+    with graph() as made:
+        found = Scene(made, bundle)
+        yield found
+        found.timer.cancel()
+        found.arm.close()
+
+
+def most_open(said: list[int | ChunkHeader]) -> int:
+    """Most requests that had been sent and not been answered at any time."""
+    asked: set[int] = set()
+    most = 0
+    for one in said:
+        if isinstance(one, ChunkHeader):
+            asked = {number for number in asked if number > (one.request or 0)}
+        else:
+            asked.add(one)
+        most = max(most, len(asked))
+    return most
+
+
+def test_two_requests_are_open_and_answered_in_their_order(scene: Scene) -> None:
+    scene.wait_for_chunks(12, 'chunks of two requests at a time')
+    said = list(scene.said)
+    headers = scene.headers()
+    assert {one.open_requests for one in headers} == {2}
+    assert most_open(said) == 2
+    requests = [one.request for one in headers]
+    assert requests == sorted(requests)
+    assert [one.observation_ns for one in headers] == sorted(one.observation_ns for one in headers)
+    scene.graph.wait_for(
+        lambda: (
+            int(scene.status.get('taken_over', 0)) >= 6
+            and scene.status.get('most_open_requests') == '2'
+            and float(scene.status['observation_age_mean_ms']) > 0.0
+        ),
+        'chunks to take over, and the age of their observations',
+    )
+    assert int(scene.status.get('refused.out_of_order', 0)) == 0
+
+
+def test_no_answer_to_the_instruction_before_follows_a_change(scene: Scene) -> None:
+    current: list[str] = []
+    scene.graph.node.create_subscription(
+        String, f'{POLICY}/current_instruction', lambda one: current.append(one.data), LATCHED
+    )
+    scene.graph.wait_for(lambda: FIRST in current, 'the instruction in force')
+    scene.wait_for_chunks(2, 'chunks of the first instruction')
+    scene.instruct(SECOND)
+    scene.graph.wait_for(lambda: SECOND in current, 'the change')
+    wanted = len(scene.reports) + 6
+    scene.graph.wait_for(lambda: len(scene.reports) >= wanted, 'reports after it')
+    told = [report['instruction'] for report in scene.reports]
+    # Once one was answered under the new instruction none is under the old one.
+    assert told[told.index(SECOND) :] == [SECOND] * (len(told) - told.index(SECOND))
+    assert told.count(SECOND) >= 4
+
+
+def test_after_a_reset_of_the_executor_no_chunk_of_the_old_episode_is_executed(
+    scene: Scene,
+) -> None:
+    scene.wait_for_chunks(2, 'chunks before it')
+    episode = scene.headers()[-1].episode
+    taken = int(scene.status['taken_over'])
+    assert scene.call('reset').success
+    scene.graph.wait_for(
+        lambda: scene.headers()[-1].episode > episode, 'a chunk of the new episode'
+    )
+    since = len(scene.said)
+    scene.graph.wait_for(
+        lambda: int(scene.status['taken_over']) > taken + 4, 'chunks of it to take over'
+    )
+    # Nor published, once the policy knows of the new one.
+    assert {one.episode for one in scene.headers(since)} == {episode + 1}
+
+
+def test_a_policy_that_is_killed_leaves_no_request_open_for_good(scene: Scene) -> None:
+    assert scene.graph.set_parameter(EXECUTOR, 'request_timeout_s', 1.0).successful
+    scene.wait_for_chunks(2, 'chunks before it')
+    scene.policy.stop(signal.SIGKILL)
+    timed_out = int(scene.status['requests_timed_out'])
+    scene.graph.wait_for(
+        lambda: (
+            int(scene.status['requests_timed_out']) >= timed_out + 2
+            and scene.status['kind'] == 'hold'
+        ),
+        'both to time out and the robot to hold',
+    )
+    commanded = len(scene.arm.commands)
+    scene.start_policy()
+    scene.activate(POLICY)
+    scene.instruct(FIRST)
+    assert scene.graph.set_parameter(EXECUTOR, 'request_timeout_s', 20.0).successful
+    assert scene.call('start').success
+    scene.wait_for_chunks(6, 'chunks of the new one')
+    taken = int(scene.status['taken_over'])
+    scene.graph.wait_for(
+        lambda: int(scene.status['taken_over']) > taken, 'the robot to go on', timeout_s=60.0
+    )
+    assert len(scene.arm.commands) > commanded
