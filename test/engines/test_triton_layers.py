@@ -68,19 +68,6 @@ def test_an_engine_gives_the_chunks_of_the_operators(family, rows, changes):
     assert laid_out_in(engine) == [triton_layers()]
 
 
-def test_an_engine_runs_the_layers_in_one_kernel_a_step(monkeypatch):
-    from vla_runtime.engines.torch import triton_layers as chosen
-    from vla_runtime.families.blocks.triton_persistent import PersistentExpert
-
-    monkeypatch.setattr(chosen, 'PERSISTENT', True)
-    plain, engine = (TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=1) for _ in range(2))
-    layer_trial.choose_layers(engine, 'on', 'float32')
-    assert engine.triton == 'on', engine.why_triton
-    found, expected = (chunks(e) for e in (engine, plain))
-    assert np.abs(found - expected).max() <= BOUND * max(1, np.abs(expected).max())
-    assert laid_out_in(engine) == [PersistentExpert]
-
-
 @pytest.mark.thorough
 def test_a_prefix_of_known_actions_runs_in_the_kernels_where_the_policy_was_trained_for_it():
     plain, engine = (TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=1) for _ in range(2))
