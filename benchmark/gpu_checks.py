@@ -19,7 +19,6 @@ from gpu_findings import (
     BOUNDS,
     DISTINCT,
     FLOAT32_BOUND,
-    FP8_BOUND,
     Finding,
     keeps_bounds,
     relative_error,
@@ -37,7 +36,6 @@ from random_policy import (
     torch_engine,
 )
 
-from vla_runtime.engines.preflight import fp8_refusal
 from vla_runtime.engines.protocol import PolicyEngine
 from vla_runtime.engines.torch.layer_trial import choose_layers
 from vla_runtime.engines.triton_option import ON
@@ -138,50 +136,6 @@ def triton(device: str, size: str) -> Finding:
         return Finding(not device.startswith('cuda'), '; '.join(notes))
     notes.insert(0, f'largest difference from the CPU in float32: {worst_in_words(worst)}')
     return Finding(keeps_bounds(worst) and not refused, '; '.join(notes), figures)
-
-
-def fp8(device: str, size: str) -> Finding:
-    """Chunks in 8-bit floating point against the same roundings emulated on the CPU.
-
-    Replays of graphs equal eager runs, and the numbers are not those of float32. On a device
-    without such products there is nothing to check.
-    """
-    if device != 'cpu' and (refusal := fp8_refusal(device)):
-        return Finding(True, f'left out: {refusal}')
-    figures: dict[str, float] = {}
-    failures = []
-    for family in ('pi05', 'pi0'):
-        dims = sized_dims(family, size, CAMERAS)
-        network = random_network(family, dims, device, 'fp8')
-        graphed, eager = torch_engine(network, graphs=True), torch_engine(network, graphs=False)
-        emulated = torch_engine(random_network(family, dims, 'cpu', 'fp8'), graphs=False)
-        exact = torch_engine(random_network(family, dims, 'cpu', 'float32'), graphs=False)
-        for rows in (1, 2):
-            inputs = random_inputs(dims, rows, seed=rows)
-            chunk = infer(graphed, inputs)
-            label = f'{family} rows={rows}'
-            figures[f'{label} against eager'] = replayed = relative_error(
-                chunk, infer(eager, inputs)
-            )
-            figures[f'{label} against emulation'] = error = relative_error(
-                chunk, infer(emulated, inputs)
-            )
-            figures[f'{label} against float32'] = whole = relative_error(
-                chunk, infer(exact, inputs)
-            )
-            if replayed != 0.0 or not error <= FP8_BOUND or not whole > FLOAT32_BOUND:
-                failures.append(f'{label}: {replayed:.1e} from eager, {error:.1e} from emulation')
-        for engine in (graphed, eager, emulated, exact):
-            engine.close()
-    worst = {
-        of: max(error for label, error in figures.items() if label.endswith(of))
-        for of in ('emulation', 'float32')
-    }
-    note = (
-        f'largest difference from the emulation on the CPU {worst["emulation"]:.1e} (bound '
-        f'{FP8_BOUND:.0e}), from float32 {worst["float32"]:.1e}; replay equals eager'
-    )
-    return Finding(not failures, '; '.join(failures) or note, figures)
 
 
 def replay_errors(
@@ -539,7 +493,6 @@ CHECKS: dict[str, Callable[[str, str], Finding]] = {
     'correctness': correctness,
     'families': families,
     'graph freshness': graph_freshness,
-    'fp8': fp8,
     'guidance': guidance,
     'packed keys': packed_keys,
     'products': products,

@@ -12,9 +12,6 @@ import numpy as np
 # order, ten steps deep. bfloat16: eight bits of mantissa in every product.
 FLOAT32_BOUND = 1e-4
 BFLOAT16_BOUND = 3e-2
-# fp8, against the same weights and roundings on the CPU: another order of the sums sends some
-# numbers to the neighbour of the one that they go to there, a sixteenth away.
-FP8_BOUND = 5e-2
 # Two different inputs must move the chunk by more than this share of its largest number.
 DISTINCT = 1e-2
 BOUNDS = {'float32': FLOAT32_BOUND, 'bfloat16': BFLOAT16_BOUND}
