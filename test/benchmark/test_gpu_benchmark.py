@@ -200,7 +200,7 @@ def test_an_error_without_text_leaves_a_configuration_out_and_nothing_else(
     figures = written(out)
     assert figures['complete'] and figures['checks']['right']['passed']
     assert set(figures['left_out'].values()) == {'AssertionError'}
-    assert len(figures['left_out']) == 6
+    assert len(figures['left_out']) == 4
     assert capsys.readouterr().out.splitlines()[-1] == f'wrote {out}'
 
 
