@@ -4,12 +4,12 @@ Needs torch, numpy, pyyaml and safetensors and nothing else, and runs from the s
 
     python benchmark/gpu.py [--quick] [--json OUT]
 
-First what must be true (against the CPU in float32, in Triton kernels and in fp8, every family,
+First what must be true (against the CPU in float32, in Triton kernels, every family,
 graphs fresh, guidance, attention by lengths, overlap, memory), at a reduced size; then milliseconds
 in bfloat16 for 1 to 3 views, one and two prompt rows, 10 denoise steps, cache hit and miss:
-captured graphs, also with the expert in Triton kernels, and eager, beside the roofline; and
-captured graphs in fp8 where the GPU has it (from compute capability 8.9 on). Captured graphs with 3
-views are sampled 200 times, with one row in Triton kernels 2,000 times, after 50 for warming up.
+captured graphs, also with the expert in Triton kernels, and eager, beside the roofline. Captured
+graphs with 3 views are sampled 200 times, with one row in Triton kernels 2,000 times, after 50 for
+warming up.
 Last it prints a table, and each target with whether it was met. `--only` does one half.
 
 OUT is written before the first check and again after each check and each configuration, so that a
@@ -161,16 +161,7 @@ def run_latency(arguments: argparse.Namespace, clock: Clock) -> Iterator[tuple[s
     """Yield `latency` with the result of a configuration, or `left_out` with why one is missing."""
     from parts.gpu_latency import configurations, summary
 
-    from vla_runtime.engines.preflight import fp8_refusal
-
-    refusal = '' if arguments.device == 'cpu' else fp8_refusal(arguments.device)
-    if refusal:
-        yield 'left_out', {'fp8': refusal}
-    wanted = configurations(
-        arguments.quick,
-        fp8=not refusal,
-        triton=arguments.device != 'cpu',
-    )
+    wanted = configurations(arguments.quick, triton=arguments.device != 'cpu')
     measure_one = _measurement(arguments, clock)
     for views, rows, mode in wanted:
         label = f'{views} view(s), {rows} row(s), {mode.name}'

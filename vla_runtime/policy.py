@@ -112,8 +112,7 @@ class Policy:
             backend: a name of `engines.preflight.BACKENDS`: `torch`, `onnxruntime`, `tensorrt`;
                 `auto`: the fastest here of those that may run this bundle (`engines.choice`).
             device: `cpu`, `cuda` or `cuda:N`.
-            precision: `float32`, `bfloat16` or `float16` for the large matrices, `fp8` for those
-                that multiply, on a GPU and in PyTorch alone (a CPU emulates it), or what ONNX files
+            precision: `float32`, `bfloat16` or `float16` for the large matrices, or what ONNX files
                 are in: `int8` on a CPU, `fp8` and `nvfp4` with TensorRT; `auto`: the fastest here
                 of those that the bundle's receipt vouches for.
             settings: live settings to begin with.

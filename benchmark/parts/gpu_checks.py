@@ -30,7 +30,6 @@ from parts.random_policy import (
 
 from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.schema import SPEC_FILE
-from vla_runtime.engines.preflight import fp8_refusal
 from vla_runtime.engines.protocol import PolicyEngine, StepInputs
 from vla_runtime.engines.tolerances import BOUNDS as RECEIPT_BOUNDS
 from vla_runtime.engines.torch.engine import TorchEngine
@@ -58,9 +57,6 @@ from vla_runtime.inference.runner import ChunkRunner
 # order, ten steps deep. bfloat16: eight bits of mantissa in every product.
 FLOAT32_BOUND = 1e-4
 BFLOAT16_BOUND = 3e-2
-# fp8, against the same weights and roundings on the CPU: another order of the sums sends some
-# numbers to the neighbour of the one that they go to there, a sixteenth away.
-FP8_BOUND = 5e-2
 # Two different inputs must move the chunk by more than this share of its largest number.
 DISTINCT = 1e-2
 BOUNDS = {'float32': FLOAT32_BOUND, 'bfloat16': BFLOAT16_BOUND}
@@ -283,50 +279,6 @@ def triton(device: str, size: str) -> Finding:
         return Finding(not device.startswith('cuda'), '; '.join(notes))
     notes.insert(0, f'largest difference from the CPU in float32: {worst_in_words(worst)}')
     return Finding(keeps_bounds(worst) and not refused, '; '.join(notes), figures)
-
-
-def fp8(device: str, size: str) -> Finding:
-    """Chunks in 8-bit floating point against the same roundings emulated on the CPU.
-
-    Replays of graphs equal eager runs, and the numbers are not those of float32. On a device
-    without such products there is nothing to check.
-    """
-    if device != 'cpu' and (refusal := fp8_refusal(device)):
-        return Finding(True, f'left out: {refusal}')
-    figures: dict[str, float] = {}
-    failures = []
-    for family in ('pi05', 'pi0'):
-        dims = sized_dims(family, size, CAMERAS)
-        network = random_network(family, dims, device, 'fp8')
-        graphed, eager = torch_engine(network, graphs=True), torch_engine(network, graphs=False)
-        emulated = torch_engine(random_network(family, dims, 'cpu', 'fp8'), graphs=False)
-        exact = torch_engine(random_network(family, dims, 'cpu', 'float32'), graphs=False)
-        for rows in (1, 2):
-            inputs = random_inputs(dims, rows, seed=rows)
-            chunk = infer(graphed, inputs)
-            label = f'{family} rows={rows}'
-            figures[f'{label} against eager'] = replayed = relative_error(
-                chunk, infer(eager, inputs)
-            )
-            figures[f'{label} against emulation'] = error = relative_error(
-                chunk, infer(emulated, inputs)
-            )
-            figures[f'{label} against float32'] = whole = relative_error(
-                chunk, infer(exact, inputs)
-            )
-            if replayed != 0.0 or not error <= FP8_BOUND or not whole > FLOAT32_BOUND:
-                failures.append(f'{label}: {replayed:.1e} from eager, {error:.1e} from emulation')
-        for engine in (graphed, eager, emulated, exact):
-            engine.close()
-    worst = {
-        of: max(error for label, error in figures.items() if label.endswith(of))
-        for of in ('emulation', 'float32')
-    }
-    note = (
-        f'largest difference from the emulation on the CPU {worst["emulation"]:.1e} (bound '
-        f'{FP8_BOUND:.0e}), from float32 {worst["float32"]:.1e}; replay equals eager'
-    )
-    return Finding(not failures, '; '.join(failures) or note, figures)
 
 
 def replay_errors(
@@ -684,7 +636,6 @@ CHECKS: dict[str, Callable[[str, str], Finding]] = {
     'correctness': correctness,
     'families': families,
     'graph freshness': graph_freshness,
-    'fp8': fp8,
     'guidance': guidance,
     'packed keys': packed_keys,
     'products': products,

@@ -50,7 +50,6 @@ class Mode:
 GRAPH = Mode('graph', graphs=True)
 EAGER = Mode('eager', graphs=False)
 TRITON_GRAPH = Mode('triton, graph', graphs=True, triton=True)
-FP8_GRAPH = Mode('fp8, graph', graphs=True, precision='fp8')
 
 
 def time_phases(
@@ -204,25 +203,21 @@ def _least_ms(network: PiNetwork, rows: int, device: torch.device) -> dict[str, 
     return least_ms(network.family.name, network.dims, rows, name, total_bytes)
 
 
-def configurations(
-    quick: bool, fp8: bool = True, triton: bool = True
-) -> list[tuple[int, int, Mode]]:
+def configurations(quick: bool, triton: bool = True) -> list[tuple[int, int, Mode]]:
     """(views, rows, mode) in the order of their worth: what does not fit in the time is last.
 
     Our own kernels follow PyTorch's modes: one that writes where it may not ends the process.
 
     Args:
         quick: for two views alone.
-        fp8: the device multiplies it.
         triton: the device runs Triton's kernels.
     """
     views = (2,) if quick else (3, 2, 1)
     modes = (GRAPH, EAGER, *((TRITON_GRAPH,) if triton else ()))
     first = [(views[0], rows, mode) for mode in modes for rows in (1, 2)]
-    eight = [(views[0], rows, FP8_GRAPH) for rows in (1, 2)] if fp8 else []
     captured = [mode for mode in modes if mode.graphs]
     others = [(v, rows, mode) for v in views[1:] for mode in captured for rows in (1, 2)]
-    return first + eight + others
+    return first + others
 
 
 def summary(result: Mapping[str, Any]) -> str:

@@ -79,17 +79,19 @@ def test_what_was_judged_stands_in_the_sealed_receipt_and_changes_no_identity(bu
 
 def test_every_backend_and_precision_has_a_record_of_its_own(bundle: Bundle):
     judge(bundle, GOOD, MOVING)
-    write_success(read_bundle(bundle.folder), 'torch', 'fp8', [GOOD, BAD], {})
+    write_success(read_bundle(bundle.folder), 'torch', 'bfloat16', [GOOD, BAD], {})
     again = read_bundle(bundle.folder)
     assert fault(again) == ''
-    assert fault(again, 'torch', 'fp8').startswith('moving: 180 of 200')
+    assert fault(again, 'torch', 'bfloat16').startswith('moving: 180 of 200')
     none = 'no closed-loop success was judged: vla_runtime study eight_bits --bundle FOLDER'
-    assert fault(again, 'torch', 'int8') == fault(again, 'onnxruntime', 'fp8') == none
-    assert fault(again, 'torch', 'bfloat16') == none.replace('eight_bits', 'precision')
+    assert fault(again, 'torch', 'int8') == none
+    assert fault(again, 'torch', 'float16') == none.replace('eight_bits', 'precision')
+    # No study runs them on the device that has them.
+    assert 'fp8' in fault(again, 'tensorrt', 'fp8') and 'nvfp4' in fault(again, 'tensorrt', 'nvfp4')
     # A second study replaces its own record and no other.
-    write_success(again, 'torch', 'fp8', [GOOD, MOVING], {})
+    write_success(again, 'torch', 'bfloat16', [GOOD, MOVING], {})
     last = read_bundle(bundle.folder)
-    assert fault(last, 'torch', 'fp8') == fault(last) == ''
+    assert fault(last, 'torch', 'bfloat16') == fault(last) == ''
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,7 @@ def test_receipts_from_before_other_backends_had_one_are_read(bundle: Bundle, lo
     path = bundle.folder / 'verification.json'
     path.write_text(json.dumps({'onnx': of_files}))
     assert said in fault(bundle) and bool(said) == bool(fault(bundle))
-    for other in (('torch', 'fp8'), ('onnxruntime', 'float16'), ('torch', 'int8')):
+    for other in (('torch', 'bfloat16'), ('onnxruntime', 'float16'), ('torch', 'int8')):
         assert fault(bundle, *other).startswith('no closed-loop success was judged')
     # One that is judged anew goes before it.
     path.write_text(json.dumps({'onnx': {**of_files, 'closed_loop': {'conditions': 1}}}))
@@ -126,21 +128,21 @@ def test_a_receipt_with_other_things_of_these_names_is_read(tmp_path: Path):
     """The shipped policies' receipts have their training's checks as `closed_loop`."""
     others = {'made': {'seed': 0}, 'closed_loop': [{'family': 'colour'}]}
     bundle = with_receipt(tmp_path / 'bundle', others)
-    write_success(bundle, 'torch', 'fp8', [GOOD, MOVING], {})
-    assert fault(read_bundle(bundle.folder), 'torch', 'fp8') == ''
+    write_success(bundle, 'torch', 'bfloat16', [GOOD, MOVING], {})
+    assert fault(read_bundle(bundle.folder), 'torch', 'bfloat16') == ''
     receipt = json.loads((bundle.folder / 'verification.json').read_text())
     assert {name: receipt[name] for name in others} == others
 
 
 def test_success_in_pytorch_outlives_new_onnx_files_and_no_new_weights(bundle: Bundle):
-    write_success(bundle, 'torch', 'fp8', [GOOD, MOVING], {})
+    write_success(bundle, 'torch', 'bfloat16', [GOOD, MOVING], {})
     judge(read_bundle(bundle.folder), GOOD, MOVING)
     now = read_bundle(bundle.folder)
     for name, of_torch in (('onnx/vision.onnx', False), ('weights.safetensors', True)):
         files = {**now.spec.files, name: 64 * 'a'}
         other = replace(now, spec=replace(now.spec, files=files))
         assert 'judged with other files' in fault(other)
-        assert ('other files' in fault(other, 'torch', 'fp8')) == of_torch
+        assert ('other files' in fault(other, 'torch', 'bfloat16')) == of_torch
 
 
 def test_a_loss_in_one_condition_is_refused_with_its_counts(bundle: Bundle):
@@ -165,9 +167,9 @@ def test_counts_that_cannot_be_are_an_error(bundle: Bundle):
 def test_a_bundle_without_a_receipt_gets_one(tmp_path: Path):
     folder = write_tiny_policy(tmp_path / 'bundle', tiny_spec())
     bundle = read_bundle(folder)
-    assert fault(bundle, 'torch', 'fp8').startswith('no closed-loop success was judged')
-    write_success(bundle, 'torch', 'fp8', [GOOD, MOVING], {})
-    assert fault(read_bundle(folder), 'torch', 'fp8') == ''
+    assert fault(bundle, 'torch', 'bfloat16').startswith('no closed-loop success was judged')
+    write_success(bundle, 'torch', 'bfloat16', [GOOD, MOVING], {})
+    assert fault(read_bundle(folder), 'torch', 'bfloat16') == ''
 
 
 @pytest.mark.parametrize('receipt', [True, False])
@@ -189,7 +191,7 @@ def test_a_bundle_whose_weights_changed_keeps_its_receipt_and_can_be_mended(bund
 
 @pytest.mark.parametrize(
     ('study', 'precision'),
-    [('eight_bits', 'fp8'), ('precision', 'bfloat16'), ('precision', 'float16')],
+    [('precision', 'bfloat16'), ('precision', 'float16')],
 )
 def test_the_shipped_policy_says_what_the_shipped_study_found(study: str, precision: str):
     record = json.loads((ROOT / f'benchmark/results/study_{study}.json').read_text())

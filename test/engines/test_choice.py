@@ -20,8 +20,8 @@ from vla_runtime.bundle.writer import seal
 from vla_runtime.cli.info import _backends
 from vla_runtime.engines import candidates as candidates_module
 from vla_runtime.engines import choice as choices
-from vla_runtime.engines import cpu, preflight, remembered_choices
-from vla_runtime.engines.candidates import FP8, INT8, Candidate, candidates, reduced_precisions
+from vla_runtime.engines import cpu, remembered_choices
+from vla_runtime.engines.candidates import INT8, Candidate, candidates, reduced_precisions
 from vla_runtime.engines.choice import choose, load_chosen
 from vla_runtime.engines.remembered_choices import memory_path
 from vla_runtime.engines.torch import weights
@@ -132,16 +132,15 @@ TENSORRT = Candidate('tensorrt', 'bfloat16')
     ('times', 'expected'),
     [
         # Slower, or as fast, or within the margin.
-        ({FP8: 10.9, TORCH: 10.0}, TORCH),
         ({BFLOAT16: 10.9, TORCH: 10.0}, TORCH),
         ({BFLOAT16: 9.5, TORCH: 10.0}, TORCH),
         ({TENSORRT: 9.5, TORCH: 10.0}, TORCH),
         ({BFLOAT16: 8.9, TORCH: 10.0}, BFLOAT16),
         # Over every one of more bits: also one further down, of another backend.
         ({BFLOAT16: 8.9, TORCH: 10.0, ONNX: 8.95}, ONNX),
-        ({FP8: 8.9, BFLOAT16: 9.5, TORCH: 20.0}, BFLOAT16),
-        ({FP8: 8.9, BFLOAT16: 12.0, TORCH: 10.0}, FP8),
-        ({FP8: 9.5, BFLOAT16: 12.0, TORCH: 10.0}, TORCH),
+        ({BFLOAT16: 9.5, TORCH: 20.0, INT8: 8.9}, BFLOAT16),
+        ({BFLOAT16: 12.0, TORCH: 10.0, INT8: 8.9}, INT8),
+        ({BFLOAT16: 12.0, TORCH: 10.0, INT8: 9.5}, TORCH),
         ({TORCH: 10.0, INT8: 9.5}, TORCH),
         ({TORCH: 10.0, INT8: 8.9}, INT8),
         # Of as many bits the order and the margin decide.
@@ -339,49 +338,17 @@ def judge(bundle: Bundle, candidate: Candidate, lost: int) -> None:
     write_success(bundle, candidate.backend, candidate.precision, judged, {})
 
 
-@pytest.mark.parametrize(
-    ('lost', 'capability', 'said'),
-    [
-        (None, (8, 9), 'no closed-loop success was judged'),
-        (0, (8, 9), ''),
-        (1, (9, 0), ''),
-        (12, (9, 0), '188 of 200 episodes succeed, 12 lost to float32'),
-    ],
-)
-def test_fp8_is_taken_by_auto_only_with_judged_success(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    lost: int | None,
-    capability: tuple[int, int],
-    said: str,
-):
-    monkeypatch.setattr(preflight, '_compute_capability', lambda index: capability)
+@pytest.mark.parametrize('backend', ['auto', 'torch', 'onnxruntime'])
+@pytest.mark.parametrize('precision', ['int8', 'fp8', 'nvfp4'])
+def test_fewer_bits_than_16_are_those_of_files_alone(tmp_path: Path, backend: str, precision: str):
+    """Also where success in fp8 was judged, when PyTorch had it."""
     bundle = with_receipt(tmp_path / 'bundle', 'bfloat16')
-    if lost is not None:
-        judge(bundle, FP8, lost)
-        bundle = read_bundle(bundle.folder)
-    refusal = reduced_precisions(bundle, 'cuda')[FP8]
-    assert (said in refusal) and bool(refusal) == bool(said)
-    found = [str(one) for one in candidates(bundle, 'torch', 'cuda', 'auto')]
-    others = ['torch in bfloat16', 'torch in float32']
-    assert found == (others if said else ['torch in fp8', *others])
-    loaded, why = load_chosen(
-        bundle,
-        'torch',
-        'cuda',
-        'auto',
-        1,
-        {},
-        load=lambda one: one,
-        check=lambda one: None,
-        measure=lambda one: {'fp8': 1.0, 'bfloat16': 1.5, 'float32': 3.0}[one.precision],
-    )
-    assert loaded == (Candidate('torch', 'bfloat16') if said else FP8)
-    assert (f'fp8 is left out: {refusal}' in why) == bool(said)
-    # Named outright, the user vouches for it; no other backend has it.
-    assert candidates(bundle, 'auto', 'cuda', 'fp8') == [FP8]
-    with pytest.raises(ValueError, match='leaves nothing that may run'):
-        candidates(bundle, 'onnxruntime', 'cuda', 'fp8')
+    judge(bundle, Candidate('torch', 'fp8'), 0)
+    bundle = read_bundle(bundle.folder)
+    for device in ('cpu', 'cuda'):
+        with pytest.raises(ValueError, match='leaves nothing that may run'):
+            candidates(bundle, backend, device, precision)
+        assert precision not in {one.precision for one in reduced_precisions(bundle, device)}
 
 
 @pytest.mark.parametrize(
@@ -452,32 +419,6 @@ def test_16_bits_that_lost_success_with_a_backend_are_left_out_of_those_that_nob
         candidates(bundle, 'tensorrt', 'cuda', 'auto')
     # Named outright, the user vouches for it.
     assert candidates(bundle, 'auto', 'cuda', precision) == [tensorrt, torch, onnx]
-
-
-@pytest.mark.parametrize(
-    ('device', 'capability'), [('cpu', (9, 0)), ('cuda', (8, 6)), ('cuda:1', (0, 0))]
-)
-def test_fp8_is_never_a_candidate_where_it_does_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, capability: tuple[int, int]
-):
-    monkeypatch.setattr(preflight, '_compute_capability', lambda index: capability)
-    bundle = with_receipt(tmp_path / 'bundle', 'float32')
-    judge(bundle, FP8, 0)
-    bundle = read_bundle(bundle.folder)
-    assert FP8 not in reduced_precisions(bundle, device)
-    assert FP8 not in candidates(bundle, 'auto', device, 'auto')
-
-
-def test_a_large_policy_takes_fp8_before_what_is_slower(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(preflight, '_compute_capability', lambda index: (9, 0))
-    monkeypatch.setattr(choices, 'MOST_MEASURED_BYTES', 1)
-    bundle = with_receipt(tmp_path / 'bundle', 'bfloat16')
-    judge(bundle, FP8, 0)
-    bundle = read_bundle(bundle.folder)
-    found = candidates(bundle, 'auto', 'cuda', 'auto')
-    assert choose(bundle, found, 'cuda', 1, {}, timed({})).precision == 'fp8'
 
 
 class _Networks:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import sys
 import types
 
@@ -18,7 +17,6 @@ from vla_runtime.engines.preflight import (
     check_cuda_device,
     check_graph_files,
     driver_cuda_version,
-    fp8_refusal,
     gpu_name,
     missing_package,
     require_packages,
@@ -174,30 +172,6 @@ def test_a_device_beyond_the_last_is_refused(driver):
     check_cuda_device('cuda:1', 1)
     with pytest.raises(ValueError, match=r"'cuda:2': there are 2 CUDA devices .* cuda:0"):
         check_cuda_device('cuda:2', 2)
-
-
-@pytest.mark.parametrize(
-    ('device', 'said'),
-    [
-        ('cpu', 'a CPU only emulates it'),
-        ('cuda', "'cuda' has compute capability 8.7, and .* need 8.9"),
-        ('cuda:1', ''),
-        ('cuda:2', ''),
-        ('cuda:3', "'cuda:3' has compute capability 0.0"),
-    ],
-)
-def test_8_bit_floating_point_needs_ada_or_later(driver, device, said):
-    driver(FakeDriver(capabilities=((8, 7), (8, 9), (12, 0))))
-    found = fp8_refusal(device)
-    assert re.search(said, found) and bool(found) == bool(said)
-
-
-def test_without_a_driver_there_is_no_8_bit_floating_point(driver, monkeypatch):
-    driver(FakeDriver(init=999, capabilities=((9, 0),)))
-    assert '0.0' in fp8_refusal('cuda')
-    monkeypatch.undo()
-    monkeypatch.setattr(preflight, '_DRIVER', 'libnowhere.so.1')
-    assert '0.0' in fp8_refusal('cuda')
 
 
 def test_a_gpu_is_named_by_its_driver(driver, monkeypatch):

@@ -68,19 +68,6 @@ def test_an_engine_gives_the_chunks_of_the_operators(family, rows, changes):
     assert laid_out_in(engine) == [triton_layers()]
 
 
-def test_an_engine_runs_the_layers_in_one_kernel_a_step(monkeypatch):
-    from vla_runtime.engines.torch import triton_layers as chosen
-    from vla_runtime.families.blocks.triton_persistent import PersistentExpert
-
-    monkeypatch.setattr(chosen, 'PERSISTENT', True)
-    plain, engine = (TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=1) for _ in range(2))
-    layer_trial.choose_layers(engine, 'on', 'float32')
-    assert engine.triton == 'on', engine.why_triton
-    found, expected = (chunks(e) for e in (engine, plain))
-    assert np.abs(found - expected).max() <= BOUND * max(1, np.abs(expected).max())
-    assert laid_out_in(engine) == [PersistentExpert]
-
-
 @pytest.mark.thorough
 def test_a_prefix_of_known_actions_runs_in_the_kernels_where_the_policy_was_trained_for_it():
     plain, engine = (TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=1) for _ in range(2))
@@ -198,33 +185,6 @@ def test_kernels_that_share_more_memory_than_the_gpu_has_are_not_used(monkeypatc
     assert engine.triton == 'off'
     assert 'cannot be compiled: OutOfResources: out of resource: shared' in engine.why_triton
     assert np.array_equal(chunks(engine), chunks(plain))
-
-
-@pytest.mark.parametrize('word', ['on', 'auto'])
-@pytest.mark.parametrize('named', ['fp8', 'bfloat16'])
-def test_matrices_in_8_bits_keep_their_own_products(word, named, monkeypatch, tmp_path):
-    """Also where their precision does not say so: then the kernels refuse them."""
-    real = layer_trial.choose_layers
-    monkeypatch.setattr(
-        layer_trial,
-        'choose_layers',
-        lambda engine, word, precision, **rest: real(engine, word, named, **rest),
-    )
-    monkeypatch.setattr(layer_trial, '_obstacle', lambda engine, word: '')
-    spec = replace(tiny_spec(), denoise_steps=1, dims=replace(tiny_spec().dims, **ONE_LAYER))
-    bundle = write_tiny_policy(tmp_path / 'tiny', spec)
-    found = []
-    for of_load in (word, 'off'):
-        options = {'precision': 'fp8', 'threads': 1, 'verify': False, 'triton': of_load}
-        with closing(Policy.load(bundle, 'torch', **options)) as policy:
-            assert policy.triton == 'off'
-            found.append((policy.infer(observation())[0].actions, policy.why))
-    (actions, why), (expected, _) = found
-    assert np.array_equal(actions, expected)
-    if named == 'bfloat16':
-        assert 'ValueError: the Triton kernels take matrices of 16 or 32 bits' in why
-    else:
-        assert why == ('denoise eager (fp8 keeps its own products)' if word == 'on' else '')
 
 
 def test_in_half_precision_the_kernels_are_as_right_as_the_operators():

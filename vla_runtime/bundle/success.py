@@ -122,10 +122,10 @@ def success_fault(bundle: Bundle, backend: str, precision: str) -> str:
         JsonError: the receipt is damaged.
     """
     record = _record(bundle, backend, precision)
-    study = 'eight_bits' if precision in ('int8', 'fp8') else 'precision'
+    study = 'eight_bits' if precision == 'int8' else 'precision'
     command = f'vla_runtime study {study} --bundle FOLDER'
-    if precision == 'nvfp4':
-        return 'no study judges closed-loop success in 4 bits on the device that runs them'
+    if precision in ('fp8', 'nvfp4'):
+        return f'no study judges closed-loop success in {precision} on the device that runs it'
     if record is None:
         return f'no closed-loop success was judged: {command}'
     if not _is_of(record, bundle, backend):

@@ -56,7 +56,6 @@ def main(arguments: argparse.Namespace) -> int:
     checked = 'SHA-256 of each agrees' if verify else 'names only'
     print(line('files', f'{len(bundle.spec.files)}, {checked}'))
     print(line('backends', _backends(bundle)))
-    print(line('fp8', _fp8(bundle)))
     if exported := _onnx(bundle):
         print(line('onnx', exported))
     for engine in sorted(bundle.engines_folder.glob('*')):
@@ -123,20 +122,6 @@ def _runnable(bundle: Bundle, fault: str) -> str:
     except MatchError:
         return f'{reason} (studies judge on the simulated tabletop robot, which it does not drive)'
     return fault
-
-
-def _fp8(bundle: Bundle) -> str:
-    """Return whether `auto` may take 8-bit floating point on a GPU that multiplies it."""
-    from vla_runtime.bundle.success import success_fault
-    from vla_runtime.engines.candidates import FP8
-    from vla_runtime.files.json_file import JsonError
-
-    try:
-        fault = success_fault(bundle, FP8.backend, FP8.precision)
-    except JsonError as error:
-        fault = str(error)
-    fault = _runnable(bundle, fault)
-    return f'not taken by auto: {fault}' if fault else 'may be taken by auto, on a GPU that has it'
 
 
 def _check(bundle: Bundle, quick: bool) -> tuple[str, list[str]]:

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vla_runtime.bundle.folder import Bundle
-from vla_runtime.bundle.onnx_files import graph_path
+from vla_runtime.bundle.onnx_files import QUANTISED, graph_path
 from vla_runtime.bundle.schema import VERIFICATION_FILE
 from vla_runtime.bundle.success import is_judged, success_fault
 from vla_runtime.engines.cpu import check_int8, multiplies_bfloat16
 from vla_runtime.engines.device_names import accepts_device
-from vla_runtime.engines.preflight import AUTO, BACKENDS, fp8_refusal, missing_backend
+from vla_runtime.engines.preflight import AUTO, BACKENDS, missing_backend
 from vla_runtime.files.json_file import JsonError, JsonMapping, read_json
 
 logger = logging.getLogger(__name__)
@@ -34,8 +34,8 @@ class Candidate:
         return f'{self.backend} in {self.precision}'
 
 
-# In 8 bits: ONNX files on a CPU, and PyTorch on a GPU that multiplies them.
-INT8, FP8 = Candidate('onnxruntime', 'int8'), Candidate('torch', 'fp8')
+# ONNX files in 8 bits on a CPU.
+INT8 = Candidate('onnxruntime', 'int8')
 # Of ONNX files for TensorRT, which ONNX Runtime emulates.
 _FLOATS_OF_FILES = ('fp8', 'nvfp4')
 _HALVES = ('bfloat16', 'float16')
@@ -112,8 +112,6 @@ def reduced_precisions(bundle: Bundle, device: str) -> dict[Candidate, str]:
         could_run += [Candidate(backend, receipt) for backend in ('tensorrt', 'onnxruntime')]
     if _is_faster_reduced(receipt, device):
         could_run.append(Candidate('torch', str(receipt)))
-    if accepts_device(device, FP8.backend) and not fp8_refusal(device):
-        could_run.append(FP8)
     if receipt in _HALVES:
         could_run += [
             candidate
@@ -169,13 +167,13 @@ def _of_torch(
         precision: requested precision, or `auto`.
         refused: the return value of `reduced_precisions`.
     """
-    if precision in (INT8.precision, 'nvfp4'):
+    if precision in QUANTISED:
         return []
     if precision != AUTO:
         # Named outright: the user vouches for it.
         return [Candidate('torch', precision)]
-    reduced = (FP8, Candidate('torch', str(receipt)))
-    accepted = [candidate for candidate in reduced if refused.get(candidate) == '']
+    reduced = Candidate('torch', str(receipt))
+    accepted = [reduced] if refused.get(reduced) == '' else []
     return [*accepted, Candidate('torch', 'float32')]
 
 

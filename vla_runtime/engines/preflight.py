@@ -22,15 +22,11 @@ from vla_runtime.engines.tensorrt.rtx import RTX_MODULES
 # Word of backend and precision that lets the load choose (`engines.choice`).
 AUTO = 'auto'
 BACKENDS = ('torch', 'onnxruntime', 'tensorrt')
-# Those of ONNX files and engines, and that of PyTorch alone.
+# PyTorch runs those of them that are in `engines.torch.weights`.
 PRECISIONS = FILE_PRECISIONS
 # Packages that comparing ONNX files with PyTorch needs.
 COMPARISON_PACKAGES = ('torch', 'onnx', 'onnxruntime')
 _DRIVER = 'libcuda.so.1'
-# Major and minor compute capability are these attributes of a device (cuda.h).
-_CAPABILITY = (75, 76)
-# Ada, the first with 8-bit floating point in its tensor cores.
-_FP8_CAPABILITY = (8, 9)
 _INSTALL = {
     'torch': 'install PyTorch (pip install torch), or choose another backend',
     'onnxruntime': 'install ONNX Runtime (pip install onnxruntime, or onnxruntime-gpu for CUDA), '
@@ -125,24 +121,6 @@ def unused_gpu(device: str) -> str:
     )
 
 
-def fp8_refusal(device: str) -> str:
-    """Return why a device has no products in 8-bit floating point; empty where it has.
-
-    Args:
-        device: `cpu`, `cuda` or `cuda:N`.
-    """
-    kind, index = parse_device(device, 'torch')
-    if kind == 'cpu':
-        return 'a CPU only emulates it'
-    capability = _compute_capability(index)
-    if capability >= _FP8_CAPABILITY:
-        return ''
-    return (
-        f"device '{device}' has compute capability {_numbered(capability)}, and products in 8-bit "
-        f'floating point need {_numbered(_FP8_CAPABILITY)} (Ada, Hopper, Blackwell or later)'
-    )
-
-
 def check_graph_files(bundle: Path, names: Iterable[str]) -> None:
     """Refuse a bundle that lacks ONNX files.
 
@@ -204,20 +182,6 @@ def driver_cuda_version() -> tuple[int, int]:
     return version.value // 1000, version.value % 1000 // 10
 
 
-def _compute_capability(index: int) -> tuple[int, int]:
-    """Return a device's compute capability; (0, 0) where the driver does not say."""
-    device, found = ctypes.c_int(0), [ctypes.c_int(0) for _ in _CAPABILITY]
-    try:
-        driver = ctypes.CDLL(_DRIVER)
-    except OSError:
-        return 0, 0
-    code = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), index)
-    for value, attribute in zip(found, _CAPABILITY, strict=True):
-        code = code or driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
-    major, minor = (value.value for value in found)
-    return (0, 0) if code else (major, minor)
-
-
 def gpu_name(device: str) -> str:
     """Return the name of a device's GPU; empty where the driver does not say.
 
@@ -233,10 +197,6 @@ def gpu_name(device: str) -> str:
     code = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(number), index)
     code = code or driver.cuDeviceGetName(name, len(name), number)
     return '' if code else name.value.decode(errors='replace')
-
-
-def _numbered(capability: tuple[int, int]) -> str:
-    return '.'.join(map(str, capability))
 
 
 def _cuda_devices() -> tuple[int, str]:

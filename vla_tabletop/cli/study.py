@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -134,7 +133,7 @@ def _main(arguments: argparse.Namespace) -> int:
         raise ValueError(f'no study named; expected one of {", ".join(known)}')
     if 'all' in names:
         names = [study.name for study in STUDIES.values() if not study.compares_families]
-    studies = [_runnable(STUDIES[name]) for name in names]
+    studies = _runnable([STUDIES[name] for name in names])
     bundles = [bundle_folder(named) for named in arguments.bundle or ()]
     chosen = [_bundles_of(study, bundles) for study in studies]
     _check(studies, chosen, arguments)
@@ -143,21 +142,27 @@ def _main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _runnable(study: Study) -> Study:
-    """Leave out of a study what this CPU cannot run, and say so in its question and in a line."""
+def _runnable(studies: Sequence[Study]) -> list[Study]:
+    """Leave out, with a line for each, studies in int8 on a CPU without instructions for it.
+
+    Raises:
+        ValueError: nothing is left.
+    """
     from vla_runtime.engines.cpu import check_int8
 
-    runnable = study.without('int8')
-    if runnable == study:
-        return study
+    in_int8 = {
+        study.name for study in studies if any(one.precision == 'int8' for one in study.conditions)
+    }
     try:
-        check_int8()
+        if in_int8:
+            check_int8()
+        return list(studies)
     except ValueError as error:
-        count = len(study.conditions) - len(runnable.conditions)
-        said = f'Left out: int8 and its float32, {count} of {len(study.conditions)} conditions'
-        print(f'{study.name}: {said}: {error}')
-        return replace(runnable, question=f'{study.question} {said}.')
-    return study
+        if len(in_int8) == len(studies):
+            raise
+        for name in sorted(in_int8):
+            print(f'{name} is left out: {error}')
+        return [study for study in studies if study.name not in in_int8]
 
 
 def _bundles_of(study: Study, bundles: Sequence[Path]) -> dict[str, Path]:

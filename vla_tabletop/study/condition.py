@@ -28,7 +28,7 @@ Instructed = Literal['task', 'other_block', 'fixed']
 Precision = Literal['float32', 'bfloat16', 'float16', 'int8', 'fp8', 'nvfp4']
 Backend = Literal['torch', 'onnxruntime']
 # Precisions that one backend alone has.
-_BACKEND_OF: dict[str, Backend] = {'int8': 'onnxruntime', 'nvfp4': 'onnxruntime'}
+_BACKEND_OF: dict[str, Backend] = dict.fromkeys(('int8', 'fp8', 'nvfp4'), 'onnxruntime')
 Cache = Literal['off', 'exact', 'bounded', 'image_blind']
 
 TOUCH: tuple[Family, ...] = ('colour', 'position')

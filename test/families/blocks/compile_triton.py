@@ -1,6 +1,6 @@
 """Compile the kernels of an expert's layers for NVIDIA's GPUs, without having one.
 
-    compile_triton.py FAMILY CAPABILITY DTYPE [persistent]
+    compile_triton.py FAMILY CAPABILITY DTYPE
 
 FAMILY at its published size, two prompt rows; CAPABILITY as 90 for an H100; DTYPE as bfloat16. The
 steps are those with one flow time and those with one for each action (`rtc_mode: hard_prefix`).
@@ -27,7 +27,7 @@ from triton.compiler import ASTSource
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from triton_package import Launches  # isort: skip
 
-from vla_runtime.families.blocks import triton_expert, triton_persistent, triton_step
+from vla_runtime.families.blocks import triton_expert, triton_step
 from vla_runtime.families.flow_network import empty_network
 from vla_runtime.families.flow_step import DenoiseStep
 from vla_runtime.family.listing import preset
@@ -37,7 +37,6 @@ TYPES = {
     torch.bfloat16: '*bf16',
     torch.uint8: '*u8',
     torch.int32: '*i32',
-    torch.int64: '*i64',
 }
 # Bytes that a program may share, as CUDA's programming guide has them by compute capability: A100,
 # Orin, H100, B200, Thor, RTX 50.
@@ -56,7 +55,7 @@ Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
 @torch.inference_mode()
-def launches_of(family: str, dtype: torch.dtype, expert_type: Any) -> list[list[Launch]]:
+def launches_of(family: str, dtype: torch.dtype) -> list[list[Launch]]:
     """The launches of each form of a step over a prefix, on PyTorch's device without numbers."""
     dims = preset(family)[1]
     network = empty_network(preset(family)[0], dims).to(dtype)
@@ -69,7 +68,7 @@ def launches_of(family: str, dtype: torch.dtype, expert_type: Any) -> list[list[
         if projection is not None:
             projection.float()
     fused = network.fused(static_shapes=True)
-    fused.expert_type = expert_type
+    fused.expert_type = triton_expert.TritonExpert
     rows, like = 2, {'device': 'meta', 'dtype': dtype}
     expert, length = dims.expert, dims.prefix_length
     shape = (rows, expert.num_kv_heads, length, expert.head_dim)
@@ -83,7 +82,7 @@ def launches_of(family: str, dtype: torch.dtype, expert_type: Any) -> list[list[
     }
     past['prefix_mask'] = torch.ones(rows, length, dtype=torch.bool, device='meta')
     made: list[list[Launch]] = []
-    for module in (triton_expert, triton_persistent, triton_step):
+    for module in (triton_expert, triton_step):
         module.kernels = Launches(module.kernels, lambda *launch: made[-1].append(launch))
     x = torch.empty(1, dims.horizon, dims.action_dim, device='meta')
     one = fused.time_conditioning(torch.empty(1, device='meta'))
@@ -115,9 +114,6 @@ def compiled(kernel: Any, args: tuple[Any, ...], options: dict[str, Any], capabi
         value = given.get(name)
         if name in constants:
             signature[name] = 'constexpr'
-        elif value is None:
-            # An argument that has a default: None is one kind of kernel by itself.
-            signature[name], constants[name] = 'constexpr', None
         elif isinstance(value, Tensor):
             signature[name] = TYPES[value.dtype]
         elif value == 1 and isinstance(value, int):
@@ -144,8 +140,7 @@ def spilled(cubin: bytes) -> int:
 
 def main() -> None:
     family, capability, dtype = sys.argv[1], int(sys.argv[2]), getattr(torch, sys.argv[3])
-    types = {'': triton_expert.TritonExpert, 'persistent': triton_persistent.PersistentExpert}
-    forms = launches_of(family, dtype, types[''.join(sys.argv[4:])])
+    forms = launches_of(family, dtype)
     seen = set()
     for kernel, args, options in (launch for form in forms for launch in form):
         key = (

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from vla_runtime.families.blocks import fused_product
 from vla_runtime.families.blocks.dimensions import DecoderDims
-from vla_runtime.families.blocks.float8 import E4M3, quantise
 from vla_runtime.families.blocks.fused_product import GatedProduct, Product, one_pass
 from vla_runtime.families.blocks.layers import GatedMlp, Linear, gelu_tanh
 
@@ -186,26 +184,3 @@ def test_where_one_pass_is_slower_products_are_pytorchs_own_bit_for_bit(monkeypa
 
 def test_a_gpu_has_no_such_operator():
     assert one_pass('cuda', torch.bfloat16) is None
-
-
-@pytest.mark.parametrize('bias', [False, True])
-def test_a_product_in_8_bits_is_that_of_its_layers_bit_for_bit(bias):
-    torch.manual_seed(0)
-    layers = [Linear(24, width, bias=bias).bfloat16() for width in (8, 40)]
-    for layer in layers:
-        weight, scale = quantise(layer.weight.detach())
-        layer.weight, layer.weight_scale = nn.Parameter(weight, False), scale.squeeze(-1)
-    x = torch.randn(3, 5, 24)
-    with torch.inference_mode():
-        expected = torch.cat([layer(x) for layer in layers], dim=-1)
-        product = Product(layers)
-        assert product.dtype == torch.bfloat16 and product.weight.dtype == E4M3
-        assert torch.equal(product(x), expected)
-        assert torch.equal(product(x, gelu_tanh), F.gelu(expected, approximate='tanh'))
-        # The layers' weights are views of the merged ones, and still theirs.
-        assert layers[1].weight.data_ptr() == product.weight[8:].data_ptr()
-        assert torch.equal(torch.cat([layer(x) for layer in layers], dim=-1), expected)
-        if not bias:
-            out = torch.empty(15, 48, dtype=torch.bfloat16)
-            product.into(x.bfloat16().flatten(0, 1), out)
-            assert torch.equal(out.view(3, 5, 48), expected)

@@ -56,21 +56,3 @@ def test_a_layer_is_eight_kernels_that_fit_and_spill_nothing(family, capability,
         assert kernel['shared'] <= kernel['may_share'], kernel
         assert kernel['tensor_columns'] <= TENSOR_COLUMNS, kernel
         assert kernel['spilled'] == 0, kernel
-
-
-@pytest.mark.slow
-def test_all_layers_in_one_kernel_fit_a_large_gpu(tmp_path):
-    """Steps in which every action has its own flow time are those of eight kernels a layer."""
-    done = subprocess.run(
-        [sys.executable, SCRIPT, 'pi05', '90', 'bfloat16', 'persistent'],
-        env={**environment(), 'TRITON_CACHE_DIR': str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    *kernels, counted = map(json.loads, done.stdout.splitlines())
-    around = AROUND['pi05']
-    assert counted == {'launches': [1 + around, 8 * LAYERS['pi05'] + 1 + around]}
-    (whole,) = (kernel for kernel in kernels if kernel['kernel'] == 'step_kernel')
-    assert whole['shared'] <= whole['may_share']

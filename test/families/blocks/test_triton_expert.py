@@ -148,11 +148,3 @@ def test_every_action_may_have_its_own_flow_time(layers):
         for fused in (plain, by_kernels)
     )
     assert relative_error(ours, expected) <= BOUND
-
-
-def test_matrices_in_8_bits_are_refused(layers):
-    plain, _ = both(tiny('pi05'), layers)
-    for block in plain._expert:
-        block.qkv.weight = block.qkv.weight.to(torch.float8_e4m3fn)
-    with pytest.raises(ValueError, match='16 or 32 bits'):
-        layers.TritonExpert(plain._expert, plain._suffix_mask)

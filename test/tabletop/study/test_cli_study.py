@@ -188,7 +188,7 @@ def episode(seed: int, success: bool) -> EpisodeResult:
     )
 
 
-@pytest.mark.parametrize('bad', ['', 'int8', 'fp8'])
+@pytest.mark.parametrize('bad', ['', 'int8'])
 def test_8_bits_are_judged_pair_by_pair_and_the_receipt_says_so(tmp_path, capsys, monkeypatch, bad):
     monkeypatch.setattr(cpu, 'cpu_flags', lambda: {'avx_vnni'})
     bundle = copy_bundle(tiny_onnx_bundle(), tmp_path / 'bundle')
@@ -211,22 +211,21 @@ def test_8_bits_are_judged_pair_by_pair_and_the_receipt_says_so(tmp_path, capsys
     _judge(study, results, bundle, arguments, provenance)
     printed = capsys.readouterr().out
     receipt = json.loads((bundle / 'verification.json').read_text())['judged']
-    for backend, precision in (('onnxruntime', 'int8'), ('torch', 'fp8')):
-        lost = 20 if precision == bad else 0
-        judged = receipt[backend][precision]
-        assert [
-            (one['condition'], one['episodes'], one['succeeded'], one['lost'])
-            for one in judged['conditions']
-        ] == [('still', 200, 200, 0), ('moving', 200, 200 - lost, lost)]
-        assert judged['command'] == 'vla_runtime study eight_bits'
-        said = 'auto leaves it out: moving' if lost else 'success was kept'
-        assert f'{precision} of {backend}: {said}' in printed
-        assert bool(success_fault(read_bundle(bundle), backend, precision)) == bool(lost)
+    lost = 20 if bad else 0
+    judged = receipt['onnxruntime']['int8']
+    assert [
+        (one['condition'], one['episodes'], one['succeeded'], one['lost'])
+        for one in judged['conditions']
+    ] == [('still', 200, 200, 0), ('moving', 200, 200 - lost, lost)]
+    assert judged['command'] == 'vla_runtime study eight_bits'
+    said = 'auto leaves it out: moving' if lost else 'success was kept'
+    assert f'int8 of onnxruntime: {said}' in printed
+    assert bool(success_fault(read_bundle(bundle), 'onnxruntime', 'int8')) == bool(lost)
     assert bool(reduced_precisions(read_bundle(bundle), 'cpu')[INT8]) == (bad == 'int8')
 
 
 @pytest.mark.parametrize('flags', [set(), {'avx_vnni'}])
-def test_without_instructions_for_int8_the_rest_of_8_bits_runs(
+def test_without_instructions_for_int8_the_other_studies_run(
     tmp_path, capsys, monkeypatch, untrained, flags
 ):
     monkeypatch.setattr(cpu, 'cpu_flags', lambda: flags)
@@ -241,23 +240,20 @@ def test_without_instructions_for_int8_the_rest_of_8_bits_runs(
     monkeypatch.setattr(runner, 'bundle_of', lambda condition, bundle, work: bundle)
     monkeypatch.setattr(study_verb, '_write_page', lambda folder: folder / 'study.html')
     folders = ['--out', str(tmp_path / 'out'), '--work', str(tmp_path / 'work')]
-    words = ['study', 'eight_bits', '--episodes', '200', '--bundle', str(bundle)]
-    assert main([*words, *folders]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if 'Left out' in line]
-    record = json.loads((tmp_path / 'out' / 'study_eight_bits.json').read_text())
+    rest = ['--episodes', '200', '--bundle', str(bundle), *folders]
+    assert main(['study', 'eight_bits', 'precision', *rest]) == 0
+    printed = capsys.readouterr().out
     judged = json.loads((bundle / 'verification.json').read_text())['judged']
+    others = STUDIES['precision'].conditions
     if flags:
-        assert tuple(asked) == STUDIES['eight_bits'].conditions and not lines
-        assert 'Left out' not in record['question'] and set(judged) == {'torch', 'onnxruntime'}
+        assert tuple(asked) == (*STUDIES['eight_bits'].conditions, *others)
+        assert 'left out' not in printed and set(judged) == {'torch', 'onnxruntime'}
         return
-    assert {(one.backend, one.precision) for one in asked} == {
-        ('torch', 'float32'),
-        ('torch', 'fp8'),
-    }
-    (line,) = lines
-    assert 'int8 and its float32, 4 of 8 conditions' in line and 'VNNI' in line
-    assert record['question'].endswith('Left out: int8 and its float32, 4 of 8 conditions.')
-    assert list(judged) == ['torch'] and list(judged['torch']) == ['fp8']
+    assert tuple(asked) == others and list(judged) == ['torch']
+    assert 'eight_bits is left out' in printed and 'VNNI' in printed
+    # Named alone, nothing is left.
+    assert main(['study', 'eight_bits', *rest]) == 2
+    assert tuple(asked) == others
 
 
 def test_a_short_trial_leaves_the_receipt_alone(tmp_path, capsys, untrained):

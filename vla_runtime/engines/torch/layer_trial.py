@@ -57,8 +57,6 @@ def choose_layers(
             the layers of such steps run in PyTorch's operators.
     """
     obstacle = _obstacle(engine, word)
-    if precision == 'fp8':
-        obstacle = obstacle or 'fp8 keeps its own products'
     if obstacle:
         engine.triton, engine.why_triton = OFF, ''
         if word != AUTO:

@@ -11,9 +11,6 @@ from vla_runtime.families.blocks.layer_comparison import ComparedExpert, LayerEr
 if TYPE_CHECKING:
     from vla_runtime.engines.torch.engine import TorchEngine
 
-# All layers of a step in one kernel. Not measured yet.
-PERSISTENT = False
-
 
 def compare_layers(engine: TorchEngine, part: Part, form: Any) -> str:
     """Run a part with each layer in both forms and in float32.
@@ -44,10 +41,6 @@ def triton_layers() -> Any:
     Raises:
         ImportError: no Triton, or one that does not work here.
     """
-    if PERSISTENT:
-        from vla_runtime.families.blocks.triton_persistent import PersistentExpert
-
-        return PersistentExpert
     from vla_runtime.families.blocks.triton_expert import TritonExpert
 
     return TritonExpert

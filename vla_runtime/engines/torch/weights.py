@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,20 +10,15 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from vla_runtime.engines.device_names import parse_device
-from vla_runtime.engines.preflight import fp8_refusal
-from vla_runtime.families.blocks import float8
-from vla_runtime.families.blocks.layers import Linear, matrix_names, product_names
+from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.families.flow_network import FlowNetwork, empty_network
 from vla_runtime.family.declaration import PolicyDims
 
-logger = logging.getLogger(__name__)
-
-# Dtype of the parameters that may be reduced; in fp8 those that multiply are in 8 bits.
+# Dtype of the parameters that may be reduced.
 PRECISIONS = {
     'float32': torch.float32,
     'bfloat16': torch.bfloat16,
     'float16': torch.float16,
-    'fp8': float8.BESIDE,
 }
 
 
@@ -40,17 +34,19 @@ def load_network(
         precision: a key of `PRECISIONS`.
 
     Raises:
-        ValueError: unknown device or precision, no CUDA here, a GPU that does not multiply fp8 or
-            gives other numbers, or weights that do not fit the dimensions.
+        ValueError: unknown device or precision, no CUDA here, or weights that do not fit the
+            dimensions.
         RuntimeError: not enough memory.
     """
     if precision not in PRECISIONS:
-        raise ValueError(f"precision '{precision}' is unknown; known are: {', '.join(PRECISIONS)}")
+        raise ValueError(
+            f"precision '{precision}': PyTorch runs the networks in {', '.join(PRECISIONS)}; fewer "
+            "bits are those of ONNX files ('vla_runtime export --onnx-precision'), which backend "
+            "'tensorrt' runs (int8 on a CPU: 'onnxruntime')"
+        )
     target = torch_device(device)
     if target.type == 'cuda':
         compute_in_full_precision()
-    if precision == 'fp8':
-        check_float8(device)
     network = empty_network(family, dims)
     with safe_open(weights, framework='pt', device=str(target)) as file:
         names = file.keys()
@@ -62,9 +58,6 @@ def load_network(
         raise ValueError(
             f'{weights}: does not fit the dimensions in policy.yaml: {error}'
         ) from error
-    for layer in network.modules():
-        if isinstance(layer, Linear) and layer.weight_scale is not None:
-            float8.require_equal(layer.weight, layer.weight_scale, layer.bias)
     return network
 
 
@@ -80,25 +73,10 @@ def state_of(
         precision: a key of `PRECISIONS`.
     """
     matrices = matrix_names(network)
-    products = product_names(network) if precision == 'fp8' else set()
-    state = {}
-    for name, tensor in tensors:
-        if name in products:
-            state[name], scale = float8.quantise(tensor)
-            state[f'{name}_scale'] = scale.squeeze(-1)
-        else:
-            state[name] = tensor.to(PRECISIONS[precision] if name in matrices else torch.float32)
-    return state
-
-
-def check_float8(device: str) -> None:
-    """Refuse a GPU without products in 8 bits (ValueError); say that a CPU emulates them."""
-    if device == 'cpu':
-        logger.warning(
-            "precision 'fp8' is emulated on a CPU: the numbers of a GPU, slower than float32"
-        )
-    elif refusal := fp8_refusal(device):
-        raise ValueError(f"precision 'fp8': {refusal}; use bfloat16")
+    return {
+        name: tensor.to(PRECISIONS[precision] if name in matrices else torch.float32)
+        for name, tensor in tensors
+    }
 
 
 def compute_in_full_precision() -> None:

@@ -144,7 +144,7 @@ class Act(SinglePassNetwork):
 
         Not in float16: a CPU without float16 arithmetic is slower in it than in float32.
         """
-        matrices = self._layers[0].mlp.fc1.dtype
+        matrices = self._layers[0].mlp.fc1.weight.dtype
         precision = torch.bfloat16 if matrices == torch.bfloat16 else torch.float32
         for module in self.modules():
             if isinstance(module, ConvNorm):

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_runtime.families.blocks.epilogues import Epilogue, add, gelu, usable
-from vla_runtime.families.blocks.float8 import multiply, require_equal
 from vla_runtime.families.blocks.layers import GatedMlp, Linear, gelu_tanh
 from vla_runtime.files.machine import cpu_vendor
 
@@ -52,9 +51,6 @@ class Product:
 
     Attributes:
         dtype: dtype of its results.
-
-    Raises:
-        ValueError: as `float8.require_equal`.
     """
 
     def __init__(
@@ -64,33 +60,24 @@ class Product:
         inputs_first: bool | None = None,
         epilogue: bool = False,
     ) -> None:
-        self.dtype = layers[0].dtype
+        self.dtype = layers[0].weight.dtype
         self.weight = _merge(layers, 'weight', packed if inputs_first is None else inputs_first)
         self.bias = _merge(layers, 'bias', False) if layers[0].bias is not None else None
-        # In 8 bits.
-        scales = [layer.weight_scale for layer in layers if layer.weight_scale is not None]
-        self._scale = torch.cat(scales) if scales else None
-        if self._scale is not None:
-            require_equal(self.weight, self._scale, self.bias)
         self._transposed = self.weight.t()
-        takes_one_pass = is_faster(self.dtype) and not scales
         self._one_pass: Any = (
-            one_pass(self.weight.device.type, self.dtype) if takes_one_pass else None
+            one_pass(self.weight.device.type, self.dtype) if is_faster(self.dtype) else None
         )
         self._packed = packed and self._one_pass is not None
         # As the operator takes it.
         self._matrix = _pack(self.weight) if self._packed else self.weight
         self._epilogue: Epilogue | None = None
-        if epilogue and not scales:
+        if epilogue:
             self._epilogue = gelu if self.bias is not None else add
         # Without bias and activation one pass saves nothing in reduced precision.
         self._worth = self._packed or self.dtype == torch.float32 or self.bias is not None
 
     def __call__(self, x: Tensor, activation: Activation | None = None) -> Tensor:
         """(..., inputs) to (..., outputs), through an activation, `gelu_tanh` or `F.silu`."""
-        if self._scale is not None:
-            outputs = multiply(x, self.weight, self._scale, self.bias)
-            return outputs if activation is None else activation(outputs)
         x = x.to(self.weight.dtype)
         epilogue = self._usable(x) if activation is gelu_tanh else None
         if epilogue is not None and self.bias is not None:
@@ -122,18 +109,12 @@ class Product:
 
     def by_way_of(self, buffer: Tensor, x: Tensor) -> Tensor:
         """As `into`; return the buffer, or a new tensor where filling the buffer takes a copy."""
-        if self._scale is not None or (self._worth and self._is_large(x)):
+        if self._worth and self._is_large(x):
             return self(x)
         return torch.mm(x, self._transposed, out=buffer)
 
     def in_float32(self) -> Product:
-        """Return this product with a copy of its matrix in float32, in PyTorch's own operators.
-
-        Raises:
-            ValueError: the matrix is in 8 bits.
-        """
-        if self._scale is not None:
-            raise ValueError('a matrix in 8 bits has no float32 form here')
+        """Return this product with a copy of its matrix in float32, in PyTorch's own operators."""
         wide = copy(self)
         wide.dtype, wide._one_pass, wide._packed = torch.float32, None, False
         wide._epilogue = None
@@ -167,9 +148,6 @@ class GatedProduct:
     Attributes:
         weight: (2 * hidden, inputs), the gate's before the others.
         activation: activation of the gate.
-
-    Raises:
-        ValueError: as `float8.require_equal`.
     """
 
     def __init__(self, mlp: GatedMlp, packed: bool = False, epilogue: bool = False) -> None:
@@ -180,7 +158,7 @@ class GatedProduct:
         self._least = PACKED_FROM if packed else ONE_PASS_FROM
         self._gate, self._up = self.weight.chunk(2)
         self._epilogue: Epilogue | None = None
-        if epilogue and self.activation is gelu_tanh and self._merged._scale is None:
+        if epilogue and self.activation is gelu_tanh:
             self._epilogue = gelu
             self._no_bias = self.weight.new_zeros(len(self._gate))
         if packed and self._one_pass is not None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_runtime.families.blocks.dimensions import DecoderDims
-from vla_runtime.families.blocks.float8 import BESIDE, E4M3, multiply
 
 # Computes a float32 layer of some tokens, as `apply`.
 Apply = Callable[[nn.Linear, Tensor], Tensor]
@@ -26,34 +23,10 @@ class Linear(nn.Linear):
 
     The residual stream, norms and time path stay in float32; only the large matrix products run
     in reduced precision. So the cast sits here and nowhere else.
-
-    Attributes:
-        weight_scale: (outputs,) float32, of weights in `float8.E4M3`; None for all others.
     """
 
-    weight_scale: Tensor | None
-
-    def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
-        super().__init__(inputs, outputs, bias=bias)
-        self.register_buffer('weight_scale', None)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the outputs."""
-        return BESIDE if self.weight.dtype == E4M3 else self.weight.dtype
-
     def forward(self, x: Tensor) -> Tensor:
-        if self.weight_scale is not None:
-            return multiply(x, self.weight, self.weight_scale, self.bias)
         return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
-
-    def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, *arguments: Any
-    ) -> None:
-        weight = state_dict.get(f'{prefix}weight')
-        if weight is not None and weight.dtype == E4M3:
-            self.weight_scale = torch.empty(self.out_features, device='meta')
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
 
 def normalise_rms(x: Tensor, weight: Tensor | None = None, epsilon: float = 1e-6) -> Tensor:
@@ -101,15 +74,6 @@ def matrix_names(network: nn.Module) -> set[str]:
         for prefix, module in network.named_modules()
         if isinstance(module, (Linear, nn.Embedding))
         for name, _ in module.named_parameters(recurse=False)
-    }
-
-
-def product_names(network: nn.Module) -> set[str]:
-    """Names of the parameters that may be in 8 bits: the matrices of linear layers."""
-    return {
-        f'{prefix}.weight'
-        for prefix, module in network.named_modules()
-        if isinstance(module, Linear)
     }
 
 

@@ -162,7 +162,7 @@ class TritonExpert(FusedExpert):
     """`FusedExpert` in Triton kernels.
 
     Args:
-        blocks: blocks of the expert; their products have no bias, and none is in 8 bits.
+        blocks: blocks of the expert; their products have no bias.
         of_suffix: see `FusedExpert`.
         kernel, static_shapes: not used: padding is never read, and no shape depends on numbers.
 
@@ -182,8 +182,8 @@ class TritonExpert(FusedExpert):
     ) -> None:
         super().__init__(blocks, of_suffix, kernel, static_shapes)
         for block in blocks:
-            if block.qkv.weight.element_size() == 1 or block.qkv.bias is not None:
-                raise ValueError('the Triton kernels take matrices of 16 or 32 bits, without bias')
+            if block.qkv.bias is not None:
+                raise ValueError('the Triton kernels take matrices without bias')
         # Of each block, with the weights of an output side by side.
         self._matrices = [
             [

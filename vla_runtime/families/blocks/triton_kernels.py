@@ -9,9 +9,7 @@ Rows of matrices are tokens. A product whose outputs are few is cut into parts o
 the next norm adds up in order, so that equal inputs give equal bits.
 
 Imports Triton: only code that has found it imports this module. Triton reads annotations as code,
-so arguments have none; constants of a compilation are written in capitals. A kernel is a function
-of another kernel too (`triton_persistent_kernel`), which names the tile that is computed; a program
-of its own computes that of its place in the grid.
+so arguments have none; constants of a compilation are written in capitals.
 """
 
 # mypy: allow-untyped-defs
@@ -21,15 +19,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-
-@triton.jit
-def _own(given, AXIS: tl.constexpr):
-    """Place of a program's work: as given by a kernel that has many, else its own in the grid."""
-    if given is None:
-        return tl.program_id(AXIS)
-    else:
-        return given
 
 
 @triton.jit
@@ -53,7 +42,6 @@ def norm_kernel(
     NORMED: tl.constexpr,
     SHIFTED: tl.constexpr,
     WIDTH: tl.constexpr,
-    row=None,
 ):
     """Add a product to the residual stream, and normalise the sum; one program a token.
 
@@ -66,7 +54,7 @@ def norm_kernel(
         normed: (N, W), x / RMS times its scale, plus its shift if SHIFTED; written if NORMED.
         WIDTH: a power of 2 from W on.
     """
-    row, column = _own(row, 0), tl.arange(0, WIDTH)
+    row, column = tl.program_id(0), tl.arange(0, WIDTH)
     inside = column < width
     batch, token = row // tokens, row % tokens
     values = tl.load(x + row * width + column, mask=inside, other=0.0)
@@ -117,12 +105,11 @@ def _two_products(
     COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
     PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """Products of rows with some outputs of a matrix, and with those `offset` behind."""
     first = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     second = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    for start in tl.range(0, width, INNER, num_stages=STAGES):
+    for start in tl.range(0, width, INNER):
         inner = start + tl.arange(0, INNER)
         is_inner = inner < width
         values = _operand(operand, rows, is_row, inner, is_inner, width)
@@ -153,9 +140,6 @@ def project_kernel(
     COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
     PRECISION: tl.constexpr,
-    STAGES: tl.constexpr = None,
-    row_tile=None,
-    column_tile=None,
 ):
     """Queries, keys and values of the normed residual stream, rotated, in their places.
 
@@ -168,9 +152,9 @@ def project_kernel(
         query: (N, heads, D).
         key, value: (B, kv_heads, length, D); the suffix's tokens come first.
     """
-    rows = _own(row_tile, 0) * ROWS + tl.arange(0, ROWS)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     per_head = tl.cdiv(HALF, COLUMNS)
-    column_tile = _own(column_tile, 1)
+    column_tile = tl.program_id(1)
     head = column_tile // per_head
     pair = (column_tile % per_head) * COLUMNS + tl.arange(0, COLUMNS)
     is_row, is_pair = rows < count, pair < HALF
@@ -190,7 +174,6 @@ def project_kernel(
         COLUMNS,
         INNER,
         PRECISION,
-        STAGES,
     )
 
     inside = is_row[:, None] & is_pair[None, :]
@@ -237,10 +220,6 @@ def attend_kernel(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
-    STAGES: tl.constexpr = None,
-    query_tile=None,
-    row_head=None,
-    part=None,
 ):
     """Attention of the queries that share a head of keys to one part of these keys.
 
@@ -254,9 +233,9 @@ def attend_kernel(
         DIM: a power of 2 from HEAD on.
     """
     group = heads // kv_heads
-    row_head, part = _own(row_head, 1), _own(part, 2)
+    row_head, part = tl.program_id(1), tl.program_id(2)
     row, head = row_head // kv_heads, row_head % kv_heads
-    queries = _own(query_tile, 0) * ROWS + tl.arange(0, ROWS)
+    queries = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_query = queries < tokens * group
     token = queries // group
     at_query = (row * tokens + token) * heads + head * group + queries % group
@@ -272,7 +251,7 @@ def attend_kernel(
     begin = part * part_length
     end = tl.minimum(begin + part_length, valid)
     first_key = (row * kv_heads + head) * length
-    for start in tl.range(begin, end, KEYS, num_stages=STAGES):
+    for start in tl.range(begin, end, KEYS):
         places = start + tl.arange(0, KEYS)
         is_key = places < end
         at = (first_key + places)[:, None] * HEAD + dim[None, :]
@@ -345,10 +324,6 @@ def product_kernel(
     COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
     PRECISION: tl.constexpr,
-    STAGES: tl.constexpr = None,
-    row_tile=None,
-    column_tile=None,
-    part=None,
 ):
     """Product of rows with a matrix, of one part of the inputs.
 
@@ -357,13 +332,13 @@ def product_kernel(
         parts: (parts, N, W) float32.
         part_inputs: inputs of a part.
     """
-    rows = _own(row_tile, 0) * ROWS + tl.arange(0, ROWS)
-    columns = _own(column_tile, 1) * COLUMNS + tl.arange(0, COLUMNS)
-    part = _own(part, 2)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    part = tl.program_id(2)
     is_row, is_column = rows < count, columns < width
     end = tl.minimum((part + 1) * part_inputs, inputs)
     product = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    for start in tl.range(part * part_inputs, end, INNER, num_stages=STAGES):
+    for start in tl.range(part * part_inputs, end, INNER):
         inner = start + tl.arange(0, INNER)
         is_inner = inner < end
         values = _operand(operand, rows, is_row, inner, is_inner, inputs)
@@ -386,9 +361,6 @@ def gated_kernel(
     COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
     PRECISION: tl.constexpr,
-    STAGES: tl.constexpr = None,
-    row_tile=None,
-    column_tile=None,
 ):
     """Hidden numbers of a gated MLP of the normed residual stream.
 
@@ -397,8 +369,8 @@ def gated_kernel(
         weight: (2 * hidden_width, W), gate before up; hidden: (N, hidden_width).
         GELU: the activation is GELU in its tanh form, else SiLU.
     """
-    rows = _own(row_tile, 0) * ROWS + tl.arange(0, ROWS)
-    columns = _own(column_tile, 1) * COLUMNS + tl.arange(0, COLUMNS)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_row, is_column = rows < count, columns < hidden_width
     gate, up = _two_products(
         operand,
@@ -413,7 +385,6 @@ def gated_kernel(
         COLUMNS,
         INNER,
         PRECISION,
-        STAGES,
     )
 
     if GELU:
