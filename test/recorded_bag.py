@@ -22,9 +22,8 @@ from vla_runtime.messages.trajectories import (
     plan_to_message,
 )
 from vla_runtime.nodes.policy.description import describe
-from vla_runtime.nodes.policy.incoming_requests import Request
 from vla_runtime.nodes.policy.parameters import POLICY_PARAMETERS
-from vla_runtime.nodes.policy.responder import InferenceContext, Responder
+from vla_runtime.nodes.policy.responder import Responder
 from vla_runtime.nodes.policy.settings import settings_from
 from vla_runtime.nodes.policy.status import report
 from vla_runtime.nodes.recorder.topic_recorder import type_name
@@ -36,6 +35,7 @@ from vla_runtime.robot.match import match_robot
 from vla_runtime.sensors.camera_buffer import Frame
 from vla_runtime.sensors.joint_buffer import JointSource
 from vla_runtime.sensors.synchronizer import Synchronizer, SyncLimits
+from vla_runtime.types import PlanRequest
 
 START_NS = 1_700_000_000_000_000_000
 STEP_NS = 50_000_000
@@ -165,12 +165,14 @@ class _Maker:
         plan = self._ask(turn)
         given = {row.name: row.default for row in POLICY_PARAMETERS} | dict(turn.settings)
         self._now_ns += turn.age_ns
-        context = InferenceContext(self._now_ns, TASK, settings_from(given))
-        answer = self._responder.answer(Request(plan, 0), lambda: context).result()
-        chunk = chunk_to_message(answer.inference.chunk, answer.inference.header)
+        settings = settings_from(given)
+        answer = self._responder.answer(plan, TASK, settings, now_ns=self._now_ns).result()
+        chunk = chunk_to_message(answer.chunk, answer.header)
         self._write('/action_chunk', chunk)
         live = {row.name: given[row.name] for row in POLICY_PARAMETERS if not row.read_only}
-        item = report(answer, live, overhead_ms=1.0)
+        cameras = self._match.cameras.items()
+        by_content = [name for name, camera in cameras if camera.stamp == 'receive']
+        item = report(answer, live, overhead_ms=1.0, by_content=by_content)
         message = to_message([item], node=NODE, hardware='tiny', stamp=Time())
         self._write(f'{NODE}/report', message)
         for topic, frame in frames.items():
@@ -209,14 +211,16 @@ class _Maker:
         for again in range(2 if turn.repeated else 1):
             rows = self._random.uniform(-1, 1, (turn.rows, len(columns)))
             message = plan_to_message(
-                rows,
-                columns,
-                ['position'] * len(columns),
-                self._policy.spec.step_time_s,
-                stamp_ns=self._now_ns - STEP_NS + again * STEP_NS,
-                episode=turn.episode,
-                certain=min(2, turn.rows),
-                request=self._request,
+                PlanRequest(
+                    rows,
+                    columns,
+                    ['position'] * len(columns),
+                    self._policy.spec.step_time_s,
+                    stamp_ns=self._now_ns - STEP_NS + again * STEP_NS,
+                    episode=turn.episode,
+                    certain=min(2, turn.rows),
+                    request=self._request,
+                )
             )
             self._write('/committed_plan', message)
         return message_to_plan(message)

@@ -32,14 +32,12 @@ from vla_runtime.engines.preflight import (
 )
 from vla_runtime.engines.protocol import PolicyEngine
 from vla_runtime.engines.triton_option import OFF, check_triton, word_for
-from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.codec import PolicyCodec, require_finite
 from vla_runtime.inference.denoise import StepObserver
 from vla_runtime.inference.pipeline import ChunkPipeline
 from vla_runtime.inference.prefix_cache import PrefixSlot
 from vla_runtime.inference.preparation import Preparation
 from vla_runtime.inference.recorded_check import check_recorded_cases
-from vla_runtime.inference.report import make_report
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.request_builder import RequestBuilder
 from vla_runtime.inference.runner import ChunkRunner, DenoisedChunk, EncodedPrefix
@@ -280,41 +278,28 @@ class Policy:
         which cannot be cancelled.
         """
         self._require_open()
-        clock = PhaseClock()
         if settings is None:
             settings = self._settings
         elif settings != self._checked:
             self.check(settings)
             self._checked = settings
         number = self._number if number is None else number
-        request = self._builder.build(
-            observation, settings, number, plan=plan, noise=noise, clock=clock
-        )
+        request = self._builder.build(observation, settings, number, plan=plan, noise=noise)
 
         def finish(
             encoded: EncodedPrefix, denoised: DenoisedChunk, overlap_ms: float = 0.0
         ) -> Inference:
             chunk = self._codec.actions(denoised.chunk, observation)
-            clock.mark('actions')
-            report = make_report(
-                request,
-                encoded,
-                denoised,
-                settings,
-                number=number,
-                milliseconds=clock.milliseconds(),
-                overlap_ms=overlap_ms,
-                cuda_graph=self._engine.cuda_graph,
-                stamps_ns=observation.stamps_ns,
-            )
-            return chunk, report
+            request.clock.mark('actions')
+            stamps_ns = observation.stamps_ns
+            return chunk, self._runner.report(encoded, denoised, stamps_ns, overlap_ms)
 
         if settings.pipeline == 'throughput':
             self._overlapped = True
-            future = self._pipeline.submit(request, clock, finish, on_step)
+            future = self._pipeline.submit(request, finish, on_step)
         else:
             future = Future()
-            future.set_result(finish(*self._run(request, clock, on_step)))
+            future.set_result(finish(*self._run(request, on_step)))
         self._number = number + 1
         return future
 
@@ -330,7 +315,6 @@ class Policy:
     def _run(
         self,
         request: ChunkRequest,
-        clock: PhaseClock,
         on_step: StepObserver | None = None,
         held: tuple[PrefixSlot, ...] = (),
     ) -> tuple[EncodedPrefix, DenoisedChunk]:
@@ -339,15 +323,15 @@ class Policy:
         if self._overlapped:
             self._overlapped = False
             self._runner.cache.clear()
-        encoded = self._runner.encode(request, clock, held)
-        return encoded, self._runner.denoise(request, encoded, clock, on_step)
+        encoded = self._runner.encode(request, held)
+        return encoded, self._runner.denoise(encoded, on_step)
 
     def _run_black(self, request: ChunkRequest, held: tuple[PrefixSlot, ...]) -> None:
         """Run a warm-up's request; nothing from before or of it is in the cache afterwards."""
         self._runner.cache.clear()
         try:
             # Not decoded: a state of zeros is not a valid pose for relative actions.
-            _, denoised = self._run(request, PhaseClock(), held=held)
+            _, denoised = self._run(request, held=held)
             require_finite(denoised.chunk)
         finally:
             self._runner.cache.clear()

@@ -126,6 +126,36 @@ class ChunkHeader:
 
 
 @dataclass(frozen=True)
+class PlanRequest:
+    """The executor's request for a chunk: the plan that it goes on with meanwhile.
+
+    Attributes:
+        rows: (n, names) float64 setpoints as chunks write them, n >= 0; row i belongs to the plan
+            step `step + i`.
+        names: names of a chunk's numbers.
+        kinds: per name `position` or `velocity`.
+        step_time_s: seconds from row to row; None where fewer than two rows do not tell.
+        stamp_ns: ROS time at which the step of row 0 began, or begins.
+        episode: the executor's episode.
+        certain: rows, from row 0 on, that are executed before the answer can take over.
+        request: number of the request, for the answer; None where it is not given.
+        step: plan step of row 0, for the answer; None where it is not given.
+        arrived_ns: steady time at which the request first reached the policy node; 0 elsewhere.
+    """
+
+    rows: np.ndarray
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+    step_time_s: float | None
+    stamp_ns: int
+    episode: int
+    certain: int
+    request: int | None = None
+    step: int | None = None
+    arrived_ns: int = 0
+
+
+@dataclass(frozen=True)
 class CommittedPlan:
     """The setpoints that the executor will still execute, as the policy sees them.
 

@@ -46,12 +46,12 @@ from vla_runtime.family.declaration import (
     language_dims,
 )
 from vla_runtime.family.listing import find_family
-from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.inference.pipeline import ChunkPipeline
 from vla_runtime.inference.prefix_cache import CachePolicy, PrefixInputs
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.runner import ChunkRunner
+from vla_runtime.inference.settings import PolicySettings
 
 # Largest difference allowed, as a share of the reference's largest number. float32: sums in another
 # order, ten steps deep. bfloat16: eight bits of mantissa in every product.
@@ -438,17 +438,14 @@ def overlap(device: str, size: str, requests: int = 12) -> Finding:
     runner = ChunkRunner(engine, _NAMES)
     expected = []
     for request in wanted:
-        encoded = runner.encode(request, PhaseClock())
-        expected.append(runner.denoise(request, encoded, PhaseClock()).chunk.copy())
+        expected.append(runner.denoise(runner.encode(request)).chunk.copy())
     engine.close()
 
     engine = torch_engine(network, graphs=True)
     pipeline: ChunkPipeline[tuple[np.ndarray, float]] = ChunkPipeline(ChunkRunner(engine, _NAMES))
     try:
         futures = [
-            pipeline.submit(
-                request, PhaseClock(), lambda _, denoised, ms: (denoised.chunk.copy(), ms)
-            )
+            pipeline.submit(request, lambda _, denoised, ms: (denoised.chunk.copy(), ms))
             for request in wanted
         ]
         results = [future.result() for future in futures]
@@ -484,15 +481,14 @@ def chunk_request(inputs: ChunkInputs) -> ChunkRequest:
         time_s=0.0,
     )
     return ChunkRequest(
+        settings=PolicySettings(cache=CachePolicy(mode='off')),
+        number=0,
         prefixes=(prefix,),
-        cache=CachePolicy(mode='off'),
         times=flow_times(len(inputs.step_inputs.plan_weight)),
         inputs=inputs.step_inputs,
         guidance='fused' if inputs.rows == 2 else 'none',
         rtc_mode='guided',
-        clamped=0,
         noise=inputs.step_inputs.x,
-        overlap=None,
     )
 
 

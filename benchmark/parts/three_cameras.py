@@ -25,6 +25,7 @@ from velocity_robot import VelocityRobot  # noqa: E402
 from vla_runtime.bundle.schema import CameraSpec  # noqa: E402
 from vla_runtime.messages.trajectories import plan_to_message  # noqa: E402
 from vla_runtime.nodes.middleware import PROFILE_VARIABLES  # noqa: E402
+from vla_runtime.types import PlanRequest  # noqa: E402
 
 NODE = '/vla_policy'
 CAMERAS = ('top', 'left', 'right')
@@ -149,12 +150,14 @@ class Peers:
 
     def request(self) -> None:
         message: Any = plan_to_message(
-            [[0.1, 0.2, 0.3]] * 4,  # type: ignore[arg-type]
-            JOINTS,
-            ['position'] * len(JOINTS),
-            STEP_TIME_S,
-            stamp_ns=self._clock.now().nanoseconds,
-            episode=0,
-            certain=2,
+            PlanRequest(
+                [[0.1, 0.2, 0.3]] * 4,  # type: ignore[arg-type]
+                JOINTS,
+                ['position'] * len(JOINTS),
+                STEP_TIME_S,
+                stamp_ns=self._clock.now().nanoseconds,
+                episode=0,
+                certain=2,
+            )
         )
         self._plans.publish(message)

@@ -139,11 +139,11 @@ def networks_actions(bundle: Path, policy: Policy) -> np.ndarray:
     network = build_network('one_pass', spec.dims).eval()
     codec, seen = policy._codec, observation()
     rows = codec.rows(seen.instruction, codec.check(seen), (None,))
-    images = codec.images(seen)
+    pixels, mask = codec.camera_images.encode(seen.images)
     with torch.no_grad():
-        tokens = network.vision(torch.from_numpy(images.pixels))
+        tokens = network.vision(torch.from_numpy(pixels))
         named = {name: torch.from_numpy(rows[name]) for name in ('tokens', 'token_mask')}
-        past = network.prefix(tokens, torch.from_numpy(images.mask), **named)
+        past = network.prefix(tokens, torch.from_numpy(mask), **named)
         return network.actions(past)[0].numpy()
 
 

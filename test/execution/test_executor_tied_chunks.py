@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thorough import examples
 
-from vla_runtime.execution.command import CommittedSetpoints
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.parameters import ExecutorParameters
-from vla_runtime.types import ChunkHeader
+from vla_runtime.types import ChunkHeader, PlanRequest
 
 HORIZON = 32
 PERIOD_S = 0.01
@@ -40,7 +39,7 @@ class TiedPolicy:
         self._rig = rig
         self._frame_s, self._inference_s = frame_s, inference_s
         self._step_ns, self._pace = step_ns, pace
-        self._plan: CommittedSetpoints | None = None
+        self._plan: PlanRequest | None = None
         self._observation_ns, self._due_s, self._number = 0, 0.0, 0
         self._seen = 0.0
 
@@ -57,7 +56,7 @@ class TiedPolicy:
             self._plan, self._due_s = plan, rig.now_s + self._inference_s
             self._seen = float(rig.measured[0])
 
-    def _answer(self, plan: CommittedSetpoints) -> None:
+    def _answer(self, plan: PlanRequest) -> None:
         rig, rows = self._rig, plan.rows[:, 0]
         over = (self._observation_ns - plan.stamp_ns) // self._step_ns
         missing = max(0, -over)
@@ -77,7 +76,7 @@ class TiedPolicy:
                 plan.episode,
                 self._number,
                 tied=tied,
-                step=plan.first_step + over if tied else None,
+                step=plan.step + over if tied else None,
                 request=plan.request,
             ),
             rig.now_s,
@@ -155,7 +154,7 @@ def test_when_the_robot_held_since_the_observation_expect_the_rows_behind_the_ho
             plan.episode,
             2,
             tied=True,
-            step=plan.first_step - 3,
+            step=plan.step - 3,
             request=plan.request,
         ),
         rig.now_s,

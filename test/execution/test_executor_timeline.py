@@ -111,7 +111,7 @@ def test_when_plan_is_asked_for_expect_rows_still_to_come_and_time_of_the_first(
     rig.submit(RAMP)
     rig.tick(10)  # 2.5 steps
     plan = rig.executor.committed_plan(rig.ros_ns)
-    assert plan.first_step == 2 and plan.past == 0
+    assert plan.step == rig.executor.status().step == 2
     assert plan.rows[:, 0] == pytest.approx(RAMP[2:])
     assert plan.stamp_ns == rig.ros_ns - STEP_NS // 2
     assert plan.certain == 3 and plan.names == ('a', 'b')
@@ -122,10 +122,10 @@ def test_when_past_steps_are_asked_for_expect_them_in_front() -> None:
     rig.submit(RAMP)
     rig.tick(13)
     plan = rig.executor.committed_plan(rig.ros_ns, past_steps=2)
-    assert (plan.first_step, plan.past) == (1, 2)
+    assert (plan.step, rig.executor.status().step) == (1, 3)
     assert plan.rows[:, 0] == pytest.approx(RAMP[1:])
     plan = rig.executor.committed_plan(rig.ros_ns, past_steps=50)
-    assert (plan.first_step, plan.past) == (0, 3)
+    assert (plan.step, rig.executor.status().step) == (0, 3)
 
 
 def test_when_holding_expect_an_empty_plan() -> None:

@@ -25,7 +25,7 @@ from vla_runtime.messages.trajectories import (
 )
 from vla_runtime.processing.normalization import Normalizer
 from vla_runtime.sensors.joint_buffer import JointBuffer, JointSource, JointTopic
-from vla_runtime.types import ActionChunk, ChunkHeader
+from vla_runtime.types import ActionChunk, ChunkHeader, PlanRequest
 
 NAMES = ('a', 'b', 'turn')
 NUMBERS = (0.0, -1.0, 1e308, -1e308, 1e39, 5e-324, math.nan, math.inf, -math.inf, 3.5)
@@ -72,7 +72,9 @@ class Robot:
     def _plan(self, random: Random) -> None:
         rows = np.zeros((random.choice((0, 1, 4)), 3))
         kinds = ('position',) * 3
-        message = plan_to_message(rows, NAMES, kinds, 0.05, stamp_ns=9, episode=1, certain=2)
+        message = plan_to_message(
+            PlanRequest(rows, NAMES, kinds, 0.05, stamp_ns=9, episode=1, certain=2)
+        )
         received = message_to_plan(_changed(message, random))
         assert np.isfinite(received.rows).all() and received.certain < 2**63
 

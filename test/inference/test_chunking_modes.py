@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from thorough import thorough_but
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
-from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.inference.real_time_chunking import clamp_weights, guidance_weights
 from vla_runtime.policy import Policy
@@ -78,7 +77,7 @@ def test_the_tie_is_never_stronger_than_the_maximum_guidance_weight(bundles, mod
         bundles['pi05'], rtc_mode=mode, max_guidance_weight=maximum, denoise_steps=STEPS
     )
     request = policy._builder.build(
-        observation(), policy.settings, 0, plan=committed(2), noise=NOISE, clock=PhaseClock()
+        observation(), policy.settings, 0, plan=committed(2), noise=NOISE
     )
     weights = request.inputs.plan_weight
     assert weights.max() == weights[0, 0] == maximum
@@ -126,9 +125,7 @@ def test_a_hard_prefix_is_clamped_at_every_step(bundles, family, delay):
     # The engine still holds prefix and state; without a tie its velocity is the network's.
     engine = policy._engine
     untied = replace(policy.settings, rtc_mode='off')
-    free = policy._builder.build(
-        observation(), untied, 0, plan=None, noise=NOISE, clock=PhaseClock()
-    )
+    free = policy._builder.build(observation(), untied, 0, noise=NOISE)
     engine.load_step_inputs(free.inputs)
     x = NOISE.copy()
     for k in range(STEPS):

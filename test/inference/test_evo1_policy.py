@@ -10,8 +10,8 @@ import pytest
 from guided_policies import NOISE, load_policy, write_guided
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
-from vla_runtime.inference.noise import chunk_noise
 from vla_runtime.inference.prefix_cache import CachePolicy
+from vla_runtime.inference.sampling import chunk_noise
 from vla_runtime.policy import Policy
 from vla_runtime.types import CommittedPlan
 

@@ -81,10 +81,10 @@ class Guided:
         codec = PolicyCodec(read_bundle(self.bundle))
         rows = codec.rows(seen.instruction, codec.check(seen), (advantage,))
         tokens, mask = rows['tokens'], rows['token_mask']
-        images = codec.images(seen)
+        all_pixels, visible = codec.camera_images.encode(seen.images)
         state = rows['state'] if codec.spec.dims.state_dim else None
         return Prompt(
-            [pixels for pixels, visible in zip(images.pixels, images.mask, strict=True) if visible],
+            [pixels for pixels, shown in zip(all_pixels, visible, strict=True) if shown],
             tokens[0][mask[0]].tolist(),
             None if state is None else state[0],
         )

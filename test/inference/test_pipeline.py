@@ -102,9 +102,7 @@ def test_a_prefix_that_is_denoised_over_is_found_and_not_written(bundles, policy
 def test_one_slot_for_both_would_show(bundles, policy, monkeypatch):
     """The negative control: encode over what is being denoised, and the chunk is another one."""
     real = policy._runner.encode
-    monkeypatch.setattr(
-        policy._runner, 'encode', lambda request, clock, held=(): real(request, clock)
-    )
+    monkeypatch.setattr(policy._runner, 'encode', lambda request, held=(): real(request))
     gate = Gate()
     first = policy.submit(observation(0), on_step=gate)
     gate.wait()

@@ -14,7 +14,6 @@ from vla_runtime.engines.candidates import Candidate
 from vla_runtime.engines.cpu import cpu_threads
 from vla_runtime.engines.loading import EngineOptions, load_engine
 from vla_runtime.inference.cache_words import cache_words
-from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.prefix_cache import CachePolicy
 from vla_runtime.inference.real_time_chunking import PlanSchedule
@@ -56,8 +55,6 @@ def planned(builder: RequestBuilder, **settings) -> ChunkRequest:
         PolicySettings(**{'rtc_mode': 'guided', **settings}),
         0,
         plan=PLAN,
-        noise=None,
-        clock=PhaseClock(),
     )
 
 
@@ -88,7 +85,7 @@ def test_samples_are_judged_by_the_actions_that_count_in_the_schedule(
 ):
     request = planned(builder, samples=3, rtc_mode=rtc_mode, plan_schedule=schedule)
     assert request.overlap is not None
-    np.testing.assert_allclose(request.overlap.weight, TIES[schedule])
+    np.testing.assert_allclose(request.overlap, np.repeat([TIES[schedule]], 3, axis=0).T)
 
 
 @pytest.mark.parametrize(

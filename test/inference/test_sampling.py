@@ -11,9 +11,8 @@ import pytest
 from guided_policies import load_policy, write_guided
 from tiny_policy import observation
 
-from vla_runtime.inference.noise import chunk_noise
 from vla_runtime.inference.real_time_chunking import prefix_weights
-from vla_runtime.inference.sampling import Overlap, plan_distances, sample_noise
+from vla_runtime.inference.sampling import chunk_noise, plan_distances, sample_noise
 from vla_runtime.types import CommittedPlan
 
 
@@ -38,7 +37,7 @@ def test_distances_are_the_weighted_mean_squares_of_the_real_actions():
     chunks, plan = random.normal(size=(4, 8, 6)), random.normal(size=(8, 6))
     weight = prefix_weights('exp', 2, 5, 8)
     distances = plan_distances(
-        chunks.astype(np.float32), Overlap(plan.astype(np.float32), weight, width=3)
+        chunks.astype(np.float32), plan.astype(np.float32), np.repeat(weight[:, None], 3, axis=1)
     )
     for n in range(4):
         total = 0.0

@@ -16,7 +16,7 @@ from vla_runtime.messages.trajectories import (
     plan_to_message,
     stamp_to_ns,
 )
-from vla_runtime.types import ActionChunk, ChunkHeader
+from vla_runtime.types import ActionChunk, ChunkHeader, PlanRequest
 
 MANY = '9' * 5000  # digits, more than Python makes a number of
 
@@ -90,7 +90,9 @@ def test_not_finite_actions_travel_so_that_the_executor_can_refuse_them():
 def test_plan_survives_the_wire():
     rows = np.random.default_rng(2).normal(size=(3, 2))
     message = plan_to_message(
-        rows, ['a', 'b'], ['position', 'velocity'], 0.1, stamp_ns=12, episode=4, certain=2
+        PlanRequest(
+            rows, ['a', 'b'], ['position', 'velocity'], 0.1, stamp_ns=12, episode=4, certain=2
+        )
     )
     plan = message_to_plan(over_the_wire(message))
     np.testing.assert_array_equal(plan.rows, rows)
@@ -101,7 +103,9 @@ def test_plan_survives_the_wire():
 
 def test_empty_plan_is_a_request_all_the_same():
     message = plan_to_message(
-        np.zeros((0, 2)), ['a', 'b'], ['position'] * 2, 0.1, stamp_ns=9, episode=1, certain=0
+        PlanRequest(
+            np.zeros((0, 2)), ['a', 'b'], ['position'] * 2, 0.1, stamp_ns=9, episode=1, certain=0
+        )
     )
     plan = message_to_plan(over_the_wire(message))
     assert plan.rows.shape == (0, 2)
@@ -171,14 +175,31 @@ def test_plan_with_a_number_that_is_not_finite_is_refused():
 def test_rows_that_do_not_fit_the_names_are_a_programming_error():
     with pytest.raises(ValueError, match='2 columns'):
         plan_to_message(
-            np.zeros((1, 3)), ['a', 'b'], ['position'] * 2, 0.1, stamp_ns=0, episode=0, certain=0
+            PlanRequest(
+                np.zeros((1, 3)),
+                ['a', 'b'],
+                ['position'] * 2,
+                0.1,
+                stamp_ns=0,
+                episode=0,
+                certain=0,
+            )
         )
 
 
 @pytest.mark.parametrize('step', [None, 0, 7, -12])
 def test_the_step_of_row_0_travels_with_plan_and_chunk(step):
     plan = plan_to_message(
-        np.zeros((2, 1)), ('a',), ('position',), 0.1, stamp_ns=5, episode=1, certain=1, step=step
+        PlanRequest(
+            np.zeros((2, 1)),
+            ('a',),
+            ('position',),
+            0.1,
+            stamp_ns=5,
+            episode=1,
+            certain=1,
+            step=step,
+        )
     )
     assert message_to_plan(over_the_wire(plan)).step == step
     chunk = chunk_to_message(a_chunk(), ChunkHeader(5, 1, 2, tied=True, step=step, request=3))

@@ -15,6 +15,7 @@ from tiny_policy import JOINTS
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.messages.trajectories import ns_to_stamp, plan_to_message
+from vla_runtime.types import PlanRequest
 
 ROBOT = """
 format: 1
@@ -111,13 +112,15 @@ class Drivers:
             self._graph.wait_for(listens, 'a policy node to listen')
         self.asked_ns = self.clock_ns() + round(ahead_s * 1e9)
         message = plan_to_message(
-            np.zeros((0, len(names))) if rows is None else rows,
-            names,
-            ['position'] * len(names),
-            STEP_TIME_S,
-            stamp_ns=self.asked_ns,
-            episode=episode,
-            certain=certain,
+            PlanRequest(
+                np.zeros((0, len(names))) if rows is None else rows,
+                names,
+                ['position'] * len(names),
+                STEP_TIME_S,
+                stamp_ns=self.asked_ns,
+                episode=episode,
+                certain=certain,
+            )
         )
         self._plan.publish(message)
 

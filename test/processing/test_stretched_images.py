@@ -32,7 +32,7 @@ def test_pixels_equal_the_reference(path, b):
             continue
         raw = (case.of(name).numpy() * np.float32(255)).astype(np.uint8).transpose(1, 2, 0)
         out = np.empty((3, *size), dtype=np.float32)
-        to_plain_pixels(stretched(raw, size, 'bicubic'), size, table(), out)
+        to_plain_pixels(stretched(raw, size, 'bicubic'), table(), out)
         np.testing.assert_allclose(out, case.pixels[i].numpy(), rtol=0, atol=1e-5)
         compared += 1
     assert compared
@@ -90,8 +90,6 @@ def test_a_mirrored_image_gives_the_mirrored_result():
         assert np.abs(turned.astype(int) - stretched(image, (14, 28), 'bicubic')).max() <= 1
 
 
-def test_an_image_or_a_word_of_another_kind_is_refused():
-    with pytest.raises(ValueError, match='must be uint8'):
-        stretched(np.zeros((4, 4, 3), np.float32), (8, 8), 'bicubic')
+def test_a_word_of_another_kind_is_refused():
     with pytest.raises(ValueError, match='must be one of bicubic, bicubic_uint8'):
         stretched(np.zeros((4, 4, 3), np.uint8), (8, 8), 'bilinear')

@@ -171,35 +171,6 @@ class StartResult:
     reason: Reason | None = None
 
 
-@dataclass(frozen=True)
-class CommittedSetpoints:
-    """The plan as the executor will go on with it; the policy may condition on it.
-
-    Attributes:
-        rows: (steps, names) float64, as chunks write them; row i belongs to step `first_step + i`.
-        names: names of a chunk's numbers.
-        step_time_s: seconds from row to row.
-        first_step: step of row 0.
-        stamp_ns: ROS time at which the step of row 0 began (or begins).
-        past: rows at the front that belong to steps already finished.
-        certain: rows, from row 0 on, that are executed before the next chunk can take over.
-        episode: the episode that the request belongs to.
-        request: number of the request.
-        repeated: the request was sent before.
-    """
-
-    rows: np.ndarray
-    names: tuple[str, ...]
-    step_time_s: float
-    first_step: int
-    stamp_ns: int
-    past: int
-    certain: int
-    episode: int
-    request: int
-    repeated: bool = False
-
-
 @dataclass
 class Counters:
     """Everything that happened since the executor was made; only ever counts up.

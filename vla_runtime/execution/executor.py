@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -31,7 +30,6 @@ from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import (
     ChunkRefusal,
     Command,
-    CommittedSetpoints,
     Counters,
     Reason,
     StartResult,
@@ -47,7 +45,7 @@ from vla_runtime.execution.motion import Motion, OperatorRequired
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.replanner import Replanner
 from vla_runtime.execution.watchdog import tick_timeout, tracking_error_limits
-from vla_runtime.types import ActionChunk, ChunkHeader
+from vla_runtime.types import ActionChunk, ChunkHeader, PlanRequest
 
 # A chunk that does not say which request it answers, and is refused for one of these reasons, is a
 # stray one; the answer to the open request is yet to come.
@@ -387,7 +385,7 @@ class ChunkExecutor:
 
     def poll_request(
         self, now_s: float, now_ros_ns: int, past_steps: int = 0
-    ) -> CommittedSetpoints | None:
+    ) -> PlanRequest | None:
         """Return the plan to publish as a request if a chunk is wanted; counts as asked."""
         requests = self._replanner.requests
         if requests.timed_out(now_s, self._replanner.parameters.request_timeout_s):
@@ -401,7 +399,7 @@ class ChunkExecutor:
 
     def repeat_request(
         self, now_s: float, now_ros_ns: int, past_steps: int = 0
-    ) -> CommittedSetpoints | None:
+    ) -> PlanRequest | None:
         """Return the open request again, with its number, once its answer is overdue.
 
         For a transport that loses messages: a policy process that was suspended, or a radio link,
@@ -409,9 +407,9 @@ class ChunkExecutor:
         """
         if not self._takes_chunks or not self._replanner.requests.send_again(now_s):
             return None
-        return replace(self.committed_plan(now_ros_ns, past_steps), repeated=True)
+        return self.committed_plan(now_ros_ns, past_steps)
 
-    def committed_plan(self, now_ros_ns: int, past_steps: int = 0) -> CommittedSetpoints:
+    def committed_plan(self, now_ros_ns: int, past_steps: int = 0) -> PlanRequest:
         """Return the setpoints still to be executed, from the current step on.
 
         Args:

@@ -124,7 +124,7 @@ class Guard:
         """
         self._started_s = now_s
         self._blocked_joints.restart()
-        self.state.plausibility.taken_over[:] = False
+        self.state.plausibility.trust_again()
         self.fault = None
         self.detail = ''
         if not ticks_come:

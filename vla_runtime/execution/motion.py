@@ -288,19 +288,20 @@ class Motion:
         Returns:
             The command to send; None where it needs none.
         """
-        commander, returned = self._commander, self._guard.state.plausibility.returned
-        if not np.count_nonzero(returned):
+        commander, plausibility = self._commander, self._guard.state.plausibility
+        if not np.count_nonzero(plausibility.returned):
             return None
         command = commander.command
         if command.dry_run or not commander.has_commanded or commander.moving or self.braking:
-            returned[:] = False
+            plausibility.forget_returns()
             return None
         state = self._trusted_state(now_ros_ns)
         if state is None:
             return None
-        away = commander.resting_place.away(command.setpoints, state.positions) & returned
-        away &= ~self._guard.state.plausibility.taken_over & ~commander.a_turn_off(state.positions)
-        returned[:] = False
+        away = commander.resting_place.away(command.setpoints, state.positions)
+        away &= plausibility.returned & ~plausibility.taken_over
+        away &= ~commander.a_turn_off(state.positions)
+        plausibility.forget_returns()
         if not self._seat(away, state):
             return None
         self._changed_s = now_s

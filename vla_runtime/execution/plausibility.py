@@ -81,9 +81,10 @@ class Plausibility:
     Attributes:
         doubted_until_ns: nothing measured is to be trusted before this stamp.
         refused: count of refused messages.
-        returned: (columns,) bool, columns that came back after an outage; for the reader to clear.
+        returned: (columns,) bool, columns that came back after an outage, until `forget_returns`.
         taken_over: (columns,) bool, columns whose place was given up for values that had been
-            refused and stayed, or that are of another publisher. No hold follows them there.
+            refused and stayed, or that are of another publisher, until `trust_again`. No hold
+            follows them there.
     """
 
     def __init__(
@@ -136,6 +137,14 @@ class Plausibility:
             self._last[:] = np.nan
         self._candidate = None
         self.doubted_until_ns = 0
+
+    def trust_again(self) -> None:
+        """Believe the columns that were taken over: the operator has started the robot."""
+        self.taken_over[:] = False
+
+    def forget_returns(self) -> None:
+        """Note that the columns that came back after an outage have been seen to."""
+        self.returned[:] = False
 
     def accepts(
         self, target: np.ndarray, values: np.ndarray, stamp_ns: int, source: str

@@ -19,7 +19,7 @@ from vla_runtime.execution.approach import StartParameters, start_limits
 from vla_runtime.execution.chunk_check import CheckedChunk
 from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.columns import CommandColumns
-from vla_runtime.execution.command import ChunkRefusal, CommittedSetpoints, Counters, SubmitResult
+from vla_runtime.execution.command import ChunkRefusal, Counters, SubmitResult
 from vla_runtime.execution.handover import LiveChunk, SeamReport
 from vla_runtime.execution.history import StepHistory
 from vla_runtime.execution.intake import (
@@ -35,7 +35,7 @@ from vla_runtime.execution.limits import Limits, check_handed_over
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.requests import DelayEstimator, FrameAge, Requests
 from vla_runtime.execution.timeline import Segment, Timeline
-from vla_runtime.types import ChunkHeader
+from vla_runtime.types import ChunkHeader, PlanRequest
 
 # The oldest observation that may be allowed (60 s), at 1000 ticks a second.
 _HISTORY_TICKS = 65_536
@@ -349,7 +349,7 @@ class Replanner:
         """True when every inference takes as long as a chunk lasts, or longer."""
         return self.delays.shortest >= self.horizon
 
-    def committed_plan(self, now_ros_ns: int, past_steps: int) -> CommittedSetpoints:
+    def committed_plan(self, now_ros_ns: int, past_steps: int) -> PlanRequest:
         """Return the setpoints still to be executed, from the current step on."""
         timeline = self.timeline
         first, rows = timeline.committed_rows(past_steps)
@@ -357,16 +357,16 @@ class Replanner:
             timeline.joins_at(),
             timeline.next_step + self.delays.estimate(self.parameters.delay),
         )
-        return CommittedSetpoints(
+        return PlanRequest(
             rows=self._as_written(first, rows),
             names=self._columns.chunk_names,
+            kinds=self._columns.chunk_kinds,
             step_time_s=timeline.step_time_s,
-            first_step=first,
             stamp_ns=now_ros_ns - (timeline.consumed_ns - first * timeline.step_ns),
-            past=timeline.current_step - first,
-            certain=min(takeover - first, len(rows)),
             episode=self.episode,
+            certain=min(takeover - first, len(rows)),
             request=self.requests.number,
+            step=first,
         )
 
     def _as_written(self, first: int, rows: np.ndarray) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -12,7 +11,7 @@ from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.statistics import CHANNELS, image_group
 from vla_runtime.family.declaration import image_sizes
 from vla_runtime.processing.cropped_images import cropped
-from vla_runtime.processing.images import BLACK, black_pixels, to_pixels
+from vla_runtime.processing.images import BLACK, black_pixels, check_image, to_pixels
 from vla_runtime.processing.letterboxed_images import letterboxed
 from vla_runtime.processing.normalization import Normalizer
 from vla_runtime.processing.plain_images import (
@@ -24,21 +23,6 @@ from vla_runtime.processing.plain_images import (
 )
 from vla_runtime.processing.stretched_images import stretched
 from vla_runtime.types import CroppedResample
-
-
-@dataclass(frozen=True)
-class EncodedImages:
-    """Pixels of every camera, and the mask of the cameras that are present.
-
-    Attributes:
-        pixels: (V, 3, S, S) float32 in [-1, 1], a buffer that the next call overwrites. Where
-            images go in at their own sizes, V arrays (3, height, width) in the scale of
-            `normalisation.images`; one array where the sizes are equal.
-        mask: (V,) bool, False for an absent camera.
-    """
-
-    pixels: np.ndarray | Sequence[np.ndarray]
-    mask: np.ndarray
 
 
 class CameraImages:
@@ -68,26 +52,35 @@ class CameraImages:
         self._pixels = np.stack(pixels) if len(set(self._sizes)) == 1 else pixels
 
     def check(self, images: Mapping[str, np.ndarray | None]) -> None:
-        """Refuse images that are not of their camera's size, where nothing resizes them.
+        """Refuse images that are none, or not of their camera's size where nothing resizes them.
 
         Args:
-            images: image of each known camera, uint8 (height, width, 3); None for an absent one.
+            images: image of each known camera; None for an absent one.
 
         Raises:
-            ValueError: names camera and sizes.
+            ValueError: names camera, and what was expected and came.
         """
-        if self._spec.images.padding != 'none':
-            return
         for camera, size in zip(self._spec.cameras, self._sizes, strict=True):
             image = images.get(camera.name)
-            if image is not None:
-                try:
+            if image is None:
+                continue
+            try:
+                check_image(image)
+                if self._spec.images.padding == 'none':
                     check_size(image, size)
-                except ValueError as error:
-                    raise ValueError(f'observation.images[{camera.name}]: {error}') from None
+            except ValueError as error:
+                raise ValueError(f'observation.images[{camera.name}]: {error}') from None
 
-    def encode(self, images: Mapping[str, np.ndarray | None]) -> EncodedImages:
+    def encode(
+        self, images: Mapping[str, np.ndarray | None]
+    ) -> tuple[np.ndarray | Sequence[np.ndarray], np.ndarray]:
         """Convert every camera's image, in the bundle's camera order.
+
+        Returns:
+            pixels: (V, 3, S, S) float32 in [-1, 1], a buffer that the next call overwrites. Where
+                images go in at their own sizes, V arrays (3, height, width) in the scale of
+                `normalisation.images`; one array where the sizes are equal.
+            mask: (V,) bool, False for an absent camera.
 
         Raises:
             ValueError: an image that cannot be resized; names the camera.
@@ -103,7 +96,7 @@ class CameraImages:
                 self._convert(index, image)
             except ValueError as error:
                 raise ValueError(f'observation.images[{camera.name}]: {error}') from error
-        return EncodedImages(self._pixels, mask)
+        return self._pixels, mask
 
     def _convert(self, index: int, image: np.ndarray) -> None:
         size, out, spec = self._sizes[index], self._pixels[index], self._spec.images
@@ -113,8 +106,7 @@ class CameraImages:
                 image, size[0], padding=spec.padding, resample=spec.resample, bars=bars, out=out
             )
         else:
-            image = self._resized(image, size)
-            to_plain_pixels(image, size, self._tables[index], out)
+            to_plain_pixels(self._resized(image, size), self._tables[index], out)
 
     def _resized(self, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         """An image without padding, in the network's size."""

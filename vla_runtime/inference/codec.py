@@ -14,7 +14,7 @@ import numpy as np
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.family.declaration import TOKEN_MASK, TOKENS, image_places, language_dims
 from vla_runtime.family.listing import find_family
-from vla_runtime.inference.camera_images import CameraImages, EncodedImages
+from vla_runtime.inference.camera_images import CameraImages
 from vla_runtime.processing.actions import ActionSpace, PoseColumns
 from vla_runtime.processing.joint_spaces import joint_space
 from vla_runtime.processing.normalization import Normalizer
@@ -76,9 +76,6 @@ class PolicyCodec:
             )
         if all(image is None for image in observation.images.values()):
             raise ValueError('observation.images: every camera is absent; at least one is needed')
-        for name, image in observation.images.items():
-            if image is not None:
-                _check_image(name, image)
         self.camera_images.check(observation.images)
         instruction = observation.instruction
         if self.prompts is not None and (
@@ -110,10 +107,6 @@ class PolicyCodec:
     def _state(self, observation: Observation) -> np.ndarray:
         """Return the state (S,) in float64 that deltas are relative to."""
         return self._joint_space.state_to_policy(np.asarray(observation.state, dtype=np.float64))
-
-    def images(self, observation: Observation) -> EncodedImages:
-        """Convert every camera's image to pixels, in the bundle's camera order."""
-        return self.camera_images.encode(observation.images)
 
     def state_bins(self, state: np.ndarray) -> np.ndarray:
         """Return the bins in the prompt of a normalised state (S,).
@@ -279,15 +272,6 @@ class _Prompts:
                 f'dimensions.image_places in policy.yaml says {list(places)}: this is not the '
                 'tokenizer of the export'
             )
-
-
-def _check_image(name: str, image: np.ndarray) -> None:
-    shape, dtype = getattr(image, 'shape', None), getattr(image, 'dtype', None)
-    if dtype != np.uint8 or shape is None or len(shape) != 3 or shape[2] != 3 or not all(shape):
-        raise ValueError(
-            f'observation.images[{name}]: expected uint8 of shape (height, width, 3), got {dtype} '
-            f'of shape {shape}'
-        )
 
 
 def _action_space(bundle: Bundle) -> ActionSpace:

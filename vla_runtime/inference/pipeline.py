@@ -15,19 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from threading import Condition, Thread
 from time import perf_counter
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
-from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.denoise import StepObserver
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.runner import ChunkRunner, DenoisedChunk, EncodedPrefix
-
-# `latency`: one inference after the other; `throughput`: two at a time.
-PipelineMode = Literal['latency', 'throughput']
 
 Result = TypeVar('Result')
 # Turns the networks' results and the overlap (ms) into the future's; runs in the pipeline's thread.
@@ -35,17 +31,6 @@ Finish = Callable[[EncodedPrefix, DenoisedChunk, float], Result]
 
 # (start, end) on the clock of `perf_counter`, seconds.
 _Span = tuple[float, float]
-
-
-@dataclass(frozen=True)
-class _Job(Generic[Result]):
-    request: ChunkRequest
-    clock: PhaseClock
-    encoded: EncodedPrefix
-    encoding: _Span
-    on_step: StepObserver | None
-    finish: Finish[Result]
-    future: Future[Result]
 
 
 class ChunkPipeline(Generic[Result]):
@@ -57,7 +42,8 @@ class ChunkPipeline(Generic[Result]):
 
     def __init__(self, runner: ChunkRunner) -> None:
         self._runner = runner
-        self._jobs: SimpleQueue[_Job[Result] | None] = SimpleQueue()
+        # What is left to do for a future, and the future.
+        self._jobs: SimpleQueue[tuple[Callable[[], Result], Future[Result]] | None] = SimpleQueue()
         self._changed = Condition()
         # Encoded, not denoised yet.
         self._unfinished: list[EncodedPrefix] = []
@@ -75,7 +61,6 @@ class ChunkPipeline(Generic[Result]):
     def submit(
         self,
         request: ChunkRequest,
-        clock: PhaseClock,
         finish: Finish[Result],
         on_step: StepObserver | None = None,
     ) -> Future[Result]:
@@ -85,9 +70,8 @@ class ChunkPipeline(Generic[Result]):
         request overlaps with no other.
 
         Args:
-            request: the inference to run.
-            clock: the request's; marks the runner's phases and `wait`: for room before encoding,
-                and for the chunk before it after encoding.
+            request: the inference to run; its clock marks the runner's phases and `wait`: for room
+                before encoding, and for the chunk before it after encoding.
             finish: called with the encoded prefix, the denoised chunk, and the milliseconds for
                 which this encoding overlapped the denoising of the request before.
             on_step: see `inference.denoise.denoise`; called in the pipeline's thread.
@@ -103,8 +87,8 @@ class ChunkPipeline(Generic[Result]):
             self._wait_for(0)
             held = ()
         start = perf_counter()
-        clock.mark('wait')
-        encoded = self._runner.encode(request, clock, held)
+        request.clock.mark('wait')
+        encoded = self._runner.encode(request, held)
         span = start, perf_counter()
         future: Future[Result] = Future()
         # Running from here on: an encoded request cannot be cancelled.
@@ -115,7 +99,7 @@ class ChunkPipeline(Generic[Result]):
         if self._thread is None:
             self._thread = Thread(target=self._work, name='denoising', daemon=True)
             self._thread.start()
-        self._jobs.put(_Job(request, clock, encoded, span, on_step, finish, future))
+        self._jobs.put((partial(self._denoise, encoded, span, finish, on_step), future))
         return future
 
     def drain(self) -> None:
@@ -136,10 +120,11 @@ class ChunkPipeline(Generic[Result]):
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
+            run, future = job
             result: Result | None = None
             failure: BaseException | None = None
             try:
-                result = self._denoise(job)
+                result = run()
             except BaseException as error:
                 failure = error
             # Make room first: whoever waits for the chunk may submit the next request at once.
@@ -148,20 +133,26 @@ class ChunkPipeline(Generic[Result]):
                 self._changed.notify_all()
             try:
                 if failure is not None:
-                    job.future.set_exception(failure)
+                    future.set_exception(failure)
                 else:
-                    job.future.set_result(result)  # type: ignore[arg-type]
+                    future.set_result(result)  # type: ignore[arg-type]
             finally:
                 with self._changed:
                     self._unresolved -= 1
                     self._changed.notify_all()
 
-    def _denoise(self, job: _Job[Result]) -> Result:
-        job.clock.mark('wait')
+    def _denoise(
+        self,
+        encoded: EncodedPrefix,
+        encoding: _Span,
+        finish: Finish[Result],
+        on_step: StepObserver | None,
+    ) -> Result:
+        encoded.request.clock.mark('wait')
         start = perf_counter()
-        denoised = self._runner.denoise(job.request, job.encoded, job.clock, job.on_step)
+        denoised = self._runner.denoise(encoded, on_step)
         before, self._denoising = self._denoising, (start, perf_counter())
-        return job.finish(job.encoded, denoised, _overlap_ms(job.encoding, before))
+        return finish(encoded, denoised, _overlap_ms(encoding, before))
 
 
 def _overlap_ms(a: _Span, b: _Span) -> float:

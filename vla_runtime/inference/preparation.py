@@ -19,7 +19,6 @@ import numpy as np
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.engines.protocol import SLOTS, DenoiseLoop, PolicyEngine
 from vla_runtime.family.declaration import image_sizes
-from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.prefix_cache import PrefixSlot
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.request_builder import RequestBuilder
@@ -114,7 +113,7 @@ class Preparation:
             if guided and not self._can_be_guided(settings):
                 continue
             request = self._request(settings)
-            tied = self._builder.as_if_tied(request, settings)
+            tied = self._builder.as_if_tied(request)
             for one in (request,) if tied is request else (request, tied):
                 loops = _loops(one)
                 if one.guidance == 'serial':
@@ -128,9 +127,7 @@ class Preparation:
 
     def _request(self, settings: PolicySettings) -> ChunkRequest:
         """Return an inference from a black image."""
-        return self._builder.build(
-            self._black(), settings, 0, plan=None, noise=None, clock=PhaseClock()
-        )
+        return self._builder.build(self._black(), settings, 0)
 
     def _can_be_guided(self, guided: PolicySettings) -> bool:
         """Return whether guidance could be switched on beside these settings."""

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Literal
 
 import numpy as np
 
 from vla_runtime.engines.protocol import StepInputs
-from vla_runtime.inference.prefix_cache import CachePolicy, PrefixInputs
+from vla_runtime.inference.prefix_cache import PrefixInputs
 from vla_runtime.inference.real_time_chunking import RtcMode
-from vla_runtime.inference.sampling import Overlap
+from vla_runtime.inference.settings import PolicySettings
+
+
+class PhaseClock:
+    """Wall time per phase, in milliseconds; belongs to one request."""
+
+    def __init__(self) -> None:
+        self._start = self._last = perf_counter()
+        self._phases: dict[str, float] = {}
+
+    def mark(self, phase: str) -> None:
+        """Add the time since the last mark to `phase`."""
+        now = perf_counter()
+        self._phases[phase] = self._phases.get(phase, 0.0) + (now - self._last) * 1e3
+        self._last = now
+
+    def milliseconds(self) -> dict[str, float]:
+        """Return milliseconds per phase, and their sum as `total`."""
+        return {**self._phases, 'total': (self._last - self._start) * 1e3}
 
 
 @dataclass(frozen=True)
@@ -18,26 +37,32 @@ class ChunkRequest:
     """Inputs that one chunk is encoded and denoised from.
 
     Attributes:
+        settings: settings of the inference.
+        number: inference number; with the seed it names the noise.
         prefixes: one of R rows; with serial guidance two of one row, conditioned first.
-        cache: settings of the prefix cache.
         times: (N,) flow times of the denoise steps.
         inputs: the expert's inputs, for all prompt rows.
         guidance: mode in which the rows run; `none` for one row.
+        noise: noise for the report; unlike `inputs.x` it never holds actions of the plan.
         rtc_mode: mode that ties the chunk to the plan; `off` without a plan.
         clamped: number of first actions set exactly to the plan's in the end (`hard_prefix`).
-        noise: noise for the report; unlike `inputs.x` it never holds actions of the plan.
-        overlap: plan that samples are compared with; None without a plan or with one sample.
+        overlap: (H, W) weight of each of the W real actions where samples are compared with
+            `inputs.plan`: 1 for those executed for certain, falling off after them, 0 beyond the
+            plan, not all 0; None without a plan or with one sample.
+        clock: wall time of the phases.
     """
 
+    settings: PolicySettings
+    number: int
     prefixes: tuple[PrefixInputs, ...]
-    cache: CachePolicy
     times: np.ndarray
     inputs: StepInputs
     guidance: Literal['none', 'fused', 'serial']
-    rtc_mode: RtcMode
-    clamped: int
     noise: np.ndarray
-    overlap: Overlap | None
+    rtc_mode: RtcMode = 'off'
+    clamped: int = 0
+    overlap: np.ndarray | None = None
+    clock: PhaseClock = field(default_factory=PhaseClock)
 
     @property
     def tokens(self) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ All input checks are made here, so a request that was built can be run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from time import monotonic
 
 import numpy as np
@@ -15,19 +15,13 @@ from vla_runtime.bundle.rules import check_guidable
 from vla_runtime.engines.protocol import FEATURES, Feature, PolicyEngine, StepInputs
 from vla_runtime.family.declaration import Family, real_action_dim
 from vla_runtime.family.listing import find_family
-from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.inference.guidance import resolve_cfg_mode, row_weights
 from vla_runtime.inference.prefix_cache import Clock, PrefixInputs
-from vla_runtime.inference.real_time_chunking import (
-    RtcMode,
-    clamp_weights,
-    plan_weights,
-    prefix_weights,
-)
-from vla_runtime.inference.request import ChunkRequest
-from vla_runtime.inference.sampling import Overlap, sample_noise
+from vla_runtime.inference.real_time_chunking import clamp_weights, plan_weights, prefix_weights
+from vla_runtime.inference.request import ChunkRequest, PhaseClock
+from vla_runtime.inference.sampling import sample_noise
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.types import Advantage, CommittedPlan, Observation
 
@@ -53,18 +47,6 @@ _OF_FLOW = (
     'rtc_horizon',
     'samples',
 )
-
-
-@dataclass(frozen=True)
-class PlanConditioning:
-    """Plan, weights and mode that tie a chunk to the plan; zeros and `off` without a plan."""
-
-    plan: np.ndarray
-    weight: np.ndarray
-    mode: RtcMode = 'off'
-    clamped: int = 0
-    clean: int = 0
-    overlap: Overlap | None = None
 
 
 class RequestBuilder:
@@ -122,9 +104,8 @@ class RequestBuilder:
         settings: PolicySettings,
         number: int,
         *,
-        plan: CommittedPlan | None,
-        noise: np.ndarray | None,
-        clock: PhaseClock,
+        plan: CommittedPlan | None = None,
+        noise: np.ndarray | None = None,
     ) -> ChunkRequest:
         """Check and convert everything that goes into one inference.
 
@@ -134,49 +115,45 @@ class RequestBuilder:
             number: inference number, for the noise.
             plan: actions that the executor will still execute.
             noise: noise to denoise from, instead of the seed's.
-            clock: the request's; marks `tokens` and `images`.
 
         Raises:
             ValueError: anything that does not fit the bundle.
         """
+        clock = PhaseClock()
         state = self._codec.check(observation)
         noise = self._noise(noise, settings, number)
-        steps = settings.denoise_steps or self._spec.denoise_steps
-        times = flow_times(steps, self._spec.flow_times)
-        tie = self._tie(plan, observation, times, settings)
+        dims, steps = self._spec.dims, settings.denoise_steps or self._spec.denoise_steps
         advantages = self._advantages(settings)
         guidance = (
             'none' if len(advantages) == 1 else resolve_cfg_mode(settings.cfg_mode, self._max_rows)
         )
+        normalised = None
+        if plan is not None and (settings.rtc_mode != 'off' or settings.samples > 1):
+            normalised = self._codec.plan(plan, observation)
         prefixes, head_rows = self._prefixes(
             observation, state, advantages, clock, alone=guidance == 'serial'
         )
-        x = noise
-        if tie.clean:
-            x = noise.copy()
-            x[..., : tie.clean, :] = tie.plan[: tie.clean]
-        return ChunkRequest(
+        free = ChunkRequest(
+            settings=settings,
+            number=number,
             prefixes=prefixes,
-            cache=settings.cache,
-            times=times,
+            times=flow_times(steps, self._spec.flow_times),
             inputs=StepInputs(
-                x=x,
+                x=noise,
                 row_weight=row_weights(None if guidance == 'none' else settings.cfg_beta),
-                plan=tie.plan,
-                plan_weight=tie.weight,
+                plan=np.zeros((dims.horizon, dims.action_dim), dtype=np.float32),
+                plan_weight=np.zeros((steps, dims.horizon), dtype=np.float32),
                 rows=head_rows,
-                jacobian=tie.mode == 'jacobian',
-                clean_actions=tie.clean,
             ),
             guidance=guidance,
-            rtc_mode=tie.mode,
-            clamped=tie.clamped,
             noise=noise,
-            overlap=tie.overlap,
+            clock=clock,
         )
+        return free if plan is None or normalised is None else self._tied(free, plan, normalised)
 
-    def as_if_tied(self, request: ChunkRequest, settings: PolicySettings) -> ChunkRequest:
+    def as_if_tied(self, request: ChunkRequest) -> ChunkRequest:
         """Return a request with the head's inputs of a plan; itself where they are the same."""
+        settings = request.settings
         jacobian = settings.rtc_mode == 'jacobian' and request.guidance != 'serial'
         clean = self._spec.trained_delay_steps if settings.rtc_mode == 'hard_prefix' else 0
         if not (jacobian or clean):
@@ -201,13 +178,13 @@ class RequestBuilder:
         instruction = observation.instruction if self._codec.prompts else ''
         rows = self._codec.rows(instruction, state, advantages)
         clock.mark('tokens')
-        images = self._codec.images(observation)
+        pixels, image_mask = self._codec.camera_images.encode(observation.images)
         clock.mark('images')
         time_s, clock_read = _time(observation)
         family, dims = self._family, self._spec.dims
         prefix = PrefixInputs(
-            pixels=images.pixels,
-            image_mask=images.mask,
+            pixels=pixels,
+            image_mask=image_mask,
             rows={name: rows[name] for name in family.prefix_inputs(dims)},
             words=(instruction, advantages),
             state_bins=self._codec.state_bins(state),
@@ -254,51 +231,60 @@ class RequestBuilder:
         noise[..., real_action_dim(self._spec.dims) :] = 0.0
         return noise
 
-    def _tie(
-        self,
-        plan: CommittedPlan | None,
-        observation: Observation,
-        times: np.ndarray,
-        settings: PolicySettings,
-    ) -> PlanConditioning:
-        dims = self._spec.dims
-        free = PlanConditioning(
-            np.zeros((dims.horizon, dims.action_dim), dtype=np.float32),
-            np.zeros((len(times), dims.horizon), dtype=np.float32),
-        )
-        if plan is None or (settings.rtc_mode == 'off' and settings.samples == 1):
-            return free
-        normalised = self._codec.plan(plan, observation)
+    def _tied(
+        self, free: ChunkRequest, plan: CommittedPlan, normalised: np.ndarray
+    ) -> ChunkRequest:
+        """Return a request tied to the plan, or compared with it, as its settings say.
+
+        Args:
+            free: the request without a plan.
+            plan: actions that the executor will still execute.
+            normalised: (H, A) float32, the same in normalised action space.
+        """
+        settings, times = free.settings, free.times
+        horizon, width = self._spec.dims.horizon, len(self._spec.actions)
         # Beyond the end of the plan or of the chunk there is nothing to tie.
         end = min(plan.execution_horizon, len(plan.actions), self._spec.horizon)
         if settings.rtc_horizon:
             end = min(end, max(settings.rtc_horizon, plan.delay_steps))
-        per_action = prefix_weights(settings.plan_schedule, plan.delay_steps, end, dims.horizon)
-        overlap = None
+        per_action = prefix_weights(settings.plan_schedule, plan.delay_steps, end, horizon)
         if settings.samples > 1 and per_action.any():
-            overlap = Overlap(normalised, per_action, len(self._spec.actions))
+            overlap = np.repeat(per_action[:, None], width, axis=1)
+            free = replace(free, inputs=replace(free.inputs, plan=normalised), overlap=overlap)
         clamped = clean = 0
+        if settings.rtc_mode == 'off':
+            return free
         if settings.rtc_mode == 'hard_prefix':
             clamped = min(plan.delay_steps, end)
             # A policy accepts at most as many actions at flow time 0 as it was trained with; any
             # further ones are held by their weight alone.
             clean = min(clamped, self._spec.trained_delay_steps)
-            weight = clamp_weights(times, clamped, dims.horizon)
-        elif settings.rtc_mode == 'off':
-            weight = free.weight
+            weight = clamp_weights(times, clamped, horizon)
         else:
             weight = plan_weights(
                 times,
                 schedule=settings.plan_schedule,
                 delay=plan.delay_steps,
                 execution_horizon=end,
-                horizon=dims.horizon,
+                horizon=horizon,
                 maximum=settings.max_guidance_weight,
             )
         if not weight.any():
             # Such a chunk is not tied to the plan, so its report must say `off`.
-            return replace(free, overlap=overlap)
-        return PlanConditioning(normalised, weight, settings.rtc_mode, clamped, clean, overlap)
+            return free
+        x = free.noise
+        if clean:
+            x = x.copy()
+            x[..., :clean, :] = normalised[:clean]
+        inputs = replace(
+            free.inputs,
+            x=x,
+            plan=normalised,
+            plan_weight=weight,
+            jacobian=settings.rtc_mode == 'jacobian',
+            clean_actions=clean,
+        )
+        return replace(free, inputs=inputs, rtc_mode=settings.rtc_mode, clamped=clamped)
 
 
 def _check_unset(settings: PolicySettings, names: Sequence[str], family: Family) -> None:

@@ -14,26 +14,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from vla_runtime.engines.protocol import PolicyEngine
-from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.denoise import StepObserver, denoise, denoise_serially
 from vla_runtime.inference.prefix_cache import PrefixCache, PrefixSlot
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.sampling import plan_distances
-from vla_runtime.types import CacheReport
+from vla_runtime.types import CacheReport, InferenceReport
 
 
 @dataclass(frozen=True)
 class EncodedPrefix:
-    """Slots that hold a request's prefix, and the work of filling them.
+    """A request whose prefix lies in slots of the engine, and the work of filling them.
 
     Attributes:
-        rows: prompt rows in a slot.
+        request: the request.
         slots: one, or one for each row of serial guidance.
         cache: outcomes of the prefix cache.
         runs: number of runs of the networks `vision` and `prefix`.
     """
 
-    rows: int
+    request: ChunkRequest
     slots: tuple[int, ...]
     cache: CacheReport
     runs: Mapping[str, int]
@@ -41,7 +40,8 @@ class EncodedPrefix:
     @property
     def places(self) -> tuple[PrefixSlot, ...]:
         """Places that the denoise loop reads."""
-        return tuple((self.rows, slot) for slot in self.slots)
+        rows = self.request.prefixes[0].count
+        return tuple((rows, slot) for slot in self.slots)
 
 
 @dataclass(frozen=True)
@@ -73,51 +73,41 @@ class ChunkRunner:
         self._engine = engine
         self.cache = PrefixCache(engine, cameras)
 
-    def encode(
-        self, request: ChunkRequest, clock: PhaseClock, held: Collection[PrefixSlot] = ()
-    ) -> EncodedPrefix:
+    def encode(self, request: ChunkRequest, held: Collection[PrefixSlot] = ()) -> EncodedPrefix:
         """Run the vision and prefix networks for what the cache does not hold.
 
         Args:
-            request: the inference to run.
-            clock: the request's; marks `vision` and `prefix`.
+            request: the inference to run; its clock marks `vision` and `prefix`.
             held: places that another inference is denoising over; they are not written.
         """
-        cache = self.cache
+        cache, policy = self.cache, request.settings.cache
         before = dict(cache.runs)
-        images = cache.encode_images(request.prefixes[0], request.cache)
+        images = cache.encode_images(request.prefixes[0], policy)
         self._engine.synchronize()
-        clock.mark('vision')
-        slots = cache.place(request.prefixes, request.cache, held)
+        request.clock.mark('vision')
+        slots = cache.place(request.prefixes, policy, held)
         prefixes = tuple(
-            cache.encode_prefix(prefix, request.cache, slot)
+            cache.encode_prefix(prefix, policy, slot)
             for slot, prefix in zip(slots, request.prefixes, strict=True)
         )
         self._engine.synchronize()
-        clock.mark('prefix')
+        request.clock.mark('prefix')
         return EncodedPrefix(
-            rows=request.prefixes[0].count,
-            slots=slots,
-            cache=CacheReport(images, prefixes),
+            request,
+            slots,
+            CacheReport(images, prefixes),
             runs={network: count - before[network] for network, count in cache.runs.items()},
         )
 
-    def denoise(
-        self,
-        request: ChunkRequest,
-        encoded: EncodedPrefix,
-        clock: PhaseClock,
-        on_step: StepObserver | None = None,
-    ) -> DenoisedChunk:
+    def denoise(self, encoded: EncodedPrefix, on_step: StepObserver | None = None) -> DenoisedChunk:
         """Run the expert and choose among the samples.
 
         Args:
-            request: the inference to run.
-            encoded: result of `encode` for it.
-            clock: the request's; marks `denoise`.
+            encoded: result of `encode`; the request's clock marks `denoise`.
             on_step: see `inference.denoise.denoise`.
         """
-        engine, steps = self._engine, len(request.times)
+        engine, request = self._engine, encoded.request
+        steps = len(request.times)
         engine.set_schedule(request.times, dt=-1.0 / steps)
         if request.guidance == 'serial':
             chunks = denoise_serially(engine, request.inputs, request.times, encoded.slots, on_step)
@@ -129,13 +119,52 @@ class ChunkRunner:
             chunks[:, : request.clamped] = request.inputs.plan[: request.clamped]
         sample, distances = 0, np.zeros(0)
         if request.overlap is not None:
-            distances = plan_distances(chunks, request.overlap)
+            distances = plan_distances(chunks, request.inputs.plan, request.overlap)
             # A NaN or infinite distance never wins; if all are, the chunk is refused later.
             sample = int(np.where(np.isfinite(distances), distances, np.inf).argmin())
-        clock.mark('denoise')
+        request.clock.mark('denoise')
         return DenoisedChunk(
             chunks[sample],
             sample,
             tuple(map(float, distances)),
             runs={'expert': steps * len(encoded.slots)},
         )
+
+    def report(
+        self,
+        encoded: EncodedPrefix,
+        denoised: DenoisedChunk,
+        stamps_ns: Mapping[str, int],
+        overlap_ms: float = 0.0,
+    ) -> InferenceReport:
+        """Return the report of an inference that is done; see `InferenceReport`."""
+        request, settings = encoded.request, encoded.request.settings
+        return InferenceReport(
+            number=request.number,
+            seed=settings.seed,
+            milliseconds=request.clock.milliseconds(),
+            pipeline=settings.pipeline,
+            overlap_ms=overlap_ms,
+            cache=encoded.cache,
+            runs={**encoded.runs, **denoised.runs},
+            beta=settings.cfg_beta if settings.guided else 1.0,
+            guidance=request.guidance,
+            rtc_mode=request.rtc_mode,
+            clean_steps=request.inputs.clean_actions,
+            denoise_steps=len(request.times),
+            tokens=request.tokens,
+            samples=settings.samples,
+            sample=denoised.sample,
+            sample_distances=denoised.distances,
+            cuda_graph=_graphs_used(self._engine.cuda_graph, request),
+            noise=request.noise,
+            stamps_ns=dict(stamps_ns),
+        )
+
+
+def _graphs_used(captured: Mapping[str, str], request: ChunkRequest) -> dict[str, str]:
+    """Graphs as the engine has them; serial guidance runs the steps one by one, without theirs."""
+    # A loop that gave up its graph, and an engine that captures none, keep their own words.
+    graphs = 'captured' in captured.values() and captured['denoise'] in ('captured', 'eager')
+    by_step = request.guidance == 'serial' and graphs
+    return {**captured, **({'denoise': 'eager: serial guidance'} if by_step else {})}

@@ -1,33 +1,45 @@
-"""Several chunks over one prefix, and the choice of the one to execute.
+"""Repeatable noise of one or several chunks, and the choice of the one to execute.
 
-The chunk that continues the committed plan best is chosen: backward coherence, as in bidirectional
-decoding (arXiv 2408.17355), over the overlap of chunk and plan.
+The noise is counter-based, keyed by (seed, inference number). The chunk that continues the
+committed plan best is chosen: backward coherence, as in bidirectional decoding (arXiv 2408.17355),
+over the overlap of chunk and plan.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from vla_runtime.family.declaration import Noise
-from vla_runtime.inference.noise import chunk_noise
 
 
-@dataclass(frozen=True)
-class Overlap:
-    """Committed plan that samples are compared with.
+def chunk_noise(
+    seed: int,
+    number: int,
+    shape: tuple[int, int],
+    sample: int = 0,
+    kind: Noise = 'normal',
+) -> np.ndarray:
+    """Noise of one sample of one inference: standard normal, or uniform in [-1, 1).
 
-    Attributes:
-        plan: (H, A) float32 committed plan in normalised action space.
-        weight: (H,) at least 0, weight of each action: 1 for those executed for certain, falling
-            off after them, 0 beyond the plan; not all 0.
-        width: real action dimensions; the further ones are padding and do not count.
+    A Philox generator (Salmon et al., SC 2011) keyed by the seed and the inference number, so the
+    noise of inference n does not depend on the inferences before it.
+
+    Args:
+        seed: 0 to 2**64 - 1.
+        number: inference number, from 0.
+        shape: (H, A).
+        sample: index within the inference, from 0; each has its own range of the counter.
+        kind: distribution, of the family.
+
+    Returns:
+        float32 array of that shape
     """
-
-    plan: np.ndarray
-    weight: np.ndarray
-    width: int
+    # The counter has 256 bits, lowest word first: no sample reaches the next one's range.
+    bits = np.random.Philox(key=[seed, number], counter=[0, 0, 0, sample])
+    generator = np.random.Generator(bits)
+    if kind == 'uniform':
+        return np.float32(2.0) * generator.random(shape, dtype=np.float32) - np.float32(1.0)
+    return generator.standard_normal(shape, dtype=np.float32)
 
 
 def sample_noise(
@@ -42,17 +54,18 @@ def sample_noise(
     return np.stack([chunk_noise(seed, number, shape, sample, kind) for sample in range(samples)])
 
 
-def plan_distances(chunks: np.ndarray, overlap: Overlap) -> np.ndarray:
+def plan_distances(chunks: np.ndarray, plan: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Distance of each chunk from the plan over their overlap.
 
     Args:
         chunks: (N, H, A) in normalised action space.
-        overlap: plan and weights.
+        plan: (H, A) in normalised action space.
+        weight: (H, W) weight of each action, see `ChunkRequest.overlap`; the same in a row.
 
     Returns:
         (N,) float64: root of the weighted mean square difference, in normalised units
     """
-    width = overlap.width
-    difference = chunks[..., :width].astype(np.float64) - overlap.plan[:, :width]
+    width, weight = weight.shape[1], weight[:, 0]
+    difference = chunks[..., :width].astype(np.float64) - plan[:, :width]
     square = np.square(difference).mean(axis=2)
-    return np.sqrt(square @ overlap.weight / overlap.weight.sum())
+    return np.sqrt(square @ weight / weight.sum())

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from numbers import Integral, Real
+from typing import Literal
 
 from vla_runtime.engines.protocol import MAX_SAMPLES
 from vla_runtime.family.declaration import MOST_DENOISE_STEPS
 from vla_runtime.files.setting_fields import check_words, setting
 from vla_runtime.inference.guidance import MOST_BETA, CfgMode, check_beta
-from vla_runtime.inference.pipeline import PipelineMode
 from vla_runtime.inference.prefix_cache import CachePolicy
 from vla_runtime.inference.real_time_chunking import PlanSchedule, RtcMode
 from vla_runtime.inference.setting_checks import check_type, is_finite
 from vla_runtime.types import Advantage
+
+# `latency`: one inference after the other; `throughput`: two at a time.
+PipelineMode = Literal['latency', 'throughput']
 
 
 @dataclass(frozen=True)

@@ -47,11 +47,13 @@ class ImageFacts(NamedTuple):
     Attributes:
         width, height: size in pixels.
         grey: it has no colours.
+        encoding: encoding that the bytes of a raw image are read by; '' for a compressed one.
     """
 
     width: int
     height: int
     grey: bool
+    encoding: str = ''
 
 
 def check_image(
@@ -102,7 +104,7 @@ def check_image(
             f"data is a JPEG, not pixels of '{name}': let the driver decode it (usb_cam: "
             'pixel_format mjpeg2rgb), or publish it as sensor_msgs/CompressedImage'
         )
-    return ImageFacts(message.width, message.height, known.grey)
+    return ImageFacts(message.width, message.height, known.grey, name)
 
 
 def to_rgb(
@@ -111,6 +113,7 @@ def to_rgb(
     width: int | None = None,
     height: int | None = None,
     encoding: str | None = None,
+    facts: ImageFacts | None = None,
 ) -> np.ndarray:
     """An image message as pixels.
 
@@ -119,6 +122,7 @@ def to_rgb(
         width: the width that the camera must have; any, when None.
         height: likewise.
         encoding: see `check_image`.
+        facts: what `check_image` found, where the message was checked already.
 
     Returns:
         (height, width, 3) uint8, RGB. Of 8-bit colour and grey a read-only view with whatever
@@ -127,15 +131,15 @@ def to_rgb(
     Raises:
         ImageError: see `check_image`; or data that cannot be decoded, or is damaged.
     """
-    check_image(message, width=width, height=height, encoding=encoding)
+    if facts is None:
+        facts = check_image(message, width=width, height=height, encoding=encoding)
     if hasattr(message, 'format'):
         image = compressed_images.decode(memoryview(message.data))
         if image is None:
             raise ImageError(_damaged(message))
         _check_size(image.shape[1], image.shape[0], width, height)
         return image
-    _, known = _encoding(message, encoding)
-    return known.to_rgb(
+    return RAW_ENCODINGS[facts.encoding].to_rgb(
         message.data, message.width, message.height, message.step, bool(message.is_bigendian)
     )
 

@@ -27,13 +27,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vla_runtime.files.quotes import one_line, quoted
-from vla_runtime.types import ActionChunk, ChunkHeader
+from vla_runtime.types import ActionChunk, ChunkHeader, PlanRequest
 
 if TYPE_CHECKING:
     from builtin_interfaces.msg import Time
@@ -51,33 +50,6 @@ _PLAN_TAG = re.compile(rf'plan episode={_N} certain={_N}{_STEP}(?: request={_N})
 
 class TrajectoryError(ValueError):
     """A trajectory message that is not a chunk or not a plan; the message names the field."""
-
-
-@dataclass(frozen=True)
-class ReceivedPlan:
-    """A committed plan: the setpoints still to be executed, and the request for the next chunk.
-
-    Attributes:
-        rows: (n, columns) float64 setpoints, n >= 0.
-        names: column names.
-        kinds: per column `position` or `velocity`.
-        step_time_s: seconds from row to row; None where fewer than two rows do not tell.
-        stamp_ns: ROS time at which the step of row 0 begins.
-        episode: the executor's episode.
-        certain: rows, from row 0 on, that will be executed whatever the answer is.
-        request: number of the request, for the answer; None where it is not given.
-        step: number of the step of row 0, for the answer; None where it does not say.
-    """
-
-    rows: np.ndarray
-    names: tuple[str, ...]
-    kinds: tuple[str, ...]
-    step_time_s: float | None
-    stamp_ns: int
-    episode: int
-    certain: int
-    request: int | None = None
-    step: int | None = None
 
 
 def stamp_to_ns(stamp: Time) -> int:
@@ -148,27 +120,19 @@ def message_to_chunk(
     return chunk, header
 
 
-def plan_to_message(
-    rows: np.ndarray,
-    names: Sequence[str],
-    kinds: Sequence[str],
-    step_time_s: float,
-    *,
-    stamp_ns: int,
-    episode: int,
-    certain: int,
-    request: int | None = None,
-    step: int | None = None,
-) -> JointTrajectory:
-    """The executor's request: (n, columns) setpoints that it will still execute, n >= 0."""
-    message = _to_message(rows, names, kinds, step_time_s, stamp_ns=stamp_ns)
+def plan_to_message(plan: PlanRequest) -> JointTrajectory:
+    """The executor's request as a message; more than one row needs a step time."""
+    message = _to_message(
+        plan.rows, plan.names, plan.kinds, plan.step_time_s or 0.0, stamp_ns=plan.stamp_ns
+    )
     message.header.frame_id = (
-        f'plan episode={episode} certain={certain}{_tag("step", step)}{_tag("request", request)}'
+        f'plan episode={plan.episode} certain={plan.certain}'
+        f'{_tag("step", plan.step)}{_tag("request", plan.request)}'
     )
     return message
 
 
-def message_to_plan(message: JointTrajectory) -> ReceivedPlan:
+def message_to_plan(message: JointTrajectory) -> PlanRequest:
     """Read a message that `plan_to_message` wrote.
 
     Raises:
@@ -187,7 +151,7 @@ def message_to_plan(message: JointTrajectory) -> ReceivedPlan:
             raise TrajectoryError('points: hold a number that is not finite')
     else:
         rows, kinds = np.zeros((0, len(names))), ('position',) * len(names)
-    return ReceivedPlan(
+    return PlanRequest(
         rows=rows,
         names=names,
         kinds=kinds,

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import cv2
 import numpy as np
 
-from vla_runtime.processing.images import check_image
 from vla_runtime.processing.stretched_images import stretched
 from vla_runtime.types import CroppedResample, LastResample
 
@@ -48,10 +47,8 @@ def cropped(
         (height, width, 3) uint8
 
     Raises:
-        ValueError: an image of another type or shape, or with `area` of an aspect that `size` was
-            not made for.
+        ValueError: with `area`, an image of an aspect that `size` was not made for.
     """
-    check_image(image)
     if resample != 'area':
         cut = cut or size
         whole = (edge, edge) if resample == 'bicubic_uint8' else cut

@@ -65,10 +65,9 @@ def to_pixels(
         (3, S, S) float32 in [-1, 1] beside the bars, channels first; `out` itself if given.
 
     Raises:
-        ValueError: image, size or `out` of another type or shape, an unknown word for padding or
+        ValueError: size or `out` of another type or shape, an unknown word for padding or
             resample, or an image so narrow that one side shrinks to nothing.
     """
-    check_image(image)
     check_word('image resample', resample, ImageResample)
     if padding in ('none', 'stretch') or resample not in ('bilinear', 'antialias'):
         raise ValueError(
@@ -109,7 +108,7 @@ def _square(size: int, out: np.ndarray | None) -> np.ndarray:
 
 
 def check_image(image: np.ndarray) -> None:
-    """Refuse anything but a uint8 RGB image (ValueError)."""
+    """Refuse anything but a uint8 RGB image (ValueError): no other function here looks again."""
     if not isinstance(image, np.ndarray):
         raise ValueError(f'image must be a numpy array, got {type(image).__name__}')
     if image.dtype != np.uint8:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from vla_runtime.processing.images import check_image
 from vla_runtime.processing.stretched_images import stretched
 
 
@@ -25,11 +24,7 @@ def letterboxed(image: np.ndarray, size: int, fill: tuple[int, int, int]) -> np.
 
     Returns:
         (S, S, 3) uint8
-
-    Raises:
-        ValueError: an image of another type or shape.
     """
-    check_image(image)
     height, width = image.shape[:2]
     longer = max(height, width)
     above, left = (longer - height) // 2, (longer - width) // 2

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from vla_runtime.processing.images import check_image
 from vla_runtime.processing.normalization import Normalizer
 
 
@@ -60,25 +59,17 @@ def check_size(image: np.ndarray, size: tuple[int, int]) -> None:
         )
 
 
-def to_plain_pixels(
-    image: np.ndarray, size: tuple[int, int], table: np.ndarray, out: np.ndarray
-) -> np.ndarray:
+def to_plain_pixels(image: np.ndarray, table: np.ndarray, out: np.ndarray) -> np.ndarray:
     """Look every pixel of an image up.
 
     Args:
         image: (height, width, 3) uint8, RGB, any strides; never written to.
-        size: height and width that the network takes.
         table: (3, 256) float32.
         out: (3, height, width) float32 to write into.
 
     Returns:
         `out`
-
-    Raises:
-        ValueError: an image of another type or size.
     """
-    check_image(image)
-    check_size(image, size)
     for channel in range(3):
         np.take(table[channel], image[..., channel], out=out[channel], mode='clip')
     return out

@@ -8,7 +8,6 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from vla_runtime.processing.images import check_image
 from vla_runtime.processing.words import check_word
 from vla_runtime.types import CroppedResample, LastResample, StretchedResample
 
@@ -42,9 +41,8 @@ def stretched(
         (height, width, 3) uint8; `image` itself where it has that size
 
     Raises:
-        ValueError: an image of another type or shape, or an unknown word for resample.
+        ValueError: an unknown word for resample.
     """
-    check_image(image)
     if resample not in _FILTERS:
         check_word('image resample', resample, StretchedResample)
     height, width = size

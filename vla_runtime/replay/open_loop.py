@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from vla_runtime.inference.settings import PolicySettings
-from vla_runtime.messages.trajectories import ReceivedPlan
 from vla_runtime.nodes.policy.robot_policy import RobotPolicy
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.recording.storage_file import RawMessage
@@ -24,7 +23,7 @@ from vla_runtime.replay.bag_topics import BagTopics
 from vla_runtime.replay.motion import RecordedMotion
 from vla_runtime.sensors.camera_buffer import Frame
 from vla_runtime.sensors.synchronizer import Selection, Synchronizer, SyncLimits
-from vla_runtime.types import ActionChunk, Observation
+from vla_runtime.types import ActionChunk, Observation, PlanRequest
 
 # Messages of a bag lie within this of the order of their stamps; a recorder of used frames writes
 # them when their chunk is there.
@@ -165,7 +164,7 @@ class OpenLoop:
         milliseconds = done.report.milliseconds['total']
         yield Prediction(selection.stamp_ns, done.chunk, messages, milliseconds)
 
-    def _no_plan(self, stamp_ns: int) -> ReceivedPlan:
+    def _no_plan(self, stamp_ns: int) -> PlanRequest:
         match = self._policy.match
         rows = np.zeros((0, len(match.action_names)))
-        return ReceivedPlan(rows, match.action_names, match.action_kinds, None, stamp_ns, 0, 0)
+        return PlanRequest(rows, match.action_names, match.action_kinds, None, stamp_ns, 0, 0)

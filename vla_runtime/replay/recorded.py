@@ -16,7 +16,6 @@ import numpy as np
 from vla_runtime.messages.diagnostics import values_of
 from vla_runtime.messages.images import content_id
 from vla_runtime.messages.trajectories import (
-    ReceivedPlan,
     message_to_chunk,
     message_to_plan,
 )
@@ -26,7 +25,7 @@ from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.recording.cdr import header_stamp_ns
 from vla_runtime.recording.storage_file import RawMessage
 from vla_runtime.recording.topics import IMAGE_TYPES
-from vla_runtime.types import ActionChunk
+from vla_runtime.types import ActionChunk, PlanRequest
 
 _REPORT, _DESCRIPTION = '/report', '/description'
 _PARAMETER, _STAMP, _STATE = 'parameter.', 'stamp_ns.', 'state'
@@ -64,7 +63,7 @@ class RecordedInference:
     stamps_ns: Mapping[str, int]
     values: Mapping[str, Any]
     report: Mapping[str, str]
-    plan: ReceivedPlan | None
+    plan: PlanRequest | None
     chunk: ActionChunk | None
     description: PolicyDescription
 
@@ -177,7 +176,7 @@ class _InferenceCollector:
             raw = topic.removesuffix('/compressed')
             if raw != topic and raw not in self._frames:
                 found.reduced_topics.add(raw)
-        plans: dict[tuple[str, ...], ReceivedPlan] = {}
+        plans: dict[tuple[str, ...], PlanRequest] = {}
         chunks: dict[tuple[int, int, int], ActionChunk] = {}
         for topic in {description.committed_plan for _, description in descriptions}:
             for plan in self._converted(topic, message_to_plan, found.problems):
@@ -257,7 +256,7 @@ def _inference(
     time_ns: int,
     values: Mapping[str, str],
     description: PolicyDescription,
-    plans: Mapping[tuple[str, ...], ReceivedPlan],
+    plans: Mapping[tuple[str, ...], PlanRequest],
     chunks: Mapping[tuple[int, int, int], ActionChunk],
 ) -> RecordedInference:
     episode, number, stamp_ns = (int(values[name]) for name in ('episode', 'number', 'stamp_ns'))
@@ -320,7 +319,7 @@ def _note_lost(run: RecordedRun) -> None:
         )
 
 
-def _plan_key(plan: ReceivedPlan) -> tuple[str, ...]:
+def _plan_key(plan: PlanRequest) -> tuple[str, ...]:
     request = '' if plan.request is None else plan.request
     parts = (plan.episode, request, plan.stamp_ns, plan.certain, len(plan.rows))
     return tuple(map(str, parts))

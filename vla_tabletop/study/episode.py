@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from vla_runtime.execution.columns import Column
-from vla_runtime.execution.command import CommandKind, CommittedSetpoints
+from vla_runtime.execution.command import CommandKind
 from vla_runtime.execution.config import ExecutorConfig, Mode
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.limits import ColumnLimits, make_limits
 from vla_runtime.execution.parameters import DelayParameters, ExecutorParameters
-from vla_runtime.types import ActionChunk, ChunkHeader, CommittedPlan, Observation
+from vla_runtime.types import ActionChunk, ChunkHeader, CommittedPlan, Observation, PlanRequest
 from vla_tabletop.sim.closed_loop import observe
 from vla_tabletop.sim.expert import STEP_TIME_S
 from vla_tabletop.sim.scene import sample_scene
@@ -140,7 +140,7 @@ class _Flight:
     number: int
     chunk: ActionChunk
     tied: bool
-    request: int
+    request: int | None
 
 
 class _Loop:
@@ -203,11 +203,12 @@ class _Loop:
         positions = self._world.joint_positions.tolist()
         self._executor.observe_state(self._names, positions, self._now_ns)
 
-    def _infer(self, plan: CommittedSetpoints) -> None:
+    def _infer(self, plan: PlanRequest) -> None:
         """Answer a request with what is seen now; the chunk arrives after the delay."""
         chunk, tied = self._source.chunk(self._world, self._observe(), self._plan_for_policy(plan))
         if self._on_chunk is not None:
-            self._on_chunk(plan.first_step, chunk)
+            assert plan.step is not None
+            self._on_chunk(plan.step, chunk)
         due_ns = self._now_ns + self._delay_ns
         self._flights.append(_Flight(due_ns, self._now_ns, self._number, chunk, tied, plan.request))
         self._number += 1
@@ -223,7 +224,7 @@ class _Loop:
         absent = dict.fromkeys(self._condition.absent_cameras)
         return replace(observation, images={**observation.images, **absent})
 
-    def _plan_for_policy(self, plan: CommittedSetpoints) -> CommittedPlan | None:
+    def _plan_for_policy(self, plan: PlanRequest) -> CommittedPlan | None:
         """The request as the policy conditions on it: row 0 is the step that is current now."""
         rows = plan.rows[: self._source.horizon]
         if not len(rows):

@@ -15,6 +15,7 @@ from tiny_robot import JOINTS, STEP_TIME_S, Drivers, write_robot
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.messages.trajectories import message_to_chunk, plan_to_message
+from vla_runtime.types import PlanRequest
 
 pytestmark = pytest.mark.graph
 
@@ -45,14 +46,16 @@ def test_a_request_whose_inference_failed_is_answered_when_it_is_repeated(
             drivers()
             drivers._plan.publish(
                 plan_to_message(
-                    np.zeros((0, len(JOINTS))),
-                    JOINTS,
-                    ['position'] * len(JOINTS),
-                    STEP_TIME_S,
-                    stamp_ns=drivers.clock_ns(),
-                    episode=1,
-                    certain=0,
-                    request=7,
+                    PlanRequest(
+                        np.zeros((0, len(JOINTS))),
+                        JOINTS,
+                        ['position'] * len(JOINTS),
+                        STEP_TIME_S,
+                        stamp_ns=drivers.clock_ns(),
+                        episode=1,
+                        certain=0,
+                        request=7,
+                    )
                 )
             )
 

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from vla_runtime.messages.trajectories import ReceivedPlan, message_to_plan, plan_to_message
-from vla_runtime.nodes.policy.incoming_requests import IncomingRequests, Request
+from vla_runtime.messages.trajectories import message_to_plan, plan_to_message
+from vla_runtime.nodes.policy.incoming_requests import IncomingRequests
+from vla_runtime.types import PlanRequest
 
 MS = 1_000_000
 
 
-def plan(request: int | None, episode: int = 0, stamp_ns: int = 0) -> ReceivedPlan:
+def plan(request: int | None, episode: int = 0, stamp_ns: int = 0) -> PlanRequest:
     message = plan_to_message(
-        np.zeros((0, 1)),
-        ['a'],
-        ['position'],
-        0.02,
-        stamp_ns=stamp_ns,
-        episode=episode,
-        certain=0,
-        request=request,
+        PlanRequest(
+            np.zeros((0, 1)),
+            ['a'],
+            ['position'],
+            0.02,
+            stamp_ns=stamp_ns,
+            episode=episode,
+            certain=0,
+            request=request,
+        )
     )
     return message_to_plan(message)
 
 
-def received(incoming: IncomingRequests, number: int | None, at_ns: int) -> Request:
+def received(incoming: IncomingRequests, number: int | None, at_ns: int) -> PlanRequest:
     request = incoming.receive(plan(number), at_ns)
     assert request is not None
     return request
@@ -37,7 +42,7 @@ def test_repeat_of_a_waiting_request_brings_its_plan_and_keeps_its_arrival() -> 
     incoming.wait(first)
     newer = plan(1)
     repeat = incoming.receive(newer, 100 * MS)
-    assert repeat == Request(newer, 5)
+    assert repeat == replace(newer, arrived_ns=5)
     assert incoming.superseded == 0
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from vla_runtime.messages.trajectories import ReceivedPlan
 from vla_runtime.nodes.policy.plan_alignment import AlignmentError, align_plan, step_of_row_0
+from vla_runtime.types import PlanRequest
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -21,7 +21,7 @@ def a_plan(rows=ROWS, certain=4, **changes):
         'episode': 0,
         'certain': certain,
     }
-    return ReceivedPlan(**{**values, **changes})
+    return PlanRequest(**{**values, **changes})
 
 
 def align(plan, offset_ms=0, names=('a', 'b'), kinds=('position', 'velocity'), horizon=8):

@@ -13,9 +13,8 @@ from tiny_policy import tiny_spec, write_tiny_policy
 from tiny_robot import ROBOT, write_robot
 
 from vla_runtime.inference.settings import PolicySettings
-from vla_runtime.messages.trajectories import ReceivedPlan
-from vla_runtime.nodes.policy.incoming_requests import Request
-from vla_runtime.nodes.policy.responder import Answer, InferenceContext, Responder
+from vla_runtime.nodes.policy.responder import Responder
+from vla_runtime.nodes.policy.robot_policy import Answer
 from vla_runtime.nodes.policy.status import report
 from vla_runtime.policy import Policy
 from vla_runtime.robot.file import load_robot
@@ -23,7 +22,7 @@ from vla_runtime.robot.match import match_robot
 from vla_runtime.sensors.camera_buffer import Frame
 from vla_runtime.sensors.joint_buffer import JointSource
 from vla_runtime.sensors.synchronizer import Synchronizer, SyncLimits
-from vla_runtime.types import CommittedPlan, Observation
+from vla_runtime.types import CommittedPlan, Observation, PlanRequest
 
 MS = 1_000_000
 NOW = 50_000_000_000
@@ -36,7 +35,7 @@ DEGREES = ROBOT.replace('unit: rad', 'unit: deg').replace(
 DEGREES = DEGREES.replace('[elbow, shoulder]', '[elbow_deg, shoulder]').replace(
     '[shoulder, elbow, gripper]', '[shoulder, elbow_deg, gripper]'
 )
-TIED = PolicySettings(rtc_mode='guided')
+DEFAULT, TIED = PolicySettings(), PolicySettings(rtc_mode='guided')
 NO_PLAN = np.zeros((0, 3))
 STATE = np.array([0.3, -0.4, 0.5])
 
@@ -71,13 +70,21 @@ class Scene:
         )
         self.synchronizer.add_joints('/hand', ['gripper'], [gripper], stamp_ns, stamp_ns)
 
-    def ask(self, now_ns=NOW, *, rows=NO_PLAN, episode=0, certain=0, **given):
-        plan = ReceivedPlan(
+    def ask(
+        self,
+        now_ns=NOW,
+        *,
+        rows=NO_PLAN,
+        episode=0,
+        certain=0,
+        instruction=TASK,
+        settings=DEFAULT,
+    ):
+        plan = PlanRequest(
             rows, self.match.action_names, ('position',) * 3, 0.05, NOW, episode, certain
         )
-        context = InferenceContext(now_ns, TASK, PolicySettings())
-        context = replace(context, **given)
-        found = self.responder.answer(Request(plan, arrived_ns=8), lambda: context)
+        plan = replace(plan, arrived_ns=8)
+        found = self.responder.answer(plan, instruction, settings, now_ns=now_ns)
         return found.result() if isinstance(found, Future) else found
 
 
@@ -97,11 +104,9 @@ def test_chunk_is_the_policys_in_the_robots_names_and_units(scene, bundle):
     expected, _ = Policy.load(bundle).infer(
         Observation({'top': IMAGE, 'wrist': IMAGE}, STATE, TASK)
     )
-    assert answer.inference.chunk.names == ('shoulder', 'elbow_deg', 'gripper')
-    np.testing.assert_allclose(
-        answer.inference.chunk.actions, np.degrees(expected.actions), atol=1e-4
-    )
-    assert answer.inference.header.observation_ns == NOW
+    assert answer.chunk.names == ('shoulder', 'elbow_deg', 'gripper')
+    np.testing.assert_allclose(answer.chunk.actions, np.degrees(expected.actions), atol=1e-4)
+    assert answer.header.observation_ns == NOW
     assert answer.ready_ns == 9
     assert answer.overhead_ms(9 + 10**12) == pytest.approx(
         10**6 - answer.report.milliseconds['total']
@@ -111,18 +116,16 @@ def test_chunk_is_the_policys_in_the_robots_names_and_units(scene, bundle):
 def test_plan_is_tied_in_the_policys_units(scene, bundle):
     scene.look()
     rows = np.tile([10.0, 20.0, 30.0], (4, 1))
-    assert scene.ask(rows=rows).inference.plan is None
+    assert scene.ask(rows=rows).plan is None
     answer = scene.ask(NOW + 1, rows=rows, certain=2, settings=TIED)
     policy = Policy.load(bundle, settings=TIED)
     observation = Observation({'top': IMAGE, 'wrist': IMAGE}, STATE, TASK)
     policy.infer(observation)
     plan = CommittedPlan(np.radians(rows), delay_steps=2, execution_horizon=4)
     expected, _ = policy.infer(observation, plan=plan)
-    np.testing.assert_allclose(
-        answer.inference.chunk.actions, np.degrees(expected.actions), atol=1e-4
-    )
-    np.testing.assert_array_equal(answer.inference.plan.actions, rows)
-    assert answer.inference.header.tied
+    np.testing.assert_allclose(answer.chunk.actions, np.degrees(expected.actions), atol=1e-4)
+    np.testing.assert_array_equal(answer.plan.actions, rows)
+    assert answer.header.tied
 
 
 def test_a_plan_s_angle_without_end_stops_is_written_by_the_turn_that_the_state_is_on(
@@ -137,9 +140,9 @@ def test_a_plan_s_angle_without_end_stops_is_written_by_the_turn_that_the_state_
     # Measured at 17.2 rad; the executor counts from where another driver's numbers began.
     rows = np.array([17.0 - 4 * np.pi, 20.0, 30.0]) + np.array([[0.0], [0.1], [0.2]])
     answer = scene.ask(rows=rows, certain=2, settings=TIED)
-    assert answer.inference.header.tied
+    assert answer.header.tied
     expected = rows + np.array([4 * np.pi, 0.0, 0.0])
-    np.testing.assert_allclose(answer.inference.plan.actions, expected)
+    np.testing.assert_allclose(answer.plan.actions, expected)
 
 
 def test_a_plan_that_chose_the_sample_is_told_though_the_chunk_is_not_tied_to_it(scene):
@@ -147,17 +150,17 @@ def test_a_plan_that_chose_the_sample_is_told_though_the_chunk_is_not_tied_to_it
     rows = np.tile([10.0, 20.0, 30.0], (4, 1))
     settings = PolicySettings(samples=3)
     answer = scene.ask(rows=rows, settings=settings)
-    assert not answer.inference.header.tied
-    np.testing.assert_array_equal(answer.inference.plan.actions, rows)
+    assert not answer.header.tied
+    np.testing.assert_array_equal(answer.plan.actions, rows)
     assert len(answer.report.sample_distances) == 3
     values = report(answer, {}, overhead_ms=0.0).values
     assert (values['tied'], values['rtc_mode'], values['plan_rows']) == (False, 'off', 4)
     answer = scene.ask(NOW + 1, settings=settings)
-    assert answer.inference.plan is None
+    assert answer.plan is None
     assert answer.report.sample_distances == ()
     # Tied and chosen by it.
     answer = scene.ask(NOW + 2, rows=rows, settings=replace(settings, rtc_mode='guided'))
-    assert answer.inference.header.tied
+    assert answer.header.tied
     assert report(answer, {}, overhead_ms=0.0).values['tied']
 
 
@@ -166,7 +169,7 @@ def test_a_plan_that_had_no_say_is_not_told(scene):
     answer = scene.ask(
         rows=np.tile([10.0, 20.0, 30.0], (4, 1)), settings=replace(TIED, max_guidance_weight=0.0)
     )
-    assert (answer.inference.plan, answer.inference.header.tied, answer.report.rtc_mode) == (
+    assert (answer.plan, answer.header.tied, answer.report.rtc_mode) == (
         None,
         False,
         'off',
@@ -179,7 +182,7 @@ def test_inference_numbers_count_within_an_episode(scene):
     assert numbers == [0, 1, 2]
     assert scene.ask(NOW + 3, episode=4).report.number == 0
     scene.ask(NOW + 4, episode=4)
-    scene.responder.new_episode()
+    scene.responder.begin(4, anew=True)
     assert scene.ask(NOW + 5, episode=4).report.number == 0
 
 
@@ -242,7 +245,7 @@ def test_the_report_has_the_inputs_that_no_other_topic_has(scene):
     values = report(answer, {'cfg_beta': 1.23456}, overhead_ms=0.0).values
     state = np.array([float(text) for text in values['state'].split()])
     # As it went in, to the last bit.
-    np.testing.assert_array_equal(state, answer.state)
+    np.testing.assert_array_equal(state, answer.observation.state)
     np.testing.assert_allclose(state, STATE)
     assert (values['episode'], values['request']) == (5, '')
     asked = values['request.stamp_ns'], values['request.certain'], values['request.rows']
@@ -261,4 +264,4 @@ def test_a_policy_without_language_answers_without_an_instruction(tmp_path):
     assert isinstance(silent, Answer) and report(silent, {}, 1.0).values['tokens'] == ''
     scene.look(NOW + 100 * MS)
     told = scene.ask(NOW + 100 * MS, instruction=TASK)
-    np.testing.assert_array_equal(told.inference.chunk.actions, silent.inference.chunk.actions)
+    np.testing.assert_array_equal(told.chunk.actions, silent.chunk.actions)

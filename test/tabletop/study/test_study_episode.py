@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from vla_runtime.types import ActionChunk
+from vla_runtime.types import ActionChunk, PlanRequest
 from vla_tabletop.study.chunk_sources import PolicySource
 from vla_tabletop.study.condition import Condition
 from vla_tabletop.study.episode import run_episode
@@ -123,13 +123,15 @@ def test_the_policy_is_given_the_plan_that_the_node_would_give_it(world, expert,
             return None
         sent = self.committed_plan(now_ros_ns, past_steps=8)
         message = messages.plan_to_message(
-            sent.rows,
-            sent.names,
-            ('position',) * len(sent.names),
-            sent.step_time_s,
-            stamp_ns=sent.stamp_ns,
-            episode=sent.episode,
-            certain=sent.certain,
+            PlanRequest(
+                sent.rows,
+                sent.names,
+                ('position',) * len(sent.names),
+                sent.step_time_s,
+                stamp_ns=sent.stamp_ns,
+                episode=sent.episode,
+                certain=sent.certain,
+            )
         )
         aligned.append(
             align_plan(

@@ -18,7 +18,6 @@ from vla_runtime.bundle.onnx_files import ROWS
 from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.engines.protocol import Feature, PolicyEngine
 from vla_runtime.engines.recorded_cases import Case
-from vla_runtime.inference.clock import PhaseClock
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.guidance import row_weights
 from vla_runtime.inference.request_builder import RequestBuilder
@@ -88,8 +87,7 @@ def calibration_cases(bundle: Bundle, observations: Sequence[Observation]) -> Ca
 def _case(
     builder: RequestBuilder, settings: PolicySettings, number: int, observation: Observation
 ) -> Case:
-    clock = PhaseClock()
-    request = builder.build(observation, settings, number, plan=None, noise=None, clock=clock)
+    request = builder.build(observation, settings, number)
     (prefix,), inputs = request.prefixes, request.inputs
     return Case(
         words={'observation': number, 'instruction': observation.instruction},

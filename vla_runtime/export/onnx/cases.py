@@ -28,8 +28,8 @@ from vla_runtime.family.declaration import PolicyDims, RowInput, image_sizes, la
 from vla_runtime.family.listing import find_family
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.inference.guidance import row_weights
-from vla_runtime.inference.noise import chunk_noise
 from vla_runtime.inference.real_time_chunking import plan_weights
+from vla_runtime.inference.sampling import chunk_noise
 from vla_runtime.processing.tokenizer import Tokenizer
 
 # Guidance scale and plan schedule of each case; repeated for each number of rows.

@@ -32,7 +32,6 @@ import numpy as np
 from vla_runtime.execution.command import (
     Command,
     CommandKind,
-    CommittedSetpoints,
     Counters,
     Reason,
     StartResult,
@@ -47,7 +46,7 @@ from vla_runtime.nodes.executor.controller_watch import ControllerWatch, why_ref
 from vla_runtime.nodes.executor.outputs import Output, OutputWriter
 from vla_runtime.nodes.executor.realtime import QuietGarbage
 from vla_runtime.nodes.worker import join_thread
-from vla_runtime.types import ActionChunk, ChunkHeader
+from vla_runtime.types import ActionChunk, ChunkHeader, PlanRequest
 
 # Finished steps that a request carries in front: the policy's newest frame is a little older than
 # the request, and its row 0 belongs to the step that was current then.
@@ -128,7 +127,7 @@ class ControlLoop:
         executor: ChunkExecutor,
         writers: Sequence[Output],
         ros_now_ns: Callable[[], int],
-        on_request: Callable[[CommittedSetpoints], None],
+        on_request: Callable[[PlanRequest], None],
         ros_time_of_ns: Callable[[float], int] | None = None,
     ) -> None:
         self._executor = executor

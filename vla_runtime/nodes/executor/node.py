@@ -37,7 +37,7 @@ from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.execution.clamp_latch import ClampLatch
-from vla_runtime.execution.command import ChunkRefusal, CommittedSetpoints, StartResult
+from vla_runtime.execution.command import ChunkRefusal, StartResult
 from vla_runtime.files.package_files import share_folder
 from vla_runtime.messages.diagnostics import REPEAT_LOG_S, StatusItem, Throttle, to_message
 from vla_runtime.messages.trajectories import TrajectoryError, message_to_chunk, plan_to_message
@@ -66,6 +66,7 @@ from vla_runtime.nodes.restart import note, state_before
 from vla_runtime.nodes.status_board import log_item
 from vla_runtime.robot.schema import received_topics
 from vla_runtime.robot.urdf_limits import beyond_urdf
+from vla_runtime.types import PlanRequest
 
 PLAN_TOPIC = 'committed_plan'
 _NAME = 'vla_executor'
@@ -114,6 +115,7 @@ class ExecutorNode(ManagedNode):
         self._episode = int(time.time())
         self._throttle = Throttle(REPEAT_LOG_S)
         self._asked_s: float | None = None
+        self._asked: int | None = None
         self._unreadable = 0
         self._last_refusal = ''
         self._steady = Clock(clock_type=ClockType.STEADY_TIME)
@@ -287,25 +289,14 @@ class ExecutorNode(ManagedNode):
         self._asked_s = None
         self._last_refusal = ''
 
-    def _publish_plan(self, plan: CommittedSetpoints) -> bool:
+    def _publish_plan(self, plan: PlanRequest) -> bool:
         publisher = self._plan_publisher
         if publisher is None:
             return True
-        if self._asked_s is None and not plan.repeated:
-            self._asked_s = time.monotonic()
-        publisher.publish(
-            plan_to_message(
-                plan.rows,
-                plan.names,
-                self._match.action_kinds,
-                plan.step_time_s,
-                stamp_ns=plan.stamp_ns,
-                episode=plan.episode,
-                certain=plan.certain,
-                request=plan.request,
-                step=plan.first_step,
-            )
-        )
+        # Sent again, an answered request is on its way no longer.
+        if self._asked_s is None and plan.request != self._asked:
+            self._asked_s, self._asked = time.monotonic(), plan.request
+        publisher.publish(plan_to_message(plan))
         return True
 
     def _publish_status(self) -> None:

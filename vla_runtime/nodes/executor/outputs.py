@@ -8,7 +8,9 @@ Invariants:
 
 from __future__ import annotations
 
+import array
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,18 +20,19 @@ from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.nodes.executor.float_fields import float_view
-from vla_runtime.nodes.executor.interbotix_outputs import joint_group_command, joint_single_command
-from vla_runtime.nodes.executor.output_numbers import Numbers
 from vla_runtime.nodes.executor.trajectory_message import (
     DelayedWay,
     LineOnArrival,
     TrajectoryController,
+    float_view,
 )
+from vla_runtime.nodes.output_types import message_type
 from vla_runtime.robot.match import MatchedOutput
 
 # Lowest and highest of each of an output's numbers.
 Bounds = tuple[np.ndarray, np.ndarray]
+# Of all Interbotix arms of the X series; the motor configuration of another robot may have others.
+_GROUP = 'arm'
 
 
 class Output(Protocol):
@@ -45,6 +48,19 @@ class Publisher(Protocol):
     """The methods of an rclpy publisher that a writer calls."""
 
     def publish(self, msg: Any) -> None: ...
+
+
+@dataclass
+class Numbers:
+    """An output's numbers of the last command that was sent, and of this one.
+
+    Attributes:
+        follows: this command goes on from the last one.
+    """
+
+    before: np.ndarray
+    now: np.ndarray
+    follows: bool = False
 
 
 class OutputWriter:
@@ -189,6 +205,36 @@ def _joint_state(
     return message, fill
 
 
+def _joint_group_command(
+    matched: MatchedOutput, numbers: Numbers, period_s: float
+) -> tuple[Any, _Fill]:
+    """A whole joint group of Interbotix's `xs_sdk` node, in float32.
+
+    The numbers have no names: they are in the order of the group in the driver's motor
+    configuration, which is that of the output's `joints`.
+    """
+    message = message_type('joint_group_command')(name=matched.output.group or _GROUP)
+    message.cmd = array.array('f', bytes(4 * len(numbers.now)))
+    view = np.frombuffer(message.cmd, dtype=np.float32)
+
+    def fill(_: Time) -> None:
+        np.copyto(view, numbers.now, casting='same_kind')
+
+    return message, fill
+
+
+def _joint_single_command(
+    matched: MatchedOutput, numbers: Numbers, period_s: float
+) -> tuple[Any, _Fill]:
+    """One joint of that node."""
+    message = message_type('joint_single_command')(name=matched.message_names[0])
+
+    def fill(_: Time) -> None:
+        message.cmd = float(numbers.now[0])
+
+    return message, fill
+
+
 def _pose_stamped(
     matched: MatchedOutput, numbers: Numbers, period_s: float
 ) -> tuple[PoseStamped, _Fill]:
@@ -222,8 +268,8 @@ def _twist_stamped(
 _FILLERS: dict[str, Callable[[MatchedOutput, Numbers, float], tuple[Any, _Fill]]] = {
     'float64_multi_array': _float64_multi_array,
     'joint_state': _joint_state,
-    'joint_group_command': joint_group_command,
-    'joint_single_command': joint_single_command,
+    'joint_group_command': _joint_group_command,
+    'joint_single_command': _joint_single_command,
     'pose_stamped': _pose_stamped,
     'twist_stamped': _twist_stamped,
 }

@@ -22,7 +22,6 @@ from rclpy.lifecycle import LifecycleNode
 from rclpy.subscription import Subscription
 from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.execution.command import CommittedSetpoints
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.nodes.executor.control_loop import ControlLoop
 from vla_runtime.nodes.executor.controller_watch import LOOKS_HZ, ControllerWatch
@@ -31,6 +30,7 @@ from vla_runtime.nodes.executor.steady_loop import Lateness, SteadyLoop, system_
 from vla_runtime.nodes.node_runner import OnError, guarded
 from vla_runtime.nodes.qos import CHUNKS
 from vla_runtime.nodes.worker import LatestJobWorker
+from vla_runtime.types import PlanRequest
 
 CHUNK_TOPIC = 'action_chunk'
 # A tick takes a thousandth of this; what takes longer will not end.
@@ -57,7 +57,7 @@ class SessionHooks:
 
     now_ns: Callable[[], int]
     on_chunk: Callable[[JointTrajectory], None]
-    publish_plan: Callable[[CommittedSetpoints], bool]
+    publish_plan: Callable[[PlanRequest], bool]
     prefer_thread: Callable[[], None]
     on_error: OnError
 
@@ -83,7 +83,7 @@ class ExecutorSession:
         self._link = link
         self._rate_hz = rate_hz
         self._hooks = hooks
-        self._requests: LatestJobWorker[CommittedSetpoints] | None = None
+        self._requests: LatestJobWorker[PlanRequest] | None = None
         self._control: SteadyLoop | None = None
         self._dead_man: SteadyLoop | None = None
         self._chunks: Subscription | None = None

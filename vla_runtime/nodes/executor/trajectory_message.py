@@ -26,14 +26,14 @@ Invariants of the delayed way:
 
 from __future__ import annotations
 
+import array
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from builtin_interfaces.msg import Duration, Time
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
-
-from vla_runtime.nodes.executor.float_fields import float_view
 
 _SECOND_NS = 1_000_000_000
 # A command may come so late, from the tick to the controller, before the last line is begun.
@@ -43,6 +43,15 @@ _ARRIVAL_NS = 1_000_000
 _LEAST_NS = 100_000
 # Times of points must ascend, also where the time of the trajectory stands still.
 _SLOWEST = 0.02
+
+
+def float_view(message: Any, field: str, count: int) -> np.ndarray:
+    """Size a `float64[]` field and look at its memory: (count,) float64, writable.
+
+    Taken from the message after the assignment, because assigning may copy.
+    """
+    setattr(message, field, array.array('d', bytes(8 * count)))
+    return np.frombuffer(getattr(message, field), dtype=np.float64)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,17 +136,8 @@ class LivePlayer:
         count = len(self._chunks)
         self._request += 1
         publishers = [self._publisher(message) for message in step.messages]
-        plan = plan_to_message(
-            step.plan.rows,
-            step.plan.names,
-            step.plan.kinds,
-            step.plan.step_time_s or self._step_time_s,
-            stamp_ns=step.plan.stamp_ns,
-            episode=step.plan.episode,
-            certain=step.plan.certain,
-            request=self._request,
-            step=step.plan.step,
-        )
+        step_time_s = step.plan.step_time_s or self._step_time_s
+        plan = plan_to_message(replace(step.plan, step_time_s=step_time_s, request=self._request))
         end_s = time.monotonic() + _TIMEOUT_S
         while time.monotonic() < end_s:
             self._tell_time(step.now_ns)

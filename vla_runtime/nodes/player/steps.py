@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vla_runtime.messages.trajectories import ReceivedPlan
+from vla_runtime.types import PlanRequest
 
 
 @dataclass(frozen=True)
@@ -59,4 +59,4 @@ class LiveStep:
     begins_episode: bool
     parameters: Mapping[str, Any]
     messages: Sequence[PlayedMessage]
-    plan: ReceivedPlan
+    plan: PlanRequest

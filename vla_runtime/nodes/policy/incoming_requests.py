@@ -8,32 +8,13 @@ the plan that was answered is one that came late: asked again, the executor send
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from threading import Lock
 
-from vla_runtime.messages.trajectories import ReceivedPlan
+from vla_runtime.types import PlanRequest
 
 # A repeat that left the executor before the chunk arrived there comes within this.
 _ON_THE_WAY_NS = 50_000_000
-
-
-@dataclass(frozen=True)
-class Request:
-    """The executor's request for a chunk.
-
-    Attributes:
-        plan: plan that it will still execute.
-        arrived_ns: steady time at which the request first arrived.
-    """
-
-    plan: ReceivedPlan
-    arrived_ns: int
-
-    def repeats(self, other: Request) -> bool:
-        """Return whether both carry the same number of one episode; one without never does."""
-        mine, theirs = self.plan, other.plan
-        same = (mine.episode, mine.request) == (theirs.episode, theirs.request)
-        return same and mine.request is not None
 
 
 class IncomingRequests:
@@ -45,28 +26,28 @@ class IncomingRequests:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._newest: Request | None = None
+        self._newest: PlanRequest | None = None
         self._begun = False
         self._answered_ns: int | None = None
         self.superseded = 0
 
-    def receive(self, plan: ReceivedPlan, now_ns: int) -> Request | None:
+    def receive(self, plan: PlanRequest, now_ns: int) -> PlanRequest | None:
         """The request to work on next; None for a repeat that needs no answer of its own.
 
         Args:
             plan: plan as it arrived.
             now_ns: steady clock.
         """
-        request = Request(plan, now_ns)
+        request = replace(plan, arrived_ns=now_ns)
         with self._lock:
             newest = self._newest
-            if newest is not None and request.repeats(newest):
+            if newest is not None and _repeats(request, newest):
                 if not self._begun:
-                    request = Request(plan, newest.arrived_ns)
+                    request = replace(plan, arrived_ns=newest.arrived_ns)
                 elif (
                     self._answered_ns is None
                     or now_ns - self._answered_ns < _ON_THE_WAY_NS
-                    or plan.stamp_ns == newest.plan.stamp_ns
+                    or plan.stamp_ns == newest.stamp_ns
                 ):
                     return None
             elif newest is not None and not self._begun:
@@ -74,25 +55,31 @@ class IncomingRequests:
             self._newest, self._begun, self._answered_ns = request, False, None
         return request
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: PlanRequest) -> None:
         """Note that a request's inference begins."""
         self._note(request, begun=True)
 
-    def wait(self, request: Request) -> None:
+    def wait(self, request: PlanRequest) -> None:
         """Note that its inference lacks an input; a repeat may replace it."""
         self._note(request, begun=False)
 
-    def answer(self, request: Request, now_ns: int) -> None:
+    def answer(self, request: PlanRequest, now_ns: int) -> None:
         """Note that a request's chunk was published; a much later repeat means that it was lost."""
         self._note(request, begun=True, answered_ns=now_ns)
 
-    def _note(self, request: Request, *, begun: bool, answered_ns: int | None = None) -> None:
+    def _note(self, request: PlanRequest, *, begun: bool, answered_ns: int | None = None) -> None:
         with self._lock:
             newest = self._newest
-            if newest is not None and (newest is request or newest.repeats(request)):
+            if newest is not None and (newest is request or _repeats(newest, request)):
                 self._begun, self._answered_ns = begun, answered_ns
 
     def forget(self) -> None:
         """Forget the requests so far: a repeat of one counts as a new request."""
         with self._lock:
             self._newest, self._begun, self._answered_ns = None, False, None
+
+
+def _repeats(one: PlanRequest, other: PlanRequest) -> bool:
+    """Return whether both carry the same number of one episode; one without never does."""
+    same = (one.episode, one.request) == (other.episode, other.request)
+    return same and one.request is not None

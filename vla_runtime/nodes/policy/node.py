@@ -53,11 +53,12 @@ from vla_runtime.nodes.node_runner import guarded, run_node
 from vla_runtime.nodes.parameters import declare, values
 from vla_runtime.nodes.policy import status as policy_status
 from vla_runtime.nodes.policy.description import describe
-from vla_runtime.nodes.policy.incoming_requests import IncomingRequests, Request
+from vla_runtime.nodes.policy.incoming_requests import IncomingRequests
 from vla_runtime.nodes.policy.instruction import Instruction
 from vla_runtime.nodes.policy.parameters import INSTRUCTION, POLICY_PARAMETERS, limits_from
 from vla_runtime.nodes.policy.prepared_settings import PreparedSettings
-from vla_runtime.nodes.policy.responder import Answer, InferenceContext, Responder
+from vla_runtime.nodes.policy.responder import Responder
+from vla_runtime.nodes.policy.robot_policy import Answer
 from vla_runtime.nodes.policy.settings import settings_from
 from vla_runtime.nodes.policy.subscriptions import Sensors, make_synchronizer
 from vla_runtime.nodes.qos import LATCHED, RELIABLE, REPEATED
@@ -68,6 +69,7 @@ from vla_runtime.robot.file import find_robot, load_robot
 from vla_runtime.robot.match import RobotMatch, match_robot
 from vla_runtime.robot.schema import Robot, received_topics
 from vla_runtime.sensors.synchronizer import Synchronizer
+from vla_runtime.types import PlanRequest
 
 _NAME = 'vla_policy'
 _REQUEST_TOPIC = 'committed_plan'
@@ -94,7 +96,7 @@ class PolicyNode(ManagedNode):
         self._responder: Responder | None = None
         self._prepared: PreparedSettings | None = None
         self._sensors: Sensors | None = None
-        self._worker: LatestJobWorker[Request] | None = None
+        self._worker: LatestJobWorker[PlanRequest] | None = None
         self._requests: Subscription | None = None
         self._incoming = IncomingRequests()
         self._opened_ns = 0
@@ -102,6 +104,7 @@ class PolicyNode(ManagedNode):
         self._generation = 0
         self._era_lock = threading.Lock()
         self._episode_over = False
+        self._by_content: tuple[str, ...] = ()
 
         declare(self, POLICY_PARAMETERS, self._check_parameters)
         refuse_unknown(self, POLICY_PARAMETERS)
@@ -135,6 +138,8 @@ class PolicyNode(ManagedNode):
         # Files that do not fit are refused before gigabytes of weights are hashed and loaded.
         bundle = read_bundle(Path(given['bundle']).expanduser(), verify=False)
         self._match = match_robot(robot, bundle.spec, bundle.folder)
+        cameras = self._match.cameras.items()
+        self._by_content = tuple(name for name, one in cameras if one.stamp == 'receive')
         self._policy = Policy.load(
             bundle,
             given['backend'],
@@ -264,7 +269,7 @@ class PolicyNode(ManagedNode):
 
     # The inference thread.
 
-    def _attempt(self, request: Request) -> bool:
+    def _attempt(self, request: PlanRequest) -> bool:
         responder, synchronizer = self._responder, self._synchronizer
         prepared = self._prepared
         assert responder is not None and synchronizer is not None and prepared is not None
@@ -276,24 +281,18 @@ class PolicyNode(ManagedNode):
                 self._episode_over,
                 False,
             )
-        if episode_over:
-            responder.new_episode()
-        given: dict[str, Any] = {}
-
-        def read() -> InferenceContext:
-            given.update(prepared.of(values(self, POLICY_PARAMETERS)))
-            synchronizer.limits = limits_from(given)
-            settings = settings_from(given)
-            return InferenceContext(
-                # Last, so that few messages come in between this and the selection of frames.
-                now_ns=self._ros_time_ns(),
-                instruction=given[INSTRUCTION],
-                settings=settings,
-            )
-
+        responder.begin(request.episode, anew=episode_over)
         self._incoming.begin(request)
         try:
-            answer = responder.answer(request, read)
+            given = prepared.of(values(self, POLICY_PARAMETERS))
+            synchronizer.limits = limits_from(given)
+            answer = responder.answer(
+                # The time last, so that few messages come between it and the selection of frames.
+                request,
+                given[INSTRUCTION],
+                settings_from(given),
+                now_ns=self._ros_time_ns(),
+            )
         except Exception:
             self._incoming.wait(request)
             # What fails with the settings in force may run with those that wait.
@@ -324,7 +323,11 @@ class PolicyNode(ManagedNode):
             self._status.drop('settings')
 
     def _on_answer(
-        self, request: Request, answer: Future[Answer], generation: int, given: Mapping[str, Any]
+        self,
+        request: PlanRequest,
+        answer: Future[Answer],
+        generation: int,
+        given: Mapping[str, Any],
     ) -> None:
         """Publish an answer, and make room again; in the inference thread or the pipeline's."""
         try:
@@ -340,11 +343,10 @@ class PolicyNode(ManagedNode):
             worker.poke()
 
     def _publish(self, answer: Answer, given: Mapping[str, Any]) -> None:
-        inference = answer.inference
-        self._chunks.publish(chunk_to_message(inference.chunk, inference.header))
+        self._chunks.publish(chunk_to_message(answer.chunk, answer.header))
         overhead_ms = answer.overhead_ms(monotonic_ns())
         live = {row.name: given[row.name] for row in POLICY_PARAMETERS if not row.read_only}
-        report = policy_status.report(answer, live, overhead_ms)
+        report = policy_status.report(answer, live, overhead_ms, self._by_content)
         self._reports.publish(self._status.to_message([report]))
         self._status.set(policy_status.observation(()))
         self._say(Level.OK, report.text)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vla_runtime.messages.trajectories import ReceivedPlan
-from vla_runtime.types import CommittedPlan
+from vla_runtime.types import CommittedPlan, PlanRequest
 
 
 class AlignmentError(ValueError):
@@ -15,7 +14,7 @@ class AlignmentError(ValueError):
 
 
 def align_plan(
-    plan: ReceivedPlan,
+    plan: PlanRequest,
     *,
     stamp_ns: int,
     names: Sequence[str],
@@ -66,7 +65,7 @@ def align_plan(
     )
 
 
-def _column_order(plan: ReceivedPlan, names: Sequence[str], kinds: Sequence[str]) -> list[int]:
+def _column_order(plan: PlanRequest, names: Sequence[str], kinds: Sequence[str]) -> list[int]:
     """Return the plan's column of each action; refuse other names or kinds (AlignmentError)."""
     if set(plan.names) != set(names) or len(plan.names) != len(names):
         missing = ', '.join(name for name in names if name not in plan.names) or 'none'
@@ -85,7 +84,7 @@ def _column_order(plan: ReceivedPlan, names: Sequence[str], kinds: Sequence[str]
     return order
 
 
-def step_of_row_0(plan: ReceivedPlan, *, stamp_ns: int, step_time_s: float) -> int | None:
+def step_of_row_0(plan: PlanRequest, *, stamp_ns: int, step_time_s: float) -> int | None:
     """The plan step at which row 0 of a chunk stands that was aligned by `align_plan`.
 
     Args:
@@ -102,6 +101,6 @@ def step_of_row_0(plan: ReceivedPlan, *, stamp_ns: int, step_time_s: float) -> i
     return plan.step + _steps_over(plan, stamp_ns, step_time_s)
 
 
-def _steps_over(plan: ReceivedPlan, stamp_ns: int, step_time_s: float) -> int:
+def _steps_over(plan: PlanRequest, stamp_ns: int, step_time_s: float) -> int:
     """Steps of the plan that were over at the observation; negative where it begins later."""
     return (stamp_ns - plan.stamp_ns) // round(step_time_s * 1e9)

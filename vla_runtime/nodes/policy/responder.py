@@ -3,82 +3,28 @@
 No rclpy: the node gives it requests and the time, and publishes what it answers. Invariants:
 - no inference without a complete, fresh observation, and an instruction if the policy reads one;
 - no inference while the ROS clock stands still;
-- settings, instruction and limits are read once per inference, at its start;
-- an episode ends with `new_episode`, or when the executor's requests carry another one; inference
+- an episode ends with `begin`, or when the executor's requests carry another one; inference
   numbers then start at 0 again.
-One thread calls `answer`, `new_episode` and `drain`.
+One thread calls `answer`, `begin` and `drain`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 import numpy as np
 
 from vla_runtime.execution.watchdog import WatchdogParameters
 from vla_runtime.inference.settings import PolicySettings
-from vla_runtime.messages.images import ImageError, content_id
-from vla_runtime.messages.trajectories import ReceivedPlan
-from vla_runtime.nodes.policy.incoming_requests import Request
-from vla_runtime.nodes.policy.robot_policy import RobotInference, RobotPolicy, then
+from vla_runtime.messages.images import ImageError
+from vla_runtime.nodes.policy.robot_policy import Answer, RobotPolicy
 from vla_runtime.policy import Policy
 from vla_runtime.robot.match import RobotMatch
 from vla_runtime.sensors.synchronizer import MissingInput, Selection, Synchronizer
-from vla_runtime.types import InferenceReport, Observation
+from vla_runtime.types import Observation, PlanRequest
 
 # A clock that stands still for longer holds the executor too.
 _PAUSED_NS = round(WatchdogParameters.clock_timeout_s * 1e9)
-
-
-@dataclass(frozen=True)
-class InferenceContext:
-    """Inputs of an inference besides messages, all read at its start.
-
-    Attributes:
-        now_ns: ROS time.
-        instruction: the task in plain words; empty when none was given.
-        settings: settings of the policy; `rtc_mode` says whether chunks are tied to the plan.
-    """
-
-    now_ns: int
-    instruction: str
-    settings: PolicySettings
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A chunk in the robot's names and units, with all that explains it.
-
-    Attributes:
-        inference: the chunk, to be published, and the policy's report.
-        request: request that it answers, with the plan as it was used.
-        instruction: instruction that the policy was given.
-        state: (state_dim,) float64 as the policy was given it, in its own units.
-        ages_ms: per source, age of its stamp on the ROS clock when the inference began.
-        ready_ns: steady time at which request and newest frame were both there.
-        content: cameras whose frames are stamped when they are received: `content_id` of theirs.
-        measured: (joints,) float64, the same state as it was measured, in robot units.
-    """
-
-    inference: RobotInference
-    request: ReceivedPlan
-    instruction: str
-    state: np.ndarray
-    ages_ms: Mapping[str, float]
-    ready_ns: int
-    content: Mapping[str, int]
-    measured: np.ndarray
-
-    @property
-    def report(self) -> InferenceReport:
-        """Report of the policy."""
-        return self.inference.report
-
-    def overhead_ms(self, now_ns: int) -> float:
-        """Milliseconds from `ready_ns` to `now_ns` (steady clock), less those in the policy."""
-        return (now_ns - self.ready_ns) * 1e-6 - self.report.milliseconds['total']
 
 
 class Responder:
@@ -108,9 +54,16 @@ class Responder:
         self._seen_ns, self._seen_at_ns = now_ns, steady_ns
         self._episode: int | None = None
 
-    def new_episode(self) -> None:
-        """Inference numbers start at 0."""
-        self._policy.reset()
+    def begin(self, episode: int, *, anew: bool = False) -> None:
+        """Begin an episode where this one is another: inference numbers start at 0.
+
+        Args:
+            episode: episode of the executor's request.
+            anew: begin one anyhow: the one before has ended.
+        """
+        if anew or episode != self._episode:
+            self._episode = episode
+            self._policy.reset()
 
     def readiness(self, now_ns: int, steady_ns: int, instruction: str) -> tuple[MissingInput, ...]:
         """Return what keeps a request from being answered now; empty when nothing does.
@@ -131,7 +84,7 @@ class Responder:
         )
 
     def answer(
-        self, request: Request, read: Callable[[], InferenceContext]
+        self, request: PlanRequest, instruction: str, settings: PolicySettings, *, now_ns: int
     ) -> Future[Answer] | tuple[MissingInput, ...]:
         """Infer a chunk for a request, if there is something to infer it from.
 
@@ -140,20 +93,19 @@ class Responder:
 
         Args:
             request: the executor's.
-            read: reads the context.
+            instruction: the task in plain words; empty when none was given.
+            settings: settings of the policy; `rtc_mode` says whether chunks are tied to the plan.
+            now_ns: ROS time.
 
         Raises:
             ValueError: a plan that is not for this robot, or an observation that the policy
                 refuses; the request cannot be answered.
         """
-        if request.plan.episode != self._episode:
-            self._episode = request.plan.episode
-            self._policy.reset()
-        given = read()
-        missing = self._missing_instruction(given.instruction)
-        if given.now_ns == self._decided_at_ns:
-            missing += (_paused(given.now_ns),)
-        selection = self._synchronizer.select(given.now_ns)
+        self.begin(request.episode)
+        missing = self._missing_instruction(instruction)
+        if now_ns == self._decided_at_ns:
+            missing += (_paused(now_ns),)
+        selection = self._synchronizer.select(now_ns)
         if not isinstance(selection, Selection):
             return missing + selection
         if missing:
@@ -161,39 +113,22 @@ class Responder:
         images = self._decode(selection)
         if isinstance(images, MissingInput):
             return (images,)
-        self._decided_at_ns = given.now_ns
+        self._decided_at_ns = now_ns
         stamps = {name: frame.stamp_ns for name, frame in selection.frames.items()}
-        stamps['state'] = selection.state_stamp_ns
         observation = Observation(
             images=images,
             state=self._robot_policy.state(selection.state),
-            instruction=given.instruction,
-            stamps_ns=stamps,
+            instruction=instruction,
+            stamps_ns={**stamps, 'state': selection.state_stamp_ns},
         )
-        content = {
-            name: content_id(frame.message)
-            for name, frame in selection.frames.items()
-            if self._robot_policy.match.cameras[name].stamp == 'receive'
-        }
-        inferred = self._robot_policy.submit(
-            observation, request.plan, given.settings, stamp_ns=selection.stamp_ns
+        return self._robot_policy.submit(
+            observation,
+            request,
+            settings,
+            stamp_ns=selection.stamp_ns,
+            selection=selection,
+            now_ns=now_ns,
         )
-
-        def answer(inference: RobotInference) -> Answer:
-            return Answer(
-                inference=inference,
-                request=request.plan,
-                instruction=given.instruction,
-                state=observation.state,
-                ages_ms={name: (given.now_ns - stamp) * 1e-6 for name, stamp in stamps.items()},
-                ready_ns=max(
-                    request.arrived_ns, *(frame.arrived_ns for frame in selection.frames.values())
-                ),
-                content=content,
-                measured=selection.state,
-            )
-
-        return then(inferred, answer)
 
     @property
     def has_room(self) -> bool:
@@ -216,7 +151,7 @@ class Responder:
         images: dict[str, np.ndarray | None] = {}
         for name, frame in selection.frames.items():
             try:
-                images[name] = self._robot_policy.pixels(name, frame.message)
+                images[name] = self._robot_policy.pixels(name, frame.message, frame.facts)
             except ImageError as error:
                 self._synchronizer.discard_frame(name, frame, str(error))
                 return MissingInput(f'camera {name}', f"camera '{name}': {error}")

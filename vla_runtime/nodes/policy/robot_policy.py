@@ -5,7 +5,6 @@ No ROS 2 here, and no clock: frames, state, plan and settings are given.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,18 +12,25 @@ from typing import Any
 import numpy as np
 
 from vla_runtime.inference.settings import PolicySettings
-from vla_runtime.messages.images import to_rgb
-from vla_runtime.messages.trajectories import ReceivedPlan
+from vla_runtime.messages.images import ImageFacts, to_rgb
 from vla_runtime.nodes.policy.plan_alignment import align_plan, step_of_row_0
 from vla_runtime.policy import Inference, Policy
 from vla_runtime.processing.poses import whole_turns
 from vla_runtime.robot.match import RobotMatch
-from vla_runtime.types import ActionChunk, ChunkHeader, CommittedPlan, InferenceReport, Observation
+from vla_runtime.sensors.synchronizer import Selection
+from vla_runtime.types import (
+    ActionChunk,
+    ChunkHeader,
+    CommittedPlan,
+    InferenceReport,
+    Observation,
+    PlanRequest,
+)
 
 
 @dataclass(frozen=True)
-class RobotInference:
-    """A chunk in the robot's names and units.
+class Answer:
+    """A chunk in the robot's names and units, with all that explains it.
 
     Attributes:
         chunk: actions in robot units; `normalised` as the network returned it.
@@ -32,12 +38,30 @@ class RobotInference:
         report: report of the policy.
         plan: plan in the robot's units that the chunk is tied to, or was chosen by among several
             samples; None where no plan had a say.
+        request: request that it answers, with the plan as it was used.
+        observation: what the policy was given, its state in policy units.
+        selection: messages that the observation was made of; None where it was recorded.
+        now_ns: ROS time at which the inference began; 0 where it was recorded.
     """
 
     chunk: ActionChunk
     header: ChunkHeader
     report: InferenceReport
     plan: CommittedPlan | None
+    request: PlanRequest
+    observation: Observation
+    selection: Selection | None
+    now_ns: int
+
+    @property
+    def ready_ns(self) -> int:
+        """Steady time at which request and newest frame were both there."""
+        frames = () if self.selection is None else self.selection.frames.values()
+        return max([self.request.arrived_ns, *(frame.arrived_ns for frame in frames)])
+
+    def overhead_ms(self, now_ns: int) -> float:
+        """Milliseconds from `ready_ns` to `now_ns` (steady clock), less those in the policy."""
+        return (now_ns - self.ready_ns) * 1e-6 - self.report.milliseconds['total']
 
 
 class RobotPolicy:
@@ -59,14 +83,20 @@ class RobotPolicy:
             if name in endless and name in match.state_joints
         ]
 
-    def pixels(self, camera: str, message: Any) -> np.ndarray:
-        """Convert a camera's message, (height, width, 3) uint8 RGB.
+    def pixels(self, camera: str, message: Any, facts: ImageFacts | None = None) -> np.ndarray:
+        """Convert a camera's message, (height, width, 3) uint8 RGB; see `to_rgb`.
 
         Raises:
             ImageError: it cannot be decoded, or is not of the robot file's size.
         """
         known = self.match.cameras[camera]
-        return to_rgb(message, width=known.width, height=known.height, encoding=known.encoding)
+        return to_rgb(
+            message,
+            width=known.width,
+            height=known.height,
+            encoding=known.encoding,
+            facts=facts,
+        )
 
     def state(self, measured: np.ndarray) -> np.ndarray:
         """Return measured positions, (joints,) in robot units, as the policy's state, float64."""
@@ -75,20 +105,23 @@ class RobotPolicy:
     def submit(
         self,
         observation: Observation,
-        plan: ReceivedPlan,
+        request: PlanRequest,
         settings: PolicySettings,
         *,
         stamp_ns: int,
         number: int | None = None,
-    ) -> Future[RobotInference]:
+        selection: Selection | None = None,
+        now_ns: int = 0,
+    ) -> Future[Answer]:
         """Begin an inference for a request; see `Policy.submit`.
 
         Args:
             observation: one look at the robot, its state in policy units.
-            plan: the executor's request.
+            request: the executor's.
             settings: settings of this inference.
             stamp_ns: ROS time of the observation.
             number: inference number; None: the next one.
+            selection, now_ns: see `Answer`.
 
         Raises:
             ValueError: a plan that is not for this robot, or an observation that the policy
@@ -96,7 +129,7 @@ class RobotPolicy:
         """
         spec = self.policy.spec
         aligned = align_plan(
-            plan,
+            request,
             stamp_ns=stamp_ns,
             names=self.match.action_names,
             kinds=self.match.action_kinds,
@@ -104,29 +137,34 @@ class RobotPolicy:
             horizon=spec.horizon,
         )
         aligned = self._written_like(observation.state, aligned)
-        step = step_of_row_0(plan, stamp_ns=stamp_ns, step_time_s=spec.step_time_s)
+        step = step_of_row_0(request, stamp_ns=stamp_ns, step_time_s=spec.step_time_s)
         inferred = self.policy.submit(
             observation, settings=settings, plan=self._in_policy_units(aligned), number=number
         )
+        answered: Future[Answer] = Future()
 
-        def convert(inference: Inference) -> RobotInference:
-            chunk, report = inference
-            tied = report.rtc_mode != 'off'
-            return RobotInference(
-                chunk=self._in_robot_units(chunk),
-                header=ChunkHeader(
+        def answer(done: Future[Inference]) -> None:
+            try:
+                chunk, report = done.result()
+                tied = report.rtc_mode != 'off'
+                header = ChunkHeader(
                     observation_ns=stamp_ns,
-                    episode=plan.episode,
+                    episode=request.episode,
                     number=report.number,
                     tied=tied,
                     step=step if tied else None,
-                    request=plan.request,
-                ),
-                report=report,
-                plan=aligned if tied or report.sample_distances else None,
-            )
+                    request=request.request,
+                )
+                plan = aligned if tied or report.sample_distances else None
+                chunk = self._in_robot_units(chunk)
+                answered.set_result(
+                    Answer(chunk, header, report, plan, request, observation, selection, now_ns)
+                )
+            except Exception as error:
+                answered.set_exception(error)
 
-        return then(inferred, convert)
+        inferred.add_done_callback(answer)
+        return answered
 
     def _written_like(self, state: np.ndarray, plan: CommittedPlan | None) -> CommittedPlan | None:
         """Write the plan's angles without end stops by the turn that the observed state is on.
@@ -156,17 +194,3 @@ class RobotPolicy:
             actions=self.match.actions.to_robot(chunk.actions),
             names=self.match.action_names,
         )
-
-
-def then(done: Future[Any], convert: Callable[[Any], Any]) -> Future[Any]:
-    """Return a future of `convert` applied to another future's result."""
-    converted: Future[Any] = Future()
-
-    def give(finished: Future[Any]) -> None:
-        try:
-            converted.set_result(convert(finished.result()))
-        except Exception as error:
-            converted.set_exception(error)
-
-    done.add_done_callback(give)
-    return converted

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.messages.diagnostics import Level, StatusItem
+from vla_runtime.messages.images import content_id
 from vla_runtime.nodes.policy.description import CONTENT, MEASURED
-from vla_runtime.nodes.policy.responder import Answer
+from vla_runtime.nodes.policy.robot_policy import Answer
 from vla_runtime.robot.schema import StampSource
 from vla_runtime.sensors.synchronizer import CameraStatus, MissingInput
 
@@ -16,27 +17,36 @@ from vla_runtime.sensors.synchronizer import CameraStatus, MissingInput
 _AWAITED = ('instruction', 'clock')
 
 
-def report(answer: Answer, parameters: Mapping[str, Any], overhead_ms: float) -> StatusItem:
+def report(
+    answer: Answer,
+    parameters: Mapping[str, Any],
+    overhead_ms: float,
+    by_content: Collection[str] = (),
+) -> StatusItem:
     """Return the report of one chunk; with the topics' messages it can be inferred again.
 
     Args:
         answer: the chunk with its request.
         parameters: live parameters that were in force.
         overhead_ms: see `Answer.overhead_ms`.
+        by_content: cameras whose frames are stamped when they are received: these stamps are in no
+            message, and their content names them.
     """
-    inner, plan, request = answer.report, answer.inference.plan, answer.request
+    inner, plan, request, seen = answer.report, answer.plan, answer.request, answer.selection
+    frames = {} if seen is None else seen.frames
+    measured = () if seen is None else seen.state
     values: dict[str, object] = {
         'episode': request.episode,
         'number': inner.number,
-        'stamp_ns': answer.inference.header.observation_ns,
+        'stamp_ns': answer.header.observation_ns,
         # A request is sent again under its number with a newer plan: its stamp names the message.
         'request': '' if request.request is None else request.request,
         'request.stamp_ns': request.stamp_ns,
         'request.certain': request.certain,
         'request.rows': len(request.rows),
-        'state': ' '.join(repr(float(number)) for number in answer.state),
-        MEASURED: ' '.join(repr(float(number)) for number in answer.measured),
-        'instruction': answer.instruction,
+        'state': ' '.join(repr(float(number)) for number in answer.observation.state),
+        MEASURED: ' '.join(repr(float(number)) for number in measured),
+        'instruction': answer.observation.instruction,
         'seed': inner.seed,
         'beta': inner.beta,
         'guidance': inner.guidance,
@@ -44,7 +54,7 @@ def report(answer: Answer, parameters: Mapping[str, Any], overhead_ms: float) ->
         'tokens': ' '.join(map(str, inner.tokens)),
         'rtc_mode': inner.rtc_mode,
         'rtc_clean_steps': inner.clean_steps,
-        'tied': answer.inference.header.tied,
+        'tied': answer.header.tied,
         'plan_rows': 0 if plan is None else len(plan.actions),
         'plan_delay_steps': 0 if plan is None else plan.delay_steps,
         'samples': inner.samples,
@@ -55,9 +65,10 @@ def report(answer: Answer, parameters: Mapping[str, Any], overhead_ms: float) ->
         'overhead_ms': overhead_ms,
     }
     values |= {f'ms.{phase}': float(value) for phase, value in inner.milliseconds.items()}
-    values |= {f'age_ms.{source}': value for source, value in answer.ages_ms.items()}
+    ages = {source: answer.now_ns - stamp for source, stamp in inner.stamps_ns.items()}
+    values |= {f'age_ms.{source}': age_ns * 1e-6 for source, age_ns in ages.items()}
     values |= {f'stamp_ns.{source}': stamp for source, stamp in inner.stamps_ns.items()}
-    values |= {f'{CONTENT}{camera}': number for camera, number in answer.content.items()}
+    values |= {f'{CONTENT}{name}': content_id(frames[name].message) for name in by_content}
     values |= {f'cache.{level}': words for level, words in cache_words(inner.cache).items()}
     values |= {f'cache.camera.{name}': one.reuse.value for name, one in inner.cache.images.items()}
     values['cache.rows'] = ' '.join(one.reuse.value for one in inner.cache.prefixes)
