@@ -3,11 +3,10 @@
     python benchmark/gpu_all.py OUT
     python benchmark/gpu_all.py OUT --lerobot-python LEROBOT_ENV/bin/python --realtime-vla CHECKOUT
 
-`gpu.py`, the persistent kernel (`gpu_persistent.py`), then TensorRT's engines (`gpu_tensorrt.py`),
-LeRobot (`lerobot_turns.py`) and the public Triton implementation (`realtime_vla.py`): those whose
-requirements are given. About an hour. Each command has a limit of time. What fails, is cut off or
-is left out is named at the end, and does not stop the others. Exit code: 0, 1 where a measurement
-failed or was cut off, 2 without a GPU.
+`gpu.py`, then TensorRT's engines (`gpu_tensorrt.py`), LeRobot (`lerobot_turns.py`) and the public
+Triton implementation (`realtime_vla.py`): those whose requirements are given. About an hour. Each
+command has a limit of time. What fails, is cut off or is left out is named at the end, and does not
+stop the others. Exit code: 0, 1 where a measurement failed or was cut off, 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -28,11 +27,10 @@ from parts.gpu_run import described_parser, device_fault  # noqa: E402
 from vla_runtime.processes.parent_death import dies_with_this_process  # noqa: E402
 
 Command = list[str]
-# Seconds that a command may take. The first two end by themselves before; LeRobot's side compiles
+# Seconds that a command may take. `gpu.py` ends by itself before; LeRobot's side compiles
 # for many minutes, and an engine is built.
 LIMITS_S = {
     'gpu.py': 600.0,
-    'gpu_persistent.py': 300.0,
     'gpu_tensorrt.py': 1200.0,
     'lerobot_turns.py': 2400.0,
     'realtime_vla.py': 900.0,
@@ -46,10 +44,6 @@ def commands(arguments: argparse.Namespace) -> tuple[dict[str, list[Command]], d
     out = arguments.out
     found: dict[str, list[Command]] = {'gpu': [['gpu.py', '--json', f'{out}/gpu.json']]}
     left_out: dict[str, str] = {}
-    if missing_package('triton'):
-        left_out['persistent'] = "needs the Python package 'triton'"
-    else:
-        found['persistent'] = [['gpu_persistent.py', '--json', f'{out}/gpu_persistent.json']]
     if missing := missing_package('tensorrt', 'cuda', 'onnxruntime', 'onnx'):
         left_out['tensorrt'] = f"needs the Python package '{missing}'"
     else:

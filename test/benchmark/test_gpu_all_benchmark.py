@@ -12,7 +12,6 @@ sys.path.insert(0, str(ROOT / 'benchmark'))
 
 import gpu
 import gpu_all
-import gpu_persistent
 import gpu_tensorrt
 import lerobot_turns
 import realtime_vla
@@ -31,7 +30,6 @@ def test_with_everything_given_nothing_is_left_out(monkeypatch):
     found, left_out = planned(monkeypatch, *GIVEN)
     assert list(found) == [
         'gpu',
-        'persistent',
         'tensorrt bfloat16',
         'tensorrt int8',
         'lerobot',
@@ -44,8 +42,6 @@ def test_the_commands_are_those_that_the_scripts_take(monkeypatch):
     found, _ = planned(monkeypatch, *GIVEN)
     for step in (*found['tensorrt bfloat16'], *found['tensorrt int8']):
         assert gpu_tensorrt._arguments(step[1:]).kit.parent == Path('out')
-    ((persistent,),) = (found['persistent'],)
-    assert gpu_persistent._arguments(persistent[1:]).json.parent == Path('out')
     (lerobot,), (theirs,) = found['lerobot'], found['realtime-vla']
     assert lerobot_turns.parse_arguments(lerobot[1:]).device == 'cuda'
     assert realtime_vla._arguments(theirs[1:]).repository == Path('rv')
@@ -57,7 +53,7 @@ def test_what_is_missing_is_named(monkeypatch):
     found, left_out = planned(monkeypatch, missing='tensorrt')
     assert list(found) == ['gpu']
     assert left_out['tensorrt'] == "needs the Python package 'tensorrt'"
-    assert set(left_out) == {'persistent', 'tensorrt', 'lerobot', 'realtime-vla'}
+    assert set(left_out) == {'tensorrt', 'lerobot', 'realtime-vla'}
 
 
 @pytest.mark.parametrize(('codes', 'code'), [((0, 0), 0), ((1, 0), 1)])

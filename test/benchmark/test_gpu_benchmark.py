@@ -105,7 +105,7 @@ def test_whatever_ends_a_run_all_that_it_had_found_is_written(monkeypatch, tmp_p
         gpu.main([*TINY, '--quick', '--json', str(out)])
     figures = written(out)
     assert figures['checks'] == {'right': {'passed': True, 'note': 'equal', 'figures': {}}}
-    counts = {'checks': 0, 'second configuration': 1, 'table': 6}
+    counts = {'checks': 0, 'second configuration': 1, 'table': 4}
     assert len(figures['latency']) == counts[dies_in]
     assert figures['complete'] == (dies_in == 'table')
     assert [path.name for path in tmp_path.iterdir()] == ['gpu.json']

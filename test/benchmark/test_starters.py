@@ -10,7 +10,7 @@ from paths import ROOT
 
 STARTERS = sorted(path.name for path in (ROOT / 'benchmark').glob('*.py'))
 # These measure on a GPU alone; `gpu_tensorrt.py` and `lerobot_turns.py` prepare on any machine.
-ON_A_GPU = ('gpu.py', 'gpu_all.py', 'gpu_persistent.py', 'realtime_vla.py')
+ON_A_GPU = ('gpu.py', 'gpu_all.py', 'realtime_vla.py')
 
 
 def started(name: str, *arguments: str, before: str = '') -> subprocess.CompletedProcess[str]:
