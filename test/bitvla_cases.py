@@ -62,9 +62,7 @@ class BitVlaCase(ReferenceCase):
 
     def past(self, request: int) -> Mapping[str, Tensor]:
         """Outputs of the prefix network for a request."""
-        return self.network.prefix(
-            self.image_tokens(request), self.visible(), **self.rows(request)
-        )
+        return self.network.prefix(self.image_tokens(request), self.visible(), **self.rows(request))
 
 
 def dims_of_case(d: Mapping[str, Any], input_ids: Tensor) -> BitVlaDims:

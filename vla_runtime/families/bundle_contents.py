@@ -121,9 +121,7 @@ def _count_bad(
     return bad, huge - bad
 
 
-def _count_bad_bytes(
-    file: BinaryIO, tensor: StoredTensor, advance: Callable[[int], object]
-) -> int:
+def _count_bad_bytes(file: BinaryIO, tensor: StoredTensor, advance: Callable[[int], object]) -> int:
     """Count the bytes of packed weights that stand for none; `file` stands at the first."""
     left, bad = tensor.size, 0
     while left:

@@ -94,9 +94,7 @@ def test_embeddings_and_layers_from_recorded_image_features(path: Path, request_
     close(features, tensors[f'hidden_{request_number}'])
     past = network.prefix(images, case.visible(), **rows)['action_features']
     assert past.shape == (1, dims.horizon, dims.action_dim * dims.language.width)
-    close(
-        past.view(dims.action_places, -1), tensors[f'action_hidden_{request_number}']
-    )
+    close(past.view(dims.action_places, -1), tensors[f'action_hidden_{request_number}'])
 
 
 def differ_by_codes(found: Tensor, expected: Tensor) -> bool:
@@ -109,9 +107,7 @@ def test_actions(path: Path, request_number: int):
     case = load_bitvla_case(path)
     tensors = case.tensors
     head = case.network.head(
-        tensors[f'action_hidden_{request_number}'].view(
-            1, case.network.dims.horizon, -1
-        )
+        tensors[f'action_hidden_{request_number}'].view(1, case.network.dims.horizon, -1)
     )
     close(head[0], tensors[f'normalized_actions_{request_number}'])
     actions = case.network.actions(case.past(request_number))[0]
@@ -132,9 +128,7 @@ def test_padding_hidden_cameras_and_further_rows_do_not_matter(path: Path):
     alone = network.prefix(images, case.visible(), **rows)['action_features']
     changed = dict(rows)
     changed['tokens'] = torch.where(rows['token_mask'], rows['tokens'], 5)
-    assert torch.equal(
-        network.prefix(images, case.visible(), **changed)['action_features'], alone
-    )
+    assert torch.equal(network.prefix(images, case.visible(), **changed)['action_features'], alone)
     two = {name: torch.cat([value, value]) for name, value in rows.items()}
     close(network.prefix(images, case.visible(), **two)['action_features'][:1], alone)
     hidden = case.visible()

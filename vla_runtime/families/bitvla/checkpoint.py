@@ -147,7 +147,8 @@ class BitVlaReader(CheckpointReader):
             ('state dimensions', facts.state_length, state_dim),
         )
         known = KnownHeads(
-            vision=model.vision_heads or _VISION_HEADS.get(shape('vision.blocks.0.norm1.bias', 1)[0]),
+            vision=model.vision_heads
+            or _VISION_HEADS.get(shape('vision.blocks.0.norm1.bias', 1)[0]),
             kv=model.kv_heads or _KV_HEADS.get(width),
             vision_example='SigLIP So400m has 16',
             kv_example='BitNet b1.58 2B has 5',

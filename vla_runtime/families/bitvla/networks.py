@@ -155,7 +155,11 @@ class BitVla(SinglePassNetwork):
         self.head = ActionHead(dims)
 
     def embed_prefix(
-        self, image_tokens: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor,
+        self,
+        image_tokens: Tensor,
+        image_mask: Tensor,
+        tokens: Tensor,
+        token_mask: Tensor,
         state: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Put images and state into the text, and the empty places of the actions behind it.

@@ -35,9 +35,7 @@ NAMES = TensorNames(
                 (r'layers\.(?P<i>\d+)\.mlp\.ffn_sub_norm', r'blocks.\g<i>.mlp.norm'),
             ),
         ),
-        *rows_under(
-            r'proprio_projector\.', 'state_projection.', ((r'(?P<n>fc[12])', r'\g<n>'),)
-        ),
+        *rows_under(r'proprio_projector\.', 'state_projection.', ((r'(?P<n>fc[12])', r'\g<n>'),)),
         *rows_under(
             _HEAD,
             'head.',
@@ -65,9 +63,7 @@ _VISION_BLOCK = re.compile(r'vision\.blocks\.(?P<i>\d+)\.')
 
 def is_ternary(name: str, ternary_vision: bool) -> bool:
     """Return whether a tensor, by our name, is the master weights of a ternary layer."""
-    return bool(
-        _OF_LANGUAGE.fullmatch(name) or (ternary_vision and _OF_VISION.fullmatch(name))
-    )
+    return bool(_OF_LANGUAGE.fullmatch(name) or (ternary_vision and _OF_VISION.fullmatch(name)))
 
 
 def without_later_blocks(
