@@ -26,6 +26,7 @@ from onnx import numpy_helper
 from torch import Tensor
 
 from vla_runtime.bundle.schema import PACKED
+from vla_runtime.engines.tolerances import BOUNDS
 from vla_runtime.export.onnx.graph import GraphWriter, Value
 from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.families.meta_shapes import DispatchMode
@@ -33,7 +34,7 @@ from vla_runtime.families.blocks.ternary import LARGEST_CODE, SMALLEST, unpack
 
 # End of the name of a ternary matrix in a graph.
 ENDING = '/ternary'
-# Distance from the edge between two codes within which a number may go either way.
+# Distance from the edge between two codes within which a number may go either way in float32.
 _EDGE = 0.02
 
 
@@ -126,15 +127,18 @@ class GivenCodes(DispatchMode):
 
     Args:
         codes: the graph's codes, in the order of its layers.
+        precision: precision of the graph's other matrices.
 
     Attributes:
-        faults: number of codes that are not PyTorch's own, or its neighbour's across a near edge.
+        faults: number of codes that do not stand for PyTorch's number.
     """
 
-    def __init__(self, codes: Sequence[np.ndarray]) -> None:
+    def __init__(self, codes: Sequence[np.ndarray], precision: str) -> None:
         super().__init__()
         self._codes = [torch.from_numpy(one) for one in codes]
         self._next = 0
+        # A quarter of what a number may be off by.
+        self._farthest = 0.5 + max(_EDGE, LARGEST_CODE * BOUNDS[precision].tensor / 4.0)
         self.faults = 0
 
     def __torch_dispatch__(
@@ -143,11 +147,10 @@ class GivenCodes(DispatchMode):
         result = func(*args, **(kwargs or {}))
         if func is not torch.ops.vla_runtime.quantise_tokens.default:
             return result
-        (own, scale), given = result, self._codes[self._next]
+        (_, scale), given = result, self._codes[self._next]
         self._next += 1
-        between = (own.float() + given.float()) / 2.0
-        near = ((args[0].float() * scale - between).abs() <= _EDGE) & ((own - given).abs() == 1)
-        self.faults += int(torch.logical_and(own != given, ~near).sum())
+        distance = (args[0].float() * scale - given).abs()
+        self.faults += int((distance > self._farthest).sum())
         return given, scale
 
 

@@ -287,7 +287,7 @@ class _Verifier:
                         own['image_tokens'][camera, : len(found)] = found
                         meant = expected[camera, : len(found)]
                         if outputs:
-                            codes = GivenCodes([*outputs.values()])
+                            codes = GivenCodes([*outputs.values()], self._precision)
                             meant = self._reference.image_with_codes(image, codes)
                             self._note_codes(name, codes)
                         self._compare(name, 'image_tokens', found, meant)
@@ -305,7 +305,7 @@ class _Verifier:
             found = session.run({'image_tokens': case.reference['image_tokens'], **given})
             past = case.past
             if further := [found.pop(one) for one in list(found) if one not in past]:
-                codes = GivenCodes(further)
+                codes = GivenCodes(further, self._precision)
                 past = self._reference.prefix_with_codes(case, codes)
                 self._note_codes(name, codes)
             visible = case.visible(found)
