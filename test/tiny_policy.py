@@ -453,7 +453,9 @@ def _draw_tiny_policy(target: Path, spec: BundleSpec, seed: int, action_scale: f
             weights[name] = np.abs(weights[name]) + 0.1
         elif name.endswith('running_var'):
             weights[name] = np.abs(weights[name]) + 0.1
-        elif spec.family in ('act', 'bitvla', 'evo1') and 'norm' in name and name.endswith('.weight'):
+        elif (
+            spec.family in ('act', 'bitvla', 'evo1') and 'norm' in name and name.endswith('.weight')
+        ):
             # Norms pass on what they get, or images and positions would hardly matter.
             weights[name] = weights[name] + 1.0
     statistics = tiny_statistics(spec, seed, action_scale)
