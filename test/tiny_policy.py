@@ -17,6 +17,7 @@ from made_once import made_once
 from written_bundle import write_bundle
 
 from vla_runtime.bundle.schema import (
+    PACKED,
     ROTATION_LENGTH,
     ActionSpec,
     BundleSpec,
@@ -29,8 +30,10 @@ from vla_runtime.bundle.schema import (
 )
 from vla_runtime.bundle.statistics import image_group
 from vla_runtime.families.act.dimensions import ActDims, StackDims
+from vla_runtime.families.bitvla.dimensions import BitVlaDims
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.blocks.resnet_dimensions import ResNetDims
+from vla_runtime.families.blocks.ternary_weights import pack
 from vla_runtime.families.evo1.dimensions import Evo1Dims, HeadDims
 from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.groot import dimensions as groot
@@ -63,6 +66,7 @@ def tokenizer_of(family: str) -> Path:
         'groot_n15': 'groot_tokenizer.json',
         'groot_n16': 'groot_tokenizer.json',
         'groot_n17': 'groot_tokenizer.json',
+        'bitvla': 'bitvla_tokenizer.json',
     }
     return _CASES / folders[family] if family in folders else TOKENIZER
 
@@ -93,6 +97,8 @@ def tiny_dims(family: str, horizon: int = 8) -> Any:
         return _tiny_act(horizon)
     if family == 'evo1':
         return _tiny_evo1(horizon)
+    if family == 'bitvla':
+        return _tiny_bitvla(horizon)
     language = DecoderDims(width=32, depth=2, mlp_dim=48, num_heads=4, num_kv_heads=1, head_dim=8)
     return PiDims(
         vision=VisionDims(width=24, depth=1, num_heads=2, mlp_dim=32, patch_size=14, image_size=28),
@@ -246,6 +252,25 @@ def _tiny_evo1(horizon: int) -> Evo1Dims:
     )
 
 
+def _tiny_bitvla(horizon: int) -> BitVlaDims:
+    return BitVlaDims(
+        vision=VisionDims(width=24, depth=1, num_heads=2, mlp_dim=32, patch_size=7, image_size=28),
+        language=DecoderDims(
+            width=40, depth=2, mlp_dim=48, num_heads=4, num_kv_heads=2, head_dim=10
+        ),
+        vocabulary=264,
+        cameras=len(CAMERAS),
+        image_places=places_of('bitvla'),
+        state_place=places_of('bitvla')[-1],
+        prompt_length=places_of('bitvla')[-1] + 160,
+        stop_token=257,
+        horizon=horizon,
+        action_dim=6,
+        state_dim=5,
+        head_dim=36,
+    )
+
+
 _TEMPLATES: Mapping[str, str] = {
     'pi05': 'pi05_state',
     'pi0': 'pi0',
@@ -254,6 +279,7 @@ _TEMPLATES: Mapping[str, str] = {
     'groot_n15': 'chat',
     'groot_n16': 'chat',
     'groot_n17': 'chat',
+    'bitvla': 'bitvla',
 }
 
 
@@ -261,6 +287,7 @@ _TEMPLATES: Mapping[str, str] = {
 _IMAGES = {
     'act': ImageSpec('none', 'none'),
     'evo1': ImageSpec('stretch', 'bicubic'),
+    'bitvla': ImageSpec('crop', 'lanczos', CropSpec(28, 0.9)),
     'groot_n15': ImageSpec('stretch', 'bicubic_uint8'),
     'groot_n16': ImageSpec(
         'crop', 'bicubic_uint8', CropSpec(36, 0.9, size=(36, 36), last='bicubic_pillow')
@@ -292,7 +319,7 @@ def tiny_spec(
             for name in JOINTS
         ),
         step_time_s=0.05,
-        denoise_steps=1 if without_language else 3,
+        denoise_steps=3 if find_family(family).head == 'flow' else 1,
         prompt=None
         if without_language
         else PromptFormat(
@@ -419,9 +446,15 @@ def _draw_tiny_policy(target: Path, spec: BundleSpec, seed: int, action_scale: f
         for name, value in network.state_dict().items()
     }
     for name in weights:
-        if name.endswith('running_var'):
+        if name.endswith(PACKED):
+            outputs, width = weights[name].shape
+            drawn = torch.randint(-1, 2, (outputs, 4 * width), generator=generator)
+            weights[name] = pack(drawn.to(torch.int8).numpy())
+        elif name.endswith(('.weight_scale', 'running_var')):
             weights[name] = np.abs(weights[name]) + 0.1
-        elif spec.family in ('act', 'evo1') and 'norm' in name and name.endswith('.weight'):
+        elif (
+            spec.family in ('act', 'bitvla', 'evo1') and 'norm' in name and name.endswith('.weight')
+        ):
             # Norms pass on what they get, or images and positions would hardly matter.
             weights[name] = weights[name] + 1.0
     statistics = tiny_statistics(spec, seed, action_scale)

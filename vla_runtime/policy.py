@@ -31,7 +31,9 @@ from vla_runtime.engines.preflight import (
     check_words,
 )
 from vla_runtime.engines.protocol import PolicyEngine
+from vla_runtime.engines.tolerances import judged_as
 from vla_runtime.engines.triton_option import OFF, check_triton, word_for
+from vla_runtime.family.listing import find_family
 from vla_runtime.inference.codec import PolicyCodec, require_finite
 from vla_runtime.inference.denoise import StepObserver
 from vla_runtime.inference.pipeline import ChunkPipeline
@@ -411,7 +413,8 @@ def _check_recorded(folder: Path, policy: Policy) -> None:
     Before its first inference.
     """
     with closed_on_error(policy.close):
-        check_recorded_cases(policy._engine, folder, policy.precision)
+        rounds = find_family(policy.spec.family).rounds_activations
+        check_recorded_cases(policy._engine, folder, judged_as(policy.precision, rounds))
 
 
 def _time(policy: Policy) -> float:

@@ -11,6 +11,7 @@ import pytest
 from pages import prose, text_of
 from paths import ROOT
 
+from vla_runtime.bundle.schema import PACKED
 from vla_runtime.cli.export import add_arguments
 from vla_runtime.families.weight_shapes import weight_shapes
 from vla_runtime.family.listing import family_folders, family_names, find_family
@@ -42,7 +43,8 @@ def test_a_row_of_the_index_is_that_of_the_declaration(name: str) -> None:
     assert (guidance != 'refused') is (family.has_language and family.head == 'flow')
     assert (tied == 'yes') is (family.head == 'flow')
     (dims,) = family.presets.values()
-    count = sum(math.prod(shape) for shape in weight_shapes(name, dims).values())
+    shapes = weight_shapes(name, dims).items()
+    count = sum(math.prod(shape) * (4 if one.endswith(PACKED) else 1) for one, shape in shapes)
     assert size == f'{count / 1e9:.2f} B'
     arxiv = re.findall(r'arXiv (\S+?)[,)]', family.title)
     (linked,) = re.findall(r'\((\S+)\)', page)

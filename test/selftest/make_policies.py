@@ -47,8 +47,9 @@ FLOAT16_ENDING = '_float16'
 def spec_of(name: str) -> BundleSpec:
     """Describe a policy; the bfloat16 one has heads as wide as kernels of real policies ask for."""
     if name != BFLOAT16:
-        has_language = find_family(name).has_language
-        return tiny_spec(name, advantage='task_newline' if has_language else None)
+        family = find_family(name)
+        guided = family.has_language and family.head == 'flow'
+        return tiny_spec(name, advantage='task_newline' if guided else None)
     spec = tiny_spec('pi05', advantage='task_newline')
     language = DecoderDims(64, depth=2, mlp_dim=64, num_heads=2, num_kv_heads=1, head_dim=64)
     dims = replace(

@@ -244,11 +244,11 @@ def _check_language(spec: BundleSpec, family: Family) -> None:
             f"'{spec.prompt.template}' is not a prompt of {spec.family}; expected one of "
             f'{", ".join(family.templates)}',
         )
-    if spec.prompt.advantage is not None and family.head == 'tokens':
+    if spec.prompt.advantage is not None and family.head != 'flow':
         raise FieldError(
             'prompt.advantage',
-            f"'{spec.prompt.advantage}', but the head of {spec.family} (tokens) cannot be guided; "
-            'leave it out',
+            f"'{spec.prompt.advantage}', but the head of {spec.family} ({family.head}) cannot be "
+            'guided; leave it out',
         )
     bins = spec.prompt.state_bins
     if bins is not None and not (

@@ -14,6 +14,8 @@ from typing import Literal
 
 import numpy as np
 
+# Precisions in which less is rounded than in int8.
+_FINER = ('float32', 'float16', 'bfloat16')
 # What decided a chunk's bound: the precision alone, its gain too, or the ceiling.
 BoundBy = Literal['precision', 'gain', 'ceiling']
 
@@ -48,6 +50,16 @@ BOUNDS: dict[str, Bounds] = {
     'fp8': Bounds(tensor=2e-1, chunk=1e-1, ceiling=1e-1),
     'nvfp4': Bounds(tensor=3e-1, chunk=1e-1, ceiling=1e-1),
 }
+
+
+def judged_as(precision: str, rounds_activations: bool) -> str:
+    """The precision by whose bounds chunks are judged: int8's where that is what limits them.
+
+    Args:
+        precision: precision of the matrix products.
+        rounds_activations: as the family declares.
+    """
+    return 'int8' if rounds_activations and precision in _FINER else precision
 
 
 def chunk_bound(precision: str, gain: float) -> tuple[float, BoundBy]:

@@ -33,7 +33,7 @@ class Comparison:
 
     @classmethod
     def of(
-        cls, file: str, tensor: str, errors: list[tuple[float, float]], precision: Precision
+        cls, file: str, tensor: str, errors: list[tuple[float, float]], precision: str
     ) -> Comparison:
         """From the largest and mean error of every case.
 
@@ -78,7 +78,7 @@ class ChunkComparison:
         gain: float,
         error: tuple[float, float],
         growth: list[float],
-        precision: Precision,
+        precision: str,
     ) -> ChunkComparison:
         """From the largest and mean error of the chunk."""
         return cls(file, graphs, case, gain, *error, *chunk_bound(precision, gain), growth)

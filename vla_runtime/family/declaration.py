@@ -246,6 +246,9 @@ class Family:
         noise: distribution that a `flow` begins with.
         cuts_padding: True where a prompt whose padding is cut off at the end gives the head the
             same, its tensors shorter, and zeros behind them change nothing.
+        rounds_activations: True where networks round numbers to 8 bits on the way, as they were
+            trained: one on the edge of two codes goes where the last bit of a sum sends it, and
+            moves a chunk by up to 0.1, whatever the precision.
         flow_steps: denoise steps of its published policies; heads of one pass have none.
         figures: performance figures by name of the published size, a key of `presets`.
     """
@@ -264,6 +267,7 @@ class Family:
     files: tuple[str, ...] = ()
     noise: Noise = 'normal'
     cuts_padding: bool = False
+    rounds_activations: bool = False
     flow_steps: int = 10
     figures: Mapping[str, PerformanceFigures] = field(default_factory=dict)
 

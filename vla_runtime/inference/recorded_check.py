@@ -21,7 +21,7 @@ def check_recorded_cases(engine: PolicyEngine, folder: Path, precision: str) -> 
     Args:
         engine: loaded engine; its schedule, prefixes and step inputs are overwritten.
         folder: folder of the bundle.
-        precision: precision of the engine's matrices, which sets the bound.
+        precision: precision whose bounds the chunks are judged by.
 
     Raises:
         ValueError: a chunk beyond its bound, or a bundle without recorded cases.

@@ -31,6 +31,8 @@ from vla_runtime.engines.preflight import (
 )
 from vla_runtime.engines.tensorrt.adapter import TensorRT, import_tensorrt
 from vla_runtime.engines.tensorrt.rtx import check_gpu
+from vla_runtime.engines.tolerances import judged_as
+from vla_runtime.family.listing import find_family
 from vla_runtime.files.machine import machine, versions
 from vla_runtime.policy import Policy
 from vla_runtime.selftest.jetson import describe_jetson
@@ -394,7 +396,9 @@ def _try_policy(
 
     def compare() -> str:
         precision = precision_of(folder / name)
-        error = largest_error(infer_cases(loaded[0]), reference, precision)
+        rounds = find_family(loaded[0].spec.family).rounds_activations
+        judged = judged_as(precision, rounds)
+        error = largest_error(infer_cases(loaded[0]), reference, judged)
         return f'{len(reference)} chunks differ by {error:.1g} at most'
 
     def measure() -> str:

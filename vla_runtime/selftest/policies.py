@@ -119,7 +119,7 @@ def infer_cases(policy: Policy) -> dict[str, np.ndarray]:
 def largest_error(
     chunks: dict[str, np.ndarray],
     reference: dict[str, np.ndarray],
-    precision: Precision = 'float32',
+    precision: str = 'float32',
 ) -> float:
     """Return the largest difference of any case, relative to its largest action if above 1.
 

@@ -20,6 +20,7 @@ from vla_runtime.bundle.onnx_files import ROWS
 from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.engines.recorded_cases import Case, write_cases
 from vla_runtime.export.onnx.export import meta_network
+from vla_runtime.export.onnx.ternary import GivenCodes
 from vla_runtime.export.onnx.token_cases import compute_answer
 from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.export.receipt import SEED
@@ -224,6 +225,22 @@ class Reference:
                 )
                 case.past = {name: value.numpy() for name, value in past.items()}
                 case.row_axes = self._row_axes
+
+    def image_with_codes(self, pixels: np.ndarray, codes: GivenCodes) -> np.ndarray:
+        """Image tokens (N, W) of an image (3, height, width), from a graph's codes."""
+        with self._loaded('vision'), codes:
+            (tokens,) = self._network.vision(torch.from_numpy(pixels)[None])
+        return tokens.numpy()
+
+    def prefix_with_codes(self, case: Case, codes: GivenCodes) -> dict[str, np.ndarray]:
+        """Outputs of the prefix from a graph's codes."""
+        with self._loaded('prefix'), codes:
+            past = self._network.prefix(
+                torch.from_numpy(case.reference['image_tokens']),
+                torch.from_numpy(case.image_mask),
+                **_tensors(case.prefix_inputs),
+            )
+        return {name: value.numpy() for name, value in past.items()}
 
     def chunks(self, cases: list[Case]) -> np.ndarray:
         """Add `trace`, `velocity` and `gain`, or the answer of a `tokens` head.

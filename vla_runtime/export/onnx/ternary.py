@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -26,12 +26,16 @@ from onnx import numpy_helper
 from torch import Tensor
 
 from vla_runtime.bundle.schema import PACKED
+from vla_runtime.engines.tolerances import BOUNDS
 from vla_runtime.export.onnx.graph import GraphWriter, Value
 from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.families.blocks.ternary import LARGEST_CODE, SMALLEST, unpack
+from vla_runtime.families.meta_shapes import DispatchMode
 
 # End of the name of a ternary matrix in a graph.
 ENDING = '/ternary'
+# Distance from the edge between two codes within which a number may go either way in float32.
+_EDGE = 0.02
 
 
 class TernaryMatrix(NamedTuple):
@@ -99,6 +103,55 @@ def write_products(
 def has_ternary(graph: onnx.GraphProto) -> bool:
     """Return whether a graph multiplies by ternary matrices."""
     return any(item.name.endswith(ENDING) for item in graph.initializer)
+
+
+def code_tensors(graph: onnx.GraphProto) -> list[str]:
+    """Name the codes of the rounded tokens that ternary matrices multiply, in order."""
+    readers = {
+        node.input[0]: node.output[0] for node in graph.node if node.op_type == 'DequantizeLinear'
+    }
+    widened = {matrix: found for matrix, found in readers.items() if matrix.endswith(ENDING)}
+    read = {node.input[0] for node in graph.node if {*node.input} & {*widened.values()}}
+    return [
+        node.output[0]
+        for node in graph.node
+        if node.op_type == 'QuantizeLinear' and readers.get(node.output[0]) in read
+    ]
+
+
+class GivenCodes(DispatchMode):
+    """Context in which PyTorch's networks go on from codes that a graph made.
+
+    A number on the edge between two codes goes where the last bit of a sum sends it, and takes a
+    whole token with it. With the graph's codes everything else can be compared to the last bits.
+
+    Args:
+        codes: the graph's codes, in the order of its layers.
+        precision: precision of the graph's other matrices.
+
+    Attributes:
+        faults: number of codes that do not stand for PyTorch's number.
+    """
+
+    def __init__(self, codes: Sequence[np.ndarray], precision: str) -> None:
+        super().__init__()
+        self._codes = [torch.from_numpy(one) for one in codes]
+        self._next = 0
+        # A quarter of what a number may be off by.
+        self._farthest = 0.5 + max(_EDGE, LARGEST_CODE * BOUNDS[precision].tensor / 4.0)
+        self.faults = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is not torch.ops.vla_runtime.quantise_tokens.default:
+            return result
+        (_, scale), given = result, self._codes[self._next]
+        self._next += 1
+        distance = (args[0].float() * scale - given).abs()
+        self.faults += int((distance > self._farthest).sum())
+        return given, scale
 
 
 def ternary_faults(

@@ -12,17 +12,19 @@ import onnx
 from onnx import TensorProto, helper
 
 from vla_runtime.engines.onnx.four_bit_emulation import emulate
+from vla_runtime.export.onnx.ternary import code_tensors
 
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
-def comparable(path: Path, *, widen_bfloat16: bool) -> bytes:
+def comparable(path: Path, *, widen_bfloat16: bool, show_codes: bool = False) -> bytes:
     """A graph whose inputs and outputs are float32 where the file's are in half.
 
     Args:
         path: path of the graph file.
         widen_bfloat16: compute bfloat16 matrix products in float32 and round their results: what
             a device does that sums in float32, on one that knows no bfloat16 products.
+        show_codes: hand out the codes of the tokens that ternary matrices multiply too.
     """
     model = onnx.load(path, load_external_data=False)
     # As the engine runs it.
@@ -30,6 +32,9 @@ def comparable(path: Path, *, widen_bfloat16: bool) -> bytes:
     _widen_ports(model.graph)
     if widen_bfloat16:
         _widen_products(model)
+    if show_codes:
+        for name in code_tensors(model.graph):
+            model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.INT8, None))
     return model.SerializeToString()
 
 

@@ -43,13 +43,13 @@ from vla_runtime.engines.onnx.session import SKIPPED_REWRITES, Placement, Sessio
 from vla_runtime.engines.preflight import check_graph_files
 from vla_runtime.engines.recorded_cases import Case, read_cases
 from vla_runtime.engines.token_embedding import TokenEmbedding
-from vla_runtime.engines.tolerances import error_of
+from vla_runtime.engines.tolerances import error_of, judged_as
 from vla_runtime.export.onnx.cases import Reference, seeded_cases
 from vla_runtime.export.onnx.eight_bit_rules import matrix_faults
 from vla_runtime.export.onnx.export import has_monolithic
 from vla_runtime.export.onnx.four_bit_rules import four_bit_matrix_faults
 from vla_runtime.export.onnx.precision import beside_int8, precision_of, type_faults
-from vla_runtime.export.onnx.ternary import ternary_faults
+from vla_runtime.export.onnx.ternary import GivenCodes, ternary_faults
 from vla_runtime.export.onnx.token_cases import pass_inputs, passes_of
 from vla_runtime.export.onnx.variants import comparable
 from vla_runtime.export.onnx.weights import BundleWeights
@@ -235,6 +235,8 @@ class _Verifier:
         self._decoder = answer_decoder(find_family(spec.family), spec.dims, folder, spec.tokenizer)
         # Tokens that are as PyTorch's, of all.
         self._tokens = [0, 0]
+        self._judged = judged_as(precision, find_family(spec.family).rounds_activations)
+        self._reference = Reference(spec, BundleWeights(folder / WEIGHTS_FILE))
         statistics = read_statistics(folder, spec)
         self._actions = Normalizer(
             spec.normalisation.actions,
@@ -243,7 +245,7 @@ class _Verifier:
         )
 
     def run(self) -> Receipt:
-        reference = Reference(self._spec, BundleWeights(self._folder / WEIGHTS_FILE))
+        reference = self._reference
         reference.image_tokens(self.cases)
         self._advance(1)
         self._vision()
@@ -307,9 +309,15 @@ class _Verifier:
                 expected = case.reference['image_tokens']
                 for camera, image in enumerate(case.pixels):
                     if image.shape[1:] == size:
-                        (found,) = session.run({'pixels': image[None]})['image_tokens']
+                        outputs = session.run({'pixels': image[None]})
+                        (found,) = outputs.pop('image_tokens')
                         own['image_tokens'][camera, : len(found)] = found
-                        self._compare(name, 'image_tokens', found, expected[camera, : len(found)])
+                        meant = expected[camera, : len(found)]
+                        if outputs:
+                            codes = GivenCodes([*outputs.values()], self._precision)
+                            meant = self._reference.image_with_codes(image, codes)
+                            self._note_codes(name, codes)
+                        self._compare(name, 'image_tokens', found, meant)
         self._advance(1)
 
     def _prefix(self, rows: int) -> None:
@@ -322,10 +330,16 @@ class _Verifier:
                 prompt = token_embedding.replace_tokens(prompt)
             given = {'image_mask': case.image_mask, **prompt}
             found = session.run({'image_tokens': case.reference['image_tokens'], **given})
+            past = case.past
+            if further := [found.pop(one) for one in list(found) if one not in past]:
+                codes = GivenCodes(further, self._precision)
+                past = self._reference.prefix_with_codes(case, codes)
+                self._note_codes(name, codes)
             visible = case.visible(found)
-            for tensor, expected in case.visible(case.past).items():
+            for tensor, expected in case.visible(past).items():
                 self._compare(name, tensor, visible[tensor], expected)
-            own |= session.run({'image_tokens': own['image_tokens'], **given})
+            made = session.run({'image_tokens': own['image_tokens'], **given})
+            own |= {one: made[one] for one in case.past}
         self._advance(1)
 
     def _time_table(self, reference: Reference, table: np.ndarray) -> np.ndarray:
@@ -408,7 +422,7 @@ class _Verifier:
             self._add_units(decoder(tokens[:, 0]), decoder(meant[:, 0]))
 
     def _monolithic(self, rows: int, table: np.ndarray) -> None:
-        session, name = self._open_rows('monolithic', rows)
+        session, name = self._open_rows('monolithic', rows, show_codes=False)
         for case, _ in self._of(rows):
             values = step_inputs(self._spec, case, {}, table, 0, case.x) | {
                 **_all_pixels(case),
@@ -420,11 +434,13 @@ class _Verifier:
             }
             self._add_chunk(name, name, case, session.run(values)['x_next'], [])
 
-    def _open_rows(self, network: Network, rows: int) -> tuple[Session, str]:
+    def _open_rows(
+        self, network: Network, rows: int, show_codes: bool = True
+    ) -> tuple[Session, str]:
         path = graph_path(self._folder, network, rows)
-        return self._open(path), path.name
+        return self._open(path, show_codes), path.name
 
-    def _open(self, path: Path) -> Session:
+    def _open(self, path: Path, show_codes: bool = True) -> Session:
         options = session_options()
         # Weights are used where they lie in the file: no packed and no converted second copy.
         options.add_session_config_entry('session.disable_prepacking', '1')
@@ -436,13 +452,17 @@ class _Verifier:
             path,
             self._placement,
             options,
-            comparable(path, widen_bfloat16=self._widened),
+            comparable(path, widen_bfloat16=self._widened, show_codes=show_codes),
             disabled_optimizers=skipped,
         )
 
     def _of(self, rows: int) -> list[tuple[Case, dict[str, np.ndarray]]]:
         pairs = zip(self.cases, self._own, strict=True)
         return [(case, own) for case, own in pairs if case.rows == rows]
+
+    def _note_codes(self, file: str, codes: GivenCodes) -> None:
+        """Note what of a graph's codes is not as PyTorch rounds; any makes the receipt fail."""
+        self._errors.setdefault((file, 'codes'), []).append((float(codes.faults),) * 2)
 
     def _compare(self, file: str, tensor: str, found: np.ndarray, expected: np.ndarray) -> None:
         self._errors.setdefault((file, tensor), []).append(error_of(found, expected))
@@ -456,7 +476,7 @@ class _Verifier:
         self._add_units(x[0], expected[0])
         gain = float(case.reference['gain'])
         self._chunks.append(
-            ChunkComparison.of(file, graphs, number, gain, error, growth, self._precision)
+            ChunkComparison.of(file, graphs, number, gain, error, growth, self._judged)
         )
 
     def _add_units(self, found: np.ndarray, meant: np.ndarray) -> None:

@@ -23,8 +23,9 @@ from vla_runtime.engines.recorded_cases import Case, read_cases
 from vla_runtime.engines.tensorrt.engine import TensorRTEngine
 from vla_runtime.engines.tensorrt.store import Metadata
 from vla_runtime.engines.tensorrt.token_engine import TensorRTTokenEngine, engine_class
-from vla_runtime.engines.tolerances import error_of
+from vla_runtime.engines.tolerances import error_of, judged_as
 from vla_runtime.export.receipt import ChunkComparison, Comparison, Receipt, left_out_of_int8
+from vla_runtime.family.listing import find_family
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.inference.recorded_check import read_back
 
@@ -66,7 +67,9 @@ def verify_built(
     )
     with closed_on_error(engine.close):
         beside = read_graph_facts(bundle.folder / ONNX_FOLDER, ()).beside
-        receipt = _compare(cases, facts, metadata, beside, engine, advance)
+        rounds = find_family(bundle.spec.family).rounds_activations
+        judged = judged_as(metadata.precision, rounds)
+        receipt = _compare(cases, facts, metadata, judged, beside, engine, advance)
     engine.close()
     return receipt
 
@@ -92,11 +95,11 @@ def _compare(
     cases: list[Case],
     facts: Mapping[str, Any],
     metadata: Metadata,
+    judged: str,
     beside: Precision,
     engine: TensorRTEngine,
     advance: Callable[[int], object],
 ) -> Receipt:
-    precision = metadata.precision
     errors: dict[tuple[str, str], list[tuple[float, float]]] = {}
     chunks = []
     for number, case in enumerate(cases):
@@ -112,16 +115,15 @@ def _compare(
             engine.run_steps()
             error = error_of(engine.read_x(), case.reference['trace'][-1][0])
         chunks.append(
-            ChunkComparison.of('engines', 'engines', number, case.gain, error, growth, precision)
+            ChunkComparison.of('engines', 'engines', number, case.gain, error, growth, judged)
         )
         advance(1)
     tensors = [
-        Comparison.of(network, tensor, found, precision)
-        for (network, tensor), found in errors.items()
+        Comparison.of(network, tensor, found, judged) for (network, tensor), found in errors.items()
     ]
     status = ', '.join(f'{name} {state}' for name, state in engine.cuda_graph.items())
     return Receipt(
-        precision,
+        metadata.precision,
         f'{metadata.gpu} (TensorRT {metadata.tensorrt})',
         [case.words for case in cases],
         tensors,
@@ -129,7 +131,7 @@ def _compare(
         [
             f'CUDA graphs: {status}',
             f'recorded by PyTorch {facts.get("torch")}',
-            *left_out_of_int8(precision, beside),
+            *left_out_of_int8(metadata.precision, beside),
         ],
     )
 

@@ -44,5 +44,6 @@ FAMILIES = (
         prefix_inputs=_prefix_inputs,
         head_inputs=no_inputs,
         time_table=NoTimes,
+        rounds_activations=True,
     ),
 )
