@@ -156,7 +156,9 @@ def random_network(family: str, dims: PolicyDims) -> FlowNetwork:
 def batch_entries(*kinds: str) -> Iterator[tuple[Path, int]]:
     """Every (case, batch entry) of these kinds, as `network_case_paths` has them."""
     for path in network_case_paths(*kinds):
-        for b in range(json.loads(path.read_text())['batch']):
+        description = json.loads(path.read_text())
+        # A case of OpenVLA has requests of different lengths in place of a batch.
+        for b in range(description.get('batch') or description['requests']):
             yield path, b
 
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
+from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.openvla.dimensions import OPENVLA, OpenVlaDims
 from vla_runtime.families.openvla.networks import OpenVla
 from vla_runtime.families.openvla.tensor_names import NAMES, without_last_blocks
@@ -120,7 +121,7 @@ def load_openvla_case(path: Path) -> OpenVlaCase:
     tensors = load_file(path.with_suffix('.case.safetensors'))
     longest = max(len(tensors[f'input_ids_{request}']) for request in range(d['requests']))
     # Padding must not matter.
-    network = OpenVla(dims_of_case(d, longest + 3)).eval().requires_grad_(False)
+    network = build_network('openvla', dims_of_case(d, longest + 3)).eval().requires_grad_(False)
     network.load_state_dict(our_case_weights(path))
     return OpenVlaCase(d, tensors, network, path)
 
@@ -155,7 +156,7 @@ def load_decoding_case(path: Path) -> OpenVlaCase:
         rope_base=d['rope_theta'],
         rms_epsilon=d['rms_eps'],
     )
-    network = OpenVla(dims).eval().requires_grad_(False)
+    network = build_network('openvla', dims).eval().requires_grad_(False)
     weights = load_file(path.with_suffix('.weights.safetensors'))
     ours = {NAMES.ours(f'language_model.{name}'): tensor for name, tensor in weights.items()}
     missing, unexpected = network.load_state_dict(ours, strict=False)
