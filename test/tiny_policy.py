@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from family_contracts import contract_of
+from family_contracts import contract_of, contracts
 from family_contracts.robot import CAMERAS, CASES, IMAGE_SIZE, JOINTS, places_of
 from made_once import made_once
 from written_bundle import write_bundle
@@ -27,13 +27,13 @@ from vla_runtime.bundle.schema import (
 )
 from vla_runtime.bundle.statistics import image_group
 from vla_runtime.families.flow_network import build_network
-from vla_runtime.family.listing import family_names, find_family
+from vla_runtime.family.listing import find_family
 from vla_runtime.processing.prompts import PromptFormat
 from vla_runtime.types import AdvantageTemplate, Observation, RotationForm
 
 TOKENIZER = CASES / 'lerobot_pi05_tiny' / 'tokenizer.json'
 # Families that the self-test's policies are of: those that answer in tokens are not yet.
-TINY_FAMILIES = tuple(name for name in family_names() if find_family(name).head != 'tokens')
+TINY_FAMILIES = tuple(name for name in contracts() if find_family(name).head != 'tokens')
 
 
 def tokenizer_of(family: str) -> Path:
@@ -70,7 +70,7 @@ def tiny_spec(
             for name in JOINTS
         ),
         step_time_s=0.05,
-        denoise_steps=3 if head == 'flow' else 1,
+        denoise_steps=3 if head in ('flow', 'diffusion') else 1,
         prompt=prompt or None,
         normalisation=NormalisationSpec(
             state='quantiles_lerobot',

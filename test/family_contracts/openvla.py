@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from network_cases import batch_entries
 from openvla_cases import load_openvla_case
@@ -17,13 +18,13 @@ from torch import Tensor
 from family_contracts.declaration import Case, FamilyContract, Fault, Folder, Patched, Recorded
 from family_contracts.robot import CAMERAS, JOINTS
 from vla_runtime.bundle.schema import ImageSpec
+from vla_runtime.families import token_network
 from vla_runtime.families.blocks import gelu_vision
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.openvla import networks, towers
+from vla_runtime.families.openvla import towers
 from vla_runtime.families.openvla.dimensions import OPENVLA, OpenVlaDims
 from vla_runtime.families.openvla.networks import OpenVla
 from vla_runtime.families.openvla.towers import Tower
-from vla_runtime.families.token_network import TokenCache
 from vla_runtime.types import Observation
 
 KIND = 'openvla_full'
@@ -86,7 +87,8 @@ def past(dims: OpenVlaDims) -> Mapping[str, tuple[int, ...]]:
     }
 
 
-_EMBED, _READ, _DECODE = Tower.embed, OpenVla.read_token, OpenVla.decode
+_EMBED, _READ, _VIEW = Tower.embed, OpenVla.read_token, OpenVla.view
+_POSITION, _ROTARY = OpenVla.answer_position, token_network.rotary
 
 
 def position_on_the_class_token(self: Tower, pixels: Tensor) -> Tensor:
@@ -98,54 +100,65 @@ def position_on_the_class_token(self: Tower, pixels: Tensor) -> Tensor:
     return x + beside
 
 
-def padding_seen(self: OpenVla, token: Tensor, number: int, cache: TokenCache) -> Any:
-    return _READ(self, token, number, cache._replace(seen=torch.ones_like(cache.seen)))
+def first_logits_a_place_early(self: OpenVla, mask: Tensor) -> Any:
+    right = _VIEW(self, mask)
+    return right._replace(last=right.last - 1)
 
 
-def tokens_not_kept(self: OpenVla, token: Tensor, number: int, cache: TokenCache) -> Any:
-    return _READ(self, token, number, cache)[0], cache
+def one_position(at: Tensor, size: int, base: float) -> Any:
+    return _ROTARY(at * 0 if at.shape[1] == 1 else at, size, base)
+
+
+def padding_seen(self: OpenVla, tokens: Tensor, place: Tensor, past: Any, *answer: Tensor) -> Any:
+    """Positions still count the prompt."""
+    right = _POSITION(self, past['prefix_mask'])
+    everything = {**past, 'prefix_mask': torch.ones_like(past['prefix_mask'])}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OpenVla, 'answer_position', lambda self, mask: right)
+        return _READ(self, tokens, place, everything, *answer)
+
+
+def tokens_not_kept(self: OpenVla, *inputs: Any) -> Any:
+    found = _READ(self, *inputs)
+    return found._replace(key=torch.zeros_like(found.key))
+
+
+def blind_to_its_tokens(
+    self: OpenVla, tokens: Tensor, place: Tensor, past: Any, key: Tensor, value: Tensor
+) -> Any:
+    return _READ(self, tokens, place, past, torch.zeros_like(key), value)
+
+
+def tanh_gelu(x: Tensor) -> Tensor:
+    return torch.ops.aten.gelu(x, approximate='tanh')
 
 
 def faults() -> Mapping[str, Fault]:
-    rotary, end = networks.rotary, OpenVla._prompt_end
-
-    def one_position(at: Tensor, size: int, base: float) -> Any:
-        return rotary(at * 0 if at.shape[1] == 1 else at, size, base)
-
-    def tanh_gelu(x: Tensor) -> Tensor:
-        return torch.ops.aten.gelu(x, approximate='tanh')
-
-    wrong: dict[str, tuple[Any, str, Any, Any]] = {
-        'tanh in the towers': (gelu_vision.F, 'gelu', tanh_gelu, 'vision.onnx'),
-        'a position on the class token': (
-            *(Tower, 'embed', position_on_the_class_token),
-            'vision.onnx',
-        ),
-        'colours not normalised': (
-            *(towers, '_normalised', lambda pixels, mean, std: pixels),
-            'vision.onnx',
-        ),
-        'first logits a place early': (
-            *(OpenVla, '_prompt_end', lambda self, mask: end(self, mask) - 1),
-            'prefix.onnx',
-        ),
+    """Those of a whole answer are in test/families/openvla."""
+    vision: dict[str, tuple[Any, str, Any]] = {
+        'tanh in the towers': (gelu_vision.F, 'gelu', tanh_gelu),
+        'a position on the class token': (Tower, 'embed', position_on_the_class_token),
+        'colours not normalised': (towers, '_normalised', lambda pixels, mean, std: pixels),
+    }
+    prefix: dict[str, tuple[Any, str, Any]] = {
+        'first logits a place early': (OpenVla, 'view', first_logits_a_place_early),
         'another rope base': (
-            *(networks, 'rotary', lambda at, size, base: rotary(at, size, base * 1.1)),
-            'prefix.onnx',
-        ),
-        'padding seen': (OpenVla, 'read_token', padding_seen, 'expert.onnx'),
-        'tokens not kept': (OpenVla, 'read_token', tokens_not_kept, 'expert.onnx'),
-        'every token at one position': (networks, 'rotary', one_position, 'expert.onnx'),
-        'the whole vocabulary': (
-            *(OpenVla, 'decode', lambda self, tokens: _DECODE(self, tokens + 64)),
-            'expert.onnx',
-        ),
-        'a bin too low': (
-            *(OpenVla, 'decode', lambda self, tokens: _DECODE(self, tokens + 1)),
-            'expert.onnx',
+            *(token_network, 'rotary'),
+            lambda at, size, base: _ROTARY(at, size, base * 1.1),
         ),
     }
-    return {name: Patched(*of, quick=True) for name, of in wrong.items()}
+    answer: dict[str, tuple[Any, str, Any]] = {
+        'padding seen': (OpenVla, 'read_token', padding_seen),
+        'tokens not kept': (OpenVla, 'read_token', tokens_not_kept),
+        'an answer blind to its tokens': (OpenVla, 'read_token', blind_to_its_tokens),
+        'every token at one position': (token_network, 'rotary', one_position),
+    }
+    parts = {'vision.onnx': vision, 'prefix.onnx': prefix, 'expert.onnx': answer}
+    return {
+        name: Patched(*of, file, quick=True)  # type: ignore[arg-type]
+        for file, part in parts.items()
+        for name, of in part.items()
+    }
 
 
 def folders() -> Mapping[str, Callable[[Path], Folder]]:

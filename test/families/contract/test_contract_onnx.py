@@ -108,7 +108,7 @@ def test_vision_and_prefix_equal_the_network_and_the_reference(entry: Entry):
         assert_close(visible(past, name), expected, bound(entry), name)
 
 
-@each_entry()
+@each_entry('flow', 'single')
 def test_velocities_and_chunks_of_the_engine_equal_the_reference(entry: Entry, engine: OnnxEngine):
     case = load(entry)
     if case.actions is None:
@@ -127,7 +127,7 @@ def test_velocities_and_chunks_of_the_engine_equal_the_reference(entry: Entry, e
         assert relative_error(engine.read_x(), expected) <= bound(entry), schedule
 
 
-@each_entry()
+@each_entry('flow', 'single')
 def test_the_one_file_gives_the_reference_chunk(entry: Entry):
     case, folder = load(entry), folder_of(entry)
     if case.actions is None:
