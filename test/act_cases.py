@@ -57,18 +57,17 @@ class ActCase(ReferenceCase):
         return self.network.prefix(self.image_tokens(b), self.visible(), state=self.state(b))
 
 
-def dims_of_case(d: Mapping[str, Any]) -> ActDims:
-    """Our dimensions of a case's description."""
+def dims_of_case(d: Mapping[str, Any], weights: Mapping[str, Tensor]) -> ActDims:
+    """Our dimensions of a case; the backbone's are those of its weights, under LeRobot's names."""
     # What no policy changes is a constant of the networks.
     assert (d['bn_eps'], d['layer_norm_eps']) == (1e-5, 1e-5)
     stack = {'width': d['width'], 'num_heads': d['heads'], 'mlp_dim': d['mlp']}
-    # A case states the channels of the stages' outputs, and the divisor of torchvision's.
-    expansion = 4 if d['bottleneck'] else 1
-    channels = [width // expansion for width in d['backbone_widths']]
+    stages = range(1, len(d['backbone_blocks']) + 1)
+    channels = [len(weights[f'backbone.layer{stage}.0.conv1.weight']) for stage in stages]
     sizes = tuple((height, width) for height, width in d['images'])
     return ActDims(
         backbone=ResNetDims(
-            stem=64 // d['width_divisor'],
+            stem=len(weights['backbone.conv1.weight']),
             channels=tuple(channels),  # type: ignore[arg-type]
             blocks=tuple(d['backbone_blocks']),
             bottleneck=d['bottleneck'],
@@ -91,7 +90,8 @@ def dims_of_case(d: Mapping[str, Any]) -> ActDims:
 def load_act_case(path: Path) -> ActCase:
     """Read a case and load its weights under our names, every one of them."""
     description = json.loads(path.read_text())
-    network = build_network('act', dims_of_case(description))
+    weights = load_file(path.with_suffix('.weights.safetensors'))
+    network = build_network('act', dims_of_case(description, weights))
     assert isinstance(network, Act)
     network.load_state_dict(our_weights(path, NAMES))
     network.eval().requires_grad_(False)

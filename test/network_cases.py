@@ -156,7 +156,9 @@ def random_network(family: str, dims: PolicyDims) -> FlowNetwork:
 def batch_entries(*kinds: str) -> Iterator[tuple[Path, int]]:
     """Every (case, batch entry) of these kinds, as `network_case_paths` has them."""
     for path in network_case_paths(*kinds):
-        for b in range(json.loads(path.read_text())['batch']):
+        description = json.loads(path.read_text())
+        # A case of OpenVLA has requests of different lengths in place of a batch.
+        for b in range(description.get('batch') or description['requests']):
             yield path, b
 
 
@@ -203,15 +205,17 @@ def denoised(
     `rows` are the head's inputs that come from an observation.
     """
     step, x, states = DenoiseStep(network), noise, []
+    prepared = network.prepare_prefix(past, 1)
     plan = torch.zeros_like(x) if plan is None else plan
     for k, t in enumerate(torch.tensor(flow_times(steps), dtype=torch.float32)):
         weight = torch.zeros(x.shape[1]) if weights is None else torch.from_numpy(weights[k])
-        table = network.time_conditioning(t[None])
+        table = network.split_conditioning(network.time_conditioning(t[None]))
         dt = torch.tensor(-1.0 / steps)
         x, velocity = step(
-            x, past, table, t, dt, torch.ones(1), plan, weight[None, :, None], rows or {}
+            x, prepared, table, t, dt, torch.ones(1), plan, weight[None, :, None], rows or {}
         )
-        states.append((x, velocity))
+        # A fused network may write the next velocity where this one is.
+        states.append((x.clone(), velocity.clone()))
     return states
 
 

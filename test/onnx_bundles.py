@@ -36,7 +36,7 @@ from vla_runtime.engines.token_embedding import TokenEmbedding
 from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.export.onnx.precision import type_faults
 from vla_runtime.families.flow_network import FlowNetwork
-from vla_runtime.family.listing import read_time_table
+from vla_runtime.family.listing import find_family, read_time_table
 from vla_runtime.inference.denoise import flow_times
 
 
@@ -110,8 +110,8 @@ def tiny_onnx_bundle(family: str = 'pi05', precision: Precision = 'float32') -> 
     """A tiny policy with guidance and its ONNX files; not to be changed (`copy_bundle`)."""
 
     def make(target: Path) -> None:
-        # A policy without language has no prompt to put a tag in.
-        advantage = None if family == 'act' else 'task_newline'
+        # Guidance is for flows with a prompt to put a tag in.
+        advantage = 'task_newline' if find_family(family).head == 'flow' else None
         write_tiny_policy(target, tiny_spec(family, advantage=advantage))
         spec = read_bundle(target).spec
         write_onnx_once(target, spec, precision)

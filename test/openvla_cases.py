@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from network_cases import ReferenceCase
@@ -121,8 +121,7 @@ def load_openvla_case(path: Path) -> OpenVlaCase:
     tensors = load_file(path.with_suffix('.case.safetensors'))
     longest = max(len(tensors[f'input_ids_{request}']) for request in range(d['requests']))
     # Padding must not matter.
-    network = cast(OpenVla, build_network('openvla', dims_of_case(d, longest + 3)))
-    network.eval().requires_grad_(False)
+    network = build_network('openvla', dims_of_case(d, longest + 3)).eval().requires_grad_(False)
     network.load_state_dict(our_case_weights(path))
     return OpenVlaCase(d, tensors, network, path)
 
@@ -157,7 +156,7 @@ def load_decoding_case(path: Path) -> OpenVlaCase:
         rope_base=d['rope_theta'],
         rms_epsilon=d['rms_eps'],
     )
-    network = OpenVla(dims).eval().requires_grad_(False)
+    network = build_network('openvla', dims).eval().requires_grad_(False)
     weights = load_file(path.with_suffix('.weights.safetensors'))
     ours = {NAMES.ours(f'language_model.{name}'): tensor for name, tensor in weights.items()}
     missing, unexpected = network.load_state_dict(ours, strict=False)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from network_cases import ReferenceCase, our_weights, vision_of_case
 from safetensors.torch import load_file
-from tiny_policy import tiny_dims
 from torch import Tensor
 
 from vla_runtime.families.blocks.dimensions import DecoderDims
@@ -71,16 +70,3 @@ def load_smolvla_case(path: Path) -> SmolVlaCase:
     network.load_state_dict(our_weights(path, NAMES))
     network.eval().requires_grad_(False)
     return SmolVlaCase(description, load_file(path.with_suffix('.case.safetensors')), network)
-
-
-def tiny_smolvla(dims: SmolVlaDims | None = None) -> SmolVla:
-    """A network whose weights all matter."""
-    network = build_network('smolvla', dims or tiny_dims('smolvla'))
-    assert isinstance(network, SmolVla)
-    generator = torch.Generator().manual_seed(0)
-    weights = {
-        name: torch.randn(value.shape, generator=generator) * 0.2
-        for name, value in network.state_dict().items()
-    }
-    network.load_state_dict(weights)
-    return network.eval().requires_grad_(False)

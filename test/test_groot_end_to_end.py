@@ -17,7 +17,7 @@ from vla_runtime.families.flow_step import DenoiseStep
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.policy import Policy
 from vla_runtime.processing.stretched_images import stretched
-from vla_runtime.types import CommittedPlan, Observation
+from vla_runtime.types import Observation
 
 pytestmark = pytest.mark.cases
 
@@ -108,44 +108,6 @@ def test_a_chunk_equals_the_network_s_on_inputs_made_by_hand(bundle, policy):
     low, high = (statistics[f'actions.{name}'].numpy() for name in ('min', 'max'))
     robot = (expected[:, :7] + 1) / 2 * (high - low) + low
     assert relative_error(chunk.actions, torch.from_numpy(robot)) <= 1e-4
-
-
-def test_a_cache_hit_changes_nothing_and_the_state_is_not_in_its_key(policy):
-    fresh = policy.settings
-    seen = observation(1)
-    moved = replace(seen, state=seen.state + 0.25)
-    policy.reset()
-    policy.infer(seen)
-    noise = np.random.default_rng(4).normal(size=(8, 16)).astype(np.float32)
-    kept, report = policy.infer(moved, noise=noise)
-    assert (report.runs['vision'], report.runs['prefix']) == (0, 0)
-    policy.reset()
-    anew, report = policy.infer(moved, noise=noise)
-    assert report.runs['prefix'] == 1
-    np.testing.assert_array_equal(kept.normalised, anew.normalised)
-    policy.settings = fresh
-
-
-def test_guidance_is_refused_without_tags(policy):
-    fresh = policy.settings
-    with pytest.raises(ValueError, match='trained without advantage tags'):
-        policy.settings = replace(fresh, cfg_enabled=True, cfg_beta=1.5)
-        policy.infer(observation())
-    policy.settings = fresh
-
-
-def test_real_time_chunking_ties_a_chunk_to_the_plan(policy):
-    seen = observation(2)
-    noise = np.random.default_rng(5).normal(size=(8, 16)).astype(np.float32)
-    free, _ = policy.infer(seen, noise=noise)
-    plan = CommittedPlan(actions=free.actions[2:] + 0.3, delay_steps=2, execution_horizon=5)
-    fresh = policy.settings
-    policy.settings = replace(fresh, rtc_mode='guided')
-    tied, report = policy.infer(seen, noise=noise, plan=plan)
-    policy.settings = fresh
-    assert report.rtc_mode == 'guided'
-    wanted = plan.actions[:2]
-    assert np.abs(tied.actions[:2] - wanted).max() < np.abs(free.actions[:2] - wanted).max()
 
 
 def test_a_tokenizer_that_puts_images_elsewhere_is_refused(bundle, tmp_path):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from family_contracts import contract_of, contracts
+from family_contracts.robot import CAMERAS, CASES, IMAGE_SIZE, JOINTS, places_of
 from made_once import made_once
 from written_bundle import write_bundle
 
@@ -22,280 +22,30 @@ from vla_runtime.bundle.schema import (
     ActionSpec,
     BundleSpec,
     CameraSpec,
-    CropSpec,
-    ImageSpec,
     NormalisationSpec,
     PoseSpec,
     StateSpec,
 )
 from vla_runtime.bundle.statistics import image_group
-from vla_runtime.families.act.dimensions import ActDims, StackDims
-from vla_runtime.families.bitvla.dimensions import BitVlaDims
-from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.blocks.resnet_dimensions import ResNetDims
 from vla_runtime.families.blocks.ternary_weights import pack
-from vla_runtime.families.evo1.dimensions import Evo1Dims, HeadDims
 from vla_runtime.families.flow_network import build_network
-from vla_runtime.families.groot import dimensions as groot
-from vla_runtime.families.groot.n16_dimensions import GrootN16Dims, Siglip2Dims
-from vla_runtime.families.groot.n17_dimensions import GrootN17Dims, QwenVisionDims
-from vla_runtime.families.pi.dimensions import PiDims
-from vla_runtime.families.smolvla.dimensions import SmolVlaDims
-from vla_runtime.family.listing import family_names, find_family
+from vla_runtime.family.listing import find_family
 from vla_runtime.processing.prompts import PromptFormat
-from vla_runtime.processing.tokenizer import Tokenizer
 from vla_runtime.types import AdvantageTemplate, Observation, RotationForm
 
-_CASES = Path(__file__).parent / 'cases'
-TOKENIZER = _CASES / 'lerobot_pi05_tiny' / 'tokenizer.json'
-JOINTS = ('shoulder', 'elbow', 'gripper')
-CAMERAS = ('top', 'wrist')
-# Text tokens of N1.6's prompts.
-N16_PROMPT = 192
-# Families with a tiny policy here: those that answer in tokens have none yet.
-TINY_FAMILIES = tuple(name for name in family_names() if find_family(name).head != 'tokens')
-# Height and width of the observations' images.
-IMAGE_SIZE = (48, 64)
+TOKENIZER = CASES / 'lerobot_pi05_tiny' / 'tokenizer.json'
+# Families that the self-test's policies are of: those that answer in tokens are not yet.
+TINY_FAMILIES = tuple(name for name in contracts() if find_family(name).head != 'tokens')
 
 
 def tokenizer_of(family: str) -> Path:
     """A vocabulary in the family's layout."""
-    folders = {
-        'smolvla': 'smolvla_folder/tokenizer.json',
-        'evo1': 'smolvla_folder/tokenizer.json',
-        'groot_n15': 'groot_tokenizer.json',
-        'groot_n16': 'groot_tokenizer.json',
-        'groot_n17': 'groot_tokenizer.json',
-        'bitvla': 'bitvla_tokenizer.json',
-    }
-    return _CASES / folders[family] if family in folders else TOKENIZER
-
-
-@lru_cache
-def places_of(family: str, cameras: int = len(CAMERAS)) -> tuple[int, ...]:
-    """Text tokens before each image of a family's prompts, in its tiny vocabulary."""
-    (layout,) = find_family(family).templates.values()
-    vocabulary = Tokenizer.load(tokenizer_of(family), bos=layout.bos)
-    before, after = layout.around_task
-    pieces = layout.pieces(cameras, (before, '', after), vocabulary.special)
-    counts = [len(ids) for ids in vocabulary.piece_tokens(pieces)]
-    # Only images behind the task depend on the prompt's length.
-    return layout.image_places(counts, cameras, N16_PROMPT)
+    return CASES / contract_of(family).tokenizer
 
 
 def tiny_dims(family: str, horizon: int = 8) -> Any:
     """Sizes of a tiny policy, the same to whoever looks at observations and actions."""
-    if family == 'smolvla':
-        return _tiny_smolvla(horizon)
-    if family == 'groot_n15':
-        return _tiny_groot(horizon)
-    if family == 'groot_n16':
-        return _tiny_groot_n16(horizon)
-    if family == 'groot_n17':
-        return _tiny_groot_n17(horizon)
-    if family == 'act':
-        return _tiny_act(horizon)
-    if family == 'evo1':
-        return _tiny_evo1(horizon)
-    if family == 'bitvla':
-        return _tiny_bitvla(horizon)
-    language = DecoderDims(width=32, depth=2, mlp_dim=48, num_heads=4, num_kv_heads=1, head_dim=8)
-    return PiDims(
-        vision=VisionDims(width=24, depth=1, num_heads=2, mlp_dim=32, patch_size=14, image_size=28),
-        language=language,
-        expert=replace(language, width=16, mlp_dim=32),
-        vocabulary=400,
-        cameras=len(CAMERAS),
-        prompt_length=64,
-        horizon=horizon,
-        action_dim=6,
-        state_dim=6 if family == 'pi0' else 0,
-    )
-
-
-def _tiny_smolvla(horizon: int) -> SmolVlaDims:
-    language = DecoderDims(width=40, depth=3, mlp_dim=48, num_heads=6, num_kv_heads=2, head_dim=8)
-    return SmolVlaDims(
-        vision=VisionDims(width=24, depth=1, num_heads=2, mlp_dim=32, patch_size=7, image_size=28),
-        pixel_shuffle=2,
-        language=language,
-        expert=replace(language, width=28, mlp_dim=36),
-        self_attention_every=2,
-        vocabulary=360,
-        cameras=len(CAMERAS),
-        prompt_length=64,
-        horizon=horizon,
-        action_dim=6,
-        state_dim=5,
-    )
-
-
-def _tiny_groot(horizon: int) -> groot.GrootDims:
-    return groot.GrootDims(
-        vision=VisionDims(width=24, depth=1, num_heads=2, mlp_dim=32, patch_size=7, image_size=28),
-        pixel_shuffle=2,
-        connector_layers=2,
-        language=DecoderDims(
-            width=40, depth=2, mlp_dim=48, num_heads=6, num_kv_heads=2, head_dim=8
-        ),
-        context=groot.StackDims(depth=1, num_heads=4, head_dim=10, mlp_dim=60),
-        dit=groot.StackDims(depth=3, num_heads=4, head_dim=6, mlp_dim=40),
-        head_width=20,
-        future_tokens=3,
-        positions=12,
-        vocabulary=264,
-        cameras=len(CAMERAS),
-        image_places=places_of('groot_n15'),
-        prompt_length=places_of('groot_n15')[-1] + 64,
-        horizon=horizon,
-        action_dim=6,
-        state_dim=5,
-    )
-
-
-def _tiny_groot_n16(horizon: int) -> GrootN16Dims:
-    return GrootN16Dims(
-        vision=Siglip2Dims(
-            width=32,
-            depth=2,
-            num_heads=2,
-            mlp_dim=40,
-            patch_size=8,
-            merge=2,
-            positions=5,
-            rope_base=3.0,
-            window=3,
-            full_attention=(2,),
-        ),
-        image=(32, 48),
-        language=DecoderDims(
-            width=40, depth=2, mlp_dim=48, num_heads=6, num_kv_heads=2, head_dim=8
-        ),
-        dit=groot.StackDims(depth=5, num_heads=4, head_dim=6, mlp_dim=40),
-        text_every=2,
-        head_width=20,
-        positions=12,
-        vocabulary=264,
-        cameras=len(CAMERAS),
-        image_places=places_of('groot_n16'),
-        prompt_length=N16_PROMPT,
-        horizon=horizon,
-        real_horizon=horizon,
-        action_dim=6,
-        state_dim=5,
-    )
-
-
-def _tiny_groot_n17(horizon: int) -> GrootN17Dims:
-    return GrootN17Dims(
-        vision=QwenVisionDims(
-            width=32,
-            depth=2,
-            num_heads=2,
-            mlp_dim=40,
-            patch_size=8,
-            merge=2,
-            positions=5,
-            deepstack=(1,),
-        ),
-        image=(32, 48),
-        language=DecoderDims(
-            width=40, depth=3, mlp_dim=48, num_heads=4, num_kv_heads=2, head_dim=16
-        ),
-        rope_sections=(4, 2, 2),
-        context=groot.StackDims(depth=1, num_heads=4, head_dim=10, mlp_dim=60),
-        dit=groot.StackDims(depth=5, num_heads=4, head_dim=6, mlp_dim=40),
-        text_every=2,
-        head_width=20,
-        positions=12,
-        vocabulary=264,
-        cameras=len(CAMERAS),
-        image_places=places_of('groot_n17'),
-        prompt_length=places_of('groot_n17')[-1] + 64,
-        horizon=horizon,
-        real_horizon=horizon,
-        action_dim=6,
-        state_dim=5,
-    )
-
-
-def _tiny_act(horizon: int) -> ActDims:
-    stack = {'width': 24, 'num_heads': 3, 'mlp_dim': 32}
-    return ActDims(
-        backbone=ResNetDims(stem=6, channels=(6, 8, 10, 12), blocks=(1, 2, 1, 1)),
-        encoder=StackDims(depth=2, **stack),
-        decoder=StackDims(depth=2, **stack),
-        cameras=len(CAMERAS),
-        images=(IMAGE_SIZE,),
-        horizon=horizon,
-        action_dim=len(JOINTS),
-        state_dim=len(JOINTS),
-    )
-
-
-def _tiny_evo1(horizon: int) -> Evo1Dims:
-    return Evo1Dims(
-        vision=VisionDims(width=24, depth=1, num_heads=2, mlp_dim=32, patch_size=7, image_size=28),
-        pixel_shuffle=2,
-        language=DecoderDims(
-            width=40, depth=2, mlp_dim=48, num_heads=4, num_kv_heads=2, head_dim=8
-        ),
-        head=HeadDims(depth=2, num_heads=5, mlp_dim=56, state_hidden=20, velocity_hidden=28),
-        vocabulary=360,
-        cameras=len(CAMERAS),
-        image_places=places_of('evo1'),
-        prompt_length=places_of('evo1')[-1] + 64,
-        horizon=horizon,
-        action_dim=6,
-        real_actions=len(JOINTS),
-        state_dim=5,
-    )
-
-
-def _tiny_bitvla(horizon: int) -> BitVlaDims:
-    return BitVlaDims(
-        vision=VisionDims(width=24, depth=1, num_heads=2, mlp_dim=32, patch_size=7, image_size=28),
-        language=DecoderDims(
-            width=40, depth=2, mlp_dim=48, num_heads=4, num_kv_heads=2, head_dim=10
-        ),
-        vocabulary=264,
-        cameras=len(CAMERAS),
-        image_places=places_of('bitvla'),
-        state_place=places_of('bitvla')[-1],
-        prompt_length=places_of('bitvla')[-1] + 160,
-        stop_token=257,
-        horizon=horizon,
-        action_dim=6,
-        state_dim=5,
-        head_dim=36,
-    )
-
-
-_TEMPLATES: Mapping[str, str] = {
-    'pi05': 'pi05_state',
-    'pi0': 'pi0',
-    'smolvla': 'task_line',
-    'evo1': 'after_images',
-    'groot_n15': 'chat',
-    'groot_n16': 'chat',
-    'groot_n17': 'chat',
-    'bitvla': 'bitvla',
-}
-
-
-# Images that are not padded.
-_IMAGES = {
-    'act': ImageSpec('none', 'none'),
-    'evo1': ImageSpec('stretch', 'bicubic'),
-    'bitvla': ImageSpec('crop', 'lanczos', CropSpec(28, 0.9)),
-    'groot_n15': ImageSpec('stretch', 'bicubic_uint8'),
-    'groot_n16': ImageSpec(
-        'crop', 'bicubic_uint8', CropSpec(36, 0.9, size=(36, 36), last='bicubic_pillow')
-    ),
-    'groot_n17': ImageSpec('crop', 'bicubic_uint8', CropSpec(edge=36, fraction=0.9)),
-}
-# Families whose images are normalised by channel.
-_NORMALISED = ('act', 'evo1')
+    return contract_of(family).tiny(horizon)
 
 
 def tiny_spec(
@@ -304,13 +54,16 @@ def tiny_spec(
     advantage: AdvantageTemplate | None = None,
     delta: bool = False,
 ) -> BundleSpec:
-    without_language = family == 'act'
+    contract, head = contract_of(family), find_family(family).head
+    prompt = contract.template and PromptFormat(
+        template=contract.template, cleaning='lerobot', advantage=advantage
+    )
     return BundleSpec(
         name=f'tiny {family}',
         family=family,
         dims=tiny_dims(family),
         cameras=tuple(CameraSpec(name) for name in CAMERAS),
-        images=_IMAGES.get(family, ImageSpec(padding='centre', resample='bilinear')),
+        images=contract.images,
         state=tuple(StateSpec(name, 'rad') for name in JOINTS),
         actions=tuple(
             ActionSpec(name, 'rad', 'delta', relative_to=name)
@@ -319,20 +72,14 @@ def tiny_spec(
             for name in JOINTS
         ),
         step_time_s=0.05,
-        denoise_steps=3 if find_family(family).head == 'flow' else 1,
-        prompt=None
-        if without_language
-        else PromptFormat(
-            template=_TEMPLATES[family],
-            cleaning='lerobot',
-            advantage=advantage,
-        ),
+        denoise_steps=3 if head in ('flow', 'diffusion') else 1,
+        prompt=prompt or None,
         normalisation=NormalisationSpec(
             state='quantiles_lerobot',
             actions='mean_std_lerobot',
-            images='mean_std_lerobot' if family in _NORMALISED else None,
+            images='mean_std_lerobot' if contract.images_normalised else None,
         ),
-        tokenizer=None if without_language else 'tokenizer.json',
+        tokenizer='tokenizer.json' if prompt else None,
     )
 
 
@@ -359,7 +106,7 @@ def two_frames_spec(steps_ago: int = 4) -> BundleSpec:
     """A policy that sees an earlier frame of every camera, then the newest of each."""
     spec = tiny_spec('groot_n17')
     earlier = (CameraSpec(f'{name}_before', frame_of=name, steps_ago=steps_ago) for name in CAMERAS)
-    places = places_of('groot_n17', 2 * len(CAMERAS))
+    places = places_of('groot_n17', contract_of('groot_n17').tokenizer, 2 * len(CAMERAS))
     dims = replace(
         spec.dims,
         cameras=2 * len(CAMERAS),
@@ -441,6 +188,7 @@ def write_tiny_policy(
 def _draw_tiny_policy(target: Path, spec: BundleSpec, seed: int, action_scale: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     network = build_network(spec.family, spec.dims)
+    norms_pass = contract_of(spec.family).norms_pass
     weights = {
         name: (torch.randn(value.shape, generator=generator) * 0.2).numpy()
         for name, value in network.state_dict().items()
@@ -452,10 +200,7 @@ def _draw_tiny_policy(target: Path, spec: BundleSpec, seed: int, action_scale: f
             weights[name] = pack(drawn.to(torch.int8).numpy())
         elif name.endswith(('.weight_scale', 'running_var')):
             weights[name] = np.abs(weights[name]) + 0.1
-        elif (
-            spec.family in ('act', 'bitvla', 'evo1') and 'norm' in name and name.endswith('.weight')
-        ):
-            # Norms pass on what they get, or images and positions would hardly matter.
+        elif norms_pass and 'norm' in name and name.endswith('.weight'):
             weights[name] = weights[name] + 1.0
     statistics = tiny_statistics(spec, seed, action_scale)
     tokenizer = tokenizer_of(spec.family) if spec.tokenizer else None

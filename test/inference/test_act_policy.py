@@ -7,19 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from guided_policies import without_ages
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.writer import seal
 from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.export.onnx.verification import verify_onnx
-from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.prefix_cache import CachePolicy
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 
-OFF = PolicySettings(cache=CachePolicy(mode='off'))
 # A wrist camera of another size than the one above.
 SIZES = ((48, 64), (33, 100))
 
@@ -46,17 +43,6 @@ def of_two_sizes():
     return replace(seen, images={'top': seen.images['top'], 'wrist': wrist})
 
 
-def test_no_instruction_is_needed_and_one_that_is_given_changes_nothing(bundle):
-    policy = Policy.load(bundle)
-    assert not policy.reads_instruction
-    policy.warm_up()
-    silent, _ = policy.infer(observation(instruction=''))
-    told, report = policy.infer(observation(instruction='pick up the cup'))
-    np.testing.assert_array_equal(silent.normalised, told.normalised)
-    assert without_ages(cache_words(report.cache))['prefix'] == 'hit'
-    assert report.tokens == ()
-
-
 def test_a_change_of_normalised_images_is_measured_in_grey_levels(bundle):
     bounds = CachePolicy(mode='bounded', max_age_s=9.0, max_reuses=9, max_image_change=2.5)
     policy = Policy.load(bundle, settings=PolicySettings(cache=bounds))
@@ -70,38 +56,11 @@ def test_a_change_of_normalised_images_is_measured_in_grey_levels(bundle):
         assert outcome.grey_levels == pytest.approx(levels, rel=1e-4)
 
 
-def test_guidance_is_refused_by_name(bundle):
-    policy = Policy.load(bundle)
-    with pytest.raises(ValueError, match=r'cfg_beta: .*\(act has no language\)'):
-        policy.settings = PolicySettings(cfg_enabled=True, cfg_beta=1.5)
-
-
-def test_real_time_chunking_is_refused_by_name(bundle):
-    policy = Policy.load(bundle)
-    with pytest.raises(ValueError, match=r'rtc_mode is .guided.: the head of act \(single\)'):
-        policy.settings = PolicySettings(rtc_mode='guided')
-
-
 def test_an_image_of_another_size_is_refused_with_both_sizes(bundle):
     policy, seen = Policy.load(bundle), observation()
     wrong = {**seen.images, 'wrist': np.zeros((24, 32, 3), np.uint8)}
     with pytest.raises(ValueError, match=r'images\[wrist\]: image of 24x32 .* where 48x64'):
         policy.infer(replace(seen, images=wrong))
-
-
-def test_an_absent_camera_counts_for_nothing(bundle):
-    policy, seen = Policy.load(bundle), observation()
-    both, _ = policy.infer(seen)
-    one, _ = policy.infer(replace(seen, images={**seen.images, 'wrist': None}))
-    assert np.abs(one.normalised - both.normalised).max() > 1e-3
-
-
-@pytest.mark.parametrize('precision', ['bfloat16', 'float16'])
-def test_half_matrices_give_nearly_the_same_chunk(bundle, precision):
-    expected, _ = Policy.load(bundle).infer(observation())
-    found, _ = Policy.load(bundle, precision=precision).infer(observation())
-    error = np.abs(found.normalised - expected.normalised).max()
-    assert 0 < error < 0.1 * max(1.0, np.abs(expected.normalised).max())
 
 
 def test_images_of_two_sizes_run_on_both_backends(two_sizes):

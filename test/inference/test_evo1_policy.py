@@ -8,14 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from guided_policies import NOISE, load_policy, write_guided
-from tiny_policy import observation, tiny_spec, write_tiny_policy
+from tiny_policy import observation
 
-from vla_runtime.inference.prefix_cache import CachePolicy
 from vla_runtime.inference.sampling import chunk_noise
 from vla_runtime.policy import Policy
-from vla_runtime.types import CommittedPlan
 
-OFF = CachePolicy(mode='off')
 REAL = 3
 
 
@@ -38,31 +35,6 @@ def test_noise_is_uniform_and_zero_where_actions_are_padded(bundle):
     assert many.dtype == np.float32
     assert (many.min() < -0.99, many.max() > 0.99, abs(many.mean()) < 0.02) == (True, True, True)
     assert many.std() == pytest.approx(3**-0.5, rel=0.02)
-
-
-def test_a_committed_plan_pulls_the_chunk_towards_it(bundle):
-    plan = CommittedPlan(np.full((8, REAL), 0.3), delay_steps=2, execution_horizon=6)
-    free, _ = load_policy(bundle, rtc_mode='off').infer(observation(), noise=NOISE, plan=plan)
-    tied, report = load_policy(bundle).infer(observation(), noise=NOISE, plan=plan)
-    assert report.rtc_mode == 'guided'
-    distance = [np.abs(chunk.actions[:2] - 0.3).max() for chunk in (free, tied)]
-    assert distance[1] < distance[0]
-
-
-def test_guidance_needs_tags(tmp_path):
-    plain = write_tiny_policy(tmp_path / 'plain', tiny_spec('evo1'))
-    with pytest.raises(ValueError, match='trained without advantage tags'):
-        load_policy(plain, cfg_enabled=True, cfg_beta=2.0)
-
-
-def test_an_absent_camera_counts_for_nothing(bundle):
-    policy, seen = load_policy(bundle), observation()
-    both, _ = policy.infer(seen, noise=NOISE)
-    absent = replace(seen, images={**seen.images, 'wrist': None})
-    one, _ = policy.infer(absent, noise=NOISE)
-    assert np.abs(one.normalised - both.normalised).max() > 1e-3
-    fresh, _ = load_policy(bundle).infer(absent, noise=NOISE)
-    np.testing.assert_array_equal(one.normalised, fresh.normalised)
 
 
 def test_images_of_any_shape_go_in(bundle):

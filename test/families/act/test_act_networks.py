@@ -7,23 +7,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from act_cases import ActCase, load_act_case
+from act_cases import load_act_case
 from act_oracle import actions, sine_positions, their_weights
-from network_cases import each_case, each_entry, relative_error
-from tiny_policy import tiny_dims
+from family_contracts.act import VARIANTS
+from network_cases import each_case, relative_error
 
 from vla_runtime.families.act.checkpoint import NAMES
 from vla_runtime.families.act.dimensions import ActDims
 from vla_runtime.families.act.networks import Act
 from vla_runtime.families.act.positions import map_positions
 from vla_runtime.families.blocks.layers import matrix_names
-from vla_runtime.families.blocks.resnet_dimensions import ResNetDims
 from vla_runtime.families.flow_network import build_network
 
 # Relative to the largest value: float32's own noise is up to 7e-6 in the actions.
 BOUND = 5e-5
 
-entries = each_entry('act')
 cases = each_case('act')
 
 
@@ -31,70 +29,6 @@ cases = each_case('act')
 def _no_gradients():
     with torch.inference_mode():
         yield
-
-
-def embedded(case: ActCase, b: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return case.network.embed(case.image_tokens(b), case.visible(), case.state(b))
-
-
-@pytest.mark.cases
-@entries
-def test_the_backbone_equals_the_reference_stage_by_stage(path: Path, b: int):
-    case = load_act_case(path)
-    backbone = case.network.vision.backbone
-    for i, pixels in enumerate(case.pixels(b)):
-        x = backbone.stem_map(pixels[None])
-        assert relative_error(x[0], case.tensors[f'backbone_stem_{i}'][b]) <= BOUND
-        for number, stage in enumerate(backbone.stages, start=1):
-            for block in stage:
-                x = block(x)
-            reference = case.tensors[f'backbone_layer{number}_{i}'][b]
-            assert relative_error(x[0], reference) <= BOUND, f'camera {i}, stage {number}'
-
-
-@pytest.mark.cases
-@entries
-def test_image_tokens_and_positions_equal_the_reference(path: Path, b: int):
-    case = load_act_case(path)
-    dims = case.network.dims
-    for i, (pixels, size) in enumerate(zip(case.pixels(b), dims.map_sizes, strict=True)):
-        (tokens,) = case.network.vision(pixels[None])
-        reference = case.tensors[f'camera_features_{i}'][b]
-        assert tuple(reference.shape[1:]) == size
-        assert relative_error(tokens.T.reshape(reference.shape), reference) <= BOUND
-        positions = map_positions(*size, dims.width, torch.device('cpu'))
-        reference = case.tensors[f'camera_position_{i}'].reshape(-1, dims.width, *size)[0]
-        assert relative_error(positions.T.reshape(reference.shape), reference) <= 1e-6
-    assert relative_error(case.network.positions(), case.tensors['encoder_position']) <= 1e-6
-
-
-@pytest.mark.cases
-@entries
-def test_encoder_and_decoder_equal_the_reference_layer_by_layer(path: Path, b: int):
-    case = load_act_case(path)
-    network, tensors = case.network, case.tensors
-    tokens, mask = embedded(case, b)
-    assert mask.all()
-    # (B, T, W), as PyTorch's own order is (T, B, W) elsewhere: told by the number of tokens.
-    assert relative_error(tokens[0], _entry(tensors['encoder_input'], b, tokens)) <= BOUND
-    x, positions = tokens, network.positions()
-    for number, layer in enumerate(network.encoder):
-        x = layer(x, positions, mask[:, None])
-        reference = _entry(tensors['encoder_layers'][number], b, tokens)
-        assert relative_error(x[0], reference) <= BOUND, f'encoder layer {number}'
-    output = network.encode(tokens, mask)
-    assert relative_error(output[0], _entry(tensors['encoder_output'], b, tokens)) <= BOUND
-    past = case.prefix(b)
-    decoded = network.decode(past)
-    assert relative_error(decoded[0], _entry(tensors['decoder_layers'][-1], b, decoded)) <= BOUND
-    normed = network.decoder_norm(decoded)
-    assert relative_error(normed[0], _entry(tensors['decoder_output'], b, decoded)) <= BOUND
-    assert relative_error(network.actions(past)[0], tensors['actions'][b]) <= BOUND
-
-
-def _entry(reference: torch.Tensor, b: int, like: torch.Tensor) -> torch.Tensor:
-    """Batch entry b of (B, T, W) or (T, B, W)."""
-    return reference[b] if reference.shape[1] == like.shape[1] else reference[:, b]
 
 
 @pytest.mark.cases
@@ -133,26 +67,6 @@ def test_convolutions_follow_the_matrices_into_bfloat16_alone(path: Path):
         tokens = network.vision(pixels[None])[0]
         assert tokens.dtype == torch.float32
         assert relative_error(tokens, case.image_tokens(0)[0][: len(tokens)]) <= bound
-
-
-TINY: ActDims = tiny_dims('act')
-VARIANTS = {
-    'basic blocks': TINY,
-    'norms first': replace(TINY, pre_norm=True),
-    'gelu': replace(TINY, activation='gelu'),
-    'environment': replace(TINY, state_dim=5, environment_dim=2),
-    'odd images of two sizes': replace(TINY, images=((45, 67), (33, 100))),
-    'four cameras of three sizes': replace(
-        TINY, cameras=4, images=((45, 67), (33, 100), (33, 100), (64, 32)), horizon=3
-    ),
-    'one camera': replace(TINY, cameras=1, images=((50, 50),)),
-    'bottlenecks': replace(
-        TINY, backbone=ResNetDims(6, (4, 4, 6, 8), (1, 2, 1, 2), bottleneck=True)
-    ),
-    'dilated': replace(
-        TINY, backbone=ResNetDims(6, (4, 4, 6, 8), (1, 1, 1, 3), bottleneck=True, dilated=True)
-    ),
-}
 
 
 def with_weights(dims: ActDims, theirs: dict[str, torch.Tensor]) -> Act:

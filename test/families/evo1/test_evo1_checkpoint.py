@@ -14,10 +14,9 @@ from checkpoint_folders import edit_config, edit_json, edit_tensors, write_spars
 from evo1_cases import load_evo1_case
 from evo1_folders import POSTPROCESSOR, options_of, write_folder
 from network_cases import each_entry, network_case_paths, relative_error
-from onnx_bundles import write_onnx_once
 from safetensors.torch import load_file, save_file
 
-from vla_runtime.bundle.schema import BundleSpec, CameraSpec
+from vla_runtime.bundle.schema import CameraSpec
 from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.checkpoints.lerobot_folder import read_lerobot_folder
@@ -83,42 +82,6 @@ def test_all_sizes_and_places_are_those_of_the_case(tmp_path, path, b):
         *('horizon', 'action_dim', 'real_actions', 'state_dim', 'input_major'),
     ):
         assert getattr(dims, name) == getattr(expected, name), name
-
-
-@each_entry('evo1')
-@pytest.mark.parametrize('backend', ['torch', 'onnxruntime'])
-def test_observations_become_the_references_tokens_and_chunks(tmp_path, path, b, backend):
-    case = load_evo1_case(path, b)
-    d = case.description
-    planned = plan_export(
-        write_folder(tmp_path / 'policy', path, b), options_of(path, b), default_name='tiny'
-    )
-
-    def add_onnx(folder: Path, spec: BundleSpec) -> None:
-        if backend == 'onnxruntime':
-            write_onnx_once(folder, spec, 'float32')
-
-    write_export(planned, tmp_path / 'bundle', finish=add_onnx)
-    policy = Policy.load(tmp_path / 'bundle', backend=backend)
-    images = {
-        f'camera_{i}': (case.of(f'raw_image_{i}').numpy() * np.float32(255))
-        .astype(np.uint8)
-        .transpose(1, 2, 0)
-        if case.image_mask[i]
-        else None
-        for i in range(d['cameras'])
-    }
-    seen = Observation(images, case.of('raw_state').numpy(), d['prompts'][b])
-    rows = policy._codec.rows(seen.instruction, policy._codec.check(seen), (None,))
-    mask = case.rows()['token_mask'][0].numpy()
-    expected = case.rows()['tokens'][0].numpy()[mask]
-    np.testing.assert_array_equal(rows['tokens'][0][rows['token_mask'][0]], expected)
-    assert relative_error(rows['state'][0], case.of('state')) <= 1e-6
-    chunk, _ = policy.infer(seen, noise=case.of('noise').numpy())
-    bound = 5e-5 if backend == 'torch' else 1e-4
-    assert relative_error(chunk.normalised, case.of('actions')) <= bound
-    real = case.network.dims.real_actions
-    assert relative_error(chunk.actions, case.of('actions')[:, :real]) <= 1e-4
 
 
 def test_the_embodiment_of_the_folder_is_cut_out_of_all(tmp_path):

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from groot_cases import N16, GrootN16Case, load_groot_case
-from network_cases import denoised, each_case, each_entry, random_network, relative_error
+from groot_cases import N16, load_groot_case
+from network_cases import each_case, each_entry, random_network, relative_error
 from tiny_policy import tiny_dims
 from torch.nn import functional as F
 
-from vla_runtime.families.blocks.interleaving import separated
 from vla_runtime.families.groot.n16 import GrootN16
 from vla_runtime.families.groot.siglip2 import EagleVision2, resizing
 
@@ -28,74 +27,6 @@ of_cases = pytest.mark.cases
 def _no_gradients():
     with torch.inference_mode():
         yield
-
-
-@of_cases
-@entries
-def test_the_vision_tower_equals_the_reference(path: Path, b: int):
-    case: GrootN16Case = load_groot_case(path, b)
-    vision = case.network.vision
-    rows, columns = case.description['grid']
-    patches = vision.cut(case.pixels)
-    assert torch.equal(patches, case.images('patches'))
-    x = vision.patch_embedding(patches)
-    assert relative_error(x, case.images('patch_embeddings')) <= BOUND
-    x = x + vision.positions(rows, columns)
-    assert relative_error(x, case.images('vision_embeddings')) <= BOUND
-    for index, block in enumerate(vision.blocks):
-        x = block(x)
-        assert relative_error(x, case.images('vision_layers')[index]) <= BOUND, f'block {index}'
-    assert relative_error(vision.patches(case.pixels), case.images('vision_features')) <= BOUND
-    joined = vision.unshuffled(case.images('vision_features'), rows, columns)
-    assert torch.equal(joined, case.images('unshuffled_features'))
-    assert relative_error(vision(case.pixels), case.images('image_features')) <= BOUND
-
-
-@of_cases
-@entries
-def test_features_and_what_the_head_reads_equal_the_reference(path: Path, b: int):
-    case = load_groot_case(path, b)
-    network = case.network
-    embeddings, mask = case.embedded()
-    assert mask.all()
-    reference = case.tensors['input_embeddings'][b, case.valid]
-    assert relative_error(embeddings[0], reference) <= BOUND
-    images = torch.tensor([token == case.description['image_token'] for token in case.ids])
-    assert torch.equal(images, case.tensors['image_mask'][b, case.valid])
-    features = network.features(embeddings, mask)
-    reference = case.tensors['backbone_features'][b, case.valid]
-    assert relative_error(features[0], reference) <= BOUND
-    context = network.encode_context(features, mask)
-    reference = case.tensors['vl_embeddings'][b, case.valid]
-    assert relative_error(context[0], reference) <= BOUND
-    places, count, past = network.dims.image_places, network.dims.image_tokens, case.prefix()
-    for ours, theirs in (('key', 'cross_keys'), ('value', 'cross_values')):
-        for order, block in enumerate(network.dims.cross_blocks):
-            whole = case.tensors[theirs][order, b].transpose(0, 1)[None, case.valid]
-            parts = dict(zip(('text', 'images'), separated(whole, places, count), strict=True))
-            part = case.description['cross_blocks'][str(block)]
-            part = 'images' if part == 'image' else part
-            index = network.readers[part].index(block)
-            found = past[f'{part}_{ours}'][index].transpose(1, 2)
-            assert relative_error(found, parts[part]) <= BOUND, (ours, block)
-
-
-@of_cases
-@entries
-@pytest.mark.parametrize('padding', [0, 3])
-def test_each_steps_velocity_and_the_chunk_equal_the_reference(path: Path, b: int, padding: int):
-    case = load_groot_case(path, b, padding)
-    encoded = case.network.encode_state(case.state()['state'])
-    assert relative_error(encoded[0], case.tensors['state_features'][b]) <= BOUND
-    noise = case.tensors['noise'][b : b + 1]
-    steps = denoised(case.network, case.prefix(), noise, case.steps, rows=case.state())
-    for k, (_, velocity) in enumerate(steps):
-        # Ours runs from 1 to 0.
-        assert relative_error(-velocity[0], case.tensors['v_t'][k, b]) <= BOUND, f'step {k}'
-    for name in ('actions', 'actions_rows_alone'):
-        assert relative_error(steps[-1][0][0], case.tensors[name][b]) <= BOUND
-    # The order of text and images matters.
-    assert relative_error(steps[-1][0][0], case.tensors['actions_without_alternation'][b]) > 1e-3
 
 
 @of_cases

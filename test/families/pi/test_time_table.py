@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import save_file
 from tiny_policy import tiny_dims
 
-from vla_runtime.families.flow_network import build_network
 from vla_runtime.family.listing import read_time_table
 from vla_runtime.files.safetensors_reader import (
     SafetensorsReader,
@@ -16,38 +15,6 @@ from vla_runtime.files.safetensors_reader import (
     float32_to_bfloat16,
 )
 from vla_runtime.inference.denoise import flow_times
-
-
-@pytest.mark.parametrize('family', ['pi05', 'pi0'])
-@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.float16])
-def test_rows_are_those_of_the_networks(family, dtype, tmp_path):
-    generator = torch.Generator().manual_seed(3)
-    network = build_network(family, tiny_dims(family))
-    weights = {
-        name: (torch.randn(value.shape, generator=generator) * 0.2).to(dtype)
-        for name, value in network.state_dict().items()
-    }
-    save_file(weights, tmp_path / 'weights.safetensors')
-    network.load_state_dict({name: value.float() for name, value in weights.items()})
-    times = flow_times(10)
-    with torch.inference_mode():
-        expected = network.time_conditioning(torch.tensor(times, dtype=torch.float32)).numpy()
-    table = read_time_table(family, tiny_dims(family), tmp_path / 'weights.safetensors')(times)
-    assert table.dtype == np.float32 and table.shape == expected.shape
-    assert np.abs(table - expected).max() <= 2e-6
-
-
-def test_a_row_does_not_depend_on_how_many_were_asked_for(tmp_path):
-    network = build_network('pi05', tiny_dims('pi05'))
-    generator = torch.Generator().manual_seed(3)
-    weights = {
-        name: torch.randn(value.shape, generator=generator)
-        for name, value in network.state_dict().items()
-    }
-    save_file(weights, tmp_path / 'weights.safetensors')
-    table = read_time_table('pi05', tiny_dims('pi05'), tmp_path / 'weights.safetensors')
-    times = flow_times(7)
-    assert np.array_equal(table(times)[4], table(times[4:5])[0])
 
 
 def test_bfloat16_rounds_to_nearest_even_and_keeps_what_is_no_number():

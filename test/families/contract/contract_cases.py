@@ -1,0 +1,90 @@
+"""Parameters of the contract tests: every family, and every entry of its reference cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import torch
+from family_contracts import contract_of, contracts
+from family_contracts.declaration import Case, FamilyContract
+from network_cases import batch_entries, relative_error
+from torch import Tensor
+
+from vla_runtime.family.listing import find_family
+
+Entry = tuple[str, Path, int]
+
+
+@lru_cache(maxsize=4)
+def load(entry: Entry) -> Case:
+    """The reference case of a test's parameter."""
+    family, path, b = entry
+    with torch.inference_mode():
+        return contract_of(family).case(path, b)
+
+
+def bound_of(entry: Entry) -> float:
+    return contract_of(entry[0]).bound
+
+
+def entries(*heads: str) -> list[object]:
+    """`(family, path, b)` of all cases; of families with these heads, all without one."""
+    return [
+        pytest.param((family, path, b), id=f'{path.stem}-{b}')
+        for family, contract in contracts().items()
+        if not heads or find_family(family).head in heads
+        for path, b in batch_entries(contract.kind or family)
+    ]
+
+
+def each_entry(*heads: str) -> pytest.MarkDecorator:
+    """Run a test with `entry` of every case of families with these heads."""
+    return pytest.mark.parametrize('entry', entries(*heads))
+
+
+def each_family(keep: Callable[[FamilyContract], object] = bool) -> pytest.MarkDecorator:
+    """Run a test with `family` of all for which this holds."""
+    names = [name for name, contract in contracts().items() if keep(contract)]
+    return pytest.mark.parametrize('family', names)
+
+
+def of_cases(keep: Callable[[FamilyContract], Mapping[str, object] | None]) -> list[object]:
+    """`(family, name)` of everything that contracts declare under names."""
+    return [
+        pytest.param(family, name, id=f'{family}-{name}')
+        for family, contract in contracts().items()
+        for name in keep(contract) or ()
+    ]
+
+
+def image_tokens_of(case: Case) -> Tensor:
+    """Image tokens of all cameras as an engine holds them, (V, N, W)."""
+    found = [case.network.vision(pixels[None])[0] for pixels in case.pixels]
+    tokens = torch.zeros(len(found), max(map(len, found)), found[0].shape[1])
+    for camera, of_image in enumerate(found):
+        tokens[camera, : len(of_image)] = of_image
+    return tokens
+
+
+def seen_by(past: Mapping[str, Tensor], name: str) -> Tensor:
+    """The mask (R, P) that shows the places of a prefix output to the head."""
+    masks = {key: value for key, value in past.items() if value.dtype == torch.bool}
+    own = [mask for key, mask in masks.items() if key.split('_')[0] == name.split('_')[0]]
+    (mask,) = own or masks.values()
+    return mask
+
+
+def visible(past: Mapping[str, Tensor], name: str) -> Tensor:
+    """One row's prefix output at the places that the head sees; all of one without places."""
+    value, mask = past[name], seen_by(past, name)
+    if value.ndim < 3 or value.shape[-2] != mask.shape[1]:
+        return value
+    return value[..., mask[0], :]
+
+
+def assert_close(found: Tensor, expected: Tensor, bound: float, what: object = '') -> None:
+    assert found.shape == expected.shape, what
+    assert relative_error(found, expected) <= bound, what

@@ -1,0 +1,224 @@
+"""What every family's PyTorch network must satisfy: the training code's numbers, and its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+from contract_cases import (
+    Entry,
+    assert_close,
+    bound_of,
+    each_entry,
+    image_tokens_of,
+    load,
+    seen_by,
+    visible,
+)
+from family_contracts import contract_of, contracts
+from family_contracts.declaration import Case
+from network_cases import committed_plan, denoised, relative_error
+from torch import Tensor
+
+from vla_runtime.family.listing import find_family
+
+pytestmark = pytest.mark.cases
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients():
+    with torch.inference_mode():
+        yield
+
+
+def prefix_of(case: Case) -> Mapping[str, Tensor]:
+    return case.network.prefix(image_tokens_of(case), case.image_mask, **case.rows)
+
+
+def result_of(
+    case: Case,
+    past: Mapping[str, Tensor],
+    head: Mapping[str, Tensor] | None = None,
+    x: Tensor | None = None,
+    time: float = 0.5,
+) -> Tensor:
+    """What the head makes of a prefix: a velocity, actions, or the logits of an answer."""
+    network, head = case.network, case.head if head is None else head
+    kind = network.family.head
+    if kind == 'tokens':
+        return network.answer(past)[1]
+    if kind == 'single':
+        return network.actions(past, **head)
+    assert case.noise is not None
+    conditioning = network.time_conditioning(torch.tensor([time]))
+    return network.velocity(case.noise[None] if x is None else x, past, conditioning, **head)
+
+
+@each_entry()
+def test_image_tokens_and_prefix_equal_the_reference(entry: Entry):
+    case, bound = load(entry), bound_of(entry)
+    tokens = image_tokens_of(case)
+    for camera, expected in enumerate(case.image_tokens):
+        found = tokens[camera, : len(expected), : expected.shape[1]]
+        assert_close(found, expected, bound, f'camera {camera}')
+    past = case.network.prefix(tokens, case.image_mask, **case.rows)
+    for name, expected in case.past.items():
+        assert_close(visible(past, name), expected, bound, name)
+
+
+@each_entry('flow')
+def test_every_velocity_and_the_chunk_equal_the_reference(entry: Entry):
+    case, bound = load(entry), bound_of(entry)
+    if case.actions is None or case.noise is None:
+        pytest.skip('the training code sees padding in this case')
+    steps = denoised(case.network, prefix_of(case), case.noise[None], case.steps, rows=case.head)
+    for k, (_, velocity) in enumerate(steps):
+        if case.velocities is not None:
+            assert_close(velocity[0], case.velocities[k], bound, f'step {k}')
+    chunk = steps[-1][0][0]
+    assert_close(chunk, case.actions, bound)
+    if case.unlike is not None:
+        assert relative_error(chunk, case.unlike) > 20 * bound
+
+
+@each_entry('single', 'tokens')
+def test_actions_of_one_pass_equal_the_reference(entry: Entry):
+    case, bound = load(entry), bound_of(entry)
+    past = prefix_of(case)
+    if case.tokens is not None:
+        tokens, logits = case.network.answer(past)
+        assert torch.equal(tokens[0], case.tokens)
+        assert_close(logits[0], case.logits, bound)
+        decode = find_family(entry[0]).answer_decoder
+        assert decode is not None
+        actions = torch.from_numpy(decode(case.network.dims, None)(tokens[0].numpy()))
+    else:
+        actions = case.network.actions(past, **case.head)[0]
+    assert_close(actions, case.actions, bound)
+
+
+@each_entry('flow')
+def test_real_time_chunking_equals_the_reference(entry: Entry):
+    case, bound = load(entry), bound_of(entry)
+    if not case.tied:
+        pytest.skip('the case has no such chunks')
+    past = prefix_of(case)
+
+    def chunk(plan: Tensor | None = None, weights: np.ndarray | None = None) -> Tensor:
+        noise = case.noise[None]
+        return denoised(case.network, past, noise, case.steps, plan, weights, case.head)[-1][0][0]
+
+    for schedule, tied in case.tied.items():
+        found = chunk(*committed_plan(tied.previous, len(case.noise), case.steps, schedule))
+        assert_close(found, tied.actions, bound, schedule)
+        assert relative_error(chunk(), tied.actions) > 100 * bound
+
+
+@each_entry('flow')
+def test_a_forward_without_cache_equals_the_cached_path_and_the_reference(entry: Entry):
+    case, contract = load(entry), contract_of(entry[0])
+    given = case.training
+    if given is None or contract.joint is None:
+        pytest.skip('the case has no such forward')
+    joint = contract.joint(case, given.x, given.conditioning)
+    past = prefix_of(case)
+    assert_close(case.network.velocity(given.x, past, given.conditioning, **case.head), joint, 1e-5)
+    if given.velocity is not None:
+        real = getattr(case.network.dims, 'real_actions', given.velocity.shape[1])
+        assert_close(joint[0, :, :real], given.velocity[:, :real], contract.bound)
+    if given.squared_error is not None:
+        # An error e of ours changes the squared one by 2 e |u - v| to first order.
+        difference = (given.target - joint[0]).abs()
+        bound = 1e-5 * (2 * difference + 1e-5) + 1e-6 * difference.square()
+        assert (difference.square() - given.squared_error).abs().le(bound).all()
+
+
+def spoilt(past: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A prefix with large numbers in all places that the head does not see."""
+    found = dict(past)
+    for name, value in past.items():
+        mask = seen_by(past, name)
+        if value.dtype != torch.bool and value.ndim >= 3 and value.shape[-2] == mask.shape[1]:
+            found[name] = value.masked_fill(~mask[0][:, None], 1e4)
+    return found
+
+
+@each_entry()
+@pytest.mark.parametrize('poison', [1e4, float('nan')])
+def test_what_is_hidden_changes_nothing(entry: Entry, poison: float):
+    case = load(entry)
+    network, rows = case.network, dict(case.rows)
+    hides = ~case.image_mask
+    # A case without a hidden camera is given one, if another is left.
+    hides[-1] |= int(case.image_mask.sum()) > 1
+    other = dict(rows)
+    if 'tokens' in rows:
+        rows['token_mask'] = rows['token_mask'].clone()
+        rows['token_mask'][:, -1] = False
+        tokens = torch.where(rows['token_mask'], rows['tokens'], 7)
+        other |= {'token_mask': rows['token_mask'], 'tokens': tokens}
+    images = image_tokens_of(case)
+    poisoned = torch.where(hides[:, None, None], poison, images)
+    past = network.prefix(images, ~hides, **rows)
+    clean = result_of(case, past)
+    assert torch.isfinite(clean).all()
+    assert torch.equal(result_of(case, network.prefix(poisoned, ~hides, **other)), clean)
+    assert torch.equal(result_of(case, spoilt(past)), clean)
+    if not torch.equal(hides, ~case.image_mask):
+        assert relative_error(clean, result_of(case, prefix_of(case))) > 10 * bound_of(entry)
+
+
+@each_entry()
+def test_rows_and_samples_together_equal_each_alone(entry: Entry):
+    """Two prompts over the same images: the second shorter, with another state."""
+    case, bound = load(entry), bound_of(entry)
+    network = case.network
+    two = {name: torch.cat([value, value]) for name, value in case.rows.items()}
+    if 'tokens' in two:
+        two['token_mask'][1, int(two['token_mask'][1].sum()) - 2 :] = False
+    if 'state' in two:
+        two['state'][1] *= -1
+    heads = {name: torch.cat([value, -value]) for name, value in case.head.items()}
+    images = image_tokens_of(case)
+    x = None
+    if case.noise is not None and network.family.head == 'flow':
+        noise = case.noise[None]
+        x = torch.cat([noise, -noise, noise * 0.5])
+    samples = 1 if x is None else len(x)
+    past = network.prefix(images, case.image_mask, **two)
+    # Three samples of row 0, then the same three of row 1.
+    together = result_of(case, past, heads, None if x is None else x.repeat(2, 1, 1))
+    assert relative_error(together[0], together[samples]) > 10 * bound, 'the rows differ'
+    for row in range(2):
+        here = slice(row, row + 1)
+        alone = network.prefix(
+            images, case.image_mask, **{name: value[here] for name, value in two.items()}
+        )
+        head = {name: value[here] for name, value in heads.items()}
+        for sample in range(samples):
+            one = None if x is None else x[sample : sample + 1]
+            expected = result_of(case, alone, head, one)[0]
+            assert_close(together[samples * row + sample], expected, bound, (row, sample))
+
+
+@each_entry('flow')
+def test_a_flow_time_for_each_action_equals_a_shared_one_where_they_are_alike(entry: Entry):
+    case, bound = load(entry), bound_of(entry)
+    network, past, x = case.network, prefix_of(case), case.noise[None]
+    shared, late = (network.time_conditioning(torch.tensor([time])) for time in (0.6, 0.1))
+    each = shared[None].expand(1, x.shape[1], -1).clone()
+    expected = network.velocity(x, past, shared, **case.head)
+    assert_close(network.velocity(x, past, each, **case.head), expected, 1e-5)
+    each[:, 0] = late
+    changed = network.velocity(x, past, each, **case.head)
+    assert relative_error(changed, expected) > bound
+
+
+def test_contracts_declare_what_the_families_do():
+    for name, contract in contracts().items():
+        family = find_family(name)
+        assert bool(contract.template) == family.has_language, name
+        assert set(contract.parameters) == set(family.presets), name
+        assert contract.faults is not None, name
