@@ -27,6 +27,7 @@ from vla_runtime.bundle.schema import (
     StateSpec,
 )
 from vla_runtime.bundle.statistics import image_group
+from vla_runtime.checkpoints.lerobot_folder import with_earlier_frames
 from vla_runtime.families.blocks.ternary_weights import pack
 from vla_runtime.families.flow_network import build_network
 from vla_runtime.family.listing import find_family
@@ -54,7 +55,7 @@ def tiny_spec(
     advantage: AdvantageTemplate | None = None,
     delta: bool = False,
 ) -> BundleSpec:
-    contract, head = contract_of(family), find_family(family).head
+    contract, takes_steps = contract_of(family), find_family(family).takes_steps
     prompt = contract.template and PromptFormat(
         template=contract.template, cleaning='lerobot', advantage=advantage
     )
@@ -72,7 +73,7 @@ def tiny_spec(
             for name in JOINTS
         ),
         step_time_s=0.05,
-        denoise_steps=3 if head in ('flow', 'diffusion') else 1,
+        denoise_steps=3 if takes_steps else 1,
         prompt=prompt or None,
         normalisation=NormalisationSpec(
             state='quantiles_lerobot',
@@ -100,6 +101,19 @@ def aloha_spec() -> BundleSpec:
         ),
         joint_space='openpi_aloha',
     )
+
+
+def history_spec(steps: int = 2, **changes: Any) -> BundleSpec:
+    """A diffusion policy that sees the frames and states of several steps."""
+    spec = tiny_spec('diffusion')
+    dims = replace(
+        spec.dims,
+        cameras=steps * len(CAMERAS),
+        observation_steps=steps,
+        real_horizon=spec.dims.horizon - steps + 1,
+        **changes,
+    )
+    return replace(spec, cameras=with_earlier_frames(spec.cameras, steps), dims=dims)
 
 
 def two_frames_spec(steps_ago: int = 4) -> BundleSpec:
@@ -157,7 +171,7 @@ def tiny_statistics(
         'actions.std': action_scale * random.uniform(0.2, 1.0, size=count),
     }
     if spec.normalisation.images is not None:
-        for name in spec.camera_names:
+        for name in (camera.name for camera in spec.cameras if camera.frame_of is None):
             statistics[f'{image_group(name)}.mean'] = random.uniform(0.4, 0.6, 3)
             statistics[f'{image_group(name)}.std'] = random.uniform(0.2, 0.3, 3)
     return statistics

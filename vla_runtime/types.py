@@ -5,7 +5,7 @@ Imports neither torch nor rclpy, so every package can use it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
@@ -65,6 +65,9 @@ class Observation:
             error, never a silent mask.
         state: (state_dim,) measured state in robot units, in the order of the bundle's
             `state` names.
+        earlier_states: (T - 1, state_dim) states of the steps before, the newest first, for a
+            policy that sees T steps; none for others. Earlier images have names of their own
+            (`CameraSpec.frame_of`).
         instruction: the task in plain words; must not be empty, unless the policy has no language
             (`BundleSpec.prompt` None), which does not read it.
         stamps_ns: source name (camera, or `state`) to message stamp in nanoseconds on the ROS
@@ -75,6 +78,7 @@ class Observation:
     state: np.ndarray
     instruction: str
     stamps_ns: Mapping[str, int] = field(default_factory=dict)
+    earlier_states: Sequence[np.ndarray] = ()
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ def test_a_row_of_the_index_is_that_of_the_declaration(name: str) -> None:
     head, language, _, _, guidance, tied, size, page = row_of(name)
     assert head == f'`{family.head}`'
     assert (language != 'none') is family.has_language
-    assert (guidance != 'refused') is (family.has_language and family.head == 'flow')
-    assert (tied == 'yes') is (family.head == 'flow')
+    assert (guidance != 'refused') is (family.has_language and family.takes_steps)
+    assert (tied == 'yes') is family.takes_steps
     (dims,) = family.presets.values()
     shapes = weight_shapes(name, dims).items()
     count = sum(math.prod(shape) * (4 if one.endswith(PACKED) else 1) for one, shape in shapes)

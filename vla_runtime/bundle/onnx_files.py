@@ -12,7 +12,7 @@
     onnx/operations.json                   operations and bytes of each run, for the roofline
     onnx/cases.npz                         recorded inputs, and what PyTorch gave for them
 
-In 8 and 4 bits, and of a `tokens` head, there are no `monolithic` graphs.
+In 8 and 4 bits, and of a `tokens` or a `diffusion` head, there are no `monolithic` graphs.
 Every shape is static but for the rows of `_rows`; shapes are those of engines/README.md. The
 monolithic graph takes `pixels` (V, 3, S, S) and whole tables of time_conditioning (N, C), t (N,)
 and plan_weight (N, 1, H, 1), and gives the chunk. With images of several sizes it takes one input a
@@ -60,6 +60,9 @@ IMAGE_INPUTS = ('image_tokens', 'image_mask')
 TOKENS = 'tokens'
 TEXT_INPUT = 'text_embeddings'
 STEP_INPUTS = ('time_conditioning', 't', 'dt', 'row_weight', 'plan', 'plan_weight')
+# Of a `diffusion` head, in the same order: a scheduler's update and noise are in place of the
+# flow's time and step.
+SCHEDULER_INPUTS = ('time_conditioning', 'update', 'step_noise', *STEP_INPUTS[3:])
 STEP_OUTPUTS = ('x_next', 'velocity')
 # Of the expert's graph of a `tokens` head, beside what the prefix hands over; it takes a row of the
 # text table in place of the token (`TEXT_INPUT`). `logits` of the first token come from the prefix.
@@ -83,6 +86,11 @@ def graph_path(bundle_folder: Path, network: Network, rows: int = 1) -> Path:
 def vision_names(sizes: int = 1) -> list[str]:
     """File names of the vision graphs of so many image sizes, in the order of the sizes."""
     return ['vision.onnx', *(f'vision_s{number}.onnx' for number in range(2, sizes + 1))]
+
+
+def step_inputs(*, has_scheduler: bool) -> tuple[str, ...]:
+    """Inputs of `expert` that a step has besides x and what the family declares."""
+    return SCHEDULER_INPUTS if has_scheduler else STEP_INPUTS
 
 
 def graph_names(sizes: int = 1, monolithic: bool = True) -> list[str]:

@@ -27,6 +27,7 @@ from vla_runtime.bundle.schema import (
 )
 from vla_runtime.family.declaration import (
     MOST_DENOISE_STEPS,
+    MOST_FLOW_STEPS,
     Family,
     language_dims,
     observation_steps,
@@ -115,7 +116,7 @@ def _checked(document: Mapping[str, Any]) -> BundleSpec:
     spec = typed_yaml.parse(BundleSpec, _with_dims(dict(document)))
     family = find_family(spec.family)
     _check_limits(spec, family)
-    if family.head == 'diffusion':
+    if family.has_scheduler:
         try:
             scheduler_of(spec.dims).check_steps(spec.denoise_steps)
         except ValueError as error:
@@ -131,6 +132,11 @@ def _checked(document: Mapping[str, Any]) -> BundleSpec:
             'denoise_steps',
             f'{spec.denoise_steps} (trained_delay_steps: {spec.trained_delay_steps}) where 1 (0) '
             f'is expected: the head of {spec.family} runs once',
+        )
+    if family.head == 'flow' and spec.denoise_steps > MOST_FLOW_STEPS:
+        raise FieldError(
+            'denoise_steps',
+            f'{spec.denoise_steps} where 1 to {MOST_FLOW_STEPS} are expected for a flow',
         )
     if spec.flow_times is not None and family.head != 'flow':
         raise FieldError('flow_times', f'is given, but the head of {spec.family} has no flow')

@@ -64,6 +64,10 @@ class StoredTensor:
         return replace(part, offset=self.offset + index * part.size)
 
 
+# Integers with which PyTorch's batch norms count the batches of training.
+_COUNTER = '.num_batches_tracked'
+
+
 def read_header(path: Path) -> list[StoredTensor]:
     """Find the tensors of one safetensors file, under the names they have there.
 
@@ -76,6 +80,8 @@ def read_header(path: Path) -> list[StoredTensor]:
         raise TensorsError(str(error)) from None
     tensors = []
     for name, entry in header.tensors.items():
+        if name.endswith(_COUNTER):
+            continue
         dtypes = _PACKED_DTYPES if name.endswith(PACKED) else _FLOAT_DTYPES
         if entry['dtype'] not in dtypes:
             raise TensorsError(

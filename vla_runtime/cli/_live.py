@@ -85,10 +85,10 @@ def play_live(
 
     result = LiveResult()
     with tempfile.TemporaryDirectory(prefix='vla_replay_') as folder:
-        options, step_time_s, ages_ns = _options(run, changes, Path(folder))
+        options, step_time_s, ages_ns, state_ages_ns = _options(run, changes, Path(folder))
         with LivePlayer(options, step_time_s, Path(folder), _warn) as player:
             begin_s, first_ns, answers = time.monotonic(), None, True
-            for found in live_steps(run, changes.settings, ages_ns):
+            for found in live_steps(run, changes.settings, ages_ns, state_ages_ns):
                 if isinstance(found, SkippedInference):
                     _count(result.skipped, found.reason)
                     continue
@@ -150,8 +150,10 @@ def _compare(
         result.first_difference = dict(zip(('episode', 'inference', 'stamp_ns'), key, strict=True))
 
 
-def _options(run: RecordedRun, changes: Changes, folder: Path) -> tuple[Any, float, dict[str, int]]:
-    """Return the node's start options, the step time, and the ages of the cameras' frames.
+def _options(
+    run: RecordedRun, changes: Changes, folder: Path
+) -> tuple[Any, float, dict[str, int], tuple[int, ...]]:
+    """Return the node's start options, the step time, and the ages of frames and states.
 
     The node's robot file is written to the folder.
     """
@@ -187,4 +189,5 @@ def _options(run: RecordedRun, changes: Changes, folder: Path) -> tuple[Any, flo
         recorded: match.earlier[name].age_ns if name in match.earlier else 0
         for name, recorded in cameras.items()
     }
-    return PolicyNodeOptions(run.node, parameters), played.spec.step_time_s, ages_ns
+    options = PolicyNodeOptions(run.node, parameters)
+    return options, played.spec.step_time_s, ages_ns, match.state_ages_ns

@@ -322,7 +322,7 @@ def _workload(arguments: argparse.Namespace) -> tuple[_Workload, PolicyDims]:
             f"MODEL '{arguments.model}' is neither the folder of a bundle nor a published size"
             f'{did_you_mean(arguments.model, preset_names())}'
         )
-    if family.head != 'flow' and arguments.steps not in (None, 1):
+    if not family.takes_steps and arguments.steps not in (None, 1):
         raise ValueError(
             f'--steps {arguments.steps}: the head of {family.name} ({family.head}) runs once'
         )

@@ -59,6 +59,8 @@ class StepInputs:
             x (arXiv 2506.07339, equation 2) instead of by the identity (feature `jacobian`).
         clean_actions: number of first actions that are known; their flow time is 0 at every step,
             for networks trained so (feature `action_time`).
+        step_noise: (N, H, A) float32 that the steps of a `diffusion` head add, zeros where a step
+            adds none; (N, samples, H, A) for several chunks at once. None: other heads.
     """
 
     x: np.ndarray
@@ -68,6 +70,7 @@ class StepInputs:
     rows: Mapping[str, np.ndarray] = field(default_factory=dict)
     jacobian: bool = False
     clean_actions: int = 0
+    step_noise: np.ndarray | None = None
 
 
 class DenoiseLoop(NamedTuple):
@@ -208,12 +211,14 @@ class PackedEngine(TokenEngine, Protocol):
 class PolicyEngine(PrefixEngine, Protocol):
     """The vision, prefix and expert networks of one policy, loaded on one device."""
 
-    def set_schedule(self, times: np.ndarray, dt: float) -> None:
-        """Prepare the denoise steps at these flow times.
+    def set_schedule(self, times: np.ndarray, dt: float, updates: np.ndarray | None = None) -> None:
+        """Prepare the denoise steps at these times.
 
         Args:
-            times: (N,) flow times from 1 towards 0; step k runs at times[k].
-            dt: Euler step of every denoise step, negative.
+            times: (N,) flow times from 1 towards 0, or training steps of a `diffusion` head; step
+                k runs at times[k].
+            dt: Euler step of every denoise step, negative; not read with `updates`.
+            updates: (N, UPDATE_WIDTH) float32 of a `diffusion` head (`family.noise_schedule`).
         """
 
     def load_step_inputs(self, inputs: StepInputs) -> None:

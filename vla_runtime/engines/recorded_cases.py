@@ -36,7 +36,7 @@ _LOGITS = 'logits'
 _WORDS = 'words'
 _ROW_AXES = 'row_axes'
 _MASKS = 'masks'
-_ARRAYS = ('image_mask', 'x', 'row_weight', 'plan', 'plan_weight')
+_ARRAYS = ('image_mask', 'x', 'row_weight', 'plan', 'plan_weight', 'step_noise')
 # Mappings of arrays, by their field.
 _MAPPINGS = ('prefix_inputs', 'head_inputs', 'samples', 'reference', _MASKS)
 
@@ -51,6 +51,7 @@ class Case:
         image_mask: (V,) bool, False for an absent camera.
         prefix_inputs, head_inputs: inputs of the family by name, (R, …) each.
         x: (1, H, A) noise; row_weight: (R,); plan: (1, H, A); plan_weight: (N, 1, H, 1).
+        step_noise: (N, 1, H, A) of a `diffusion` head; of others it is empty.
         past: tensors that the prefix hands to the head, by name; row_axes: the axis of the prompt
             rows of each; recorded cases have the masks of it alone.
         reference: `image_tokens` (V, N, W), which is not recorded; `trace`, x before every step and
@@ -71,6 +72,7 @@ class Case:
     row_weight: np.ndarray
     plan: np.ndarray
     plan_weight: np.ndarray
+    step_noise: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
     past: dict[str, np.ndarray] = field(default_factory=dict)
     row_axes: dict[str, int] = field(default_factory=dict)
     reference: dict[str, np.ndarray] = field(default_factory=dict)
@@ -94,6 +96,7 @@ class Case:
             plan=self.plan[0],
             plan_weight=self.plan_weight[:, 0, :, 0],
             rows=self.head_inputs,
+            step_noise=self.step_noise[:, 0] if self.step_noise.size else None,
         )
 
     @property
@@ -234,6 +237,8 @@ def _read_case(arrays: Mapping[str, np.ndarray], number: str, stated: Mapping[st
         row_weight=own['row_weight'],
         plan=own['plan'],
         plan_weight=own['plan_weight'],
+        # Cases of earlier releases have no noise of the steps.
+        step_noise=own.get('step_noise', np.zeros(0, np.float32)),
         past=groups[_MASKS],
         prefix_inputs=groups['prefix_inputs'],
         head_inputs=groups['head_inputs'],

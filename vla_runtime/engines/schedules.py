@@ -1,4 +1,4 @@
-"""Schedules used last by an engine: its data for given flow times of the denoise steps."""
+"""Schedules used last by an engine: its data for given times of the denoise steps."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Generic, TypeVar
 
+import numpy as np
+
 from vla_runtime.engines.closing import close_all
 
 SCHEDULES_KEPT = 4
 Schedule = TypeVar('Schedule')
+
+
+def schedule_key(times: np.ndarray, dt: float, updates: np.ndarray | None) -> Hashable:
+    """Key of the schedule that `PolicyEngine.set_schedule` describes."""
+    return (*map(float, times), float(dt)), None if updates is None else updates.tobytes()
 
 
 class Schedules(Generic[Schedule]):

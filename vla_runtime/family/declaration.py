@@ -39,8 +39,8 @@ Noise = Literal['normal', 'uniform']
 Shape = tuple[int, ...]
 # Row inputs of every prompt.
 TOKENS, TOKEN_MASK = 'tokens', 'token_mask'
-# Euler steps of an inference, recommended or set live.
-MOST_DENOISE_STEPS = 100
+# Denoise steps of an inference, recommended or set live, and those of a flow.
+MOST_DENOISE_STEPS, MOST_FLOW_STEPS = 1000, 100
 
 
 class PolicyDims(Protocol):
@@ -279,7 +279,17 @@ class Family:
     @property
     def takes_steps(self) -> bool:
         """True for a head that denoises over steps, from noise."""
-        return self.head in ('flow', 'diffusion')
+        return self.head == 'flow' or self.has_scheduler
+
+    @property
+    def has_scheduler(self) -> bool:
+        """True for a `diffusion` head: its dimensions have a `scheduler`."""
+        return self.head == 'diffusion'
+
+    @property
+    def is_unrolled(self) -> bool:
+        """True where an export writes a baseline with all steps unrolled in one file."""
+        return self.head in ('flow', 'single')
 
     @property
     def has_language(self) -> bool:

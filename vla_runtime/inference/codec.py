@@ -18,6 +18,7 @@ from vla_runtime.family.declaration import (
     answer_decoder,
     image_places,
     language_dims,
+    observation_steps,
 )
 from vla_runtime.family.listing import find_family
 from vla_runtime.inference.camera_images import CameraImages
@@ -52,6 +53,8 @@ class PolicyCodec:
         )
         self.action_space = _action_space(bundle)
         self._joint_space = joint_space(spec.joint_space)
+        # None: the network takes one state, without an axis of steps.
+        self._history = observation_steps(spec.dims)
 
     def _normalizer(self, bundle: Bundle, group: str) -> Normalizer:
         statistics = {
@@ -94,15 +97,30 @@ class PolicyCodec:
             raise ValueError(
                 f'observation.instruction: expected a task in plain words, got {instruction!r}'
             )
-        return self._checked_state(observation.state)
+        return self._checked_state('state', observation.state)
 
-    def _checked_state(self, state: np.ndarray) -> np.ndarray:
+    def earlier_states(self, observation: Observation) -> np.ndarray:
+        """Return the normalised states of the steps before, (T - 1, S) float32, the newest first.
+
+        Raises:
+            ValueError: another number of them, or a state that does not fit.
+        """
+        given, expected = observation.earlier_states, (self._history or 1) - 1
+        if len(given) != expected:
+            raise ValueError(
+                f'observation.earlier_states: expected the {expected} states of the steps before, '
+                f'the newest first, got {len(given)}'
+            )
+        states = [self._checked_state('earlier_states', one) for one in given]
+        return np.array(states, dtype=np.float32).reshape(expected, len(self.spec.state))
+
+    def _checked_state(self, field: str, state: np.ndarray) -> np.ndarray:
         names = self.spec.state_names
         state = np.asarray(state)
         if state.shape != (len(names),) or state.dtype.kind not in 'fiu':
             raise ValueError(
-                f'observation.state: expected {len(names)} numbers ({", ".join(names)}), got shape '
-                f'{state.shape} of {state.dtype}'
+                f'observation.{field}: expected {len(names)} numbers ({", ".join(names)}), got '
+                f'shape {state.shape} of {state.dtype}'
             )
         with np.errstate(over='ignore', invalid='ignore'):
             # Checked after normalising, where a number too large for float32 shows.
@@ -111,7 +129,7 @@ class PolicyCodec:
             )
         bad = [f'{names[i]} = {state[i]}' for i in np.flatnonzero(~np.isfinite(normalised))]
         if bad:
-            raise ValueError(f'observation.state: no usable number: {", ".join(bad)}')
+            raise ValueError(f'observation.{field}: no usable number: {", ".join(bad)}')
         return normalised
 
     def _state(self, observation: Observation) -> np.ndarray:
@@ -129,7 +147,11 @@ class PolicyCodec:
         return discretise_state(state)
 
     def rows(
-        self, instruction: str, state: np.ndarray, advantages: tuple[Advantage | None, ...]
+        self,
+        instruction: str,
+        state: np.ndarray,
+        advantages: tuple[Advantage | None, ...],
+        earlier: np.ndarray | None = None,
     ) -> dict[str, np.ndarray]:
         """Return the network inputs that have one row per prompt.
 
@@ -137,10 +159,12 @@ class PolicyCodec:
             instruction: the task in plain words; not read without language.
             state: (S,) float32, normalised.
             advantages: advantage tag of each prompt row; None for a row without one.
+            earlier: (T - 1, S) states of the steps before, the newest first; None: none.
 
         Returns:
             `state` (R, dims.state_dim) float32, normalised and padded, for a network with a state
-            token; with language also `tokens` (R, L) int64 and `token_mask` (R, L) bool
+            token, or (R, T, dims.state_dim), the oldest first, for one with a history;
+            with language also `tokens` (R, L) int64 and `token_mask` (R, L) bool
 
         Raises:
             ValueError: a prompt is too long; names the number of tokens too many.
@@ -148,10 +172,12 @@ class PolicyCodec:
         rows = {}
         if self.prompts is not None:
             rows = self.prompts.rows(instruction, state, advantages)
-        padded = np.zeros((len(advantages), self.spec.dims.state_dim), dtype=np.float32)
+        states = state[None] if earlier is None else np.concatenate([state[None], earlier])
+        shape = (len(advantages), len(states), self.spec.dims.state_dim)
+        padded = np.zeros(shape, dtype=np.float32)
         if self.spec.dims.state_dim:
-            padded[:, : len(self.spec.state)] = state
-        return {**rows, 'state': padded}
+            padded[:, :, : len(self.spec.state)] = states[::-1]
+        return {**rows, 'state': padded[:, 0] if self._history is None else padded}
 
     def plan(self, plan: CommittedPlan, observation: Observation) -> np.ndarray:
         """Normalise the committed plan, as the network would have output it.
@@ -191,7 +217,7 @@ class PolicyCodec:
                 f'{actions[rows[step], column]} at step {step}'
             )
         padded = np.zeros((self.spec.dims.horizon, self.spec.dims.action_dim), dtype=np.float32)
-        padded[: self.spec.horizon, : len(names)] = normalised
+        padded[self.spec.action_rows, : len(names)] = normalised
         return padded
 
     def actions(self, output: np.ndarray, observation: Observation) -> ActionChunk:
@@ -208,7 +234,8 @@ class PolicyCodec:
         normalised = output if self.answer_decoder is None else self.answer_decoder(output)
         require_finite(normalised)
         width = len(self.spec.actions)
-        actions = self._action_normalizer.denormalise(normalised[: self.spec.horizon, :width])
+        sent = normalised[self.spec.action_rows, :width]
+        actions = self._action_normalizer.denormalise(sent)
         targets = self.action_space.to_robot(actions, self._state(observation))
         return ActionChunk(
             actions=self._joint_space.actions_to_robot(targets),

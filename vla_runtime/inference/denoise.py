@@ -1,4 +1,4 @@
-"""The denoise loop: Euler steps from noise to a chunk, on any engine."""
+"""The denoise loop: steps from noise to a chunk, on any engine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from vla_runtime.engines.protocol import PolicyEngine, StepInputs
+from vla_runtime.engines.recorded_cases import Case
+from vla_runtime.family.declaration import Family, PolicyDims
+from vla_runtime.family.noise_schedule import advance
+from vla_runtime.family.step_schedule import SchedulerChoice, StepSchedule, scheduler_steps
 from vla_runtime.types import FlowTimes
 
 StepObserver = Callable[[int, np.ndarray, np.ndarray], None]
@@ -26,6 +30,37 @@ def flow_times(steps: int, kind: FlowTimes | None = None) -> np.ndarray:
         # Adds one by one: each sum is rounded.
         return np.cumsum(terms, dtype=np.float32).astype(np.float64)
     return 1.0 + np.arange(steps) * (-1.0 / steps)
+
+
+def usual_schedule(
+    family: Family,
+    dims: PolicyDims,
+    steps: int,
+    kind: FlowTimes | None = None,
+    scheduler: SchedulerChoice = 'bundle',
+) -> StepSchedule:
+    """Return the schedule of so many steps of a family's policy.
+
+    Args:
+        family, dims: family and dimensions of the policy.
+        steps: N.
+        kind: rounding of a flow's times.
+        scheduler: scheduler of a `diffusion` head.
+
+    Raises:
+        ValueError: more steps than a `diffusion` head was trained with.
+    """
+    if family.has_scheduler:
+        return scheduler_steps(dims, steps, scheduler)
+    return StepSchedule(flow_times(steps, kind), -1.0 / steps)
+
+
+def case_schedule(case: Case, dims: PolicyDims) -> StepSchedule:
+    """Return the schedule of a case; those of a `diffusion` head have noise of the steps."""
+    steps = len(case.plan_weight)
+    if case.step_noise.size:
+        return scheduler_steps(dims, steps)
+    return StepSchedule(flow_times(steps), -1.0 / steps)
 
 
 def denoise(
@@ -56,26 +91,25 @@ def denoise(
 def denoise_serially(
     engine: PolicyEngine,
     inputs: StepInputs,
-    times: np.ndarray,
+    schedule: StepSchedule,
     slots: Sequence[int],
     on_step: StepObserver | None = None,
 ) -> np.ndarray:
     """Denoise one guided chunk on an engine with one prompt row: the rows one after the other.
 
-    Every step runs the expert once per slot, from the same x. Guidance mix, plan term and Euler
-    update are computed here, in float32, as the expert step does.
+    Every step runs the expert once per slot, from the same x. Guidance mix, plan term and update
+    are computed here, in float32, as the expert step does.
 
     Args:
-        engine: engine with the schedule of `times` set and one row encoded in each slot.
+        engine: engine with the schedule set and one row encoded in each slot.
         inputs: inputs of `denoise` with R rows, equal head inputs in all of them; no Jacobian.
-        times: (N,) flow times of the schedule.
+        schedule: the schedule.
         slots: R slots, in the order of `inputs.row_weight`.
         on_step: function called after each step, as for `denoise`.
 
     Returns:
         as `denoise`
     """
-    dt = np.float32(-1.0 / len(times))
     alone = replace(
         inputs,
         row_weight=np.ones(1, dtype=np.float32),
@@ -85,7 +119,7 @@ def denoise_serially(
     engine.use_prefix(1, slots[0])
     engine.load_step_inputs(alone)
     x = inputs.x
-    for index, t in enumerate(times.astype(np.float32)):
+    for index in range(len(schedule.times)):
         rows = []
         for slot in slots:
             engine.use_prefix(1, slot)
@@ -93,9 +127,22 @@ def denoise_serially(
             engine.step(index)
             rows.append(engine.read_velocity()[0])
         velocity = np.stack(rows)
-        mixed = np.tensordot(inputs.row_weight, velocity, axes=1)
-        tie = inputs.plan_weight[index][:, None]
-        x = x + dt * (mixed - tie * (inputs.plan - (x - t * mixed)))
+        x = _moved(x, velocity, inputs, schedule, index)
         if on_step is not None:
             on_step(index, x.copy(), velocity)
     return x
+
+
+def _moved(
+    x: np.ndarray, velocity: np.ndarray, inputs: StepInputs, schedule: StepSchedule, index: int
+) -> np.ndarray:
+    """x after a step with the predictions (R, H, A) of all rows, in float32."""
+    mixed = np.tensordot(inputs.row_weight, velocity, axes=1)
+    tie = inputs.plan_weight[index][:, None]
+    if schedule.updates is not None:
+        assert inputs.step_noise is not None
+        noise = inputs.step_noise[index]
+        return advance(x, mixed, schedule.updates[index], noise, inputs.plan, tie)
+    t, dt = np.float32(schedule.times[index]), np.float32(schedule.dt)
+    moved: np.ndarray = x + dt * (mixed - tie * (inputs.plan - (x - t * mixed)))
+    return moved

@@ -18,7 +18,7 @@ import numpy as np
 
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.engines.protocol import SLOTS, DenoiseLoop, PolicyEngine
-from vla_runtime.family.declaration import image_sizes
+from vla_runtime.family.declaration import image_sizes, observation_steps
 from vla_runtime.inference.prefix_cache import PrefixSlot
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.request_builder import RequestBuilder
@@ -147,6 +147,8 @@ class Preparation:
             },
             state=np.zeros(len(self._spec.state), dtype=np.float32),
             instruction='warm up',  # Not read without language.
+            earlier_states=[np.zeros(len(self._spec.state), dtype=np.float32)]
+            * ((observation_steps(self._spec.dims) or 1) - 1),
         )
 
 

@@ -82,6 +82,23 @@ def plan_weights(
     return np.outer(guidance_weights(times, maximum), per_action).astype(np.float32)
 
 
+def scheduler_plan_weights(
+    steps: int,
+    *,
+    schedule: PlanSchedule,
+    delay: int,
+    execution_horizon: int,
+    horizon: int,
+    maximum: float,
+) -> np.ndarray:
+    """Weight of the plan per step of a scheduler and action, (N, H) float32.
+
+    It is the plan's share of the clean actions (`family.noise_schedule`), the same at every step.
+    """
+    share = prefix_weights(schedule, delay, execution_horizon, horizon) * min(maximum, 1.0)
+    return np.tile(share, (steps, 1)).astype(np.float32)
+
+
 def clamp_weights(times: np.ndarray, steps: int, horizon: int) -> np.ndarray:
     """Plan weights that hold the first actions on the straight path from their noise to the plan.
 

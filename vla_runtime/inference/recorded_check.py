@@ -10,7 +10,7 @@ import numpy as np
 from vla_runtime.engines.protocol import PolicyEngine, TokenEngine
 from vla_runtime.engines.recorded_cases import Case, read_cases, sample
 from vla_runtime.engines.tolerances import chunk_bound, error_of
-from vla_runtime.inference.denoise import denoise, flow_times
+from vla_runtime.inference.denoise import case_schedule, denoise
 
 
 def check_recorded_cases(engine: PolicyEngine, folder: Path, precision: str) -> None:
@@ -47,8 +47,7 @@ def _compared(engine: PolicyEngine, case: Case) -> tuple[np.ndarray, np.ndarray]
     engine.use_prefix(case.rows)
     if 'answer' in case.reference:
         return read_back(cast(TokenEngine, engine), case), case.reference['logits']
-    steps = len(case.plan_weight)
-    engine.set_schedule(flow_times(steps), -1.0 / steps)
+    engine.set_schedule(*case_schedule(case, engine.dims))
     return denoise(engine, case.step_inputs), case.reference['trace'][-1][0]
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from vla_runtime.engines.protocol import StepInputs
+from vla_runtime.family.step_schedule import StepSchedule
 from vla_runtime.inference.prefix_cache import PrefixInputs
 from vla_runtime.inference.real_time_chunking import RtcMode
 from vla_runtime.inference.settings import PolicySettings
@@ -40,12 +41,12 @@ class ChunkRequest:
         settings: settings of the inference.
         number: inference number; with the seed it names the noise.
         prefixes: one of R rows; with serial guidance two of one row, conditioned first.
-        times: (N,) flow times of the denoise steps.
+        schedule: times of the denoise steps, and how each moves the actions.
         inputs: the expert's inputs, for all prompt rows.
         guidance: mode in which the rows run; `none` for one row.
         noise: noise for the report; unlike `inputs.x` it never holds actions of the plan.
         rtc_mode: mode that ties the chunk to the plan; `off` without a plan.
-        clamped: number of first actions set exactly to the plan's in the end (`hard_prefix`).
+        clamped: rows set exactly to the plan's in the end (`hard_prefix`).
         overlap: (H, W) weight of each of the W real actions where samples are compared with
             `inputs.plan`: 1 for those executed for certain, falling off after them, 0 beyond the
             plan, not all 0; None without a plan or with one sample.
@@ -55,14 +56,19 @@ class ChunkRequest:
     settings: PolicySettings
     number: int
     prefixes: tuple[PrefixInputs, ...]
-    times: np.ndarray
+    schedule: StepSchedule
     inputs: StepInputs
     guidance: Literal['none', 'fused', 'serial']
     noise: np.ndarray
     rtc_mode: RtcMode = 'off'
-    clamped: int = 0
+    clamped: slice = slice(0)
     overlap: np.ndarray | None = None
     clock: PhaseClock = field(default_factory=PhaseClock)
+
+    @property
+    def times(self) -> np.ndarray:
+        """Times of the denoise steps, (N,)."""
+        return self.schedule.times
 
     @property
     def tokens(self) -> tuple[int, ...]:

@@ -8,18 +8,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from time import monotonic
+from typing import Any
 
 import numpy as np
 
 from vla_runtime.bundle.rules import check_guidable
 from vla_runtime.engines.protocol import FEATURES, Feature, PolicyEngine, StepInputs
-from vla_runtime.family.declaration import Family, real_action_dim
+from vla_runtime.family.declaration import MOST_FLOW_STEPS, Family, real_action_dim
 from vla_runtime.family.listing import find_family
+from vla_runtime.family.step_schedule import chosen_scheduler
 from vla_runtime.inference.codec import PolicyCodec
-from vla_runtime.inference.denoise import flow_times
+from vla_runtime.inference.denoise import usual_schedule
 from vla_runtime.inference.guidance import resolve_cfg_mode, row_weights
 from vla_runtime.inference.prefix_cache import Clock, PrefixInputs
-from vla_runtime.inference.real_time_chunking import clamp_weights, plan_weights, prefix_weights
+from vla_runtime.inference.real_time_chunking import (
+    clamp_weights,
+    plan_weights,
+    prefix_weights,
+    scheduler_plan_weights,
+)
 from vla_runtime.inference.request import ChunkRequest, PhaseClock
 from vla_runtime.inference.sampling import sample_noise
 from vla_runtime.inference.settings import PolicySettings
@@ -37,10 +44,11 @@ _NEEDS: Mapping[Feature, str] = {
 }
 
 
-# Settings that other heads than `flow` have no use for: they draw no noise and take no steps.
-_OF_FLOW = (
+# Settings that heads of one pass have no use for: they draw no noise and take no steps.
+_OF_STEPS = (
     'seed',
     'denoise_steps',
+    'noise_scheduler',
     'rtc_mode',
     'plan_schedule',
     'max_guidance_weight',
@@ -70,8 +78,26 @@ class RequestBuilder:
         Raises:
             ValueError: names the setting and what is missing.
         """
-        if self._family.head != 'flow':
-            _check_unset(settings, _OF_FLOW, self._family)
+        if not self._family.takes_steps:
+            reason = 'draws no noise and takes no steps, and has no use for it'
+            _check_unset(settings, _OF_STEPS, self._family, reason)
+        elif self._family.head == 'flow':
+            reason = 'follows a flow and has no scheduler'
+            _check_unset(settings, ('noise_scheduler',), self._family, reason)
+            if settings.denoise_steps and settings.denoise_steps > MOST_FLOW_STEPS:
+                raise ValueError(
+                    f'denoise_steps is {settings.denoise_steps}: for a flow it must be 1 to '
+                    f'{MOST_FLOW_STEPS}'
+                )
+        else:
+            scheduler = chosen_scheduler(self._spec.dims, settings.noise_scheduler)
+            scheduler.check_steps(settings.denoise_steps or self._spec.denoise_steps)
+            if settings.rtc_mode == 'jacobian':
+                raise ValueError(
+                    f"rtc_mode 'jacobian': the head of {self._family.name} (diffusion) has the "
+                    "plan's guidance without the network's Jacobian alone; use guided or "
+                    'hard_prefix'
+                )
         needed: list[Feature] = []
         serial = False
         if settings.guided:
@@ -121,8 +147,11 @@ class RequestBuilder:
         """
         clock = PhaseClock()
         state = self._codec.check(observation)
-        noise = self._noise(noise, settings, number)
-        dims, steps = self._spec.dims, settings.denoise_steps or self._spec.denoise_steps
+        earlier = self._codec.earlier_states(observation)
+        spec, dims = self._spec, self._spec.dims
+        steps = settings.denoise_steps or spec.denoise_steps
+        noise = self._noise(noise, settings, number, steps)
+        first, step_noise = self._split(noise, settings, steps)
         advantages = self._advantages(settings)
         guidance = (
             'none' if len(advantages) == 1 else resolve_cfg_mode(settings.cfg_mode, self._max_rows)
@@ -131,19 +160,22 @@ class RequestBuilder:
         if plan is not None and (settings.rtc_mode != 'off' or settings.samples > 1):
             normalised = self._codec.plan(plan, observation)
         prefixes, head_rows = self._prefixes(
-            observation, state, advantages, clock, alone=guidance == 'serial'
+            observation, state, earlier, advantages, clock, alone=guidance == 'serial'
         )
         free = ChunkRequest(
             settings=settings,
             number=number,
             prefixes=prefixes,
-            times=flow_times(steps, self._spec.flow_times),
+            schedule=usual_schedule(
+                self._family, dims, steps, spec.flow_times, settings.noise_scheduler
+            ),
             inputs=StepInputs(
-                x=noise,
+                x=first,
                 row_weight=row_weights(None if guidance == 'none' else settings.cfg_beta),
                 plan=np.zeros((dims.horizon, dims.action_dim), dtype=np.float32),
                 plan_weight=np.zeros((steps, dims.horizon), dtype=np.float32),
                 rows=head_rows,
+                step_noise=step_noise,
             ),
             guidance=guidance,
             noise=noise,
@@ -165,6 +197,7 @@ class RequestBuilder:
         self,
         observation: Observation,
         state: np.ndarray,
+        earlier: np.ndarray,
         advantages: tuple[Advantage | None, ...],
         clock: PhaseClock,
         *,
@@ -176,7 +209,7 @@ class RequestBuilder:
         """
         # Without language an instruction is not part of what the prefix sees.
         instruction = observation.instruction if self._codec.prompts else ''
-        rows = self._codec.rows(instruction, state, advantages)
+        rows = self._codec.rows(instruction, state, advantages, earlier)
         clock.mark('tokens')
         pixels, image_mask = self._codec.camera_images.encode(observation.images)
         clock.mark('images')
@@ -204,23 +237,54 @@ class RequestBuilder:
         # gives exactly the same chunk at half the cost.
         return (settings.advantage, None) if settings.guided else (settings.advantage,)
 
-    def _noise(self, noise: np.ndarray | None, settings: PolicySettings, number: int) -> np.ndarray:
+    def _draws(self, settings: PolicySettings, steps: int) -> int:
+        """Noises of a sample: one, or one a step for a scheduler that adds some."""
+        if not self._family.has_scheduler:
+            return 1
+        return chosen_scheduler(self._spec.dims, settings.noise_scheduler).draws(steps)
+
+    def _split(
+        self, noise: np.ndarray, settings: PolicySettings, steps: int
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the noise that x begins with, and that of the steps; None: they take none."""
+        if not self._family.has_scheduler:
+            return noise, None
+        draws = self._draws(settings, steps)
+        by_draw = noise[..., None, :, :] if draws == 1 else noise
+        # The last step adds none.
+        added = np.zeros((steps, *by_draw[..., 0, :, :].shape), dtype=np.float32)
+        added[: draws - 1] = np.moveaxis(by_draw[..., 1:, :, :], -3, 0)
+        return np.ascontiguousarray(by_draw[..., 0, :, :]), added
+
+    def _rows_of(self, count: int) -> slice:
+        """Rows of the network's chunk that are the first `count` of the robot's."""
+        first = self._spec.action_rows.start
+        return slice(first, first + count)
+
+    def _noise(
+        self, noise: np.ndarray | None, settings: PolicySettings, number: int, steps: int
+    ) -> np.ndarray:
         chunk = (self._spec.dims.horizon, self._spec.dims.action_dim)
-        if self._family.head != 'flow':
+        if not self._family.takes_steps:
             if noise is not None:
                 raise ValueError(
                     f'noise: the head of {self._spec.family} ({self._family.head}) draws none'
                 )
             return np.zeros(chunk, dtype=np.float32)
+        draws = self._draws(settings, steps)
         if noise is None:
-            drawn = sample_noise(settings.seed, number, settings.samples, chunk, self._family.noise)
+            drawn = sample_noise(
+                settings.seed, number, settings.samples, chunk, self._family.noise, draws
+            )
             return self._masked(drawn)
-        shape = chunk if settings.samples == 1 else (settings.samples, *chunk)
+        shape: tuple[int, ...] = chunk if draws == 1 else (draws, *chunk)
+        shape = shape if settings.samples == 1 else (settings.samples, *shape)
         given = np.asarray(noise)
         if given.shape != shape or given.dtype.kind not in 'fiu' or not np.isfinite(given).all():
-            samples = '' if settings.samples == 1 else 'samples, '
+            axes = '' if settings.samples == 1 else 'samples, '
+            axes += '' if draws == 1 else 'the first and one for each step but the last, '
             raise ValueError(
-                f'noise: expected finite real numbers of shape {shape} ({samples}horizon, padded '
+                f'noise: expected finite real numbers of shape {shape} ({axes}horizon, padded '
                 f'action dimension), got {given.dtype} of shape {given.shape}'
             )
         # A copy, because the report keeps it and the caller may reuse the array.
@@ -242,37 +306,44 @@ class RequestBuilder:
             normalised: (H, A) float32, the same in normalised action space.
         """
         settings, times = free.settings, free.times
-        horizon, width = self._spec.dims.horizon, len(self._spec.actions)
+        width, rows = len(self._spec.actions), self._spec.action_rows
+        tie: dict[str, Any] = {
+            'schedule': settings.plan_schedule,
+            'delay': plan.delay_steps,
+            'horizon': self._spec.horizon,
+        }
         # Beyond the end of the plan or of the chunk there is nothing to tie.
         end = min(plan.execution_horizon, len(plan.actions), self._spec.horizon)
         if settings.rtc_horizon:
             end = min(end, max(settings.rtc_horizon, plan.delay_steps))
-        per_action = prefix_weights(settings.plan_schedule, plan.delay_steps, end, horizon)
+        tie['execution_horizon'] = end
+        per_action = np.zeros(self._spec.dims.horizon)
+        per_action[rows] = prefix_weights(**tie)
         if settings.samples > 1 and per_action.any():
             overlap = np.repeat(per_action[:, None], width, axis=1)
             free = replace(free, inputs=replace(free.inputs, plan=normalised), overlap=overlap)
         clamped = clean = 0
         if settings.rtc_mode == 'off':
             return free
+        weight = np.zeros_like(free.inputs.plan_weight)
         if settings.rtc_mode == 'hard_prefix':
             clamped = min(plan.delay_steps, end)
             # A policy accepts at most as many actions at flow time 0 as it was trained with; any
             # further ones are held by their weight alone.
             clean = min(clamped, self._spec.trained_delay_steps)
-            weight = clamp_weights(times, clamped, horizon)
-        else:
-            weight = plan_weights(
-                times,
-                schedule=settings.plan_schedule,
-                delay=plan.delay_steps,
-                execution_horizon=end,
-                horizon=horizon,
-                maximum=settings.max_guidance_weight,
+            held = self._rows_of(clamped)
+            has_scheduler = self._family.has_scheduler
+            weight[:, held] = 1.0 if has_scheduler else clamp_weights(times, clamped, clamped)
+        elif self._family.has_scheduler:
+            weight[:, rows] = scheduler_plan_weights(
+                len(times), maximum=settings.max_guidance_weight, **tie
             )
+        else:
+            weight[:, rows] = plan_weights(times, maximum=settings.max_guidance_weight, **tie)
         if not weight.any():
             # Such a chunk is not tied to the plan, so its report must say `off`.
             return free
-        x = free.noise
+        x = free.inputs.x
         if clean:
             x = x.copy()
             x[..., :clean, :] = normalised[:clean]
@@ -284,18 +355,21 @@ class RequestBuilder:
             jacobian=settings.rtc_mode == 'jacobian',
             clean_actions=clean,
         )
-        return replace(free, inputs=inputs, rtc_mode=settings.rtc_mode, clamped=clamped)
+        return replace(
+            free, inputs=inputs, rtc_mode=settings.rtc_mode, clamped=self._rows_of(clamped)
+        )
 
 
-def _check_unset(settings: PolicySettings, names: Sequence[str], family: Family) -> None:
+def _check_unset(
+    settings: PolicySettings, names: Sequence[str], family: Family, reason: str
+) -> None:
     """Refuse settings that differ from their defaults (ValueError)."""
     for item in fields(settings):
         value = getattr(settings, item.name)
         if item.name in names and value != item.default:
             raise ValueError(
-                f'{item.name} is {value!r}: the head of {family.name} ({family.head}) draws no '
-                'noise and takes no steps, and has no use for it; leave it as it is by default '
-                '(rtc_mode: real_time_chunking false at the node)'
+                f'{item.name} is {value!r}: the head of {family.name} ({family.head}) {reason}; '
+                'leave it as it is by default (rtc_mode: real_time_chunking false at the node)'
             )
 
 

@@ -122,15 +122,16 @@ class ChunkRunner:
             return self._read_answer(self._decoder, encoded, on_step)
         engine, request = self._engine, encoded.request
         steps = len(request.times)
-        engine.set_schedule(request.times, dt=-1.0 / steps)
+        engine.set_schedule(*request.schedule)
         if request.guidance == 'serial':
-            chunks = denoise_serially(engine, request.inputs, request.times, encoded.slots, on_step)
+            chunks = denoise_serially(
+                engine, request.inputs, request.schedule, encoded.slots, on_step
+            )
         else:
             engine.use_prefix(*encoded.places[0])
             chunks = denoise(engine, request.inputs, on_step)
         chunks = chunks.reshape(-1, *chunks.shape[-2:])
-        if request.clamped:
-            chunks[:, : request.clamped] = request.inputs.plan[: request.clamped]
+        chunks[:, request.clamped] = request.inputs.plan[request.clamped]
         sample, distances = 0, np.zeros(0)
         if request.overlap is not None:
             distances = plan_distances(chunks, request.inputs.plan, request.overlap)

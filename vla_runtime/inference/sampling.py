@@ -42,16 +42,53 @@ def chunk_noise(
     return generator.standard_normal(shape, dtype=np.float32)
 
 
+def step_noise(
+    seed: int, number: int, steps: int, shape: tuple[int, int], sample: int = 0
+) -> np.ndarray:
+    """Standard normal noise that the steps of one sample of one inference add.
+
+    A range of the counter of its own, beside that of `chunk_noise`; the noise of a step does not
+    depend on how many follow.
+
+    Args:
+        seed, number, shape, sample: as of `chunk_noise`.
+        steps: steps that add noise, from the first on.
+
+    Returns:
+        (steps, H, A) float32
+    """
+    bits = np.random.Philox(key=[seed, number], counter=[0, 0, 1, sample])
+    return np.random.Generator(bits).standard_normal((steps, *shape), dtype=np.float32)
+
+
 def sample_noise(
-    seed: int, number: int, samples: int, shape: tuple[int, int], kind: Noise = 'normal'
+    seed: int,
+    number: int,
+    samples: int,
+    shape: tuple[int, int],
+    kind: Noise = 'normal',
+    draws: int = 1,
 ) -> np.ndarray:
     """Return the noise of one inference: (H, A) for one sample, (N, H, A) for more; float32.
 
     Sample 0 has the noise of an inference with one sample.
+
+    Args:
+        seed, number, shape, kind: as of `chunk_noise`.
+        samples: N.
+        draws: noises of a sample: with more than one it has (draws, H, A), the first to begin
+            with and the others for the steps.
     """
+
+    def of_sample(sample: int) -> np.ndarray:
+        first = chunk_noise(seed, number, shape, sample, kind)
+        if draws == 1:
+            return first
+        return np.concatenate([first[None], step_noise(seed, number, draws - 1, shape, sample)])
+
     if samples == 1:
-        return chunk_noise(seed, number, shape, kind=kind)
-    return np.stack([chunk_noise(seed, number, shape, sample, kind) for sample in range(samples)])
+        return of_sample(0)
+    return np.stack([of_sample(sample) for sample in range(samples)])
 
 
 def plan_distances(chunks: np.ndarray, plan: np.ndarray, weight: np.ndarray) -> np.ndarray:

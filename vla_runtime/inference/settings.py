@@ -8,6 +8,7 @@ from typing import Literal
 
 from vla_runtime.engines.protocol import MAX_SAMPLES
 from vla_runtime.family.declaration import MOST_DENOISE_STEPS
+from vla_runtime.family.step_schedule import SchedulerChoice
 from vla_runtime.files.setting_fields import check_words, setting
 from vla_runtime.inference.guidance import MOST_BETA, CfgMode, check_beta
 from vla_runtime.inference.prefix_cache import CachePolicy
@@ -39,7 +40,12 @@ class PolicySettings:
 
     seed: int = setting(0, 'seed of the noise that chunks are denoised from', 0, 2**63 - 1)
     denoise_steps: int | None = setting(
-        None, 'Euler steps of an inference; 0: as the bundle recommends', 0, MOST_DENOISE_STEPS
+        None, 'denoise steps of an inference; 0: as the bundle recommends', 0, MOST_DENOISE_STEPS
+    )
+    noise_scheduler: SchedulerChoice = setting(
+        'bundle',
+        'scheduler of a diffusion policy: bundle the one of its training, ddpm with fresh noise '
+        'every step, ddim without, for few denoise_steps',
     )
     cfg_enabled: bool = setting(
         True, 'false switches classifier-free guidance off, whatever cfg_beta is'

@@ -95,7 +95,7 @@ def least_times(
 def setups_of(bundle: Bundle, base: Setup) -> dict[Axis, dict[int, Setup]]:
     """Return what to measure, by axis and value; an axis without a choice is left out."""
     spec = bundle.spec
-    has_steps = find_family(spec.family).head == 'flow'
+    has_steps = find_family(spec.family).takes_steps
     of_axis: dict[Axis, Iterable[int]] = {
         'views': range(base.views, 0, -1),
         'steps': {*_STEPS, base.steps} if has_steps else (),

@@ -15,12 +15,14 @@ Whatever order messages arrive in, and however late, a node must answer from wha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
 
+from vla_runtime.bundle.schema import earlier_name
 from vla_runtime.nodes.player.steps import LiveStep, PlayedMessage
 from vla_runtime.nodes.policy.description import MEASURED
 from vla_runtime.recording.cdr import joint_state, with_header_stamp
@@ -50,7 +52,10 @@ class StandIn:
 
 
 def live_steps(
-    run: RecordedRun, settings: Mapping[str, Any], ages_ns: Mapping[str, int]
+    run: RecordedRun,
+    settings: Mapping[str, Any],
+    ages_ns: Mapping[str, int],
+    state_ages_ns: Sequence[int] = (),
 ) -> Iterator[tuple[CompleteInference, LiveStep] | StandIn | SkippedInference]:
     """Yield every inference with its step, or why it cannot be played.
 
@@ -59,8 +64,9 @@ def live_steps(
         settings: settings of every inference, in place of the recorded ones.
         ages_ns: recorded camera that the policy uses, to the time by which it wants the frame older
             than the camera's newest; 0 for the newest.
+        state_ages_ns: ages of the earlier states that the policy sees, the newest first.
     """
-    stepper = _Stepper(settings, ages_ns)
+    stepper = _Stepper(settings, ages_ns, state_ages_ns)
     before: RecordedInference | None = None
     playable = False
     # Frames for those that were lost; of the recording's first inference until another one comes.
@@ -102,10 +108,15 @@ def _begins(before: RecordedInference | None, recorded: RecordedInference) -> bo
 class _Stepper:
     """Makes the steps of a recording, in order; see the module for their times."""
 
-    def __init__(self, settings: Mapping[str, Any], ages_ns: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        ages_ns: Mapping[str, int],
+        state_ages_ns: Sequence[int],
+    ) -> None:
         self._settings = settings
-        self._ages_ns = ages_ns
-        self._apart_ns = _APART_NS + max(ages_ns.values(), default=0)
+        self._ages_ns, self._state_ages_ns = ages_ns, state_ages_ns
+        self._apart_ns = _APART_NS + max((*ages_ns.values(), *state_ages_ns), default=0)
         self._last_ns = 0
 
     def step(
@@ -134,7 +145,11 @@ class _Stepper:
                 'sync_tolerance_s': 0.0,
                 'max_observation_age_s': _AGE_LIMIT_S,
             },
-            messages=[*_measured(recorded, stamp_ns), *self._frames(frames, stamp_ns)],
+            messages=[
+                *_earlier_measured(recorded, stamp_ns, self._state_ages_ns),
+                *_measured(recorded, MEASURED, recorded.state, stamp_ns),
+                *self._frames(frames, stamp_ns),
+            ],
             plan=replace(recorded.plan, stamp_ns=recorded.plan.stamp_ns + shift_ns),
         )
 
@@ -149,14 +164,35 @@ class _Stepper:
         return [played[key] for key in sorted(played)]
 
 
-def _measured(recorded: RecordedInference, stamp_ns: int) -> list[PlayedMessage]:
-    """Return the state of an inference as messages, one a topic."""
+def _earlier_measured(
+    recorded: RecordedInference, stamp_ns: int, ages_ns: Sequence[int]
+) -> list[PlayedMessage]:
+    """Return the states of the steps before as messages, the oldest first."""
+    earlier = zip(count(1), recorded.earlier_states, ages_ns, strict=False)
+    return [
+        message
+        for ago, state, age_ns in reversed(list(earlier))
+        for message in _measured(recorded, earlier_name(MEASURED, ago), state, stamp_ns - age_ns)
+    ]
+
+
+def _measured(
+    recorded: RecordedInference, key: str, given: np.ndarray, stamp_ns: int
+) -> list[PlayedMessage]:
+    """Return a state of an inference as messages, one a topic.
+
+    Args:
+        recorded: the inference.
+        key: the report's name of the state as it was measured.
+        given: the same as the policy was given it.
+        stamp_ns: stamp of the messages.
+    """
     description = recorded.description
-    if MEASURED in recorded.report:
-        positions = np.array([float(text) for text in recorded.report[MEASURED].split()])
+    if key in recorded.report:
+        positions = np.array([float(text) for text in recorded.report[key].split()])
         state = dict(zip(description.measured_joints, positions, strict=True))
     else:
-        positions = description.state.to_robot(recorded.state)
+        positions = description.state.to_robot(given)
         state = dict(zip(description.state_joints, positions, strict=True))
     messages = []
     for topic, source in zip(description.joint_states, description.robot.joint_states, strict=True):

@@ -44,6 +44,7 @@ def observation_of(
             for camera, name in cameras.items()
         },
         state=state(recorded.state),
+        earlier_states=[state(one) for one in recorded.earlier_states],
         instruction=recorded.instruction,
         stamps_ns=recorded.stamps_ns,
     )

@@ -87,7 +87,9 @@ class OpenLoop:
             topic: name for name, topic in topics.cameras.items() if name not in earlier
         }
         self._joint_topics = {source.topic for source in topics.measured.values()}
-        self._synchronizer = Synchronizer(topics.cameras, list(topics.joints), LIMITS, earlier)
+        self._synchronizer = Synchronizer(
+            topics.cameras, list(topics.joints), LIMITS, earlier, policy.match.state_ages_ns
+        )
 
     def predictions(self) -> Iterator[Prediction]:
         """Make them, in the order of time."""
@@ -149,6 +151,7 @@ class OpenLoop:
             observation = Observation(
                 images={name: self._policy.pixels(name, m) for name, m in messages.items()},
                 state=self._policy.state(selection.state),
+                earlier_states=self._policy.earlier_states(selection),
                 instruction=instruction,
                 stamps_ns={**stamps, 'state': selection.state_stamp_ns},
             )

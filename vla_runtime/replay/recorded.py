@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from vla_runtime.bundle.schema import earlier_name
 from vla_runtime.messages.diagnostics import values_of
 from vla_runtime.messages.images import content_id
 from vla_runtime.messages.trajectories import (
@@ -45,6 +46,7 @@ class RecordedInference:
         number: inference number.
         stamp_ns: ROS time of the observation.
         state: (state_dim,) float64, as the policy was given it.
+        earlier_states: states of the steps before, as `state`, the newest first.
         instruction: instruction that the policy was given.
         stamps_ns: camera, and `state`, to the stamp of what went in.
         values: every setting in force, by the node's name of it.
@@ -66,6 +68,7 @@ class RecordedInference:
     plan: PlanRequest | None
     chunk: ActionChunk | None
     description: PolicyDescription
+    earlier_states: tuple[np.ndarray, ...] = ()
 
     @property
     def frames(self) -> tuple[tuple[str, str, int], ...]:
@@ -77,7 +80,7 @@ class RecordedInference:
                 int(self.report.get(CONTENT + camera, stamp_ns)),
             )
             for camera, stamp_ns in self.stamps_ns.items()
-            if camera != _STATE
+            if camera in self.description.cameras
         )
 
 
@@ -265,25 +268,44 @@ def _inference(
         for key, value in values.items()
         if key.startswith(_STAMP)
     }
-    if set(stamps_ns) != {*description.cameras, _STATE}:
+    names = _states(values)
+    if set(stamps_ns) != {*description.cameras, *names}:
         raise ValueError(f'its stamps are of {", ".join(stamps_ns)}')
-    state = np.array([float(text) for text in values['state'].split()])
-    if len(state) != len(description.state_joints):
-        raise ValueError(f'its state has {len(state)} numbers')
+    state, *earlier = (_read_state(values[name], description) for name in names)
     return RecordedInference(
         time_ns=time_ns,
         episode=episode,
         number=number,
         stamp_ns=stamp_ns,
         state=state,
+        earlier_states=tuple(earlier),
         instruction=values['instruction'],
         stamps_ns=stamps_ns,
-        values={name: read_value(name, values[_PARAMETER + name]) for name in live_settings()},
+        values={
+            # A setting that came after the recording has the value of those before it.
+            name: read_value(name, values.get(_PARAMETER + name, str(row.default)))
+            for name, row in live_settings().items()
+        },
         report=values,
         plan=plans.get(_asked(values)),
         chunk=chunks.get((episode, number, stamp_ns)),
         description=description,
     )
+
+
+def _states(values: Mapping[str, str]) -> list[str]:
+    """Names of a report's states, the newest first."""
+    names = [_STATE]
+    while (name := earlier_name(_STATE, len(names))) in values:
+        names.append(name)
+    return names
+
+
+def _read_state(text: str, description: PolicyDescription) -> np.ndarray:
+    state = np.array([float(number) for number in text.split()])
+    if len(state) != len(description.state_joints):
+        raise ValueError(f'its state has {len(state)} numbers')
+    return state
 
 
 def _read_contents(run: RecordedRun) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from vla_runtime.bundle.schema import SPEC_FILE, ActionSpec, BundleSpec, PoseSpec
 from vla_runtime.execution.columns import Column, ColumnKind
 from vla_runtime.execution.limits import Limits
+from vla_runtime.family.declaration import observation_steps
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.processing.poses import from_matrix
 from vla_runtime.robot.kinematics import ArmKinematics, KinematicsError
@@ -122,6 +123,7 @@ class RobotMatch:
             without (`present: false`) are left out.
         earlier: those of `cameras` that are an earlier frame of another one.
         outputs: outputs that commands go to; those that this policy does not use are left out.
+        state_ages_ns: ages of the earlier states that the policy sees, the newest first.
     """
 
     state_joints: tuple[str, ...]
@@ -134,6 +136,7 @@ class RobotMatch:
     outputs: tuple[MatchedOutput, ...]
     measured_joints: tuple[str, ...]
     measured_poses: tuple[MeasuredPose, ...] = ()
+    state_ages_ns: tuple[int, ...] = ()
 
     def policy_state(self, measured: np.ndarray) -> np.ndarray:
         """Return measured positions, (measured_joints,) in robot units, as the policy's state.
@@ -181,6 +184,11 @@ def _earlier_frames(spec: BundleSpec) -> dict[str, EarlierFrame]:
         for camera in spec.cameras
         if camera.present and camera.frame_of is not None and camera.steps_ago is not None
     }
+
+
+def _state_ages_ns(spec: BundleSpec) -> tuple[int, ...]:
+    steps = observation_steps(spec.dims) or 1
+    return tuple(round(ago * spec.step_time_s * 1e9) for ago in range(1, steps))
 
 
 def match_robot(robot: Robot, spec: BundleSpec, bundle_folder: str | Path) -> RobotMatch:
@@ -243,6 +251,7 @@ class _Matcher:
             limits=limits,
             cameras=cameras,
             earlier=_earlier_frames(self._spec),
+            state_ages_ns=_state_ages_ns(self._spec),
             outputs=outputs,
             **self._measured([joint for joint, _, _ in state]),
         )

@@ -93,6 +93,8 @@ class JointBuffer:
         stamp_ns: int,
         max_gap_ns: int,
     ) -> tuple[int, float] | str:
+        if before[0] == stamp_ns:
+            return before
         gap_ns = (after[0] if after is not None else stamp_ns) - before[0]
         if gap_ns > max_gap_ns:
             return f'there are no positions for {gap_ns * 1e-9:.3f} s around the frames'

@@ -8,7 +8,9 @@ Pure: no ROS, no clock of its own. Invariants:
   (`camera_buffer`); none is more than the tolerance older than without thinning;
 - while stamps and limits stay in order, a selection is never of an earlier time than the last one;
 - an earlier frame of a camera is the one nearest to its age before the camera's selected frame,
-  within the tolerance, or the camera's very first one;
+  within the tolerance, or the camera's very first one; an earlier state likewise is that of its age
+  before the selection's stamp. None is older than the first selection that was used in an episode:
+  as in training, the first observation stands for those before it;
 - the state is that of the selection's stamp, which is the newest frame's: interpolated between two
   samples, held after the last one;
 - what cannot be selected is refused with a reason for every source that is missing;
@@ -71,12 +73,15 @@ class Selection:
         frames: camera name to frame.
         state: (number of joints,) float64 in the order of the sources.
         state_stamp_ns: stamp of the newest sample of that joint whose newest is oldest.
+        earlier_states: states of the steps before, as `state`, the newest first, with the times
+            that they stand for.
     """
 
     stamp_ns: int
     frames: Mapping[str, Frame]
     state: np.ndarray
     state_stamp_ns: int
+    earlier_states: tuple[tuple[int, np.ndarray], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,7 @@ class Synchronizer:
         joints: one source for each number of the state, in order.
         limits: limits of what belongs together; may be replaced at any time.
         earlier: cameras that show an earlier frame of another camera.
+        state_ages_ns: ages of the earlier states, the newest first.
     """
 
     def __init__(
@@ -112,12 +118,18 @@ class Synchronizer:
         joints: Sequence[JointSource],
         limits: SyncLimits,
         earlier: Mapping[str, EarlierFrame] = MappingProxyType({}),
+        state_ages_ns: Sequence[int] = (),
     ) -> None:
         self.limits = limits
         self.clock_jumps = 0
         self._lock = Lock()
         self._now_ns = 0
         self._earlier = earlier
+        self._state_ages_ns = tuple(state_ages_ns)
+        # Stamps of an episode's first observation, of each camera and of the whole; empty before
+        # it was made, None where nobody tells of episodes.
+        self._first: dict[str, int] | None = None
+        self._first_ns = 0
         self._cameras = {
             name: CameraBuffer(name, topic, _kept_ns(name, earlier))
             for name, topic in cameras.items()
@@ -163,8 +175,20 @@ class Synchronizer:
             self._see(now_ns)
             source, max_age_ns = self._topics[topic], self.limits.max_age_ns
             taken = source.add(names, positions, stamp_ns, now_ns, max_age_ns)
-            source.expire(now_ns, max_age_ns)
+            source.expire(now_ns, max_age_ns + max(self._state_ages_ns, default=0))
             return taken
+
+    def begin_episode(self) -> None:
+        """Let the next observation have no history: it stands for those before it."""
+        with self._lock:
+            self._first = {}
+
+    def note_observation(self, selection: Selection) -> None:
+        """Note that a selection was used: an episode's first is the oldest of its history."""
+        with self._lock:
+            if self._first == {}:
+                self._first = {name: frame.stamp_ns for name, frame in selection.frames.items()}
+                self._first_ns = selection.stamp_ns
 
     def clear(self) -> None:
         """Forget all messages; counters stay."""
@@ -186,11 +210,21 @@ class Synchronizer:
             before = self._before(frames)
             if isinstance(before, MissingInput):
                 return (before,)
-            state = self._state(stamp_ns)
-            if not isinstance(state, _State):
-                return state
+            states = []
+            for wanted_ns in (stamp_ns, *self._earlier_times(stamp_ns)):
+                state = self._state(wanted_ns)
+                if not isinstance(state, _State):
+                    return state
+                states.append((wanted_ns, state))
+            (_, newest), *older = states
             self._mark_selected(frames | before)
-            return Selection(stamp_ns, frames | before, state.values, state.newest_ns)
+            return Selection(
+                stamp_ns,
+                frames | before,
+                newest.values,
+                newest.newest_ns,
+                tuple((wanted_ns, state.values) for wanted_ns, state in older),
+            )
 
     def camera_statuses(self, now_ns: int) -> tuple[CameraStatus, ...]:
         """Counters and problems of every camera."""
@@ -240,6 +274,8 @@ class Synchronizer:
             camera.clear()
         for topic in self._topics.values():
             topic.clear()
+        if self._first is not None:
+            self._first = {}
 
     def _missing_cameras(self, now_ns: int) -> list[MissingInput]:
         max_age_ns = self.limits.max_age_ns
@@ -284,8 +320,13 @@ class Synchronizer:
         """
         found = {}
         for name, earlier in self._earlier.items():
+            if self._first == {}:
+                found[name] = frames[earlier.camera]
+                continue
             buffer = self._cameras[earlier.camera]
             wanted_ns = frames[earlier.camera].stamp_ns - earlier.age_ns
+            if self._first:
+                wanted_ns = max(wanted_ns, self._first[earlier.camera])
             frame = buffer.nearest(wanted_ns)
             off_ns = abs(frame.stamp_ns - wanted_ns)
             if off_ns > self.limits.tolerance_ns and frame.stamp_ns != buffer.first_ns:
@@ -298,6 +339,13 @@ class Synchronizer:
                 )
             found[name] = frame
         return found
+
+    def _earlier_times(self, stamp_ns: int) -> tuple[int, ...]:
+        """Times of the earlier states, the newest first."""
+        if self._first == {}:
+            return (stamp_ns,) * len(self._state_ages_ns)
+        oldest_ns = self._first_ns if self._first else 0
+        return tuple(max(stamp_ns - age_ns, oldest_ns) for age_ns in self._state_ages_ns)
 
     def _mark_selected(self, frames: Mapping[str, Frame]) -> None:
         for name, buffer in self._cameras.items():

@@ -49,7 +49,7 @@ def policy_chunk(
 
 def noise_seed(policy: Policy, seed: int) -> int:
     """Return the `seed` setting of an episode: the default for a head that draws no noise."""
-    draws = find_family(policy.spec.family).head == 'flow'
+    draws = find_family(policy.spec.family).takes_steps
     return seed if draws else PolicySettings().seed
 
 

@@ -238,7 +238,7 @@ def chunk_objective(family: Family, dims: PolicyDims, draws: int, step_weight: T
     """Return the third stage's objective for a family's kind of head."""
     if family.head == 'flow':
         return FlowObjective(draws, step_weight)
-    if family.head == 'diffusion':
+    if family.has_scheduler:
         return DiffusionObjective(draws, step_weight, scheduler_of(dims))
     return ChunkObjective(step_weight)
 

@@ -299,7 +299,7 @@ def _denoised(
     network: FlowNetwork, recipe: Recipe, x: Tensor, past: Mapping[str, Tensor]
 ) -> Tensor:
     """Chunks (B, H, A) from noise x, with the recommended steps."""
-    if recipe.family.head == 'diffusion':
+    if recipe.family.has_scheduler:
         # Without noise of their own, whatever the scheduler of training.
         scheduler = replace(scheduler_of(network.dims), kind='ddim')
         ones, zero = torch.ones(1, device=x.device), torch.zeros_like(x)

@@ -79,8 +79,11 @@ def seen_by(past: Mapping[str, Tensor], name: str) -> Tensor:
 
 def visible(past: Mapping[str, Tensor], name: str) -> Tensor:
     """One row's prefix output at the places that the head sees; all of one without places."""
-    value, mask = past[name], seen_by(past, name)
-    if value.ndim < 3 or value.shape[-2] != mask.shape[1]:
+    value = past[name]
+    if value.ndim < 3:
+        return value
+    mask = seen_by(past, name)
+    if value.shape[-2] != mask.shape[1]:
         return value
     return value[..., mask[0], :]
 

@@ -36,7 +36,7 @@ OFF = PolicySettings(cache=CachePolicy(mode='off'))
 
 def noise_of(family: str, report: InferenceReport) -> np.ndarray | None:
     """The noise of an inference; a head that draws none takes none."""
-    return report.noise if find_family(family).head == 'flow' else None
+    return report.noise if find_family(family).takes_steps else None
 
 
 def tiny(family: str) -> Path:
@@ -112,10 +112,10 @@ def test_guidance_without_tags_is_refused(family: str):
 
 
 @each_family()
-def test_a_plan_pulls_the_chunk_of_a_flow_and_is_refused_by_other_heads(family: str):
+def test_a_plan_pulls_a_denoised_chunk_and_is_refused_by_other_heads(family: str):
     policy = Policy.load(tiny(family))
     guided = PolicySettings(rtc_mode='guided')
-    if find_family(family).head != 'flow':
+    if not find_family(family).takes_steps:
         with pytest.raises(ValueError, match='rtc_mode'):
             policy.check(guided)
         return

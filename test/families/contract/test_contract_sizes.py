@@ -19,7 +19,7 @@ from vla_runtime.families.traced_shapes import trace_shapes
 from vla_runtime.family.listing import find_family, read_time_table
 from vla_runtime.inference.denoise import flow_times
 
-FLOWS = each_family(lambda contract: find_family(contract.family).head == 'flow')
+WITH_STEPS = each_family(lambda contract: find_family(contract.family).takes_steps)
 
 
 @pytest.mark.parametrize(('family', 'preset'), of_cases(lambda contract: contract.parameters))
@@ -62,7 +62,7 @@ def test_sizes_that_do_not_fit_are_refused_by_field(family: str, field: str):
         contract_of(family).refused[field](tiny_dims(family))
 
 
-@FLOWS
+@WITH_STEPS
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.float16])
 def test_the_numpy_time_table_is_the_networks(family: str, dtype: torch.dtype, tmp_path):
     network = build_network(family, tiny_dims(family))

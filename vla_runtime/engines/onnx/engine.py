@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_runtime.bundle.onnx_files import IMAGE_INPUTS, STEP_INPUTS, TEXT_INPUT
+from vla_runtime.bundle.onnx_files import IMAGE_INPUTS, SCHEDULER_INPUTS, STEP_INPUTS, TEXT_INPUT
 from vla_runtime.engines.onnx.graphs import Graphs, load_graphs
 from vla_runtime.engines.onnx.session import Binding, Buffer, Placement, Session
 from vla_runtime.engines.protocol import (
@@ -34,27 +34,41 @@ from vla_runtime.engines.protocol import (
     count_rows,
     input_named,
 )
-from vla_runtime.engines.schedules import Schedules
+from vla_runtime.engines.schedules import Schedules, schedule_key
 from vla_runtime.engines.token_embedding import TokenEmbedding
 from vla_runtime.family.declaration import PolicyDims, image_sizes
 from vla_runtime.family.listing import find_family, read_time_table
 
 
 class _Schedule:
-    """Device buffers of a schedule: flow times, step size, time table and the plan's weights.
+    """Device buffers of a schedule: how the steps move, time table and the plan's weights.
 
     Attributes:
         bindings: of the expert, by prompt rows, slot, step and the buffer of the actions. Binding a
             step's buffers anew takes a tenth of a small policy's step.
     """
 
-    def __init__(self, times: np.ndarray, dt: float, table: np.ndarray, place: Placement) -> None:
+    def __init__(
+        self,
+        times: np.ndarray,
+        dt: float,
+        updates: np.ndarray | None,
+        table: np.ndarray,
+        place: Placement,
+    ) -> None:
         steps = len(times)
         self.steps = steps
-        self._times = Buffer(place, (steps,), 'tensor(float)')
-        self._times.write(np.asarray(times, dtype=np.float32))
-        self._dt = Buffer(place, (), 'tensor(float)')
-        self._dt.write(np.asarray(dt, dtype=np.float32))
+        # Inputs with a row for each step, by name, and those that all steps share.
+        self._rows: dict[str, Buffer] = {}
+        self._shared: dict[str, Buffer] = {}
+        if updates is None:
+            self._rows['t'] = Buffer(place, (steps,), 'tensor(float)')
+            self._rows['t'].write(np.asarray(times, dtype=np.float32))
+            self._shared['dt'] = Buffer(place, (), 'tensor(float)')
+            self._shared['dt'].write(np.asarray(dt, dtype=np.float32))
+        else:
+            self._rows['update'] = Buffer(place, updates.shape, 'tensor(float)')
+            self._rows['update'].write(updates)
         self._table = Buffer(place, table.shape, 'tensor(float)')
         self._table.write(table)
         self._place = place
@@ -67,13 +81,25 @@ class _Schedule:
             self._plan_weight = Buffer(self._place, plan_weight.shape, 'tensor(float)')
         self._plan_weight.write(plan_weight)
 
+    def write_noise(self, step_noise: np.ndarray | None) -> None:
+        """Copy the noise of every step, (N, H, A), to the device; None: steps draw none."""
+        if step_noise is None:
+            return
+        if 'step_noise' not in self._rows:
+            self._rows['step_noise'] = Buffer(self._place, step_noise.shape, 'tensor(float)')
+        self._rows['step_noise'].write(step_noise)
+
     def bind(self, binding: Binding, index: int) -> None:
         """Bind the inputs of one step."""
         assert self._plan_weight is not None, 'load_step_inputs comes first'
         row = (1, self._table.shape[1])
         binding.input_row('time_conditioning', row, self._table, index)
-        binding.input_row('t', (), self._times, index)
-        binding.input('dt', self._dt)
+        for name, buffer in self._rows.items():
+            # The graph's noise is that of one chunk.
+            one = (1,) if name == 'step_noise' else ()
+            binding.input_row(name, (*one, *buffer.shape[1:]), buffer, index)
+        for name, buffer in self._shared.items():
+            binding.input(name, buffer)
         weights = (1, self._plan_weight.shape[1], 1)
         binding.input_row('plan_weight', weights, self._plan_weight, index)
 
@@ -113,7 +139,7 @@ class _Rows(PrefixRows):
     ) -> None:
         super().__init__(prefix, image_tokens, image_mask)
         self._expert = expert
-        shared = ('x', *prefix.outputs, *STEP_INPUTS)
+        shared = ('x', *prefix.outputs, *STEP_INPUTS, *SCHEDULER_INPUTS)
         self.head_inputs = {
             name: expert.buffer(name) for name in expert.inputs if name not in shared
         }
@@ -248,10 +274,10 @@ class OnnxEngine:
     def captures(self, loop: DenoiseLoop) -> bool:
         return False
 
-    def set_schedule(self, times: np.ndarray, dt: float) -> None:
+    def set_schedule(self, times: np.ndarray, dt: float, updates: np.ndarray | None = None) -> None:
         self._schedules.use(
-            (*map(float, times), dt),
-            lambda: _Schedule(times, dt, self._table(times), self._place),
+            schedule_key(times, dt, updates),
+            lambda: _Schedule(times, dt, updates, self._table(times), self._place),
         )
 
     def encode_image(self, camera: int, pixels: np.ndarray) -> None:
@@ -282,6 +308,7 @@ class OnnxEngine:
         self.write_x(inputs.x)
         self._plan.write(inputs.plan)
         schedule.write_plan_weight(inputs.plan_weight)
+        schedule.write_noise(inputs.step_noise)
         rows.row_weight.write(inputs.row_weight)
         for name, buffer in rows.head_inputs.items():
             buffer.write(input_named(name, inputs.rows))

@@ -13,13 +13,13 @@ from vla_runtime.bundle.onnx_files import (
     PASS_INPUTS,
     PASS_OUTPUTS,
     QUANTISED,
-    STEP_INPUTS,
     STEP_OUTPUTS,
     TEXT_INPUT,
     TOKENS,
     Network,
     Precision,
     graph_path,
+    step_inputs,
     vision_names,
 )
 from vla_runtime.engines.cpu import check_int8
@@ -135,7 +135,8 @@ def _check_names(session: Session, network: Network, family: Family, dims: Polic
 
 def _own_inputs(family: Family, dims: PolicyDims) -> set[str]:
     """Inputs of the expert besides what the prefix hands over."""
-    own = PASS_INPUTS if family.head == 'tokens' else ('x', *STEP_INPUTS)
+    steps = ('x', *step_inputs(has_scheduler=family.has_scheduler))
+    own = PASS_INPUTS if family.head == 'tokens' else steps
     return {*own, *family.head_inputs(dims)}
 
 

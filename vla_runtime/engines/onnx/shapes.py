@@ -25,6 +25,7 @@ from vla_runtime.family.declaration import (
     image_sizes,
     token_dims,
 )
+from vla_runtime.family.noise_schedule import UPDATE_WIDTH
 
 # Name to dtype (`float32`, `int64`, `bool`, …) and shape.
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
@@ -129,13 +130,18 @@ class GraphShapes:
             'x': ('float32', chunk),
             **self.past,
             'time_conditioning': ('float32', (1, self.conditioning)),
-            't': ('float32', ()),
-            'dt': ('float32', ()),
+            **self._moves(chunk),
             'row_weight': ('float32', (self.rows,)),
             'plan': ('float32', chunk),
             'plan_weight': ('float32', (1, self.dims.horizon, 1)),
             **self._rows(self.family.head_inputs(self.dims)),
         }
+
+    def _moves(self, chunk: tuple[int, ...]) -> Tensors:
+        """Inputs that say how a step moves x."""
+        if self.family.has_scheduler:
+            return {'update': ('float32', (UPDATE_WIDTH,)), 'step_noise': ('float32', chunk)}
+        return {'t': ('float32', ()), 'dt': ('float32', ())}
 
     def _rows(self, inputs: Mapping[str, RowInput]) -> Tensors:
         return {name: (given.kind, (self.rows, *given.shape)) for name, given in inputs.items()}

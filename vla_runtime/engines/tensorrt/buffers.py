@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 
 import numpy as np
 
-from vla_runtime.bundle.onnx_files import IMAGE_INPUTS, STEP_INPUTS, STEP_OUTPUTS, TEXT_INPUT
+from vla_runtime.bundle.onnx_files import (
+    IMAGE_INPUTS,
+    SCHEDULER_INPUTS,
+    STEP_INPUTS,
+    STEP_OUTPUTS,
+    TEXT_INPUT,
+)
 from vla_runtime.engines.closing import closed_on_error
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.graphed_work import GraphedWork
 from vla_runtime.engines.onnx.shapes import GraphShapes
 from vla_runtime.engines.tensorrt.adapter import TensorInfo
 from vla_runtime.family.declaration import Family, PolicyDims
+from vla_runtime.family.noise_schedule import UPDATE_WIDTH
 from vla_runtime.files.safetensors_reader import bfloat16_to_float32, float32_to_bfloat16
 
 # TensorRT takes addresses that are multiples of this.
@@ -158,7 +165,7 @@ class RowBuffers(PrefixRows):
         slots: int,
     ) -> None:
         super().__init__(runtime, prefix, inputs, slots)
-        own = {*self.slots[0].arrays, *STEP_INPUTS, *STEP_OUTPUTS, 'x'}
+        own = {*self.slots[0].arrays, *STEP_INPUTS, *SCHEDULER_INPUTS, *STEP_OUTPUTS, 'x'}
         self.head_inputs = {
             name: DeviceArray.of(runtime, tensor)
             for name, tensor in expert.items()
@@ -176,29 +183,63 @@ class Schedule:
         steps: N.
         conditioning: C, the width of a row of the time table.
         dims: dimensions of the policy.
+        has_updates: steps take an update and noise in place of a time and a step.
     """
 
     def __init__(
-        self, runtime: CudaRuntime, steps: int, conditioning: int, dims: PolicyDims
+        self,
+        runtime: CudaRuntime,
+        steps: int,
+        conditioning: int,
+        dims: PolicyDims,
+        has_updates: bool,
     ) -> None:
         self.steps = steps
         self._arrays: list[RowArrays] = []
         # A live change that does not fit into memory is tried again, and must not take more.
         with closed_on_error(self._free_arrays):
-            for count, width in ((steps, conditioning), (steps, 1), (steps, dims.horizon), (1, 1)):
+            moves = ((steps, 1), (1, 1))
+            if has_updates:
+                moves = ((steps, UPDATE_WIDTH), (steps, dims.horizon * dims.action_dim))
+            for count, width in ((steps, conditioning), (steps, dims.horizon), *moves):
                 self._arrays.append(RowArrays(runtime, count, width))
-        self.table, self.times, self.plan_weight, self.dt = self._arrays
-        # Flow times and dt that the buffers hold.
-        self.key: tuple[float, ...] = ()
+        self.table, self.plan_weight, self._first, self._second = self._arrays
+        self._has_updates = has_updates
+        # What the buffers were filled for.
+        self.key: Hashable = None
         # By number of rows and slot.
         self.denoise: dict[tuple[int, int], GraphedWork] = {}
 
-    def load(self, key: tuple[float, ...], table: np.ndarray) -> None:
-        """Fill with the flow times and the step size of `key`, (t_0 … t_N-1, dt)."""
+    def load(
+        self,
+        key: Hashable,
+        table: np.ndarray,
+        times: np.ndarray,
+        dt: float,
+        updates: np.ndarray | None,
+    ) -> None:
+        """Fill with times and step size, or with updates; `key` names them."""
         self.table.write(table)
-        self.times.write(np.asarray(key[:-1], np.float32))
-        self.dt.write(np.asarray(key[-1:], np.float32))
+        if updates is None:
+            self._first.write(np.asarray(times, np.float32))
+            self._second.write(np.asarray([dt], np.float32))
+        else:
+            self._first.write(updates)
         self.key = key
+
+    def write_noise(self, step_noise: np.ndarray | None) -> None:
+        """Copy the noise of every step, (N, H, A), to the device; None: steps draw none."""
+        if self._has_updates and step_noise is not None:
+            self._second.write(step_noise)
+
+    def moves(self, index: int) -> dict[str, int]:
+        """Addresses of what says how a step moves x, by the names of the engine's inputs."""
+        if self._has_updates:
+            return {
+                'update': self._first.address(index),
+                'step_noise': self._second.address(index),
+            }
+        return {'t': self._first.address(index), 'dt': self._second.address(0)}
 
     def close(self) -> None:
         """Free graphs, then buffers."""
@@ -284,7 +325,7 @@ def _check_types(
     name: str, tensors: Mapping[str, TensorInfo], engines: Mapping[str, Mapping[str, TensorInfo]]
 ) -> None:
     """Refuse a shared buffer of two types, and schedule rows other than float32 (ValueError)."""
-    steps = ('x', 'x_next', 'time_conditioning', 't', 'dt', 'plan_weight')
+    steps = ('x', 'x_next', *STEP_INPUTS, *SCHEDULER_INPUTS)
     typed = dict.fromkeys((*steps, TEXT_INPUT), 'float32')
     if name.startswith('expert'):
         other = engines[name.replace('expert', 'prefix')]

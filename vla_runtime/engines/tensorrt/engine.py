@@ -30,7 +30,7 @@ from vla_runtime.engines.protocol import (
     count_rows,
     input_named,
 )
-from vla_runtime.engines.schedules import Schedules
+from vla_runtime.engines.schedules import Schedules, schedule_key
 from vla_runtime.engines.tensorrt.adapter import Network, TensorInfo, import_tensorrt
 from vla_runtime.engines.tensorrt.buffers import DeviceArray, RowBuffers, Schedule, check_tensors
 from vla_runtime.engines.tensorrt.cuda_graph import GraphCapturer
@@ -47,6 +47,7 @@ from vla_runtime.engines.tensorrt.store import COMPILED, find_engines, network_n
 from vla_runtime.engines.token_embedding import TokenEmbedding
 from vla_runtime.family.declaration import Family, PolicyDims, TimeTable, language_dims
 from vla_runtime.family.listing import find_family, read_time_table
+from vla_runtime.family.step_schedule import StepSchedule, scheduler_steps
 
 Tensors = Mapping[str, TensorInfo]
 
@@ -230,8 +231,12 @@ class TensorRTEngine:
         self._image_tokens.write(np.zeros(self._image_tokens.shape, np.float32))
 
     def _prepare_head(self, denoise_steps: int) -> None:
-        steps = np.arange(denoise_steps)
-        self.set_schedule(1.0 - steps / denoise_steps, -1.0 / denoise_steps)
+        if self._family.has_scheduler:
+            schedule = scheduler_steps(self.dims, denoise_steps)
+        else:
+            times = 1.0 - np.arange(denoise_steps) / denoise_steps
+            schedule = StepSchedule(times, -1.0 / denoise_steps)
+        self.set_schedule(*schedule)
         for place in self._places:
             self._denoise(place).prepare(self._steps_probe(place, vary_prefix=True))
 
@@ -246,15 +251,16 @@ class TensorRTEngine:
         )
         return not any(work is not None and work.prepared for work in works)
 
-    def set_schedule(self, times: np.ndarray, dt: float) -> None:
-        steps, key = len(times), (*map(float, times), float(dt))
+    def set_schedule(self, times: np.ndarray, dt: float, updates: np.ndarray | None = None) -> None:
+        steps, key = len(times), schedule_key(times, dt, updates)
         # By their number alone: other times refill the buffers, and the graphs stay.
         width = self._networks['expert'].tensors['time_conditioning'].shape[-1]
         schedule = self._schedules.use(
-            steps, lambda: Schedule(self._runtime, steps, width, self.dims)
+            steps,
+            lambda: Schedule(self._runtime, steps, width, self.dims, updates is not None),
         )
         if schedule.key != key:
-            schedule.load(key, self._time_table(np.asarray(times)))
+            schedule.load(key, self._time_table(np.asarray(times)), times, dt, updates)
 
     def encode_image(self, camera: int, pixels: np.ndarray) -> None:
         self._pixels.write(pixels)
@@ -288,6 +294,7 @@ class TensorRTEngine:
         self.write_x(inputs.x)
         self._plan.write(inputs.plan)
         schedule.plan_weight.write(inputs.plan_weight)
+        schedule.write_noise(inputs.step_noise)
         buffers.row_weight.write(inputs.row_weight)
         for name, array in buffers.head_inputs.items():
             array.write(input_named(name, inputs.rows))
@@ -402,8 +409,7 @@ class TensorRTEngine:
             'x_next': self._x[1 - source].address,
             'velocity': buffers.velocity.address,
             'time_conditioning': schedule.table.address(index),
-            't': schedule.times.address(index),
-            'dt': schedule.dt.address(0),
+            **schedule.moves(index),
             'row_weight': buffers.row_weight.address,
             'plan': self._plan.address,
             'plan_weight': schedule.plan_weight.address(index),

@@ -97,12 +97,17 @@ class Variant(NamedTuple):
 
 
 class Schedule:
-    """Device buffers of a schedule: flow times, step size and time table."""
+    """Device buffers of a schedule: how the steps move, and the time table."""
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def __init__(
-        self, times: np.ndarray, dt: float, network: FlowNetwork, device: torch.device
+        self,
+        times: np.ndarray,
+        dt: float,
+        updates: np.ndarray | None,
+        network: FlowNetwork,
+        device: torch.device,
     ) -> None:
         # Outside inference mode, because the Jacobian's backward pass keeps rows of the table.
         self.times = torch.tensor(times, dtype=torch.float32, device=device)
@@ -117,5 +122,22 @@ class Schedule:
             network.split_conditioning(self.table[i : i + 1]) for i in range(len(times))
         ]
         horizon = network.dims.horizon
+        self._updates: Tensor | None = None
+        if updates is not None:
+            chunk = (horizon, network.dims.action_dim)
+            self._updates = torch.tensor(updates, dtype=torch.float32, device=device)
+            self._noise = torch.zeros(len(times), MAX_SAMPLES, *chunk, device=device)
         self.plan_weight = torch.zeros(len(times), 1, horizon, 1, device=device)
         self.denoise: dict[Variant, GraphedWork] = {}
+
+    def write_noise(self, step_noise: np.ndarray | None, samples: int) -> None:
+        """Copy the noise of every step, (N, H, A) or (N, samples, H, A); None: they draw none."""
+        if self._updates is not None and step_noise is not None:
+            by_sample = step_noise.reshape(len(step_noise), samples, *step_noise.shape[-2:])
+            self._noise[:, :samples].copy_(torch.from_numpy(by_sample))
+
+    def moves(self, index: int, samples: int) -> tuple[Tensor, Tensor]:
+        """Return what says how a step moves x: time and step, or update and noise."""
+        if self._updates is None:
+            return self.times[index], self.dt
+        return self._updates[index], self._noise[index, :samples]

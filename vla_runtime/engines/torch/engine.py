@@ -31,7 +31,7 @@ from vla_runtime.engines.protocol import (
     count_rows,
     input_named,
 )
-from vla_runtime.engines.schedules import Schedules
+from vla_runtime.engines.schedules import Schedules, schedule_key
 from vla_runtime.engines.torch.buffers import PreparedPrefix, RowBuffers, Schedule, Variant
 from vla_runtime.engines.torch.cuda_graph import (
     capturers_of,
@@ -160,10 +160,11 @@ class TorchEngine:
         # What the steps share is laid out, and its graph captured, before theirs.
         return all(work is None or work.captures for work in works)
 
-    def set_schedule(self, times: np.ndarray, dt: float) -> None:
+    def set_schedule(self, times: np.ndarray, dt: float, updates: np.ndarray | None = None) -> None:
         with self._denoising():
             self._schedules.use(
-                (*map(float, times), dt), lambda: Schedule(times, dt, self._fused, self._device)
+                schedule_key(times, dt, updates),
+                lambda: Schedule(times, dt, updates, self._fused, self._device),
             )
 
     @torch.inference_mode()
@@ -204,6 +205,7 @@ class TorchEngine:
             self._clean.fill_(False)
             self._clean[: inputs.clean_actions] = True
             schedule.plan_weight.copy_(torch.from_numpy(inputs.plan_weight)[:, None, :, None])
+            schedule.write_noise(inputs.step_noise, len(samples))
             rows.row_weight.copy_(torch.from_numpy(inputs.row_weight))
             _copy(inputs.rows, rows.head_inputs)
 
@@ -319,8 +321,7 @@ class TorchEngine:
             self._x[: variant.samples],
             past,
             self._conditioning(schedule, variant, index),
-            schedule.times[index],
-            schedule.dt,
+            *schedule.moves(index, variant.samples),
             rows.row_weight,
             self._plan,
             schedule.plan_weight[index],

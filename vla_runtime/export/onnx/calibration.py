@@ -100,6 +100,9 @@ def _case(
         row_weight=inputs.row_weight,
         plan=inputs.plan[None],
         plan_weight=inputs.plan_weight[:, None, :, None],
+        step_noise=np.zeros(0, np.float32)
+        if inputs.step_noise is None
+        else inputs.step_noise[:, None],
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,12 +28,19 @@ from vla_runtime.export.receipt import SEED
 from vla_runtime.families.flow_step import DenoiseStep
 from vla_runtime.families.token_network import TokenNetwork
 from vla_runtime.families.traced_shapes import Part, parameters_of, trace_shapes
-from vla_runtime.family.declaration import PolicyDims, RowInput, image_sizes, language_dims
+from vla_runtime.family.declaration import (
+    PolicyDims,
+    RowInput,
+    image_sizes,
+    language_dims,
+    scheduler_of,
+)
 from vla_runtime.family.listing import find_family
-from vla_runtime.inference.denoise import flow_times
+from vla_runtime.family.step_schedule import StepSchedule
+from vla_runtime.inference.denoise import flow_times, usual_schedule
 from vla_runtime.inference.guidance import row_weights
-from vla_runtime.inference.real_time_chunking import plan_weights
-from vla_runtime.inference.sampling import chunk_noise
+from vla_runtime.inference.real_time_chunking import plan_weights, scheduler_plan_weights
+from vla_runtime.inference.sampling import chunk_noise, step_noise
 from vla_runtime.processing.tokenizer import Tokenizer
 
 # Guidance scale and plan schedule of each case; repeated for each number of rows.
@@ -107,20 +115,28 @@ def _case(
     weight = np.zeros((spec.denoise_steps, dims.horizon), dtype=np.float32)
     x = chunk_noise(SEED, number, chunk[1:], kind=family.noise)[None]
     guidance, spread = beta if rows == 2 else None, 0.5
-    single = family.head != 'flow'
+    single = not family.takes_steps
     if single:
         # It runs once, from zeros, without plan and guidance; of two rows the first counts.
         x, schedule, spread = np.zeros_like(x), None, 0.0
         guidance = 1.0 if rows == 2 else None
     if schedule:
-        weight = plan_weights(
-            flow_times(spec.denoise_steps),
-            schedule=schedule,  # type: ignore[arg-type]
-            delay=max(1, dims.horizon // 8),
-            execution_horizon=max(1, dims.horizon // 2),
-            horizon=dims.horizon,
-            maximum=10.0,
-        )
+        overlap: dict[str, Any] = {
+            'schedule': schedule,
+            'delay': max(1, dims.horizon // 8),
+            'execution_horizon': max(1, dims.horizon // 2),
+            'horizon': dims.horizon,
+            'maximum': 10.0,
+        }
+        if family.has_scheduler:
+            weight = scheduler_plan_weights(spec.denoise_steps, **overlap)
+        else:
+            weight = plan_weights(flow_times(spec.denoise_steps), **overlap)
+    added = np.zeros(0, np.float32)
+    if family.has_scheduler:
+        added = np.zeros((spec.denoise_steps, *chunk), np.float32)
+        draws = scheduler_of(dims).draws(spec.denoise_steps) - 1
+        added[:draws, 0] = step_noise(SEED, number, draws, chunk[1:])
     return Case(
         words={
             'rows': rows,
@@ -136,6 +152,7 @@ def _case(
         row_weight=row_weights(guidance),
         plan=random.normal(0, spread, chunk).astype(np.float32),
         plan_weight=weight[:, None, :, None],
+        step_noise=added,
         head_inputs=_draw(family.head_inputs(dims), dims, rows, lengths, first, random),
     )
 
@@ -248,7 +265,9 @@ class Reference:
         Returns:
             the time table (N, C)
         """
-        times = torch.tensor(flow_times(self._spec.denoise_steps), dtype=torch.float32)
+        spec, family = self._spec, find_family(self._spec.family)
+        schedule = usual_schedule(family, spec.dims, spec.denoise_steps)
+        times = torch.tensor(schedule.times, dtype=torch.float32)
         with self._loaded('head', 'time'):
             if isinstance(self._network, TokenNetwork):
                 for case in cases:
@@ -256,10 +275,10 @@ class Reference:
                 return self._network.time_conditioning(times).numpy()
             table = torch.cat([self._network.time_conditioning(t[None]) for t in times])
             for case in cases:
-                trace, velocity = self._denoise(case, times, table, torch.from_numpy(case.x))
+                trace, velocity = self._denoise(case, schedule, table, torch.from_numpy(case.x))
                 nudge = np.random.default_rng(SEED).normal(0, _NUDGE, case.x.shape)
                 nudged, _ = self._denoise(
-                    case, times, table, torch.from_numpy((case.x + nudge).astype(np.float32))
+                    case, schedule, table, torch.from_numpy((case.x + nudge).astype(np.float32))
                 )
                 moved = (nudged[-1] - trace[-1]).abs().max()
                 case.reference['trace'] = trace.numpy()
@@ -279,17 +298,17 @@ class Reference:
             yield rows
 
     def _denoise(
-        self, case: Case, times: Tensor, table: Tensor, x: Tensor
+        self, case: Case, schedule: StepSchedule, table: Tensor, x: Tensor
     ) -> tuple[Tensor, Tensor]:
         """x before every step and after the last, and all velocities, from one noise."""
         step = DenoiseStep(self._network)
         past, rows = _tensors(case.past), _tensors(case.head_inputs)
         own = [torch.from_numpy(array) for array in (case.row_weight, case.plan)]
-        dt = torch.tensor(-1.0 / len(times))
         trace, velocities = [x], []
-        for k, t in enumerate(times):
+        for k in range(len(schedule.times)):
             weight = torch.from_numpy(case.plan_weight[k])
-            x, velocity = step(x, past, table[k : k + 1], t, dt, *own, weight, rows)
+            moves = (torch.from_numpy(value) for value in moves_of(case, schedule, k).values())
+            x, velocity = step(x, past, table[k : k + 1], *moves, *own, weight, rows)
             trace.append(x)
             velocities.append(velocity)
         return torch.stack(trace), torch.stack(velocities)
@@ -308,6 +327,16 @@ class Reference:
 
     def _assign(self, tensors: dict[str, Tensor]) -> None:
         self._network.load_state_dict(tensors, assign=True, strict=False)
+
+
+def moves_of(case: Case, schedule: StepSchedule, k: int) -> dict[str, np.ndarray]:
+    """Inputs that say how step k moves x, by the names of the expert's graph, in its order."""
+    if schedule.updates is not None:
+        return {'update': schedule.updates[k], 'step_noise': case.step_noise[k]}
+    return {
+        't': np.asarray(schedule.times[k], np.float32),
+        'dt': np.asarray(schedule.dt, np.float32),
+    }
 
 
 def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:

@@ -32,12 +32,12 @@ from vla_runtime.bundle.onnx_files import (
     QUANTISED,
     ROWS,
     ROWS_ENDING,
-    STEP_INPUTS,
     STEP_OUTPUTS,
     TOKENS,
     Attention,
     Precision,
     graph_path,
+    step_inputs,
     vision_names,
 )
 from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
@@ -125,8 +125,8 @@ def write_onnx(
 
 
 def has_monolithic(spec: BundleSpec, precision: Precision) -> bool:
-    """Return whether the baseline is written: of an answer of many passes it would be too long."""
-    return precision not in QUANTISED and find_family(spec.family).head != 'tokens'
+    """Return whether the baseline is written: of many passes or steps it would be too long."""
+    return precision not in QUANTISED and find_family(spec.family).is_unrolled
 
 
 def onnx_bytes(spec: BundleSpec, precision: Precision) -> int:
@@ -226,7 +226,8 @@ class _TracedNetworks:
             return self._trace('expert', (rows,), module, *own[:2], inputs, *own[2:])
         x = inputs.pop('x')
         past = {name: inputs.pop(name) for name in self._traced.past}
-        step = [inputs.pop(name) for name in STEP_INPUTS]
+        names = step_inputs(has_scheduler=self.network.family.has_scheduler)
+        step = [inputs.pop(name) for name in names]
         return self._trace('expert', (rows,), DenoiseStep(self.network), x, past, *step, inputs)
 
     def _trace(self, name: str, size: tuple[int, ...], module: nn.Module, *inputs: Any) -> Trace:

@@ -68,6 +68,8 @@ def _binary(operator: str) -> Lowering:
     return write
 
 
+for _name, _operator in (('maximum', 'Max'), ('minimum', 'Min')):
+    _LOWERINGS[f'{_name}.default'] = _binary(_operator)
 for _name, _operator in (('add', 'Add'), ('sub', 'Sub'), ('mul', 'Mul'), ('div', 'Div')):
     _LOWERINGS[f'{_name}.Tensor'] = _binary(_operator)
 
@@ -99,6 +101,21 @@ def _rsqrt(graph: GraphWriter, traced: Tensor, x: Value) -> Value:
 def _silu(graph: GraphWriter, traced: Tensor, x: Value) -> Value:
     x = graph.single(x)
     return graph.node('Mul', [x, graph.node('Sigmoid', [x], x.shape)], x.shape)
+
+
+@_writes('mish.default')
+def _mish(graph: GraphWriter, traced: Tensor, x: Value) -> Value:
+    # x tanh(log(1 + exp x)), arXiv 1908.08681.
+    x = graph.single(x)
+    inner = graph.node('Tanh', [graph.node('Softplus', [x], x.shape)], x.shape)
+    return graph.node('Mul', [x, inner], x.shape)
+
+
+@_writes('softmax.int')
+def _softmax(
+    graph: GraphWriter, traced: Tensor, x: Value, dim: int, dtype: torch.dtype | None = None
+) -> Value:
+    return graph.node('Softmax', [graph.single(x)], traced.shape, axis=dim % len(traced.shape))
 
 
 @_writes('gelu.default')
@@ -183,6 +200,12 @@ def _to(graph: GraphWriter, traced: Tensor, x: Value, *unused: Any, **named: Any
 
 
 # --- sums -------------------------------------------------------------------------------------
+
+
+@_writes('matmul.default')
+def _matmul(graph: GraphWriter, traced: Tensor, a: Value, b: Value) -> Value:
+    """Product of two results, neither of them a weight, in float32."""
+    return graph.node('MatMul', [graph.single(a), graph.single(b)], traced.shape)
 
 
 @_writes('mean.dim')
@@ -380,6 +403,87 @@ def _convolution(
     )
 
 
+@_writes('conv1d.default')
+def _convolution_1d(
+    graph: GraphWriter,
+    traced: Tensor,
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    stride: Sequence[int] = (1,),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    groups: int = 1,
+) -> Value:
+    """Convolution along one axis, in float32."""
+    operands = [graph.single(part) for part in (x, weight, bias) if part is not None]
+    return graph.node(
+        'Conv',
+        operands,
+        traced.shape,
+        torch.float32,
+        kernel_shape=list(weight.shape[2:]),
+        strides=list(stride),
+        pads=[*padding, *padding],
+        dilations=list(dilation),
+        group=groups,
+    )
+
+
+@_writes('conv_transpose1d.default')
+def _transposed_convolution(
+    graph: GraphWriter,
+    traced: Tensor,
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    stride: Sequence[int] = (1,),
+    padding: Sequence[int] = (0,),
+    output_padding: Sequence[int] = (0,),
+    groups: int = 1,
+    dilation: Sequence[int] = (1,),
+) -> Value:
+    """Transposed convolution along one axis, in float32."""
+    operands = [graph.single(part) for part in (x, weight, bias) if part is not None]
+    return graph.node(
+        'ConvTranspose',
+        operands,
+        traced.shape,
+        torch.float32,
+        kernel_shape=list(weight.shape[2:]),
+        strides=list(stride),
+        pads=[*padding, *padding],
+        output_padding=list(output_padding),
+        dilations=list(dilation),
+        group=groups,
+    )
+
+
+@_writes('group_norm.default')
+def _group_norm(
+    graph: GraphWriter,
+    traced: Tensor,
+    x: Value,
+    groups: int,
+    weight: Value,
+    bias: Value,
+    epsilon: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Value:
+    """Each group of channels to mean 0 and spread 1 (arXiv 1803.08494), then scale and shift."""
+    batch, channels = traced.shape[:2]
+    numbers = math.prod(traced.shape[2:]) * channels // groups
+    shape = (batch, groups, numbers)
+    x = graph.reshape(graph.single(x), shape)
+    one = graph.constant(torch.ones(numbers))
+    normed = graph.node('LayerNormalization', [x, one], shape, axis=-1, epsilon=epsilon)
+    normed = graph.reshape(normed, traced.shape)
+    wide = (channels, *(1 for _ in traced.shape[2:]))
+    scale, shift = (graph.reshape(graph.single(part), wide) for part in (weight, bias))
+    scaled = graph.node('Mul', [normed, scale], traced.shape)
+    return graph.node('Add', [scaled, shift], traced.shape)
+
+
 @_writes('max_pool2d.default')
 def _max_pool(
     graph: GraphWriter,
@@ -412,7 +516,12 @@ def _pair(sizes: Sequence[int]) -> list[int]:
 
 
 @_writes(
-    'view.default', 'reshape.default', 'unsqueeze.default', 'squeeze.dim', 'flatten.using_ints'
+    'view.default',
+    'reshape.default',
+    'unsqueeze.default',
+    'squeeze.dim',
+    'flatten.using_ints',
+    'unflatten.int',
 )
 def _reshape(graph: GraphWriter, traced: Tensor, x: Value, *unused: Any) -> Value:
     return graph.reshape(x, traced.shape)

@@ -24,6 +24,7 @@ from onnx import TensorProto
 from vla_runtime.bundle.onnx_files import (
     PRECISION_KEY,
     QUANTISED,
+    SCHEDULER_INPUTS,
     STEP_INPUTS,
     STEP_OUTPUTS,
     Precision,
@@ -43,7 +44,7 @@ _ROUNDED: Mapping[Precision, tuple[int, ...]] = {
     'int8': (TensorProto.INT8,),
 }
 _PORTS = {
-    **dict.fromkeys((*STEP_INPUTS, *STEP_OUTPUTS), TensorProto.FLOAT),
+    **dict.fromkeys((*STEP_INPUTS, *SCHEDULER_INPUTS, *STEP_OUTPUTS), TensorProto.FLOAT),
     **dict.fromkeys(('x', 'state', 'pixels', 'image_tokens'), TensorProto.FLOAT),
     **dict.fromkeys(('image_mask', 'token_mask'), TensorProto.BOOL),
     'tokens': TensorProto.INT64,

@@ -44,7 +44,7 @@ from vla_runtime.engines.preflight import check_graph_files
 from vla_runtime.engines.recorded_cases import Case, read_cases
 from vla_runtime.engines.token_embedding import TokenEmbedding
 from vla_runtime.engines.tolerances import error_of, judged_as
-from vla_runtime.export.onnx.cases import Reference, seeded_cases
+from vla_runtime.export.onnx.cases import Reference, moves_of, seeded_cases
 from vla_runtime.export.onnx.eight_bit_rules import matrix_faults
 from vla_runtime.export.onnx.export import has_monolithic
 from vla_runtime.export.onnx.four_bit_rules import four_bit_matrix_faults
@@ -65,14 +65,17 @@ from vla_runtime.export.receipt import (
 from vla_runtime.families.blocks.layers import query_scales
 from vla_runtime.families.flow_network import empty_network
 from vla_runtime.family.declaration import (
-    MOST_DENOISE_STEPS,
+    MOST_FLOW_STEPS,
     AnswerDecoder,
+    Family,
+    PolicyDims,
     answer_decoder,
     distinct_image_sizes,
+    scheduler_of,
 )
 from vla_runtime.family.listing import find_family, read_time_table
 from vla_runtime.files.quotes import join_truncated
-from vla_runtime.inference.denoise import flow_times
+from vla_runtime.inference.denoise import flow_times, usual_schedule
 from vla_runtime.processing.joint_spaces import joint_space
 from vla_runtime.processing.normalization import Normalizer
 
@@ -109,8 +112,8 @@ def verify_onnx(
     """
     placement = Placement.of(device)
     image_sizes = len(distinct_image_sizes(spec.dims))
-    answers = find_family(spec.family).head == 'tokens'
-    precision, beside = check_graphs(folder, image_sizes, monolithic=not answers)
+    unrolled = find_family(spec.family).is_unrolled
+    precision, beside = check_graphs(folder, image_sizes, monolithic=unrolled)
     paths = [folder / ONNX_FOLDER / name for name in _int8_graphs(image_sizes)]
     factors = query_scales(empty_network(spec.family, spec.dims))
     weights = BundleWeights(folder / WEIGHTS_FILE)
@@ -219,7 +222,7 @@ class _Verifier:
         cases: list[Case],
     ) -> None:
         self._folder = folder
-        self._spec = spec
+        self._spec, self._family = spec, find_family(spec.family)
         self._precision = precision
         self._beside = beside
         self._placement = placement
@@ -346,10 +349,10 @@ class _Verifier:
         """Compare the rows of all numbers of steps; return those of the bundle's own."""
         spec = self._spec
         read = read_time_table(spec.family, spec.dims, self._folder / WEIGHTS_FILE)
-        own = read(flow_times(spec.denoise_steps))
+        own = read(usual_schedule(self._family, spec.dims, spec.denoise_steps).times)
         self._compare(TIME_TABLE, 'time_conditioning', own, table)
-        if find_family(spec.family).head == 'flow':
-            times = _all_flow_times()
+        if self._family.takes_steps:
+            times = _all_times(self._family, spec.dims)
             with reference.time_table() as expected:
                 for start in range(0, len(times), _TIMES_AT_ONCE):
                     some = times[start : start + _TIMES_AT_ONCE]
@@ -481,15 +484,17 @@ class _Verifier:
 
     def _add_units(self, found: np.ndarray, meant: np.ndarray) -> None:
         """Add the difference of two normalised chunks (H, A) in the robot's units."""
-        steps, width = self._spec.horizon, len(self._spec.actions)
+        sent, width = self._spec.action_rows, len(self._spec.actions)
         to_robot = joint_space(self._spec.joint_space).actions_to_robot
-        of_robot = [to_robot(self._actions.denormalise(c[:steps, :width])) for c in (found, meant)]
+        of_robot = [to_robot(self._actions.denormalise(c[sent, :width])) for c in (found, meant)]
         self._in_units.append(np.abs(of_robot[0] - of_robot[1]))
 
 
-def _all_flow_times() -> np.ndarray:
-    """Flow times of every number of steps that the settings allow, each time once."""
-    return np.unique(np.concatenate([flow_times(n) for n in range(1, MOST_DENOISE_STEPS + 1)]))
+def _all_times(family: Family, dims: PolicyDims) -> np.ndarray:
+    """Times of every number of steps that the settings allow, each time once."""
+    if family.has_scheduler:
+        return np.arange(scheduler_of(dims).train_steps, dtype=np.float64)
+    return np.unique(np.concatenate([flow_times(n) for n in range(1, MOST_FLOW_STEPS + 1)]))
 
 
 def step_inputs(
@@ -501,13 +506,12 @@ def step_inputs(
     x: np.ndarray,
 ) -> dict[str, np.ndarray]:
     """Inputs of the expert's graph for denoise step k from x (1, H, A), over this past."""
-    steps = spec.denoise_steps
+    schedule = usual_schedule(find_family(spec.family), spec.dims, spec.denoise_steps)
     values = {
         **past,
         'x': x,
         'time_conditioning': table[k : k + 1],
-        't': flow_times(steps).astype(np.float32)[k],
-        'dt': np.float32(-1.0 / steps),
+        **moves_of(case, schedule, k),
         'row_weight': case.row_weight,
         'plan': case.plan,
         'plan_weight': case.plan_weight[k],

@@ -26,7 +26,7 @@ from vla_runtime.engines.tensorrt.token_engine import TensorRTTokenEngine, engin
 from vla_runtime.engines.tolerances import error_of, judged_as
 from vla_runtime.export.receipt import ChunkComparison, Comparison, Receipt, left_out_of_int8
 from vla_runtime.family.listing import find_family
-from vla_runtime.inference.denoise import flow_times
+from vla_runtime.inference.denoise import case_schedule
 from vla_runtime.inference.recorded_check import read_back
 
 
@@ -162,7 +162,7 @@ def _networks(engine: TensorRTEngine, case: Case) -> dict[tuple[str, str], tuple
 def _single_steps(engine: TensorRTEngine, case: Case) -> dict[str, tuple[float, float]]:
     """Every step alone, from PyTorch's x before it."""
     trace, steps = case.reference['trace'], len(case.plan_weight)
-    engine.set_schedule(flow_times(steps), -1.0 / steps)
+    engine.set_schedule(*case_schedule(case, engine.dims))
     engine.load_step_inputs(case.step_inputs)
     following, velocities = [], []
     for index in range(steps):

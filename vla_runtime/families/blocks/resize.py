@@ -16,7 +16,7 @@ def resize_bilinear(pixels: Tensor, size: tuple[int, int]) -> Tensor:
     if size[0] != high:
         pixels = _weights(high, size[0], pixels.device) @ pixels
     if size[1] != wide:
-        pixels = pixels @ _weights(wide, size[1], pixels.device).T
+        pixels = pixels @ _weights(wide, size[1], pixels.device).transpose(0, 1)
     return pixels
 
 

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
+from vla_runtime.bundle.schema import earlier_name
 from vla_runtime.execution.watchdog import WatchdogParameters
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.messages.images import ImageError
@@ -64,6 +65,7 @@ class Responder:
         if anew or episode != self._episode:
             self._episode = episode
             self._policy.reset()
+            self._synchronizer.begin_episode()
 
     def readiness(self, now_ns: int, steady_ns: int, instruction: str) -> tuple[MissingInput, ...]:
         """Return what keeps a request from being answered now; empty when nothing does.
@@ -115,13 +117,17 @@ class Responder:
             return (images,)
         self._decided_at_ns = now_ns
         stamps = {name: frame.stamp_ns for name, frame in selection.frames.items()}
+        stamps['state'] = selection.state_stamp_ns
+        for ago, (stamp_ns, _) in enumerate(selection.earlier_states, start=1):
+            stamps[earlier_name('state', ago)] = stamp_ns
         observation = Observation(
             images=images,
             state=self._robot_policy.state(selection.state),
             instruction=instruction,
-            stamps_ns={**stamps, 'state': selection.state_stamp_ns},
+            stamps_ns=stamps,
+            earlier_states=self._robot_policy.earlier_states(selection),
         )
-        return self._robot_policy.submit(
+        answer = self._robot_policy.submit(
             observation,
             request,
             settings,
@@ -129,6 +135,8 @@ class Responder:
             selection=selection,
             now_ns=now_ns,
         )
+        self._synchronizer.note_observation(selection)
+        return answer
 
     @property
     def has_room(self) -> bool:

@@ -102,6 +102,10 @@ class RobotPolicy:
         """Return measured positions, (joints,) in robot units, as the policy's state, float64."""
         return self.match.policy_state(measured)
 
+    def earlier_states(self, selection: Selection) -> list[np.ndarray]:
+        """Return a selection's earlier states as the policy's, float64, the newest first."""
+        return [self.state(measured) for _, measured in selection.earlier_states]
+
     def submit(
         self,
         observation: Observation,

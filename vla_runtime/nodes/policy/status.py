@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from vla_runtime.bundle.schema import earlier_name
 from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.messages.diagnostics import Level, StatusItem
 from vla_runtime.messages.images import content_id
@@ -44,8 +45,8 @@ def report(
         'request.stamp_ns': request.stamp_ns,
         'request.certain': request.certain,
         'request.rows': len(request.rows),
-        'state': ' '.join(repr(float(number)) for number in answer.observation.state),
-        MEASURED: ' '.join(repr(float(number)) for number in measured),
+        'state': _numbers(answer.observation.state),
+        MEASURED: _numbers(measured),
         'instruction': answer.observation.instruction,
         'seed': inner.seed,
         'beta': inner.beta,
@@ -64,6 +65,10 @@ def report(
         'overlap_ms': inner.overlap_ms,
         'overhead_ms': overhead_ms,
     }
+    for ago, state in enumerate(answer.observation.earlier_states, start=1):
+        values[earlier_name('state', ago)] = _numbers(state)
+    for ago, (_, before) in enumerate(() if seen is None else seen.earlier_states, start=1):
+        values[earlier_name(MEASURED, ago)] = _numbers(before)
     values |= {f'ms.{phase}': float(value) for phase, value in inner.milliseconds.items()}
     ages = {source: answer.now_ns - stamp for source, stamp in inner.stamps_ns.items()}
     values |= {f'age_ms.{source}': age_ns * 1e-6 for source, age_ns in ages.items()}
@@ -77,6 +82,10 @@ def report(
     values |= {f'parameter.{name}': value for name, value in parameters.items()}
     text = f'chunk {inner.number}: {inner.milliseconds["total"]:.1f} ms'
     return StatusItem('inference report', Level.OK, text, values)
+
+
+def _numbers(values: Iterable[float]) -> str:
+    return ' '.join(repr(float(number)) for number in values)
 
 
 def observation(missing: Iterable[MissingInput]) -> StatusItem:

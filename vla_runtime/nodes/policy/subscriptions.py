@@ -46,6 +46,7 @@ def make_synchronizer(
         ],
         limits,
         match.earlier,
+        match.state_ages_ns,
     )
 
 

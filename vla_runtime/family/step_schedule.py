@@ -1,0 +1,50 @@
+"""Times of the denoise steps, and how each step moves the actions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from vla_runtime.family.declaration import PolicyDims, scheduler_of
+from vla_runtime.family.noise_schedule import NoiseScheduler
+
+# `bundle`: the scheduler that the policy was trained with.
+SchedulerChoice = Literal['bundle', 'ddpm', 'ddim']
+
+
+class StepSchedule(NamedTuple):
+    """Arguments of `PolicyEngine.set_schedule`.
+
+    Attributes:
+        times: (N,) float64 flow times, or training steps of a `diffusion` head.
+        dt: Euler step of a flow, negative.
+        updates: (N, UPDATE_WIDTH) float32 of a `diffusion` head.
+    """
+
+    times: np.ndarray
+    dt: float
+    updates: np.ndarray | None = None
+
+
+def chosen_scheduler(dims: PolicyDims, choice: SchedulerChoice = 'bundle') -> NoiseScheduler:
+    """Return the scheduler of a `diffusion` head, of the chosen kind.
+
+    Raises:
+        ValueError: a kind that the noise of the training does not go with.
+    """
+    scheduler = scheduler_of(dims)
+    return scheduler if choice == 'bundle' else replace(scheduler, kind=choice)
+
+
+def scheduler_steps(
+    dims: PolicyDims, steps: int, choice: SchedulerChoice = 'bundle'
+) -> StepSchedule:
+    """Return the schedule of so many steps of a `diffusion` head.
+
+    Raises:
+        ValueError: more steps than the training had, or a kind that does not go with its noise.
+    """
+    chosen = chosen_scheduler(dims, choice)
+    return StepSchedule(chosen.timesteps(steps).astype(np.float64), -1.0, chosen.updates(steps))
