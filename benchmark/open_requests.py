@@ -20,8 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from measurement import in_turn, median_interval, median_ratio, write_result
-from three_cameras import ROOT, quiet_domain
+from parts.measurement import in_turn, median_interval, median_ratio, write_result
+from parts.three_cameras import ROOT, quiet_domain
 
 # Beside the helpers that three_cameras makes importable.
 from executor_bench import Arm  # isort: skip
