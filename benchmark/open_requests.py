@@ -26,7 +26,6 @@ from parts.three_cameras import ROOT, quiet_domain
 # Beside the helpers that three_cameras makes importable.
 from executor_bench import Arm  # isort: skip
 from graph import LATCHED, RELIABLE, SENSOR, Graph  # isort: skip
-from test_executor_node import PATIENT_ROBOT  # isort: skip
 
 from diagnostic_msgs.msg import DiagnosticArray
 from sensor_msgs.msg import Image
@@ -65,7 +64,9 @@ class Bench:
         node.create_subscription(DiagnosticArray, '/diagnostics', self._on_status, RELIABLE)
         node.create_timer(0.05, self._show)
         robot = folder / 'robot.yaml'
-        robot.write_text(PATIENT_ROBOT, encoding='utf-8')
+        text = (ROOT / 'config' / 'robots' / 'tabletop.yaml').read_text(encoding='utf-8')
+        # However slow the policy, nobody needs to start the robot again.
+        robot.write_text(f'{text}\nrestart_after_outage_s: 600.0\n', encoding='utf-8')
         files = (
             *('-p', f'bundle:={ROOT / "engines" / "demo"}'),
             *('-p', f'robot:={robot}'),
