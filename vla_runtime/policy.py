@@ -305,8 +305,7 @@ class Policy:
         self._number = number + 1
         return future
 
-    @staticmethod
-    def open_requests(settings: PolicySettings) -> int:
+    def open_requests(self, settings: PolicySettings) -> int:
         """Return how many inferences with these settings `submit` begins before the first is done.
 
         Whoever asks gets the most chunks a second with so many requests open.

@@ -19,8 +19,8 @@ _calls = itertools.count()
 _prepared: set[int | None] = set()
 
 
-def answer(self: Responder, request, read):
-    answered = _answer(self, request, read)
+def answer(self: Responder, request, instruction, settings, *, now_ns):
+    answered = _answer(self, request, instruction, settings, now_ns=now_ns)
     if not isinstance(answered, Future) or next(_calls) >= FAILURES:
         return answered
     if os.environ['FAILS'] == 'at once':
@@ -30,14 +30,10 @@ def answer(self: Responder, request, read):
     return failed
 
 
-def answer_prepared(self: Responder, request, read):
-    def read_prepared():
-        context = read()
-        if context.settings.denoise_steps is None:
-            raise RuntimeError('the GPU fell off the bus')
-        return context
-
-    return _answer(self, request, read_prepared)
+def answer_prepared(self: Responder, request, instruction, settings, *, now_ns):
+    if settings.denoise_steps is None:
+        raise RuntimeError('the GPU fell off the bus')
+    return _answer(self, request, instruction, settings, now_ns=now_ns)
 
 
 def is_prepared(self: Policy, settings) -> bool:

@@ -101,8 +101,9 @@ class PolicySettings:
     pipeline: PipelineMode = setting(
         'latency',
         'latency: one inference after the other; throughput: a request is encoded while the one '
-        'before is denoised, the same chunks, none sooner; needs requests that overlap, and '
-        'vla_executor sends one at a time; on a CPU two networks run at once (torch_threads)',
+        'before is denoised, more chunks a second where an inference takes longer than '
+        'replan_interval, each from an older observation; vla_executor keeps two requests open '
+        'for it; on a CPU two networks run at once (torch_threads)',
     )
     cache: CachePolicy = field(default_factory=CachePolicy)
 

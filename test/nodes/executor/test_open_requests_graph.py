@@ -16,11 +16,11 @@ import pytest
 from diagnostic_msgs.msg import DiagnosticArray
 from executor_bench import Arm
 from graph import LATCHED, RELIABLE, SENSOR, Graph, graph
-from paths import ROOT
 from sensor_msgs.msg import Image
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
 from tabletop_policy import write_tabletop_policy
+from test_executor_node import PATIENT_ROBOT
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.messages.diagnostics import values_of
@@ -40,6 +40,8 @@ class Scene:
     Attributes:
         said: an int for each request, a `ChunkHeader` for each chunk.
         reports: values of each report of the policy.
+        status: newest values of the executor's status.
+        were_open: numbers of open requests by its status.
     """
 
     def __init__(self, made: Graph, bundle: Path) -> None:
@@ -48,6 +50,7 @@ class Scene:
         self.said: list[int | ChunkHeader] = []
         self.reports: list[dict[str, str]] = []
         self.status: dict[str, str] = {}
+        self.were_open: set[int] = set()
         self._images = {
             name: made.node.create_publisher(Image, f'{name}/image_raw', SENSOR) for name in CAMERAS
         }
@@ -61,9 +64,11 @@ class Scene:
         ):
             made.node.create_subscription(message_type, topic, call, RELIABLE)
         self.timer = made.node.create_timer(0.05, self._show)
+        robot = bundle.parent / 'patient.yaml'
+        robot.write_text(PATIENT_ROBOT, encoding='utf-8')
         self._files = (
             *('-p', f'bundle:={bundle}'),
-            *('-p', f'robot:={ROOT / "config" / "robots" / "tabletop.yaml"}'),
+            *('-p', f'robot:={robot}'),
         )
         self.start_policy()
         # Time-outs and ages that a busy machine does not reach.
@@ -73,8 +78,9 @@ class Scene:
             *self._files,
             *('-p', 'replan_interval:=1'),
             *('-p', 'max_overrun_steps:=8'),
-            *('-p', 'max_state_age_s:=5.0'),
-            *('-p', 'tick_timeout_s:=5.0'),
+            *('-p', 'max_state_age_s:=1.0'),
+            *('-p', 'clock_jump_s:=5.0'),
+            *('-p', 'tick_timeout_s:=1.0'),
             *('-p', 'max_observation_age_s:=20.0'),
             *('-p', 'request_timeout_s:=20.0'),
         )
@@ -137,6 +143,7 @@ class Scene:
         for status in message.status:
             if status.name.startswith(f'{EXECUTOR}: '):
                 self.status.update(values_of(status))
+                self.were_open.add(int(self.status.get('open_requests', 0)))
 
 
 @pytest.fixture(scope='module')
@@ -152,11 +159,12 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 def most_open(said: list[int | ChunkHeader]) -> int:
     """Most requests that had been sent and not been answered at any time."""
     asked: set[int] = set()
-    most = 0
+    most, answered = 0, 0
     for one in said:
         if isinstance(one, ChunkHeader):
-            asked = {number for number in asked if number > (one.request or 0)}
-        else:
+            answered = one.request or 0
+            asked = {number for number in asked if number > answered}
+        elif one > answered:
             asked.add(one)
         most = max(most, len(asked))
     return most
@@ -167,7 +175,9 @@ def test_two_requests_are_open_and_answered_in_their_order(scene: Scene) -> None
     said = list(scene.said)
     headers = scene.headers()
     assert {one.open_requests for one in headers} == {2}
-    assert most_open(said) == 2
+    # Seen from here a request may overtake the chunk that made room for it.
+    assert most_open(said) >= 2
+    assert 2 in scene.were_open and max(scene.were_open) == 2
     requests = [one.request for one in headers]
     assert requests == sorted(requests)
     assert [one.observation_ns for one in headers] == sorted(one.observation_ns for one in headers)
