@@ -117,5 +117,5 @@ def test_a_tokenizer_that_puts_images_elsewhere_is_refused(bundle, tmp_path):
     whole = read_bundle(bundle)
     first, second = whole.spec.dims.image_places
     dims = replace(whole.spec.dims, image_places=(first, second + 1))
-    with pytest.raises(ValueError, match=r'but dimensions.image_places in policy.yaml says'):
+    with pytest.raises(ValueError, match='image_places'):
         PolicyCodec(replace(whole, spec=replace(whole.spec, dims=dims)))

@@ -74,7 +74,7 @@ def test_a_plan_longer_than_the_chunk_is_cut_to_it(bundle: Path, mode: RtcMode, 
 def test_a_closed_policy_refuses_to_warm_up(bundle: Path) -> None:
     policy = Policy.load(bundle)
     policy.close()
-    with pytest.raises(ValueError, match='closed; load it again'):
+    with pytest.raises(ValueError, match='closed'):
         policy.warm_up()
 
 
@@ -82,5 +82,5 @@ def test_a_number_that_is_not_finite_is_blamed_on_extreme_settings_too(bundle: P
     """The weights are sound: float32 has this number, but not what the network makes of it."""
     settings = PolicySettings(rtc_mode='guided', max_guidance_weight=3e38, denoise_steps=10)
     policy = Policy.load(bundle, settings=settings)
-    with pytest.raises(ValueError, match=r'not finite.*max_guidance_weight'):
+    with pytest.raises(ValueError, match='max_guidance_weight'):
         policy.infer(observation(), plan=CommittedPlan(ROWS[:6] * 10, 2, 6))

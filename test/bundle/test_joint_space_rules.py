@@ -31,30 +31,30 @@ def test_alohas_joints_are_accepted_written_and_shown():
 @pytest.mark.parametrize(
     ('spec', 'words'),
     [
-        (replace(tiny_spec(), joint_space='openpi_aloha'), 'field state: 3 entries where 14'),
+        (replace(tiny_spec(), joint_space='openpi_aloha'), 'field state'),
         (
             replace(aloha_spec(), actions=aloha_spec().actions[:13]),
-            r'field actions: 13 entries where 14 .*--adapt-to-pi no',
+            'field actions',
         ),
-        (changed('state', 6, unit='m'), r"field state\[6\]\.unit: 'm' of 'lg' where '1'"),
+        (changed('state', 6, unit='m'), r'field state\[6\]\.unit'),
         (
             replace(
                 changed('state', 3, unit='deg'), actions=changed('actions', 3, unit='deg').actions
             ),
-            r"field state\[3\]\.unit: 'deg' of 'l4' where 'rad'",
+            r'field state\[3\]\.unit',
         ),
-        (changed('actions', 13, unit='percent'), r"field actions\[13\]\.unit: 'percent' of 'rg'"),
+        (changed('actions', 13, unit='percent'), r'field actions\[13\]\.unit'),
         (
             changed('actions', 6, kind='delta', relative_to='lg'),
-            r"field actions\[6\]\.kind: 'delta' of 'lg' is not possible",
+            r'field actions\[6\]\.kind',
         ),
         (
             changed('actions', 6, kind='velocity'),
-            r"field actions\[6\]\.kind: 'velocity' of 'lg' is not possible",
+            r'field actions\[6\]\.kind',
         ),
         (
             changed('actions', 1, relative_to='r2'),
-            r"field actions\[1\]\.relative_to: 'r2' where 'l2' is expected",
+            r'field actions\[1\]\.relative_to',
         ),
     ],
 )

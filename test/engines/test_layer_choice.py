@@ -137,7 +137,7 @@ def test_a_remedy_is_named(error, what):
 def test_words_are_checked_before_anything_is_loaded(backend):
     check_triton('off', backend)
     for word in ('none', 'triton', 'vision+prefix', 'ON', ''):
-        with pytest.raises(ValueError, match='auto, on, off'):
+        with pytest.raises(ValueError, match='auto'):
             check_triton(word, backend)
     for word in ('auto', 'on'):
         if backend in ('torch', 'auto'):
@@ -162,5 +162,5 @@ def test_a_policy_says_whether_its_layers_run_in_kernels(tmp_path):
     # On a CPU there is nothing to try, and `auto` says nothing of it.
     with closing(Policy.load(bundle, 'torch', triton='auto', **options)) as policy:
         assert (policy.triton, policy.why) == ('off', '')
-    with pytest.raises(ValueError, match="'on': backend 'onnxruntime'"):
+    with pytest.raises(ValueError, match="'on'"):
         Policy.load(bundle, 'onnxruntime', triton='on')

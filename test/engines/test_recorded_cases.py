@@ -118,8 +118,8 @@ def test_damaged_recordings_are_told(exported, tmp_path, damage):
     bundle = linked_copy(exported, tmp_path / 'policy')
     path = bundle / ONNX_FOLDER / CASES_FILE
     path.unlink()
-    with pytest.raises(ValueError, match=r'cases\.npz: is missing.*vla_runtime export'):
+    with pytest.raises(ValueError, match=r'cases\.npz.*vla_runtime'):
         read_cases(bundle)
     path.write_bytes(damage)
-    with pytest.raises(ValueError, match=r'cases\.npz: is damaged'):
+    with pytest.raises(ValueError, match=r'cases\.npz'):
         read_cases(bundle)

@@ -322,7 +322,7 @@ def test_when_holding_expect_parameters_at_once() -> None:
 def test_when_interval_is_set_beyond_the_known_horizon_expect_error() -> None:
     rig = rig_of()
     rig.submit(FLAT)
-    with pytest.raises(ValueError, match='between 1 and 20'):
+    with pytest.raises(ValueError, match='20'):
         rig.executor.set_parameters(holding(replan_interval=21))
 
 

@@ -380,7 +380,7 @@ def test_when_dry_run_is_set_to_what_it_is_expect_stop_only() -> None:
 
 
 def test_when_limits_are_for_other_columns_expect_error() -> None:
-    with pytest.raises(ValueError, match='limits are for'):
+    with pytest.raises(ValueError, match='limits'):
         ExecutorConfig((Column('a'),), limits=make_limits(['b']))
 
 

@@ -126,5 +126,5 @@ def test_when_decay_is_zero_expect_the_plain_mean() -> None:
     ],
 )
 def test_when_a_parameter_makes_no_sense_expect_error(bad: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match='it must be'):
+    with pytest.raises(ValueError):
         HandoverParameters(**bad)  # type: ignore[arg-type]

@@ -88,7 +88,7 @@ def test_when_the_robot_file_is_looser_by_a_rounding_expect_the_urdfs_limit() ->
 
 
 def test_when_a_mapped_column_is_unknown_expect_error() -> None:
-    with pytest.raises(ValueError, match="'j9' is not commanded"):
+    with pytest.raises(ValueError, match="'j9'"):
         tighten(make_limits(['j1']), {'j9': ColumnLimits()})
 
 
@@ -166,7 +166,7 @@ def test_when_soft_limits_leave_no_way_expect_the_hard_ones(
 
 
 def test_when_bounds_are_the_wrong_way_round_expect_an_error() -> None:
-    with pytest.raises(ValueError, match="'a' has lower 1 above upper -1"):
+    with pytest.raises(ValueError, match="'a'"):
         one_joint('<limit lower="1" upper="-1" velocity="2"/>')
 
 

@@ -48,5 +48,5 @@ def test_a_broken_declaration_leaves_the_other_families_usable(folder, text, kin
 
 def test_a_name_that_two_folders_declare_is_refused_with_both(folder):
     declare(folder, 'from vla_runtime.families.pi.declaration import FAMILIES\n')
-    with pytest.raises(ValueError, match=r"'pi05?' is declared in families/"):
+    with pytest.raises(ValueError, match='pi05'):
         listing.find_family('pi05')

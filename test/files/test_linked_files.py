@@ -73,7 +73,7 @@ def test_a_linked_checkpoint_becomes_a_bundle_of_files(tmp_path):
 def test_a_checkpoint_whose_weights_were_cleared_away_says_so(tmp_path):
     checkpoint = cached(lerobot_folder(), tmp_path)
     (checkpoint / 'model.safetensors').resolve().unlink()
-    with pytest.raises(CheckpointError, match=r'model\.safetensors: is a link to .*not there'):
+    with pytest.raises(CheckpointError, match=r'model\.safetensors'):
         read_tensors(checkpoint)
 
 

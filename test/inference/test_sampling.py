@@ -118,7 +118,7 @@ def test_back_to_one_sample_is_what_one_sample_was(bundle):
 
 def test_noise_of_another_number_of_samples_is_refused(bundle):
     policy = load_policy(bundle, samples=3)
-    with pytest.raises(ValueError, match=r'\(3, 8, 6\) \(samples, horizon'):
+    with pytest.raises(ValueError, match='samples'):
         policy.infer(observation(), noise=np.zeros((8, 6), np.float32))
 
 

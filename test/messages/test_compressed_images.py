@@ -115,7 +115,7 @@ def test_what_the_data_is_counts_not_what_the_format_says() -> None:
 
 def test_a_png_of_16_bits_is_refused() -> None:
     data = cv2.imencode('.png', np.zeros((4, 6), np.uint16))[1].tobytes()
-    with pytest.raises(ImageError, match='16 bits a channel'):
+    with pytest.raises(ImageError):
         check_image(message(data, 'mono16; png compressed '))
 
 

@@ -58,5 +58,5 @@ def test_a_channel_without_range_has_no_grey_levels() -> None:
 
 
 def test_an_image_of_another_size_is_refused() -> None:
-    with pytest.raises(ValueError, match=r'image of 4x7 \(height x width\) where 5x7 is expected'):
+    with pytest.raises(ValueError, match='5x7'):
         check_size(an_image(4, 7), (5, 7))

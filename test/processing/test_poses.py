@@ -209,7 +209,7 @@ def test_unknown_axis_code_is_an_error(axes):
 
 
 def test_unknown_form_is_an_error():
-    with pytest.raises(ValueError, match=r"rotation form .*got 'rpy'") as error:
+    with pytest.raises(ValueError, match="'rpy'") as error:
         rotation_width('rpy')
     # One of them mends it.
     said = re.findall(r'\w+', str(error.value))

@@ -64,7 +64,7 @@ def test_recordings_are_found_at_any_depth(folder, tmp_path):
         folder / 'deep' / 'c',
         folder / 'deep' / 'er' / 'd',
     ]
-    with pytest.raises(BagReadError, match='has no bag file'):
+    with pytest.raises(BagReadError):
         find_recordings([tmp_path])
 
 

@@ -159,15 +159,13 @@ def test_a_recording_on_another_clock_changes_nothing(tmp_path, bundle, robot_fi
 
 def test_a_camera_that_is_not_in_the_bag_is_named(tmp_path, bundle, robot_file):
     folder = write(tmp_path / 'bag', wrist=False)
-    with pytest.raises(
-        MissingTopicError, match=r"no topic wrist/image for 'wrist'.*are: /top/image"
-    ):
+    with pytest.raises(MissingTopicError, match="'wrist'"):
         run(folder, bundle, robot_file)
 
 
 def test_without_an_instruction_one_must_be_given(tmp_path, bundle, robot_file):
     folder = write(tmp_path / 'bag', instruction=False)
-    with pytest.raises(ReplayError, match='give it with --instruction'):
+    with pytest.raises(ReplayError, match='--instruction'):
         run(folder, bundle, robot_file)
     assert run(folder, bundle, robot_file, instruction=TASK).error.predictions == 5
 
@@ -187,9 +185,9 @@ def test_bundle_and_robot_of_a_recording_are_taken_from_it(tmp_path, bundle, rob
 
 def test_without_a_recorded_policy_bundle_and_robot_must_be_given(tmp_path, bundle, robot_file):
     folder = write(tmp_path / 'bag')
-    with pytest.raises(ReplayError, match='no policy node is described in it, so give --robot'):
+    with pytest.raises(ReplayError, match='--robot'):
         run_open_loop(folder, Changes(bundle=bundle), robot=None, instruction=None, every_s=0.5)
-    with pytest.raises(ReplayError, match='so give --bundle'):
+    with pytest.raises(ReplayError, match='--bundle'):
         run_open_loop(
             folder, Changes(), robot=load_robot(robot_file), instruction=None, every_s=0.5
         )

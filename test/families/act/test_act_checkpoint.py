@@ -154,7 +154,7 @@ def test_an_environment_state_is_the_end_of_the_state_and_not_normalised_by_defa
 DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
     'glu': (
         lambda f: edit_config(f, feedforward_activation='glu'),
-        "field feedforward_activation: 'glu' is not supported; expected one of relu, gelu",
+        'field feedforward_activation',
     ),
     'another environment': (
         lambda f: add_environment(f, 'MIN_MAX'),
@@ -162,12 +162,12 @@ DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     'another chunk': (
         lambda f: edit_config(f, chunk_size=20),
-        'config.json says chunk_size 20 but the tensors show 12',
+        'config.json.*chunk_size',
     ),
-    'heads': (lambda f: edit_config(f, n_heads=5), 'width 32 is not a multiple of num_heads 5'),
+    'heads': (lambda f: edit_config(f, n_heads=5), 'num_heads'),
     'several observations': (
         lambda f: edit_config(f, n_obs_steps=2),
-        'field n_obs_steps: 2 is not supported',
+        'field n_obs_steps',
     ),
     'grey camera': (
         lambda f: edit_json(
@@ -183,7 +183,7 @@ DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
                 {'observation.images.third': {'type': 'VISUAL', 'shape': [3, 64, 96]}}
             ),
         ),
-        r"has no 'observation\.images\.third\.mean'",
+        r'images\.third\.mean',
     ),
     'packed in two': (
         lambda f: edit_tensors(
@@ -229,7 +229,7 @@ def test_an_option_about_a_prompt_is_refused(folder, options):
 
 
 def test_several_denoise_steps_are_refused(folder):
-    with pytest.raises(REFUSED, match='--denoise-steps says 4 but the LeRobot act folder says 1'):
+    with pytest.raises(REFUSED, match='--denoise-steps'):
         plan(folder, replace(OPTIONS, denoise_steps=4))
 
 
@@ -253,5 +253,5 @@ def test_cameras_that_the_processor_leaves_alone_are_not_normalised(folder):
     normalisation = plan(folder).spec.normalisation
     assert (normalisation.images, normalisation.state) == ('identity', 'mean_std_lerobot')
     leave_alone(folder, 'observation.state', 'observation.images.top')
-    with pytest.raises(REFUSED, match='only some cameras are normalised'):
+    with pytest.raises(REFUSED, match='normalised'):
         plan(folder)

@@ -303,12 +303,12 @@ def test_weights_that_stand_for_nothing_are_found(tmp_path: Path, folder: Path):
     stored = load_file(path)
     stored['language.blocks.0.mlp.up.packed'][0, 0] = 0b10
     save_file(stored, path)
-    with pytest.raises(BundleError, match='mlp.up.packed'):
+    with pytest.raises(BundleError, match=r'mlp\.up\.packed'):
         check_finite(read_bundle(tmp_path / 'bundle', verify=False))
     # Floats in place of packed weights are none.
     stored['language.blocks.0.mlp.up.packed'] = torch.zeros(
         stored['language.blocks.0.mlp.up.packed'].shape
     )
     save_file(stored, path)
-    with pytest.raises(BundleError, match='mlp.up.packed'):
+    with pytest.raises(BundleError, match=r'mlp\.up\.packed'):
         read_bundle(tmp_path / 'bundle', verify=False)

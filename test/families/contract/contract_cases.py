@@ -69,12 +69,15 @@ def image_tokens_of(case: Case) -> Tensor:
     return tokens
 
 
-def seen_by(past: Mapping[str, Tensor], name: str) -> Tensor:
-    """The mask (R, P) that shows the places of a prefix output to the head."""
-    masks = {key: value for key, value in past.items() if value.dtype == torch.bool}
+def seen_by(past: Mapping[str, Tensor], name: str) -> Tensor | None:
+    """The mask (R, P) that shows places of a prefix output to the head; None: it has no places."""
+    value = past[name]
+    masks = {key: mask for key, mask in past.items() if mask.dtype == torch.bool}
     own = [mask for key, mask in masks.items() if key.split('_')[0] == name.split('_')[0]]
-    (mask,) = own or masks.values()
-    return mask
+    for mask in own or masks.values():
+        if value.dtype != torch.bool and value.ndim >= 3 and value.shape[-2] == mask.shape[1]:
+            return mask
+    return None
 
 
 def visible(past: Mapping[str, Tensor], name: str) -> Tensor:
@@ -83,9 +86,10 @@ def visible(past: Mapping[str, Tensor], name: str) -> Tensor:
     if value.ndim < 3:
         return value
     mask = seen_by(past, name)
-    if value.shape[-2] != mask.shape[1]:
+    if mask is None or value.shape[-2] != mask.shape[1]:
         return value
     return value[..., mask[0], :]
+
 
 
 def assert_close(found: Tensor, expected: Tensor, bound: float, what: object = '') -> None:

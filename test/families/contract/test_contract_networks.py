@@ -86,17 +86,15 @@ def test_every_velocity_and_the_chunk_equal_the_reference(entry: Entry):
 @each_entry('single', 'tokens')
 def test_actions_of_one_pass_equal_the_reference(entry: Entry):
     case, bound = load(entry), bound_of(entry)
+    if case.actions is None:
+        pytest.skip('the case has no actions to compare with')
     past = prefix_of(case)
     if case.tokens is not None:
         tokens, logits = case.network.answer(past)
         assert torch.equal(tokens[0], case.tokens)
         assert_close(logits[0], case.logits, bound)
-        decode = find_family(entry[0]).answer_decoder
-        assert decode is not None
-        actions = torch.from_numpy(decode(case.network.dims, None)(tokens[0].numpy()))
     else:
-        actions = case.network.actions(past, **case.head)[0]
-    assert_close(actions, case.actions, bound)
+        assert_close(case.network.actions(past, **case.head)[0], case.actions, bound)
 
 
 @each_entry('flow')
@@ -137,12 +135,11 @@ def test_a_forward_without_cache_equals_the_cached_path_and_the_reference(entry:
 
 def spoilt(past: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A prefix with large numbers in all places that the head does not see."""
-    found = dict(past)
-    for name, value in past.items():
-        mask = seen_by(past, name)
-        if value.dtype != torch.bool and value.ndim >= 3 and value.shape[-2] == mask.shape[1]:
-            found[name] = value.masked_fill(~mask[0][:, None], 1e4)
-    return found
+    masks = {name: seen_by(past, name) for name in past}
+    return {
+        name: value if (mask := masks[name]) is None else value.masked_fill(~mask[0][:, None], 1e4)
+        for name, value in past.items()
+    }
 
 
 @each_entry()

@@ -93,9 +93,7 @@ def test_the_embodiment_of_the_folder_is_cut_out_of_all(tmp_path):
     assert chosen['action_encoder.fc1.weight'].shape == (4, 5)
     assert chosen['action_encoder.fc1.weight'].offset == 100 + 2 * 4 * 5 * 4
     assert (chosen['action_encoder.fc1.bias'].shape, chosen['norm']) == ((5,), other)
-    with pytest.raises(
-        ExportError, match=r'default_embodiment_id in config\.json is 3; set it to 0 to 2'
-    ):
+    with pytest.raises(ExportError, match=r'config\.json'):
         of_embodiment(tensors, 3)
 
 
@@ -139,39 +137,39 @@ def test_a_folder_of_several_embodiments_gives_the_chunk_of_its_own(folder):
 DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
     'another head': (
         lambda f: edit_config(f, action_head='diffusion'),
-        "field action_head: 'diffusion' is not supported",
+        'field action_head',
     ),
     'a pooled token': (
         lambda f: edit_config(f, return_cls_only=True),
-        'field return_cls_only: True is not supported',
+        'field return_cls_only',
     ),
     'a switched gripper': (
         lambda f: edit_config(f, binarize_gripper=True),
-        'field binarize_gripper: True is not supported',
+        'field binarize_gripper',
     ),
     'a switched gripper in the processor': (
         lambda f: edit_json(
             f / POSTPROCESSOR, lambda d: d['steps'][1]['config'].update(binarize_gripper=True)
         ),
-        'binarize_gripper: True is not supported',
+        'binarize_gripper',
     ),
     'fewer actions behind the network': (
         lambda f: edit_json(
             f / POSTPROCESSOR, lambda d: d['steps'][1]['config'].update(action_dim=3)
         ),
-        'action_dim: 3 where the',
+        'action_dim',
     ),
     'fewer actions in config.json': (
         lambda f: edit_config(f, postprocess_action_dim=3),
-        'config.json says postprocess_action_dim 3',
+        'config.json.*postprocess_action_dim',
     ),
     'another image': (
         lambda f: edit_config(f, image_resolution=[224, 224]),
-        'config.json says image_resolution 224 but the tensors show',
+        'config.json.*image_resolution',
     ),
     'too many cameras': (
         lambda f: edit_config(f, max_views=1),
-        'field max_views: 1, but input_features has 2 cameras',
+        'field max_views',
     ),
     'no embodiment': (
         lambda f: (
@@ -186,11 +184,11 @@ DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
             )
             or edit_config(f, default_embodiment_id=2)
         ),
-        'has matrices of 2 embodiments, but default_embodiment_id',
+        'default_embodiment_id',
     ),
     'no tokenizer': (
         lambda f: (f / 'tokenizer.json').unlink(),
-        r'--tokenizer  tokenizer\.json of the model that config\.json names as vlm_model_name',
+        r'tokenizer\.json.*config\.json',
     ),
     'a tokenizer without image tokens': (
         lambda f: edit_json(

@@ -112,7 +112,7 @@ def test_no_expert_layer_may_attend_to_itself(folder, every):
         return tensors
 
     edit_config(folder, self_attn_every_n_layers=every)
-    with pytest.raises(REFUSED, match=r"expected for 'expert\.blocks\.0\.attention\.k"):
+    with pytest.raises(REFUSED, match=r'blocks\.0\.attention\.k'):
         plan(folder)
     edit_tensors(folder, all_cross)
     dims = plan(folder).spec.dims
@@ -129,48 +129,48 @@ def test_a_prefix_that_is_not_padded_is_served_as_the_published_policy_writes_it
 DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
     'self-attention only': (
         lambda f: edit_config(f, attention_mode='self_attn'),
-        "field attention_mode: 'self_attn' is not supported; .* policies with 'cross_attn'",
+        'field attention_mode',
     ),
     'image markers': (
         lambda f: edit_config(f, add_image_special_tokens=True),
-        'field add_image_special_tokens: True is not supported',
+        'field add_image_special_tokens',
     ),
     'padded prefix': (
         lambda f: edit_config(f, prefix_length=80),
-        'field prefix_length: 80 is not supported',
+        'field prefix_length',
     ),
     'ALOHA': (
         lambda f: edit_config(f, adapt_to_pi_aloha=True),
-        'field adapt_to_pi_aloha: True is not supported',
+        'field adapt_to_pi_aloha',
     ),
     'time periods': (
         lambda f: edit_config(f, max_period=10.0),
-        r'field max_period: 10\.0 is not supported',
+        'field max_period',
     ),
     'oblong': (
         lambda f: edit_config(f, resize_imgs_with_padding=[64, 48]),
-        r'field resize_imgs_with_padding: \[64, 48\]; only square',
+        'field resize_imgs_with_padding',
     ),
     'another image': (
         lambda f: edit_config(f, resize_imgs_with_padding=[512, 512]),
-        'config.json says resize_imgs_with_padding 512 but the tensors show 64',
+        'config.json.*resize_imgs_with_padding',
     ),
     'another state': (
         lambda f: edit_config(f, max_state_dim=16),
-        'config.json says state dimensions 16 but the tensors show 32',
+        'config.json',
     ),
     "another policy's step": (
         lambda f: edit_json(
             f / 'policy_preprocessor.json',
             lambda d: d['steps'][2].update(registry_name='pi0_new_line_processor'),
         ),
-        r"field steps\[2\]: the step 'pi0_new_line_processor' is not supported",
+        r'field steps\[2\]',
     ),
     'expert with fewer layers': (
         lambda f: edit_tensors(
             f, lambda t: {k: v for k, v in t.items() if 'lm_expert.layers.3' not in k}
         ),
-        r'language\.depth is 4 but expert\.depth is 3',
+        r'language\.depth',
     ),
     'no square of patches': (
         lambda f: edit_tensors(
@@ -183,7 +183,7 @@ DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     'no tokenizer': (
         lambda f: (f / 'tokenizer.json').unlink(),
-        r'--tokenizer  tokenizer\.json of the model that config\.json names as vlm_model_name',
+        r'tokenizer\.json.*config\.json',
     ),
 }
 

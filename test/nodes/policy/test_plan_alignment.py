@@ -78,7 +78,7 @@ def test_columns_are_mapped_by_name():
     [
         ({'names': ('a', 'c')}, 'missing: b; unknown: c'),
         ({'names': ('a', 'b', 'c'), 'rows': np.zeros((2, 3))}, 'missing: none; unknown: c'),
-        ({'kinds': ('position', 'position')}, "'b' is given as position"),
+        ({'kinds': ('position', 'position')}, "'b'"),
         ({'step_time_s': 0.05}, 'rows are 0.05 s apart, but a step of the policy is 0.1 s'),
     ],
 )

@@ -33,12 +33,12 @@ def test_a_folder_of_an_earlier_demo_is_refused_whatever_is_left_of_it(
     tmp_path: Path, left: str
 ) -> None:
     (tmp_path / left).write_text('earlier')
-    with pytest.raises(ValueError, match='name another --out, or remove it'):
+    with pytest.raises(ValueError, match='--out'):
         check_options(options(tmp_path))
     assert (tmp_path / left).read_text() == 'earlier'
 
 
 def test_the_choice_of_a_backend_may_be_left_to_the_machine(tmp_path: Path) -> None:
     check_options(options(tmp_path, 'auto'))
-    with pytest.raises(ValueError, match="backend 'jax' is unknown"):
+    with pytest.raises(ValueError, match="'jax'"):
         check_options(options(tmp_path, 'jax'))

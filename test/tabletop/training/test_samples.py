@@ -144,7 +144,7 @@ def test_batches_can_be_entered_at_any_step() -> None:
         np.stack(whole[6:]), np.stack(list(islice(frame_batches(frames, 8, 3, start_step=6), 5)))
     )
     assert len(np.unique(np.concatenate(whole[:4]))) == 32, 'each frame once an epoch'
-    with pytest.raises(ValueError, match=r'37 frames do not fill one batch of 64; .* with --work$'):
+    with pytest.raises(ValueError, match='--work'):
         next(frame_batches(frames, 64, seed=3))
 
 
