@@ -31,7 +31,7 @@ def tiny(horizon: int) -> BitVlaDims:
         horizon=horizon,
         action_dim=6,
         state_dim=5,
-        head_dim=36,
+        head_width=36,
     )
 
 
