@@ -36,7 +36,7 @@ def tiny(horizon: int) -> BitVlaDims:
 
 
 def case(path: Path, b: int) -> Case:
-    """Its numbers are compared layer by layer, in test/families/bitvla: codes are rounded."""
+    """Ternary layers are compared from their recorded codes in test/families/bitvla."""
     found = load_bitvla_case(path)
     return Case(
         network=found.network,
@@ -44,7 +44,13 @@ def case(path: Path, b: int) -> Case:
         pixels=found.tensors[f'pixel_values_{b}'],
         image_mask=found.visible(),
         rows=found.rows(b),
-        actions=None,
+        actions=found.tensors[f'normalized_actions_{b}'],
+        image_tokens=list(found.tensors[f'image_features_{b}']),
+        past={
+            'action_features': found.tensors[f'action_hidden_{b}'].view(
+                1, found.network.dims.horizon, -1
+            )
+        },
     )
 
 

@@ -69,18 +69,18 @@ def image_tokens_of(case: Case) -> Tensor:
     return tokens
 
 
-def seen_by(past: Mapping[str, Tensor], name: str) -> Tensor:
-    """The mask (R, P) that shows the places of a prefix output to the head."""
+def seen_by(past: Mapping[str, Tensor], name: str) -> Tensor | None:
+    """The mask (R, P) that shows the places of a prefix output to the head; None: all are seen."""
     masks = {key: value for key, value in past.items() if value.dtype == torch.bool}
     own = [mask for key, mask in masks.items() if key.split('_')[0] == name.split('_')[0]]
-    (mask,) = own or masks.values()
+    (mask,) = own or masks.values() or (None,)
     return mask
 
 
 def visible(past: Mapping[str, Tensor], name: str) -> Tensor:
     """One row's prefix output at the places that the head sees; all of one without places."""
     value, mask = past[name], seen_by(past, name)
-    if value.ndim < 3 or value.shape[-2] != mask.shape[1]:
+    if mask is None or value.ndim < 3 or value.shape[-2] != mask.shape[1]:
         return value
     return value[..., mask[0], :]
 

@@ -140,7 +140,9 @@ def spoilt(past: Mapping[str, Tensor]) -> dict[str, Tensor]:
     found = dict(past)
     for name, value in past.items():
         mask = seen_by(past, name)
-        if value.dtype != torch.bool and value.ndim >= 3 and value.shape[-2] == mask.shape[1]:
+        if mask is None or value.dtype == torch.bool or value.ndim < 3:
+            continue
+        if value.shape[-2] == mask.shape[1]:
             found[name] = value.masked_fill(~mask[0][:, None], 1e4)
     return found
 
