@@ -96,7 +96,7 @@ def dims_of_case(d: Mapping[str, Any], input_ids: Tensor) -> BitVlaDims:
         horizon=d['chunk'],
         action_dim=d['action_dim'],
         state_dim=d['proprio_dim'],
-        head_dim=d['width'],
+        head_width=d['width'],
         rope_base=d['rope_theta'],
         rms_epsilon=d['rms_eps'],
     )

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
+from bitvla_folders import write_folder as write_bitvla_folder
 from checkpoint_folders import (
     copy_lerobot_folder,
     edit_config,
@@ -166,6 +167,12 @@ def pi0_fast(here: Path) -> tuple[str, ...]:
     )
 
 
+def bitvla(here: Path) -> tuple[str, ...]:
+    (case,) = network_case_paths('bitvla')[:1]
+    write_bitvla_folder(here / 'path/to/bitvla', case)
+    return ()
+
+
 def groot_n15(here: Path) -> tuple[str, ...]:
     write_groot_folder(here / 'path/to/n15')
     put_tokenizer(tokenizer_of('groot_n15'), here / 'path/to/eagle/tokenizer.json')
@@ -245,6 +252,7 @@ MAKERS: dict[tuple[str, str], Callable[[Path], tuple[str, ...]]] = {
     ('path/to/n15', ''): groot_n15,
     ('path/to/openvla', ''): openvla,
     ('path/to/pi0_fast', ''): pi0_fast,
+    ('path/to/bitvla', ''): bitvla,
     ('path/to/n16', ''): groot_n16,
     ('path/to/n17', ''): groot_n17,
 }

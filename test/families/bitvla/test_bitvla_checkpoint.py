@@ -119,7 +119,7 @@ def test_raw_images_to_robot_units(tmp_path: Path, path: Path, parallel: bool):
             assert np.array_equal(again.actions, chunk.actions)
 
 
-def test_the_bundle_holds_ternary_weights_of_a_fifth_of_the_size(tmp_path: Path, folder: Path):
+def test_the_bundle_holds_two_bits_a_weight(tmp_path: Path, folder: Path):
     made, case = plan(folder), load_bitvla_case(PATH)
     write_export(made, tmp_path / 'bundle')
     stored = load_file(tmp_path / 'bundle' / WEIGHTS_FILE)

@@ -138,7 +138,7 @@ class BitVlaReader(CheckpointReader):
             missing.pick('--unnorm-key', options.unnorm_key, stated, 'name of the data set')
         image_size = image_size_of(shape)
         vocabulary, width = shape('language.embedding.weight', 2)
-        action_dim, head_dim = shape('head.fc2.weight', 2)
+        action_dim, head_width = shape('head.fc2.weight', 2)
         state_dim = shape('state_projection.fc1.weight', 2)[1]
         check_stated(
             missing,
@@ -175,7 +175,7 @@ class BitVlaReader(CheckpointReader):
                 horizon=horizon,
                 action_dim=action_dim,
                 state_dim=state_dim,
-                head_dim=head_dim,
+                head_width=head_width,
                 head_blocks=blocks,
                 ternary_vision=model.ternary_vision,
                 rope_base=model.rope_base,

@@ -20,7 +20,7 @@ LIMITS = {
     **{name: limit for name, limit in STACK_LIMITS.items() if not name.startswith('expert.')},
     'state_place': 4096,
     'stop_token': 4_194_304,
-    'head_dim': 131072,
+    'head_width': 131072,
     'head_blocks': 64,
 }
 
@@ -42,7 +42,7 @@ class BitVlaDims:
         horizon: actions of a chunk.
         action_dim: numbers of an action, each with a place of its own behind the prompt.
         state_dim: measured state.
-        head_dim: hidden numbers of the action head.
+        head_width: hidden numbers of the action head.
         head_blocks: residual blocks of the action head.
         rope_base: base of the language model's rotary positions.
         rms_epsilon: epsilon of the language model's norms.
@@ -59,7 +59,7 @@ class BitVlaDims:
     horizon: int
     action_dim: int
     state_dim: int
-    head_dim: int
+    head_width: int
     head_blocks: int = 2
     ternary_vision: bool = True
     rope_base: float = 5e5
@@ -68,7 +68,7 @@ class BitVlaDims:
     def __post_init__(self) -> None:
         check_vision(self.vision)
         check_language(self.language)
-        check_positive(self, 'rope_base', 'rms_epsilon', 'head_dim')
+        check_positive(self, 'rope_base', 'rms_epsilon', 'head_width')
         check_positive(self, 'horizon', 'action_dim', 'state_dim')
         check_places(self.image_places, self.cameras, self.prompt_length)
         if not 0 <= self.state_place < self.prompt_length:
@@ -123,5 +123,5 @@ BITVLA = BitVlaDims(
     horizon=8,
     action_dim=7,
     state_dim=8,
-    head_dim=2560,
+    head_width=2560,
 )

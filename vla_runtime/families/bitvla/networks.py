@@ -123,10 +123,10 @@ class ActionHead(nn.Module):
         super().__init__()
         inputs = dims.action_dim * dims.language.width
         self.norm1 = nn.LayerNorm(inputs)
-        self.fc1 = Linear(inputs, dims.head_dim)
-        self.blocks = nn.ModuleList(HeadBlock(dims.head_dim) for _ in range(dims.head_blocks))
-        self.norm2 = nn.LayerNorm(dims.head_dim)
-        self.fc2 = nn.Linear(dims.head_dim, dims.action_dim)
+        self.fc1 = Linear(inputs, dims.head_width)
+        self.blocks = nn.ModuleList(HeadBlock(dims.head_width) for _ in range(dims.head_blocks))
+        self.norm2 = nn.LayerNorm(dims.head_width)
+        self.fc2 = nn.Linear(dims.head_width, dims.action_dim)
 
     def forward(self, features: Tensor) -> Tensor:
         """(R, H, A * W) to (R, H, A), float32."""

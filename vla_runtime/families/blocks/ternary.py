@@ -64,7 +64,7 @@ def unpack(packed: Tensor, inputs: int) -> Tensor:
 
 
 class TernaryLinear(nn.Module):
-    """A linear layer of ternary weights; (..., inputs) of any float dtype to (..., outputs) float32.
+    """A linear layer of ternary weights: (..., inputs), any float, to (..., outputs) float32.
 
     Attributes:
         packed: (outputs, bytes) uint8, as `ternary_weights.pack` writes it.
@@ -137,7 +137,7 @@ def _product_shape(
     return result.clone() if bias is None else result + bias
 
 
-@register_flop_formula(torch.ops.vla_runtime.ternary_product)  # type: ignore[untyped-decorator]
+@register_flop_formula(torch.ops.vla_runtime.ternary_product)
 def _operations(codes: Any, token_scale: Any, packed: Any, *_: Any, **__: Any) -> int:
     """Count multiply-adds as two operations; PyTorch passes shapes."""
     count = 2 * packed[0]
