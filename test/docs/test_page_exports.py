@@ -32,10 +32,10 @@ from groot_n17_folders import joints_of, write_backbone, write_nvidia_folder
 from libero_folders import write_libero_folder
 from network_cases import network_case_paths
 from openvla_folders import write_folder as write_openvla_folder
-from pi0_fast_cases import options_of as pi0_fast_options
-from pi0_fast_cases import write_folder as write_pi0_fast_folder
 from pages import PAGES, blocks
 from paths import ROOT
+from pi0_fast_cases import options_of as pi0_fast_options
+from pi0_fast_cases import write_folder as write_pi0_fast_folder
 from tiny_policy import tokenizer_of
 
 from vla_runtime.bundle.folder import read_bundle

@@ -16,7 +16,7 @@ from vla_runtime.inference.setting_checks import check_type, is_finite
 from vla_runtime.types import Advantage
 
 # `latency`: one inference after the other; `throughput`: two at a time.
-PipelineMode = Literal['latency', 'throughput']
+PipelineMode = Literal['latency', 'throughput', 'packed']
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,9 @@ class PolicySettings:
     pipeline: PipelineMode = setting(
         'latency',
         'latency: one inference after the other; throughput: a request is encoded while the one '
-        'before is denoised, the same chunks, none sooner; needs requests that overlap, and '
-        'vla_executor sends one at a time; on a CPU two networks run at once (torch_threads)',
+        'before is denoised, the same chunks, none sooner; on a CPU two networks run at once '
+        '(torch_threads); packed: for policies that answer in tokens (backend torch), one pass over '
+        "a request's prompt and a token of each older one, the same chunks, as many passes old",
     )
     cache: CachePolicy = field(default_factory=CachePolicy)
 

@@ -62,6 +62,8 @@ def report(
         'sample_distances': ' '.join(repr(distance) for distance in inner.sample_distances),
         'pipeline': inner.pipeline,
         'overlap_ms': inner.overlap_ms,
+        'ticks': inner.ticks,
+        'answers_per_s': '' if inner.answers_per_s is None else inner.answers_per_s,
         'overhead_ms': overhead_ms,
     }
     values |= {f'ms.{phase}': float(value) for phase, value in inner.milliseconds.items()}
