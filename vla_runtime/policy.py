@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import cast
 
 import numpy as np
 
@@ -30,12 +31,14 @@ from vla_runtime.engines.preflight import (
     check_backend,
     check_words,
 )
-from vla_runtime.engines.protocol import PolicyEngine
+from vla_runtime.engines.protocol import PackedEngine, PolicyEngine
 from vla_runtime.engines.tolerances import judged_as
 from vla_runtime.engines.triton_option import OFF, check_triton, word_for
+from vla_runtime.family.declaration import token_dims
 from vla_runtime.family.listing import find_family
 from vla_runtime.inference.codec import PolicyCodec, require_finite
 from vla_runtime.inference.denoise import StepObserver
+from vla_runtime.inference.packed import PackedAnswer, PackedPipeline
 from vla_runtime.inference.pipeline import ChunkPipeline
 from vla_runtime.inference.prefix_cache import PrefixSlot
 from vla_runtime.inference.preparation import Preparation
@@ -82,6 +85,7 @@ class Policy:
         self._builder = RequestBuilder(self._codec, engine)
         self._runner = ChunkRunner(engine, bundle.spec.camera_names, self._codec.answer_decoder)
         self._pipeline: ChunkPipeline[Inference] = ChunkPipeline(self._runner)
+        self._packed = self._packed_pipeline(engine)
         self._number = 0
         # Prefixes may lie in slot 1, which `latency` denoises over with serial guidance alone.
         self._overlapped = False
@@ -275,9 +279,13 @@ class Policy:
         and denoised while the next one is encoded: same chunks, in the same order, but a chunk that
         turns out not finite has used up its inference number. Waits while `has_room` is False.
 
+        With `packed` it is queued on return; answers come in the same order, and a new instruction
+        drops those that are open.
+
         Args and raises are those of `infer`. With `latency` every error is raised here. With
         `throughput` errors up to the end of encoding are raised here, later ones by the future,
-        which cannot be cancelled.
+        which cannot be cancelled; with `packed` all but those of the observation. `on_step` is not
+        called with `packed`.
         """
         self._require_open()
         if settings is None:
@@ -296,7 +304,23 @@ class Policy:
             stamps_ns = observation.stamps_ns
             return chunk, self._runner.report(encoded, denoised, stamps_ns, overlap_ms)
 
-        if settings.pipeline == 'throughput':
+        def finish_packed(answer: PackedAnswer) -> Inference:
+            chunk = self._codec.actions(np.array(answer.tokens, dtype=np.int64), observation)
+            request.clock.mark('actions')
+            encoded = EncodedPrefix(request, (0,), answer.cache, answer.runs)
+            return chunk, self._runner.report(
+                encoded,
+                DenoisedChunk(chunk.normalised, 0, (), {}),
+                observation.stamps_ns,
+                ticks=answer.ticks,
+                answers_per_s=answer.answers_per_s,
+            )
+
+        if settings.pipeline == 'packed' and self._packed is not None:
+            self._pipeline.drain()
+            future = self._packed.submit(request, finish_packed)
+        elif settings.pipeline == 'throughput':
+            self._drain_packed()
             self._overlapped = True
             future = self._pipeline.submit(request, finish, on_step)
         else:
@@ -310,16 +334,33 @@ class Policy:
 
         Whoever asks gets the most chunks a second with so many requests open.
         """
+        if settings.pipeline == 'packed':
+            return token_dims(self.spec.dims).answer_length
         return settings.networks_at_once
 
     @property
     def has_room(self) -> bool:
         """True when `submit` would begin at once."""
-        return self._pipeline.has_room
+        packed = self._packed is None or self._packed.has_room
+        return packed and self._pipeline.has_room
 
     def drain(self) -> None:
         """Wait until every submitted inference is done."""
         self._pipeline.drain()
+        self._drain_packed()
+
+    def _drain_packed(self) -> None:
+        if self._packed is not None:
+            self._packed.drain()
+
+    def _packed_pipeline(self, engine: PolicyEngine) -> PackedPipeline[Inference] | None:
+        """Return a pipeline of a policy whose answers can be packed; None for the others."""
+        decoder = self._codec.answer_decoder
+        if decoder is None or 'packed' not in engine.features:
+            return None
+        length = token_dims(self.spec.dims).answer_length
+        packed = cast(PackedEngine, engine)
+        return PackedPipeline(packed, self._runner.cache, length, decoder.end)
 
     def _run(
         self,
@@ -328,7 +369,7 @@ class Policy:
         held: tuple[PrefixSlot, ...] = (),
     ) -> tuple[EncodedPrefix, DenoisedChunk]:
         """Encode and denoise one after the other; held places are not written."""
-        self._pipeline.drain()
+        self.drain()
         if self._overlapped:
             self._overlapped = False
             self._runner.cache.clear()
@@ -346,8 +387,13 @@ class Policy:
             self._runner.cache.clear()
 
     def reset(self) -> None:
-        """Begin a new episode: inference numbers start at 0 again, nothing cached survives."""
+        """Begin a new episode: inference numbers start at 0 again, nothing cached survives.
+
+        Packed requests that are open are dropped.
+        """
         self._pipeline.drain()
+        if self._packed is not None:
+            self._packed.flush('a new episode began')
         self._number = 0
         self._runner.cache.clear()
 
@@ -393,12 +439,16 @@ class Policy:
         self.check(self._settings)
         start = perf_counter()
         self._preparation.run_all(self._settings)
+        if self._settings.pipeline == 'packed' and self._packed is not None:
+            self._preparation.run_with(self._packed.warm_up, self._settings)
         return (perf_counter() - start) * 1e3
 
     def close(self) -> None:
         """Free the engine's memory; an inference or a warm-up afterwards is a ValueError."""
         self._closed = True
         self._pipeline.close()
+        if self._packed is not None:
+            self._packed.close()
         self._engine.close()
 
     def _require_open(self) -> None:

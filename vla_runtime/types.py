@@ -254,7 +254,8 @@ class InferenceReport:
         seed: seed of the noise generator.
         milliseconds: wall time per phase (`images`, `tokens`, `vision`, `prefix`, `denoise`,
             `actions`, `total`; in the throughput pipeline also `wait`, for the one before it).
-        pipeline: `latency` (one inference after the other) or `throughput` (two at a time).
+        pipeline: `latency` (one inference after the other), `throughput` (two at a time) or
+            `packed` (one pass for all that are open).
         overlap_ms: time for which this encoding overlapped the denoising of the one before.
         cache: outcomes of the prefix cache.
         runs: number of runs of each network: `vision`, `prefix`, `expert`.
@@ -273,6 +274,9 @@ class InferenceReport:
         noise: (horizon, model action dim) float32, noise of the chunk; with several
             samples (samples, horizon, model action dim).
         stamps_ns: stamps of the frames and the state that went in.
+        ticks: passes from that over its prompt to that of its last token, with `packed`: an action
+            is as many ticks old when it comes.
+        answers_per_s: rate of the last answers, with `packed`; None for the first of them.
     """
 
     number: int
@@ -294,3 +298,10 @@ class InferenceReport:
     cuda_graph: Mapping[str, str]
     noise: np.ndarray
     stamps_ns: Mapping[str, int]
+    ticks: int = 0
+    answers_per_s: float | None = None
+
+    @property
+    def age_ms(self) -> float:
+        """Age of the observation when its actions came, counted from when it was handed over."""
+        return self.milliseconds['total']

@@ -73,6 +73,10 @@ class Preparation:
         """Run one inference with these settings, without a plan."""
         self._run(self._request(settings), ())
 
+    def run_with(self, run: Callable[[ChunkRequest], object], settings: PolicySettings) -> None:
+        """Hand an inference from a black image over."""
+        run(self._request(settings))
+
     def fastest_ms(self, settings: PolicySettings) -> float:
         """Prepare these settings; return the milliseconds of the fastest of a few inferences."""
         self.run_all(settings)

@@ -14,7 +14,12 @@ import numpy as np
 
 from vla_runtime.bundle.rules import check_guidable
 from vla_runtime.engines.protocol import FEATURES, Feature, PolicyEngine, StepInputs
-from vla_runtime.family.declaration import MOST_FLOW_STEPS, Family, real_action_dim
+from vla_runtime.family.declaration import (
+    MOST_FLOW_STEPS,
+    Family,
+    real_action_dim,
+    token_dims,
+)
 from vla_runtime.family.listing import find_family
 from vla_runtime.family.step_schedule import chosen_scheduler
 from vla_runtime.inference.codec import PolicyCodec
@@ -41,9 +46,12 @@ _NEEDS: Mapping[Feature, str] = {
     ),
     'samples': 'samples above 1 needs several chunks in one call',
     'overlap': "pipeline 'throughput' needs one prefix encoded while another is denoised over",
+    'packed': "pipeline 'packed' needs a prompt and tokens of other requests in one pass",
 }
 
 
+# Most tokens of an answer whose requests are packed: a chunk is as many passes old.
+MOST_STAGES = 64
 # Settings that heads of one pass have no use for: they draw no noise and take no steps.
 _OF_STEPS = (
     'seed',
@@ -116,6 +124,9 @@ class RequestBuilder:
             needed.append('samples')
         if settings.pipeline == 'throughput':
             needed.append('overlap')
+        if settings.pipeline == 'packed':
+            self._check_packed()
+            needed.append('packed')
         for feature in needed:
             if feature not in self._features:
                 able = [name for name, features in FEATURES.items() if feature in features]
@@ -123,6 +134,20 @@ class RequestBuilder:
                     f"{_NEEDS[feature]}, which backend '{self._backend}' cannot do; name one that "
                     f'can: {", ".join(able)}'
                 )
+
+    def _check_packed(self) -> None:
+        """Refuse packed requests of another head, or with answers of too many tokens."""
+        if self._family.head != 'tokens':
+            raise ValueError(
+                f"pipeline 'packed' is for policies that answer in tokens, and the head of "
+                f"{self._family.name} is {self._family.head}; use 'latency' or 'throughput'"
+            )
+        length = token_dims(self._spec.dims).answer_length
+        if length > MOST_STAGES:
+            raise ValueError(
+                f"pipeline 'packed': an answer of this policy has up to {length} tokens, and a chunk "
+                f"would be as many passes old (at most {MOST_STAGES} are accepted); use 'latency'"
+            )
 
     def build(
         self,

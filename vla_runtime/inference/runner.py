@@ -165,6 +165,8 @@ class ChunkRunner:
         denoised: DenoisedChunk,
         stamps_ns: Mapping[str, int],
         overlap_ms: float = 0.0,
+        ticks: int = 0,
+        answers_per_s: float | None = None,
     ) -> InferenceReport:
         """Return the report of an inference that is done; see `InferenceReport`."""
         request, settings = encoded.request, encoded.request.settings
@@ -188,6 +190,8 @@ class ChunkRunner:
             cuda_graph=_graphs_used(self._engine.cuda_graph, request),
             noise=request.noise,
             stamps_ns=dict(stamps_ns),
+            ticks=ticks,
+            answers_per_s=answers_per_s,
         )
 
 

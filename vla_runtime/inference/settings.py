@@ -17,7 +17,7 @@ from vla_runtime.inference.setting_checks import check_type, is_finite
 from vla_runtime.types import Advantage
 
 # `latency`: one inference after the other; `throughput`: two at a time.
-PipelineMode = Literal['latency', 'throughput']
+PipelineMode = Literal['latency', 'throughput', 'packed']
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,9 @@ class PolicySettings:
         'latency: one inference after the other; throughput: a request is encoded while the one '
         'before is denoised, more chunks a second where an inference takes longer than '
         'replan_interval, each from an older observation; vla_executor keeps two requests open '
-        'for it; on a CPU two networks run at once (torch_threads)',
+        'for it; on a CPU two networks run at once (torch_threads); packed: for policies '
+        'that answer in tokens (backend torch), one pass over a request\'s prompt and a token of each '
+        'older one, the same chunks, as many passes old',
     )
     cache: CachePolicy = field(default_factory=CachePolicy)
 

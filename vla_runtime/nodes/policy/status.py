@@ -63,6 +63,8 @@ def report(
         'sample_distances': ' '.join(repr(distance) for distance in inner.sample_distances),
         'pipeline': inner.pipeline,
         'overlap_ms': inner.overlap_ms,
+        'ticks': inner.ticks,
+        'answers_per_s': '' if inner.answers_per_s is None else inner.answers_per_s,
         'overhead_ms': overhead_ms,
     }
     for ago, state in enumerate(answer.observation.earlier_states, start=1):
