@@ -28,6 +28,7 @@ ROOMS = (
     '__main__',
     'cli',
     'selftest',
+    'distillation',
     'dataset',
     'replay',
     'performance',

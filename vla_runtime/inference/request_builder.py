@@ -72,6 +72,13 @@ class RequestBuilder:
         """
         if self._family.head != 'flow':
             _check_unset(settings, _OF_FLOW, self._family)
+        known, steps = self._spec.student_steps, settings.denoise_steps
+        if known and steps is not None and steps not in known:
+            raise ValueError(
+                f'denoise_steps is {steps}: this policy was distilled to '
+                f'{" or ".join(map(str, known))} (policy.yaml: student_steps), and knows no other '
+                'number of steps'
+            )
         needed: list[Feature] = []
         serial = False
         if settings.guided:

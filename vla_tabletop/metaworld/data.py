@@ -98,15 +98,18 @@ class Demonstrations:
     success: np.ndarray
 
 
-def generate(folder: Path, plan: DataPlan, processes: int, progress: bool = True) -> None:
+def generate(
+    folder: Path, plan: DataPlan, processes: int, progress: bool = True, force: bool = False
+) -> None:
     """Write the data set, with its shards beside it until it is whole.
 
     Raises:
         ValueError: the folder holds a data set of another plan.
     """
-    check_plan(folder, plan)
-    if (folder / PLAN_FILE).exists():
-        return
+    if not force:
+        check_plan(folder, plan)
+        if (folder / PLAN_FILE).exists():
+            return
     shards = folder.with_name(folder.name + '.shards')
     shards.mkdir(parents=True, exist_ok=True)
     paths = {shard: _shard_path(shards, plan, shard) for shard in plan.shards()}
@@ -117,7 +120,7 @@ def generate(folder: Path, plan: DataPlan, processes: int, progress: bool = True
         for future in as_completed(futures):
             future.result()
             bar.update()
-    _merge(folder, plan, list(paths.values()))
+    _merge(folder, plan, list(paths.values()), force)
     shutil.rmtree(shards)
 
 
@@ -169,7 +172,7 @@ def _decode(cells: list[dict[str, bytes]]) -> np.ndarray:
     return out
 
 
-def _merge(folder: Path, plan: DataPlan, shards: list[Path]) -> None:
+def _merge(folder: Path, plan: DataPlan, shards: list[Path], force: bool) -> None:
     layout = Layout(
         robot='metaworld_sawyer',
         fps=round(1 / STEP_TIME_S),
@@ -182,7 +185,7 @@ def _merge(folder: Path, plan: DataPlan, shards: list[Path]) -> None:
     labels: dict[str, list[np.ndarray]] = {
         name: [] for name in ('points_m', 'pixel', 'task', 'positive', 'success')
     }
-    with dataset_folder(folder, force=False) as target:
+    with dataset_folder(folder, force=force) as target:
         writer = DatasetWriter(target, layout)
         for path in shards:
             with np.load(path, allow_pickle=False) as file:

@@ -512,8 +512,8 @@ _STUDIES = (
     Study(
         'metaworld_precision',
         'Meta-World: does a lower precision still do the tasks?',
-        'Large matrices in bfloat16 and fp8 (emulated on the CPU), against float32.',
-        grid(_METAWORLD, precision=('float32', 'bfloat16', 'fp8')),
+        'Large matrices in bfloat16 and float16, against float32.',
+        grid(_METAWORLD, precision=('float32', 'bfloat16', 'float16')),
         x='precision',
         episodes=100,
         reference=_METAWORLD,

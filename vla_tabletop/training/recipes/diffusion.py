@@ -20,7 +20,8 @@ from vla_tabletop.sim.expert import HORIZON
 from vla_tabletop.sim.scene import CAMERAS
 from vla_tabletop.sim.world import JOINT_NAMES
 from vla_tabletop.training.recipes.recipe import Prefix, Recipe
-from vla_tabletop.training.samples import IMAGE_SIZE, TaskMix
+from vla_tabletop.training.samples import TaskMix
+from vla_tabletop.training.world import IMAGE_SIZE
 
 _KEYPOINTS = 32
 # Quantiles are 1 in normalised actions: further out lies a chunk in a hundred.

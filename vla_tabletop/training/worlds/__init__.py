@@ -42,6 +42,11 @@ class WorldModule(Protocol):
     def generate(self, folder: Path, seed: int, episodes: int, processes: int) -> None:
         """Write the data set, or what of it is missing."""
 
+    def write_dataset(
+        self, folder: Path, seed: int, episodes: int, processes: int, force: bool
+    ) -> None:
+        """Write demonstrations in LeRobot's format."""
+
     def samples(
         self,
         folder: Path,

@@ -37,6 +37,11 @@ def generate(folder: Path, seed: int, episodes: int, processes: int) -> None:
     data.generate(folder, _plan(seed, episodes), processes)
 
 
+def write_dataset(folder: Path, seed: int, episodes: int, processes: int, force: bool) -> None:
+    """Write demonstrations in LeRobot's format, which is how training reads them."""
+    data.generate(folder, _plan(seed, episodes), processes, force=force)
+
+
 def samples(
     folder: Path,
     recipe: Recipe,

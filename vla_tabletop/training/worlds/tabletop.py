@@ -33,6 +33,13 @@ def generate(folder: Path, seed: int, episodes: int, processes: int) -> None:
     dataset.generate(folder, DatasetSettings(seed=seed, episodes=episodes), processes)
 
 
+def write_dataset(folder: Path, seed: int, episodes: int, processes: int, force: bool) -> None:
+    """Write demonstrations in LeRobot's format; a few minutes of one process."""
+    from vla_tabletop.training.demonstrations import write_demonstrations
+
+    write_demonstrations(folder, seed, episodes, force)
+
+
 def samples(
     folder: Path,
     recipe: Recipe,
