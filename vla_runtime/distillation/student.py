@@ -280,7 +280,7 @@ class Distillation:
         if self._spec.advantage is None:
             advantage = None
         rows = codec.rows(observation.instruction, state, (advantage,))
-        images = codec.images(observation)
+        images = codec.camera_images.encode(observation.images)
         tokens = [
             self.teacher.vision(torch.from_numpy(np.array(pixels))[None].to(self._device))[0]
             for pixels in images.pixels

@@ -71,9 +71,7 @@ class SeeObjective(nn.Module):
 class GroundObjective(nn.Module):
     """The named thing, in the images and in the room; the state, and the chunk's end."""
 
-    def __init__(
-        self, image_width: int, width: int, world: TrainingWorld, action_dim: int
-    ) -> None:
+    def __init__(self, image_width: int, width: int, world: TrainingWorld, action_dim: int) -> None:
         super().__init__()
         self._half_height_px = world.half_height_px
         self.point = nn.Linear(image_width, 1)
