@@ -30,6 +30,7 @@ ROOMS = (
     '__main__',
     'cli',
     'selftest',
+    'distillation',
     'dataset',
     'replay',
     'performance',

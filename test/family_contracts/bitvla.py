@@ -44,11 +44,7 @@ def tiny(horizon: int) -> BitVlaDims:
 
 
 def case(path: Path, b: int) -> Case:
-<<<<<<< HEAD
     """Codes are rounded: in some cases one on the edge goes the other way, and moves all behind."""
-=======
-    """Ternary layers are compared from their recorded codes in test/families/bitvla."""
->>>>>>> h/bitvla
     found = load_bitvla_case(path)
     of, exact = found.tensors, path.stem.endswith(('_a', '_b'))
     hidden = of[f'action_hidden_{b}'].view(1, found.network.dims.horizon, -1)
@@ -58,19 +54,9 @@ def case(path: Path, b: int) -> Case:
         pixels=of[f'pixel_values_{b}'],
         image_mask=found.visible(),
         rows=found.rows(b),
-<<<<<<< HEAD
         actions=of[f'normalized_actions_{b}'] if exact else None,
         image_tokens=of[f'image_features_{b}'],
         past={'action_features': hidden} if exact else {},
-=======
-        actions=found.tensors[f'normalized_actions_{b}'],
-        image_tokens=list(found.tensors[f'image_features_{b}']),
-        past={
-            'action_features': found.tensors[f'action_hidden_{b}'].view(
-                1, found.network.dims.horizon, -1
-            )
-        },
->>>>>>> h/bitvla
     )
 
 

@@ -31,6 +31,8 @@ def spec_identity(spec: BundleSpec) -> str:
     for pose in contents['poses']:
         if pose['delta_from'] == 'chunk':
             del pose['delta_from']
+    if not spec.student_steps:
+        del contents['student_steps']
     if spec.flow_times is None:
         del contents['flow_times']
     if spec.images.bars is None:

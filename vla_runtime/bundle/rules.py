@@ -108,6 +108,23 @@ def check_spec(spec: BundleSpec) -> None:
     _checked(typed_yaml.to_plain(spec))
 
 
+def _check_student(spec: BundleSpec, family: Family) -> None:
+    """Steps that a student knows: of a flow, each once, and the recommended number among them."""
+    known = spec.student_steps
+    if not known:
+        return
+    if family.head != 'flow':
+        raise FieldError('student_steps', f'is given, but the head of {spec.family} has no flow')
+    if list(known) != sorted(set(known)) or not 1 <= known[0] <= known[-1] <= MOST_DENOISE_STEPS:
+        raise FieldError(
+            'student_steps', f'{list(known)}: expected 1 to {MOST_DENOISE_STEPS}, ascending'
+        )
+    if spec.denoise_steps not in known:
+        raise FieldError(
+            'denoise_steps', f'{spec.denoise_steps} is none of student_steps, {list(known)}'
+        )
+
+
 def _checked(document: Mapping[str, Any]) -> BundleSpec:
     """Make the spec of a document, and check it.
 
@@ -138,6 +155,7 @@ def _checked(document: Mapping[str, Any]) -> BundleSpec:
             'denoise_steps',
             f'{spec.denoise_steps} where 1 to {MOST_FLOW_STEPS} are expected for a flow',
         )
+    _check_student(spec, family)
     if spec.flow_times is not None and family.head != 'flow':
         raise FieldError('flow_times', f'is given, but the head of {spec.family} has no flow')
     _check_cameras(spec)

@@ -227,6 +227,8 @@ class BundleSpec:
         joint_space: joints that the policy was trained on; None: those of the robot.
         trained_delay_steps: longest prefix of known actions, each at flow time 0, that the policy
             was trained with (arXiv 2512.05964); 0: all actions always shared one flow time.
+        student_steps: numbers of Euler steps that a distilled policy knows, and the only ones that
+            it runs with; empty: any number.
         flow_times: way in which the flow times of the steps are rounded; None: each exact.
         source: origin of the bundle, for people: tools, versions; never a machine's path.
         files: file name to SHA-256, of every file but policy.yaml and `engines/`.
@@ -247,6 +249,7 @@ class BundleSpec:
     poses: tuple[PoseSpec, ...] = ()
     joint_space: JointSpaceName | None = None
     trained_delay_steps: int = 0
+    student_steps: tuple[int, ...] = ()
     flow_times: FlowTimes | None = None
     source: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)

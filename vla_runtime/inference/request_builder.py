@@ -106,6 +106,13 @@ class RequestBuilder:
                     "plan's guidance without the network's Jacobian alone; use guided or "
                     'hard_prefix'
                 )
+        known, steps = self._spec.student_steps, settings.denoise_steps
+        if known and steps is not None and steps not in known:
+            raise ValueError(
+                f'denoise_steps is {steps}: this policy was distilled to '
+                f'{" or ".join(map(str, known))} (policy.yaml: student_steps), and knows no other '
+                'number of steps'
+            )
         needed: list[Feature] = []
         serial = False
         if settings.guided:
@@ -145,8 +152,8 @@ class RequestBuilder:
         length = token_dims(self._spec.dims).answer_length
         if length > MOST_STAGES:
             raise ValueError(
-                f"pipeline 'packed': an answer of this policy has up to {length} tokens, and a chunk "
-                f"would be as many passes old (at most {MOST_STAGES} are accepted); use 'latency'"
+                f"pipeline 'packed': an answer of this policy has up to {length} tokens, and a "
+                f"chunk would be as many passes old (at most {MOST_STAGES}); use 'latency'"
             )
 
     def build(

@@ -104,8 +104,8 @@ class PolicySettings:
         'before is denoised, more chunks a second where an inference takes longer than '
         'replan_interval, each from an older observation; vla_executor keeps two requests open '
         'for it; on a CPU two networks run at once (torch_threads); packed: for policies '
-        'that answer in tokens (backend torch), one pass over a request\'s prompt and a token of each '
-        'older one, the same chunks, as many passes old',
+        "that answer in tokens (backend torch), one pass over a request's prompt and a token of "
+        'each older one, the same chunks, as many passes old',
     )
     cache: CachePolicy = field(default_factory=CachePolicy)
 

@@ -1,4 +1,4 @@
-"""Measure a policy closed loop on the simulated tabletop, over a declared set of conditions.
+"""Measure a policy closed loop in a simulated world, over a declared set of conditions.
 
 The same policy and chunk executor as on a robot, on a simulated clock: inference takes as long as
 the study says, so the speed of the machine changes nothing. Results are study_NAME.json and
@@ -58,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         action='append',
         metavar='DIR',
-        help='policy for the tabletop (default: the shipped one); for a study of families once for '
-        'each family whose shipped one is not meant',
+        help="policy for the study's world (default: the tabletop's shipped one); for a study of "
+        'families once for each family whose shipped one is not meant',
     )
     parser.add_argument(
         '--episodes', type=at_least(1), metavar='N', help="a condition (default: study's)"
@@ -132,7 +132,11 @@ def _main(arguments: argparse.Namespace) -> int:
     if not names:
         raise ValueError(f'no study named; expected one of {", ".join(known)}')
     if 'all' in names:
-        names = [study.name for study in STUDIES.values() if not study.compares_families]
+        names = [
+            study.name
+            for study in STUDIES.values()
+            if not study.compares_families and study.world == 'tabletop'
+        ]
     studies = _runnable([STUDIES[name] for name in names])
     bundles = [bundle_folder(named) for named in arguments.bundle or ()]
     chosen = [_bundles_of(study, bundles) for study in studies]
@@ -177,6 +181,11 @@ def _bundles_of(study: Study, bundles: Sequence[Path]) -> dict[str, Path]:
     if not study.compares_families:
         if len(bundles) > 1:
             raise ValueError(f'--bundle: study {study.name} runs one policy, not {len(bundles)}')
+        if study.world != 'tabletop' and not bundles:
+            raise ValueError(
+                f'study {study.name} is of {study.world}, of which no policy ships: train one '
+                f'(vla_runtime train-demo --world {study.world}) and name it with --bundle'
+            )
         return {'': bundles[0] if bundles else bundle_folder(None)}
     wanted = dict.fromkeys(condition.policy_family for condition in study.conditions)
     family_of = {folder: read_bundle(folder, verify=False).spec.family for folder in bundles}
@@ -195,16 +204,28 @@ def _check(
 ) -> None:
     """Refuse options that would fail only after seconds or hours of work."""
     from vla_runtime.bundle.folder import read_bundle
-    from vla_runtime.engines.preflight import check_backend
+    from vla_runtime.engines.preflight import check_backend, require_packages
     from vla_runtime.files.package_files import share_folder
     from vla_runtime.robot.file import find_robot, load_robot
     from vla_runtime.robot.match import match_robot
+    from vla_tabletop.study.world_words import WORDS
 
     by_policy = [c for study in studies for c in study.conditions if c.chunk_source == 'policy']
-    if by_policy:
-        tabletop = load_robot(find_robot('tabletop', share_folder() / 'config' / 'robots'))
-        for bundle in {folder for by_family in chosen for folder in by_family.values()}:
-            match_robot(tabletop, read_bundle(bundle, verify=False).spec, bundle)
+    tabletop = load_robot(find_robot('tabletop', share_folder() / 'config' / 'robots'))
+    for study, by_family in zip(studies, chosen, strict=True):
+        if study.world == 'metaworld':
+            require_packages('metaworld')
+        if not any(condition.chunk_source == 'policy' for condition in study.conditions):
+            continue
+        for bundle in by_family.values():
+            spec = read_bundle(bundle, verify=False).spec
+            if study.world == 'tabletop':
+                match_robot(tabletop, spec, bundle)
+            elif spec.camera_names != WORDS[study.world].cameras:
+                raise ValueError(
+                    f'{bundle}: cameras {list(spec.camera_names)} are not those of {study.world}, '
+                    f'{list(WORDS[study.world].cameras)}: name a policy that was trained there'
+                )
     for backend in {condition.backend for condition in by_policy}:
         check_backend(backend, 'cpu')
     import vla_tabletop.sim.gl  # noqa: F401  (whether the simulated cameras can be rendered)

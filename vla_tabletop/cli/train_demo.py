@@ -1,4 +1,4 @@
-"""Train a small policy of a family on the simulated tabletop and write it as a bundle.
+"""Train a small policy of a family in a simulated world and write it as a bundle.
 
 Three steps: the expert's data, the training, the bundle with its closed-loop check. Each goes on
 where it was cut off when the same command is given again. Less than an hour on two CPU cores. The
@@ -9,6 +9,7 @@ than that one's.
 examples:
   vla_runtime train-demo --out engines/demo
   vla_runtime train-demo --family act --out engines/demo_act
+  vla_runtime train-demo --world metaworld --out engines/metaworld  # docs/howto/metaworld.md
   vla_runtime train-demo --out engines/more --from engines/demo --seed 1
   vla_runtime train-demo --out engines/mine --seed 1 --device cuda --work demo_runs/mine
 """
@@ -16,7 +17,6 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import shutil
@@ -30,6 +30,7 @@ from vla_runtime.cli._numbers import MOST_PROCESSES, MOST_SEED, at_least, betwee
 from vla_runtime.cli._packages import import_problem
 from vla_runtime.engines.cpu import MOST_THREADS
 from vla_tabletop.training.recipes import DEMO_FAMILY, RECIPE_NAMES
+from vla_tabletop.training.worlds import DEMO_WORLD, WORLD_NAMES
 
 if TYPE_CHECKING:
     from vla_runtime.processing.prompts import PromptFormat
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from vla_tabletop.training.start import Start
     from vla_tabletop.training.training import Training, TrainingSettings
     from vla_tabletop.training.work_log import WorkLog
+    from vla_tabletop.training.worlds import WorldModule
 
 # Steps of each stage from a bundle, whose network sees and grounds already.
 ONWARD_STEPS = {'see': 0, 'ground': 200, 'act': 2000}
@@ -59,13 +61,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar='NAME',
         help=f'family of the policy: {", ".join(RECIPE_NAMES)} (default: %(default)s)',
     )
+    parser.add_argument(
+        '--world',
+        choices=WORLD_NAMES,
+        default=DEMO_WORLD,
+        help='world that it learns in (default: %(default)s)',
+    )
     parser.add_argument('--force', action='store_true', help='replace a bundle that lies there')
     parser.add_argument(
         '--work',
         type=output_folder,
         default=Path('demo_runs/train_demo'),
         metavar='DIR',
-        help='data, and for each family checkpoint and loss plot (default: %(default)s)',
+        help='data, and for each family checkpoint and loss plot; of a world that is not the '
+        'tabletop in a folder of its name there (default: %(default)s)',
     )
     parser.add_argument(
         '--from',
@@ -80,8 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--episodes',
         type=at_least(1),
-        default=3000,
-        help='episodes of data (default: %(default)s)',
+        help="episodes of data (default: the world's)",
     )
     parser.add_argument(
         '--processes',
@@ -136,11 +144,14 @@ def _main(arguments: argparse.Namespace) -> dict[str, str]:
 
     # Before hours of work, not after; and before PyTorch is imported, which takes seconds.
     check_target(arguments.out, arguments.force)
+    from vla_tabletop.training.worlds import find_world
+
     require_packages('torch', 'mujoco', 'matplotlib')
+    world = find_world(arguments.world)
+    require_packages(*world.PACKAGES)
     check_backend('torch', arguments.device)
 
     from vla_runtime.files.code_version import code_version
-    from vla_tabletop.training.dataset import DatasetSettings, claim, generate
     from vla_tabletop.training.recipes import find_recipe, require_recipe
     from vla_tabletop.training.start import Start
     from vla_tabletop.training.work_log import WorkLog
@@ -148,12 +159,13 @@ def _main(arguments: argparse.Namespace) -> dict[str, str]:
     require_recipe(arguments.family)
     start = None
     if arguments.start is not None:
-        start = Start.read(arguments.start, find_recipe(arguments.family))
+        start = Start.read(arguments.start, find_recipe(arguments.family), world.WORLD)
     make_folder(arguments.work, '--work')
-    work = arguments.work / arguments.family
+    folder = _folder(arguments)
+    work = folder / arguments.family
     make_folder(work, '--work')
-    data = DatasetSettings(seed=arguments.seed, episodes=arguments.episodes)
-    claim(arguments.work / 'data', data)
+    episodes = arguments.episodes or world.EPISODES
+    world.claim(folder / 'data', arguments.seed, episodes)
 
     import torch
 
@@ -165,29 +177,36 @@ def _main(arguments: argparse.Namespace) -> dict[str, str]:
     command = shlex.join(['vla_runtime', *sys.argv[1:]])
     log = WorkLog(work / 'runs.json', command, code_version())
     with log.timed('data'):
-        generate(arguments.work / 'data', data, arguments.processes)
-    return _train(arguments, find_recipe(arguments.family), start, log)
+        world.generate(folder / 'data', arguments.seed, episodes, arguments.processes)
+    return _train(arguments, find_recipe(arguments.family), world, start, log)
+
+
+def _folder(arguments: argparse.Namespace) -> Path:
+    work: Path = arguments.work
+    return work if arguments.world == DEMO_WORLD else work / arguments.world
 
 
 def _train(
-    arguments: argparse.Namespace, recipe: Recipe, start: Start | None, log: WorkLog
+    arguments: argparse.Namespace,
+    recipe: Recipe,
+    world: WorldModule,
+    start: Start | None,
+    log: WorkLog,
 ) -> dict[str, str]:
     import numpy as np
 
-    from vla_tabletop.training.dataset import load
     from vla_tabletop.training.demo_bundle import TOKENIZER_FILE, write_demo_bundle
     from vla_tabletop.training.loss_plot import plot_losses
-    from vla_tabletop.training.samples import Samples
     from vla_tabletop.training.training import Training
     from vla_tabletop.training.vocabulary import number_tokens
 
-    work = arguments.work / recipe.name
-    data = arguments.work / 'data'
+    work = _folder(arguments) / recipe.name
+    data = _folder(arguments) / 'data'
     vocabulary, prompting = None, None
     if recipe.prompt is not None:
         vocabulary = work / TOKENIZER_FILE
-        prompting = _prompting(recipe, recipe.prompt, vocabulary, start)
-    samples = Samples(load(data), recipe.tasks, prompting, start.statistics if start else None)
+        prompting = _prompting(recipe, recipe.prompt, world, vocabulary, start)
+    samples = world.samples(data, recipe, prompting, start.statistics if start else None)
     training = Training(
         _plan(arguments, recipe, start),
         samples,
@@ -205,22 +224,23 @@ def _train(
         training.average,
         samples.statistics,
         vocabulary,
-        _made(training, start, log, data),
+        _made(training, world, start, log, data),
         arguments.check_episodes,
         arguments.force,
+        world.WORLD,
+        world.evaluate,
     )
 
 
 def _prompting(
-    recipe: Recipe, form: PromptFormat, vocabulary: Path, start: Start | None
+    recipe: Recipe, form: PromptFormat, world: WorldModule, vocabulary: Path, start: Start | None
 ) -> Prompting:
     """Copy the start's vocabulary into the work folder, or train one there."""
-    from vla_tabletop.sim.world import JOINT_NAMES
     from vla_tabletop.training.samples import Prompting
     from vla_tabletop.training.vocabulary import train_vocabulary
 
     if start is None:
-        train_vocabulary(vocabulary, len(JOINT_NAMES))
+        train_vocabulary(vocabulary, len(world.WORLD.state), world.instructions())
     elif start.tokenizer is not None:
         shutil.copyfile(start.tokenizer, vocabulary)
     return Prompting.of(recipe.name, form, vocabulary)
@@ -240,17 +260,13 @@ def _plan(arguments: argparse.Namespace, recipe: Recipe, start: Start | None) ->
     return replace(plan, learning_rate=ONWARD_LEARNING_RATE, start=start.sha256)
 
 
-def _made(training: Training, start: Start | None, log: WorkLog, data: Path) -> dict[str, Any]:
+def _made(
+    training: Training, world: WorldModule, start: Start | None, log: WorkLog, data: Path
+) -> dict[str, Any]:
     """Return how the policy was made, for the receipt."""
-    recorded = training.samples.data
     made = {
         'runs': log.runs,
-        'data': {
-            **json.loads((data / 'dataset.json').read_text()),
-            'frames': len(recorded.state),
-            'expert_success': float(recorded.success.mean()),
-            'advantage_positive': float(recorded.positive.mean()),
-        },
+        'data': world.facts(data, training.samples),
         'training': asdict(training.plan),
         'last_check': training.history[-1],
     }

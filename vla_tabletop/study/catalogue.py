@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vla_runtime.family.listing import find_family
+from vla_tabletop.metaworld.tasks import TASKS
 from vla_tabletop.study.condition import Condition, grid
 from vla_tabletop.training.recipes import RECIPE_NAMES
 
@@ -64,6 +65,11 @@ class Study:
         return self.reference
 
     @property
+    def world(self) -> str:
+        """World of the conditions, which have one."""
+        return self.conditions[0].world
+
+    @property
     def compares_families(self) -> bool:
         """True where the conditions say whose bundle runs them."""
         return any(condition.policy_family for condition in self.conditions)
@@ -93,6 +99,9 @@ _BOUNDED = replace(
     cache_max_state_bins=0,
 )
 _BOUNDED_MOVING = replace(_BOUNDED, variant='moving')
+_METAWORLD = replace(BASE, world='metaworld', families=TASKS)
+_METAWORLD_BARE = replace(_METAWORLD, handover='switch', delay_steps=0.0)
+_METAWORLD_OFTEN = replace(_METAWORLD, replan_interval=2, denoise_steps=5)
 
 
 def _cache_conditions(base: Condition) -> tuple[Condition, ...]:
@@ -104,6 +113,15 @@ def _cache_conditions(base: Condition) -> tuple[Condition, ...]:
 
 def _delays(base: Condition) -> tuple[Condition, ...]:
     delays = (0.0, 2.0, 4.0, 8.0)
+    tied = replace(base, handover='rtc', rtc_mode='guided')
+    return (
+        *grid(base, handover=('switch', 'blend', 'ensemble'), delay_steps=delays),
+        *grid(tied, rtc_mode=('guided', 'jacobian', 'hard_prefix'), delay_steps=delays),
+    )
+
+
+def _world_delays(base: Condition) -> tuple[Condition, ...]:
+    delays = (0.0, 4.0, 8.0, 12.0)
     tied = replace(base, handover='rtc', rtc_mode='guided')
     return (
         *grid(base, handover=('switch', 'blend', 'ensemble'), delay_steps=delays),
@@ -421,6 +439,97 @@ _STUDIES = (
         x='variant',
         episodes=100,
         reference=replace(BASE, families=('colour',)),
+    ),
+    Study(
+        'metaworld',
+        "Meta-World: does the policy do others' tasks?",
+        'Eight tasks of Meta-World in turn, scenes never trained on, success as the environment '
+        'judges it within 3.75 s; in the plain wording, and in wordings that training never saw.',
+        grid(_METAWORLD, wording=('plain', 'held_out')),
+        x='wording',
+        episodes=200,
+        reference=_METAWORLD,
+    ),
+    Study(
+        'metaworld_replan',
+        'Meta-World: how many steps of a chunk should be executed?',
+        'Replan interval S from one step of 25 ms to the whole horizon, without delay, each chunk '
+        'taken as it is (switch).',
+        grid(_METAWORLD_BARE, replan_interval=(1, 2, 4, 8, 16, 32)),
+        x='replan_interval',
+        episodes=100,
+        reference=replace(_METAWORLD_BARE, replan_interval=8),
+    ),
+    Study(
+        'metaworld_delay',
+        'Meta-World: what does inference time cost, and which hand-over bears it best?',
+        'Each chunk arrives so many steps (of 25 ms) after its observation, at S = 8 and a horizon '
+        'of 32, for each way of handing over.',
+        _world_delays(_METAWORLD),
+        x='delay_steps',
+        episodes=100,
+        reference={'handover': 'switch', 'rtc_mode': 'off'},
+    ),
+    Study(
+        'metaworld_cache',
+        'Meta-World: what may be reused of the last inference?',
+        'A chunk every second step of 25 ms: nothing reused (off), what is equal (exact), and '
+        'image tokens and prefix at most so often in a row whatever has changed (bounded); '
+        '5 denoise steps.',
+        (
+            *grid(_METAWORLD_OFTEN, cache=('off', 'exact')),
+            *(
+                replace(_METAWORLD_OFTEN, cache='bounded', cache_max_reuses=reuses)
+                for reuses in (1, 2, 4)
+            ),
+        ),
+        x='cache',
+        episodes=100,
+        reference=_METAWORLD_OFTEN,
+        same=((replace(_METAWORLD_OFTEN, cache='off'), _METAWORLD_OFTEN),),
+    ),
+    Study(
+        'metaworld_denoise',
+        'Meta-World: how many denoise steps does a chunk need?',
+        'Euler steps from noise to chunk; the bundle recommends 10.',
+        grid(_METAWORLD, denoise_steps=(1, 2, 4, 10)),
+        x='denoise_steps',
+        episodes=100,
+        reference=replace(_METAWORLD, denoise_steps=10),
+    ),
+    Study(
+        'metaworld_guidance',
+        'Meta-World: what does guidance by the advantage tag change?',
+        'Guidance off, the guidance scale beta, and the prompt tagged negative.',
+        (
+            *grid(_METAWORLD, beta=(None, 1.5, 2.0, 3.0)),
+            replace(_METAWORLD, advantage='negative'),
+        ),
+        x='beta',
+        episodes=100,
+        reference=_METAWORLD,
+    ),
+    Study(
+        'metaworld_precision',
+        'Meta-World: does a lower precision still do the tasks?',
+        'Large matrices in bfloat16 and float16, against float32.',
+        grid(_METAWORLD, precision=('float32', 'bfloat16', 'float16')),
+        x='precision',
+        episodes=100,
+        reference=_METAWORLD,
+    ),
+    Study(
+        'metaworld_cameras',
+        'Meta-World: what if a camera is missing, displaced, or sees other colours?',
+        'A masked camera; both cameras shifted by up to 2 cm on each axis; everything tinted, by '
+        '0.6 to 1.2 a colour. None of it was in the training.',
+        (
+            *grid(_METAWORLD, absent_cameras=((), ('corner4',), ('gripperPOV',))),
+            *grid(_METAWORLD, variant=('camera_jitter', 'lighting')),
+        ),
+        x='variant',
+        episodes=100,
+        reference=_METAWORLD,
     ),
 )
 

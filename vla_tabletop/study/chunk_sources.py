@@ -19,6 +19,7 @@ from vla_tabletop.sim.instructions import find_task
 from vla_tabletop.sim.world import Tabletop
 from vla_tabletop.study.cache_use import CacheUse, cache_use_of
 from vla_tabletop.study.condition import Condition
+from vla_tabletop.study.world import World
 
 
 class ChunkSource(Protocol):
@@ -35,7 +36,7 @@ class ChunkSource(Protocol):
         """Begin an episode."""
 
     def chunk(
-        self, world: Tabletop, observation: Observation, plan: CommittedPlan | None
+        self, world: World, observation: Observation, plan: CommittedPlan | None
     ) -> tuple[ActionChunk, bool]:
         """The chunk for an observation of the world as it stands, and whether the plan tied it."""
 
@@ -80,7 +81,7 @@ class PolicySource:
         self.settings = settings
 
     def chunk(
-        self, world: Tabletop, observation: Observation, plan: CommittedPlan | None
+        self, world: World, observation: Observation, plan: CommittedPlan | None
     ) -> tuple[ActionChunk, bool]:
         if self._image_blind:
             # Image tokens are a function of the pixels: to see the first images again is to find
@@ -122,8 +123,9 @@ class ExpertSource:
         pass
 
     def chunk(
-        self, world: Tabletop, observation: Observation, plan: CommittedPlan | None
+        self, world: World, observation: Observation, plan: CommittedPlan | None
     ) -> tuple[ActionChunk, bool]:
+        assert isinstance(world, Tabletop)
         block_m = world.state().block_m
         task = find_task(observation.instruction, block_m)
         if task is None:

@@ -20,8 +20,9 @@ from vla_runtime.family.listing import family_names
 from vla_runtime.inference.guidance import CfgMode
 from vla_runtime.inference.real_time_chunking import RtcMode
 from vla_runtime.types import Advantage
-from vla_tabletop.sim.scene import CAMERAS, COLOURS, VARIANTS, Colour, Variant
-from vla_tabletop.sim.tasks import FAMILIES, Family, Wording
+from vla_tabletop.sim.scene import COLOURS, Colour
+from vla_tabletop.sim.tasks import Family, Wording
+from vla_tabletop.study.world_words import WORDS, WorldName
 
 ChunkSourceName = Literal['policy', 'expert']
 Instructed = Literal['task', 'other_block', 'fixed']
@@ -41,6 +42,7 @@ class Condition:
     """One cell of a study; the executor's defaults are a robot's.
 
     Attributes:
+        world: world of the episodes; what is said of blocks is of the tabletop.
         families: episode i is of family i modulo their number.
         colours: colours of the blocks that tasks are about; fewer than all where a policy knows no
             others.
@@ -81,10 +83,11 @@ class Condition:
         max_overrun_steps: steps past S, for `continue`.
     """
 
-    families: tuple[Family, ...] = TOUCH
+    world: WorldName = 'tabletop'
+    families: tuple[str, ...] = TOUCH
     colours: tuple[Colour, ...] = COLOURS
     policy_family: str = ''
-    variant: Variant = 'still'
+    variant: str = 'still'
     belt_speed: float = 1.0
     wording: Wording = 'plain'
     instructed: Instructed = 'task'
@@ -110,12 +113,14 @@ class Condition:
     max_overrun_steps: int = _EXECUTOR.max_overrun_steps
 
     def __post_init__(self) -> None:
-        _require_words('families', self.families, FAMILIES)
+        _require_words('world', (self.world,), get_args(WorldName))
+        words = WORDS[self.world]
+        _require_words('families', self.families, words.families)
         _require_words('colours', self.colours, COLOURS)
         _require_words('policy_family', (self.policy_family,), ('', *family_names()))
-        _require_words('absent_cameras', self.absent_cameras, CAMERAS)
-        for name, words in (
-            ('variant', VARIANTS),
+        _require_words('absent_cameras', self.absent_cameras, words.cameras)
+        for name, known in (
+            ('variant', words.variants),
             ('wording', get_args(Wording)),
             ('instructed', get_args(Instructed)),
             ('chunk_source', get_args(ChunkSourceName)),
@@ -128,7 +133,7 @@ class Condition:
             ('handover', get_args(HandoverMode)),
             ('rtc_mode', get_args(RtcMode)),
         ):
-            _require_words(name, (getattr(self, name),), words)
+            _require_words(name, (getattr(self, name),), known)
         if _BACKEND_OF.get(self.precision, self.backend) != self.backend:
             raise ValueError(
                 f"condition: precision '{self.precision}' is of backend "
@@ -146,12 +151,18 @@ class Condition:
                 'condition: colours leaves the position family without a task in some scenes; '
                 'choose the colour family, and at least one colour'
             )
-        if set(self.absent_cameras) == set(CAMERAS):
+        if set(self.absent_cameras) == set(words.cameras):
             raise ValueError('condition: absent_cameras leaves no camera; a policy needs one')
         if not 0.0 <= self.delay_steps < 100.0:
             raise ValueError(f'condition: delay_steps is {self.delay_steps}, expected 0 to 100')
         if not self.belt_speed >= 0.0:
             raise ValueError(f'condition: belt_speed is {self.belt_speed}, expected 0 or more')
+        if self.world != 'tabletop' and (
+            self.instructed != 'task' or self.chunk_source != 'policy' or self.wrist_every != 1
+        ):
+            raise ValueError(
+                'condition: instructed, chunk_source and wrist_every are of the tabletop alone'
+            )
         if self.wrist_every < 1:
             raise ValueError(f'condition: wrist_every is {self.wrist_every}, expected 1 or more')
         if self.handover == 'rtc' and self.rtc_mode == 'off':

@@ -13,30 +13,19 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import CommandKind
 from vla_runtime.execution.config import ExecutorConfig, Mode
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.handover import HandoverParameters
-from vla_runtime.execution.limits import ColumnLimits, make_limits
 from vla_runtime.execution.parameters import DelayParameters, ExecutorParameters
 from vla_runtime.types import ActionChunk, ChunkHeader, CommittedPlan, Observation, PlanRequest
-from vla_tabletop.sim.closed_loop import observe
-from vla_tabletop.sim.expert import STEP_TIME_S
-from vla_tabletop.sim.scene import sample_scene
-from vla_tabletop.sim.tasks import Judge, Outcome, OutcomeName, sample_task
-from vla_tabletop.sim.world import Tabletop
+from vla_tabletop.sim.tasks import Outcome, OutcomeName
 from vla_tabletop.study.cache_use import CacheUse
 from vla_tabletop.study.chunk_sources import ChunkSource
 from vla_tabletop.study.condition import Condition
-from vla_tabletop.study.instructed_task import instructed_task
-from vla_tabletop.study.slow_wrist import SlowWrist
 from vla_tabletop.study.smoothness import Jerk, jerk_of
+from vla_tabletop.study.world import World
 
-CONTROL_RATE_HZ = 100.0
-_PERIOD_NS = round(1e9 / CONTROL_RATE_HZ)
-_STEP_NS = round(STEP_TIME_S * 1e9)
-_TICKS_PER_STEP = _STEP_NS // _PERIOD_NS
 # Somewhere in 2023: stamps of zero mean 'no time' in ROS.
 _START_NS = 1_700_000_000_000_000_000
 
@@ -58,7 +47,7 @@ class EpisodeResult:
         inferences: chunks made.
         refused: chunks that the executor did not take.
         delay_steps: mean delay of the chunks taken, the first aside; NaN without any.
-        starved_ticks: ticks (10 ms) on hold because a chunk was late.
+        starved_ticks: ticks on hold because a chunk was late.
         position_jump: distance at seams between new chunk and old plan for the same step: mean of
             the Euclidean norm over joints, over the seams at which the old plan was not at its end;
             NaN without any.
@@ -98,7 +87,7 @@ class EpisodeResult:
 
 
 def run_episode(
-    world: Tabletop,
+    world: World,
     source: ChunkSource,
     condition: Condition,
     seed: int,
@@ -108,27 +97,21 @@ def run_episode(
     """Run the episode that a seed stands for.
 
     Args:
-        world: ticking at `CONTROL_RATE_HZ`; reset here.
+        world: begins the episode here.
         source: makes the chunks.
         condition: everything else.
         seed: scene, task and noise are functions of it and the condition.
         index: index of the family among the condition's.
         on_chunk: called with every chunk.
     """
-    scene = sample_scene(seed, condition.variant)
-    state = world.load(replace(scene, belt_m_s=scene.belt_m_s * condition.belt_speed))
-    family = condition.families[index % len(condition.families)]
-    rng = np.random.default_rng([seed, 100])
-    task = sample_task(rng, state.block_m, family, condition.wording, condition.colours)
-    instructed = instructed_task(condition.instructed, task, state.block_m, seed)
     source.begin(condition, seed)
-    loop = _Loop(world, source, condition, instructed.instruction, on_chunk)
-    judge = Judge(task, world.sim_time_s)
+    asked = world.begin(condition, seed, index, source.needs_images)
+    loop = _Loop(world, source, condition, asked.instruction, on_chunk)
     outcome = None
     while outcome is None:
         loop.tick()
-        outcome = judge.judge(world.state())
-    return loop.result(seed, family, outcome, instructed.block)
+        outcome = world.judge()
+    return loop.result(seed, asked.family, outcome, asked.meant)
 
 
 @dataclass(frozen=True)
@@ -148,7 +131,7 @@ class _Loop:
 
     def __init__(
         self,
-        world: Tabletop,
+        world: World,
         source: ChunkSource,
         condition: Condition,
         instruction: str,
@@ -156,15 +139,14 @@ class _Loop:
     ) -> None:
         self._world, self._source, self._condition = world, source, condition
         self._instruction, self._on_chunk = instruction, on_chunk
-        self._names = list(world.joint_names)
+        self._names = [column.name for column in world.columns]
+        self._period_ns, step_ns = round(world.tick_s * 1e9), round(world.step_time_s * 1e9)
+        self._ticks_per_step = step_ns // self._period_ns
         self._executor = _make_executor(world, condition)
         # A tick before the last step of the delay ends: what arrives within a step can be joined
         # where that step ends, which is how the executor counts.
-        self._delay_ns = max(round(condition.delay_steps * _STEP_NS) - _PERIOD_NS, 0)
+        self._delay_ns = max(round(condition.delay_steps * step_ns) - self._period_ns, 0)
         self._now_ns = _START_NS
-        self._wrist: SlowWrist | None = None
-        if condition.wrist_every > 1 and source.needs_images:
-            self._wrist = SlowWrist(world, condition.wrist_every * _STEP_NS)
         self._flights: list[_Flight] = []
         self._number = 0
         self._delays: list[int] = []
@@ -184,8 +166,6 @@ class _Loop:
         """One control period."""
         executor, counters = self._executor, self._executor.counters
         self._measure()
-        if self._wrist is not None:
-            self._wrist.tick(self._now_ns - _START_NS)
         self._deliver()
         taken_over = counters.taken_over
         command = executor.tick(self._now_s, self._now_ns)
@@ -196,11 +176,11 @@ class _Loop:
         plan = executor.poll_request(self._now_s, self._now_ns)
         if plan is not None:
             self._infer(plan)
-        self._world.step(self._setpoints[-1])
-        self._now_ns += _PERIOD_NS
+        self._world.step(self._setpoints[-1] if self._setpoints else self._world.measured())
+        self._now_ns += self._period_ns
 
     def _measure(self) -> None:
-        positions = self._world.joint_positions.tolist()
+        positions = self._world.measured().tolist()
         self._executor.observe_state(self._names, positions, self._now_ns)
 
     def _infer(self, plan: PlanRequest) -> None:
@@ -217,10 +197,8 @@ class _Loop:
 
     def _observe(self) -> Observation:
         if not self._source.needs_images:
-            return Observation({}, self._world.joint_positions, self._instruction)
-        observation = observe(self._world, self._instruction)
-        if self._wrist is not None:
-            observation = self._wrist.put_into(observation)
+            return Observation({}, self._world.proprioception(), self._instruction)
+        observation = self._world.observe(self._instruction)
         absent = dict.fromkeys(self._condition.absent_cameras)
         return replace(observation, images={**observation.images, **absent})
 
@@ -263,7 +241,7 @@ class _Loop:
             outcome=outcome.name,
             touched=outcome.block,
             meant=meant,
-            steps=outcome.time_s / STEP_TIME_S,
+            steps=outcome.time_s / self._world.step_time_s,
             inferences=self._number,
             refused=sum(counters.refused.values()),
             delay_steps=_mean([float(delay) for delay in self._delays]),
@@ -280,25 +258,17 @@ class _Loop:
         """Compute the jerk on the grid of steps, which begins with the first chunk."""
         if not self._takeovers:
             return Jerk(np.nan, np.nan, np.nan)
-        first = self._takeovers[0] % _TICKS_PER_STEP
-        rows = np.array(self._setpoints[first::_TICKS_PER_STEP])
-        places = [(tick - first) // _TICKS_PER_STEP for tick in self._takeovers]
-        return jerk_of(rows, STEP_TIME_S, places[1:], places[:1])
+        ticks = self._ticks_per_step
+        first = self._takeovers[0] % ticks
+        rows = np.array(self._setpoints[first::ticks])
+        places = [(tick - first) // ticks for tick in self._takeovers]
+        return jerk_of(rows, self._world.step_time_s, places[1:], places[:1])
 
 
-def _make_executor(world: Tabletop, condition: Condition) -> ChunkExecutor:
-    limits = make_limits(
-        world.joint_names,
-        {
-            name: ColumnLimits(lower=float(lower), upper=float(upper))
-            for name, lower, upper in zip(
-                world.joint_names, world.lower_rad, world.upper_rad, strict=True
-            )
-        },
-    )
+def _make_executor(world: World, condition: Condition) -> ChunkExecutor:
     whole_steps = -int(-condition.delay_steps // 1)
     return ChunkExecutor(
-        ExecutorConfig(tuple(Column(name) for name in world.joint_names), limits, clamp_latch=0),
+        ExecutorConfig(world.columns, world.limits, clamp_latch=0),
         ExecutorParameters(
             replan_interval=condition.replan_interval,
             overrun=condition.overrun,

@@ -28,13 +28,14 @@ from vla_runtime.files.code_version import source_digest
 from vla_runtime.files.json_file import LARGEST_RESULT, JsonError, JsonMapping, read_json
 from vla_runtime.processes.workers import Pool
 from vla_tabletop.sim.scene import FIRST_UNSEEN_SEED
-from vla_tabletop.sim.world import Tabletop
 from vla_tabletop.study.cache_use import CacheUse
 from vla_tabletop.study.calibration import demo_observations
 from vla_tabletop.study.chunk_sources import ChunkSource, ExpertSource, PolicySource
 from vla_tabletop.study.condition import Condition
-from vla_tabletop.study.episode import CONTROL_RATE_HZ, EpisodeResult, run_episode
+from vla_tabletop.study.episode import EpisodeResult, run_episode
 from vla_tabletop.study.smoothness import Jerk
+from vla_tabletop.study.world import World
+from vla_tabletop.study.worlds import make_world
 
 # Beyond the scenes on which a demo policy is checked while it is made.
 _FIRST_SEED = FIRST_UNSEEN_SEED + 1_000_000
@@ -164,23 +165,23 @@ def _batches(
             yield future.result()
 
 
-_worlds: list[Tabletop] = []
+_worlds: dict[str, World] = {}
 _sources: dict[tuple[str, str, Path, str], ChunkSource] = {}
 
 
 def _run_batch(task: tuple[Run, int, int]) -> tuple[int, int, list[EpisodeResult]]:
     """Some episodes of a run, in whatever process this is; world and sources are kept."""
     run, number, first = task
-    if not _worlds:
-        _worlds.append(Tabletop(CONTROL_RATE_HZ))
     condition = run.condition
+    if condition.world not in _worlds:
+        _worlds[condition.world] = make_world(condition.world)
     key = (condition.chunk_source, condition.backend, run.bundle, condition.precision)
     if key not in _sources and condition.chunk_source == 'expert':
         _sources[key] = ExpertSource()
     elif key not in _sources:
         _sources[key] = PolicySource(run.bundle, condition.precision, condition.backend)
     episodes = [
-        run_episode(_worlds[0], _sources[key], condition, seed, first + i)
+        run_episode(_worlds[condition.world], _sources[key], condition, seed, first + i)
         for i, seed in enumerate(run.seeds[first : first + _BATCH])
     ]
     return number, first, episodes

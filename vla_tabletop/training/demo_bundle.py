@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +15,29 @@ from safetensors.torch import save
 from vla_runtime.bundle.schema import (
     VERIFICATION_FILE,
     WEIGHTS_FILE,
-    ActionSpec,
     BundleSpec,
     CameraSpec,
     ImageSpec,
     NormalisationSpec,
-    StateSpec,
 )
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.family.declaration import PolicyDims
 from vla_runtime.policy import Policy
 from vla_tabletop.sim.closed_loop import run_seeds
-from vla_tabletop.sim.expert import STEP_TIME_S
 from vla_tabletop.sim.gl import mujoco
-from vla_tabletop.sim.scene import CAMERAS, FIRST_UNSEEN_SEED, Variant
+from vla_tabletop.sim.scene import FIRST_UNSEEN_SEED, Variant
 from vla_tabletop.sim.success_rate import SuccessRate
 from vla_tabletop.sim.tasks import Family, Wording
-from vla_tabletop.sim.world import JOINT_NAMES, Tabletop
+from vla_tabletop.sim.world import Tabletop
 from vla_tabletop.training.recipes import find_recipe
 from vla_tabletop.training.recipes.recipe import Recipe
-from vla_tabletop.training.samples import DELTA
+from vla_tabletop.training.samples import TABLETOP
+from vla_tabletop.training.world import TrainingWorld
 
 TOKENIZER_FILE = 'tokenizer.model'
+# Bundle, recipe, episodes to what the receipt says of success.
+Evaluate = Callable[[Path, Recipe, int], list[dict[str, Any]]]
 EVALUATION_REPLAN_STEPS = 8
 _EVALUATIONS: tuple[tuple[Family, Variant, Wording], ...] = (
     ('colour', 'still', 'plain'),
@@ -49,26 +49,29 @@ _EVALUATIONS: tuple[tuple[Family, Variant, Wording], ...] = (
 )
 
 
-def demo_spec(recipe: Recipe, dims: PolicyDims, source: Mapping[str, str]) -> BundleSpec:
-    """policy.yaml of a tabletop policy."""
+def demo_spec(
+    recipe: Recipe, dims: PolicyDims, source: Mapping[str, str], world: TrainingWorld = TABLETOP
+) -> BundleSpec:
+    """policy.yaml of a policy of a world."""
     return BundleSpec(
-        name=recipe.title,
+        name=_title(recipe, world),
         family=recipe.name,
         dims=dims,
-        cameras=tuple(CameraSpec(camera) for camera in CAMERAS),
+        cameras=tuple(CameraSpec(camera) for camera in world.cameras),
         images=ImageSpec(padding='centre', resample='bilinear'),
-        state=tuple(StateSpec(name, 'rad') for name in JOINT_NAMES),
-        actions=tuple(
-            ActionSpec(name, 'rad', 'delta', name) if delta else ActionSpec(name, 'rad', 'absolute')
-            for name, delta in zip(JOINT_NAMES, DELTA, strict=True)
-        ),
-        step_time_s=STEP_TIME_S,
+        state=world.state,
+        actions=world.actions,
+        step_time_s=world.step_time_s,
         denoise_steps=recipe.denoise_steps,
         prompt=recipe.prompt,
         normalisation=NormalisationSpec(state='quantiles_openpi', actions='quantiles_openpi'),
         tokenizer=None if recipe.prompt is None else TOKENIZER_FILE,
         source=dict(source),
     )
+
+
+def _title(recipe: Recipe, world: TrainingWorld) -> str:
+    return recipe.title if world == TABLETOP else f'{world.title}, {recipe.name}'
 
 
 def write_demo_bundle(
@@ -79,6 +82,8 @@ def write_demo_bundle(
     made: Mapping[str, Any],
     episodes: int,
     force: bool = False,
+    world: TrainingWorld = TABLETOP,
+    check: Evaluate | None = None,
 ) -> dict[str, str]:
     """Write the bundle, run it in the simulator, and write the results beside it.
 
@@ -89,6 +94,9 @@ def write_demo_bundle(
         tokenizer: the vocabulary's `.model` file; None without language.
         made: facts of its training, for verification.json.
         episodes: a kind of task, on scenes that training never saw; 0 to skip.
+        force: replace what is there.
+        world: world that it was trained in.
+        check: runs it there; None: the tabletop's.
 
     Returns:
         What was evaluated, in words, to its success rate.
@@ -100,7 +108,7 @@ def write_demo_bundle(
         'numpy': np.__version__,
     }
     recipe = find_recipe(network.family.name)
-    spec = demo_spec(recipe, network.dims, {'made by': 'vla_runtime train-demo', **versions})
+    spec = demo_spec(recipe, network.dims, {'made by': 'vla_runtime train-demo', **versions}, world)
     with new_bundle(target, force=force) as folder:
         stored = torch.float16 if recipe.half else torch.float32
         weights = {
@@ -112,10 +120,10 @@ def write_demo_bundle(
         if tokenizer is not None:
             (folder / TOKENIZER_FILE).write_bytes(tokenizer.read_bytes())
         sealed = seal(folder, spec)
-        closed_loop = _evaluate(folder, recipe, episodes)
+        closed_loop = (check or evaluate)(folder, recipe, episodes)
         origin = 'on from an earlier one' if 'start' in made else 'from scratch'
         verification = {
-            'what': f'{recipe.title}, trained {origin} on the simulated tabletop',
+            'what': f'{_title(recipe, world)}, trained {origin} in simulation',
             'made': dict(made),
             'versions': versions,
             'machine': f'{platform.machine()}, {torch.get_num_threads()} thread(s)',
@@ -138,7 +146,8 @@ def _evaluations(recipe: Recipe) -> list[tuple[Family, Variant, Wording]]:
     ]
 
 
-def _evaluate(bundle: Path, recipe: Recipe, episodes: int) -> list[dict[str, Any]]:
+def evaluate(bundle: Path, recipe: Recipe, episodes: int) -> list[dict[str, Any]]:
+    """Run a policy on the tabletop, for the receipt."""
     if not episodes:
         return []
     world, policy, results = Tabletop(), Policy.load(bundle), []

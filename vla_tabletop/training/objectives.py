@@ -27,21 +27,21 @@ from vla_runtime.families.flow_network import FlowNetwork, SinglePassNetwork
 from vla_runtime.family.declaration import Family, PolicyDims, scheduler_of
 from vla_runtime.family.noise_schedule import NoiseScheduler
 from vla_tabletop.training.recipes.recipe import Prefix
-from vla_tabletop.training.samples import IMAGE_SIZE, PATCH_SIZE
+from vla_tabletop.training.samples import PATCH_SIZE
+from vla_tabletop.training.world import IMAGE_SIZE, TrainingWorld
 
-# The image is 64x48 in a 64x64 square: half its height, in which `project` counts, is 24 pixels.
-HALF_HEIGHT_PX = 24.0
 GROUND_WEIGHT = 0.2
 # Network and images (n, 3, S, S) to image tokens (n, N, W).
 See = Callable[[Any, Tensor], Tensor]
 
 
 class SeeObjective(nn.Module):
-    """First stage: find the patch of each block's centre, and its offset from the middle."""
+    """First stage: find the patch of each thing's centre, and its offset from the middle."""
 
-    def __init__(self, width: int, colours: int, see: See | None = None) -> None:
+    def __init__(self, width: int, world: TrainingWorld, see: See | None = None) -> None:
         super().__init__()
-        self.head = nn.Linear(width, colours * 3)
+        self._half_height_px = world.half_height_px
+        self.head = nn.Linear(width, world.points * 3)
         self._see = see
 
     def forward(
@@ -51,12 +51,12 @@ class SeeObjective(nn.Module):
 
         Args:
             pixels: (B, V, 3, S, S).
-            pixel: (B, V, C, 2) centres as `Tabletop.project` gives them; NaN behind the camera.
+            pixel: (B, V, C, 2) centres as `project` gives them; NaN behind the camera.
         """
         images = pixels.flatten(0, 1)
         tokens = network.vision(images) if self._see is None else self._see(network, images)
         out = self.head(tokens).unflatten(-1, (-1, 3))  # (n, N, C, 3)
-        patch, offset, seen = locate(pixel.flatten(0, 1))
+        patch, offset, seen = locate(pixel.flatten(0, 1), self._half_height_px)
         patch = patch[seen]
         logits = out[..., 0].transpose(1, 2)[seen]  # (seen, N)
         offsets = out[..., 1:].transpose(1, 2)[seen]  # (seen, N, 2)
@@ -69,13 +69,14 @@ class SeeObjective(nn.Module):
 
 
 class GroundObjective(nn.Module):
-    """The named block, in the images and on the table; the state, and the chunk's end."""
+    """The named thing, in the images and in the room; the state, and the chunk's end."""
 
-    def __init__(self, image_width: int, width: int, state_dim: int, action_dim: int) -> None:
+    def __init__(self, image_width: int, width: int, world: TrainingWorld, action_dim: int) -> None:
         super().__init__()
+        self._half_height_px = world.half_height_px
         self.point = nn.Linear(image_width, 1)
-        self.place = _head(width, 2)
-        self.state = _head(width, state_dim)
+        self.place = _head(width, world.place)
+        self.state = _head(width, len(world.state))
         self.end = _head(width, action_dim)
 
     def forward(
@@ -90,11 +91,11 @@ class GroundObjective(nn.Module):
 
         Args:
             prefix: prefix of the recipe.
-            pixel: (B, V, 2) the named block's centre as `Tabletop.project` gives it.
-            place: (B, 2) the same in decimetres; state: (B, S) normalised.
+            pixel: (B, V, 2) the named thing's centre as `project` gives it.
+            place: (B, P) its place in decimetres; state: (B, S) normalised.
             end: (B, A) the chunk's last action, normalised.
         """
-        patch, _, seen = locate(pixel.flatten(0, 1))
+        patch, _, seen = locate(pixel.flatten(0, 1), self._half_height_px)
         last = prefix.last
         pointed = self.point(prefix.images).flatten(0, 1).squeeze(-1)[seen]
         point_loss = F.cross_entropy(pointed, patch[seen])
@@ -243,19 +244,20 @@ def chunk_objective(family: Family, dims: PolicyDims, draws: int, step_weight: T
     return ChunkObjective(step_weight)
 
 
-def locate(pixel: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def locate(pixel: Tensor, half_height_px: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return the patch that a point falls into.
 
     Args:
-        pixel: (..., 2) as `Tabletop.project` gives it; NaN behind the camera.
+        pixel: (..., 2) as `project` gives it; NaN behind the camera.
+        half_height_px: half the height of the image in its square, in which `project` counts.
 
     Returns:
         patch (...) int, offset (..., 2) from the patch's middle in patches, and seen (...) bool,
         False outside the image (the square's black bars show nothing).
     """
-    place = IMAGE_SIZE / 2 + HALF_HEIGHT_PX * pixel
+    place = IMAGE_SIZE / 2 + half_height_px * pixel
     across = (place[..., 0] >= 0) & (place[..., 0] < IMAGE_SIZE)
-    bar = IMAGE_SIZE / 2 - HALF_HEIGHT_PX
+    bar = IMAGE_SIZE / 2 - half_height_px
     down = (place[..., 1] >= bar) & (place[..., 1] < IMAGE_SIZE - bar)
     cell = place.nan_to_num() / PATCH_SIZE
     side = IMAGE_SIZE // PATCH_SIZE

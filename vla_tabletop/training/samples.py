@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vla_runtime.bundle.schema import ActionSpec, StateSpec
 from vla_runtime.family.listing import find_family
 from vla_runtime.processing.images import to_pixels
 from vla_runtime.processing.normalization import Normalizer
@@ -20,13 +21,14 @@ from vla_runtime.processing.prompt_layout import PromptLayout
 from vla_runtime.processing.prompts import PromptFormat, build_prompt
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_runtime.types import Advantage
+from vla_tabletop.sim.expert import STEP_TIME_S
 from vla_tabletop.sim.scene import CAMERAS, COLOURS, Colour
 from vla_tabletop.sim.tasks import SIDES, Family, wordings
 from vla_tabletop.sim.world import JOINT_NAMES
 from vla_tabletop.training.dataset import GOALS, Dataset
 from vla_tabletop.training.vocabulary import PROMPT_LENGTH
+from vla_tabletop.training.world import IMAGE_SIZE, Batch, TrainingWorld
 
-IMAGE_SIZE = 64
 # Edge of the square of pixels that one image token stands for.
 PATCH_SIZE = 16
 # Arm joints relative to the measured state at the chunk's start, the gripper absolute.
@@ -40,6 +42,22 @@ _GRIPPER_RANGE_RAD = (0.0, 0.8)
 _SMALLEST_SPREAD = 0.1
 _BLOCK_SCALE_M = np.array([0.1, 0.1])
 _BLOCK_CENTRE_M = np.array([0.27, 0.0])
+
+TABLETOP = TrainingWorld(
+    name='tabletop',
+    title='tabletop demo',
+    cameras=CAMERAS,
+    state=tuple(StateSpec(name, 'rad') for name in JOINT_NAMES),
+    actions=tuple(
+        ActionSpec(name, 'rad', 'delta', name) if delta else ActionSpec(name, 'rad', 'absolute')
+        for name, delta in zip(JOINT_NAMES, DELTA, strict=True)
+    ),
+    step_time_s=STEP_TIME_S,
+    points=len(COLOURS),
+    place=2,
+    # The image is 64x48 in a 64x64 square.
+    half_height_px=24.0,
+)
 
 
 @dataclass(frozen=True)
@@ -77,32 +95,22 @@ class Prompting:
         layout = find_family(family).templates[form.template]
         return cls(layout, form, Tokenizer.load(vocabulary, bos=layout.bos, closing=layout.closing))
 
+    def encode(
+        self, instruction: str, state: np.ndarray, positive: bool, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and mask of a frame's prompt, (L,) each; a share has no advantage tag.
 
-@dataclass(frozen=True)
-class Batch:
-    """Batch of one training step.
-
-    Attributes:
-        pixels: (B, 2, 3, 64, 64) float32 in [-1, 1].
-        tokens: (B, L) int64 and token_mask (B, L) bool, cut to the longest prompt of the batch; L
-            is 0 for a policy without language.
-        actions: (B, H, 6) float32 normalised.
-        state: (B, 6) float32 normalised.
-        pixel: (B, 2, 2) float32, the named block's centre in each image, as `Tabletop.project`.
-        place: (B, 2) float32, the named block's x and y in decimetres from the table's middle.
-        goal: (B,) index into `GOALS`.
-        frame: (B,) index into the data set.
-    """
-
-    pixels: np.ndarray
-    tokens: np.ndarray
-    token_mask: np.ndarray
-    actions: np.ndarray
-    state: np.ndarray
-    pixel: np.ndarray
-    place: np.ndarray
-    goal: np.ndarray
-    frame: np.ndarray
+        Args:
+            instruction: the task.
+            state: (S,) normalised.
+            positive: the frame's advantage tag.
+            rng: draws whether the tag is there.
+        """
+        advantage: Advantage | None = None
+        if rng.uniform() >= ADVANTAGE_DROP:
+            advantage = 'positive' if positive else 'negative'
+        prompt = build_prompt(self.layout, self.form, instruction, state, advantage)
+        return self.tokenizer.encode(prompt, self.length)
 
 
 class Samples:
@@ -122,6 +130,7 @@ class Samples:
         prompting: Prompting | None,
         statistics: dict[str, np.ndarray] | None = None,
     ) -> None:
+        self.world, self.episode = TABLETOP, data.episode
         self.data, self._tasks, self._prompting = data, tasks, prompting
         self.statistics = statistics or compute_statistics(data)
         self.state_normalizer = self._normalizer('state')
@@ -166,18 +175,10 @@ class Samples:
     def _encode(
         self, frame: int, instruction: str, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and mask of a frame's prompt, (L,) each; a share of them has no advantage tag."""
         if self._prompting is None:
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool)
-        advantage: Advantage | None = None
-        if rng.uniform() >= ADVANTAGE_DROP:
-            positive = self.data.positive[self.data.episode[frame]]
-            advantage = 'positive' if positive else 'negative'
-        prompting = self._prompting
-        prompt = build_prompt(
-            prompting.layout, prompting.form, instruction, self._state[frame], advantage
-        )
-        return prompting.tokenizer.encode(prompt, prompting.length)
+        positive = bool(self.data.positive[self.data.episode[frame]])
+        return self._prompting.encode(instruction, self._state[frame], positive, rng)
 
     def teaches(self) -> np.ndarray:
         """Return which frames to train on, (F,) bool.
@@ -187,6 +188,26 @@ class Samples:
         if self._prompting is not None:
             return np.ones(len(self.data.state), dtype=bool)
         return self.data.positive[self.data.episode]
+
+    def points(self, frames: np.ndarray) -> np.ndarray:
+        """(B, 2, 3, 2) float32 centres of the blocks in each image."""
+        return self.data.pixel[frames]
+
+    def errors(self, actions: np.ndarray, batch: Batch) -> dict[str, float]:
+        """Judge sampled chunks.
+
+        Returns:
+            `end_rad`: RMS error of the arm's joints at the chunk's end; `right_block`: share of
+            touches whose chunk ends nearest to the end of the named block's own chunk.
+        """
+        data, frames = self.data, batch.frame
+        ends = absolute(actions, data.state[frames])[:, -1, :5]
+        wanted = data.chunks[frames, :, -1, :5]  # (B, goals, 5)
+        error = np.sqrt(np.square(ends - wanted[np.arange(len(frames)), batch.goal]).mean(axis=1))
+        touch = batch.goal < len(COLOURS)
+        distance = np.linalg.norm(ends[:, None] - wanted[:, : len(COLOURS)], axis=2)
+        right = distance[touch].argmin(axis=1) == batch.goal[touch]
+        return {'end_rad': float(error[touch].mean()), 'right_block': float(right.mean())}
 
     def step_weight(self) -> np.ndarray:
         """Return the weight of each step of a chunk in the loss, (H,) float32 of mean 1.

@@ -15,6 +15,7 @@ from vla_runtime.files.json_file import read_json
 
 if TYPE_CHECKING:
     from vla_tabletop.training.recipes.recipe import Recipe
+    from vla_tabletop.training.world import TrainingWorld
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Start:
     made: dict[str, Any]
 
     @classmethod
-    def read(cls, folder: Path, recipe: Recipe) -> Start:
+    def read(cls, folder: Path, recipe: Recipe, world: TrainingWorld) -> Start:
         """Read and check a bundle that `train-demo` made.
 
         Raises:
@@ -45,9 +46,8 @@ class Start:
         bundle = read_bundle(folder)
         dims = bundle.spec.dims
         has_language = recipe.family.has_language
-        if bundle.spec.family != recipe.name or dims != recipe.dims(
-            language_dims(dims).vocabulary if has_language else 0
-        ):
+        vocabulary = language_dims(dims).vocabulary if has_language else 0
+        if bundle.spec.family != recipe.name or dims != world.fit(recipe.dims(vocabulary)):
             raise ValueError(
                 f'--from {folder}: family and dimensions in policy.yaml are not those of the '
                 f"{recipe.name} recipe's network; name a bundle that train-demo made, and its "

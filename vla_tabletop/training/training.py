@@ -24,8 +24,6 @@ from vla_runtime.families.diffusion_network import advance
 from vla_runtime.families.flow_network import FlowNetwork, build_network
 from vla_runtime.family.declaration import scheduler_of
 from vla_runtime.files.atomic_write import atomic_write
-from vla_tabletop.sim.scene import COLOURS
-from vla_tabletop.sim.world import JOINT_NAMES
 from vla_tabletop.training.objectives import (
     GROUND_WEIGHT,
     GroundObjective,
@@ -34,8 +32,9 @@ from vla_tabletop.training.objectives import (
 )
 from vla_tabletop.training.recipes import DEMO_FAMILY, find_recipe
 from vla_tabletop.training.recipes.recipe import STAGES, Prefix, Recipe
-from vla_tabletop.training.samples import Batch, Samples, absolute, frame_batches
+from vla_tabletop.training.samples import frame_batches
 from vla_tabletop.training.start import Start
+from vla_tabletop.training.world import Batch, TrainingSamples, TrainingWorld
 
 _HELD_OUT_SHARE = 0.04
 _CHECK_EVERY = 250
@@ -83,15 +82,18 @@ class Learner(nn.Module):
     """The network and the heads that only training needs."""
 
     def __init__(
-        self, recipe: Recipe, vocabulary: int, draws: int, step_weight: np.ndarray
+        self,
+        recipe: Recipe,
+        world: TrainingWorld,
+        vocabulary: int,
+        draws: int,
+        step_weight: np.ndarray,
     ) -> None:
         super().__init__()
-        dims = recipe.dims(vocabulary)
+        dims = world.fit(recipe.dims(vocabulary))
         self.network = build_network(recipe.name, dims)
-        self.see = SeeObjective(recipe.image_width, len(COLOURS), recipe.see)
-        self.ground = GroundObjective(
-            recipe.image_width, recipe.last_width, len(JOINT_NAMES), dims.action_dim
-        )
+        self.see = SeeObjective(recipe.image_width, world, recipe.see)
+        self.ground = GroundObjective(recipe.image_width, recipe.last_width, world, dims.action_dim)
         self.act = chunk_objective(recipe.family, dims, draws, torch.from_numpy(step_weight))
 
 
@@ -114,7 +116,7 @@ class Training:
     def __init__(
         self,
         plan: TrainingSettings,
-        samples: Samples,
+        samples: TrainingSamples,
         number_tokens: np.ndarray,
         vocabulary: int,
         folder: Path,
@@ -125,7 +127,9 @@ class Training:
         self.recipe = find_recipe(plan.family)
         self._path = folder / 'checkpoint.pt'
         torch.manual_seed(plan.seed)
-        self.learner = Learner(self.recipe, vocabulary, plan.draws, samples.step_weight())
+        self.learner = Learner(
+            self.recipe, samples.world, vocabulary, plan.draws, samples.step_weight()
+        )
         if start is None:
             generator = torch.Generator().manual_seed(plan.seed)
             self.recipe.initialise(self.learner.network, number_tokens, generator)
@@ -136,9 +140,9 @@ class Training:
         self.history: list[dict[str, Any]] = []
         self._stage, self._step = 0, 0
         self._optimizer = self._new_optimizer()
-        held_out = int(samples.data.episode.max() * (1 - _HELD_OUT_SHARE))
-        self._train_frames = np.flatnonzero((samples.data.episode <= held_out) & samples.teaches())
-        self._check_frames = np.flatnonzero(samples.data.episode > held_out)
+        held_out = int(samples.episode.max() * (1 - _HELD_OUT_SHARE))
+        self._train_frames = np.flatnonzero((samples.episode <= held_out) & samples.teaches())
+        self._check_frames = np.flatnonzero(samples.episode > held_out)
         if self._path.exists():
             self._load()
 
@@ -198,7 +202,7 @@ class Training:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         learner, samples = self.learner, self.samples
         if stage == 'see':
-            pixel = samples.data.pixel[frames]
+            pixel = samples.points(frames)
             return learner.see(
                 learner.network, self._tensor(samples.pixels(frames)), self._tensor(pixel)
             )
@@ -225,12 +229,7 @@ class Training:
 
     @torch.no_grad()
     def check(self) -> Metrics:
-        """Sample chunks for episodes never trained on, with the averaged weights.
-
-        Returns:
-            `end_rad`: RMS error of the arm's joints at the chunk's end; `right_block`: share of
-            touches whose chunk ends nearest to the end of the named block's own chunk.
-        """
+        """Judge chunks sampled for episodes never trained on, with the averaged weights."""
         rng = np.random.default_rng([self.plan.seed, 77])
         count = min(_CHECK_FRAMES, len(self._check_frames))
         frames = rng.choice(self._check_frames, size=count, replace=False)
@@ -240,15 +239,8 @@ class Training:
         generator = torch.Generator().manual_seed(self.plan.seed)
         x = torch.randn(batch.actions.shape, generator=generator).to(self.device)
         x = _denoised(network, self.recipe, x, prefix.past)
-        data = self.samples.data
         actions = self.samples.action_normalizer.denormalise(x.cpu().numpy())
-        ends = absolute(actions, data.state[frames])[:, -1, :5]
-        wanted = data.chunks[frames, :, -1, :5]  # (B, goals, 5)
-        error = np.sqrt(np.square(ends - wanted[np.arange(count), batch.goal]).mean(axis=1))
-        touch = batch.goal < len(COLOURS)
-        distance = np.linalg.norm(ends[:, None] - wanted[:, : len(COLOURS)], axis=2)
-        right = distance[touch].argmin(axis=1) == batch.goal[touch]
-        return {'end_rad': float(error[touch].mean()), 'right_block': float(right.mean())}
+        return self.samples.errors(actions, batch)
 
     @torch.no_grad()
     def _update_average(self) -> None:

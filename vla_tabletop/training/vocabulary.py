@@ -7,6 +7,7 @@ is, and the network reads a joint from one embedding. Bytes cover whatever else 
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +37,22 @@ _SPECIAL: dict[str, Any] = {
 }
 
 
-def train_vocabulary(path: Path, state_dim: int) -> Tokenizer:
-    """Train on the task's sentences (held-out wordings not among them) and write the model.
+def train_vocabulary(
+    path: Path, state_dim: int, instructions: Iterable[str] | None = None
+) -> Tokenizer:
+    """Train on the tasks' sentences (held-out wordings not among them) and write the model.
 
     Args:
         path: file to write; ends in `.model`.
         state_dim: numbers of a state, as the prompts carry them.
+        instructions: every sentence that training uses; None: the tabletop's.
     """
     import sentencepiece
 
     state = np.zeros(state_dim)
     prompts = [
         build_prompt(PROMPT_LAYOUT, PROMPT_FORMAT, instruction, state, advantage)
-        for instruction in all_instructions()
+        for instruction in (all_instructions() if instructions is None else instructions)
         for advantage in (None, 'positive', 'negative')
     ]
     # A line is a sentence to the trainer; line breaks are a token of their own.

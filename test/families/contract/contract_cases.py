@@ -70,7 +70,6 @@ def image_tokens_of(case: Case) -> Tensor:
 
 
 def seen_by(past: Mapping[str, Tensor], name: str) -> Tensor | None:
-<<<<<<< HEAD
     """The mask (R, P) that shows places of a prefix output to the head; None: it has no places."""
     value = past[name]
     masks = {key: mask for key, mask in past.items() if mask.dtype == torch.bool}
@@ -79,13 +78,6 @@ def seen_by(past: Mapping[str, Tensor], name: str) -> Tensor | None:
         if value.dtype != torch.bool and value.ndim >= 3 and value.shape[-2] == mask.shape[1]:
             return mask
     return None
-=======
-    """The mask (R, P) that shows the places of a prefix output to the head; None: all are seen."""
-    masks = {key: value for key, value in past.items() if value.dtype == torch.bool}
-    own = [mask for key, mask in masks.items() if key.split('_')[0] == name.split('_')[0]]
-    (mask,) = own or masks.values() or (None,)
-    return mask
->>>>>>> h/bitvla
 
 
 def visible(past: Mapping[str, Tensor], name: str) -> Tensor:
@@ -97,7 +89,6 @@ def visible(past: Mapping[str, Tensor], name: str) -> Tensor:
     if mask is None or value.shape[-2] != mask.shape[1]:
         return value
     return value[..., mask[0], :]
-
 
 
 def assert_close(found: Tensor, expected: Tensor, bound: float, what: object = '') -> None:

@@ -135,22 +135,11 @@ def test_a_forward_without_cache_equals_the_cached_path_and_the_reference(entry:
 
 def spoilt(past: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A prefix with large numbers in all places that the head does not see."""
-<<<<<<< HEAD
     masks = {name: seen_by(past, name) for name in past}
     return {
         name: value if (mask := masks[name]) is None else value.masked_fill(~mask[0][:, None], 1e4)
         for name, value in past.items()
     }
-=======
-    found = dict(past)
-    for name, value in past.items():
-        mask = seen_by(past, name)
-        if mask is None or value.dtype == torch.bool or value.ndim < 3:
-            continue
-        if value.shape[-2] == mask.shape[1]:
-            found[name] = value.masked_fill(~mask[0][:, None], 1e4)
-    return found
->>>>>>> h/bitvla
 
 
 @each_entry()

@@ -10,10 +10,10 @@ import torch
 
 from vla_runtime.families.flow_network import build_network
 from vla_tabletop.sim.tasks import TIME_LIMIT_S
-from vla_tabletop.sim.world import JOINT_NAMES, Tabletop
+from vla_tabletop.sim.world import JOINT_NAMES
 from vla_tabletop.study import page
 from vla_tabletop.study.chunk_sources import ExpertSource
-from vla_tabletop.study.episode import CONTROL_RATE_HZ
+from vla_tabletop.study.tabletop_world import TabletopWorld
 from vla_tabletop.training.demo_bundle import write_demo_bundle
 from vla_tabletop.training.recipes.act import act_dims
 from vla_tabletop.training.recipes.pi05 import pi05_dims
@@ -29,7 +29,7 @@ _STATISTICS = {
 
 @pytest.fixture(scope='session')
 def world():
-    world = Tabletop(CONTROL_RATE_HZ)
+    world = TabletopWorld()
     yield world
     world.close()
 

@@ -22,7 +22,7 @@ from vla_tabletop.training.objectives import locate
 from vla_tabletop.training.recipes import RECIPE_NAMES, find_recipe
 from vla_tabletop.training.recipes.pi05 import encode_prefix, pi05_dims
 from vla_tabletop.training.recipes.recipe import STAGES
-from vla_tabletop.training.samples import Prompting, Samples, absolute
+from vla_tabletop.training.samples import TABLETOP, Prompting, Samples, absolute
 from vla_tabletop.training.start import Start
 from vla_tabletop.training.training import Training, TrainingSettings, learning_rate
 from vla_tabletop.training.vocabulary import number_tokens, train_vocabulary
@@ -99,7 +99,7 @@ def test_the_training_prefix_is_the_served_prefix(finished: Training, samples: S
 def test_a_point_is_located_in_its_patch_and_black_bars_show_nothing() -> None:
     # In pixels of the 64x64 square: middle, near the left edge, below the image, behind the camera.
     pixel = torch.tensor([[0.1, 0.1], [-1.3, 0.0], [0.0, 1.1], [float('nan')] * 2])
-    patch, offset, seen = locate(pixel)
+    patch, offset, seen = locate(pixel, 24.0)
     assert seen.tolist() == [True, True, False, False]
     assert patch[0] == 10 and patch[1] == 8
     torch.testing.assert_close(offset[0], torch.full((2,), 2.4 / 16 - 0.5))
@@ -143,7 +143,7 @@ def test_training_goes_on_from_a_bundles_weights_and_then_teaches_only_the_heads
     bundle = tmp_path / 'demo'
     made = {'training': {'seed': 0}}
     write_demo_bundle(bundle, network, samples.statistics, vocabulary, made, 0)
-    start = Start.read(bundle, PI05)
+    start = Start.read(bundle, PI05, TABLETOP)
     assert start.made == made and start.sha256 == read_bundle(bundle).spec.files[start.weights.name]
     np.testing.assert_array_equal(
         start.statistics['actions.q99'], samples.statistics['actions.q99']
@@ -172,7 +172,7 @@ def test_a_start_of_another_network_is_refused_by_its_folder(
     bundle = tmp_path / 'shallow'
     write_demo_bundle(bundle, network, samples.statistics, vocabulary, {}, 0)
     with pytest.raises(ValueError, match='--from'):
-        Start.read(bundle, PI05)
+        Start.read(bundle, PI05, TABLETOP)
 
 
 def test_a_checkpoint_of_another_plan_is_refused(

@@ -23,7 +23,8 @@ from vla_tabletop.sim.expert import HORIZON
 from vla_tabletop.sim.scene import CAMERAS
 from vla_tabletop.sim.world import JOINT_NAMES
 from vla_tabletop.training.recipes.recipe import WIDTH, Prefix, Recipe, values_of_last_layer
-from vla_tabletop.training.samples import IMAGE_SIZE, TaskMix
+from vla_tabletop.training.samples import TaskMix
+from vla_tabletop.training.world import IMAGE_SIZE
 
 
 def act_dims(vocabulary: int) -> ActDims:

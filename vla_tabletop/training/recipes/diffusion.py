@@ -7,6 +7,7 @@ where the expert planned anew and not step by step, so it sees one step and no h
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,8 @@ from vla_tabletop.sim.expert import HORIZON
 from vla_tabletop.sim.scene import CAMERAS
 from vla_tabletop.sim.world import JOINT_NAMES
 from vla_tabletop.training.recipes.recipe import Prefix, Recipe
-from vla_tabletop.training.samples import IMAGE_SIZE, TaskMix
+from vla_tabletop.training.samples import TaskMix
+from vla_tabletop.training.world import IMAGE_SIZE
 
 _KEYPOINTS = 32
 # Quantiles are 1 in normalised actions: further out lies a chunk in a hundred.
@@ -64,15 +66,16 @@ def initialise(network: Diffusion, number_tokens: np.ndarray, generator: torch.G
 
 def see_map(network: Diffusion, images: Tensor) -> Tensor:
     """The feature map as tokens (n, places, channels) of images (n, 3, S, S)."""
-    vision = network.vision
+    vision: Any = network.vision
     return vision.encoder.backbone(vision.framing(images)).flatten(2).transpose(1, 2)
 
 
 def encode_prefix(network: Diffusion, pixels: Tensor, rows: Mapping[str, Tensor]) -> Prefix:
     """One forward for all objectives; what the U-Net is modulated by is what the heads read."""
     batch, cameras = pixels.shape[:2]
-    encoder = network.vision.encoder
-    maps = encoder.backbone(network.vision.framing(pixels.flatten(0, 1)))
+    vision: Any = network.vision
+    encoder = vision.encoder
+    maps = encoder.backbone(vision.framing(pixels.flatten(0, 1)))
     features = encoder.features(maps).unflatten(0, (batch, 1, cameras))
     observation = network.observation(features, rows['state'][:, None])
     past = {'modulation': network.unet.observed_modulation(observation)}

@@ -25,8 +25,9 @@ from vla_tabletop.training.recipes.initialisation import (
     waves,
 )
 from vla_tabletop.training.recipes.recipe import WIDTH, Prefix, Recipe
-from vla_tabletop.training.samples import IMAGE_SIZE, PATCH_SIZE, TaskMix
+from vla_tabletop.training.samples import PATCH_SIZE, TaskMix
 from vla_tabletop.training.vocabulary import PROMPT_FORMAT, PROMPT_LENGTH
+from vla_tabletop.training.world import IMAGE_SIZE
 
 
 def pi05_dims(vocabulary: int) -> PiDims:

@@ -17,8 +17,9 @@ from vla_tabletop.sim.scene import CAMERAS
 from vla_tabletop.sim.world import JOINT_NAMES
 from vla_tabletop.training.recipes.initialisation import initialise_patches, initialise_text
 from vla_tabletop.training.recipes.recipe import WIDTH, Prefix, Recipe, values_of_last_layer
-from vla_tabletop.training.samples import IMAGE_SIZE, PATCH_SIZE, TaskMix
+from vla_tabletop.training.samples import PATCH_SIZE, TaskMix
 from vla_tabletop.training.vocabulary import PROMPT_LENGTH
+from vla_tabletop.training.world import IMAGE_SIZE
 
 
 def smolvla_dims(vocabulary: int) -> SmolVlaDims:

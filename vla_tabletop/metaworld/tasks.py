@@ -1,0 +1,108 @@
+"""The Meta-World tasks that policies are taught here, and their instructions.
+
+Eight tasks of the fifty. Pick-place and peg-insert-side are left out: their pieces are two or three
+pixels wide in a 64 pixel image.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import numpy as np
+
+TaskName = Literal[
+    'reach',
+    'push',
+    'drawer-open',
+    'door-open',
+    'button-press-topdown',
+    'sweep-into',
+    'window-open',
+    'plate-slide',
+]
+TASKS: tuple[TaskName, ...] = get_args(TaskName)
+
+# Beside the arm, and at its gripper.
+CAMERAS = ('corner4', 'gripperPOV')
+
+# A task's five wordings: the plain one, two more that training uses, two that it never sees.
+_WORDINGS: dict[TaskName, tuple[str, str, str, str, str]] = {
+    'reach': (
+        'reach the red ball',
+        'move the gripper to the red ball',
+        'go to the red ball',
+        'move to the red ball',
+        'reach to the ball',
+    ),
+    'push': (
+        'push the puck to the green ball',
+        'move the puck to the green ball',
+        'slide the puck to the goal',
+        'push the puck to the goal',
+        'move the puck to the goal',
+    ),
+    'drawer-open': (
+        'open the drawer',
+        'pull the drawer open',
+        'pull out the drawer',
+        'pull the drawer',
+        'open up the drawer',
+    ),
+    'door-open': (
+        'open the door',
+        'pull the door open',
+        'open up the door',
+        'pull the door',
+        'pull open the door',
+    ),
+    'button-press-topdown': (
+        'press the button from above',
+        'push the button down',
+        'press down the button',
+        'press the button down',
+        'push the button from above',
+    ),
+    'sweep-into': (
+        'sweep the block into the hole',
+        'push the block into the hole',
+        'move the block into the hole',
+        'slide the block into the hole',
+        'sweep the block to the hole',
+    ),
+    'window-open': (
+        'open the window',
+        'slide the window open',
+        'push the window open',
+        'slide the window',
+        'push open the window',
+    ),
+    'plate-slide': (
+        'slide the plate into the net',
+        'push the plate into the net',
+        'move the plate into the net',
+        'slide the plate to the net',
+        'push the plate to the net',
+    ),
+}
+_TRAINED = 3
+
+Wording = Literal['plain', 'training', 'held_out']
+
+
+def wordings(task: TaskName, wording: Wording) -> tuple[str, ...]:
+    """Return the sentences of a task: the plain one, those of training, or those it never sees."""
+    of_task = _WORDINGS[task]
+    if wording == 'plain':
+        return of_task[:1]
+    return of_task[_TRAINED:] if wording == 'held_out' else of_task[:_TRAINED]
+
+
+def sample_instruction(task: TaskName, wording: Wording, rng: np.random.Generator) -> str:
+    """Draw one of a task's sentences."""
+    choices = wordings(task, wording)
+    return choices[rng.integers(len(choices))]
+
+
+def trained_instructions() -> tuple[str, ...]:
+    """Every sentence that training uses."""
+    return tuple(sentence for task in TASKS for sentence in wordings(task, 'training'))
