@@ -3,12 +3,9 @@
 To hold is to repeat the last commanded position and to command zero velocity. Before anything was
 commanded there is nothing to hold: the command is `IDLE` and must not be published.
 
-A hold gives way a little: where a joint rests further from the command than a command may lead it,
-the command moves towards it at the speed of an approach, by `hold_follows` in all. A robot that is
-stopped takes its command along: where a person has moved it, the command is set to where it is
-(`RestingPlace`), because no motion follows from that. A gripper is left out of this: an object
-keeps it from its command, and the distance is the force of the grip. It follows fingers that are
-opened by hand no nearer than `max_step` demands.
+A hold gives way a little, at the speed of an approach (`GivingWay`). A robot that is stopped takes
+its command along: where a person has moved it, the command is set to where it is (`RestingPlace`),
+because no motion follows from that. A gripper is left out: the distance is the force of its grip.
 """
 
 from __future__ import annotations
@@ -18,14 +15,13 @@ import numpy as np
 from vla_runtime.execution.approach import NEGLIGIBLE, Approach, StartParameters, start_limits
 from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import Command, CommandKind, Counters, Reason
+from vla_runtime.execution.giving_way import GivingWay
 from vla_runtime.execution.limits import Limits
 from vla_runtime.execution.motion_limiter import MotionLimiter
-from vla_runtime.execution.resting_place import RESTS_AFTER_S, RestingPlace
+from vla_runtime.execution.resting_place import RestingPlace
 from vla_runtime.execution.state import MeasuredState
 from vla_runtime.execution.timeline import Segment
 
-# A hold that gives way comes this near to the robot, as a share of its reach.
-_NEAR_SHARE = 0.05
 _FULL_TURN = 2.0 * np.pi
 _GOES_BACK = 'the robot is outside its limits: going back inside'
 # Command that is no further from the robot than this share of `hold_follows`, nor than the robot
@@ -69,25 +65,10 @@ class Commander:
         self._same = np.minimum(limits.velocity * control_period_s, _SAME_SHARE * self._follows)
         # Whether the next tick's command begins where the robot is.
         self._seated = False
-        # How far a hold may be from the robot, and which columns are on their way back to it.
-        self._reach = np.where(
-            self._guarded, np.minimum(limits.step_from_measured, tracking_error), np.inf
+        self.blocked = blocked
+        self.giving_way = GivingWay(
+            columns, limits, tracking_error, self._guarded, self._grips, blocked
         )
-        # A grip stays at its reach, where rounding must not put it beyond.
-        self._reach[self._grips] *= 1.0 + 1e-9
-        self._near = np.where(self._grips, self._reach, _NEAR_SHARE * self._reach)
-        self.blocked = self._blocked = blocked
-        self._far = np.zeros(columns.count, dtype=bool)
-        self._gives_way = np.zeros(columns.count, dtype=bool)
-        # How far this hold has given way so far, to and fro, and where it was a tick ago; a grip
-        # that follows its noise is not worth a word.
-        self._yields = ~self._grips
-        self._reached = np.zeros(columns.count)
-        # Where this hold began: it gives way by no more than `hold_follows` from there.
-        self._anchor = np.zeros(columns.count)
-        self._anchored = False
-        self._given = np.zeros(columns.count)
-        self._before = np.zeros(columns.count)
         # Where to go first after a start away from the last command, or outside the limits.
         self._first_goal: np.ndarray | None = None
         self._found_outside = False
@@ -221,23 +202,17 @@ class Commander:
 
     def led_away(self, references: np.ndarray) -> np.ndarray:
         """Return the columns whose controllers do not hold the last command, (columns,) bool."""
-        np.subtract(references, self.command.setpoints, out=self._before)
-        np.abs(self._before, out=self._before)
-        return self._yields & (self._before > self._follows)
+        return ~self._grips & (np.abs(references - self.command.setpoints) > self._follows)
 
     def _seat(self, columns: np.ndarray, place: np.ndarray) -> None:
         np.copyto(self.command.setpoints, place, where=columns)
         self.command.velocities[:] = 0.0
         self._limiter.stop()
-        self._gives_way[columns] = False
-        self._given[columns] = 0.0
-        np.copyto(self._anchor, place, where=columns)
+        self.giving_way.seat(columns, place)
 
     def _leave_place(self) -> None:
         self.resting_place.leave()
-        self._gives_way[:] = False
-        self._given[:] = 0.0
-        self._anchored = False
+        self.giving_way.leave()
 
     def _describe_outside(self, column: int, measured: float) -> str:
         limits, names = self._limits, self._columns.names
@@ -310,67 +285,21 @@ class Commander:
         command = self.command
         if dt_s <= 0.0 or command.dry_run or not self.has_commanded:
             return self.hold(reason, now_s, dt_s)
-        if state is not None and self._gives_way_to(state):
-            self._give_way(state.positions, dt_s)
+        giving_way = self.giving_way
+        if state is not None and giving_way.begins_or_goes_on(command.setpoints, state):
+            reached = giving_way.aim(command.setpoints, state.positions, self.target)
+            command.velocities[:] = 0.0
+            speed = self.approach.speed
+            self._limiter.apply(
+                command.setpoints, self.target, command.velocities, reached, dt_s, speed
+            )
+            giving_way.count(command.setpoints)
         elif self.moving:
             self._brake(None if state is None else state.positions, dt_s)
         else:
             return self.hold(reason, now_s, dt_s)
         self._describe_hold(reason, now_s)
         return command
-
-    def _give_way(self, positions: np.ndarray, dt_s: float) -> None:
-        """Move the command of the joints that it gives way to by one tick towards them."""
-        command, target = self.command, self.target
-        if not self._anchored:
-            self._anchored = True
-            np.copyto(self._anchor, command.setpoints)
-        np.subtract(positions, self._anchor, out=target)
-        np.maximum(target, -self._follows, out=target)
-        np.minimum(target, self._follows, out=target)
-        target += self._anchor
-        np.copyto(target, command.setpoints, where=~self._gives_way | self._grips)
-        if self._columns.any_velocity:
-            target[self._columns.is_velocity] = 0.0
-        # The limiter keeps grips within reach; all others give way by no more than that.
-        np.copyto(self._reached, command.setpoints)
-        np.copyto(self._reached, positions, where=self._grips | self._columns.is_velocity)
-        np.copyto(self._before, command.setpoints)
-        command.velocities[:] = 0.0
-        self._limiter.apply(
-            command.setpoints,
-            target,
-            command.velocities,
-            self._reached,
-            dt_s,
-            self.approach.speed,
-        )
-        np.subtract(self._before, command.setpoints, out=self._before)
-        np.abs(self._before, out=self._before)
-        np.add(self._given, self._before, out=self._given, where=self._yields)
-
-    def gave_way(self) -> str:
-        """Name the column in which this hold gave way most, and how far; empty if it did not."""
-        worst = int(np.argmax(self._given / self._columns.scale))
-        if not self._given[worst]:
-            return ''
-        return f"'{self._columns.names[worst]}' by {self._given[worst]:.3g}"
-
-    def _gives_way_to(self, state: MeasuredState) -> bool:
-        """Return whether a hold must give way: from out of reach, or blocked, until near again."""
-        np.subtract(self.command.setpoints, state.positions, out=self.target)
-        np.abs(self.target, out=self.target)
-        np.greater(self.target, self._reach, out=self._far)
-        np.logical_or(self._gives_way, self._far, out=self._gives_way)
-        np.logical_or(self._gives_way, self._blocked, out=self._gives_way)
-        if not np.count_nonzero(self._gives_way):
-            return False
-        np.greater(self.target, self._near, out=self._far)
-        np.logical_and(self._gives_way, self._far, out=self._gives_way)
-        # What still moves, or was taken for wrong before, is not followed.
-        self._gives_way &= state.still_for(RESTS_AFTER_S)
-        self._gives_way &= ~state.plausibility.taken_over
-        return bool(np.count_nonzero(self._gives_way))
 
     def _brake(self, positions: np.ndarray | None, dt_s: float) -> None:
         """Slow the command down for one tick, each column on its own."""

@@ -458,7 +458,7 @@ class ChunkExecutor:
             reason=command.reason,
             detail=self.detail,
             progress=self._commander.approach.progress(command.setpoints),
-            gave_way=self._commander.gave_way(),
+            gave_way=self._commander.giving_way.describe(),
             episode=replanner.episode,
             step=timeline.current_step,
             parameters=replanner.parameters,
