@@ -92,3 +92,54 @@ def test_forgotten_request_is_taken_again_when_it_is_repeated() -> None:
     incoming.begin(old)
     incoming.forget()
     assert incoming.receive(plan(1), 100 * MS) is not None
+
+
+def test_as_many_wait_as_the_policy_takes_and_the_oldest_comes_first() -> None:
+    incoming = IncomingRequests()
+    incoming.most = 2
+    for number in (1, 2):
+        assert incoming.receive(plan(number), number) is not None
+    first = incoming.next()
+    assert first is not None and first.request == 1
+    incoming.begin(first)
+    second = incoming.next()
+    assert second is not None and second.request == 2
+    assert incoming.superseded == 0
+    for number in (3, 4):
+        incoming.receive(plan(number), number)
+    oldest = incoming.next()
+    assert oldest is not None and oldest.request == 3
+    assert incoming.superseded == 1
+
+
+def test_a_request_to_be_answered_anew_comes_before_newer_ones() -> None:
+    incoming = IncomingRequests()
+    incoming.most = 2
+    first = received(incoming, 1, 0)
+    incoming.begin(first)
+    received(incoming, 2, 1)
+    incoming.wait(first)
+    assert incoming.next() == first
+
+
+def test_another_episode_replaces_all_that_wait() -> None:
+    incoming = IncomingRequests()
+    incoming.most = 3
+    for number in (1, 2, 3):
+        received(incoming, number, number)
+    assert incoming.receive(plan(4, episode=1), 4) is not None
+    assert incoming.superseded == 3 and incoming.episode == 1
+    found = incoming.next()
+    assert found is not None and found.episode == 1
+
+
+def test_a_failed_request_is_taken_again_when_it_is_repeated_and_keeps_none_waiting() -> None:
+    incoming = IncomingRequests()
+    incoming.most = 2
+    first = received(incoming, 1, 0)
+    received(incoming, 2, 1)
+    incoming.begin(first)
+    incoming.fail(first)
+    left = incoming.next()
+    assert left is not None and left.request == 2
+    assert received(incoming, 1, 100 * MS).arrived_ns == 100 * MS
