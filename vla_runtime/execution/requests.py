@@ -91,7 +91,7 @@ _SEND_AGAIN_S = 0.1
 MOST_OPEN = 64
 
 
-@dataclass
+@dataclass(eq=False)
 class OpenRequest:
     """A request whose answer is awaited.
 

@@ -21,7 +21,7 @@ _ON_THE_WAY_NS = 50_000_000
 _REMEMBERED = 8
 
 
-@dataclass
+@dataclass(eq=False)
 class _Entry:
     """A request, whether its inference has begun, and the steady time of its answer."""
 
