@@ -143,3 +143,14 @@ def test_a_failed_request_is_taken_again_when_it_is_repeated_and_keeps_none_wait
     left = incoming.next()
     assert left is not None and left.request == 2
     assert received(incoming, 1, 100 * MS).arrived_ns == 100 * MS
+
+
+def test_a_request_that_comes_after_a_newer_one_has_begun_is_left_out() -> None:
+    """The transport lost it, and its repeat comes when its answer would be out of order."""
+    incoming = IncomingRequests()
+    incoming.most = 2
+    incoming.begin(received(incoming, 2, 0))
+    assert incoming.receive(plan(1), 100 * MS) is None
+    assert incoming.next() is None
+    # Of another episode numbers go on as well, but what was begun says nothing.
+    assert incoming.receive(plan(1, episode=1), 200 * MS) is not None

@@ -47,7 +47,7 @@ class IncomingRequests:
         self.episode: int | None = None
 
     def receive(self, plan: PlanRequest, now_ns: int) -> PlanRequest | None:
-        """The request to work on; None for a repeat that needs no answer of its own.
+        """The request to work on; None for one that needs no answer: a repeat, or an old one.
 
         Args:
             plan: plan as it arrived.
@@ -59,6 +59,8 @@ class IncomingRequests:
                 self._entries.clear()
                 self.episode = plan.episode
             entry = self._find(plan)
+            if entry is None and self._comes_late(plan):
+                return None
             if entry is None:
                 entry = _Entry(replace(plan, arrived_ns=now_ns))
                 self._entries.append(entry)
@@ -113,6 +115,14 @@ class IncomingRequests:
 
     def _waiting(self) -> list[_Entry]:
         return [entry for entry in self._entries if not entry.begun]
+
+    def _comes_late(self, plan: PlanRequest) -> bool:
+        """Return whether a request came after the inference of a newer one began.
+
+        The executor takes no answer to it after that of the newer one.
+        """
+        begun = [entry.request.request or 0 for entry in self._entries if entry.begun]
+        return plan.request is not None and plan.request < max(begun, default=0)
 
     def _prune(self) -> None:
         """Forget the oldest of too many that wait, or that were answered."""
