@@ -42,18 +42,10 @@ gc.set_threshold(10_000)
 if not Path('/dev/nvidia0').exists():
     os.environ.setdefault('TRITON_INTERPRET', '1')
 
-# Nodes are started by the first worker alone; whatever only computes must not starve them.
-if os.environ.get('PYTEST_XDIST_WORKER', 'gw0') != 'gw0':
-    os.nice(10)
-
 sys.path.insert(0, str(Path(__file__).parent))
-
-# Rooms whose tests start nodes.
-_NODES = ('test/nodes/', 'test/tabletop/nodes/', 'test/launch/')
 
 # A worker has PyTorch, ONNX Runtime and the largest networks of its tests.
 _WORKER_BYTES = 3 << 30
-# With more, all would wait for the one that starts nodes.
 _MOST_WORKERS = 8
 
 
@@ -102,33 +94,9 @@ def pytest_pycollect_makemodule(parent: pytest.Collector) -> Iterator[Any]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One worker more than cores, because the one that starts nodes mostly waits.
+    """One worker more than cores, because tests that start nodes mostly wait.
 
     Fewer where memory is short: three work on any machine that runs a policy.
     """
     memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
     return max(3, min(len(os.sched_getaffinity(0)) + 1, memory // _WORKER_BYTES, _MOST_WORKERS))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Share the tests between the workers (`./run test` gives pytest `-n auto`).
-
-    All that starts nodes is for the first worker, which gets the largest share first: the
-    executables of two tests at once would starve each other. Every other file goes to one worker
-    as a whole, because its tests share fixtures.
-    """
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByRoom(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return 'nodes' if nodeid.startswith(_NODES) else nodeid.split('::')[0]
-
-        def schedule(self) -> None:
-            # Shares go out in this order, which is that in which the workers became ready. Nodes
-            # of a worker that is nice wait for the computing of the one that is not.
-            for worker in sorted(self.nodes, key=lambda worker: worker.gateway.id != 'gw0'):
-                self.assigned_work[worker] = self.assigned_work.pop(worker)
-            super().schedule()
-
-    return ByRoom(config, log)

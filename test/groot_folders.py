@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from groot_cases import N15
-from network_cases import network_case_paths
+from reference_cases import shipped
 from safetensors.torch import load_file, save_file
 from tiny_policy import tokenizer_of
 
@@ -20,7 +19,7 @@ SLOTS = {'new_embodiment': 3, 'so100': 2, 'gr1': 1}
 
 def write_groot_folder(target: Path, tag: str = 'so100') -> Path:
     """Write a folder with eight joints, seven actions, two cameras and every embodiment."""
-    case = network_case_paths(N15)[0]
+    case = shipped('groot_n15_a')
     sizes = json.loads(case.read_text())
     target.mkdir(parents=True)
     weights = load_file(case.with_suffix('.weights.safetensors'))

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from groot_cases import N17, load_groot_case
+from groot_cases import load_groot_case
 from groot_n17_folders import (
     cameras_of,
     joints_of,
@@ -24,14 +24,12 @@ from groot_n17_folders import (
     write_lerobot_folder,
     write_nvidia_folder,
 )
-from network_cases import network_case_paths
+from reference_cases import shipped
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.cli.main import main
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation
-
-pytestmark = pytest.mark.cases
 
 # Fields of the state and of the actions, in orders that differ.
 WIDTHS = {'eef_9d': 9, 'gripper': 1, 'arm': 2}
@@ -130,9 +128,7 @@ def decoded(case: Path, normalised: np.ndarray, state: np.ndarray, relative: boo
 
 @pytest.fixture
 def source() -> Path:
-    return next(
-        path for path in network_case_paths(N17) if json.loads(path.read_text())['batch'] == 1
-    )
+    return shipped('groot_n17_a')
 
 
 def exported(folder: Path, case: Path) -> Path:

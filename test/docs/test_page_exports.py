@@ -27,16 +27,15 @@ from checkpoint_folders import (
     write_openpi_folder,
 )
 from evo1_folders import options_of, write_folder
-from groot_cases import N16, N17
 from groot_folders import JOINTS, write_groot_folder
 from groot_n17_folders import joints_of, write_backbone, write_nvidia_folder
 from libero_folders import write_libero_folder
-from network_cases import network_case_paths
 from openvla_folders import write_folder as write_openvla_folder
 from pages import PAGES, blocks
 from paths import ROOT
 from pi0_fast_cases import options_of as pi0_fast_options
 from pi0_fast_cases import write_folder as write_pi0_fast_folder
+from reference_cases import shipped
 from tiny_policy import tokenizer_of
 
 from vla_runtime.bundle.folder import read_bundle
@@ -126,7 +125,7 @@ def act(here: Path) -> tuple[str, ...]:
 
 
 def evo1(here: Path) -> tuple[str, ...]:
-    case = network_case_paths('evo1')[0]
+    case = shipped('evo1_a')
     (here / 'path/to').mkdir(parents=True)
     folder = write_folder(here / 'path/to/evo1', case, 0)
     put_tokenizer(folder / 'tokenizer.json', here / 'path/to/vlm/tokenizer.json')
@@ -143,7 +142,7 @@ def evo1(here: Path) -> tuple[str, ...]:
 
 
 def openvla(here: Path) -> tuple[str, ...]:
-    (case,) = network_case_paths('openvla_full')[:1]
+    case = shipped('openvla_full_a')
     folder = write_openvla_folder(here / 'path/to/openvla', case)
     config = json.loads((folder / 'config.json').read_text())
     stats = config['norm_stats']
@@ -153,7 +152,7 @@ def openvla(here: Path) -> tuple[str, ...]:
 
 
 def pi0_fast(here: Path) -> tuple[str, ...]:
-    (case,) = network_case_paths('pi0_fast')[:1]
+    case = shipped('pi0_fast_a')
     folder = write_pi0_fast_folder(here / 'path/to/pi0_fast', case)
     put_tokenizer(folder / 'tokenizer.json', here / 'path/to/paligemma/tokenizer.json')
     (folder / 'tokenizer.json').unlink()
@@ -183,7 +182,7 @@ def groot_n15(here: Path) -> tuple[str, ...]:
 
 
 def groot_n16(here: Path) -> tuple[str, ...]:
-    case = network_case_paths(N16)[0]
+    case = shipped('groot_n16_a')
     d = json.loads(case.read_text())
     folder = write_nvidia_folder(here / 'path/to/n16', case)
     name_robot(folder, d['embodiment_tag'])
@@ -202,7 +201,7 @@ def name_robot(folder: Path, tag: str) -> None:
 
 
 def groot_n17(here: Path) -> tuple[str, ...]:
-    case = network_case_paths(N17)[0]
+    case = shipped('groot_n17_a')
     d = json.loads(case.read_text())
     cut = {'use_albumentations': True, 'shortest_image_edge': 48, 'crop_fraction': 0.95}
     folder = write_nvidia_folder(here / 'path/to/n17', case, **cut)

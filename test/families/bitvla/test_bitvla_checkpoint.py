@@ -23,6 +23,7 @@ from bitvla_folders import (
 )
 from checkpoint_folders import edit_config, edit_json
 from network_cases import network_case_paths
+from reference_cases import shipped
 from safetensors.torch import load_file, save_file
 
 from vla_runtime.bundle.folder import BundleError, read_bundle
@@ -41,7 +42,7 @@ from vla_runtime.types import Observation
 
 pytestmark = pytest.mark.cases
 PATHS = network_case_paths('bitvla')
-PATH = PATHS[0] if PATHS else Path()
+PATH = shipped('bitvla_a')
 REFUSED = (ExportError, JsonError)
 
 

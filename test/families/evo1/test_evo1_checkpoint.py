@@ -13,7 +13,8 @@ import torch
 from checkpoint_folders import edit_config, edit_json, edit_tensors, write_sparse_checkpoint
 from evo1_cases import load_evo1_case
 from evo1_folders import POSTPROCESSOR, options_of, write_folder
-from network_cases import each_entry, network_case_paths, relative_error
+from network_cases import each_entry, relative_error
+from reference_cases import shipped
 from safetensors.torch import load_file, save_file
 
 from vla_runtime.bundle.schema import CameraSpec
@@ -30,11 +31,7 @@ from vla_runtime.files.json_file import JsonError
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation
 
-pytestmark = pytest.mark.cases
-_CASES = network_case_paths('evo1')
-if not _CASES:
-    pytest.skip('no such case in VLA_RUNTIME_CASES', allow_module_level=True)
-PATH = _CASES[0]
+PATH = shipped('evo1_a')
 REFUSED = (ExportError, JsonError)
 
 

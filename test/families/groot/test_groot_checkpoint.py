@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from checkpoint_folders import edit_config, edit_json
-from groot_cases import N15, load_groot_case
+from groot_cases import load_groot_case
 from groot_folders import CAMERAS, JOINTS, SLOTS, write_groot_folder
-from network_cases import network_case_paths
+from reference_cases import shipped
 from safetensors.torch import load_file, save_file
 
 from vla_runtime.bundle.schema import CameraSpec
@@ -71,7 +71,7 @@ def test_all_sizes_are_those_of_the_reference_case(folder):
     spec = plan(folder).spec
     dims = spec.dims
     assert isinstance(dims, GrootDims)
-    expected = load_groot_case(network_case_paths(N15)[0], 0).network.dims
+    expected = load_groot_case(shipped('groot_n15_a'), 0).network.dims
     assert dims == replace(
         expected, image_places=dims.image_places, prompt_length=220, rope_base=1e6
     )

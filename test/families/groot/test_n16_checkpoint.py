@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from groot_cases import N16, load_groot_case
 from groot_n17_folders import cameras_of, joints_of, write_backbone, write_nvidia_folder
-from network_cases import network_case_paths
+from reference_cases import shipped
 
 from vla_runtime.bundle.schema import CropSpec, ImageSpec
 from vla_runtime.checkpoints.errors import ExportError
@@ -17,9 +17,7 @@ from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.export.conversion import ExportPlan, plan_export
 from vla_runtime.files.json_file import JsonError
 
-pytestmark = pytest.mark.cases
-
-CASE = network_case_paths(N16)[0]
+CASE = shipped('groot_n16_a')
 REFUSED = (ExportError, JsonError)
 D = json.loads(CASE.read_text())
 # Text tokens of the prompt: N1.6's own has more around the images than the cases'.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from groot_cases import N17, load_groot_case
+from groot_cases import load_groot_case
 from groot_n17_folders import (
     cameras_of,
     joints_of,
@@ -17,7 +17,7 @@ from groot_n17_folders import (
     write_lerobot_folder,
     write_nvidia_folder,
 )
-from network_cases import network_case_paths
+from reference_cases import shipped
 
 from vla_runtime.bundle.schema import CropSpec, ImageSpec
 from vla_runtime.checkpoints.errors import ExportError
@@ -25,11 +25,7 @@ from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.export.conversion import ExportPlan, plan_export
 from vla_runtime.files.json_file import JsonError
 
-pytestmark = pytest.mark.cases
-_CASES = network_case_paths(N17)
-if not _CASES:
-    pytest.skip('no such case in VLA_RUNTIME_CASES', allow_module_level=True)
-CASE = _CASES[0]
+CASE = shipped('groot_n17_a')
 REFUSED = (ExportError, JsonError)
 WRITERS = {'LeRobot': write_lerobot_folder, 'NVIDIA': write_nvidia_folder}
 

@@ -62,10 +62,6 @@ def test_images_equal_the_reference_s_pixels(path: Path, b: int):
         assert relative_error(found, case.pixels[place]) <= 1e-6, name
 
 
-def image_transform(d):
-    return d['image_transform'] if d['kind'] == N16 else d['cv2_transform']
-
-
 @of_both
 def test_images_cut_by_area_equal_the_reference_s(path: Path, b: int):
     case = load_groot_case(path, b)

@@ -15,6 +15,7 @@ from checkpoint_folders import edit_config, edit_json
 from network_cases import network_case_paths
 from openvla_cases import load_openvla_case
 from openvla_folders import STATE, norm_stats, options_of, write_folder
+from reference_cases import shipped
 from safetensors.torch import load_file, save_file
 
 from vla_runtime.bundle.schema import CameraSpec
@@ -28,7 +29,7 @@ from vla_runtime.types import Observation
 
 pytestmark = pytest.mark.cases
 PATHS = network_case_paths('openvla_full')
-PATH = PATHS[0] if PATHS else Path()
+PATH = shipped('openvla_full_a')
 REFUSED = (ExportError, JsonError)
 
 
@@ -184,17 +185,15 @@ def test_one_camera_one_action_and_no_guidance(folder: Path):
 
 
 def test_unnorm_key_is_for_openvla_alone(tmp_path: Path):
-    other = network_case_paths('evo1')
-    if not other:
-        pytest.skip('no folder of another family')
+    other = shipped('evo1_a')
     from evo1_folders import options_of as others_options
     from evo1_folders import write_folder as write_other
 
-    source = write_other(tmp_path / 'policy', other[0], 0)
+    source = write_other(tmp_path / 'policy', other, 0)
     with pytest.raises(ExportError, match='--unnorm-key'):
         plan_export(
             source,
-            replace(others_options(other[0], 0), unnorm_key='bridge_orig'),
+            replace(others_options(other, 0), unnorm_key='bridge_orig'),
             default_name='tiny',
         )
 

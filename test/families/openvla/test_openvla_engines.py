@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from network_cases import network_case_paths
 from onnx_bundles import sessions_opened_once, write_onnx_once  # noqa: F401
 from openvla_cases import load_openvla_case
 from openvla_folders import STATE, options_of, write_folder
 from recorded_graphs import RecordedGraphs
+from reference_cases import shipped
 from tensorrt_machine import Machine, linked_copy
 
 from vla_runtime.bundle.folder import read_bundle
@@ -29,8 +29,7 @@ from vla_runtime.policy import Policy
 from vla_runtime.types import Observation
 
 pytestmark = [pytest.mark.cases, pytest.mark.usefixtures('sessions_opened_once')]
-PATHS = network_case_paths('openvla_full')
-PATH = PATHS[0] if PATHS else Path()
+PATH = shipped('openvla_full_a')
 
 
 @pytest.fixture(scope='module')

@@ -15,6 +15,7 @@ from checkpoint_folders import edit_config
 from network_cases import network_case_paths
 from onnx_bundles import sessions_opened_once, write_onnx_once  # noqa: F401
 from pi0_fast_cases import load_pi0_fast_case, options_of, write_folder
+from reference_cases import shipped
 from safetensors.torch import load_file, save_file
 
 from vla_runtime.bundle.folder import BundleError, read_bundle
@@ -32,7 +33,7 @@ from vla_runtime.policy import Policy
 
 pytestmark = [pytest.mark.cases, pytest.mark.usefixtures('sessions_opened_once')]
 PATHS = network_case_paths('pi0_fast')
-PATH = PATHS[0] if PATHS else Path()
+PATH = shipped('pi0_fast_a')
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -216,17 +217,13 @@ def test_settings_that_are_not_served_are_refused(folder: Path, key: str, value:
 
 
 def test_the_action_tokenizer_is_for_pi0_fast_alone(tmp_path: Path):
-    other = network_case_paths('openvla_full')
-    if not other:
-        pytest.skip('no folder of another family')
+    other = shipped('openvla_full_a')
     from openvla_folders import options_of as others_options
     from openvla_folders import write_folder as write_other
 
-    source = write_other(tmp_path / 'policy', other[0])
+    source = write_other(tmp_path / 'policy', other)
     with pytest.raises(ExportError, match='--action-tokenizer'):
-        plan_export(
-            source, others_options(other[0], action_tokenizer=tmp_path), default_name='tiny'
-        )
+        plan_export(source, others_options(other, action_tokenizer=tmp_path), default_name='tiny')
 
 
 def test_the_folder_says_the_rest(folder: Path):
