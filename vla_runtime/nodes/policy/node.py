@@ -46,6 +46,7 @@ from trajectory_msgs.msg import JointTrajectory
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.engines.preflight import unused_gpu
 from vla_runtime.files.package_files import share_folder
+from vla_runtime.inference.packed import DroppedError
 from vla_runtime.messages.diagnostics import Level, StatusItem
 from vla_runtime.messages.trajectories import chunk_to_message, message_to_plan
 from vla_runtime.nodes.graph_faults import several_publishers
@@ -352,6 +353,9 @@ class PolicyNode(ManagedNode):
                     else:
                         self._publish(done, given)
                         self._incoming.answer(request, monotonic_ns())
+        except DroppedError:
+            # Another instruction: the executor asks again.
+            self._incoming.fail(request)
         except Exception as error:
             self._incoming.fail(request)
             self._on_exception('inference', error)
