@@ -61,7 +61,7 @@ class ChunkRequest:
     guidance: Literal['none', 'fused', 'serial']
     noise: np.ndarray
     rtc_mode: RtcMode = 'off'
-    clamped: slice = slice(0)
+    clamped: slice = field(default_factory=lambda: slice(0))
     overlap: np.ndarray | None = None
     clock: PhaseClock = field(default_factory=PhaseClock)
 

@@ -135,7 +135,7 @@ class _Trial:
         self, engine: TorchEngine, measured: tuple[cuda_graph.Capture | None, Work]
     ) -> None:
         self._engine, self.measured = engine, measured
-        self._schedule = Schedule(np.array([1.0, 0.5]), -0.5, engine._fused, engine._device)
+        self._schedule = Schedule(np.array([1.0, 0.5]), -0.5, None, engine._fused, engine._device)
 
     def parts(self, action_times: bool) -> Iterator[Part]:
         """Return the denoise step in every shape that it is run with by default.

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vla_runtime.families.blocks.resnet_dimensions import ResNetDims
 from vla_runtime.families.diffusion.dimensions import DiffusionDims, UNetDims
+from vla_runtime.families.diffusion.encoder import EncodedVision
 from vla_runtime.families.diffusion.networks import Diffusion
 from vla_runtime.family.noise_schedule import NoiseScheduler
 from vla_tabletop.sim.expert import HORIZON
@@ -64,20 +65,30 @@ def initialise(network: Diffusion, number_tokens: np.ndarray, generator: torch.G
 
 def see_map(network: Diffusion, images: Tensor) -> Tensor:
     """The feature map as tokens (n, places, channels) of images (n, 3, S, S)."""
-    vision = network.vision
-    return vision.encoder.backbone(vision.framing(images)).flatten(2).transpose(1, 2)
+    return _map(_vision(network), images).flatten(2).transpose(1, 2)
 
 
 def encode_prefix(network: Diffusion, pixels: Tensor, rows: Mapping[str, Tensor]) -> Prefix:
     """One forward for all objectives; what the U-Net is modulated by is what the heads read."""
     batch, cameras = pixels.shape[:2]
-    encoder = network.vision.encoder
-    maps = encoder.backbone(network.vision.framing(pixels.flatten(0, 1)))
-    features = encoder.features(maps).unflatten(0, (batch, 1, cameras))
+    vision = _vision(network)
+    maps = _map(vision, pixels.flatten(0, 1))
+    features = vision.encoder.features(maps).unflatten(0, (batch, 1, cameras))
     observation = network.observation(features, rows['state'][:, None])
     past = {'modulation': network.unet.observed_modulation(observation)}
     images = maps.flatten(2).transpose(1, 2).unflatten(0, (batch, cameras))
     return Prefix(past, images, observation)
+
+
+def _vision(network: Diffusion) -> EncodedVision:
+    assert isinstance(network.vision, EncodedVision)
+    return network.vision
+
+
+def _map(vision: EncodedVision, images: Tensor) -> Tensor:
+    """Feature maps (n, channels, h', w') of images (n, 3, S, S)."""
+    maps: Tensor = vision.encoder.backbone(vision.framing(images))
+    return maps
 
 
 _DIMS = diffusion_dims(0)
