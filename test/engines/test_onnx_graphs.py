@@ -11,7 +11,7 @@ from onnx import TensorProto
 from onnx_bundles import copy_bundle, load_graph, reseal, save_graph, tiny_onnx_bundle
 from thorough import thorough_after
 
-from vla_runtime.engines.onnx.protobuf import changed, fields
+from vla_runtime.engines.onnx.links import changed, fields
 from vla_runtime.policy import Policy
 
 

@@ -1,7 +1,7 @@
 """The expert over one prefix in eight Triton kernels a layer: `FusedExpert` for CUDA.
 
 Needs Triton, which PyTorch's CUDA build brings. Whether it gives the numbers of the other modules
-on a device, and takes less time, is found out at load (`engines.torch.triton_layers`).
+on a device, and takes less time, is found out at load (`engines.torch.layer_trial`).
 """
 
 from __future__ import annotations
