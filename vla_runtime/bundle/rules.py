@@ -283,7 +283,6 @@ def check_guidable(spec: BundleSpec, asked: str) -> None:
     """Refuse guidance for a policy that cannot be guided.
 
     Args:
-        spec: spec of the policy.
         asked: the setting or option that asks for guidance.
 
     Raises:

@@ -169,7 +169,6 @@ def run_sweep(
     """Load a policy, measure every setup that it can run, close it, and count all on paper.
 
     Args:
-        folder: folder of the bundle.
         options: options of the benchmark, `auto` resolved.
         base: setup of which one size or setting at a time changes.
         rates: rates of this device; None: nothing to compare with.

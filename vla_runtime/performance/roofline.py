@@ -92,8 +92,6 @@ def phase_floors(
     """Least times of one inference, phase by phase.
 
     Args:
-        counts: counts of the policy.
-        rates: rates of the device.
         precision: precision of the large matrices, a key of `MATRIX_BYTES`.
         rows: prompt rows, 2 under guidance.
         steps: denoise steps.
@@ -147,7 +145,6 @@ def memory_need(counts: PolicyCounts, backend: str, *, precision: str, rows: int
     keeps some tens of megabytes more for each camera, which are not counted.
 
     Args:
-        counts: counts of the policy.
         backend: `torch`, `onnxruntime` or `tensorrt`.
         precision: precision of the large matrices, a key of `MATRIX_BYTES`.
         rows: most prompt rows; every number from 1 to this is built.
@@ -194,7 +191,6 @@ def weight_bytes(counts: PolicyCounts, matrix_bytes: int = _FLOAT32) -> int:
     """Bytes of all parameters of the networks.
 
     Args:
-        counts: counts of the policy.
         matrix_bytes: size of a number of the large matrices; all else is float32.
     """
     return counts.matrices * matrix_bytes + counts.others * _FLOAT32 + counts.packed
@@ -221,7 +217,6 @@ def predicted_ms(
 
     Args:
         floors: least times by phase, from `roofline.phase_floors`, for one prompt row.
-        kernels: kernels of the policy.
         views: cameras whose image has changed at a miss.
         steps: denoise steps.
     """

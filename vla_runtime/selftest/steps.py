@@ -64,7 +64,6 @@ class Steps:
         """Run a step; `work` returns what it found, for people.
 
         Args:
-            name: name of the step.
             work: raises where the step fails.
             mend: remedy where the error does not say so itself; may depend on the error. A lost
                 CUDA context has its own.

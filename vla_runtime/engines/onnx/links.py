@@ -23,7 +23,6 @@ def follow_weights(path: Path, model: bytes | None) -> tuple[Path, bytes | None]
     """Resolve a linked weights file, and make the graph name the link's target.
 
     Args:
-        path: path of the graph file.
         model: the graph's bytes; None for those of the file.
 
     Returns:

@@ -245,7 +245,6 @@ def map_positions(height: int, width: int, channels: int, device: torch.device) 
     Args:
         height, width: height and width of the map.
         channels: W, a multiple of 4; half for the row and half for the column.
-        device: device of the result.
 
     Returns:
         (height * width, W) float32, row by row

@@ -53,7 +53,6 @@ class _Layers:
     Args:
         like: (layers, B, kv_heads, P, D), keys of the prefix.
         sight: (T, own) bool, own keys that each suffix token sees; `own` is 0 for cross layers.
-        heads: query heads.
     """
 
     def __init__(self, like: Tensor, sight: Tensor, heads: int) -> None:
@@ -246,7 +245,6 @@ class TritonExpert(FusedExpert):
 
         Args:
             norm: norm, or `_NONE`.
-            epsilon: epsilon of the norm.
             parts: parts of the product; 0 adds nothing.
             before: norm before the product, which has its gate.
         """
