@@ -61,8 +61,13 @@ from vla_runtime.family.listing import performance_figures, preset
 from vla_runtime.family.performance_figures import Kernels
 from vla_runtime.performance.bench import look
 from vla_runtime.performance.devices import DEVICES
-from vla_runtime.performance.kernel_times import SECONDS_A_KERNEL, predicted_ms
-from vla_runtime.performance.roofline import Floor, phase_floors, published_rates
+from vla_runtime.performance.roofline import (
+    SECONDS_A_KERNEL,
+    Floor,
+    phase_floors,
+    predicted_ms,
+    published_rates,
+)
 from vla_runtime.policy import Policy
 
 STEPS = 10

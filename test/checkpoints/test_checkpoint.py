@@ -25,7 +25,7 @@ from vla_runtime.checkpoints.tensors import CheckpointError, copy_tensors, read_
 from vla_runtime.families.blocks.block_sizes import HeadCounts, image_size_of
 from vla_runtime.families.pi.tensor_dims import dims_of, family_of, pi_shapes
 from vla_runtime.families.pi.tensor_names import NAMES
-from vla_runtime.families.weight_shapes import weight_shapes
+from vla_runtime.families.shape_cache import weight_shapes
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.json_file import JsonError
 

@@ -13,7 +13,7 @@ from paths import ROOT
 
 from vla_runtime.bundle.schema import PACKED
 from vla_runtime.cli.export import add_arguments
-from vla_runtime.families.weight_shapes import weight_shapes
+from vla_runtime.families.shape_cache import weight_shapes
 from vla_runtime.family.listing import family_folders, family_names, find_family
 
 INDEX = 'docs/reference/families.md'

@@ -11,7 +11,6 @@ from onnx import TensorProto
 from onnx_bundles import copy_bundle, load_graph, reseal, save_graph, tiny_onnx_bundle
 from thorough import thorough_after
 
-from vla_runtime.engines.onnx.protobuf import changed, fields
 from vla_runtime.policy import Policy
 
 
@@ -112,25 +111,3 @@ def test_another_name_or_kind_is_named(
     change(model.graph)
     save_graph(model, bundle, name)
     load_fails(bundle, words)
-
-
-class TestProtobuf:
-    MESSAGE = bytes([0x08, 0x96, 0x01, 0x12, 0x03]) + b'abc' + bytes([0x1D, 1, 2, 3, 4])
-
-    def test_fields_are_read_by_number(self):
-        found = dict(fields(memoryview(self.MESSAGE)))
-        assert found[1] == 150 and bytes(found[2]) == b'abc' and bytes(found[3]) == b'\1\2\3\4'
-
-    def test_a_changed_field_leaves_the_others_as_they_were(self):
-        made = changed(memoryview(self.MESSAGE), {2: lambda old: bytes(old) * 100})
-        found = dict(fields(memoryview(made)))
-        assert bytes(found[2]) == b'abc' * 100
-        assert (found[1], bytes(found[3])) == (150, b'\1\2\3\4')
-        assert changed(memoryview(made), {2: lambda old: b'abc'}) == self.MESSAGE
-
-    @pytest.mark.parametrize(
-        'data', [b'\x12\x09abc', b'\x0b', b'\x08', b'\x08' + b'\xff' * 100 + b'\x01']
-    )
-    def test_what_is_no_message_is_refused(self, data):
-        with pytest.raises((ValueError, IndexError)):
-            list(fields(memoryview(data)))

@@ -19,7 +19,7 @@ from triton_package import interpreted, needs_triton  # noqa: F401
 from vla_runtime.engines.tolerances import Bounds
 from vla_runtime.engines.torch import layer_choice, layer_trial
 from vla_runtime.engines.torch.engine import TorchEngine
-from vla_runtime.engines.torch.triton_layers import triton_layers
+from vla_runtime.engines.torch.layer_trial import triton_layers
 from vla_runtime.families.blocks.fused_expert import FusedExpert
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.policy import Policy

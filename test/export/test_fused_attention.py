@@ -19,7 +19,7 @@ from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.export.onnx.bundle import FUSED_HEADS, check_attention, export_bundle
 from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.export.onnx.verification import verify_onnx
-from vla_runtime.export.tensorrt.operators import unsupported
+from vla_runtime.export.tensorrt.build import unsupported
 
 
 @pytest.fixture(scope='module', params=['bfloat16', 'float16'])

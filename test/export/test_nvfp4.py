@@ -254,8 +254,9 @@ def test_auto_never_takes_them_unjudged(bundle: Path):
     assert [candidate.precision for candidate in found] == ['float32']
     named = candidates(read, 'auto', 'cpu', 'nvfp4')
     assert [str(candidate) for candidate in named] == ['onnxruntime in nvfp4']
-    with pytest.raises(ValueError, match="'nvfp4'"):
-        Policy.load(bundle, 'torch', precision='nvfp4')
+    for precision in ('nvfp4', 'fp8', 'int8'):
+        with pytest.raises(ValueError, match=precision):
+            Policy.load(bundle, 'torch', precision=precision)
 
 
 def test_files_of_another_precision_are_refused_by_name(bundle: Path):

@@ -12,9 +12,8 @@ from tiny_policy import tiny_dims
 
 from vla_runtime.families import shape_cache, traced_shapes
 from vla_runtime.families.flow_network import FlowNetwork, empty_network
-from vla_runtime.families.shape_cache import remember, remembered, shapes_file
+from vla_runtime.families.shape_cache import remember, remembered, shapes_file, weight_shapes
 from vla_runtime.families.traced_shapes import TracedShapes, trace_shapes
-from vla_runtime.families.weight_shapes import weight_shapes
 
 
 @pytest.fixture

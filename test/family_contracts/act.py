@@ -30,7 +30,7 @@ from vla_runtime.bundle.schema import ImageSpec
 from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.families.act import networks
 from vla_runtime.families.act.dimensions import ActDims, StackDims
-from vla_runtime.families.act.positions import map_positions
+from vla_runtime.families.act.networks import map_positions
 from vla_runtime.families.blocks.resnet_dimensions import ResNetDims
 from vla_runtime.types import Observation
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from tiny_policy import observation
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.checkpoints.tensors import CheckpointError, read_tensors
 from vla_runtime.cli.main import main
+from vla_runtime.engines.onnx.session import Placement, Session
 from vla_runtime.policy import Policy
 
 
@@ -52,6 +54,22 @@ def test_a_link_to_a_bundle_of_links_acts_as_the_files_do(bundle, tmp_path):
     (tmp_path / 'link').symlink_to(bundle)
     linked = chunk_of(tmp_path / 'link', 'onnxruntime')
     np.testing.assert_array_equal(linked, chunk_of(tiny_onnx_bundle(), 'onnxruntime'))
+
+
+def test_linked_graphs_need_onnx_by_name(bundle, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'onnx', None)
+    with pytest.raises(ValueError, match='pip install onnx'):
+        Policy.load(bundle, 'onnxruntime')
+    np.testing.assert_array_equal(chunk_of(bundle, 'torch'), chunk_of(tiny_onnx_bundle(), 'torch'))
+
+
+@pytest.mark.parametrize('data', [b'', b'\x12\x09abc', b'\x0b'])
+def test_a_linked_graph_that_is_none_is_named(bundle, data):
+    path = bundle / 'onnx' / 'vision.onnx'
+    path.unlink()
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r'vision\.onnx'):
+        Session(path, Placement.of('cpu'))
 
 
 def test_a_linked_bundle_is_shown_and_compared(bundle, capsys):

@@ -25,8 +25,7 @@ from vla_runtime.performance.cost_sweep import (
     sizes_of,
 )
 from vla_runtime.performance.devices import DEVICES
-from vla_runtime.performance.kernel_times import predicted_ms
-from vla_runtime.performance.roofline import Rates, phase_floors, published_rates
+from vla_runtime.performance.roofline import Rates, phase_floors, predicted_ms, published_rates
 
 RATES = Rates(1e12, 1e10, 'the test')
 BASE = Setup(views=2, steps=3, rows=1)

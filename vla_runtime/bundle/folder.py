@@ -188,7 +188,6 @@ def files_in(folder: Path, listed: Container[str]) -> list[str]:
     """Relative names of all files, dotfiles too, without policy.yaml and the engines folder.
 
     Args:
-        folder: folder of the bundle.
         listed: names in policy.yaml; what moving a bundle leaves beside them is left out.
     """
     names = []

@@ -61,10 +61,6 @@ def write_graph_facts(folder: Path, exported: ExportedGraphs) -> None:
 def read_graph_facts(folder: Path, names: Iterable[str]) -> ExportedGraphs:
     """Read the facts of some graphs.
 
-    Args:
-        folder: folder of the graphs.
-        names: file names of the graphs.
-
     Raises:
         JsonError: the file is missing, damaged, or lacks one of the graphs.
     """

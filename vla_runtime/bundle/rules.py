@@ -7,13 +7,12 @@ no other package checks names, lengths or vocabularies again.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, get_args
 
 import yaml
 
-from vla_runtime.bundle.joint_space_rules import check_joint_space
 from vla_runtime.bundle.pose_rules import check_poses, check_unique
 from vla_runtime.bundle.schema import (
     ENGINES_FOLDER,
@@ -22,8 +21,10 @@ from vla_runtime.bundle.schema import (
     SPEC_FILE,
     STEP_TIMES_S,
     TOKENIZER_SUFFIXES,
+    ActionSpec,
     BundleSpec,
     CropSpec,
+    StateSpec,
 )
 from vla_runtime.family.declaration import (
     MOST_DENOISE_STEPS,
@@ -38,6 +39,7 @@ from vla_runtime.files import typed_yaml
 from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import did_you_mean
+from vla_runtime.processing.joint_spaces import joint_space
 from vla_runtime.types import CroppedResample, ImageResample, StretchedResample
 
 # Largest accepted values, many times those of any published policy. Beyond them a typo asks for
@@ -305,7 +307,6 @@ def check_guidable(spec: BundleSpec, asked: str) -> None:
     """Refuse guidance for a policy that cannot be guided.
 
     Args:
-        spec: spec of the policy.
         asked: the setting or option that asks for guidance.
 
     Raises:
@@ -491,3 +492,44 @@ def _check_files(spec: BundleSpec) -> None:
             raise FieldError(field, f'{SPEC_FILE} and {ENGINES_FOLDER}/ are never listed')
         if not re.fullmatch(r'[0-9a-f]{64}', digest):
             raise FieldError(field, f"'{digest}' is not a SHA-256 in 64 small hex digits")
+
+
+def check_joint_space(spec: BundleSpec) -> None:
+    """Check that state and actions are the joints that the joint space converts (FieldError)."""
+    units = joint_space(spec.joint_space).units
+    if units is None:
+        return
+    where = f'joint_space is {spec.joint_space}'
+    groups: Mapping[str, Sequence[StateSpec | ActionSpec]]
+    groups = {'state': spec.state, 'actions': spec.actions}
+    for group, items in groups.items():
+        if len(items) != len(units):
+            raise FieldError(
+                group,
+                f'{len(items)} entries where {len(units)} are expected, because {where}: six '
+                'joints and a gripper of the left arm, then of the right. Leave it out for another '
+                'robot (export with --adapt-to-pi no)',
+            )
+        for index, (item, unit) in enumerate(zip(items, units, strict=True)):
+            if item.unit != unit:
+                raise FieldError(
+                    f'{group}[{index}].unit',
+                    f"'{item.unit}' of '{item.name}' where '{unit}' is expected, because {where}: "
+                    "joints are in rad, grippers (the 7th and 14th) in '1', from 0 to 1",
+                )
+    for index, (action, state, unit) in enumerate(
+        zip(spec.actions, spec.state, units, strict=True)
+    ):
+        if action.kind == 'velocity' or (action.kind == 'delta' and unit == '1'):
+            raise FieldError(
+                f'actions[{index}].kind',
+                f"'{action.kind}' of '{action.name}' is not possible where {where}: joints are "
+                'absolute or delta, grippers absolute',
+            )
+        if action.relative_to not in (None, state.name):
+            raise FieldError(
+                f'actions[{index}].relative_to',
+                f"'{action.relative_to}' where '{state.name}' is expected, because {where}",
+            )
+    if spec.poses:
+        raise FieldError('poses', f'are not possible where {where}, which is of joints')

@@ -107,7 +107,6 @@ def read_adapted(folder: Path, base: Path, names: TensorNames) -> dict[str, Stor
     """Find the tensors of a policy with its adapter, by our names.
 
     Args:
-        folder: folder of the adapter.
         base: folder of the policy below.
         names: names of the family's tensors.
 

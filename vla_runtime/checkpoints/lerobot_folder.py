@@ -157,7 +157,6 @@ def policy_type(folder: Path, known: Sequence[str], policies: Sequence[LeRobotPo
     """Return the policy type that config.json names, or that its fields show.
 
     Args:
-        folder: folder of the checkpoint.
         known: types that are served.
         policies: policies that folders without a type may be of.
 

@@ -37,7 +37,6 @@ def read_pipeline(path: Path, known: tuple[str, ...]) -> Pipeline:
     """Read a processor's JSON.
 
     Args:
-        path: path of the file.
         known: registry names of the steps that this runtime does too.
 
     Raises:

@@ -78,7 +78,6 @@ def read_normalisation(
     Args:
         config: config.json.
         before, after: the processors.
-        features: features of the policy.
         normalised_images: images go in from [0, 1] as `VISUAL` says; else as [-1, 1].
 
     Raises:
@@ -157,7 +156,6 @@ def read_statistics(
         config: config.json.
         stored: all that the folder has.
         normalisation: kinds that the policy was trained with.
-        features: features of the policy.
         padded: feature to its padded length; statistics of that length are cut to the feature's.
 
     Raises:

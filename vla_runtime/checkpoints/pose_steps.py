@@ -89,7 +89,6 @@ def scale_steps(
     Args:
         statistics: `actions.mean` and so on, cut to the named dimensions.
         normalisation: kinds of the normalisers.
-        actions: names of the actions.
         options: the steps' names, and metres and radians of 1.
         missing: takes a scale that the policy's numbers cannot be given.
     """

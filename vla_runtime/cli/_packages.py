@@ -7,7 +7,6 @@ def import_problem(error: ImportError, what: str, how: str) -> str:
     """Return the message for the person at the keyboard.
 
     Args:
-        error: error of the import.
         what: name of what needs it, such as `the demo`.
         how: command that installs everything that it needs.
     """

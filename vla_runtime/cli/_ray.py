@@ -15,7 +15,6 @@ def add_ray_argument(parser: argparse.ArgumentParser, what: str) -> None:
     """Declare `--ray`.
 
     Args:
-        parser: parser of the verb.
         what: runs there, such as `recordings`.
     """
     parser.add_argument(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vla_runtime.performance.devices import GIB
-from vla_runtime.performance.kernel_times import SECONDS_A_KERNEL
+from vla_runtime.performance.roofline import SECONDS_A_KERNEL
 
 
 def describe(answer: Mapping[str, Any], device: Mapping[str, Any]) -> str:

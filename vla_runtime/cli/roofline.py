@@ -245,8 +245,12 @@ def _on_device(
 
 def _times_on(device: Device, workload: _Workload) -> dict[str, Any]:
     """Return floors, predictions and shares of a miss on a device, by rows and phase."""
-    from vla_runtime.performance.kernel_times import predicted_ms
-    from vla_runtime.performance.roofline import miss_shares, phase_floors, published_rates
+    from vla_runtime.performance.roofline import (
+        miss_shares,
+        phase_floors,
+        predicted_ms,
+        published_rates,
+    )
 
     counts, precision = workload.counts, workload.precision
     rates = published_rates(device, precision)
@@ -297,7 +301,7 @@ def _workload(arguments: argparse.Namespace) -> tuple[_Workload, PolicyDims]:
     """Return the policy that the command line names, as it is to run, and its dimensions."""
     from vla_runtime.bundle.folder import read_bundle
     from vla_runtime.families.operation_counts import count_operations, counts_of
-    from vla_runtime.performance.kernel_times import COUNTED_PRECISIONS
+    from vla_runtime.performance.roofline import COUNTED_PRECISIONS
 
     published, views = preset(arguments.model), arguments.views
     rows: tuple[int, ...] = (1, 2)

@@ -99,8 +99,6 @@ def read_contents(reader: BagReader, robot: Robot, namespace: str | None = None)
     """Read a bag.
 
     Args:
-        reader: reader of the bag.
-        robot: the robot file.
         namespace: namespace of the robot in the bag; None: the only one that has its topics.
 
     Raises:

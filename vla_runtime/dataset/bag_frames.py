@@ -26,7 +26,6 @@ class BagFrames:
     """Gives the frames of a bag's episodes in their order.
 
     Args:
-        contents: contents of the bag.
         episodes: all that will be asked for.
 
     Attributes:

@@ -126,7 +126,6 @@ def index_statistics(
     Args:
         lengths: frames of the episodes.
         tasks: task number of each.
-        first_episode: number of the first one.
         first_index: index of its first frame in the data set.
         fps: frames a second.
     """

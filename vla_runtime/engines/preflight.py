@@ -125,7 +125,6 @@ def check_graph_files(bundle: Path, names: Iterable[str]) -> None:
     """Refuse a bundle that lacks ONNX files.
 
     Args:
-        bundle: folder of the bundle.
         names: names of the files, see `bundle.onnx_files.graph_names` and `engine_graphs`.
 
     Raises:

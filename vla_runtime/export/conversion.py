@@ -44,7 +44,7 @@ from vla_runtime.checkpoints.options import DatasetInfo, ExportOptions, read_dat
 from vla_runtime.checkpoints.pose_steps import scale_steps
 from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source, find_reader
 from vla_runtime.checkpoints.tensors import CheckpointError, copy_tensors, read_tensors
-from vla_runtime.families.weight_shapes import weight_shapes
+from vla_runtime.families.shape_cache import weight_shapes
 from vla_runtime.family.declaration import PolicyDims, image_sizes, language_dims
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.field_error import FieldError

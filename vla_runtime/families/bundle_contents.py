@@ -14,7 +14,7 @@ import numpy as np
 from vla_runtime.bundle.folder import Bundle, BundleError
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors, read_header
 from vla_runtime.families.blocks.ternary_weights import count_invalid
-from vla_runtime.families.weight_shapes import weight_shapes
+from vla_runtime.families.shape_cache import weight_shapes
 from vla_runtime.family.declaration import language_dims
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.quotes import join_truncated

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vla_runtime.family.declaration import PolicyDims
+from vla_runtime.family.listing import code_folders, find_family
 from vla_runtime.files.atomic_write import write_text
 from vla_runtime.files.cache_folder import cache_folder
 from vla_runtime.files.json_file import read_document
@@ -78,3 +79,31 @@ def _forget_oldest(folder: Path) -> None:
     files = sorted(folder.glob('*.json'), key=lambda path: path.stat().st_mtime_ns)
     for path in files[:-_MOST_KEPT]:
         path.unlink(missing_ok=True)
+
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def weight_shapes(name: str, dims: PolicyDims) -> Shapes:
+    """Return names and shapes of a network's tensors; allocates nothing.
+
+    Imports PyTorch the first time only: they are remembered in the user's cache folder.
+
+    Raises:
+        ValueError: unknown family.
+        ModuleNotFoundError: not remembered, and PyTorch is not installed.
+    """
+    find_family(name)
+    path = shapes_file(name, dims, code_folders())
+    shapes = remembered(path, _shapes_of)
+    if shapes is None:
+        from vla_runtime.families.flow_network import empty_network
+
+        state = empty_network(name, dims).state_dict()
+        shapes = {tensor: tuple(value.shape) for tensor, value in state.items()}
+        remember(path, shapes)
+    return shapes
+
+
+def _shapes_of(content: dict[str, Any]) -> Shapes:
+    return {name: tuple(map(int, shape)) for name, shape in content.items()}

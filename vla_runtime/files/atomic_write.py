@@ -20,7 +20,6 @@ class WriteError(OSError):
     """A file could not be written; `filename` is the one that was wanted.
 
     Args:
-        path: path of the file.
         cause: words of the system.
     """
 

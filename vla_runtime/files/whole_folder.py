@@ -19,7 +19,6 @@ def whole_folder(path: Path, check: Callable[[Path], None]) -> Iterator[Path]:
     What a command that was killed left there is removed.
 
     Args:
-        path: path of the folder.
         check: raises what forbids the filled folder to take its place, or to replace what has come
             there in the meantime.
 

@@ -12,7 +12,6 @@ from vla_runtime.bundle.statistics import CHANNELS, image_group
 from vla_runtime.family.declaration import image_sizes
 from vla_runtime.processing.cropped_images import cropped
 from vla_runtime.processing.images import BLACK, black_pixels, check_image, to_pixels
-from vla_runtime.processing.letterboxed_images import letterboxed
 from vla_runtime.processing.normalization import Normalizer
 from vla_runtime.processing.plain_images import (
     check_size,
@@ -21,7 +20,7 @@ from vla_runtime.processing.plain_images import (
     signed_table,
     to_plain_pixels,
 )
-from vla_runtime.processing.stretched_images import stretched
+from vla_runtime.processing.stretched_images import letterboxed, stretched
 from vla_runtime.types import CroppedResample
 
 

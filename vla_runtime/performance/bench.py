@@ -119,7 +119,6 @@ def run_bench(
     """Load the policy, measure it, and close it.
 
     Args:
-        bundle: folder of the bundle.
         options: options of the measurement.
         progress: function that wraps the rounds, e.g. in a progress bar.
 

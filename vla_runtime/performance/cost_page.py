@@ -10,7 +10,7 @@ from vla_runtime.pages.page import render
 from vla_runtime.pages.plot import svg_plot
 from vla_runtime.performance.cost_sweep import KINDS
 from vla_runtime.performance.devices import DEVICES
-from vla_runtime.performance.kernel_times import SECONDS_A_KERNEL
+from vla_runtime.performance.roofline import SECONDS_A_KERNEL
 
 _TITLES = {
     'views': 'views with a new image',

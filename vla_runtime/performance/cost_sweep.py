@@ -26,9 +26,8 @@ from vla_runtime.performance.bench import (
     measure_kinds,
 )
 from vla_runtime.performance.devices import DEVICES, MATRIX_BYTES
-from vla_runtime.performance.kernel_times import SECONDS_A_KERNEL
 from vla_runtime.performance.measurement import percentiles
-from vla_runtime.performance.roofline import Rates, floor, published_rates
+from vla_runtime.performance.roofline import SECONDS_A_KERNEL, Rates, floor, published_rates
 from vla_runtime.policy import Policy
 
 Axis = Literal['views', 'tokens', 'horizon', 'steps', 'rows', 'samples']
@@ -170,7 +169,6 @@ def run_sweep(
     """Load a policy, measure every setup that it can run, close it, and count all on paper.
 
     Args:
-        folder: folder of the bundle.
         options: options of the benchmark, `auto` resolved.
         base: setup of which one size or setting at a time changes.
         rates: rates of this device; None: nothing to compare with.

@@ -2,7 +2,8 @@
 
 The roofline model (Williams et al., CACM 2009): a phase takes at least as long as its counted
 operations at the device's rate, and as its counted bytes at the device's bandwidth. A floor is
-not an estimate: no real run reaches it.
+not an estimate: no real run reaches it. A prediction for PyTorch on CUDA adds a fixed cost for
+each counted kernel. Products and attention that fill few multiprocessors take longer.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from vla_runtime.engines.free_memory import LOAD_RESERVE_BYTES
 from vla_runtime.engines.protocol import SLOTS
 from vla_runtime.families.counts import PolicyCounts, Work
+from vla_runtime.family.performance_figures import Kernels
 from vla_runtime.performance.devices import GIB, MATRIX_BYTES, Device
 
 _FLOAT32 = 4
@@ -90,8 +92,6 @@ def phase_floors(
     """Least times of one inference, phase by phase.
 
     Args:
-        counts: counts of the policy.
-        rates: rates of the device.
         precision: precision of the large matrices, a key of `MATRIX_BYTES`.
         rows: prompt rows, 2 under guidance.
         steps: denoise steps.
@@ -145,7 +145,6 @@ def memory_need(counts: PolicyCounts, backend: str, *, precision: str, rows: int
     keeps some tens of megabytes more for each camera, which are not counted.
 
     Args:
-        counts: counts of the policy.
         backend: `torch`, `onnxruntime` or `tensorrt`.
         precision: precision of the large matrices, a key of `MATRIX_BYTES`.
         rows: most prompt rows; every number from 1 to this is built.
@@ -192,7 +191,6 @@ def weight_bytes(counts: PolicyCounts, matrix_bytes: int = _FLOAT32) -> int:
     """Bytes of all parameters of the networks.
 
     Args:
-        counts: counts of the policy.
         matrix_bytes: size of a number of the large matrices; all else is float32.
     """
     return counts.matrices * matrix_bytes + counts.others * _FLOAT32 + counts.packed
@@ -201,3 +199,28 @@ def weight_bytes(counts: PolicyCounts, matrix_bytes: int = _FLOAT32) -> int:
 def fits(need: MemoryNeed, device: Device) -> bool:
     """Return whether this would be loaded, in the device's memory less what the table reserves."""
     return need.total + need.reserve <= (device.memory_gib - device.reserved_gib) * GIB
+
+
+# About what a kernel takes that is too small to fill a GPU. On an H200 each kernel of a denoise
+# step adds 4.1 µs to its least time with operators, 4.4 in Triton (benchmark/results/gpu.json).
+SECONDS_A_KERNEL = 4e-6
+
+
+# Precisions that kernels were counted in; others have other casts, masks and scales.
+COUNTED_PRECISIONS = ('bfloat16', 'float16')
+
+
+def predicted_ms(
+    floors: Mapping[str, Floor], kernels: Kernels, *, views: int, steps: int
+) -> dict[str, float]:
+    """Return the predicted milliseconds of each phase.
+
+    Args:
+        floors: least times by phase, from `roofline.phase_floors`, for one prompt row.
+        views: cameras whose image has changed at a miss.
+        steps: denoise steps.
+    """
+    return {
+        phase: floors[phase].milliseconds + 1e3 * SECONDS_A_KERNEL * count
+        for phase, count in kernels.phases(views=views, steps=steps).items()
+    }

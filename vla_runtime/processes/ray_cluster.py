@@ -94,9 +94,6 @@ def cluster_workers(use: ClusterUse) -> Iterator[Submit]:
     Work runs in the folder that this process is in, so relative paths mean the same there. The end
     of the block waits for what was submitted; an exception in it, Ctrl-C too, ends the work.
 
-    Args:
-        use: use of the cluster.
-
     Raises:
         ClusterError: Ray is missing, no cluster answers, or a machine of it lacks something.
         ChildProcessError: Ray gave a piece of work up after its retries.

@@ -197,7 +197,6 @@ def _serves(architecture: str, major: int, minor: int, driver: tuple[int, int]) 
     Args:
         architecture: architecture that the kernels were made for.
         major, minor: compute capability of the GPU.
-        driver: CUDA of the driver.
     """
     found = re.fullmatch(r'(sm|compute)_(\d+)(\d)([af]?)', architecture)
     if not found:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal
 
-from vla_runtime.selftest.lost_context import MEND, lost_context
+from vla_runtime.engines.cuda_driver import CudaError
 
 State = Literal['passed', 'failed', 'skipped']
 
@@ -64,7 +64,6 @@ class Steps:
         """Run a step; `work` returns what it found, for people.
 
         Args:
-            name: name of the step.
             work: raises where the step fails.
             mend: remedy where the error does not say so itself; may depend on the error. A lost
                 CUDA context has its own.
@@ -102,3 +101,39 @@ class Steps:
     def _finish(self, name: str, state: State, detail: str, mend: str, start: float) -> None:
         self.done.append(Step(name, state, detail, mend, round(perf_counter() - start, 3)))
         self._end(self.done[-1])
+
+
+MEND = (
+    'nothing more is compared: the CUDA context is lost, with this step or one before, and all '
+    'that follows on it fails; try each family in a run of its own (--family)'
+)
+# CUDA's texts of the errors that `CudaError.context_lost` knows by code. PyTorch's errors have them
+# behind `CUDA error: `, TensorRT's in brackets.
+_TEXTS = (
+    'an illegal instruction was encountered',
+    'an illegal memory access was encountered',
+    'context is destroyed',
+    'device-side assert triggered',
+    'hardware stack error',
+    'invalid program counter',
+    'misaligned address',
+    'operation not supported on global/shared address space',
+    'the launch timed out and was terminated',
+    'uncorrectable ECC error encountered',
+    'unknown error',
+    'unspecified launch failure',
+)
+
+
+def lost_context(error: BaseException | None) -> bool:
+    """Return whether an error, or one that it came from, has cost the context."""
+    while error is not None:
+        if isinstance(error, CudaError) and error.context_lost:
+            return True
+        message = str(error)
+        if isinstance(error, RuntimeError) and any(
+            f'CUDA error: {text}' in message or f'({text})' in message for text in _TEXTS
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -26,7 +26,7 @@ from vla_runtime.checkpoints.tensors import copy_tensors, read_tensors
 from vla_runtime.export.conversion import ExportPlan, plan_export
 from vla_runtime.families.act.checkpoint import NAMES, ActReader
 from vla_runtime.families.act.dimensions import ActDims
-from vla_runtime.families.weight_shapes import weight_shapes
+from vla_runtime.families.shape_cache import weight_shapes
 from vla_runtime.files.json_file import JsonError
 
 REFERENCE = Path(__file__).parents[2] / 'cases' / 'act_folder'

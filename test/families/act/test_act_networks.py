@@ -14,8 +14,7 @@ from network_cases import each_case, relative_error
 
 from vla_runtime.families.act.checkpoint import NAMES
 from vla_runtime.families.act.dimensions import ActDims
-from vla_runtime.families.act.networks import Act
-from vla_runtime.families.act.positions import map_positions
+from vla_runtime.families.act.networks import Act, map_positions
 from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.families.flow_network import build_network
 

@@ -26,7 +26,7 @@ from vla_runtime.checkpoints.reader import find_reader
 from vla_runtime.export.conversion import ExportPlan, plan_export, write_export
 from vla_runtime.families.evo1.checkpoint import Evo1Reader, of_embodiment
 from vla_runtime.families.evo1.dimensions import EVO1, Evo1Dims
-from vla_runtime.families.weight_shapes import weight_shapes
+from vla_runtime.families.shape_cache import weight_shapes
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation

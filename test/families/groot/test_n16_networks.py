@@ -12,7 +12,7 @@ from network_cases import each_case, each_entry, random_network, relative_error
 from tiny_policy import tiny_dims
 from torch.nn import functional as F
 
-from vla_runtime.families.groot.n16 import GrootN16
+from vla_runtime.families.groot.networks import GrootN16
 from vla_runtime.families.groot.siglip2 import EagleVision2, resizing
 
 # Relative to the largest value: float32's own noise is 1e-5 in the layers.

@@ -23,9 +23,9 @@ from vla_runtime.checkpoints.reader import find_reader
 from vla_runtime.checkpoints.tensors import read_tensors
 from vla_runtime.cli.main import main
 from vla_runtime.export.conversion import ExportPlan, plan_export
+from vla_runtime.families.shape_cache import weight_shapes
 from vla_runtime.families.smolvla.checkpoint import NAMES, SmolVlaReader
 from vla_runtime.families.smolvla.dimensions import SMOLVLA, SmolVlaDims
-from vla_runtime.families.weight_shapes import weight_shapes
 from vla_runtime.files.json_file import JsonError
 
 REFERENCE = tokenizer_of('smolvla').parent

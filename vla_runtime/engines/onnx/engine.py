@@ -196,7 +196,6 @@ class OnnxEngine:
 
     Args:
         family, dims: family and dimensions of the policy.
-        folder: folder of the bundle.
         device: `cpu`, `cuda`, `cuda:N`, `tensorrt` or `tensorrt:N`.
         precision: precision of the export; it is checked, not chosen here.
         max_rows: most prompt rows that will be asked for (2 for guidance).

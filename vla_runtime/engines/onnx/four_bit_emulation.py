@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_runtime.bundle.onnx_files import FP4_BLOCK, FP4_ROUNDING, FP4_VALUES
+from vla_runtime.engines.onnx.links import read_graph
 
 if TYPE_CHECKING:
     import onnx
@@ -22,19 +23,10 @@ def emulated(path: Path) -> bytes | None:
         ValueError: no ONNX file, or `onnx` is not installed.
         OSError: the file cannot be read.
     """
-    if FP4_ROUNDING.encode() not in path.read_bytes():
+    data = path.read_bytes()
+    if FP4_ROUNDING.encode() not in data:
         return None
-    try:
-        import onnx
-    except ImportError:
-        raise ValueError(
-            f"{path}: 4-bit numbers are emulated, which needs the Python package 'onnx': pip "
-            'install onnx, or take files of another precision'
-        ) from None
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except Exception as error:  # protobuf's own error, which is not re-exported
-        raise ValueError(f'{path}: is not an ONNX file: {error}') from None
+    model = read_graph(path, data, '4-bit numbers are emulated', 'take files of another precision')
     emulate(model)
     return bytes(model.SerializeToString())
 

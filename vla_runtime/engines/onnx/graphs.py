@@ -58,7 +58,6 @@ def load_graphs(
     """Load and check the graphs of an engine.
 
     Args:
-        folder: folder of the bundle.
         place: device and execution provider.
         family, dims: family and dimensions of the policy.
         conditioning: C, width of a row of the time table.

@@ -133,7 +133,6 @@ class Session:
     """One graph file on a provider.
 
     Args:
-        path: path of the graph.
         placement: device and execution provider.
         options: ONNX Runtime's session options; `session_options()` unless given.
         model: the graph's bytes; None for those of the file. Weights are found beside the file.

@@ -222,7 +222,6 @@ class TensorRT:
         """Deserialize an engine file and make its contexts.
 
         Args:
-            path: path of the engine.
             stream: CUDA stream on which profiles are selected; wait for it before a network runs.
             lengths: lengths of the free axis that get a context each.
             compiled: kernels that TensorRT for RTX compiled before, and will.

@@ -31,7 +31,6 @@ class DeviceArray:
     """An array on the device.
 
     Args:
-        runtime: runtime of the device.
         shape: shape of the array.
         dtype: numpy's name or `bfloat16`; written values are converted to it.
     """
@@ -120,7 +119,6 @@ class PrefixRows:
     """Buffers of the prefix for one number of prompt rows, with its slots.
 
     Args:
-        runtime: runtime of the device.
         prefix: inputs and outputs of its engine.
         inputs: names of the family's prefix inputs; the engine may take rows of the text table in
             place of one.
@@ -179,7 +177,6 @@ class Schedule:
     """Buffers for one number of denoise steps; `load` refills them, the graphs stay.
 
     Args:
-        runtime: runtime of the device.
         steps: N.
         conditioning: C, the width of a row of the time table.
         dims: dimensions of the policy.

@@ -27,7 +27,6 @@ class GraphCapturer:
 
     Args:
         name: name of the network in the log (`vision`, `prefix`, `denoise`).
-        runtime: runtime of the device.
         captures: number of captures, of which the fastest graph is kept; 0 never captures.
     """
 

@@ -69,7 +69,6 @@ def check_targets(targets: tuple[str, ...], precision: str = 'float32') -> None:
 
     Args:
         targets: names such as `sm89`.
-        precision: precision of the graphs.
     """
     for target in targets:
         if target not in TARGETS:

@@ -38,9 +38,6 @@ class CudaGraphCapture:
 
     All its graphs share one memory pool and cuBLAS's scratch memory, which is safe because they
     replay one after the other and leave their results in buffers outside.
-
-    Args:
-        device: a CUDA device.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -29,8 +29,6 @@ class CudaStreams:
     """Queues work of one device on streams, ordered by events where they share a view or a slot.
 
     Args:
-        device: a CUDA device.
-        cameras: number of cameras.
         cuda: `torch.cuda`, or a test's stand-in for it.
     """
 

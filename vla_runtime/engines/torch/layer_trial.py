@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,8 +30,8 @@ from vla_runtime.engines.torch import cuda_graph
 from vla_runtime.engines.torch.buffers import Schedule, Variant
 from vla_runtime.engines.torch.cuda_graph import Capturer
 from vla_runtime.engines.torch.layer_choice import LayerChoice, Outputs, Part
-from vla_runtime.engines.torch.triton_layers import compare_layers, triton_layers
 from vla_runtime.engines.triton_option import OFF, ON
+from vla_runtime.families.blocks.layer_comparison import ComparedExpert, LayerError, worst_fault
 
 if TYPE_CHECKING:
     from vla_runtime.engines.torch.engine import TorchEngine
@@ -190,3 +190,41 @@ def _random(like: Tensor, generator: torch.Generator, whole: bool) -> Tensor:
     if like.dtype == torch.int64:
         return torch.randint(_TOKENS, like.shape, generator=generator)
     return torch.rand(like.shape, generator=generator) * 2 - 1
+
+
+if TYPE_CHECKING:
+    from vla_runtime.engines.torch.engine import TorchEngine
+
+
+def compare_layers(engine: TorchEngine, part: Part, form: Any) -> str:
+    """Run a part with each layer in both forms and in float32.
+
+    Args:
+        engine: engine that has laid out nothing but its trial inputs.
+        part: a shape of the denoise step.
+        form: class of the layers in Triton kernels.
+
+    Returns:
+        the worst layer whose Triton kernels are further from float32 than rounding explains, in
+        words; else ''
+    """
+    errors: list[LayerError] = []
+    prepared = engine._prepared
+    engine._layers[part.shape], engine._prepared = partial(ComparedExpert, form, errors), {}
+    try:
+        part.work()
+    finally:
+        del engine._layers[part.shape]
+        engine._prepared = prepared
+    return worst_fault(errors)
+
+
+def triton_layers() -> Any:
+    """Return the class that takes the place of `FusedExpert`.
+
+    Raises:
+        ImportError: no Triton, or one that does not work here.
+    """
+    from vla_runtime.families.blocks.triton_expert import TritonExpert
+
+    return TritonExpert

@@ -261,7 +261,6 @@ def bundle_with_onnx(
     anew. A damaged copy is replaced.
 
     Args:
-        bundle: folder of a policy bundle.
         folder: folder that such copies are kept in.
         precision: precision of the files; None: any that are there, or else float32.
         tell: function called with a line about the export, which can take a minute.

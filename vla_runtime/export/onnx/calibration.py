@@ -58,7 +58,6 @@ def calibration_cases(bundle: Bundle, observations: Sequence[Observation]) -> Ca
     """Turn observations into cases; of more than some thirty evenly spread ones.
 
     Args:
-        bundle: bundle of the policy.
         observations: observations as the policy sees them on its robot.
 
     Raises:

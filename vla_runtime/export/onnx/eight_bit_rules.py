@@ -53,7 +53,6 @@ def matrix_faults(
 
     Args:
         paths: paths of the graphs; their weights are read, one matrix at a time.
-        weights: weights of the bundle.
         factors: parameter name to the factor that the graphs multiply its numbers by.
 
     Returns:

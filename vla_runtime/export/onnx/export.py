@@ -164,7 +164,6 @@ def head_sizes(spec: BundleSpec, precision: Precision) -> dict[str, set[int]]:
 
     Args:
         spec: contents of the bundle's policy.yaml.
-        precision: precision of the matrices.
     """
     traced = _TracedNetworks(spec, precision)
     traces = {

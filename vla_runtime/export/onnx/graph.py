@@ -42,8 +42,6 @@ class GraphWriter:
     """Collects the nodes of one graph; constants and weights go to the shared weight file.
 
     Args:
-        name: name of the graph.
-        weights: the weight file.
         opset: version of ONNX's operators.
         fused: half type that attention is computed in as one operator; None: written out.
     """

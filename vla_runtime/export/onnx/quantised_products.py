@@ -81,7 +81,6 @@ class QuantisedProducts(ABC):
             graph: graph to write into.
             x: the input.
             name: of the matrices, joined as the ranges' are.
-            matrices: the matrices.
 
         Returns:
             the products (…, out), float32

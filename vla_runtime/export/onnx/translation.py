@@ -46,7 +46,6 @@ class Translator:
 
     Args:
         graph: graph to write into.
-        weights: weights of the bundle.
         scales: parameter name to the factor that its numbers are multiplied by.
         tokens_on_host: take the rows of the text table that the input `tokens` names as an input of
             their own, and leave the table out.

@@ -21,7 +21,6 @@ def comparable(path: Path, *, widen_bfloat16: bool, show_codes: bool = False) ->
     """A graph whose inputs and outputs are float32 where the file's are in half.
 
     Args:
-        path: path of the graph file.
         widen_bfloat16: compute bfloat16 matrix products in float32 and round their results: what
             a device does that sums in float32, on one that knows no bfloat16 products.
         show_codes: hand out the codes of the tokens that ternary matrices multiply too.

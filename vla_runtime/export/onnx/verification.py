@@ -95,7 +95,6 @@ def verify_onnx(
     """Compare a bundle's ONNX files with its PyTorch modules.
 
     Args:
-        folder: folder of the bundle.
         spec: contents of the bundle's policy.yaml.
         device: `cpu`, `cuda`, `cuda:N`, `tensorrt` or `tensorrt:N`.
         advance: function called with 1 for each of the `verification_steps`.
@@ -140,7 +139,6 @@ def check_graphs(
     """Check the types in all graphs of a bundle.
 
     Args:
-        folder: folder of the bundle.
         image_sizes: number of different sizes among the cameras' images.
         monolithic: the baseline is there, unless the files are in 8 or 4 bits.
 

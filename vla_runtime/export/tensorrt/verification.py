@@ -40,7 +40,6 @@ def verify_built(
     """Load the engines that were built on this machine and compare them with recorded cases.
 
     Args:
-        bundle: bundle of the engines.
         metadata: contents of `engine.json`.
         device: `cuda` or `cuda:N`.
         advance: called with 1 after each case.

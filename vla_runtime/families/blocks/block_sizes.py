@@ -34,7 +34,6 @@ class Shapes:
     """Tensor shapes by this package's names; a missing tensor is an error.
 
     Args:
-        tensors: tensors of the checkpoint.
         policies: kind of policy, for the error.
     """
 
@@ -80,7 +79,6 @@ def image_size_of(shape: Shapes, class_tokens: int = 0) -> int:
     """Edge of the square input image in pixels.
 
     Args:
-        shape: shape of the tensors.
         class_tokens: positions that are no patch's.
 
     Raises:

@@ -267,7 +267,6 @@ def normalise(
         x: residual stream.
         scale: (W,) of a plain norm.
         modulation: that of an adaptive norm.
-        epsilon: epsilon of the norm.
         out: takes the result in its own dtype.
     """
     if norms_at_once(x):
@@ -301,7 +300,6 @@ def encode_stack(
     """Keys (rotated) and values of every layer, (layers, B, kv_heads, P, D) each.
 
     Args:
-        blocks: blocks of the stack.
         x: (B, P, W); mask: (B, P) bool, valid tokens.
         used: tokens as `used_tokens` gives them; other tokens are not computed, their keys and
             values are zero. None: all are computed.

@@ -32,7 +32,6 @@ class OwnLayers:
 
     Args:
         like: (layers, B, kv_heads, P, D), keys of the prefix.
-        heads: query heads.
         of_suffix: (T, T) bool, what suffix tokens see of each other.
         kernel: attends without a mask, if suffix tokens see all the others; None: with one.
         static_shapes: the numbers of a mask change no operator.

@@ -32,7 +32,6 @@ class FusedExpert:
     Shapes: B rows times samples, P prefix tokens, T suffix tokens, W width, D head_dim.
 
     Args:
-        blocks: blocks of the expert.
         of_suffix: (T, T) bool, what suffix tokens see of each other.
         kernel: attends without a mask where that can be, as `fused_lengths.flash`; None: nowhere.
         static_shapes: the numbers of a mask change no operator.

@@ -70,7 +70,6 @@ class FirstKeys:
 
     Args:
         kernel: `flash`, or a function with its arguments.
-        rows: number of rows.
         queries, keys: numbers of queries and of places for keys in each row.
         device: device of all tensors.
 
@@ -127,7 +126,6 @@ def usable(kernel: Kernel, device: torch.device, dtype: torch.dtype, shape: Shap
     Args:
         kernel: see `flash`.
         device, dtype: device and dtype of the policy's tensors.
-        shape: shape of its attention.
     """
     try:
         error = _error(kernel, device, dtype, shape)

@@ -43,7 +43,6 @@ class LlamaBlock(nn.Module):
 
     Args:
         dims: sizes of the stack.
-        epsilon: epsilon of the norms.
         memory_width: input width of a cross-attending block's key and value projections.
         bias: query, key and value projections have a bias, as Qwen2's (arXiv 2407.10671).
     """
@@ -84,7 +83,6 @@ class Llama(nn.Module):
 
     Args:
         dims: sizes of the stack.
-        epsilon: epsilon of the norms.
         vocabulary: rows of the text table, 0 for none.
         cross: layers whose keys and values are computed from another stack's.
         memory_width: input width of their key and value projections.

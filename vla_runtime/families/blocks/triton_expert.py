@@ -1,7 +1,7 @@
 """The expert over one prefix in eight Triton kernels a layer: `FusedExpert` for CUDA.
 
 Needs Triton, which PyTorch's CUDA build brings. Whether it gives the numbers of the other modules
-on a device, and takes less time, is found out at load (`engines.torch.triton_layers`).
+on a device, and takes less time, is found out at load (`engines.torch.layer_trial`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ class _Layers:
     Args:
         like: (layers, B, kv_heads, P, D), keys of the prefix.
         sight: (T, own) bool, own keys that each suffix token sees; `own` is 0 for cross layers.
-        heads: query heads.
     """
 
     def __init__(self, like: Tensor, sight: Tensor, heads: int) -> None:
@@ -246,7 +245,6 @@ class TritonExpert(FusedExpert):
 
         Args:
             norm: norm, or `_NONE`.
-            epsilon: epsilon of the norm.
             parts: parts of the product; 0 adds nothing.
             before: norm before the product, which has its gate.
         """

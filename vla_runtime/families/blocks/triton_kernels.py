@@ -229,7 +229,6 @@ def attend_kernel(
         lengths: (B,) int32, keys of a row that are valid. What is behind them is never read.
         attended: (parts, N, heads, HEAD) float32, of a part alone.
         weight: (parts, N, heads) float32, logarithm of the sum of a part's exponentials.
-        part_length: keys of a part.
         DIM: a power of 2 from HEAD on.
     """
     group = heads // kv_heads
@@ -330,7 +329,6 @@ def product_kernel(
     Args:
         operand: (N, inputs); weight: (W, inputs).
         parts: (parts, N, W) float32.
-        part_inputs: inputs of a part.
     """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

@@ -61,7 +61,6 @@ class Qwen3(nn.Module):
 
     Args:
         dims: sizes of the stack.
-        epsilon: epsilon of the norms.
         vocabulary: rows of the text table.
         final_norm: the features are those after the model's last norm.
     """

@@ -1,8 +1,4 @@
-"""Fused form of `PiNetwork`: the same numbers, with the work that steps share done once.
-
-Everything that depends on the prefix alone (places of keys and values, mask or lengths, positions)
-is laid out once per prefix, everything that depends on the flow time alone once per schedule.
-"""
+"""Fused form of `PiNetwork`."""
 
 from __future__ import annotations
 
@@ -13,19 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from vla_runtime.families.blocks.attention import images_of_rows, repeat_rows
-from vla_runtime.families.blocks.fused import (
-    FusedBlock,
-    FusedVision,
-    encode_stack,
-    norm_scale,
-    normalise,
-    rows_of_samples,
-    used_tokens,
-)
+from vla_runtime.families.blocks.fused import encode_stack, normalise
 from vla_runtime.families.blocks.fused_expert import FusedExpert
 from vla_runtime.families.blocks.fused_lengths import Kernel, flash
 from vla_runtime.families.blocks.gemma import Modulation
-from vla_runtime.families.flow_network import FlowNetwork
+from vla_runtime.families.fused_flow import FusedFlow
 from vla_runtime.families.pi.flow_policy import PiNetwork
 
 
@@ -37,35 +25,21 @@ class StepConditioning:
     modulations: tuple[Modulation, ...]
 
 
-class FusedPi(FlowNetwork):
+class FusedPi(FusedFlow):
     """The same numbers as a `PiNetwork`, up to rounding.
 
     Args:
-        plain: plain network with its weights, which become shared.
-        static_shapes: compute all tokens, as a captured graph must. Otherwise those that are valid
-            in no row are left out.
+        plain, static_shapes: as for `FusedFlow`.
         kernel: attends by lengths instead of a mask: with static shapes, and where it is usable.
-
-    Attributes:
-        kernel: the kernel in use; None where nothing attends by lengths.
     """
 
-    expert_type = FusedExpert
-
     def __init__(self, plain: PiNetwork, static_shapes: bool, kernel: Kernel = flash) -> None:
-        super().__init__()
-        self.family, self.dims = plain.family, plain.dims
-        self._plain, self._static_shapes = plain, static_shapes
-        self.vision = FusedVision(plain.vision)
-        self._language = [FusedBlock(block, epilogues=True) for block in plain.language.layers]
-        self._expert = [FusedBlock(block, packed=True) for block in plain.expert.layers]
-        self._final_scale = norm_scale(plain.expert.norm)
-        block, prefix = self._expert[0], self.dims.prefix_length
-        self._suffix_mask = plain.suffix_mask(block.qkv.weight.device)
-        suffix = len(self._suffix_mask)
-        self.kernel = self._prefix_kernel = None
+        device = plain.action_in.weight.device
+        super().__init__(plain, static_shapes, plain.suffix_mask(device))
+        prefix, suffix = plain.dims.prefix_length, len(self._suffix_mask)
+        self._prefix_kernel = None
         if static_shapes:
-            self.kernel = block.usable(kernel, suffix, suffix + prefix, folded=True)
+            self.kernel = self._expert[0].usable(kernel, suffix, suffix + prefix, folded=True)
         if self.kernel is not None:
             self._prefix_kernel = self._language[0].usable(kernel, prefix, prefix)
 
@@ -86,10 +60,6 @@ class FusedPi(FlowNetwork):
         )
         return {'past_key': past_key, 'past_value': past_value, 'prefix_mask': mask}
 
-    def time_conditioning(self, times: Tensor) -> Tensor:
-        """As `PiNetwork.time_conditioning`."""
-        return self._plain.time_conditioning(times)
-
     def split_conditioning(self, conditioning: Tensor) -> StepConditioning:
         """Split a row (1, C), or a row for each action (1, H, C), into modulations."""
         modulations = (one for one in self._plain.modulations(conditioning) if one is not None)
@@ -100,26 +70,6 @@ class FusedPi(FlowNetwork):
                 for scale, shift, gate in modulations
             ),
         )
-
-    def prepare_prefix(
-        self, past: Mapping[str, Tensor], samples: int, into: FusedExpert | None = None
-    ) -> FusedExpert:
-        """Return the expert over this prefix."""
-        mask = past['prefix_mask']
-        used = self._used(mask)
-        cut = rows_of_samples(past['past_key'], past['past_value'], used, samples)
-        expert = into or self.expert_type(
-            self._expert, self._suffix_mask, self.kernel, self._static_shapes
-        )
-        expert.load(repeat_rows(mask if used is None else mask[:, used], samples), cut)
-        return expert
-
-    def _used(self, mask: Tensor) -> Tensor | None:
-        return None if self._static_shapes else used_tokens(mask)
-
-    def advance(self, past: Any, *inputs: Tensor) -> Tensor:
-        """As `FlowNetwork.advance`."""
-        return past.advance(*inputs)
 
     def velocity(self, x: Tensor, past: Any, conditioning: Any, **rows: Tensor) -> Tensor:
         """As `PiNetwork.velocity`.

@@ -1,8 +1,4 @@
-"""Fused form of `SmolVla`: the same numbers, with the work that steps share done once.
-
-Everything that depends on the prefix alone (places of keys and values, masks or lengths, positions)
-is laid out once per prefix, everything that depends on the flow time alone once per schedule.
-"""
+"""Fused form of `SmolVla`."""
 
 from __future__ import annotations
 
@@ -13,55 +9,32 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vla_runtime.families.blocks.attention import images_of_rows, repeat_rows
-from vla_runtime.families.blocks.fused import (
-    FusedBlock,
-    FusedVision,
-    encode_stack,
-    norm_scale,
-    normalise,
-    rows_of_samples,
-    used_tokens,
-)
-from vla_runtime.families.blocks.fused_expert import FusedExpert, Past
+from vla_runtime.families.blocks.attention import images_of_rows
+from vla_runtime.families.blocks.fused import encode_stack, normalise
 from vla_runtime.families.blocks.fused_lengths import Kernel, flash
-from vla_runtime.families.flow_network import FlowNetwork
+from vla_runtime.families.fused_flow import FusedFlow
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
 from vla_runtime.families.smolvla.flow_policy import SmolVla, cross_memory, prefix_sight, stacked
 
 
-class FusedSmolVla(FlowNetwork):
+class FusedSmolVla(FusedFlow):
     """The same numbers as a `SmolVla`, up to rounding.
 
     Args:
-        plain: plain network with its weights, which become shared.
-        static_shapes: compute all tokens, as a captured graph must. Otherwise those that are valid
-            in no row are left out.
+        plain, static_shapes: as for `FusedFlow`.
         kernel: cross layers attend by lengths instead of a mask: with static shapes, and where it
             is usable. Other layers hide more than padding.
-
-    Attributes:
-        kernel: the kernel in use; None where nothing attends by lengths.
     """
 
     dims: SmolVlaDims
-    expert_type = FusedExpert
 
     def __init__(self, plain: SmolVla, static_shapes: bool, kernel: Kernel = flash) -> None:
-        super().__init__()
-        self.family, self.dims = plain.family, plain.dims
-        self._plain, self._static_shapes = plain, static_shapes
-        self.vision = FusedVision(plain.vision)
-        cross = self.dims.cross_layers
-        self._language = [FusedBlock(block, epilogues=True) for block in plain.language.layers]
-        self._expert = [
-            FusedBlock(block, layer in cross, packed=True)
-            for layer, block in enumerate(plain.expert.layers)
-        ]
-        self._final_scale = norm_scale(plain.expert.norm)
-        self.kernel = None
+        device, horizon = plain.action_in.weight.device, plain.dims.horizon
+        causal = torch.ones(horizon, horizon, dtype=torch.bool, device=device).tril()
+        cross = plain.dims.cross_layers
+        super().__init__(plain, static_shapes, causal, cross)
         if static_shapes and cross:
-            queries, keys = self.dims.horizon, self.dims.prefix_length
+            queries, keys = horizon, self.dims.prefix_length
             self.kernel = self._expert[cross[0]].usable(kernel, queries, keys, folded=True)
         self._fold_actions()
 
@@ -99,35 +72,10 @@ class FusedSmolVla(FlowNetwork):
         ]
         return {**stacked('self', own), **stacked('cross', cross), 'prefix_mask': mask}
 
-    def time_conditioning(self, times: Tensor) -> Tensor:
-        """As `SmolVla.time_conditioning`."""
-        return self._plain.time_conditioning(times)
-
     def split_conditioning(self, conditioning: Tensor) -> Tensor:
         """Return what the MLP's first layer adds, (1, 1, W), or (1, H, W) with rows for actions."""
         of_tokens = conditioning if conditioning.dim() == 3 else conditioning[:, None]
         return of_tokens + self._action_bias
-
-    def prepare_prefix(
-        self, past: Mapping[str, Tensor], samples: int, into: FusedExpert | None = None
-    ) -> FusedExpert:
-        """Return the expert over this prefix."""
-        mask = past['prefix_mask']
-        used = self._used(mask)
-        own, cross = (_of_kind(past, kind, used, samples) for kind in ('self', 'cross'))
-        if into is None:
-            horizon = self.dims.horizon
-            causal = torch.ones(horizon, horizon, dtype=torch.bool, device=mask.device).tril()
-            into = self.expert_type(self._expert, causal, self.kernel, self._static_shapes)
-        into.load(repeat_rows(mask if used is None else mask[:, used], samples), own, cross)
-        return into
-
-    def _used(self, mask: Tensor) -> Tensor | None:
-        return None if self._static_shapes else used_tokens(mask)
-
-    def advance(self, past: Any, *inputs: Tensor) -> Tensor:
-        """As `FlowNetwork.advance`."""
-        return past.advance(*inputs)
 
     def velocity(self, x: Tensor, past: Any, conditioning: Any, **rows: Tensor) -> Tensor:
         """As `SmolVla.velocity`.
@@ -143,12 +91,3 @@ class FusedSmolVla(FlowNetwork):
         h = expert(plain.action_time_out(mixed), ())
         h = normalise(h, self._final_scale, None, self.dims.rms_epsilon)
         return expert.linear(plain.action_out, h)
-
-
-def _of_kind(
-    past: Mapping[str, Tensor], kind: str, used: Tensor | None, samples: int
-) -> Past | None:
-    """Keys and values of the layers of a kind, the tokens in use, a row for each sample."""
-    if f'{kind}_key' not in past:
-        return None
-    return rows_of_samples(past[f'{kind}_key'], past[f'{kind}_value'], used, samples)

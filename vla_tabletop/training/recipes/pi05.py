@@ -15,7 +15,7 @@ from vla_runtime.families.blocks.gemma import AdaptiveRMSNorm
 from vla_runtime.families.blocks.layers import normalise_rms
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.families.pi.flow_policy import PiNetwork
-from vla_runtime.families.pi.pi05 import Pi05
+from vla_runtime.families.pi.networks import Pi05
 from vla_tabletop.sim.expert import HORIZON
 from vla_tabletop.sim.scene import CAMERAS
 from vla_tabletop.sim.world import JOINT_NAMES
