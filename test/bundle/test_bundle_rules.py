@@ -49,13 +49,13 @@ DEFECTS: dict[str, tuple[str, str, str]] = {
         r'field trained_delay_steps: 9 is more than the 8 actions',
     ),
     'a student without its recommended steps': (
-        'student_steps: []',
-        'student_steps: [1, 2]',
+        'trained_delay_steps: 0',
+        'trained_delay_steps: 0\nstudent_steps: [1, 2]',
         r'field denoise_steps: 3 is none of student_steps, \[1, 2\]',
     ),
     'steps of a student in disorder': (
-        'student_steps: []',
-        'student_steps: [3, 1]',
+        'trained_delay_steps: 0',
+        'trained_delay_steps: 0\nstudent_steps: [3, 1]',
         r'field student_steps: \[3, 1\]: expected 1 to 100, ascending',
     ),
     'zero steps': (
