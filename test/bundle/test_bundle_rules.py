@@ -48,6 +48,16 @@ DEFECTS: dict[str, tuple[str, str, str]] = {
         'trained_delay_steps: 9',
         'field trained_delay_steps',
     ),
+    'a student without its recommended steps': (
+        'trained_delay_steps: 0',
+        'trained_delay_steps: 0\nstudent_steps: [1, 2]',
+        r'field denoise_steps: 3 is none of student_steps, \[1, 2\]',
+    ),
+    'steps of a student in disorder': (
+        'trained_delay_steps: 0',
+        'trained_delay_steps: 0\nstudent_steps: [3, 1]',
+        r'field student_steps: \[3, 1\]: expected 1 to 100, ascending',
+    ),
     'zero steps': (
         'denoise_steps: 3',
         'denoise_steps: 0',

@@ -31,20 +31,27 @@ _OBJECT = slice(4, 7)
 
 
 class Simulator:
-    """One task at a time; a renderer is made anew where the task changes."""
+    """One task at a time; a renderer is made anew where the task changes.
+
+    Attributes:
+        task: the task that is loaded.
+        observation: (39,) the environment's own, of now.
+        success: whether the environment has said so since the reset.
+        time_s: simulated time since then.
+    """
 
     def __init__(self) -> None:
         self._environments: dict[TaskName, Any] = {}
         self._renderer: mujoco.Renderer | None = None
         self._rendered: TaskName | None = None
-        self._task: TaskName = 'reach'
+        self.task: TaskName = 'reach'
         self.observation = np.zeros(39)
         self.success = False
         self.time_s = 0.0
 
     def reset(self, task: TaskName, seed: int) -> None:
         """Begin the episode that a task and a seed stand for."""
-        self._task = task
+        self.task = task
         environment = self._environment()
         environment.seed(seed)
         self.observation, _ = environment.reset()
@@ -79,9 +86,9 @@ class Simulator:
     def render(self, camera: str, size: int = IMAGE_SIZE) -> np.ndarray:
         """Render a camera: uint8 (size, size, 3), RGB."""
         environment = self._environment()
-        if self._renderer is None or self._rendered != self._task or self._renderer.height != size:
+        if self._renderer is None or self._rendered != self.task or self._renderer.height != size:
             self.close()
-            self._renderer, self._rendered = _renderer(environment.model, size), self._task
+            self._renderer, self._rendered = _renderer(environment.model, size), self.task
         self._renderer.update_scene(environment.data, camera)
         return self._renderer.render()
 
@@ -110,9 +117,9 @@ class Simulator:
             self._renderer = None
 
     def _environment(self) -> Any:
-        if self._task not in self._environments:
-            self._environments[self._task] = _make(self._task)
-        return self._environments[self._task]
+        if self.task not in self._environments:
+            self._environments[self.task] = _make(self.task)
+        return self._environments[self.task]
 
 
 def _make(task: TaskName) -> Any:

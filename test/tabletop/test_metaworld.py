@@ -1,0 +1,155 @@
+"""Meta-World beside the tabletop: what needs no simulator, and with it the loop itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vla_runtime.execution.columns import Column
+from vla_tabletop.metaworld.tasks import CAMERAS, TASKS, trained_instructions, wordings
+from vla_tabletop.study.catalogue import STUDIES
+from vla_tabletop.study.condition import Condition
+from vla_tabletop.training.recipes import RECIPE_NAMES, find_recipe
+from vla_tabletop.training.samples import TABLETOP, Prompting
+from vla_tabletop.training.vocabulary import train_vocabulary
+
+FRAMES = (5, 7)
+
+
+def test_every_task_has_five_wordings_and_training_never_sees_two() -> None:
+    trained = set(trained_instructions())
+    for task in TASKS:
+        held_out = wordings(task, 'held_out')
+        assert wordings(task, 'plain')[0] == wordings(task, 'training')[0]
+        assert len({*wordings(task, 'training'), *held_out}) == 5
+        assert not trained & set(held_out)
+    # No sentence is of two tasks.
+    assert max(Counter(trained_instructions()).values()) == 1
+
+
+def test_held_out_wordings_are_made_of_words_of_training() -> None:
+    words = {word for sentence in trained_instructions() for word in sentence.split()}
+    for task in TASKS:
+        assert {word for one in wordings(task, 'held_out') for word in one.split()} <= words
+
+
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        ({'families': ('colour',)}, "families has 'colour'"),
+        ({'families': TASKS, 'variant': 'moving'}, "variant has 'moving'"),
+        ({'families': TASKS, 'absent_cameras': ('wrist',)}, "absent_cameras has 'wrist'"),
+        ({'families': TASKS, 'absent_cameras': CAMERAS}, 'leaves no camera'),
+        ({'families': TASKS, 'chunk_source': 'expert'}, 'of the tabletop alone'),
+    ],
+)
+def test_a_condition_is_held_to_the_words_of_its_world(changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Condition(world='metaworld', **changes)
+
+
+def test_a_study_is_of_one_world() -> None:
+    for study in STUDIES.values():
+        assert {condition.world for condition in study.conditions} == {study.world}
+
+
+@pytest.fixture(scope='module')
+def demonstrations():
+    pytest.importorskip('pyarrow')
+    from vla_tabletop.metaworld.data import Demonstrations
+
+    rng, total = np.random.default_rng(1), sum(FRAMES)
+    return Demonstrations(
+        images=rng.integers(0, 256, (total, 2, 64, 64, 3), dtype=np.uint8),
+        state=rng.uniform(0, 1, (total, 4)).astype(np.float32),
+        action=rng.uniform(-1, 1, (total, 4)).astype(np.float32),
+        points_m=rng.uniform(0, 1, (total, 2, 3)).astype(np.float32),
+        pixel=rng.uniform(-1, 1, (total, 2, 2, 2)).astype(np.float32),
+        episode=np.repeat([0, 1], FRAMES),
+        task=np.array([1, 3]),
+        positive=np.array([True, False]),
+        success=np.array([True, True]),
+    )
+
+
+def test_a_chunk_is_what_the_expert_did_and_its_last_action_again(
+    demonstrations, tmp_path: Path
+) -> None:
+    samples_of = pytest.importorskip('vla_tabletop.metaworld.samples')
+    recipe = find_recipe('pi05')
+    path = tmp_path / 'tokenizer.model'
+    train_vocabulary(path, 4, trained_instructions())
+    assert recipe.prompt is not None
+    prompting = Prompting.of('pi05', recipe.prompt, path)
+    samples = samples_of.MetaWorldSamples(demonstrations, prompting)
+    batch = samples.batch(np.array([3, 6]), np.random.default_rng(2))
+    chunk = samples.action_normalizer.denormalise(batch.actions)
+    np.testing.assert_allclose(chunk[0, :2], demonstrations.action[3:5], atol=1e-5)
+    np.testing.assert_allclose(chunk[0, 2:], np.repeat(chunk[0, 1:2], 30, 0), atol=1e-5)
+    np.testing.assert_allclose(chunk[1, :6], demonstrations.action[6:12], atol=1e-5)
+    assert batch.goal.tolist() == [1, 3] and batch.place.shape == (2, 6)
+    # Without a tag in a prompt the good episodes teach alone.
+    assert samples.teaches().all()
+    blind = samples_of.MetaWorldSamples(demonstrations, None)
+    assert blind.teaches().tolist() == [True] * 5 + [False] * 7
+    assert blind.errors(chunk, batch)['first_m_s'] < 1e-5
+
+
+@pytest.mark.parametrize('family', RECIPE_NAMES)
+def test_a_recipe_fits_every_world(family: str) -> None:
+    world = pytest.importorskip('vla_tabletop.metaworld.samples').METAWORLD
+    recipe = find_recipe(family)
+    dims = recipe.dims(0 if recipe.prompt is None else 400)
+    assert TABLETOP.fit(dims) == dims
+    fitted = world.fit(dims)
+    assert (fitted.cameras, fitted.action_dim) == (2, 4)
+    assert fitted.state_dim in (0, 4)
+
+
+def test_the_loop_of_the_studies_runs_an_expert() -> None:
+    """In Meta-World's own environment: ./run metaworld python -m pytest test/tabletop."""
+    pytest.importorskip('metaworld')
+    from vla_runtime.types import ActionChunk
+    from vla_tabletop.metaworld.simulator import ACTION_NAMES, STEP_TIME_S, Expert
+    from vla_tabletop.study.cache_use import CacheUse
+    from vla_tabletop.study.episode import run_episode
+    from vla_tabletop.study.worlds import make_world
+
+    class Source:
+        needs_images = False
+        action_names = ACTION_NAMES
+        horizon = 8
+        cache_use = CacheUse()
+
+        def begin(self, condition, seed):
+            self.experts = {task: Expert(task) for task in TASKS}
+
+        def chunk(self, world, observation, plan):
+            rows = np.repeat(self.experts[world.task].command(world)[None], 8, axis=0)
+            kinds = ('velocity',) * 3 + ('position',)
+            row32 = rows.astype(np.float32)
+            return ActionChunk(rows, ACTION_NAMES, kinds, STEP_TIME_S, row32), False
+
+    world = make_world('metaworld')
+    assert [column.kind for column in world.columns] == ['velocity'] * 3 + ['position']
+    assert all(isinstance(column, Column) and not column.feedback for column in world.columns)
+    condition = Condition(
+        world='metaworld', families=TASKS, replan_interval=1, delay_steps=0.0, handover='switch'
+    )
+    results = [run_episode(world, Source(), condition, 3000 + i, i) for i in range(len(TASKS))]
+    assert sum(result.success for result in results) >= 7
+    assert not any(result.refused or result.halted for result in results)
+    # The seed is the scene.
+    again = run_episode(world, Source(), condition, 3000, 0)
+    assert again.trajectory == results[0].trajectory
+    other = replace(condition, variant='camera_jitter')
+    asked = world.begin(other, 3000, 0, True)
+    jittered = world.observe(asked.instruction).images['corner4']
+    world.begin(condition, 3000, 0, True)
+    plain = world.observe(asked.instruction).images['corner4']
+    assert jittered is not None and plain is not None and not np.array_equal(jittered, plain)
+    world.close()
