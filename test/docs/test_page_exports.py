@@ -167,8 +167,7 @@ def pi0_fast(here: Path) -> tuple[str, ...]:
 
 
 def bitvla(here: Path) -> tuple[str, ...]:
-    (case,) = network_case_paths('bitvla')[:1]
-    write_bitvla_folder(here / 'path/to/bitvla', case)
+    write_bitvla_folder(here / 'path/to/bitvla', shipped('bitvla_a'))
     return ()
 
 
