@@ -57,7 +57,7 @@ class Bench:
             'clock_jump_s': 5.0,
         }
         words = [word for key, value in parameters.items() for word in ('-p', f'{key}:={value}')]
-        self.process = made.fork('vla_runtime.nodes.executor.node', '--ros-args', *words)
+        self.process = made.start('vla_runtime.nodes.executor.node', '--ros-args', *words)
         self._diagnostics = made.collect(DiagnosticArray, '/diagnostics')
 
     def begin(self, rate_hz: float, replan_interval: int) -> None:
