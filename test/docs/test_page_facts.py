@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
-import json
 import re
 import runpy
 import signal
@@ -20,26 +18,16 @@ from paths import ROOT
 
 from vla_runtime.cli import main as program
 from vla_runtime.execution.command import ChunkRefusal, Reason
-from vla_runtime.execution.handover import HandoverMode
-from vla_runtime.family.listing import family_names, find_family
 from vla_runtime.files.typed_yaml import key_of
-from vla_runtime.nodes.executor.gripper_goals import GoalState
 from vla_runtime.processes import supervisor
 from vla_runtime.robot.file import load_robot
 from vla_runtime.robot.schema import RobotSpec
-from vla_tabletop.study.catalogue import STUDIES
 
 MAKE = runpy.run_path(str(ROOT / 'docs' / 'make_parameters.py'))
 TABLES = MAKE['TABLES']
 PACKAGE = ROOT / 'vla_runtime'
 TABLETOP = ROOT / 'vla_tabletop'
 OF_A_FAMILY = {'dimensions.py', 'time_table.py'}
-# Messages of NumPy and ROS 2, which are not in our code, and one that is an example of its form.
-FOREIGN = {
-    'A module that was compiled using NumPy 1.x',
-    "expected 'Type.DOUBLE' got",
-    'FILE.yaml: field joints[2].upper',
-}
 
 
 def quoted(text: str) -> list[str]:
@@ -136,14 +124,6 @@ def test_topics_of_a_node_are_those_of_its_code(node: str, folder: Path) -> None
     }
 
 
-@pytest.mark.parametrize('folder', ['messages', 'nodes/policy', 'nodes/executor'])
-def test_tags_are_explained(folder: str) -> None:
-    page = text_of('docs/reference/topics.md')
-    for text in literals(*(PACKAGE / folder).glob('*.py')):
-        for name in re.findall(r'\b(episode|certain|request|number|tied)=', text):
-            assert f'{name}=' in page
-
-
 def literals(*files: Path) -> list[str]:
     """String constants of Python files; values in f-strings are dots."""
     found = []
@@ -178,12 +158,6 @@ def test_every_refusal_of_a_chunk_is_explained() -> None:
     assert {refusal.value for refusal in ChunkRefusal} <= set(quoted(page))
 
 
-def test_every_hand_over_is_explained() -> None:
-    assert {f'`{mode}`' for mode in get_args(HandoverMode)} <= set(
-        first_cells('docs/explanation/executor.md')
-    )
-
-
 def keys_of(hint: Any) -> Iterator[str]:
     """Keys of a robot file, at any depth."""
     if is_dataclass(hint):
@@ -216,22 +190,6 @@ def test_the_gripper_of_a_page_goes_with_the_arm_that_it_is_for(tmp_path: Path) 
     (tmp_path / 'ur5e_gripper.yaml').write_text(yaml.safe_dump(robot), encoding='utf-8')
     loaded = load_robot(tmp_path / 'ur5e_gripper.yaml')
     assert len(loaded.joints) == 7 and loaded.outputs[-1].is_action
-
-
-def test_the_joint_of_the_grippers_page_is_that_of_aloha() -> None:
-    snippets = [yaml.safe_load(block) for block in blocks('docs/howto/grippers.md', 'yaml')]
-    (joint,) = (one['joints'][0] for one in snippets if 'outputs' not in one)
-    aloha = yaml.safe_load(text_of('config/robots/aloha.yaml'))
-    (left,) = (one for one in aloha['joints'] if one['name'] == 'left_gripper')
-    assert joint == {**left, 'name': 'gripper'}
-
-
-def test_every_state_of_a_gripper_is_explained() -> None:
-    rows = re.findall(
-        r'^\| ((?:`\w+`(?:, )?)+) \| (?:OK|WARN|ERROR)', prose('docs/howto/grippers.md'), re.M
-    )
-    named = [name for row in rows for name in quoted(row)]
-    assert sorted(named) == sorted(state.value for state in GoalState)
 
 
 def test_every_robot_file_of_the_package_is_listed() -> None:
@@ -270,97 +228,6 @@ def source_files() -> list[Path]:
     return [path for folder in folders for path in (ROOT / folder).rglob('*.py')]
 
 
-# --- families, messages, figures --------------------------------------------------------------
-
-
-@pytest.mark.parametrize('name', family_names())
-def test_every_family_is_named_in_the_readme(name: str) -> None:
-    title = find_family(name).title.partition(' (')[0]
-    assert title in text_of('README.md')
-
-
-@functools.cache
-def sources() -> str:
-    folders = (PACKAGE, TABLETOP, ROOT / 'launch')
-    python = '\n'.join(literals(*(path for folder in folders for path in folder.rglob('*.py'))))
-    return f'{python}\n{text_of("run")}'
-
-
-def messages() -> list[str]:
-    """Messages of the troubleshooting page."""
-    return [text for cell in first_cells('docs/reference/messages.md') for text in quoted(cell)]
-
-
-@pytest.mark.parametrize('message', messages())
-def test_messages_of_the_troubleshooting_page_are_those_of_the_code(message: str) -> None:
-    if any(text in message for text in FOREIGN):
-        pytest.skip('not in our code')
-    # Names and numbers in a message differ, and its parts may come from different places.
-    parts = [part.split() for part in re.split("…|: |'", message)]
-    most = max(map(len, parts))
-    words = [part for part in parts if len(part) >= min(3, most)]
-    runs = [' '.join(part[i : i + 3]) for part in words for i in range(max(1, len(part) - 2))]
-    assert any(run in sources() for run in runs)
-
-
-def figures(name: str) -> Any:
-    return json.loads(text_of(f'benchmark/results/{name}.json'))
-
-
-def row_of(text: str, page: str = 'README.md') -> str:
-    (row,) = re.findall(rf'^\|.*{re.escape(text)}.*$', text_of(page), re.MULTILINE)
-    return row
-
-
-def test_the_nodes_overhead_is_as_measured() -> None:
-    measured = figures('node_overhead')['figures']['in_node_ms']
-    assert f'{measured["median"]:.2f} ms median, {measured["p95"]:.2f} ms p95' in row_of(
-        'results/node_overhead.json'
-    )
-
-
-def test_the_image_loss_is_as_measured() -> None:
-    measured = figures('image_loss')['figures']
-    shipped = measured['shipped']
-    published, received = (sum(shipped[what].values()) for what in ('published', 'received'))
-    assert f'{published - received} of {published} with the shipped' in row_of(
-        'results/image_loss.json'
-    )
-    assert f'{measured["default"]["lost_percent"]:.0f}% with' in row_of('results/image_loss.json')
-
-
-def test_the_chunk_on_a_gpu_is_as_measured() -> None:
-    row = row_of('results/gpu.json')
-    (measured,) = (
-        one['milliseconds']
-        for one in figures('gpu')['figures']['latency']
-        if (one['views'], one['rows'], one['mode']) == (3, 1, 'triton, graph')
-    )
-    miss, hit = (measured[what]['median'] for what in ('miss', 'hit'))
-    assert f'{miss:.1f} ms from new images, {hit:.1f} ms from cached ones' in row
-    beside = figures('realtime_vla')['figures']['sides']['ours, Triton']['of_theirs']['median']
-    assert f"[{beside:.2f} of realtime-vla's time]" in row
-
-
-def test_the_success_is_as_measured() -> None:
-    conditions = figures('study_success')['conditions']
-    (plain,) = (c for c in conditions if c['label'] == {'wording': 'plain'})
-    success = plain['groups']['all']['success']
-    low, high = (100 * success[end] for end in ('low', 'high'))
-    assert (
-        f'{success["count"]} of {plain["groups"]["all"]["episodes"]} '
-        f'(95%: {low:.1f} to {high:.0f}%)' in row_of('results/study_success.json')
-    )
-
-
-def test_the_studies_page_has_every_measured_study() -> None:
-    results = (ROOT / 'benchmark' / 'results').glob('study_*.json')
-    measured = {path.stem.removeprefix('study_') for path in results}
-    page = set(re.findall(r'\w+', text_of('docs/appendix/studies.md').replace('study_', '')))
-    # The replan intervals on still blocks had no part in the choice of the default.
-    assert measured & set(STUDIES) - {'replan'} <= page
-
-
 # --- shutdown ---------------------------------------------------------------------------------
 
 
@@ -377,9 +244,3 @@ def test_a_launch_file_of_ones_own_gives_a_node_the_time_that_its_shutdown_may_t
         assert set(re.findall(r"sigterm_timeout='(\d+)'", launched)) == {given_s}
     # The demo and live replays start nodes without a launch file.
     assert dict(supervisor._PATIENCE_S)[signal.SIGINT] == int(given_s)
-
-
-def test_the_page_gives_the_time_after_which_a_node_ends_its_own_teardown() -> None:
-    node_runner = pytest.importorskip('vla_runtime.nodes.node_runner')
-    (longest_s,) = re.findall(r'Shutdown takes (\d+) s at most', text_of('docs/howto/launch.md'))
-    assert int(longest_s) == node_runner._TEARDOWN_S + node_runner._LAST_WAY_OUT_S

@@ -20,7 +20,6 @@ from typing import Any
 
 import rclpy
 from discovery import by_udp
-from forked import Fork
 from lifecycle_msgs.srv import ChangeState, GetState
 from paths import ROOT
 from rcl_interfaces.msg import SetParametersResult
@@ -152,13 +151,6 @@ class Graph:
         _running.append(process)
         return process
 
-    def fork(self, module: str, *arguments: str, name: str | None = None) -> Process:
-        """The same as a fork that saves the node's imports (`forked`)."""
-        process = Process(Fork(module, arguments), name or module)
-        self._processes.append(process)
-        _running.append(process)
-        return process
-
     def call(self, service_type: Any, name: str, request: Any) -> Any:
         """Call a service and wait for the answer.
 
@@ -237,7 +229,7 @@ def popen(module: str, arguments: Sequence[str]) -> subprocess.Popen[str]:
 class Process:
     """A node running as a process of its own, its output captured."""
 
-    def __init__(self, process: subprocess.Popen[str] | Fork, name: str) -> None:
+    def __init__(self, process: subprocess.Popen[str], name: str) -> None:
         self._name = name
         self._lines: list[str] = []
         self._process = process

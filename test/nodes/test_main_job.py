@@ -40,7 +40,7 @@ class Job:
         self.graph = made
         self._files = ('-p', f'bundle:={bundle}', '-p', f'robot:={ROBOT}')
         self.tabletop = made.start('vla_tabletop.nodes.node')
-        self.policy = made.fork(
+        self.policy = made.start(
             'vla_runtime.nodes.policy.node',
             '--ros-args',
             *('--params-file', str(ROOT / 'config' / 'policy.yaml')),
@@ -64,7 +64,7 @@ class Job:
         self.start_motion()
 
     def start_executor(self):
-        return self.graph.fork(
+        return self.graph.start(
             'vla_runtime.nodes.executor.node',
             '--ros-args',
             *('--params-file', str(ROOT / 'config' / 'executor.yaml')),

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.graph
 @pytest.fixture(scope='module')
 def made() -> Iterator[Graph]:
     with graph() as running:
-        running.fork('vla_runtime.nodes.executor.node')
+        running.start('vla_runtime.nodes.executor.node')
         yield running
 
 

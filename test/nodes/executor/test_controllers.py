@@ -146,7 +146,7 @@ class Bench:
         robot.write_text(text + more)
         parameters = {'bundle': bundle, 'robot': robot, 'replan_interval': 8, **PATIENT}
         pairs = [f'{key}:={value}' for key, value in parameters.items()]
-        self.process = made.fork(
+        self.process = made.start(
             MODULE,
             '--ros-args',
             *(word for pair in pairs for word in ('-p', pair)),
@@ -288,7 +288,7 @@ def test_a_subscriber_that_is_no_trajectory_controller_gets_two_points(made, bun
     pairs = {'bundle': bundle, 'robot': robot, **PATIENT}
     node = '/plain/vla_executor'
     words = [word for key, value in pairs.items() for word in ('-p', f'{key}:={value}')]
-    process = made.fork(MODULE, '--ros-args', *words, '-r', '__ns:=/plain', name=node)
+    process = made.start(MODULE, '--ros-args', *words, '-r', '__ns:=/plain', name=node)
     arm = Arm(made, '/plain')
     assert made.transition(node, 'configure') and made.transition(node, 'activate')
     made.wait_for(lambda: made.call(Trigger, f'{node}/start', Trigger.Request()).success, 'a start')

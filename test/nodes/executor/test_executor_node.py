@@ -47,7 +47,7 @@ def start(made: Graph, bundle, *arguments, name=None):
         **PATIENT,
     }
     pairs = [f'{key}:={value}' for key, value in parameters.items()]
-    return made.fork(
+    return made.start(
         MODULE,
         '--ros-args',
         *(word for pair in pairs for word in ('-p', pair)),

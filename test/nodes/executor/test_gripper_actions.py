@@ -135,7 +135,7 @@ class Bench:
         parameters = {'bundle': bundle, 'robot': robot, 'replan_interval': 8, **PATIENT}
         pairs = [f'{key}:={value}' for key, value in parameters.items()]
         words = (word for pair in pairs for word in ('-p', pair))
-        self.process = made.fork(
+        self.process = made.start(
             MODULE, '--ros-args', *words, '-r', f'__ns:={namespace}', name=self.node
         )
 

@@ -77,7 +77,7 @@ class Scene:
         )
         self.start_policy()
         # Time-outs and ages that a busy machine does not reach.
-        made.fork(
+        made.start(
             'vla_runtime.nodes.executor.node',
             '--ros-args',
             *self._files,
@@ -95,7 +95,7 @@ class Scene:
         made.wait_for(lambda: self.call('start').success, 'the start')
 
     def start_policy(self) -> None:
-        self.policy = self.graph.fork(
+        self.policy = self.graph.start(
             'vla_runtime.nodes.policy.node',
             '--ros-args',
             *self._files,

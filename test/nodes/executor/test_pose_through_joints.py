@@ -110,11 +110,11 @@ def test_a_policy_of_steps_moves_the_tool_of_an_arm_that_takes_joints(tmp_path):
         task = made.node.create_publisher(String, 'vla_policy/instruction', LATCHED)
         task.publish(String(data='put the bowl on the plate'))
         files = ('-p', f'bundle:={bundle}', '-p', f'robot:={path}', '-p', 'autostart:=true')
-        made.fork('vla_runtime.nodes.policy.node', '--ros-args', *files, '-p', 'torch_threads:=1')
+        made.start('vla_runtime.nodes.policy.node', '--ros-args', *files, '-p', 'torch_threads:=1')
         # A busy machine must not look like a fault here.
         patient = ('-p', 'max_state_age_s:=1.0', '-p', 'tick_timeout_s:=1.0')
         patient += ('-p', 'replan_interval:=4')
-        made.fork('vla_runtime.nodes.executor.node', '--ros-args', *files, *patient)
+        made.start('vla_runtime.nodes.executor.node', '--ros-args', *files, *patient)
         start = lambda: made.call(Trigger, 'vla_executor/start', Trigger.Request()).success  # noqa: E731
         made.wait_for(start, 'a start')
         made.wait_for(

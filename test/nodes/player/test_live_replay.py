@@ -7,8 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-from forked import Fork
-from graph import Process
+from graph import Process, popen
 from rclpy.serialization import deserialize_message
 from recorded_bag import ROBOT, Turn, first_turns, record
 from sensor_msgs.msg import Image, JointState
@@ -50,13 +49,10 @@ def robot_file(tmp_path_factory):
 
 
 def replay(folder, tmp_path, *words: str) -> tuple[int, dict, str]:
-    """Run the command in a process of its own, as it takes a ROS domain of its own.
-
-    It is a fork that saves the imports; the policy node that it starts is none.
-    """
+    """Run the command in a process of its own, as it takes a ROS domain of its own."""
     result = tmp_path / 'result.json'
     command = ['replay', str(folder), '--live', '--json', str(result), *words]
-    process = Process(Fork('vla_runtime', command), 'replay')
+    process = Process(popen('vla_runtime', command), 'replay')
     code = process.wait()
     (found,) = json.loads(result.read_text())['recordings'] if result.exists() else ({},)
     return code, found, process.text()

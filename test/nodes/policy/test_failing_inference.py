@@ -24,7 +24,7 @@ def start_failing(made: Graph, folder: Path, monkeypatch, fails: str) -> Process
     monkeypatch.setenv('FAILS', fails)
     bundle = write_tiny_policy(folder / 'tiny', tiny_spec())
     robot = write_robot(folder / 'tiny.yaml')
-    return made.fork(
+    return made.start(
         'failing_policy_node',
         '--ros-args',
         *('-p', f'bundle:={bundle}', '-p', f'robot:={robot}'),

@@ -41,7 +41,7 @@ def start(made, bundle, *arguments, backend='onnxruntime'):
     given = {'bundle': bundle, 'robot': robot, 'backend': backend, 'torch_threads': 1}
     options = [word for name, value in given.items() for word in ('-p', f'{name}:={value}')]
     options += ['-p', 'max_observation_age_s:=1.0', *arguments]
-    return made.fork('vla_runtime.nodes.policy.node', '--ros-args', *options)
+    return made.start('vla_runtime.nodes.policy.node', '--ros-args', *options)
 
 
 def test_its_chunks_are_the_policys_with_and_without_guidance(bundle):

@@ -56,7 +56,7 @@ def robot(tmp_path_factory):
 
 
 def start(made: Graph, bundle, robot, *arguments, name=None):
-    return made.fork(
+    return made.start(
         MODULE,
         '--ros-args',
         *('-p', f'bundle:={bundle}'),

@@ -11,8 +11,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
-from forked import Fork
-from graph import LATCHED, RELIABLE, Graph, Process, graph
+from graph import LATCHED, RELIABLE, Graph, Process, graph, popen
 from rosbags.interfaces import QosDurability
 from rosbags.rosbag2 import Reader
 from std_msgs.msg import String
@@ -56,13 +55,13 @@ class Bench:
     def __init__(self, made: Graph, bundle, robot, folder, *recorder) -> None:
         self.made = made
         self.folder = folder
-        self.recorder = made.fork(
+        self.recorder = made.start(
             'vla_runtime.nodes.recorder.node',
             *('--ros-args', '-p', f'robot:={robot}', '-p', f'folder:={folder}', *recorder),
         )
         policy = ['-p', f'bundle:={bundle}', '-p', f'robot:={robot}']
         limits = ['-p', 'max_observation_age_s:=5.0', '-p', 'sync_tolerance_s:=1.0']
-        made.fork(
+        made.start(
             'vla_runtime.nodes.policy.node',
             *('--ros-args', *policy, *limits, '-p', 'torch_threads:=1'),
         )
@@ -195,7 +194,7 @@ def test_what_is_stamped_when_it_is_received_replays_bit_for_bit(bundle, tmp_pat
 def assert_live_as_recorded(folder, count: int) -> None:
     result = folder.with_suffix('.json')
     command = ['replay', str(folder), '--live', '--json', str(result)]
-    live = Process(Fork('vla_runtime', command), 'replay')
+    live = Process(popen('vla_runtime', command), 'replay')
     assert live.wait() == 0, live.text()
     (played,) = json.loads(result.read_text())['recordings']
     assert (played['live']['played'], played['live']['as_recorded']) == (count, count), live.text()
@@ -237,7 +236,7 @@ def test_a_report_may_come_before_the_description_that_tells_its_cameras(robot, 
     )
     folder = tmp_path / 'bag'
     with graph() as made:
-        recorder = made.fork(
+        recorder = made.start(
             'vla_runtime.nodes.recorder.node',
             *('--ros-args', '-p', f'robot:={robot}', '-p', f'folder:={folder}'),
         )
