@@ -33,8 +33,8 @@ class Answer:
 class PipelinedPolicy:
     """Answers in the order of the requests, up to so many at a time, each after `delay_ns`."""
 
-    def __init__(self, rig: Rig, most: int, delay_ns: int) -> None:
-        self.rig, self.most, self.delay_ns = rig, most, delay_ns
+    def __init__(self, rig: Rig, most: int, delay_ns: int, horizon: int = HORIZON) -> None:
+        self.rig, self.most, self.delay_ns, self.horizon = rig, most, delay_ns, horizon
         self.number = 0
         self.under_way: list[Answer] = []
         self.asked: list[PlanRequest] = []
@@ -66,7 +66,7 @@ class PipelinedPolicy:
 
     def give(self, header: ChunkHeader):
         rig = self.rig
-        chunk = chunk_of(0.001 * np.arange(HORIZON)[:, None] * np.ones(2))
+        chunk = chunk_of(0.001 * np.arange(self.horizon)[:, None] * np.ones(2))
         return rig.executor.submit_chunk(chunk, header, rig.now_s, rig.ros_ns)
 
 
@@ -106,6 +106,18 @@ def test_without_a_word_of_the_policy_one_request_is_open() -> None:
     assert rig.executor.poll_request(rig.now_s, rig.ros_ns) is not None
     rig.tick(30)
     assert rig.executor.poll_request(rig.now_s, rig.ros_ns) is None
+
+
+def test_a_chunk_of_one_row_is_never_asked_for_beside_another() -> None:
+    rig = Rig(holding(replan_interval=1)).started()
+    policy = PipelinedPolicy(rig, 7, 3 * STEP_NS, horizon=1)
+    for _ in range(300):
+        policy.ask()
+        rig.tick()
+        for answer in policy.due():
+            assert policy.give(answer.header).accepted
+        assert rig.executor.status().open_requests <= 1
+    assert rig.executor.counters.taken_over > 10
 
 
 def test_of_a_second_request_only_what_precedes_the_first_answer_is_certain() -> None:
