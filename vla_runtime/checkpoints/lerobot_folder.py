@@ -216,7 +216,8 @@ def read_lerobot_folder(
         normalisation = replace(normalisation, images='mean_std_lerobot')
         statistics |= camera_statistics(cameras, *policy.image_statistics)
     size_key = policy.image_size_key
-    steps = _observation_steps(config, policy)
+    steps_key = policy.observation_steps_key
+    steps = config.count(steps_key) if steps_key else 1
     horizon = config.count(policy.horizon_key)
     images, state_bins, questions = _of_release(config, policy, release, early=early)
     return FolderFacts(
@@ -324,11 +325,6 @@ def with_earlier_frames(cameras: Sequence[CameraSpec], steps: int) -> tuple[Came
         for camera in cameras
     ]
     return (*cameras, *earlier)
-
-
-def _observation_steps(config: JsonMapping, policy: LeRobotPolicy) -> int:
-    key = policy.observation_steps_key
-    return config.count(key) if key else 1
 
 
 def _real_horizon(config: JsonMapping, policy: LeRobotPolicy, most: int) -> int | None:

@@ -88,15 +88,11 @@ def read_stored(folder: Path) -> list[StoredTensor]:
         CheckpointError, JsonError: as `read_tensors`.
     """
     found = _stored_tensors(folder)
-    parallel = bool(found) and all(stored.name.startswith(_PARALLEL) for stored in found)
+    parallel = _PARALLEL if all(stored.name.startswith(_PARALLEL) for stored in found) else ''
     return [
-        replace(stored, name=_unwrapped(stored.name.removeprefix(_PARALLEL if parallel else '')))
+        replace(stored, name=stored.name.removeprefix(parallel).replace(_COMPILED, ''))
         for stored in found
     ]
-
-
-def _unwrapped(name: str) -> str:
-    return name.replace(_COMPILED, '') if _COMPILED in name else name
 
 
 def prefixes(names: Collection[str]) -> list[str]:

@@ -154,7 +154,7 @@ def _dims(
     (head_dim,) = shape('language.blocks.0.attention.k_norm.weight', 1)
     keys, _ = shape('language.blocks.0.attention.k.weight', 2)
     vision = vision_dims(shape, heads['vision'], image_size_of(shape))
-    layers = 2 if _has_two_layers(shape) else 1
+    layers = 2 if 'vision.connector.3.weight' in shape else 1
     _, inputs = shape(f'vision.connector.{layers - 1}.weight', 2)
     return GrootDims(
         vision=vision,
@@ -174,10 +174,6 @@ def _dims(
         action_dim=shape('action_encoder.embed.weight', 2)[0],
         state_dim=shape('state_encoder.fc1.weight', 2)[0],
     )
-
-
-def _has_two_layers(shape: Shapes) -> bool:
-    return 'vision.connector.3.weight' in shape
 
 
 READER = GrootReader()
