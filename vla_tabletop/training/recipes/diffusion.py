@@ -7,7 +7,6 @@ where the expert planned anew and not step by step, so it sees one step and no h
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,14 +14,14 @@ from torch import Tensor, nn
 
 from vla_runtime.families.blocks.resnet_dimensions import ResNetDims
 from vla_runtime.families.diffusion.dimensions import DiffusionDims, UNetDims
+from vla_runtime.families.diffusion.encoder import EncodedVision
 from vla_runtime.families.diffusion.networks import Diffusion
 from vla_runtime.family.noise_schedule import NoiseScheduler
 from vla_tabletop.sim.expert import HORIZON
 from vla_tabletop.sim.scene import CAMERAS
 from vla_tabletop.sim.world import JOINT_NAMES
 from vla_tabletop.training.recipes.recipe import Prefix, Recipe
-from vla_tabletop.training.samples import TaskMix
-from vla_tabletop.training.world import IMAGE_SIZE
+from vla_tabletop.training.samples import IMAGE_SIZE, TaskMix
 
 _KEYPOINTS = 32
 # Quantiles are 1 in normalised actions: further out lies a chunk in a hundred.
@@ -66,21 +65,30 @@ def initialise(network: Diffusion, number_tokens: np.ndarray, generator: torch.G
 
 def see_map(network: Diffusion, images: Tensor) -> Tensor:
     """The feature map as tokens (n, places, channels) of images (n, 3, S, S)."""
-    vision: Any = network.vision
-    return vision.encoder.backbone(vision.framing(images)).flatten(2).transpose(1, 2)
+    return _map(_vision(network), images).flatten(2).transpose(1, 2)
 
 
 def encode_prefix(network: Diffusion, pixels: Tensor, rows: Mapping[str, Tensor]) -> Prefix:
     """One forward for all objectives; what the U-Net is modulated by is what the heads read."""
     batch, cameras = pixels.shape[:2]
-    vision: Any = network.vision
-    encoder = vision.encoder
-    maps = encoder.backbone(vision.framing(pixels.flatten(0, 1)))
-    features = encoder.features(maps).unflatten(0, (batch, 1, cameras))
+    vision = _vision(network)
+    maps = _map(vision, pixels.flatten(0, 1))
+    features = vision.encoder.features(maps).unflatten(0, (batch, 1, cameras))
     observation = network.observation(features, rows['state'][:, None])
     past = {'modulation': network.unet.observed_modulation(observation)}
     images = maps.flatten(2).transpose(1, 2).unflatten(0, (batch, cameras))
     return Prefix(past, images, observation)
+
+
+def _vision(network: Diffusion) -> EncodedVision:
+    assert isinstance(network.vision, EncodedVision)
+    return network.vision
+
+
+def _map(vision: EncodedVision, images: Tensor) -> Tensor:
+    """Feature maps (n, channels, h', w') of images (n, 3, S, S)."""
+    maps: Tensor = vision.encoder.backbone(vision.framing(images))
+    return maps
 
 
 _DIMS = diffusion_dims(0)
