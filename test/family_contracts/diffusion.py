@@ -38,7 +38,7 @@ def tiny(horizon: int) -> DiffusionDims:
         image=IMAGE_SIZE,
         crop=(44, 60),
         unet=UNetDims(channels=(16, 24), kernel_size=3, groups=8, time_width=12, scaled=True),
-        scheduler=NoiseScheduler('ddpm', 20, 'squaredcos_cap_v2', 1e-4, 0.02, clip=1.5),
+        scheduler=NoiseScheduler('ddpm', 20, 'linear', 1e-3, 0.2, clip=4.0),
         cameras=len(CAMERAS),
         observation_steps=1,
         horizon=horizon,
