@@ -10,15 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from diffusion_cases import load_diffusion_case
 from reference_cases import find
 from safetensors.torch import load_file
+from torch import Tensor
 
-from family_contracts.declaration import Case, FamilyContract, Folder, Recorded
+from family_contracts.declaration import Case, FamilyContract, Fault, Folder, Patched, Recorded
 from family_contracts.robot import CAMERAS, IMAGE_SIZE, JOINTS, numbered
-from vla_runtime.bundle.schema import ImageSpec, earlier_name
+from vla_runtime.bundle.schema import BundleSpec, ImageSpec, earlier_name
+from vla_runtime.checkpoints.lerobot_folder import with_earlier_frames
 from vla_runtime.checkpoints.options import ExportOptions
+from vla_runtime.families import diffusion_network
+from vla_runtime.families.blocks.resize import crop_middle
 from vla_runtime.families.blocks.resnet_dimensions import ResNetDims
+from vla_runtime.families.diffusion import encoder, networks, unet
 from vla_runtime.families.diffusion.dimensions import DiffusionDims, UNetDims
 from vla_runtime.family.noise_schedule import NoiseScheduler
 from vla_runtime.types import Observation
@@ -32,7 +38,7 @@ def tiny(horizon: int) -> DiffusionDims:
         image=IMAGE_SIZE,
         crop=(44, 60),
         unet=UNetDims(channels=(16, 24), kernel_size=3, groups=8, time_width=12, scaled=True),
-        scheduler=NoiseScheduler('ddpm', 20, 'squaredcos_cap_v2', 1e-4, 0.02, clip=1.5),
+        scheduler=NoiseScheduler('ddpm', 20, 'linear', 1e-3, 0.2, clip=4.0),
         cameras=len(CAMERAS),
         observation_steps=1,
         horizon=horizon,
@@ -76,6 +82,105 @@ VARIANTS = {
         _TINY, scheduler=NoiseScheduler('ddim', 9, 'linear', 1e-4, 0.02, 'sample')
     ),
 }
+
+
+_POINTS, _BLOCK = encoder.Keypoints.forward, unet.ResidualBlock.forward
+_OBSERVATION, _FEATURES = networks.Diffusion.observation, networks.Diffusion.image_features
+_ADVANCE, _TIME_CODE = diffusion_network.advance, unet.time_code
+
+
+def middle_off_by_one(pixels: Tensor, size: tuple[int, int]) -> Tensor:
+    return crop_middle(pixels.roll(1, dims=-1), size)
+
+
+def down_before_across(self: encoder.Keypoints, features: Tensor) -> Tensor:
+    return _POINTS(self, features).flip(-1)
+
+
+def brightest_place(self: encoder.Keypoints, features: Tensor) -> Tensor:
+    maps = self.maps(features).flatten(2)
+    return self.grid[maps.argmax(dim=-1)]
+
+
+def newest_state_first(self: networks.Diffusion, features: Tensor, state: Tensor) -> Tensor:
+    return _OBSERVATION(self, features, state.flip(1))
+
+
+def newest_image_first(self: networks.Diffusion, tokens: Tensor, mask: Tensor) -> Tensor:
+    return _FEATURES(self, tokens, mask).flip(0)
+
+
+def images_before_state(self: networks.Diffusion, features: Tensor, state: Tensor) -> Tensor:
+    width = self.dims.state_dim
+    steps = _OBSERVATION(self, features, state).unflatten(1, (self.dims.observation_steps, -1))
+    return torch.cat([steps[..., width:], steps[..., :width]], dim=2).flatten(1)
+
+
+def modulated(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """A residual block whose modulation is a wrong one."""
+
+    def forward(self: unet.ResidualBlock, x: Tensor, modulation: Tensor) -> Tensor:
+        return _BLOCK(self, x, change(modulation))
+
+    return forward
+
+
+def one_more(modulation: Tensor) -> Tensor:
+    scale, shift = modulation.chunk(2, dim=1)
+    return torch.cat([scale + 1, shift], dim=1)
+
+
+def shift_before_scale(modulation: Tensor) -> Tensor:
+    return torch.cat(modulation.chunk(2, dim=1)[::-1], dim=1)
+
+
+def updated(*places: int, value: float = 0.0) -> Callable[..., Tensor]:
+    """The scheduler's update with other numbers at these places."""
+
+    def advance(x: Tensor, predicted: Tensor, update: Tensor, *rest: Tensor) -> Tensor:
+        for place in places:
+            before, after = update[:place], update[place + 1 :]
+            update = torch.cat([before, torch.full_like(update[:1], value), after])
+        return _ADVANCE(x, predicted, update, *rest)
+
+    return advance
+
+
+def turned_code(times: Tensor, width: int) -> Tensor:
+    return torch.cat(_TIME_CODE(times, width).chunk(2, dim=1)[::-1], dim=1)
+
+
+def faults() -> Mapping[str, Fault]:
+    vision: dict[str, Any] = {
+        'crop off by one': (encoder, 'crop_middle', middle_off_by_one),
+        'down before across': (encoder.Keypoints, 'forward', down_before_across),
+        'the brightest place alone': (encoder.Keypoints, 'forward', brightest_place),
+    }
+    prefix: dict[str, Any] = {
+        'newest state first': (networks.Diffusion, 'observation', newest_state_first),
+        'newest image first': (networks.Diffusion, 'image_features', newest_image_first),
+        'images before the state': (networks.Diffusion, 'observation', images_before_state),
+    }
+    expert: dict[str, Any] = {
+        'one plus the scale': (unet.ResidualBlock, 'forward', modulated(one_more)),
+        'shift before scale': (unet.ResidualBlock, 'forward', modulated(shift_before_scale)),
+        'clean actions not clipped': (diffusion_network, 'advance', updated(3, value=1e9)),
+        'no noise in a step': (diffusion_network, 'advance', updated(8)),
+        'no plan': (diffusion_network, 'advance', updated(7)),
+        'x forgotten': (diffusion_network, 'advance', updated(5)),
+    }
+    files = {'vision.onnx': vision, 'prefix.onnx': prefix, 'expert.onnx': expert}
+    return {
+        name: Patched(*planted, file, quick=number == 0)  # type: ignore[arg-type]
+        for file, of_file in files.items()
+        for number, (name, planted) in enumerate(of_file.items())
+    } | {'cosines before sines': Patched(unet, 'time_code', turned_code, 'time table', quick=True)}
+
+
+def with_history(spec: BundleSpec) -> BundleSpec:
+    """The tiny policy with two steps of the observation."""
+    dims = replace(spec.dims, cameras=4, observation_steps=2, real_horizon=7)
+    return replace(spec, cameras=with_earlier_frames(spec.cameras, 2), dims=dims)
 
 
 def folders() -> Mapping[str, Callable[[Path], Folder]]:
@@ -158,6 +263,8 @@ CONTRACTS = (
             ),
             'norm group': lambda dims: replace(dims, backbone=replace(dims.backbone, stem=12)),
         },
+        faults=faults,
+        fault_spec=with_history,
         folders=folders,
     ),
 )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vla_runtime.families.blocks.layers import Linear
 from vla_runtime.families.blocks.resize import crop_middle, resize_bilinear
 from vla_runtime.families.blocks.resnet import ResNet
 from vla_runtime.families.diffusion.dimensions import DiffusionDims
@@ -36,10 +36,10 @@ class Keypoints(nn.Module):
     def __init__(self, channels: int, keypoints: int, size: tuple[int, int]) -> None:
         super().__init__()
         self.maps = nn.Conv2d(channels, keypoints, kernel_size=1)
-        down, across = (np.linspace(-1.0, 1.0, count) for count in size)
-        places = np.stack(np.meshgrid(across, down), axis=-1).reshape(-1, 2).astype(np.float32)
+        down, across = (torch.linspace(-1.0, 1.0, count) for count in size)
+        places = torch.cartesian_prod(down, across).flip(1)
         # A tensor of the checkpoint: what training computed is what is served.
-        self.grid = nn.Parameter(torch.from_numpy(places), requires_grad=False)
+        self.grid = nn.Parameter(places.contiguous(), requires_grad=False)
 
     def forward(self, features: Tensor) -> Tensor:
         """(n, channels, h, w) to (n, keypoints, 2)."""
@@ -57,14 +57,14 @@ class Encoder(nn.Module):
         self.backbone = ResNet(dims.backbone)
         size = dims.backbone.map_size(dims.seen)
         self.pool = Keypoints(dims.backbone.width, dims.keypoints, size)
-        self.out = nn.Linear(dims.image_width, dims.image_width)
+        self.out = Linear(dims.image_width, dims.image_width)
 
     def forward(self, pixels: Tensor) -> Tensor:
         return self.features(self.backbone(pixels).float())
 
     def features(self, maps: Tensor) -> Tensor:
         """Features (n, 2 * keypoints) of feature maps (n, channels, h', w')."""
-        return F.relu(self.out(self.pool(maps).flatten(1)))
+        return F.relu(self.out(self.pool(maps).flatten(1)).float())
 
 
 class EncodedVision(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vla_runtime.families.blocks.resnet import ConvNorm
 from vla_runtime.families.diffusion.dimensions import DiffusionDims
 from vla_runtime.families.diffusion.encoder import EncodedVision, Encoder, FramedVision
-from vla_runtime.families.diffusion.unet import UNet
+from vla_runtime.families.diffusion.unet import Conv, Grow, UNet
 from vla_runtime.families.diffusion_network import DiffusionNetwork
 
 
@@ -34,10 +34,18 @@ class Diffusion(DiffusionNetwork):
         self.unet = UNet(dims.unet, dims.action_dim, dims.observation_steps * dims.step_width)
 
     def fold_constants(self) -> None:
-        """Put frozen norms into the convolutions."""
+        """Put frozen norms into the convolutions, which run in bfloat16 if the matrices do.
+
+        Those of the U-Net too. Not in float16: a CPU without its arithmetic is slower in it than in
+        float32.
+        """
+        matrices = self.unet.blocks[0].modulation.weight.dtype
+        precision = torch.bfloat16 if matrices == torch.bfloat16 else torch.float32
         for module in self.modules():
             if isinstance(module, ConvNorm):
-                module.fold(torch.float32)
+                module.fold(precision)
+            elif isinstance(module, (Conv, Grow)):
+                module.to(precision)
 
     def image_features(self, image_tokens: Tensor, image_mask: Tensor) -> Tensor:
         """Features (T, C, 2 * keypoints) of the images, oldest step first; zeros for hidden ones.

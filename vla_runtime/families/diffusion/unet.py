@@ -13,10 +13,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vla_runtime.families.blocks.layers import Linear
 from vla_runtime.families.diffusion.dimensions import LAST_GROUPS, UNetDims
 
 # Convolutions between levels: three actions down to every second one, and four up.
 _DOWN, _UP = 3, 4
+
+
+class Conv(nn.Conv1d):
+    """A convolution that computes in the dtype of its own weights; its result is float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype)).float()
+
+
+class Grow(nn.ConvTranspose1d):
+    """A transposed convolution likewise; (B, C, H) to (B, C, 2 H)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, channels, _UP, stride=2, padding=1)
+
+    def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+        return super().forward(x.to(self.weight.dtype)).float()
 
 
 class ConvBlock(nn.Module):
@@ -24,7 +42,7 @@ class ConvBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, kernel: int, groups: int) -> None:
         super().__init__()
-        self.conv = nn.Conv1d(inputs, outputs, kernel, padding=kernel // 2)
+        self.conv = Conv(inputs, outputs, kernel, padding=kernel // 2)
         self.norm = nn.GroupNorm(groups, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -38,9 +56,9 @@ class ResidualBlock(nn.Module):
         super().__init__()
         self.scaled = dims.scaled
         self.conv1 = ConvBlock(inputs, outputs, dims.kernel_size, dims.groups)
-        self.modulation = nn.Linear(condition, outputs * (2 if dims.scaled else 1))
+        self.modulation = Linear(condition, outputs * (2 if dims.scaled else 1))
         self.conv2 = ConvBlock(outputs, outputs, dims.kernel_size, dims.groups)
-        self.shortcut = nn.Conv1d(inputs, outputs, 1) if inputs != outputs else None
+        self.shortcut = Conv(inputs, outputs, 1) if inputs != outputs else None
 
     def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
         """(B, inputs, H) and the modulation (B, M) to (B, outputs, H)."""
@@ -81,17 +99,17 @@ class UNet(nn.Module):
         for level, (before, after) in enumerate(pairwise(widths)):
             self.down.append(nn.ModuleList([block(before, after), block(after, after)]))
             if level < last:
-                self.shrink.append(nn.Conv1d(after, after, _DOWN, stride=2, padding=1))
+                self.shrink.append(Conv(after, after, _DOWN, stride=2, padding=1))
         top = dims.channels[-1]
         self.middle = nn.ModuleList([block(top, top), block(top, top)])
         for level in range(last, 0, -1):
             before, after = dims.channels[level], dims.channels[level - 1]
             # The skip of this level is beside what comes from below.
             self.up.append(nn.ModuleList([block(2 * before, after), block(after, after)]))
-            self.grow.append(nn.ConvTranspose1d(after, after, _UP, stride=2, padding=1))
+            self.grow.append(Grow(after))
         first = dims.channels[0]
         self.last = ConvBlock(first, first, dims.kernel_size, LAST_GROUPS)
-        self.out = nn.Conv1d(first, actions, 1)
+        self.out = Conv(first, actions, 1)
 
     @property
     def blocks(self) -> list[ResidualBlock]:
@@ -106,14 +124,14 @@ class UNet(nn.Module):
     def time_modulation(self, times: Tensor) -> Tensor:
         """The time's share of all modulations, (N, M), of training steps (N,)."""
         seen, width = F.mish(self.time_features(times)), self.dims.time_width
-        parts = [F.linear(seen, b.modulation.weight[:, :width]) for b in self.blocks]
+        parts = [_product(seen, b.modulation.weight[:, :width]) for b in self.blocks]
         return torch.cat(parts, dim=1)
 
     def observed_modulation(self, observation: Tensor) -> Tensor:
         """The observation's share (R, observation) of all modulations, (R, M)."""
         seen, width = F.mish(observation), self.dims.time_width
         parts = [
-            F.linear(seen, b.modulation.weight[:, width:], b.modulation.bias) for b in self.blocks
+            _product(seen, b.modulation.weight[:, width:]) + b.modulation.bias for b in self.blocks
         ]
         return torch.cat(parts, dim=1)
 
@@ -132,6 +150,11 @@ class UNet(nn.Module):
             x = _run(blocks, torch.cat([x, skips.pop()], dim=1), shares)
             x = self.grow[level](x)
         return self.out(self.last(x)).transpose(1, 2)
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    """Product in the dtype of the weights, float32."""
+    return F.linear(x.to(weight.dtype), weight).float()
 
 
 def _run(blocks: nn.Module, x: Tensor, shares: list[Tensor]) -> Tensor:
