@@ -1,4 +1,4 @@
-"""End-effector groups of GR00T N1.7 through `vla_runtime export`, against numpy's matrices.
+"""End-effector groups of GR00T N1.6 and N1.7 through `vla_runtime export`, in numpy's matrices.
 
 The reference decodes a relative group to p = R_ref p_rel + p_ref and R = R_ref R_rel, rotations as
 the first two rows of a matrix.
@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from groot_cases import load_groot_case
+from family_contracts.groot import stand_in
+from groot_cases import N16, N17, load_groot_case
 from groot_n17_folders import (
     cameras_of,
     joints_of,
@@ -131,16 +132,21 @@ def source() -> Path:
     return shipped('groot_n17_a')
 
 
-def exported(folder: Path, case: Path) -> Path:
+def exported(folder: Path, case: Path, *targets: str) -> Path:
     """A bundle of a folder, its case beside it."""
     tokenizer = write_backbone(folder.parent / 'backbone', case)
     bundle, d = folder.parent / 'bundle', json.loads(case.read_text())
-    heads = f'dit={d["dit_heads"]}' + (f',context={d["vlsa_heads"]}' if d['vlsa_layers'] else '')
+    heads = f'dit={d["dit_heads"]}'
+    if d.get('vlsa_layers'):
+        heads += f',context={d["vlsa_heads"]}'
+    size = ('--image-size', f'{d["raw_height"]}x{d["raw_width"]}') if d['kind'] == N16 else ()
     words = [
         *('--state-names', ','.join(joints_of(case))),
         *('--action-names', ','.join(joints_of(case, 'action'))),
         *('--units', 'rad', '--rate-hz', '30', '--prompt-length', '40'),
         *('--tokenizer', str(tokenizer), '--heads', heads),
+        *size,
+        *targets,
     ]
     assert main(['export', str(folder), '--out', str(bundle), *words]) == 0
     return bundle
@@ -154,14 +160,19 @@ def state_and_observation(source: Path) -> tuple[np.ndarray, Observation]:
     return state, Observation(images, state, recorded.description['tasks'][0])
 
 
+@pytest.mark.parametrize('kind', [N16, N17])
 @pytest.mark.parametrize('order', [ORDER, OTHER_ORDER])
 @pytest.mark.parametrize('relative', [True, False])
 @pytest.mark.parametrize('percentiles', [True, False])
 def test_groups_of_an_end_effector_become_absolute_poses(
-    tmp_path, source, percentiles, relative, order
+    tmp_path, monkeypatch, kind, percentiles, relative, order
 ):
+    source = shipped(f'{kind}_a')
+    if kind == N16:
+        stand_in(monkeypatch)
     case = posed(tmp_path / 'case', source, percentiles=percentiles, relative=relative, order=order)
-    bundle = exported(write_lerobot_folder(tmp_path / 'policy', case), case)
+    write = write_nvidia_folder if kind == N16 else write_lerobot_folder
+    bundle = exported(write(tmp_path / 'policy', case), case)
     (pose,) = read_bundle(bundle).spec.poses
     assert (pose.name, pose.form) == ('eef_9d', 'rotation_6d_rows')
     assert (*pose.state_position, *pose.state_rotation) == joints_of(case)[3:]

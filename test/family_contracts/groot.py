@@ -523,6 +523,13 @@ STAND_IN = PromptLayout(
 )
 
 
+def stand_in(patch: pytest.MonkeyPatch) -> None:
+    """Read N1.6's folders with the cases' prompt."""
+    model = replace(n16_checkpoint._MODEL, prompt=STAND_IN)
+    patch.setattr(n16_checkpoint, '_MODEL', model)
+    patch.setitem(find_family(N16).templates, 'chat', STAND_IN)  # type: ignore[arg-type]
+
+
 def folders(family: str) -> Mapping[str, Callable[[Path], Folder]]:
     from groot_n17_folders import is_of_a_folder
 
@@ -568,12 +575,8 @@ def folder(path: Path, target: Path) -> Folder:
         tokens=text,
     )
 
-    def prepare(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(n16_checkpoint, 'N16_PROMPT', STAND_IN)
-        patch.setitem(find_family(N16).templates, 'chat', STAND_IN)  # type: ignore[arg-type]
-
     return Folder(
-        source, options, [recorded], 1e-4, prepare=prepare if of_n16 else lambda patch: None
+        source, options, [recorded], 1e-4, prepare=stand_in if of_n16 else lambda patch: None
     )
 
 
