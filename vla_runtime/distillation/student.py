@@ -280,15 +280,15 @@ class Distillation:
         if self._spec.advantage is None:
             advantage = None
         rows = codec.rows(observation.instruction, state, (advantage,))
-        images = codec.camera_images.encode(observation.images)
+        images, mask = codec.camera_images.encode(observation.images)
         tokens = [
             self.teacher.vision(torch.from_numpy(np.array(pixels))[None].to(self._device))[0]
-            for pixels in images.pixels
+            for pixels in images
         ]
         tensors = {name: torch.from_numpy(np.array(rows[name])).to(self._device) for name in rows}
         prefix: Mapping[str, Tensor] = self.teacher.prefix(
             nn.utils.rnn.pad_sequence(tokens, batch_first=True),
-            torch.from_numpy(np.array(images.mask)).to(self._device),
+            torch.from_numpy(np.array(mask)).to(self._device),
             **{name: tensors[name] for name in self._family.prefix_inputs(dims)},
         )
         return _Encoded(
