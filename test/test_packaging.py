@@ -383,7 +383,7 @@ def test_run_help_names_every_command_and_variable() -> None:
     done = run('help')
     assert done.returncode == 0
     source = (ROOT / 'run').read_text()
-    for command in ('setup', 'demo', 'test', 'exec', 'help'):
+    for command in ('setup', 'demo', 'test', 'exec', 'metaworld', 'help'):
         assert re.search(rf'^  {command}\b', done.stdout, re.MULTILINE)
     for variable in set(re.findall(r'VLA_RUNTIME_[A-Z_]+', source)):
         assert f'  {variable} ' in done.stdout

@@ -280,10 +280,10 @@ class Distillation:
         if self._spec.advantage is None:
             advantage = None
         rows = codec.rows(observation.instruction, state, (advantage,))
-        pixels, mask = codec.camera_images.encode(observation.images)
+        images, mask = codec.camera_images.encode(observation.images)
         tokens = [
-            self.teacher.vision(torch.from_numpy(np.array(one))[None].to(self._device))[0]
-            for one in pixels
+            self.teacher.vision(torch.from_numpy(np.array(pixels))[None].to(self._device))[0]
+            for pixels in images
         ]
         tensors = {name: torch.from_numpy(np.array(rows[name])).to(self._device) for name in rows}
         prefix: Mapping[str, Tensor] = self.teacher.prefix(

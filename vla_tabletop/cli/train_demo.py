@@ -144,19 +144,18 @@ def _main(arguments: argparse.Namespace) -> dict[str, str]:
 
     # Before hours of work, not after; and before PyTorch is imported, which takes seconds.
     check_target(arguments.out, arguments.force)
-    from vla_tabletop.training.worlds import find_world
-
     require_packages('torch', 'mujoco', 'matplotlib')
-    world = find_world(arguments.world)
-    require_packages(*world.PACKAGES)
     check_backend('torch', arguments.device)
 
     from vla_runtime.files.code_version import code_version
     from vla_tabletop.training.recipes import find_recipe, require_recipe
     from vla_tabletop.training.start import Start
     from vla_tabletop.training.work_log import WorkLog
+    from vla_tabletop.training.worlds import find_world
 
     require_recipe(arguments.family)
+    world = find_world(arguments.world)
+    require_packages(*world.PACKAGES)
     start = None
     if arguments.start is not None:
         start = Start.read(arguments.start, find_recipe(arguments.family), world.WORLD)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,8 +13,10 @@ from vla_tabletop.metaworld import data
 from vla_tabletop.metaworld.data import DataPlan
 from vla_tabletop.metaworld.samples import METAWORLD, MetaWorldSamples
 from vla_tabletop.metaworld.tasks import TASKS, trained_instructions
-from vla_tabletop.training.recipes.recipe import Recipe
 from vla_tabletop.training.samples import Prompting
+
+if TYPE_CHECKING:
+    from vla_tabletop.training.recipes.recipe import Recipe
 
 WORLD = METAWORLD
 EPISODES = 80 * len(TASKS)

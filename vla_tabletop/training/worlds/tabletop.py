@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vla_tabletop.sim.tasks import all_instructions
 from vla_tabletop.training import dataset
 from vla_tabletop.training.dataset import DatasetSettings
-from vla_tabletop.training.demo_bundle import evaluate
-from vla_tabletop.training.recipes.recipe import Recipe
 from vla_tabletop.training.samples import TABLETOP, Prompting, Samples
 
-__all__ = ['EPISODES', 'PACKAGES', 'WORLD', 'evaluate']
+if TYPE_CHECKING:
+    from vla_tabletop.training.recipes.recipe import Recipe
 
 WORLD = TABLETOP
 EPISODES = 3000
@@ -64,3 +63,10 @@ def facts(folder: Path, samples: Samples) -> dict[str, Any]:
         'expert_success': float(data.success.mean()),
         'advantage_positive': float(data.positive.mean()),
     }
+
+
+def evaluate(bundle: Path, recipe: Recipe, episodes: int) -> list[dict[str, Any]]:
+    """Run a policy on scenes that training never saw, for the receipt."""
+    from vla_tabletop.training import demo_bundle
+
+    return demo_bundle.evaluate(bundle, recipe, episodes)
