@@ -35,8 +35,10 @@ from vla_runtime.processing.prompts import PromptFormat
 from vla_runtime.types import AdvantageTemplate, Observation, RotationForm
 
 TOKENIZER = CASES / 'lerobot_pi05_tiny' / 'tokenizer.json'
-# Families that the self-test's policies are of: those that answer in tokens are not yet.
+# Families whose heads give numbers, not tokens.
 TINY_FAMILIES = tuple(name for name in contracts() if find_family(name).head != 'tokens')
+# Families that the self-test's policies are of.
+TRIED_FAMILIES = tuple(contracts())
 
 
 def tokenizer_of(family: str) -> Path:

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / 'test')]
 
 from safetensors.numpy import load_file  # noqa: E402
-from tiny_policy import TINY_FAMILIES, tiny_spec, tokenizer_of, write_tiny_policy  # noqa: E402
+from tiny_policy import TRIED_FAMILIES, tiny_spec, tokenizer_of, write_tiny_policy  # noqa: E402
 from written_bundle import write_bundle  # noqa: E402
 
 from vla_runtime.bundle.folder import read_bundle  # noqa: E402
@@ -102,9 +102,9 @@ def main() -> None:
     parser.add_argument('--float16', action='store_true', help='each family in float16 as well')
     arguments = parser.parse_args()
     out = arguments.out
-    names = [*TINY_FAMILIES, BFLOAT16]
+    names = [*TRIED_FAMILIES, BFLOAT16]
     if arguments.float16:
-        names += [f'{name}{FLOAT16_ENDING}' for name in TINY_FAMILIES]
+        names += [f'{name}{FLOAT16_ENDING}' for name in TRIED_FAMILIES]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / 'policies'
         folder.mkdir()

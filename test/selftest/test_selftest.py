@@ -12,7 +12,7 @@ from fake_cuda import CUresult
 from fake_tensorrt import RELEASES, RTX, FakeEngine
 from paths import ROOT
 from tensorrt_machine import Machine
-from tiny_policy import TINY_FAMILIES
+from tiny_policy import TRIED_FAMILIES
 
 from vla_runtime.cli.main import main
 from vla_runtime.policy import Policy
@@ -60,10 +60,10 @@ def test_on_a_cpu_both_backends_of_every_family_are_compared(tmp_path, capsys):
     assert document['passed'] and {step['state'] for step in document['steps']} == {'passed'}
     assert set(document['milliseconds']) == {'torch', 'onnxruntime'}
     for times in document['milliseconds'].values():
-        assert set(times) == set(TINY_FAMILIES)
+        assert set(times) == set(TRIED_FAMILIES)
     assert {'numpy', 'torch', 'python', 'vla_runtime'} <= set(document['versions'])
     text = capsys.readouterr().out
-    assert 'smolvla: compared' in text and f'PASSED: {3 + 6 * len(TINY_FAMILIES)} steps' in text
+    assert 'smolvla: compared' in text and f'PASSED: {3 + 6 * len(TRIED_FAMILIES)} steps' in text
 
 
 def test_a_backend_that_is_not_installed_is_skipped_and_none_at_all_fails(monkeypatch, capsys):
@@ -442,4 +442,4 @@ def test_what_cannot_be_tried_is_refused_before_anything_runs(arguments, message
 def test_every_family_has_its_policy(tmp_path):
     policies.unpack(tmp_path)
     folders = {path.name for path in tmp_path.iterdir() if path.is_dir()}
-    assert folders == {*TINY_FAMILIES, BFLOAT16}
+    assert folders == {*TRIED_FAMILIES, BFLOAT16}

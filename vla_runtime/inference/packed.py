@@ -17,10 +17,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Condition, Thread
 from time import perf_counter
 from typing import Generic, TypeVar
+
+import numpy as np
 
 from vla_runtime.engines.protocol import PackedEngine
 from vla_runtime.inference.prefix_cache import PrefixCache
@@ -130,7 +132,7 @@ class PackedPipeline(Generic[Result]):
         future.set_running_or_notify_cancel()
         with self._changed:
             self._changed.wait_for(lambda: self._count < self._length)
-            self._waiting.append(_Stage(request, finish, future))
+            self._waiting.append(_Stage(_kept(request), finish, future))
             self._changed.notify_all()
         if self._thread is None:
             self._thread = Thread(target=self._work, name='packed', daemon=True)
@@ -263,3 +265,10 @@ class PackedPipeline(Generic[Result]):
             stage.ticks - 1,
             (len(self._answered) - 1) / span if span > 0 else None,
         )
+
+
+def _kept(request: ChunkRequest) -> ChunkRequest:
+    """Copy the images of a request that waits: the next observation is written over them."""
+    (prefix,) = request.prefixes
+    pixels = [np.array(image) for image in prefix.pixels]
+    return replace(request, prefixes=(replace(prefix, pixels=pixels),))

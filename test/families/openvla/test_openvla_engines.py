@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from vla_runtime.export.conversion import plan_export, write_export
 from vla_runtime.export.onnx.cases import record_cases
 from vla_runtime.inference.greedy import write_answer
 from vla_runtime.inference.recorded_check import check_recorded_cases
+from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation
 
@@ -118,6 +120,40 @@ def test_recorded_cases_and_repeated_answers(bundle: Path, backend: str):
                 assert np.abs(chunk.actions[0] - expected).max() <= 1e-5
                 assert report.runs['expert'] == len(expected) - 1
                 assert np.array_equal(chunks.setdefault(number, chunk.actions), chunk.actions)
+
+
+def test_packed_chunks_are_those_of_one_after_the_other(bundle: Path):
+    packed = PolicySettings(pipeline='packed')
+    with closing(Policy.load(bundle, backend='torch', settings=packed)) as policy:
+        policy.warm_up()
+        assert policy.open_requests(packed) == policy.spec.dims.action_dim
+        seen, expected = zip(*observations(), strict=True)
+        # The instruction stays: another one drops what is open.
+        told = [replace(one, instruction=seen[0].instruction) for one in seen]
+        alone = [policy.infer(one, settings=PolicySettings())[0].actions for one in (*told, *told)]
+        policy.reset()
+        futures = [policy.submit(one) for one in (*told, *told)]
+        for number, (future, actions) in enumerate(zip(futures, alone, strict=True)):
+            chunk, report = future.result()
+            assert np.array_equal(chunk.actions, actions)
+            assert (report.number, report.pipeline) == (number, 'packed')
+            assert report.ticks == len(expected[0]) - 1
+            assert report.age_ms >= report.milliseconds['denoise'] > 0
+        assert report.answers_per_s is not None and report.answers_per_s > 0
+        assert np.abs(alone[0][0] - expected[0]).max() <= 1e-5
+        # Alone it takes as many ticks.
+        chunk, report = policy.infer(seen[1])
+        assert np.abs(chunk.actions[0] - expected[1]).max() <= 1e-5
+        policy.reset()
+        chunk, report = policy.infer(seen[1], settings=PolicySettings())
+        assert report.number == 0 and np.abs(chunk.actions[0] - expected[1]).max() <= 1e-5
+
+
+@pytest.mark.parametrize('backend', ['onnxruntime'])
+def test_packed_requests_are_refused_by_name_where_they_cannot_be(bundle: Path, backend: str):
+    with closing(Policy.load(bundle, backend=backend)) as policy:
+        with pytest.raises(ValueError, match='packed'):
+            policy.check(PolicySettings(pipeline='packed'))
 
 
 def test_tensorrt_over_a_fake_device(bundle: Path, tmp_path: Path, monkeypatch):
