@@ -151,9 +151,9 @@ def test_packed_chunks_are_those_of_one_after_the_other(bundle: Path):
 
 @pytest.mark.parametrize('backend', ['onnxruntime'])
 def test_packed_requests_are_refused_by_name_where_they_cannot_be(bundle: Path, backend: str):
-    with closing(Policy.load(bundle, backend=backend)) as policy:
-        with pytest.raises(ValueError, match='packed'):
-            policy.check(PolicySettings(pipeline='packed'))
+    policy = Policy.load(bundle, backend=backend)
+    with closing(policy), pytest.raises(ValueError, match='packed'):
+        policy.check(PolicySettings(pipeline='packed'))
 
 
 def test_tensorrt_over_a_fake_device(bundle: Path, tmp_path: Path, monkeypatch):
