@@ -250,13 +250,14 @@ def inverse(ratio: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or '').splitlines()[0])
     parser.add_argument('--rounds', type=int, default=30, help='answers of each mode; default: 30')
+    parser.add_argument('--images', nargs='+', choices=list(EDGES), default=list(EDGES))
     parser.add_argument('--threads', type=int, default=2, help='default: 2')
     parser.add_argument('--json', type=Path, help='write here instead of to benchmark/results/')
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     figures: dict[str, Any] = {'threads': arguments.threads, 'rounds': arguments.rounds}
-    for name, edge in EDGES.items():
-        figures[name] = found = measure(edge, arguments.rounds)
+    for name in arguments.images:
+        figures[name] = found = measure(EDGES[name], arguments.rounds)
         print(f'{name}: {found["prompt_places"]} places, {found["parameters"] / 1e6:.0f} M')
         for mode, one in found['modes'].items():
             ratio = one['throughput_of_sequential']
@@ -265,7 +266,7 @@ def main() -> None:
                 f'{one["operations_an_answer"] / 1e9:6.1f} GFLOP  '
                 f'{ratio["median"]:.2f} ({ratio["interval"][0]:.2f} to {ratio["interval"][1]:.2f})'
             )
-    packed = figures['short']['modes']['packed']['throughput_of_sequential']['median']
+    packed = figures[arguments.images[0]]['modes']['packed']['throughput_of_sequential']['median']
     # A target bounds from above.
     print(Target('time of an answer, of sequential', 1.0 / _TARGET, 1.0 / packed).line)
     print(write_result('packed_tokens', figures, ('torch', 'numpy'), arguments.json).name)
