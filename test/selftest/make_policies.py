@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / 'test')]
 
 from safetensors.numpy import load_file  # noqa: E402
-from tiny_policy import tiny_spec, tokenizer_of, write_tiny_policy  # noqa: E402
+from tiny_policy import TINY_FAMILIES, tiny_spec, tokenizer_of, write_tiny_policy  # noqa: E402
 from written_bundle import write_bundle  # noqa: E402
 
 from vla_runtime.bundle.folder import read_bundle  # noqa: E402
@@ -32,7 +32,7 @@ from vla_runtime.bundle.schema import STATISTICS_FILE, WEIGHTS_FILE, BundleSpec 
 from vla_runtime.bundle.writer import seal  # noqa: E402
 from vla_runtime.export.onnx.export import write_onnx  # noqa: E402
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims  # noqa: E402
-from vla_runtime.family.listing import family_names, find_family  # noqa: E402
+from vla_runtime.family.listing import find_family  # noqa: E402
 from vla_runtime.files.safetensors_reader import bfloat16_to_float32, float32_to_bfloat16  # noqa: E402
 from vla_runtime.policy import Policy  # noqa: E402
 from vla_runtime.selftest.policies import ARCHIVE, REFERENCE, infer_cases  # noqa: E402
@@ -63,6 +63,9 @@ def spec_of(name: str) -> BundleSpec:
 
 def rounded(weight: np.ndarray, name: str) -> np.ndarray:
     """Round a weight of a policy to numbers that are small in the archive."""
+    if weight.dtype == np.uint8:
+        # Packed.
+        return weight
     if name == BFLOAT16:
         return (np.round(weight * 16) / 16).astype(np.float32)
     return bfloat16_to_float32(float32_to_bfloat16(weight))
@@ -99,9 +102,9 @@ def main() -> None:
     parser.add_argument('--float16', action='store_true', help='each family in float16 as well')
     arguments = parser.parse_args()
     out = arguments.out
-    names = [*family_names(), BFLOAT16]
+    names = [*TINY_FAMILIES, BFLOAT16]
     if arguments.float16:
-        names += [f'{name}{FLOAT16_ENDING}' for name in family_names()]
+        names += [f'{name}{FLOAT16_ENDING}' for name in TINY_FAMILIES]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / 'policies'
         folder.mkdir()

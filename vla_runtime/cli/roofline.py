@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--precision',
         choices=list(MATRIX_BYTES),
         default='bfloat16',
-        help='of the large matrices (default: bfloat16)',
+        help='of the large matrices, with int8 of all of them (default: bfloat16)',
     )
     parser.add_argument(
         '--views',

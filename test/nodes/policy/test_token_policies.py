@@ -69,7 +69,7 @@ def test_packed_requests_are_answered_by_the_instruction_in_force_and_after_a_re
             assert (report['pipeline'], report['instruction']) == ('packed', TASK)
             assert int(report['runs.expert']) == len(tiny_spec('openvla').actions) - 1
         report = values_of(reports[0].status[0])
-        found = message_to_chunk(chunks[0])[0].actions
+        found = message_to_chunk(chunks[0], step_time_s=STEP_TIME_S)[0].actions
         expected = infer(bundle, 'torch', observed(drivers, report), report, None)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
@@ -152,7 +152,7 @@ def test_a_malformed_stream_is_no_chunk_and_the_reason_is_said(tmp_path):
 
         def reasons() -> list[str]:
             found = (one.message for message in status for one in message.status)
-            return [text for text in found if 'Action:' in text]
+            return [text for text in found if 'the chunk is refused' in text]
 
         made.wait_for(reasons, 'the reason', meanwhile=drivers)
         assert not chunks

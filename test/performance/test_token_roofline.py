@@ -1,0 +1,41 @@
+"""Roofline of policies that answer in tokens: every pass reads the language model's weights."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from vla_runtime.families.operation_counts import count_operations
+from vla_runtime.family.listing import preset
+from vla_runtime.performance.devices import DEVICES, MATRIX_BYTES
+from vla_runtime.performance.roofline import memory_need, phase_floors, published_rates
+
+# Of the published OpenVLA: 32 layers, and the output layer.
+LANGUAGE = 32 * (4 * 4096**2 + 3 * 4096 * 11008) + 32064 * 4096
+PASSES = 6
+
+
+@pytest.mark.parametrize('device', ['agx-orin', 'thor', 'h200'])
+@pytest.mark.parametrize('precision', ['bfloat16', 'int8'])
+def test_openvla_is_bound_by_the_weights_of_its_passes(device: str, precision: str):
+    found = preset('openvla')
+    assert found is not None
+    counts = count_operations(*found)
+    assert counts.passes == PASSES
+    rates = published_rates(DEVICES[device], precision)
+    floors = phase_floors(counts, rates, precision=precision, rows=1, steps=1, views=1)
+    size = MATRIX_BYTES[precision]
+    assert floors['denoise'].bound == 'memory'
+    assert floors['denoise'].milliseconds == pytest.approx(PASSES * floors['step'].milliseconds)
+    least_ms = LANGUAGE * size / rates.bytes_per_s * 1e3
+    assert least_ms <= floors['step'].milliseconds <= 1.1 * least_ms
+
+
+def test_memory_is_told_from_the_sizes_alone():
+    found = preset('openvla')
+    assert found is not None
+    counts = count_operations(*found)
+    for precision, expected in (('bfloat16', 15.0e9), ('int8', 7.5e9)):
+        need = memory_need(counts, 'torch', precision=precision, rows=1)
+        assert math.isclose(need.weights, expected, rel_tol=0.03)
