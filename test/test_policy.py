@@ -246,7 +246,7 @@ def test_guidance_needs_a_policy_with_advantage_tags(policy):
         ('samples', 2.0),
         ('seed', -1),
         ('denoise_steps', 0),
-        ('denoise_steps', 101),
+        ('denoise_steps', 1001),
         ('advantage', 'great'),
         ('plan_schedule', 'cubic'),
         ('max_guidance_weight', float('inf')),
