@@ -151,6 +151,19 @@ def test_a_chunk_that_is_missing_is_noted(tmp_path, bundle, robot_file):
     assert found[1].note == 'its action_chunk is not in the recording'
 
 
+def test_an_inference_whose_instruction_changed_meanwhile_is_not_taken_for_a_lost_report(
+    tmp_path, bundle, robot_file
+):
+    turns = [Turn(), Turn(discarded=True), Turn(), Turn(lost=['/vla_policy/report']), Turn()]
+    recording = record(tmp_path / 'bag', bundle, robot_file, turns)
+    run = read_run(BagReader(recording))
+    assert [one.number for one in run.inferences] == [0, 2, 4]
+    # One report was lost, and one inference has none.
+    assert [problem for problem in run.problems if 'at least 1 inferences' in problem]
+    found, _ = replay(recording)
+    assert identical(found) == [True, True, True]
+
+
 def test_an_uncertain_chunk_that_is_identical_makes_up_for_no_certain_one_that_differs(recording):
     summary = ReplaySummary('bag', '/vla_policy')
     for number, one in enumerate(replay(recording)[0]):
