@@ -129,6 +129,7 @@ class _Maker:
             [JointSource(self._joints_topic, joint) for joint in self._match.measured_joints],
             SyncLimits(250_000_000, 500_000_000),
             self._match.earlier,
+            self._match.state_ages_ns,
         )
         self._responder = Responder(
             self._policy,
