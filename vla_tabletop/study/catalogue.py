@@ -349,8 +349,8 @@ _STUDIES = (
         'students',
         'Does a student do the task in one step or two?',
         'A policy that vla_runtime distill made of the shipped one, at the numbers of denoise '
-        'steps that it knows, on still and on moving blocks (3 to 5 cm/s). The study denoise has the '
-        'teacher at every number.',
+        'steps that it knows, on still and on moving blocks (3 to 5 cm/s). The study denoise has '
+        'the teacher at every number.',
         grid(BASE, variant=('still', 'moving'), denoise_steps=(1, 2)),
         x='denoise_steps',
         episodes=100,
