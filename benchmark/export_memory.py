@@ -1,6 +1,7 @@
 """Peak memory of `vla_runtime export` or `build --target` at a family's published size.
 
     python benchmark/export_memory.py smolvla evo1 groot_n15 groot_n17 --work FOLDER
+    python benchmark/export_memory.py openvla --tokenizer FILE --work FOLDER
     ./run setup tensorrt-rtx
     ./run exec python benchmark/export_memory.py pi05 --engines --work FOLDER
 
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from parts import openvla_folder
 from parts.measurement import write_result
 from safetensors.numpy import load_file
 
@@ -41,6 +43,8 @@ from vla_runtime.family.listing import find_family
 from vla_runtime.selftest.policies import read_policy, unpack
 
 FAMILIES = ('smolvla', 'evo1', 'groot_n15', 'groot_n17', 'act', 'pi0', 'pi05')
+# A published folder of many shards, instead of a bundle: the networks are not compared.
+OPENVLA = 'openvla'
 PACKAGES = ('torch', 'onnx', 'onnxruntime', 'numpy')
 _EXPORT = 'import sys; from vla_runtime.cli.main import main; sys.exit(main())'
 _DRAWN = 1 << 22
@@ -224,7 +228,7 @@ def measure_build(family: str, precision: str, rows: int, work: Path) -> dict[st
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or '').splitlines()[0])
-    parser.add_argument('families', nargs='+', choices=FAMILIES)
+    parser.add_argument('families', nargs='+', choices=(*FAMILIES, OPENVLA))
     parser.add_argument('--work', type=Path, required=True, help='folder with room')
     parser.add_argument('--precision', help='of the ONNX files (float32; for engines bfloat16)')
     parser.add_argument('--stored', choices=('F32', 'BF16'), default='F32', help='in the bundle')
@@ -232,12 +236,19 @@ def main() -> int:
     parser.add_argument(
         '--rows', type=int, default=2, choices=(1, 2), help='prompt rows of engines'
     )
+    parser.add_argument(
+        '--tokenizer', type=Path, help="of openvla: a tokenizer.json in Llama's layout"
+    )
     parser.add_argument('--json', type=Path, help='instead of benchmark/results')
     given = parser.parse_args()
+    if OPENVLA in given.families and (given.tokenizer is None or given.engines):
+        parser.error('openvla needs --tokenizer, and is exported alone')
     given.work.mkdir(parents=True, exist_ok=True)
     figures = {}
     for family in given.families:
-        if given.engines:
+        if family == OPENVLA:
+            figures[family] = openvla_folder.measure(given.work, given.tokenizer, watched)
+        elif given.engines:
             figures[family] = measure_build(
                 family, given.precision or 'bfloat16', given.rows, given.work
             )

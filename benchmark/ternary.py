@@ -1,13 +1,14 @@
 """Time and memory of BitVLA's ternary weights on a CPU, beside the same network in bfloat16.
 
-    python benchmark/ternary.py [--blocks 30] [--rounds 5]
+    python benchmark/ternary.py [--blocks 2] [--rounds 3]
 
-Weights are random, at the published sizes; --blocks makes language model and tower shorter, for a
-machine that other work runs on. In bfloat16
+Weights are random, at the published widths; --blocks says how many blocks of language model and
+tower are timed. In bfloat16
 every ternary layer is a plain linear layer of the same weights times their scale: oneDNN's products
 of two bfloat16 numbers, attention in bfloat16, nothing rounded to 8 bits. An inference is two
-images, prompt and action head. Memory is that of a process which loads one of the two and infers
-three times; times are of both by turns in one process.
+images, prompt and action head. Memory is that of a process which loads one of the two, at the
+published depth. Times are those of the CPU, both by turns in one process with one thread, so that
+other work on the machine matters little.
 """
 
 from __future__ import annotations
@@ -111,14 +112,14 @@ def runner(network: FlowNetwork, dims: BitVlaDims) -> Callable[[], dict[str, flo
     pixels, seen = given.pop('pixels'), torch.ones(dims.cameras, dtype=torch.bool)
 
     def run() -> dict[str, float]:
-        times = [time.perf_counter()]
+        times = [time.process_time()]
         with torch.inference_mode():
             tokens = torch.cat([network.vision(image[None]) for image in pixels])
-            times.append(time.perf_counter())
+            times.append(time.process_time())
             past = network.prefix(tokens, seen, **given)
-            times.append(time.perf_counter())
+            times.append(time.process_time())
             actions = network.actions(past)
-            times.append(time.perf_counter())
+            times.append(time.process_time())
         assert actions.isfinite().all()
         phases = np.diff(times)
         return dict(zip(('vision', 'prefix', 'head'), map(float, phases), strict=True)) | {
@@ -143,16 +144,11 @@ def _plain(module: nn.Module) -> list[Tensor | None]:
     return [module.weight, module.bias] if isinstance(module, Dense) else []
 
 
-def memory(kind: str, dims: BitVlaDims) -> dict[str, int]:
-    """Memory of one kind, in this process."""
+def memory(kind: str) -> dict[str, int]:
+    """Memory of one kind at the published depth, in this process."""
     bare = resident()
-    network = make(kind, dims)
-    held = held_bytes(network)
-    loaded = resident()
-    run = runner(network, dims)
-    for _ in range(3):
-        run()
-    return {'weights': held, 'loaded': loaded - bare, 'inferred': resident() - bare}
+    network = make(kind, BITVLA)
+    return {'weights': held_bytes(network), 'loaded': resident() - bare}
 
 
 def resident() -> int:
@@ -166,8 +162,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('--blocks', type=int, default=BITVLA.language.depth)
-    parser.add_argument('--rounds', type=int, default=5)
+    parser.add_argument('--blocks', type=int, default=2)
+    parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--only', choices=KINDS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     dims = replace(
@@ -177,9 +173,10 @@ def main() -> None:
     )
     networks.apply_together = vision.apply_together = together
     if arguments.only:
-        print(json.dumps(memory(arguments.only, dims)))
+        print(json.dumps(memory(arguments.only)))
         return
-    words = [sys.executable, __file__, '--blocks', str(arguments.blocks), '--only']
+    torch.set_num_threads(1)
+    words = [sys.executable, __file__, '--only']
     held = {
         kind: json.loads(subprocess.run([*words, kind], check=True, capture_output=True).stdout)
         for kind in KINDS
@@ -190,11 +187,11 @@ def main() -> None:
         for kind in in_turn(KINDS, round_ + 1):
             found = runs[kind]()
             # The first of each is not counted.
+            print(kind, found, flush=True)
             if round_ >= 0:
                 times[kind].append(found)
     figures: dict[str, Any] = {
         'blocks': arguments.blocks,
-        'threads': torch.get_num_threads(),
         'products_of_bytes': multiplies_bytes(),
         'memory_bytes': held,
         'memory_ratio': {

@@ -13,6 +13,8 @@ from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.engines.candidates import Candidate
 from vla_runtime.engines.cpu import cpu_threads
 from vla_runtime.engines.loading import EngineOptions, load_engine
+from vla_runtime.engines.protocol import PolicyEngine
+from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 
@@ -30,14 +32,24 @@ def without_ages(cache: Mapping[str, str]) -> dict[str, str]:
     return {level: re.sub(r'hit \([\d.]+ s old\)', 'hit', text) for level, text in cache.items()}
 
 
-def load_policy(
+def codec_of(bundle: Path) -> PolicyCodec:
+    """What turns observations into inputs of the networks, and plans into their actions."""
+    return PolicyCodec(read_bundle(bundle, verify=False))
+
+
+def policy_on_engine(
     bundle: Path, max_rows: int = 2, use_cuda_graphs: bool = False, **settings
-) -> Policy:
-    """A policy whose torch engine was built for so many prompt rows."""
+) -> tuple[Policy, PolicyEngine]:
+    """A policy on a torch engine that was built for so many prompt rows, and the engine."""
     checked = read_bundle(bundle)
     engine = load_engine(
         checked,
         Candidate('torch', 'float32'),
         EngineOptions('cpu', max_rows, cpu_threads(None), use_cuda_graphs),
     )
-    return Policy(checked, engine, PolicySettings(**{'rtc_mode': 'guided', **settings}))
+    return Policy(checked, engine, PolicySettings(**{'rtc_mode': 'guided', **settings})), engine
+
+
+def load_policy(bundle: Path, max_rows: int = 2, **settings) -> Policy:
+    """The same without its engine."""
+    return policy_on_engine(bundle, max_rows, **settings)[0]

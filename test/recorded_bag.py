@@ -73,6 +73,7 @@ class Turn:
         age_ns: age of the frames and joint states when the inference begins.
         repeated: the request is sent again, with a newer plan, before it is answered.
         lost: topics whose messages of this turn are not in the recording.
+        discarded: the instruction changed meanwhile: its chunk is not published, nor its report.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -83,6 +84,7 @@ class Turn:
     age_ns: int = 0
     repeated: bool = False
     lost: Sequence[str] = ()
+    discarded: bool = False
 
 
 def record(
@@ -127,6 +129,7 @@ class _Maker:
             [JointSource(self._joints_topic, joint) for joint in self._match.measured_joints],
             SyncLimits(250_000_000, 500_000_000),
             self._match.earlier,
+            self._match.state_ages_ns,
         )
         self._responder = Responder(
             self._policy,
@@ -138,6 +141,7 @@ class _Maker:
         self._request = 0
         self._pixels: dict[str, np.ndarray] = {}
         self._lost: Sequence[str] = ()
+        self._discarded = 0
         self._recording = Recording(folder, limits, self._fail)
         self._known: set[str] = set()
         given = {
@@ -167,12 +171,16 @@ class _Maker:
         self._now_ns += turn.age_ns
         settings = settings_from(given)
         answer = self._responder.answer(plan, TASK, settings, now_ns=self._now_ns).result()
+        if turn.discarded:
+            self._discarded += 1
+            return
         chunk = chunk_to_message(answer.chunk, answer.header)
         self._write('/action_chunk', chunk)
         live = {row.name: given[row.name] for row in POLICY_PARAMETERS if not row.read_only}
         cameras = self._match.cameras.items()
         by_content = [name for name, camera in cameras if camera.stamp == 'receive']
-        item = report(answer, live, overhead_ms=1.0, by_content=by_content)
+        discarded, self._discarded = self._discarded, 0
+        item = report(answer, live, 1.0, by_content, discarded)
         message = to_message([item], node=NODE, hardware='tiny', stamp=Time())
         self._write(f'{NODE}/report', message)
         for topic, frame in frames.items():

@@ -56,7 +56,7 @@ DEFECTS: dict[str, tuple[str, str, str]] = {
     'steps of a student in disorder': (
         'trained_delay_steps: 0',
         'trained_delay_steps: 0\nstudent_steps: [3, 1]',
-        r'field student_steps: \[3, 1\]: expected 1 to 100, ascending',
+        'field student_steps',
     ),
     'zero steps': (
         'denoise_steps: 3',

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 from checkpoint_folders import copy_lerobot_folder, joints, lerobot_arguments, make_relative
+from guided_policies import codec_of
 from libero_folders import ACTIONS, OPTIONS, POSE_OPTIONS, SCALE, STATE, write_libero_folder
 from rotation_oracle import rodrigues
 
@@ -77,7 +78,7 @@ def test_a_plan_of_poses_is_shown_to_the_policy_as_its_own_steps(bundle):
     seen = observation(bundle, STATE_NOW)
     chunk, _ = policy.infer(seen)
     plan = CommittedPlan(actions=chunk.actions, delay_steps=2, execution_horizon=4)
-    shown = policy._codec.plan(plan, seen)
+    shown = codec_of(bundle).plan(plan, seen)
     np.testing.assert_allclose(shown[:, :7], chunk.normalised[:, :7], atol=1e-3)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_folders import edit_config
+from guided_policies import codec_of
 from safetensors.torch import save_file
 from test_family_page_end_to_end import EXPORT_OPTIONS, write_folder
 from tiny_policy import observation, tiny_spec, write_tiny_policy
@@ -137,7 +138,7 @@ def networks_actions(bundle: Path, policy: Policy) -> np.ndarray:
     spec = read_bundle(bundle, verify=False).spec
     torch.manual_seed(0)
     network = build_network('one_pass', spec.dims).eval()
-    codec, seen = policy._codec, observation()
+    codec, seen = codec_of(bundle), observation()
     rows = codec.rows(seen.instruction, codec.check(seen), (None,))
     pixels, mask = codec.camera_images.encode(seen.images)
     with torch.no_grad():

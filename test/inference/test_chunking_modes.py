@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from guided_policies import NOISE, load_policy, write_guided
+from guided_policies import NOISE, codec_of, load_policy, policy_on_engine, write_guided
 from hypothesis import given
 from hypothesis import strategies as st
 from thorough import thorough_but
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
+from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.inference.real_time_chunking import clamp_weights, guidance_weights
 from vla_runtime.policy import Policy
@@ -100,13 +101,13 @@ def test_warming_up_runs_the_expert_that_a_plan_will_call_for(
 ):
     """A graph is captured at its first run; the first tied inference is not to pay for it."""
     policy = load_policy(bundles[bundle], rtc_mode=mode, pipeline='throughput')
-    real, seen = policy._engine.load_step_inputs, set()
+    real, seen = TorchEngine.load_step_inputs, set()
 
-    def load_step_inputs(inputs):
+    def load_step_inputs(self, inputs):
         seen.add((inputs.jacobian, inputs.clean_actions))
-        real(inputs)
+        real(self, inputs)
 
-    monkeypatch.setattr(policy._engine, 'load_step_inputs', load_step_inputs)
+    monkeypatch.setattr(TorchEngine, 'load_step_inputs', load_step_inputs)
     policy.warm_up()
     assert seen == expected
     policy.close()
@@ -116,14 +117,13 @@ def test_warming_up_runs_the_expert_that_a_plan_will_call_for(
 @pytest.mark.parametrize('delay', [1, 4, 6])
 def test_a_hard_prefix_is_clamped_at_every_step(bundles, family, delay):
     """Against RePaint's loop: overwrite, run the network, move on; no weights anywhere."""
-    policy = load_policy(bundles[family], rtc_mode='hard_prefix', denoise_steps=STEPS)
-    plan = policy._codec.plan(committed(delay), observation())
+    policy, engine = policy_on_engine(bundles[family], rtc_mode='hard_prefix', denoise_steps=STEPS)
+    plan = codec_of(bundles[family]).plan(committed(delay), observation())
     chunk, report = policy.infer(observation(), plan=committed(delay), noise=NOISE)
     np.testing.assert_array_equal(chunk.normalised[:delay], plan[:delay])
     assert (report.rtc_mode, report.clean_steps) == ('hard_prefix', 0)
 
     # The engine still holds prefix and state; without a tie its velocity is the network's.
-    engine = policy._engine
     untied = replace(policy.settings, rtc_mode='off')
     free = policy._builder.build(observation(), untied, 0, noise=NOISE)
     engine.load_step_inputs(free.inputs)
@@ -141,19 +141,17 @@ def test_a_hard_prefix_is_clamped_at_every_step(bundles, family, delay):
 @pytest.mark.parametrize('delay', [1, 3])
 def test_a_policy_trained_with_known_actions_sees_them_at_flow_time_zero(bundles, family, delay):
     """Against a loop over the network with a time for every action (arXiv 2512.05964)."""
-    policy = load_policy(
-        bundles[f'trained {family}'], 1, rtc_mode='hard_prefix', denoise_steps=STEPS
-    )
-    plan = policy._codec.plan(committed(delay), observation())
+    bundle = bundles[f'trained {family}']
+    policy, engine = policy_on_engine(bundle, 1, rtc_mode='hard_prefix', denoise_steps=STEPS)
+    codec = codec_of(bundle)
+    plan = codec.plan(committed(delay), observation())
     chunk, report = policy.infer(observation(), plan=committed(delay), noise=NOISE)
     np.testing.assert_array_equal(chunk.normalised[:delay], plan[:delay])
     assert report.clean_steps == delay
     np.testing.assert_array_equal(report.noise, NOISE)
 
-    network, slot = policy._engine._network, policy._engine._buffers[1].slots[0]
-    rows = policy._codec.rows(
-        observation().instruction, policy._codec.check(observation()), (None,)
-    )
+    network, slot = engine._network, engine._buffers[1].slots[0]
+    rows = codec.rows(observation().instruction, codec.check(observation()), (None,))
     head = {
         name: torch.from_numpy(rows[name]) for name in network.family.head_inputs(policy.spec.dims)
     }
@@ -181,7 +179,7 @@ def test_a_delay_beyond_the_trained_one_is_clamped_and_reported(bundles):
     policy = load_policy(bundles['trained pi05'], 1, rtc_mode='hard_prefix', denoise_steps=STEPS)
     chunk, report = policy.infer(observation(), plan=committed(5), noise=NOISE)
     assert report.clean_steps == 3
-    plan = policy._codec.plan(committed(5), observation())
+    plan = codec_of(bundles['trained pi05']).plan(committed(5), observation())
     np.testing.assert_array_equal(chunk.normalised[:5], plan[:5])
 
 

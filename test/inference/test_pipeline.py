@@ -17,13 +17,14 @@ import numpy as np
 import psutil
 import pytest
 from gate import PATIENCE_S, Gate
-from guided_policies import load_policy, without_ages, write_guided
+from guided_policies import load_policy, policy_on_engine, without_ages, write_guided
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_policy import CAMERAS, observation
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.engines.protocol import count_rows
+from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.prefix_cache import CachePolicy
 from vla_runtime.inference.settings import PolicySettings
@@ -390,7 +391,7 @@ def test_a_network_that_fails_while_encoding_leaves_the_other_chunk_alone(
         raise RuntimeError('out of memory')
 
     with monkeypatch.context() as planted:
-        planted.setattr(policy._engine, 'encode_prefix', broken)
+        planted.setattr(TorchEngine, 'encode_prefix', broken)
         with pytest.raises(RuntimeError, match='memory'):
             policy.submit(observation(1))
     second = policy.submit(observation(1))
@@ -436,13 +437,13 @@ def test_closing_finishes_what_is_under_way_and_ends_the_thread(bundles):
 def test_warming_up_runs_every_slot_that_will_be_used(bundles, monkeypatch, settings, slots):
     """A graph is captured at its first run; the first real inference is not to pay for it."""
     policy = load_policy(bundles['pi05'], **settings)
-    real, seen = policy._engine.encode_prefix, []
+    real, seen = TorchEngine.encode_prefix, []
 
-    def encode_prefix(image_mask, rows, slot=0):
+    def encode_prefix(self, image_mask, rows, slot=0):
         seen.append((count_rows(rows), slot))
-        real(image_mask, rows, slot)
+        real(self, image_mask, rows, slot)
 
-    monkeypatch.setattr(policy._engine, 'encode_prefix', encode_prefix)
+    monkeypatch.setattr(TorchEngine, 'encode_prefix', encode_prefix)
     policy.warm_up()
     assert seen == slots
     assert cache_words(policy.infer(observation())[1].cache)['prefix'] == 'miss (first)'
@@ -461,8 +462,7 @@ def test_latency_mode_starts_no_thread_and_reports_no_overlap(bundles):
 
 
 def test_an_engine_that_cannot_overlap_is_refused_and_the_old_settings_stay(bundles):
-    policy = load_policy(bundles['pi05'])
-    engine = policy._engine
+    _, engine = policy_on_engine(bundles['pi05'])
     engine.features = frozenset({'samples'})
     policy = Policy(read_bundle(bundles['pi05']), engine)
     with pytest.raises(ValueError, match="'throughput'"):

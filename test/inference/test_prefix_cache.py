@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_policy import CAMERAS, observation, tiny_spec, write_tiny_policy
 
+from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.inference.prefix_cache import CachePolicy, PrefixCache, PrefixInputs
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
@@ -131,14 +132,13 @@ def test_nothing_survives_a_reset_or_the_warm_up(policy):
 
 def test_a_network_that_fails_leaves_no_entry(bundle, policy, monkeypatch):
     infer(policy, observation())
-    engine = policy._engine
-    real = engine.encode_prefix
+    real = TorchEngine.encode_prefix
 
     def broken(*arguments):
         real(*arguments)
         raise RuntimeError('the device is gone')
 
-    monkeypatch.setattr(engine, 'encode_prefix', broken)
+    monkeypatch.setattr(TorchEngine, 'encode_prefix', broken)
     with pytest.raises(RuntimeError):
         infer(policy, one_pixel('top'))
     monkeypatch.undo()
@@ -151,15 +151,14 @@ def test_a_vision_network_that_fails_after_it_wrote_leaves_no_image_tokens(
     bundle, policy, monkeypatch
 ):
     infer(policy, observation())
-    engine = policy._engine
-    real = engine.encode_image
+    real = TorchEngine.encode_image
 
     def broken(*arguments):
         real(*arguments)
         raise RuntimeError('the device is gone')
 
     with monkeypatch.context() as planted:
-        planted.setattr(engine, 'encode_image', broken)
+        planted.setattr(TorchEngine, 'encode_image', broken)
         with pytest.raises(RuntimeError):
             infer(policy, one_pixel('top'))
     # In the engine lie the tokens of the other image, or of half of it.

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cached_inference import infer, with_image, without_cache
+from guided_policies import codec_of
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
 from vla_runtime.inference.prefix_cache import CachePolicy
@@ -135,16 +136,16 @@ def test_bounded_does_not_reuse_a_prefix_beyond_its_limits_of_time(bundle, bound
     np.testing.assert_array_equal(actions, without_cache(bundle, joint(0.02)))
 
 
-def bins(policy: Policy, seen: Observation) -> np.ndarray:
-    return policy._codec.state_bins(policy._codec.check(seen))
+def bins(bundle: Path, seen: Observation) -> np.ndarray:
+    codec = codec_of(bundle)
+    return codec.state_bins(codec.check(seen))
 
 
-def test_what_is_at_its_limit_of_age_and_of_bins_is_reused(bounded):
+def test_what_is_at_its_limit_of_age_and_of_bins_is_reused(bundle, bounded):
     moved = next(
         seen
         for seen in (joint(0.001 * count) for count in range(100))
-        if np.abs(bins(bounded, seen) - bins(bounded, observation())).max()
-        == BOUNDED.max_state_bins
+        if np.abs(bins(bundle, seen) - bins(bundle, observation())).max() == BOUNDED.max_state_bins
     )
     infer(bounded, at(0.0, observation()))
     told = infer(bounded, at(BOUNDED.max_age_s, moved))[1]['prefix']
@@ -156,7 +157,7 @@ def test_bounded_asks_every_joint_for_itself(bundle, bounded, by):
     """One joint beyond the limit while the others stand still is within it on average."""
 
     far = joint(by)
-    moved = np.abs(bins(bounded, far) - bins(bounded, observation()))
+    moved = np.abs(bins(bundle, far) - bins(bundle, observation()))
     assert moved.mean() <= BOUNDED.max_state_bins < moved.max()
     infer(bounded, at(0.0, observation()))
     actions, cache = infer(bounded, at(0.1, far))

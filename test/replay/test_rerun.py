@@ -15,6 +15,7 @@ from recorded_bag import Turn, first_turns, record
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import Bundle
+from vla_runtime.family.listing import find_family
 from vla_runtime.files.machine import machine
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.replay.frames import SkippedInference
@@ -54,12 +55,13 @@ def test_every_chunk_is_the_recorded_one_bit_for_bit(recording):
     assert max(one.report.beta for one in found) == 1.0 + np.pi / 7
 
 
-@pytest.mark.parametrize('family', ['pi0', 'smolvla'])
+@pytest.mark.parametrize('family', ['pi0', 'smolvla', 'bitvla'])
 def test_every_family_replays(tmp_path, robot_file, family):
     made = write_tiny_policy(tmp_path / family, tiny_spec(family))
-    turns = [Turn(), Turn({'real_time_chunking': True}), Turn(still=True)]
+    tied = [Turn({'real_time_chunking': True})] if find_family(family).head == 'flow' else []
+    turns = [Turn(), *tied, Turn(still=True)]
     found, _ = replay(record(tmp_path / 'bag', made, robot_file, turns))
-    assert identical(found) == [True] * 3
+    assert identical(found) == [True] * len(turns)
 
 
 def test_a_setting_changed_is_a_what_if(recording):
@@ -147,6 +149,19 @@ def test_a_chunk_that_is_missing_is_noted(tmp_path, bundle, robot_file):
     found, _ = replay(record(tmp_path / 'bag', bundle, robot_file, turns))
     assert found[1].error is None
     assert found[1].note == 'its action_chunk is not in the recording'
+
+
+def test_an_inference_whose_instruction_changed_meanwhile_is_not_taken_for_a_lost_report(
+    tmp_path, bundle, robot_file
+):
+    turns = [Turn(), Turn(discarded=True), Turn(), Turn(lost=['/vla_policy/report']), Turn()]
+    recording = record(tmp_path / 'bag', bundle, robot_file, turns)
+    run = read_run(BagReader(recording))
+    assert [one.number for one in run.inferences] == [0, 2, 4]
+    # One report was lost, and one inference has none.
+    assert [problem for problem in run.problems if 'at least 1 inferences' in problem]
+    found, _ = replay(recording)
+    assert identical(found) == [True, True, True]
 
 
 def test_an_uncertain_chunk_that_is_identical_makes_up_for_no_certain_one_that_differs(recording):

@@ -49,7 +49,7 @@ class Device:
     cuda_name: str
 
     def flops_per_s(self, precision: str) -> float:
-        """Operations a second in a precision of `MATRIX_BYTES`; 8 bits are twice half's."""
+        """Operations a second in a precision of `MATRIX_BYTES`; 8 bits run twice as fast as 16."""
         if precision == 'float32':
             return 1e12 * self.float32_tflops
         return 1e12 * self.half_tflops * (2.0 if precision == 'int8' else 1.0)

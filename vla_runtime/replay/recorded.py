@@ -327,13 +327,13 @@ def _read_contents(run: RecordedRun) -> None:
 
 
 def _note_lost(run: RecordedRun) -> None:
-    """Note reports that are not there: inference numbers count without a gap."""
+    """Note reports that are not there: numbers count without a gap, but for what was discarded."""
     if not run.inferences:
         _note(run.problems, f'no report of {run.node}{_REPORT} can be used')
     lost = 0
     for before, after in pairwise(run.inferences):
         expected = before.number + 1 if after.episode == before.episode else 0
-        lost += max(0, after.number - expected)
+        lost += max(0, after.number - expected - int(after.report.get('discarded', 0)))
     if lost:
         _note(
             run.problems,

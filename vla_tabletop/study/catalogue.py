@@ -85,6 +85,7 @@ _BELT = replace(_BARE, variant='moving')
 _BELT_SPEEDS = (1.0, 1.3)
 # All that a policy without language can be asked: the one task that it learned.
 _ONE_TASK = replace(BASE, families=('colour',), colours=('red',))
+_WITH_SCHEDULER = tuple(name for name in RECIPE_NAMES if find_family(name).has_scheduler)
 _WITH_LANGUAGE = tuple(name for name in RECIPE_NAMES if find_family(name).has_language)
 # Often enough that images and state have hardly changed since the last inference. The cache knows
 # nothing of the denoise steps, which are most of what such a study costs: half of them.
@@ -198,15 +199,28 @@ _STUDIES = (
     ),
     Study(
         'families',
-        'Three families of policies on one executor',
+        'Families of policies on one executor',
         'A small policy of each family, trained by train-demo, as they ship. Touch the red '
-        'block, which is all that ACT knows, since it reads no instruction; and for those that '
+        'block, which is all that those know that read no instruction; and for those that '
         'read one, any block by colour or by place, in the plain wording.',
         (
             *grid(_ONE_TASK, policy_family=RECIPE_NAMES),
             *grid(BASE, policy_family=_WITH_LANGUAGE),
         ),
         x='policy_family',
+        episodes=100,
+    ),
+    Study(
+        'noise_steps',
+        'How many steps of a scheduler, and which?',
+        'A policy that a scheduler denoises touches the red block with as many steps as its '
+        'training had and with fewer, with fresh noise every step (ddpm) and without (ddim).',
+        grid(
+            replace(_ONE_TASK, policy_family=_WITH_SCHEDULER[0]),
+            noise_scheduler=('ddpm', 'ddim'),
+            denoise_steps=(100, 10, 5),
+        ),
+        x='denoise_steps',
         episodes=100,
     ),
     Study(
@@ -335,8 +349,8 @@ _STUDIES = (
         'students',
         'Does a student do the task in one step or two?',
         'A policy that vla_runtime distill made of the shipped one, at the numbers of denoise '
-        'steps that it knows, on still and on moving blocks (3 to 5 cm/s). The study denoise has the '
-        'teacher at every number.',
+        'steps that it knows, on still and on moving blocks (3 to 5 cm/s). The study denoise has '
+        'the teacher at every number.',
         grid(BASE, variant=('still', 'moving'), denoise_steps=(1, 2)),
         x='denoise_steps',
         episodes=100,

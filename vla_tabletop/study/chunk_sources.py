@@ -71,6 +71,7 @@ class PolicySource:
         settings = PolicySettings(
             seed=noise_seed(self._policy, seed),
             denoise_steps=condition.denoise_steps,
+            noise_scheduler=condition.noise_scheduler,
             advantage=condition.advantage,
             cfg_mode=condition.cfg_mode,
             rtc_mode=condition.rtc_mode,

@@ -17,6 +17,7 @@ from vla_runtime.bundle.onnx_files import Attention
 from vla_runtime.execution.handover import HandoverMode
 from vla_runtime.execution.parameters import ExecutorParameters, Overrun
 from vla_runtime.family.listing import family_names
+from vla_runtime.family.step_schedule import SchedulerChoice
 from vla_runtime.inference.guidance import CfgMode
 from vla_runtime.inference.real_time_chunking import RtcMode
 from vla_runtime.types import Advantage
@@ -62,6 +63,7 @@ class Condition:
         precision: precision of the policy's large matrices.
         attention: form of attention in ONNX files.
         denoise_steps: None is what the bundle recommends.
+        noise_scheduler: scheduler of a policy that has one.
         beta: guidance scale; None is guidance off.
         cfg_mode: way in which the prompt rows of guidance are run.
         advantage: tag of the (conditioned) prompt.
@@ -98,6 +100,7 @@ class Condition:
     precision: Precision = 'float32'
     attention: Attention = 'exact'
     denoise_steps: int | None = None
+    noise_scheduler: SchedulerChoice = 'bundle'
     beta: float | None = None
     cfg_mode: CfgMode = 'auto'
     advantage: Advantage = 'positive'
@@ -127,6 +130,7 @@ class Condition:
             ('backend', get_args(Backend)),
             ('precision', get_args(Precision)),
             ('attention', get_args(Attention)),
+            ('noise_scheduler', get_args(SchedulerChoice)),
             ('cfg_mode', get_args(CfgMode)),
             ('advantage', get_args(Advantage)),
             ('cache', get_args(Cache)),

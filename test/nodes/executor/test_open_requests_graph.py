@@ -200,6 +200,7 @@ def test_two_requests_are_open_and_answered_in_their_order(scene: Scene) -> None
 
 def test_no_answer_to_the_instruction_before_follows_a_change(scene: Scene) -> None:
     """Inferences are always under way, so that one of the old instruction ends after the change."""
+    discarded = 0
     for text in (SECOND, FIRST, SECOND):
         scene.wait_for_chunks(2, 'chunks of the instruction before')
         assert scene.graph.set_parameter(POLICY, 'instruction', text).successful
@@ -210,6 +211,8 @@ def test_no_answer_to_the_instruction_before_follows_a_change(scene: Scene) -> N
         after = [told for when_ns, told in scene.reports if when_ns > changed_ns]
         assert len(after) >= 3
         assert {told['instruction'] for told in after} == {text}
+        discarded += sum(int(told['discarded']) for told in after)
+    assert discarded >= 1
 
 
 def test_after_a_reset_of_the_executor_no_chunk_of_the_old_episode_is_executed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from graph import Process, popen
 from rclpy.serialization import deserialize_message
 from recorded_bag import ROBOT, Turn, first_turns, record
 from sensor_msgs.msg import Image, JointState
-from tiny_policy import CAMERAS, tiny_spec, two_frames_spec, write_tiny_policy
+from tiny_policy import CAMERAS, history_spec, tiny_spec, two_frames_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.cli._live import LiveResult, _compare
@@ -101,6 +102,38 @@ def test_an_earlier_frame_of_each_camera_and_frames_used_twice_agree_live(tmp_pa
     assert (live['played'], live['as_offline'], live['as_recorded']) == (6, 6, 6), said
 
 
+def test_a_history_of_frames_and_states_agrees_live(tmp_path):
+    """Noise of every step, and the states and frames of two steps before."""
+    robot_file = tmp_path / 'tiny.yaml'
+    size = 'width: 64, height: 48'
+    robot = ROBOT.replace('aliases: [top]', f'aliases: [top], {size}')
+    robot_file.write_text(robot.replace('width: 40, height: 30', size))
+    # A turn of the recording is a step of the policy.
+    spec = replace(history_spec(3), step_time_s=0.2)
+    bundle = write_tiny_policy(tmp_path / 'history', spec)
+    turns = [
+        Turn(),
+        Turn(same=['/top/image']),
+        Turn({'real_time_chunking': True}),
+        Turn({'noise_scheduler': 'ddim', 'denoise_steps': 5}),
+        Turn(episode=2),
+        Turn(episode=2),
+    ]
+    folder = record(tmp_path / 'bag', bundle, robot_file, turns)
+    run = read_run(BagReader(folder))
+    states = [one.state.tolist() for one in run.inferences]
+    earlier = [[state.tolist() for state in one.earlier_states] for one in run.inferences]
+    # The first observation of an episode stands for those before it.
+    first = [0, 0, 0, 1, 4, 4]
+    assert earlier == [
+        [states[max(number - ago, first[number])] for ago in (1, 2)] for number in range(6)
+    ]
+    code, found, said = replay(folder, tmp_path)
+    assert code == 0, said
+    live = found['live']
+    assert (live['played'], live['as_offline'], live['as_recorded']) == (6, 6, 6), said
+
+
 def test_a_joint_state_that_is_not_in_the_recording_costs_nothing(tmp_path, bundle, robot_file):
     turns = [Turn(), Turn(lost=['/joint_states']), Turn()]
     folder = record(tmp_path / 'bag', bundle, robot_file, turns)
@@ -156,7 +189,7 @@ class Node:
         self._newest = [name for name in self._topics if name not in match.earlier]
         joints = [JointSource('/joint_states', joint) for joint in match.state_joints]
         limits = SyncLimits(50_000_000, 500_000_000)
-        self._made = Synchronizer(self._topics, joints, limits, match.earlier)
+        self._made = Synchronizer(self._topics, joints, limits, match.earlier, match.state_ages_ns)
         self._now_ns = 0
 
     def play(self, step: LiveStep, random: np.random.Generator) -> Selection:

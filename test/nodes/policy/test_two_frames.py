@@ -1,11 +1,11 @@
-"""The policy node with a GR00T N1.7 that sees two frames of every camera."""
+"""The policy node with policies that see earlier frames and states."""
 
 from __future__ import annotations
 
 import pytest
 from graph import graph
 from test_policy_node import Executor, start
-from tiny_policy import CAMERAS, two_frames_spec, write_tiny_policy
+from tiny_policy import CAMERAS, history_spec, two_frames_spec, write_tiny_policy
 from tiny_robot import write_robot
 
 pytestmark = pytest.mark.graph
@@ -32,4 +32,29 @@ def test_chunks_are_made_of_a_newest_and_an_earlier_frame_of_every_camera(tmp_pa
             ]
         assert all(before <= newest for before, newest in seen)
         assert report['cache.camera.top_before'] in ('miss', 'hit')
+        assert 'Traceback' not in node.output()
+
+
+def test_a_history_begins_with_an_episode_and_is_in_the_report(tmp_path):
+    bundle = write_tiny_policy(tmp_path / 'history', history_spec(3))
+    earlier = [f'{name}_{ago}_steps_ago' for name in (*CAMERAS, 'state') for ago in (1, 2)]
+    with graph() as made:
+        robot = write_robot(tmp_path / 'tiny.yaml')
+        node = start(made, bundle, robot, '-p', 'sync_tolerance_s:=1.0')
+        executor = Executor(made)
+        assert made.transition(executor.node, 'configure')
+        assert made.transition(executor.node, 'activate')
+        _, report = executor.chunk()
+        stamps = {name: int(report[f'stamp_ns.{name}']) for name in (*CAMERAS, *earlier)}
+        # The first observation of an episode stands for those before it.
+        for camera in CAMERAS:
+            assert stamps[f'{camera}_2_steps_ago'] == stamps[camera]
+        assert report['state_1_steps_ago'] == report['state_2_steps_ago'] == report['state']
+        while stamps['state_2_steps_ago'] == stamps['state_1_steps_ago']:
+            _, report = executor.chunk()
+            stamps = {name: int(report[f'stamp_ns.{name}']) for name in (*CAMERAS, *earlier)}
+        newest = int(report['stamp_ns'])
+        assert newest - stamps['state_1_steps_ago'] == 50_000_000
+        for name in (*CAMERAS, 'state'):
+            assert stamps[f'{name}_2_steps_ago'] <= stamps[f'{name}_1_steps_ago'] <= newest
         assert 'Traceback' not in node.output()

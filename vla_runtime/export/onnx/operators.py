@@ -376,35 +376,8 @@ def _without_copies(graph: GraphWriter, mask: Value, tokens: int) -> Value:
 # --- convolutions -----------------------------------------------------------------------------
 
 
-@_writes('conv2d.default')
+@_writes('conv1d.default', 'conv2d.default')
 def _convolution(
-    graph: GraphWriter,
-    traced: Tensor,
-    x: Value,
-    weight: Value,
-    bias: Value | None = None,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0),
-    dilation: Sequence[int] = (1, 1),
-    groups: int = 1,
-) -> Value:
-    """Convolution in float32: ONNX has none in bfloat16 before its opset 22."""
-    operands = [graph.single(part) for part in (x, weight, bias) if part is not None]
-    return graph.node(
-        'Conv',
-        operands,
-        traced.shape,
-        torch.float32,
-        kernel_shape=list(weight.shape[2:]),
-        strides=_pair(stride),
-        pads=[*_pair(padding), *_pair(padding)],
-        dilations=_pair(dilation),
-        group=groups,
-    )
-
-
-@_writes('conv1d.default')
-def _convolution_1d(
     graph: GraphWriter,
     traced: Tensor,
     x: Value,
@@ -414,18 +387,21 @@ def _convolution_1d(
     padding: Sequence[int] = (0,),
     dilation: Sequence[int] = (1,),
     groups: int = 1,
+    **rest: Any,
 ) -> Value:
-    """Convolution along one axis, in float32."""
-    operands = [graph.single(part) for part in (x, weight, bias) if part is not None]
+    """Convolution along one axis or two, in float32: ONNX has none in bfloat16 before opset 22."""
+    kernel = list(weight.shape[2:])
+    strides, pads, dilations = (_each_axis(s, len(kernel)) for s in (stride, padding, dilation))
     return graph.node(
-        'Conv',
-        operands,
+        'ConvTranspose' if rest else 'Conv',
+        [graph.single(part) for part in (x, weight, bias) if part is not None],
         traced.shape,
         torch.float32,
-        kernel_shape=list(weight.shape[2:]),
-        strides=list(stride),
-        pads=[*padding, *padding],
-        dilations=list(dilation),
+        kernel_shape=kernel,
+        strides=strides,
+        pads=[*pads, *pads],
+        **rest,
+        dilations=dilations,
         group=groups,
     )
 
@@ -444,19 +420,8 @@ def _transposed_convolution(
     dilation: Sequence[int] = (1,),
 ) -> Value:
     """Transposed convolution along one axis, in float32."""
-    operands = [graph.single(part) for part in (x, weight, bias) if part is not None]
-    return graph.node(
-        'ConvTranspose',
-        operands,
-        traced.shape,
-        torch.float32,
-        kernel_shape=list(weight.shape[2:]),
-        strides=list(stride),
-        pads=[*padding, *padding],
-        output_padding=list(output_padding),
-        dilations=list(dilation),
-        group=groups,
-    )
+    rest = {'output_padding': list(output_padding)}
+    return _convolution(graph, traced, x, weight, bias, stride, padding, dilation, groups, **rest)
 
 
 @_writes('group_norm.default')
@@ -499,17 +464,17 @@ def _max_pool(
         'MaxPool',
         [graph.single(x)],
         traced.shape,
-        kernel_shape=_pair(kernel),
-        strides=_pair(stride or kernel),
-        pads=[*_pair(padding), *_pair(padding)],
-        dilations=_pair(dilation),
+        kernel_shape=_each_axis(kernel, 2),
+        strides=_each_axis(stride or kernel, 2),
+        pads=2 * _each_axis(padding, 2),
+        dilations=_each_axis(dilation, 2),
         ceil_mode=int(ceil_mode),
     )
 
 
-def _pair(sizes: Sequence[int]) -> list[int]:
-    """Height and width; PyTorch states one number for both where they are equal."""
-    return list(sizes) * 2 if len(sizes) == 1 else list(sizes)
+def _each_axis(sizes: Sequence[int], axes: int) -> list[int]:
+    """A number for each axis; PyTorch states one for all where they are equal."""
+    return list(sizes) * axes if len(sizes) == 1 else list(sizes)
 
 
 # --- what only moves numbers ------------------------------------------------------------------

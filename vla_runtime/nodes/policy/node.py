@@ -108,6 +108,8 @@ class PolicyNode(ManagedNode):
         self._era_lock = threading.Lock()
         self._episode_over = False
         self._by_content: tuple[str, ...] = ()
+        # Inferences since the last report whose chunks were not published.
+        self._discarded = 0
 
         declare(self, POLICY_PARAMETERS, self._check_parameters)
         refuse_unknown(self, POLICY_PARAMETERS)
@@ -292,7 +294,8 @@ class PolicyNode(ManagedNode):
                 self._episode_over,
                 False,
             )
-        responder.begin(request.episode, anew=episode_over)
+        if responder.begin(request.episode, anew=episode_over):
+            self._discarded = 0
         self._incoming.begin(request)
         try:
             given = prepared.of(values(self, POLICY_PARAMETERS))
@@ -346,6 +349,7 @@ class PolicyNode(ManagedNode):
                 if generation == self._generation and current:
                     done = answer.result()
                     if self._is_superseded(done.observation.instruction):
+                        self._discarded += 1
                         self._incoming.wait(request)
                         if worker is not None:
                             # A job of its own, whatever the worker is about to finish.
@@ -372,7 +376,8 @@ class PolicyNode(ManagedNode):
         self._chunks.publish(chunk_to_message(answer.chunk, answer.header))
         overhead_ms = answer.overhead_ms(monotonic_ns())
         live = {row.name: given[row.name] for row in POLICY_PARAMETERS if not row.read_only}
-        report = policy_status.report(answer, live, overhead_ms, self._by_content)
+        discarded, self._discarded = self._discarded, 0
+        report = policy_status.report(answer, live, overhead_ms, self._by_content, discarded)
         self._reports.publish(self._status.to_message([report]))
         self._status.set(policy_status.observation(()))
         self._say(Level.OK, report.text)

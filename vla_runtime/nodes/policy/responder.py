@@ -55,17 +55,19 @@ class Responder:
         self._seen_ns, self._seen_at_ns = now_ns, steady_ns
         self._episode: int | None = None
 
-    def begin(self, episode: int, *, anew: bool = False) -> None:
-        """Begin an episode where this one is another: inference numbers start at 0.
+    def begin(self, episode: int, *, anew: bool = False) -> bool:
+        """Begin an episode where this one is another, and return True: numbers start at 0.
 
         Args:
             episode: episode of the executor's request.
             anew: begin one anyhow: the one before has ended.
         """
-        if anew or episode != self._episode:
+        begins = anew or episode != self._episode
+        if begins:
             self._episode = episode
             self._policy.reset()
             self._synchronizer.begin_episode()
+        return begins
 
     def readiness(self, now_ns: int, steady_ns: int, instruction: str) -> tuple[MissingInput, ...]:
         """Return what keeps a request from being answered now; empty when nothing does.

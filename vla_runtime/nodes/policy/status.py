@@ -23,6 +23,7 @@ def report(
     parameters: Mapping[str, Any],
     overhead_ms: float,
     by_content: Collection[str] = (),
+    discarded: int = 0,
 ) -> StatusItem:
     """Return the report of one chunk; with the topics' messages it can be inferred again.
 
@@ -32,6 +33,8 @@ def report(
         overhead_ms: see `Answer.overhead_ms`.
         by_content: cameras whose frames are stamped when they are received: these stamps are in no
             message, and their content names them.
+        discarded: inferences since the report before whose chunks were not published, because the
+            instruction had changed.
     """
     inner, plan, request, seen = answer.report, answer.plan, answer.request, answer.selection
     frames = {} if seen is None else seen.frames
@@ -66,6 +69,7 @@ def report(
         'ticks': inner.ticks,
         'answers_per_s': '' if inner.answers_per_s is None else inner.answers_per_s,
         'overhead_ms': overhead_ms,
+        'discarded': discarded,
     }
     for ago, state in enumerate(answer.observation.earlier_states, start=1):
         values[earlier_name('state', ago)] = _numbers(state)

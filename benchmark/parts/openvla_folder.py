@@ -1,25 +1,22 @@
-"""Memory of `vla_runtime export` on a folder of OpenVLA at its published size, in shards.
+"""A folder of OpenVLA at its published size, in shards, for `export_memory.py openvla`.
 
-A folder as openvla/openvla-7b has it is written, in bfloat16, with the published names of all
-tensors: random numbers at the beginning of each, zeros behind them, which take no room on the disk.
-It is exported in a process of its own, which is watched as by `export_memory.py`. The bundle takes
-15 GB; both are removed.
+A folder as openvla/openvla-7b has it, in bfloat16, with the published names of all tensors: random
+numbers at the beginning of each, zeros behind them, which take no room on the disk.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import shutil
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from export_memory import watched
-from parts.measurement import Target, write_result
+from parts.measurement import Target
 
 from vla_runtime.families.blocks.dimensions import VisionDims
 from vla_runtime.families.openvla.dimensions import OPENVLA
@@ -157,17 +154,19 @@ def write_folder(folder: Path, tokenizer: Path) -> tuple[int, int]:
     return counts
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or '').splitlines()[0])
-    parser.add_argument('--work', type=Path, required=True, help='folder with 16 GB of room')
-    parser.add_argument(
-        '--tokenizer', type=Path, required=True, help="a tokenizer.json in Llama's layout"
-    )
-    parser.add_argument('--json', type=Path, help='write here instead of to benchmark/results/')
-    arguments = parser.parse_args()
-    folder, bundle = arguments.work / 'openvla-7b', arguments.work / 'openvla_bundle'
+def measure(
+    work: Path, tokenizer: Path, watched: Callable[[list[str]], dict[str, Any]]
+) -> dict[str, Any]:
+    """Export the folder in a process that is watched, and remove what was written.
+
+    Args:
+        work: folder with 16 GB of room.
+        tokenizer: a tokenizer.json in Llama's layout.
+        watched: runs a command and returns its peaks.
+    """
+    folder, bundle = work / 'openvla-7b', work / 'openvla_bundle'
     try:
-        numbers, shards = write_folder(folder, arguments.tokenizer)
+        numbers, shards = write_folder(folder, tokenizer)
         command = [sys.executable, '-c', _EXPORT, 'export', str(folder), '--out', str(bundle)]
         command += ['--onnx-precision', 'none', '--rate-hz', '5', '--absolute', '--units', '1']
         command += ['--state-names', 'x,y,z', '--action-names', ','.join(_ACTIONS)]
@@ -176,11 +175,5 @@ def main() -> None:
     finally:
         for made in (folder, bundle):
             shutil.rmtree(made, ignore_errors=True)
-    figures = {'parameters': numbers, 'shards': shards, 'bundle_bytes': written, **found}
-    print(json.dumps(figures, indent=1))
     print(Target('memory asked for, GiB', _MOST_GIB, found['anonymous'] / 2**30).line)
-    print(write_result('openvla_folder', figures, ('numpy',), arguments.json).name)
-
-
-if __name__ == '__main__':
-    main()
+    return {'parameters': numbers, 'shards': shards, 'bundle_bytes': written, **found}
