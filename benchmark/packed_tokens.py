@@ -5,7 +5,8 @@ requests open, and a tick reads the newest one's prompt and a token of each olde
 pass each, `two_passes` in one for the prompt and one for all tokens, `packed` in one. A tick ends
 with an answer. The age of an action is the time from the observation to its answer: K ticks.
 
-All four must write the same tokens. Rounds go by turns, and ratios are those of a round.
+All four must write the same tokens. Rounds go by turns, and ratios are those of a round: of the
+time that passes, and of the processor's, which other programs of the machine change less.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import argparse
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -188,12 +189,14 @@ def measure(edge: int, rounds: int) -> dict[str, Any]:
         assert count and answers[mode] == answers['sequential'][:count], mode
     flops = {mode: operations(lambda r=r: r.answer(given[0])) for mode, r in runners.items()}
     seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
+    busy: dict[str, list[float]] = {mode: [] for mode in MODES}
     for round_ in range(rounds):
         request = given[round_ % len(given)]
         for mode in in_turn(MODES, round_):
-            start = perf_counter()
+            start, start_busy = perf_counter(), process_time()
             runners[mode].answer(request)
             seconds[mode].append(perf_counter() - start)
+            busy[mode].append(process_time() - start_busy)
     language = sum(p.numel() for name, p in network.named_parameters() if 'vision' not in name)
     passes = {'sequential': length, 'naive': length, 'two_passes': 2, 'packed': 1}
     ticks = {mode: 1 if mode == 'sequential' else length for mode in MODES}
@@ -212,6 +215,8 @@ def measure(edge: int, rounds: int) -> dict[str, Any]:
                 'operations_an_answer': flops[mode],
                 'passes_an_answer': passes[mode],
                 'throughput_of_sequential': inverse(median_ratio(times, seconds['sequential'])),
+                'processor_ms': percentiles(np.array(busy[mode]) * 1e3),
+                'by_processor_time': inverse(median_ratio(busy[mode], busy['sequential'])),
             }
             for mode, times in seconds.items()
         },
@@ -260,13 +265,15 @@ def main() -> None:
         figures[name] = found = measure(EDGES[name], arguments.rounds)
         print(f'{name}: {found["prompt_places"]} places, {found["parameters"] / 1e6:.0f} M')
         for mode, one in found['modes'].items():
-            ratio = one['throughput_of_sequential']
+            ratios = (
+                f'{ratio["median"]:.2f} ({ratio["interval"][0]:.2f} to {ratio["interval"][1]:.2f})'
+                for ratio in (one['throughput_of_sequential'], one['by_processor_time'])
+            )
             print(
                 f'  {mode:10} {one["answers_per_s"]:6.2f}/s  age {one["age_ms"]:7.0f} ms  '
-                f'{one["operations_an_answer"] / 1e9:6.1f} GFLOP  '
-                f'{ratio["median"]:.2f} ({ratio["interval"][0]:.2f} to {ratio["interval"][1]:.2f})'
+                f'{one["operations_an_answer"] / 1e9:6.1f} GFLOP  {"; ".join(ratios)}'
             )
-    packed = figures[arguments.images[0]]['modes']['packed']['throughput_of_sequential']['median']
+    packed = figures[arguments.images[0]]['modes']['packed']['by_processor_time']['median']
     # A target bounds from above.
     print(Target('time of an answer, of sequential', 1.0 / _TARGET, 1.0 / packed).line)
     print(write_result('packed_tokens', figures, ('torch', 'numpy'), arguments.json).name)
