@@ -49,7 +49,7 @@ def test_commands_of_the_pages_run_as_they_are_written(page: str) -> None:
     lines = shell_lines(page)
     assert [line for line in lines if re.match(r'vla_runtime |python |.*…', line)] == []
     for _, command, *words in (line.split() for line in lines if line.startswith('./run ')):
-        assert command in ('demo', 'test', 'docs', 'exec', 'setup'), words
+        assert command in ('demo', 'test', 'docs', 'exec', 'metaworld', 'setup'), words
         if command == 'demo':
             words = ['vla_runtime', 'demo', *words]
         if words[:1] == ['vla_runtime']:

@@ -82,6 +82,19 @@ def test_a_plan_multiplies_in_the_types_of_the_file(family, precision):
             assert len(built.plan) <= 1.02 * record['bytes']
 
 
+@pytest.mark.parametrize(('network', 'name'), [('vision', GRAPHS[0]), ('language', GRAPHS[1])])
+def test_ternary_weights_are_multiplied_in_8_bits(network, name):
+    path = tiny_graphs('bitvla', 'float32') / name
+    kernels = build(path).kernels
+    assert wrong_products(path, kernels) == []
+    assert unplanned(path, kernels) == set()
+    rounded = {
+        one for kernel in kernels if kernel.factors == ('int8', 'int8') for one in kernel.products
+    }
+    # Queries, keys and values are one product, and so are gate and up.
+    assert len(rounded) == 4 * getattr(tiny_dims('bitvla'), network).depth
+
+
 def recorded(family: str, precision: str, name: str, rows: int) -> dict:
     plans = json.loads(RECORD.read_text())['figures']['plans']
     key = {'family': family, 'precision': precision, 'graph': name, 'rows': rows}

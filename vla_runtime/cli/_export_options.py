@@ -48,7 +48,7 @@ def _add_files(group: argparse._ArgumentGroup) -> None:
         '--action-tokenizer',
         type=Path,
         metavar='FOLDER',
-        help='tokenizer of the actions (pi0-FAST): tokenizer.json and processor_config.json',
+        help='tokenizer of actions that are tokens: tokenizer.json and processor_config.json',
     )
     group.add_argument(
         '--unnorm-key',

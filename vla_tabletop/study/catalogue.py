@@ -218,7 +218,7 @@ _STUDIES = (
         grid(
             replace(_ONE_TASK, policy_family=_WITH_SCHEDULER[0]),
             noise_scheduler=('ddpm', 'ddim'),
-            denoise_steps=(100, 10, 5),
+            denoise_steps=(5, 10, 100),
         ),
         x='denoise_steps',
         episodes=100,
