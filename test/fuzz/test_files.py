@@ -6,11 +6,14 @@ import json
 import math
 import shutil
 import struct
+import zipfile
+from collections import OrderedDict
 from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
+import torch
 from mutations import COUNTS, fuzz, mutated
 from paths import ROOT
 from tiny_policy import TOKENIZER, tiny_spec
@@ -19,6 +22,7 @@ from written_bundle import write_bundle
 from vla_runtime.bundle.folder import BundleError, read_bundle
 from vla_runtime.bundle.tensors import read_header
 from vla_runtime.checkpoints.tensors import CheckpointError, read_tensors
+from vla_runtime.checkpoints.torch_archives import read_archive
 from vla_runtime.files.safetensors_reader import SafetensorsReader
 from vla_runtime.robot.file import RobotError, load_robot
 
@@ -113,6 +117,34 @@ def test_whatever_a_weights_header_says_expect_tensors_or_an_own_error(bundle, t
 
     accepted, refused = fuzz(count, 'weights', one, (BundleError, CheckpointError))
     assert accepted > 0 and refused > count / 2
+
+
+@pytest.mark.parametrize('count', COUNTS)
+def test_whatever_a_file_of_torch_save_says_expect_tensors_or_an_own_error(tmp_path, count):
+    path, numbers = tmp_path / 'head.pt', random_numbers()
+    torch.save(numbers, path)
+    whole = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    (described,) = (name for name in parts if name.endswith('data.pkl'))
+
+    def one(random: Random) -> None:
+        if random.random() < 0.3:
+            path.write_bytes(mutated(whole, random))
+        else:
+            with zipfile.ZipFile(path, 'w') as archive:
+                for name, content in parts.items():
+                    spoilt = mutated(content, random) if name == described else content
+                    archive.writestr(name, spoilt)
+        for tensor in read_archive(path):
+            assert 0 <= tensor.offset <= tensor.offset + tensor.size <= path.stat().st_size
+
+    accepted, refused = fuzz(count, 'head.pt', one, CheckpointError)
+    assert accepted > 0 and refused > count / 2
+
+
+def random_numbers() -> OrderedDict[str, torch.Tensor]:
+    return OrderedDict((f'module.fc{n}.weight', torch.ones(n, 3)) for n in range(1, 4))
 
 
 def _with_header(data: bytes, random: Random) -> bytes:

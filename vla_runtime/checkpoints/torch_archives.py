@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from vla_runtime.bundle.schema import WEIGHT_BYTES
 from vla_runtime.bundle.tensors import StoredTensor
@@ -186,8 +186,23 @@ _KNOWN: dict[tuple[str, str], Any] = {
 }
 
 
-class _Reader(pickle.Unpickler):
+# What torch.save writes a state dict with (pickle's protocol 2).
+_OPCODES = (
+    *(pickle.PROTO, pickle.STOP, pickle.MARK, pickle.GLOBAL, pickle.REDUCE, pickle.BUILD),
+    *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.BINGET, pickle.LONG_BINGET, pickle.BINPERSID),
+    *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BININT, pickle.BININT1, pickle.BININT2),
+    *(pickle.LONG1, pickle.BINUNICODE, pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS),
+    *(pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
+)
+
+
+# Python's own: the one in C makes room for as many objects as the file says.
+class _Reader(pickle._Unpickler):
     """Reads a pickle of a state dict; whatever else it names is refused, not looked up."""
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        opcode[0]: pickle._Unpickler.dispatch[opcode[0]] for opcode in _OPCODES
+    }
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _KNOWN:

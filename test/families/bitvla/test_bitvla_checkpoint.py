@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
+import resource
+import zipfile
 from collections import OrderedDict
 from contextlib import closing, suppress
 from pathlib import Path
@@ -255,6 +258,22 @@ def test_a_head_file_of_anything_but_tensors_is_refused_and_runs_nothing(
     with pytest.raises(ExportError, match=path.name):
         plan(folder)
     assert not Path(Runs.mark).exists()
+
+
+def test_a_head_file_that_asks_for_room_is_refused(folder: Path):
+    """Pickle's own reader in C makes room for as many objects as an index says."""
+    (path,) = folder.glob('action_head--*')
+    bombs = [
+        pickle.EMPTY_DICT + pickle.LONG_BINPUT + (0x3FFFFFFF).to_bytes(4, 'little') + pickle.STOP,
+        pickle.BYTEARRAY8 + (1 << 40).to_bytes(8, 'little') + pickle.STOP,
+    ]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for bomb in bombs:
+        with zipfile.ZipFile(path, 'w') as archive:
+            archive.writestr('head/data.pkl', pickle.PROTO + b'\2' + bomb)
+        with pytest.raises(ExportError, match=path.name):
+            plan(folder)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
 
 
 def test_a_damaged_head_file_is_refused(folder: Path):
