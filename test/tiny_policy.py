@@ -220,7 +220,14 @@ def _draw_tiny_policy(target: Path, spec: BundleSpec, seed: int, action_scale: f
             weights[name] = weights[name] + 1.0
     statistics = tiny_statistics(spec, seed, action_scale)
     tokenizer = tokenizer_of(spec.family) if spec.tokenizer else None
-    write_bundle(target, spec, weights=weights, statistics=statistics, tokenizer=tokenizer)
+    write_bundle(
+        target,
+        spec,
+        weights=weights,
+        statistics=statistics,
+        tokenizer=tokenizer,
+        files={name: CASES / of for name, of in contract_of(spec.family).files.items()},
+    )
 
 
 def observation(seed: int = 0, **changes) -> Observation:

@@ -22,6 +22,7 @@ def write_bundle(
     weights: Mapping[str, np.ndarray],
     statistics: Mapping[str, np.ndarray],
     tokenizer: str | Path | None = None,
+    files: Mapping[str, Path] | None = None,
     force: bool = False,
 ) -> Bundle:
     """Write a whole bundle.
@@ -32,6 +33,7 @@ def write_bundle(
         weights: our tensor names to arrays.
         statistics: arrays by name, as `Bundle.statistics`.
         tokenizer: the file to copy; None for a policy without language.
+        files: further files to copy, by their names in the bundle.
         force: replace an existing bundle.
 
     Raises:
@@ -43,5 +45,7 @@ def write_bundle(
         write_statistics(folder, statistics)
         if tokenizer is not None and spec.tokenizer is not None:
             shutil.copyfile(tokenizer, folder / spec.tokenizer)
+        for name, source in (files or {}).items():
+            shutil.copyfile(source, folder / name)
         seal(folder, replace(spec, files={}))
     return read_bundle(target, verify=False)

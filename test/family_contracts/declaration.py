@@ -208,6 +208,9 @@ class FamilyContract:
         bound: largest error of float32, relative to the largest value where that is above one.
         template: prompt template of the tiny policy; None without language.
         tokenizer: a vocabulary in the family's layout, in the folder of shipped cases.
+        files: further files of the tiny policy, by name: copies from the shipped cases.
+        gives_chunks: whether the tiny policy's random weights give chunks: not if its answers must
+            be well formed.
         images: how the tiny policy's images are prepared.
         images_normalised: whether they are normalised by channel.
         norms_pass: whether the tiny policy's norms are drawn around 1 and not around 0: a network
@@ -230,6 +233,8 @@ class FamilyContract:
     bound: float = 5e-5
     template: str | None = None
     tokenizer: str = 'lerobot_pi05_tiny/tokenizer.json'
+    files: Mapping[str, str] = field(default_factory=dict)
+    gives_chunks: bool = True
     images: ImageSpec = field(default_factory=lambda: ImageSpec('centre', 'bilinear'))
     images_normalised: bool = False
     norms_pass: bool = False

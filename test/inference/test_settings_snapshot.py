@@ -63,7 +63,11 @@ def facts(report: InferenceReport) -> dict[str, object]:
 
 
 def test_what_is_set_while_a_chunk_is_denoised_is_not_in_it_nor_in_its_report(bundle):
-    assert all(getattr(BEGUN, row.name) != getattr(MEANWHILE, row.name) for row in fields(BEGUN))
+    alike = [
+        one.name for one in fields(BEGUN) if vars(BEGUN)[one.name] == vars(MEANWHILE)[one.name]
+    ]
+    # A flow refuses any other.
+    assert alike == ['noise_scheduler']
     gate = Gate()
     policy, plain = load_policy(bundle), load_policy(bundle)
     policy.settings = plain.settings = BEGUN
@@ -80,6 +84,7 @@ def test_what_is_set_while_a_chunk_is_denoised_is_not_in_it_nor_in_its_report(bu
     # Where they are in force they are seen.
     other = facts(policy.infer(seen, plan=PLAN)[1])
     alike = {name for name, value in facts(report).items() if other[name] == value}
-    assert alike <= {'clean_steps', 'cuda_graph', 'stamps_ns'}
+    # Of a tokens head alone are ticks and answers_per_s.
+    assert alike <= {'clean_steps', 'cuda_graph', 'stamps_ns', 'ticks', 'answers_per_s'}
     for each in (policy, plain):
         each.close()

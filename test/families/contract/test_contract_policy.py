@@ -34,6 +34,9 @@ from vla_runtime.types import CommittedPlan, InferenceReport
 OFF = PolicySettings(cache=CachePolicy(mode='off'))
 
 
+WITH_CHUNKS = each_family(lambda contract: contract.gives_chunks)
+
+
 def noise_of(family: str, report: InferenceReport) -> np.ndarray | None:
     """The noise of an inference; a head that draws none takes none."""
     return report.noise if find_family(family).takes_steps else None
@@ -46,7 +49,7 @@ def tiny(family: str) -> Path:
     )
 
 
-@each_family()
+@WITH_CHUNKS
 def test_a_hit_changes_nothing_and_needs_equal_inputs(family: str):
     bundle, declared = tiny(family), find_family(family)
     cached, fresh = Policy.load(bundle), Policy.load(bundle, settings=OFF)
@@ -78,7 +81,7 @@ def test_a_hit_changes_nothing_and_needs_equal_inputs(family: str):
         np.testing.assert_array_equal(chunk.normalised, expected.normalised)
 
 
-@each_family()
+@WITH_CHUNKS
 def test_an_absent_camera_counts_for_nothing(family: str):
     policy, seen = Policy.load(tiny(family)), observation()
     absent = replace(seen, images={**seen.images, 'wrist': None})
@@ -105,13 +108,13 @@ def test_without_language_no_instruction_is_needed_and_none_changes_anything(fam
     assert report.tokens == ()
 
 
-@each_family()
+@WITH_CHUNKS
 def test_guidance_without_tags_is_refused(family: str):
     with pytest.raises(ValueError, match='cfg_'):
         Policy.load(tiny(family)).check(PolicySettings(cfg_enabled=True, cfg_beta=1.5))
 
 
-@each_family()
+@WITH_CHUNKS
 def test_a_plan_pulls_a_denoised_chunk_and_is_refused_by_other_heads(family: str):
     policy = Policy.load(tiny(family))
     guided = PolicySettings(rtc_mode='guided')
@@ -128,7 +131,7 @@ def test_a_plan_pulls_a_denoised_chunk_and_is_refused_by_other_heads(family: str
     assert np.abs(tied.actions[:2] - wanted).max() < np.abs(free.actions[:2] - wanted).max()
 
 
-@each_family()
+@WITH_CHUNKS
 @pytest.mark.parametrize('precision', thorough_after(1, ['bfloat16', 'float16']))
 def test_half_matrices_give_nearly_the_same_chunk(family: str, precision: str):
     if find_family(family).head == 'tokens':
@@ -141,7 +144,7 @@ def test_half_matrices_give_nearly_the_same_chunk(family: str, precision: str):
     assert 0 < error < 0.1 * max(1.0, np.abs(expected.normalised).max())
 
 
-@each_family()
+@WITH_CHUNKS
 def test_onnx_runtime_gives_the_chunk_of_pytorch(family: str):
     bundle = tiny_onnx_bundle(family)
     expected, report = Policy.load(bundle).infer(observation())
