@@ -485,10 +485,20 @@ _STUDIES = (
         reference=replace(_METAWORLD_BARE, replan_interval=8),
     ),
     Study(
-        'metaworld_delay',
-        'Meta-World: what does inference time cost, and which hand-over bears it best?',
+        'metaworld_handover',
+        'Meta-World: what does inference time cost a policy of any head?',
         'Each chunk arrives so many steps (of 25 ms) after its observation, at S = 8 and a horizon '
-        'of 32, for each way of handing over.',
+        'of 32, for the ways of handing over that need nothing of the policy.',
+        grid(_METAWORLD, handover=('switch', 'blend'), delay_steps=(0.0, 4.0, 8.0, 12.0)),
+        x='delay_steps',
+        episodes=100,
+        reference={'handover': 'switch'},
+    ),
+    Study(
+        'metaworld_delay',
+        'Meta-World: which hand-over bears inference time best?',
+        'The same for each way of handing over, those in which a flow policy is tied to the plan '
+        'among them.',
         _world_delays(_METAWORLD),
         x='delay_steps',
         episodes=100,
