@@ -46,6 +46,7 @@ from vla_runtime.family.declaration import (
     language_dims,
 )
 from vla_runtime.family.listing import find_family
+from vla_runtime.family.step_schedule import StepSchedule
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.inference.pipeline import ChunkPipeline
 from vla_runtime.inference.prefix_cache import CachePolicy, PrefixInputs
@@ -480,11 +481,12 @@ def chunk_request(inputs: ChunkInputs) -> ChunkRequest:
         state_bins=np.zeros(0, dtype=np.int64),
         time_s=0.0,
     )
+    steps = len(inputs.step_inputs.plan_weight)
     return ChunkRequest(
         settings=PolicySettings(cache=CachePolicy(mode='off')),
         number=0,
         prefixes=(prefix,),
-        times=flow_times(len(inputs.step_inputs.plan_weight)),
+        schedule=StepSchedule(flow_times(steps), -1.0 / steps),
         inputs=inputs.step_inputs,
         guidance='fused' if inputs.rows == 2 else 'none',
         rtc_mode='guided',
