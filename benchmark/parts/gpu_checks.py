@@ -34,6 +34,7 @@ from vla_runtime.engines.protocol import PolicyEngine, StepInputs
 from vla_runtime.engines.tolerances import BOUNDS as RECEIPT_BOUNDS
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.engines.torch.layer_trial import choose_layers
+from vla_runtime.engines.torch.token_engine import TorchTokenEngine
 from vla_runtime.engines.torch.weights import load_network
 from vla_runtime.engines.triton_option import ON
 from vla_runtime.families.blocks import epilogues
@@ -41,9 +42,11 @@ from vla_runtime.families.blocks.fused_lengths import Shape, flash, usable
 from vla_runtime.family.declaration import (
     PolicyDims,
     RowInput,
+    free_places,
     image_places,
     image_sizes,
     language_dims,
+    token_dims,
 )
 from vla_runtime.family.listing import find_family
 from vla_runtime.family.step_schedule import StepSchedule
@@ -101,6 +104,8 @@ def worst_in_words(worst: Mapping[str, float], bounds: Mapping[str, float] = BOU
 # ACT makes a change of its inputs six times as large: in bfloat16 its chunks are off by 0.05 on a
 # CPU already. A wrong mask is seen in float32.
 FAMILY_BOUNDS = {'float32': 2e-4, 'bfloat16': RECEIPT_BOUNDS['bfloat16'].ceiling}
+# Tokens of an answer that are read back.
+_ANSWERED = 3
 POLICIES = Path(__file__).parents[2] / 'vla_runtime' / 'selftest' / 'policies.tar.xz'
 
 
@@ -148,9 +153,9 @@ def _draw(
 
 
 def families(device: str, size: str) -> Finding:
-    """Chunks of every family's tiny policy, for one prompt row and two, in two precisions.
+    """Chunks of every tiny policy (logits of a `tokens` head), for one prompt row and two.
 
-    On CUDA every network must have been captured. The size does not matter.
+    In two precisions. On CUDA every network must have been captured. The size does not matter.
     """
     figures: dict[str, float] = {}
     worst = dict.fromkeys(FAMILY_BOUNDS, 0.0)
@@ -172,18 +177,32 @@ def families(device: str, size: str) -> Finding:
     return Finding(passed, '; '.join([note, *failures]), figures)
 
 
+def answer_logits(engine: TorchTokenEngine, inputs: ChunkInputs) -> np.ndarray:
+    """Logits of an answer's first tokens, where the same tokens are read back whatever they say."""
+    encode(engine, inputs)
+    engine.use_prefix(inputs.rows, 0)
+    engine.begin_answer()
+    logits = [engine.read_logits()]
+    for place in range(min(_ANSWERED, free_places(token_dims(engine.dims)))):
+        engine.read_token(np.full(inputs.rows, place + 1, dtype=np.int64), place)
+        logits.append(engine.read_logits())
+    return np.stack(logits)
+
+
 def _errors(bundle: Bundle, device: str, precision: str) -> tuple[dict[str, float], str]:
     """Return errors by rows, and which network was not captured where it should have been."""
     family, dims = bundle.spec.family, bundle.spec.dims
     network = load_network(family, dims, bundle.weights_path, device=device, precision=precision)
     # The weights as rounded, so that what differs is the computation alone.
     rounded = load_network(family, dims, bundle.weights_path, device='cpu', precision=precision)
-    engine = TorchEngine(network, use_cuda_graphs=True)
-    truth = TorchEngine(rounded.float(), use_cuda_graphs=False)
+    tokens = find_family(family).head == 'tokens'
+    run, kind = (answer_logits, TorchTokenEngine) if tokens else (infer, TorchEngine)
+    engine = kind(network, use_cuda_graphs=True)
+    truth = kind(rounded.float(), use_cuda_graphs=False)
     errors = {}
     for rows in (1, 2):
         inputs = family_inputs(bundle, rows, seed=rows)
-        found, expected = infer(engine, inputs), infer(truth, inputs)
+        found, expected = run(engine, inputs), run(truth, inputs)
         errors[f'{precision} rows={rows}'] = relative_error(found, expected)
     status = engine.cuda_graph
     engine.close()
