@@ -22,7 +22,7 @@ from family_contracts.declaration import Case
 from network_cases import committed_plan, denoised, relative_error
 from torch import Tensor
 
-from vla_runtime.family.listing import find_family
+from vla_runtime.family.listing import family_names, find_family
 
 pytestmark = pytest.mark.cases
 
@@ -216,6 +216,7 @@ def test_a_flow_time_for_each_action_equals_a_shared_one_where_they_are_alike(en
 
 
 def test_contracts_declare_what_the_families_do():
+    assert set(contracts()) == set(family_names())
     for name, contract in contracts().items():
         family = find_family(name)
         assert bool(contract.template) == family.has_language, name
