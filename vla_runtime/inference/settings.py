@@ -45,7 +45,7 @@ class PolicySettings:
     noise_scheduler: SchedulerChoice = setting(
         'bundle',
         'scheduler of a diffusion policy: bundle the one of its training, ddpm with fresh noise '
-        'every step, ddim without, for few denoise_steps',
+        'every step, ddim without',
     )
     cfg_enabled: bool = setting(
         True, 'false switches classifier-free guidance off, whatever cfg_beta is'

@@ -17,7 +17,7 @@ from vla_runtime.messages.trajectories import message_to_chunk
 pytestmark = pytest.mark.graph
 
 
-@pytest.mark.parametrize('family', ['pi0', 'evo1', 'groot_n15', 'groot_n16', 'bitvla', 'diffusion'])
+@pytest.mark.parametrize('family', ['pi0', 'evo1', 'groot_n15', 'groot_n16', 'bitvla'])
 def test_its_chunks_are_the_policys(family, tmp_path):
     bundle = write_tiny_policy(tmp_path / family, tiny_spec(family))
     with graph() as made:
