@@ -13,6 +13,7 @@ from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.torch.token_engine import TorchTokenEngine
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.pi0_fast.dimensions import Pi0FastDims
+from vla_runtime.family.step_schedule import StepSchedule
 from vla_runtime.inference.greedy import write_answer
 from vla_runtime.inference.prefix_cache import PrefixInputs
 from vla_runtime.inference.request import ChunkRequest
@@ -65,7 +66,7 @@ def request_of(seed: int, instruction: str, number: int = 0) -> ChunkRequest:
         settings=PolicySettings(),
         number=number,
         prefixes=(prefix,),
-        times=np.ones(1),
+        schedule=StepSchedule(np.ones(1), -1.0),
         inputs=inputs,
         guidance='none',
         noise=chunk,
