@@ -25,6 +25,7 @@ from vla_runtime.export.conversion import ExportPlan, plan_export, write_export
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
+from vla_runtime.processing.action_bins import ActionBins
 from vla_runtime.types import Observation
 
 pytestmark = pytest.mark.cases
@@ -231,3 +232,42 @@ def test_steps_of_a_pose_start_from_the_measured_one(tmp_path: Path, folder: Pat
     expected = case.tensors['actions_set_one'][0].numpy()
     assert np.abs(chunk.actions[0, :3] - (state[:3] + expected[:3])).max() <= 1e-5
     assert torch.isfinite(torch.from_numpy(chunk.actions)).all()
+
+
+def letterboxed(image: np.ndarray, size: int, fill: tuple[int, ...]) -> np.ndarray:
+    """Pad, resize and cut an image (H, W, 3) as OpenVLA's processor does, with Pillow."""
+    pillow = pytest.importorskip('PIL.Image')
+    height, width = image.shape[:2]
+    across, down = ((max(height, width) - side) // 2 for side in (width, height))
+    padded = pillow.new('RGB', (width + 2 * across, height + 2 * down), fill)
+    padded.paste(pillow.fromarray(image), (across, down))
+    shorter = min(padded.size)
+    scaled = tuple(int(size * side / shorter) for side in padded.size)
+    resized = padded.resize(scaled, pillow.Resampling.BICUBIC)
+    left, top = (round((side - size) / 2) for side in scaled)
+    return np.array(resized.crop((left, top, left + size, top + size)))
+
+
+@pytest.mark.parametrize('size', [(97, 130), (150, 90), (112, 113)])
+def test_a_letterboxed_image_to_robot_units(tmp_path: Path, folder: Path, size):
+    edit_config(folder, image_resize_strategy='letterbox')
+    edit_json(
+        folder / 'preprocessor_config.json',
+        lambda document: document.update(image_resize_strategy='letterbox'),
+    )
+    written = write_export(plan(folder), tmp_path / 'bundle').spec
+    case = load_openvla_case(PATH)
+    network, dims = case.network, case.network.dims
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    assert written.images.fill is not None
+    seen = letterboxed(image, dims.image_size, written.images.fill)
+    pixels = torch.from_numpy(seen).permute(2, 0, 1)[None].float() / 127.5 - 1.0
+    tokens, mask = case.prompt(0)
+    past = network.prefix(
+        network.vision(pixels), torch.ones(1, dtype=torch.bool), tokens=tokens, token_mask=mask
+    )
+    answer = network.answer(past)[0][0].numpy()
+    normalised = ActionBins(dims.used_vocabulary, dims.action_bins)(answer)
+    with closing(Policy.load(tmp_path / 'bundle', backend='torch')) as policy:
+        chunk, _ = policy.infer(replace(observation(case, 0), images={'image': image}))
+    assert np.array_equal(chunk.normalised, normalised)
