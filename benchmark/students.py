@@ -84,7 +84,6 @@ def main() -> None:
             'student': hit_ms(arguments.student, known, look),
         },
     }
-    print(result)
     print(write_result('students', result, ('torch', 'numpy'), arguments.json).name)
 
 
