@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnx
 import pytest
@@ -164,7 +165,7 @@ def test_a_constant_whose_numbers_are_not_known_is_refused_by_its_module(make, n
     graph = GraphWriter('refused', None)  # type: ignore[arg-type]
     x = graph.input('x', torch.float32, (3, 2))
     with pytest.raises(ExportError, match=f'the network module {name}.*torch\\.arange'):
-        Translator(graph, None, {}).write(traced, '', [x])  # type: ignore[arg-type]
+        Translator(graph, SimpleNamespace(names=()), {}).write(traced, '', [x])
 
 
 def test_a_tensor_that_a_module_keeps_from_an_earlier_trace_is_a_constant_of_the_next():

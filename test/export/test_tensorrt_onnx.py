@@ -13,6 +13,7 @@ from tensorrt_machine import write_exported_policy
 from vla_runtime.bundle.graph_facts import GraphFacts, read_graph_facts
 from vla_runtime.bundle.onnx_files import GRAPHS_FILE, ROWS_GRAPHS, graph_names
 from vla_runtime.export.tensorrt.build import OPERATORS_8_6, unsupported
+from vla_runtime.family.listing import find_family
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.selftest.policies import tried_families, unpack
 
@@ -57,7 +58,10 @@ def test_8_6_reads_the_graphs_of_every_family(tmp_path):
     for family in tried_families():
         graphs = read_graph_facts(tmp_path / family / 'onnx', ROWS_GRAPHS).graphs
         for name, graph in graphs.items():
-            assert unsupported(graph, 'float32', '8.6.0', False) == [], (family, name)
+            # Ternary weights are bytes in the file, which 8.6 cannot read: export says so.
+            ternary = {'QuantizeLinear', 'DequantizeLinear'} & set(graph.operators)
+            assert bool(ternary) <= find_family(family).rounds_activations, (family, name)
+            assert set(unsupported(graph, 'float32', '8.6.0', False)) == ternary, (family, name)
 
 
 def test_an_operator_and_a_set_that_8_6_does_not_know_are_named():
