@@ -32,7 +32,9 @@ from vla_runtime.export.onnx.quantised import inputs_of_products, quantised_prod
 from vla_runtime.export.onnx.quantised_products import Range
 from vla_runtime.families.blocks.layers import matrix_names
 
-FAMILIES = ('pi05', 'pi0', 'smolvla', 'act', 'groot_n15', 'groot_n17', 'evo1')
+FAMILIES = (
+    *('pi05', 'pi0', 'smolvla', 'act', 'groot_n15', 'groot_n16', 'groot_n17', 'evo1', 'bitvla'),
+)
 PRECISIONS: tuple[Precision, ...] = ('float32', 'float16', 'bfloat16', 'int8', 'fp8', 'nvfp4')
 # One plan for all of them; 12.1 (GB10) has the kernels of 12.0.
 TARGETS = ('sm86', 'sm89', 'sm120')
