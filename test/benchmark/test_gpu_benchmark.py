@@ -47,6 +47,11 @@ def test_without_pytorch_it_says_so(monkeypatch, capsys):
     assert "the Python package 'torch' is not installed" in capsys.readouterr().err
 
 
+def test_overlapped_chunks_are_compared_with_those_of_one_after_the_other():
+    found = gpu_checks.overlap('cpu', 'tiny')
+    assert found.passed, found.note
+
+
 @pytest.mark.thorough
 def test_it_runs_from_the_source_tree_without_what_a_gpu_machine_lacks(tmp_path):
     out = tmp_path / 'gpu.json'
