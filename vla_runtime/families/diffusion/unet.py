@@ -34,8 +34,8 @@ class Conv(nn.Conv1d):
         x = x.to(self.weight.dtype)
         if not self.as_product:
             return super().forward(x).float()
-        (kernel,), (stride,), (padding,) = self.kernel_size, self.stride, self.padding
-        columns = F.pad(x, (int(padding), int(padding))).unfold(2, kernel, stride)
+        padding = int(self.padding[0])
+        columns = F.pad(x, (padding, padding)).unfold(2, self.kernel_size[0], self.stride[0])
         rows = columns.permute(0, 2, 1, 3).flatten(2)
         return F.linear(rows, self.weight.flatten(1), self.bias).float().transpose(1, 2)
 
