@@ -102,6 +102,7 @@ def test_an_earlier_frame_of_each_camera_and_frames_used_twice_agree_live(tmp_pa
     assert (live['played'], live['as_offline'], live['as_recorded']) == (6, 6, 6), said
 
 
+@pytest.mark.thorough
 def test_a_history_of_frames_and_states_agrees_live(tmp_path):
     """Noise of every step, and the states and frames of two steps before."""
     robot_file = tmp_path / 'tiny.yaml'

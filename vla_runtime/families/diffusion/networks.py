@@ -46,6 +46,8 @@ class Diffusion(DiffusionNetwork):
                 module.fold(precision)
             elif isinstance(module, (Conv, Grow)):
                 module.to(precision)
+            if isinstance(module, Conv):
+                module.as_product = module.weight.device.type == 'cpu'
 
     def image_features(self, image_tokens: Tensor, image_mask: Tensor) -> Tensor:
         """Features (T, C, 2 * keypoints) of the images, oldest step first; zeros for hidden ones.

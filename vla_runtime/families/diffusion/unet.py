@@ -21,10 +21,23 @@ _DOWN, _UP = 3, 4
 
 
 class Conv(nn.Conv1d):
-    """A convolution that computes in the dtype of its own weights; its result is float32."""
+    """A convolution that computes in the dtype of its own weights; its result is float32.
+
+    Attributes:
+        as_product: compute it as one matrix product. A CPU's convolution puts its weights into
+            another order every time, which takes half of its time for as few places as a chunk has.
+    """
+
+    as_product = False
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.to(self.weight.dtype)).float()
+        x = x.to(self.weight.dtype)
+        if not self.as_product:
+            return super().forward(x).float()
+        padding = int(self.padding[0])
+        columns = F.pad(x, (padding, padding)).unfold(2, self.kernel_size[0], self.stride[0])
+        rows = columns.permute(0, 2, 1, 3).flatten(2)
+        return F.linear(rows, self.weight.flatten(1), self.bias).float().transpose(1, 2)
 
 
 class Grow(nn.ConvTranspose1d):
