@@ -130,6 +130,8 @@ def _make(task: TaskName) -> Any:
     environment._partially_observable = False
     environment.__dict__.pop('sawyer_observation_space', None)
     environment._freeze_rand_vec = False
+    # Else it draws from NumPy's global generator, whatever the seed.
+    environment.seeded_rand_vec = True
     environment._set_task_called = True
     return environment
 
