@@ -476,9 +476,9 @@ def _done(
 # Operators that the ONNX parser of TensorRT 8.6 knows (its operators.md) and our graphs may use.
 # Later parsers know them all.
 _KNOWN_8_6 = """
-    Abs Add And Cast Clip Concat Constant ConstantOfShape Conv ConvTranspose Cos Div Equal Erf Exp
-    Expand Flatten Floor Gather Gemm Greater GreaterOrEqual Identity LayerNormalization Less
-    LessOrEqual Log MatMul Max MaxPool Min Mul Neg Not Or Pow Range Reciprocal ReduceMax
+    Abs Add And ArgMax Cast Clip Concat Constant ConstantOfShape Conv ConvTranspose Cos Div Equal
+    Erf Exp Expand Flatten Floor Gather Gemm Greater GreaterOrEqual Identity LayerNormalization
+    Less LessOrEqual Log MatMul Max MaxPool Min Mul Neg Not Or Pow Range Reciprocal ReduceMax
     ReduceMean ReduceMin ReduceSum Relu Reshape Shape Sigmoid Sin Slice Softmax Softplus Split
     Sqrt Squeeze Sub Tanh Tile Transpose Unsqueeze Where
 """
