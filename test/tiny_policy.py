@@ -37,8 +37,8 @@ from vla_runtime.types import AdvantageTemplate, Observation, RotationForm
 TOKENIZER = CASES / 'lerobot_pi05_tiny' / 'tokenizer.json'
 # Families whose heads give numbers, not tokens.
 TINY_FAMILIES = tuple(name for name in contracts() if find_family(name).head != 'tokens')
-# Families that the self-test's policies are of.
-TRIED_FAMILIES = tuple(contracts())
+# Families that the self-test's policies are of. Random weights of pi0-FAST write no chunk.
+TRIED_FAMILIES = tuple(name for name in contracts() if name != 'pi0_fast')
 
 
 def tokenizer_of(family: str) -> Path:
