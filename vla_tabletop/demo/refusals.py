@@ -11,6 +11,8 @@ MEANINGS: dict[ChunkRefusal, str] = {
     ChunkRefusal.APPROACHING: 'the robot was still on its way to where a plan may begin',
     ChunkRefusal.OTHER_EPISODE: 'it answers a request of an episode that has ended',
     ChunkRefusal.DUPLICATE: 'the same chunk came before',
+    ChunkRefusal.REQUEST_CLOSED: 'its request was given up after request_timeout_s, was answered '
+    'before, or ended with a stop',
     ChunkRefusal.OUT_OF_ORDER: 'its observation is older than that of the chunk in force',
     ChunkRefusal.OBSERVATION_FROM_FUTURE: 'its observation is later than now: clocks differ',
     ChunkRefusal.OBSERVATION_TOO_OLD: 'its observation is older than max_observation_age_s',

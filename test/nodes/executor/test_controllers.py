@@ -249,6 +249,19 @@ def test_a_controller_that_would_refuse_its_joints_is_named_at_start(bench):
     assert 'seventh' in text and 'arm_controller/joint_trajectory' in text
 
 
+def test_a_dry_run_names_at_start_what_would_refuse_the_commands(bench):
+    one = bench('/dry', joints=[*JOINTS, 'seventh'])
+    assert one.graph.set_parameter(one.node, 'dry_run', True).successful
+    answer = one.graph.wait_for(
+        lambda: (said := one.call('start')).success and 'seventh' in said.message and said,
+        'a start that names the controller',
+    )
+    assert '/dry/arm_controller' in answer.message
+    # Nothing of it without a dry run: refused.
+    assert one.graph.set_parameter(one.node, 'dry_run', False).successful
+    one.refusal('seventh')
+
+
 def test_a_controller_that_allows_some_of_its_joints_is_started(bench):
     one = bench('/partial', joints=[*JOINTS, 'seventh'], allow_partial_joints_goal=True)
     one.graph.wait_for(lambda: one.call('start').success, 'a start')

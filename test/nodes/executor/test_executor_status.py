@@ -50,6 +50,25 @@ def test_a_pause_says_whether_the_next_answer_will_be_late_too(
     assert words in text and ('answers take' in text) == bool(words)
 
 
+@pytest.mark.parametrize(
+    'reason',
+    [
+        Reason.TRACKING_ERROR,
+        Reason.STATE_STALE,
+        Reason.CONTROLLER,
+        Reason.SPEED_SCALED_TO_ZERO,
+        Reason.STARVED,
+    ],
+)
+def test_a_hold_and_a_stop_of_one_reason_are_told_apart(reason: Reason) -> None:
+    executor = ChunkExecutor(ExecutorConfig((Column('a'),)), ExecutorParameters())
+    for mode, begin in ((Mode.RUNNING, 'holding:'), (Mode.STOPPED, 'stopped:')):
+        shown = replace(executor.status(), mode=mode, reason=reason)
+        item = control(LoopStatus(shown, executor.counters, 0), ANSWERS)
+        assert item.text.startswith(begin)
+        assert item.values['mode'] == mode.value
+
+
 def test_the_joint_and_the_limit_that_changed_commands_most_are_named() -> None:
     executor = ChunkExecutor(ExecutorConfig((Column('a'), Column('b'))), ExecutorParameters())
     values = control(LoopStatus(executor.status(), executor.counters, 0), ANSWERS).values

@@ -128,6 +128,25 @@ class ControllerWatch:
         """What is known of the controllers, from the last look."""
         return self._verdicts
 
+    def unwatched(self) -> str:
+        """Name the packages that are missing to watch the controllers of this graph; else empty."""
+        missing = [
+            package
+            for package, watched in (
+                ('control_msgs', self._controllers),
+                ('controller_manager_msgs', self._lists.values()),
+            )
+            if any(one.is_unreadable() for one in watched)
+        ]
+        if not missing:
+            return ''
+        debs = ' '.join(f'ros-$ROS_DISTRO-{package.replace("_", "-")}' for package in missing)
+        return (
+            f"{' and '.join(missing)} not installed: the state of the robot's controllers cannot "
+            f'be read, and an inactive one is noticed only when the robot does not follow; '
+            f'sudo apt install {debs}'
+        )
+
     def trajectory_controllers(self) -> dict[str, TrajectoryController | None]:
         """Return, by the outputs' topics, the controllers whose rules trajectories may count on."""
         return {one.topic: one.trajectory for one in self._controllers}
@@ -233,6 +252,12 @@ class _Controller:
             self._refusal(active, state),
             self._warning(active),
         )
+
+    def is_unreadable(self) -> bool:
+        """Return whether it publishes a state whose type is not installed."""
+        watched = self._output.kind == 'joint_trajectory'
+        unreadable = watched and self._states is None
+        return unreadable and self._node.count_publishers(self._state_topic) > 0
 
     def close(self) -> None:
         self._parameters.close()
@@ -404,6 +429,12 @@ class _ControllerList:
     def state_of(self, controller: str) -> str | None:
         """Return a controller's lifecycle state; None where the list does not have it."""
         return self._states.get(controller.rpartition('/')[2])
+
+    def is_unreadable(self) -> bool:
+        """Return whether controller_manager is there and the type of its list is not installed."""
+        service = f'{self.manager}/list_controllers'
+        offered = (name for name, _ in self._node.get_service_names_and_types())
+        return self._type is None and service in offered
 
     def close(self) -> None:
         if self._client is not None:

@@ -228,9 +228,14 @@ class ExecutorNode(ManagedNode):
                 text = '; '.join(filter(None, (text, self._link.state_publishers())))
             elif not (result.started or refused):
                 text = '; '.join(filter(None, (text, self._link.silent())))
+        if result.started and self._live['dry_run'] and (later := self._why_not_command()):
+            text = f'{text or "started"}; with dry_run false ~/start is refused: {later}'
         response.success, response.message = result.started, text or 'started'
         if result.started:
             self.get_logger().info('started')
+            watch = self._session.watch if self._session is not None else None
+            if watch is not None and (unwatched := watch.unwatched()):
+                self._say(unwatched)
         else:
             self.get_logger().error(f'not started: {text}')
         return response
@@ -239,13 +244,17 @@ class ExecutorNode(ManagedNode):
         """Return why the robot must not start beside these nodes and topics; empty if it may."""
         if conflict := self._conflict():
             return f'{conflict}; {_ONE_EXECUTOR}'
-        if senders := self._senders():
-            return f'{senders}; {_ONE_SENDER}'
-        if unheard := self._unsubscribed_outputs():
-            return f'{unheard}; {_LISTENERS}'
         if self._live['dry_run']:
             return ''
-        return why_refused(self._verdicts()) or why_not_yet(self._verdicts())
+        return self._why_not_command() or why_not_yet(self._verdicts())
+
+    def _why_not_command(self) -> str:
+        """Return why the robot must not be commanded now, or could not be; empty if it may."""
+        if self._link is not None and (senders := self._link.senders()):
+            return f'{senders}; {_ONE_SENDER}'
+        if self._link is not None and (unheard := self._link.unheard()):
+            return f'{unheard}; {_LISTENERS}'
+        return why_refused(self._verdicts())
 
     def _on_stop(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         if self._loop is None:
@@ -372,11 +381,6 @@ class ExecutorNode(ManagedNode):
         """Name another executor that asks the same policy; empty without one."""
         plans = self._plan_publisher
         return '' if plans is None else other_publishers(self, [plans.topic_name])
-
-    def _senders(self) -> str:
-        """Name other nodes that have just sent commands; empty when none has."""
-        link = self._link
-        return '' if link is None or self._live['dry_run'] else link.senders()
 
     def _unsubscribed_outputs(self) -> str:
         """Name the outputs that no node takes commands from; empty without any."""

@@ -23,10 +23,10 @@ _TEXTS = {
     Reason.NOT_STARTED: 'not started: call ~/start',
     Reason.STOPPED: 'stopped until ~/start',
     Reason.RELEASED: 'released: nothing is published, others may command until ~/start',
-    Reason.WAITING_FOR_CHUNK: 'holding: waiting for the first chunk',
-    Reason.SYNCHRONOUS_WAIT: 'holding: waiting for the next chunk',
-    Reason.STARVED: 'holding: no chunk came in time',
-    Reason.SPEED_SCALED_TO_ZERO: "holding: the robot's speed scaling is 0",
+    Reason.WAITING_FOR_CHUNK: '{stands}: waiting for the first chunk',
+    Reason.SYNCHRONOUS_WAIT: '{stands}: waiting for the next chunk',
+    Reason.STARVED: '{stands}: no chunk came in time',
+    Reason.SPEED_SCALED_TO_ZERO: "{stands}: the robot's speed scaling is 0",
 }
 _WAITING = (Reason.WAITING_FOR_CHUNK, Reason.SYNCHRONOUS_WAIT, Reason.STARVED, Reason.OVERRUN)
 # Faults that a second publisher of joint states may be behind.
@@ -93,8 +93,12 @@ def control(
     """
     executor = status.executor
     reason = executor.reason
-    text = _TEXTS.get(reason, f'holding: {reason.value}').format(
-        chunk=executor.chunk, step=executor.step, progress=executor.progress
+    text = _TEXTS.get(reason, f'{{stands}}: {reason.value}').format(
+        # A hold ends by itself, a stop with ~/start.
+        stands='holding' if executor.mode is Mode.RUNNING else 'stopped',
+        chunk=executor.chunk,
+        step=executor.step,
+        progress=executor.progress,
     )
     level = Level.OK
     if reason in (Reason.STARVED, Reason.OVERRUN):
