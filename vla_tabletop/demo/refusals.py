@@ -37,6 +37,7 @@ _AT_A_START = frozenset(
     {
         ChunkRefusal.NOT_RUNNING,
         ChunkRefusal.OTHER_EPISODE,
+        ChunkRefusal.REQUEST_CLOSED,
         ChunkRefusal.OBSERVATION_UNKNOWN,
         ChunkRefusal.APPROACHING,
     }

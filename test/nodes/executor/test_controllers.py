@@ -262,6 +262,30 @@ def test_a_dry_run_names_at_start_what_would_refuse_the_commands(bench):
     one.refusal('seventh')
 
 
+@pytest.mark.skipif(
+    find_spec('control_msgs') is not None or find_spec('controller_manager_msgs') is not None,
+    reason='the messages of ros2_control are installed',
+)
+def test_controllers_that_cannot_be_watched_are_warned_of_with_the_packages(bench, made):
+    one = bench('/blind')
+    one.start()
+    assert 'controller-manager-msgs' not in one.process.output()
+    states = made.node.create_publisher(Float64, '/blind/arm_controller/controller_state', 10)
+    manager = made.node.create_service(
+        Trigger, '/blind/controller_manager/list_controllers', lambda _, answer: answer
+    )
+    try:
+        one.graph.wait_for(
+            lambda: one.call('start').success
+            and 'ros-$ROS_DISTRO-control-msgs ros-$ROS_DISTRO-controller-manager-msgs'
+            in one.process.output(),
+            'a warning',
+        )
+    finally:
+        made.node.destroy_publisher(states)
+        made.node.destroy_service(manager)
+
+
 def test_a_controller_that_allows_some_of_its_joints_is_started(bench):
     one = bench('/partial', joints=[*JOINTS, 'seventh'], allow_partial_joints_goal=True)
     one.graph.wait_for(lambda: one.call('start').success, 'a start')

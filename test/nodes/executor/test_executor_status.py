@@ -69,6 +69,13 @@ def test_a_hold_and_a_stop_of_one_reason_are_told_apart(reason: Reason) -> None:
         assert item.values['mode'] == mode.value
 
 
+def test_a_closed_latch_is_a_stop_because_it_waits_for_a_reset() -> None:
+    executor = ChunkExecutor(ExecutorConfig((Column('a'),)), ExecutorParameters())
+    shown = replace(executor.status(), mode=Mode.RUNNING, reason=Reason.CLAMP_LATCH)
+    text = control(LoopStatus(shown, executor.counters, 0), ANSWERS).text
+    assert text.startswith('stopped:')
+
+
 def test_the_joint_and_the_limit_that_changed_commands_most_are_named() -> None:
     executor = ChunkExecutor(ExecutorConfig((Column('a'), Column('b'))), ExecutorParameters())
     values = control(LoopStatus(executor.status(), executor.counters, 0), ANSWERS).values

@@ -142,8 +142,8 @@ class ControllerWatch:
             return ''
         debs = ' '.join(f'ros-$ROS_DISTRO-{package.replace("_", "-")}' for package in missing)
         return (
-            f"{' and '.join(missing)} not installed: the state of the robot's controllers cannot "
-            f'be read, and an inactive one is noticed only when the robot does not follow; '
+            f"not installed: {', '.join(missing)}. So the state of the robot's controllers cannot "
+            'be read, and an inactive one is noticed only when the robot does not follow: '
             f'sudo apt install {debs}'
         )
 

@@ -94,8 +94,7 @@ def control(
     executor = status.executor
     reason = executor.reason
     text = _TEXTS.get(reason, f'{{stands}}: {reason.value}').format(
-        # A hold ends by itself, a stop with ~/start.
-        stands='holding' if executor.mode is Mode.RUNNING else 'stopped',
+        stands='holding' if _goes_on_by_itself(executor) else 'stopped',
         chunk=executor.chunk,
         step=executor.step,
         progress=executor.progress,
@@ -142,6 +141,11 @@ def control(
         text = f'dry run, nothing is published: {text}'
     values = _control_values(status) | {'stamped_when_received': ', '.join(received)}
     return StatusItem('control', level, text, values)
+
+
+def _goes_on_by_itself(executor: ExecutorStatus) -> bool:
+    """Return whether this is a hold; a stop waits for ~/start, the latch for ~/reset."""
+    return executor.mode is Mode.RUNNING and executor.reason is not Reason.CLAMP_LATCH
 
 
 def _too_slow(executor: ExecutorStatus) -> str:
