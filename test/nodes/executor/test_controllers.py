@@ -276,9 +276,11 @@ def test_controllers_that_cannot_be_watched_are_warned_of_with_the_packages(benc
     )
     try:
         one.graph.wait_for(
-            lambda: one.call('start').success
-            and 'ros-$ROS_DISTRO-control-msgs ros-$ROS_DISTRO-controller-manager-msgs'
-            in one.process.output(),
+            lambda: (
+                one.call('start').success
+                and 'ros-$ROS_DISTRO-control-msgs ros-$ROS_DISTRO-controller-manager-msgs'
+                in one.process.output()
+            ),
             'a warning',
         )
     finally:
