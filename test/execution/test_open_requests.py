@@ -343,3 +343,22 @@ def test_however_many_a_policy_takes_no_more_are_open_than_the_delay_needs(
         for answer in policy.due():
             policy.give(answer.header)
         assert rig.executor.status().open_requests <= min(most, 64, 16 // interval + 2)
+
+
+@pytest.mark.parametrize('named', [True, False])
+def test_an_answer_from_before_a_stop_does_not_move_the_robot_that_was_started_again(named: bool):
+    rig = Rig(holding(replan_interval=4, **CONTINUES)).started()
+    policy = PipelinedPolicy(rig, 1, 4 * STEP_NS, 20)
+    policy.ask()
+    rig.tick(2)
+    header = policy.under_way.pop().header
+    rig.executor.stop()
+    rig.tick(3)
+    assert rig.executor.start(rig.now_s, rig.ros_ns).started
+    rig.tick(1)
+    # A policy of an earlier release names no request.
+    late = policy.give(header if named else replace(header, request=None))
+    before = np.array(rig.measured)
+    rig.tick(40)
+    assert late.refusal is not None
+    assert np.array_equal(rig.measured, before)

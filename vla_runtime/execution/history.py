@@ -26,6 +26,8 @@ class StepHistory:
         self._first = 0
         self._end = 0
         self._floor_ns: int | None = None
+        # Number of the first tick after the plan was last dropped.
+        self._dropped_after = 0
 
     def clear(self) -> None:
         """Forget all ticks: after a clock jump their times mean nothing."""
@@ -35,6 +37,14 @@ class StepHistory:
     def forget_before(self, stamp_ns: int) -> None:
         """Forget all earlier ticks: an observation from before them is not acted on."""
         self._floor_ns = stamp_ns
+
+    def note_drop(self) -> None:
+        """Note that the plan is dropped at the newest tick."""
+        self._dropped_after = self._end
+
+    def before_drop(self, stamp_ns: int) -> bool:
+        """Return whether a ROS time is before the plan was last dropped."""
+        return self._newest_until(stamp_ns) < min(self._dropped_after, self._end)
 
     def record(self, stamp_ns: int, consumed_ns: int, elapsed_ns: int) -> None:
         """Remember one tick.

@@ -222,7 +222,9 @@ class Replanner:
 
     def _past_of(self, header: ChunkHeader) -> tuple[int, int]:
         past = self.history.at(header.observation_ns)
-        if past is None:
+        # A policy of an earlier release names no request that a stop could have closed.
+        unnamed = header.request is None
+        if past is None or (unnamed and self.history.before_drop(header.observation_ns)):
             raise Refused(
                 ChunkRefusal.OBSERVATION_UNKNOWN,
                 f'chunk {header.number} has an observation from before the last start, reset or '
@@ -482,6 +484,7 @@ class Replanner:
     def drop(self, setpoints: np.ndarray) -> None:
         """Drop the plan and all chunks, after a fault, a stop or a start."""
         self.requests.flush()
+        self.history.note_drop()
         self.finish_plan(setpoints)
 
     def _at_rest(self, setpoints: np.ndarray) -> np.ndarray:

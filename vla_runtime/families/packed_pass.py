@@ -106,7 +106,7 @@ def tick(
     numbers = numbers.clamp(max=len(free) - 1)
     positions = (network.answer_position(ring.mask) + numbers)[None]
     seen = torch.cat([ring.mask, free[None] <= numbers[:, None]], dim=1)[:, None]
-    x, last = network.language.embed(ring.tokens[None]), None
+    x, last = network.language.embed(ring.tokens.clamp(min=0)[None]), None
     view = None
     if newest is not None:
         view = network.view(newest[1])
@@ -136,4 +136,6 @@ def tick(
     ring.logits.copy_(logits[: ring.stages])
     if last is not None:
         ring.logits.index_copy_(0, slot, logits[ring.stages :])
-    ring.tokens.copy_(ring.logits.argmax(dim=-1))
+    # No token of logits that are not finite: the likeliest of those is just the first one.
+    finite = ring.logits.isfinite().all(dim=-1)
+    ring.tokens.copy_(torch.where(finite, ring.logits.argmax(dim=-1), -1))

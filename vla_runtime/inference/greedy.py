@@ -25,14 +25,27 @@ def write_answer(
 
     Returns:
         (n,) int64 tokens, the end among them
+
+    Raises:
+        ValueError: logits that are not finite, whose likeliest token means nothing.
     """
     engine.begin_answer()
     tokens: list[np.ndarray] = []
     while True:
         tokens.append(engine.next_token())
+        logits = engine.read_logits()[0]
+        if not np.isfinite(logits).all():
+            raise not_finite()
         if on_token is not None:
-            so_far = np.array([token[0] for token in tokens])
-            on_token(len(tokens) - 1, so_far, engine.read_logits()[0])
+            on_token(len(tokens) - 1, np.array([token[0] for token in tokens]), logits)
         if len(tokens) == length or tokens[-1][0] == end:
             return np.array([token[0] for token in tokens], dtype=np.int64)
         engine.read_token(tokens[-1], len(tokens) - 1)
+
+
+def not_finite() -> ValueError:
+    """Return the error of logits that are not finite."""
+    return ValueError(
+        'the policy returned a logit that is not finite, so its tokens mean nothing; the chunk is '
+        'refused. Check the weights (`vla_runtime info BUNDLE`) and the precision it runs in'
+    )

@@ -25,6 +25,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from vla_runtime.engines.protocol import PackedEngine
+from vla_runtime.inference.greedy import not_finite
 from vla_runtime.inference.prefix_cache import PrefixCache
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.types import CacheOutcome, CacheReport, Reuse
@@ -218,8 +219,9 @@ class PackedPipeline(Generic[Result]):
             stage.ticks += 1
             if not stage.done:
                 stage.tokens.append(int(tokens[stage.slot]))
+                broken = stage.tokens[-1] < 0
                 full = len(stage.tokens) == self._length
-                stage.done = full or stage.tokens[-1] == self._end
+                stage.done = full or broken or stage.tokens[-1] == self._end
                 stage.request.clock.mark('denoise')
         return None
 
@@ -245,6 +247,8 @@ class PackedPipeline(Generic[Result]):
             try:
                 if failure is not None:
                     raise failure
+                if stage.tokens[-1] < 0:
+                    raise not_finite()
                 result = stage.finish(self._answer_of(stage))
             except BaseException as error:
                 stage.future.set_exception(error)

@@ -23,7 +23,6 @@ _END = '|'
 _SPACE = '\N{LOWER ONE EIGHTH BLOCK}'
 # Longest run of spaces that is one token of a vocabulary.
 _MOST_SPACES = 64
-_REPLACEMENT = '\N{REPLACEMENT CHARACTER}'
 
 
 @dataclass(frozen=True)
@@ -80,6 +79,8 @@ class FastTokens:
         self._beside = {token for token in (*self._prefix, *spaces) if token is not None}
         self._last = tokenizer.text_size - 1 - skipped
         self._bytes = _entries(action)
+        # Its trainer puts every coefficient of the data into the vocabulary.
+        self._largest = max(map(_largest_character, self._bytes.values()), default=0)
         self._scale, self._shape = scale, shape
         self._checks_prefix = checks_prefix
         self._waves = _cosines(shape[0])
@@ -101,8 +102,8 @@ class FastTokens:
         the actions is left out, as there.
 
         Raises:
-            ValueError: no action at all, a token behind the last action, or bytes that are no
-                text.
+            ValueError: no action at all, a token behind the last action, bytes that are no text, or
+                a coefficient beyond all of the vocabulary.
         """
         written = [int(token) for token in tokens]
         if self.end in written:
@@ -123,9 +124,14 @@ class FastTokens:
             text = joined.decode('utf-8')
         except UnicodeDecodeError as error:
             raise _refusal(f'byte {error.start + 1} of {len(joined)} breaks UTF-8') from None
-        if _REPLACEMENT in text:
-            raise _refusal('it holds a broken character')
-        return self._actions(np.array([ord(character) for character in text], dtype=np.float64))
+        code_points = np.array([ord(character) for character in text], dtype=np.float64)
+        largest, least = code_points.max(), self._scale.min_token
+        if largest > self._largest:
+            raise _refusal(
+                f'it holds a coefficient of {largest + least:.0f}, beyond '
+                f'{self._largest + least}, the largest of its vocabulary'
+            )
+        return self._actions(code_points)
 
     def _actions(self, code_points: np.ndarray) -> np.ndarray:
         horizon, width = self._shape
@@ -186,6 +192,14 @@ def _entries(path: Path) -> Mapping[int, bytes]:
         whole = bytes(bytes_of[character] for character in text) if known else text.encode()
         found[int(number)] = whole
     return found
+
+
+def _largest_character(entry: bytes) -> int:
+    """Return the largest code point of an entry; 0 where it is a part of a character."""
+    try:
+        return max(map(ord, entry.decode('utf-8')), default=0)
+    except UnicodeDecodeError:
+        return 0
 
 
 def _byte_characters() -> dict[str, int]:
