@@ -110,6 +110,35 @@ def test_a_damaged_openpi_folder(openpi, name, data):
     survives(lambda: read_openpi_folder(openpi, 'pi05'), path, document)
 
 
+@pytest.fixture(scope='module')
+def diffusion(tmp_path_factory) -> Path:
+    source = lerobot_folder().with_name('diffusion_folder')
+    return Path(shutil.copytree(source, tmp_path_factory.mktemp('diffusion') / 'policy'))
+
+
+def export_of(folder: Path) -> int:
+    """Export a folder of seven numbers, but for its files; returns the exit code."""
+    names = ','.join(f'joint_{number}' for number in range(7))
+    words = ['--out', str(folder / 'no_bundle'), '--dry-run', '--units', '1', '--rate-hz', '10']
+    return main(['export', str(folder), *words, '--state-names', names, '--action-names', names])
+
+
+@pytest.mark.parametrize(
+    'name', ['config.json', 'policy_preprocessor.json', 'policy_postprocessor.json']
+)
+@reuse
+@given(data=st.data())
+def test_a_damaged_folder_of_diffusion_policy(diffusion, name, data):
+    """Sizes, scheduler, crop and history too: whatever is read, a refusal is the package's own."""
+    path = diffusion / name
+    text = path.read_text()
+    path.write_text(json.dumps(data.draw(damage(json.loads(text)))))
+    try:
+        assert export_of(diffusion) in (0, 2)
+    finally:
+        path.write_text(text)
+
+
 @reuse
 @given(data=st.data())
 def test_a_damaged_dataset_description(tmp_path_factory, data):
@@ -137,11 +166,16 @@ KEYS = {
     ],
     'smolvla_folder': ['chunk_size', 'num_steps', 'max_action_dim', 'max_state_dim'],
     'act_folder': ['chunk_size', 'n_heads'],
+    'diffusion_folder': [
+        *('horizon', 'n_action_steps', 'n_obs_steps', 'num_train_timesteps', 'n_groups'),
+        'num_inference_steps',
+    ],
 }
 HEADS = {
     'lerobot_pi05_tiny': ['--vision-heads', '4'],
     'smolvla_folder': ['--vision-heads', '4', '--kv-heads', '2'],
     'act_folder': [],
+    'diffusion_folder': [],
 }
 
 
@@ -175,6 +209,7 @@ def test_a_rate_that_is_none_is_refused_by_file_and_field(tmp_path, rate):
         read_dataset_info(path)
 
 
-def test_an_undamaged_folder_reads(lerobot, openpi):
+def test_an_undamaged_folder_reads(lerobot, openpi, diffusion):
+    assert export_of(diffusion) == 0
     assert isinstance(read_lerobot_folder(lerobot, PI05), FolderFacts)
     assert isinstance(read_openpi_folder(openpi, 'pi05'), FolderFacts)

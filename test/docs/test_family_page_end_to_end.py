@@ -34,8 +34,9 @@ from vla_runtime.types import ActionChunk, ChunkHeader, Observation
 CACHE_MODES: tuple[CacheMode, ...] = ('exact', 'off')
 JOINTS = tuple(f'joint_{n}' for n in range(6))
 _NAMES = ','.join(JOINTS)
-EXPORT_OPTIONS = ('--state-names', _NAMES, '--action-names', _NAMES, '--units', 'rad')
-EXPORT_OPTIONS += ('--rate-hz', '25', '--advantage', 'task_newline')
+NAMES_AND_UNITS = ('--state-names', _NAMES, '--action-names', _NAMES)
+NAMES_AND_UNITS += ('--units', 'rad', '--rate-hz', '25')
+EXPORT_OPTIONS = (*NAMES_AND_UNITS, '--advantage', 'task_newline')
 THEIR_NAMES = {
     'vision.patches': 'vision_tower.patches',
     'words': 'embed_tokens',

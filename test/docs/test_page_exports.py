@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
+import torch
 from bitvla_folders import write_folder as write_bitvla_folder
 from checkpoint_folders import (
     copy_lerobot_folder,
@@ -36,7 +38,9 @@ from paths import ROOT
 from pi0_fast_cases import options_of as pi0_fast_options
 from pi0_fast_cases import write_folder as write_pi0_fast_folder
 from reference_cases import shipped
+from safetensors.torch import load_file, save_file
 from tiny_policy import tokenizer_of
+from torch import Tensor
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.cli.main import main
@@ -171,6 +175,31 @@ def bitvla(here: Path) -> tuple[str, ...]:
     return ()
 
 
+def diffusion(here: Path) -> tuple[str, ...]:
+    """A folder whose state and actions have two numbers, as the page's."""
+    folder = here / 'path/to/diffusion'
+    shutil.copytree(shipped('diffusion_folder').with_suffix(''), folder)
+    for file in folder.glob('*.json'):
+        file.write_text(re.sub(r'"shape": \[\s*7\s*\]', '"shape": [2]', file.read_text()))
+    for file in folder.glob('*.safetensors'):
+        save_file({name: of_two(name, value) for name, value in load_file(file).items()}, file)
+    return ()
+
+
+def of_two(name: str, tensor: Tensor) -> Tensor:
+    """Cut a tensor of a policy of seven numbers, two steps, to the first two of the seven."""
+    if name.endswith('cond_encoder.1.weight'):
+        # Each step's state stands before its features.
+        tensor = torch.cat(
+            [torch.cat([one[:, :2], one[:, 7:]], 1) for one in tensor.chunk(2, 1)], 1
+        )
+    elif name.startswith(('action.', 'observation.state.', 'diffusion.unet.final_conv.1.')):
+        tensor = tensor[:2]
+    elif re.search(r'unet\.down_modules\.0\.0\.(conv1\.block\.0|residual_conv)\.weight', name):
+        tensor = tensor[:, :2]
+    return tensor.contiguous()
+
+
 def groot_n15(here: Path) -> tuple[str, ...]:
     write_groot_folder(here / 'path/to/n15')
     put_tokenizer(tokenizer_of('groot_n15'), here / 'path/to/eagle/tokenizer.json')
@@ -251,6 +280,7 @@ MAKERS: dict[tuple[str, str], Callable[[Path], tuple[str, ...]]] = {
     ('path/to/openvla', ''): openvla,
     ('path/to/pi0_fast', ''): pi0_fast,
     ('path/to/bitvla', ''): bitvla,
+    ('path/to/diffusion', ''): diffusion,
     ('path/to/n16', ''): groot_n16,
     ('path/to/n17', ''): groot_n17,
 }

@@ -17,7 +17,7 @@ import torch
 from checkpoint_folders import edit_config
 from guided_policies import codec_of
 from safetensors.torch import save_file
-from test_family_page_end_to_end import EXPORT_OPTIONS, write_folder
+from test_family_page_end_to_end import EXPORT_OPTIONS, NAMES_AND_UNITS, write_folder
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
 from vla_runtime import families
@@ -127,7 +127,10 @@ def test_a_checkpoint_becomes_a_bundle_of_one_step(
 ) -> None:
     folder = write_folder(toy, tmp_path / 'checkpoint')
     edit_config(folder, type=one_pass.name)
-    assert main(['export', str(folder), '--out', str(tmp_path / 'bundle'), *EXPORT_OPTIONS]) == 0
+    words = ['export', str(folder), '--out', str(tmp_path / 'bundle')]
+    # It cannot be guided.
+    assert main([*words, *EXPORT_OPTIONS]) == 2 and not (tmp_path / 'bundle').exists()
+    assert main([*words, *NAMES_AND_UNITS]) == 0
     spec = read_bundle(tmp_path / 'bundle').spec
     assert (spec.family, spec.denoise_steps) == ('one_pass', 1)
     assert main(['verify', str(tmp_path / 'bundle')]) == 0

@@ -32,7 +32,10 @@ CONFIG = ROOT / 'config' / 'policy.yaml'
         # What it needs, what it does not do, and what it costs.
         (
             'pipeline',
-            ['requests that overlap', 'vla_executor', 'none sooner', 'CPU', 'torch_threads'],
+            [
+                *('replan_interval', 'vla_executor', 'two requests', 'older observation'),
+                *('CPU', 'torch_threads', 'packed', 'tokens', 'backend torch'),
+            ],
         ),
         ('torch_threads', ['each network', 'pipeline', 'throughput']),
         ('cache_mode', ['image tokens', 'exact', 'bounded', 'off']),

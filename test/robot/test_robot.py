@@ -11,7 +11,7 @@ import pytest
 import yaml
 from paths import ROOT
 
-from vla_runtime.robot.file import RobotError, find_robot, load_robot, stamped_by_headers
+from vla_runtime.robot.file import RobotError, as_played, find_robot, load_robot
 from vla_runtime.robot.schema import received_topics
 from vla_runtime.robot.urdf_limits import beyond_urdf, urdf_limits
 
@@ -730,10 +730,13 @@ def test_stamps_and_encodings_of_drivers(tmp_path: Path) -> None:
         ('header', None),
     ]
     assert received_topics(robot) == ('hand/joint_states',)
-    path.write_text(stamped_by_headers(robot.text))
+    path.write_text(as_played(robot.text))
     headers = load_robot(path)
     assert received_topics(headers) == () and headers.cameras[0].stamp == 'header'
     assert headers.cameras[0].encoding == 'bgr8' and headers.joints == robot.joints
+    # A step of a replay may have many messages of one topic, and needs all of them.
+    for source in (*headers.cameras, *headers.joint_states):
+        assert source.reliability == 'reliable' and source.depth >= 100
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def _options(
     from vla_runtime.bundle.folder import read_bundle
     from vla_runtime.nodes.player.steps import PolicyNodeOptions
     from vla_runtime.replay.setup import fit_recording
-    from vla_runtime.robot.file import stamped_by_headers
+    from vla_runtime.robot.file import as_played
 
     description = run.inferences[0].description
     if any(one.description is not description for one in run.inferences):
@@ -168,7 +168,7 @@ def _options(
             f'{run.reader.path}: the policy node was started anew in it, and --live plays to one'
         )
     robot = description.robot
-    (folder / robot.file.name).write_text(stamped_by_headers(robot.text), encoding='utf-8')
+    (folder / robot.file.name).write_text(as_played(robot.text), encoding='utf-8')
     if robot.urdf is not None and robot.urdf_text is not None:
         (folder / Path(robot.urdf).name).write_text(robot.urdf_text, encoding='utf-8')
     bundle = (changes.bundle or description.bundle).resolve()

@@ -4,7 +4,8 @@ A node counts its inferences from 0 in each episode. So an inference whose frame
 played with other frames of the recording, and its answer is not used: those after it have their
 numbers. An episode ends where a request is missing; what cannot be played is named.
 
-Whatever order messages arrive in, and however late, a node must answer from what a step gives it:
+A node has a step's time first. In whatever order the messages of its topics then arrive, it must
+answer from what a step gives it:
 - the newest frames and the state of a step have one stamp, the plan keeps its distance from it;
 - each stamp is newer than the one before, and `/clock` stands so that the node's limit on ages
   lies between the two: what came for the steps before is too old;

@@ -24,6 +24,8 @@ from vla_runtime.robot.schema import Robot, RobotSpec
 from vla_runtime.robot.urdf_limits import check_names, urdf_limits
 
 _LARGEST_URDF = 1 << 24
+# More than a replay sends before it waits, several times over.
+_PLAYED_DEPTH = 100
 
 
 class RobotError(ValueError):
@@ -78,11 +80,16 @@ def read_robot(text: str, file: Path, read_urdf: Callable[[str], str | None]) ->
     return robot
 
 
-def stamped_by_headers(text: str) -> str:
-    """Return the text of a robot file that was read, for messages that all have stamps by now."""
+def as_played(text: str) -> str:
+    """Return the text of a robot file that was read, for the messages of a replay.
+
+    All have stamps by now. None is dropped: one that comes after a newer one is refused, so a
+    history with a gap would keep it however often its messages are sent.
+    """
     document = loads(text)
     for source in (*document.get('joint_states', ()), *document.get('cameras', ())):
         source.pop('stamp', None)
+        source |= {'reliability': 'reliable', 'depth': _PLAYED_DEPTH}
     return yaml.safe_dump(document, sort_keys=False)
 
 

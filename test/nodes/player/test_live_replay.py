@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ from tiny_policy import CAMERAS, history_spec, tiny_spec, two_frames_spec, write
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.cli._live import LiveResult, _compare
-from vla_runtime.cli.main import main
 from vla_runtime.messages.trajectories import stamp_to_ns
 from vla_runtime.nodes.player.steps import LiveStep, PlayedMessage
 from vla_runtime.nodes.policy.description import MEASURED
@@ -48,6 +48,17 @@ def robot_file(tmp_path_factory):
     path = tmp_path_factory.mktemp('robot') / 'tiny.yaml'
     path.write_text(ROBOT)
     return path
+
+
+def history(folder) -> tuple[Path, Path]:
+    """Write a policy that sees three steps, and a robot file for it."""
+    robot_file = folder / 'robot_64x48.yaml'
+    size = 'width: 64, height: 48'
+    robot = ROBOT.replace('aliases: [top]', f'aliases: [top], {size}')
+    robot_file.write_text(robot.replace('width: 40, height: 30', size))
+    # A turn of the recording is a step of the policy.
+    spec = replace(history_spec(3), step_time_s=0.2)
+    return write_tiny_policy(folder / 'history', spec), robot_file
 
 
 def replay(folder, tmp_path, *words: str) -> tuple[int, dict, str]:
@@ -103,15 +114,9 @@ def test_an_earlier_frame_of_each_camera_and_frames_used_twice_agree_live(tmp_pa
     assert (live['played'], live['as_offline'], live['as_recorded']) == (6, 6, 6), said
 
 
-def test_a_history_of_frames_and_states_is_in_the_recording(tmp_path):
+def test_a_history_of_frames_and_states_agrees_live(tmp_path):
     """Noise of every step, and the states and frames of two steps before."""
-    robot_file = tmp_path / 'tiny.yaml'
-    size = 'width: 64, height: 48'
-    robot = ROBOT.replace('aliases: [top]', f'aliases: [top], {size}')
-    robot_file.write_text(robot.replace('width: 40, height: 30', size))
-    # A turn of the recording is a step of the policy.
-    spec = replace(history_spec(3), step_time_s=0.2)
-    bundle = write_tiny_policy(tmp_path / 'history', spec)
+    bundle, robot_file = history(tmp_path)
     turns = [
         Turn(),
         Turn(same=['/top/image']),
@@ -129,7 +134,10 @@ def test_a_history_of_frames_and_states_is_in_the_recording(tmp_path):
     assert earlier == [
         [states[max(number - ago, first[number])] for ago in (1, 2)] for number in range(6)
     ]
-    assert main(['replay', str(folder)]) == 0
+    code, found, said = replay(folder, tmp_path)
+    assert code == 0, said
+    live = found['live']
+    assert (live['played'], live['as_offline'], live['as_recorded']) == (6, 6, 6), said
 
 
 def test_a_joint_state_that_is_not_in_the_recording_costs_nothing(tmp_path, bundle, robot_file):
@@ -143,19 +151,21 @@ def test_a_joint_state_that_is_not_in_the_recording_costs_nothing(tmp_path, bund
 
 
 def state_of(step: LiveStep) -> dict[str, float]:
-    (played,) = (one for one in step.messages if one.topic == '/joint_states')
+    *_, played = (one for one in step.messages if one.topic == '/joint_states')
     message = deserialize_message(played.serialised, JointState)
     return dict(zip(message.name, message.position, strict=True))
 
 
-@pytest.mark.parametrize('frames', [1, 2])
+@pytest.mark.parametrize('frames', [1, 2, 3])
 @pytest.mark.parametrize('seed', range(8))
 def test_a_step_is_answered_from_its_own_messages_however_they_come(
     tmp_path, bundle, robot_file, frames, seed
 ):
-    """A slow machine: of several topics, any message may be late, the clock and the request too."""
+    """A slow machine: of several topics, any message may be late, and the request too."""
     if frames == 2:
         bundle = write_tiny_policy(tmp_path / 'n17', two_frames_spec())
+    if frames == 3:
+        bundle, robot_file = history(tmp_path)
     turns = [
         Turn(),
         Turn(same=['/top/image']),
@@ -168,12 +178,14 @@ def test_a_step_is_answered_from_its_own_messages_however_they_come(
     match, cameras, _ = fit_recording(run.inferences[0].description, read_bundle(bundle))
     ages_ns = {name: match.earlier[name].age_ns if name in match.earlier else 0 for name in cameras}
     node = Node(match)
-    for found in live_steps(run, {}, ages_ns):
+    for found in live_steps(run, {}, ages_ns, match.state_ages_ns):
         assert isinstance(found, tuple)
         inference, step = found
         answer = node.play(step, random)
         assert answer.stamp_ns == step.stamp_ns
         assert dict(zip(match.state_joints, answer.state, strict=True)) == state_of(step)
+        earlier = [match.state.to_policy(state) for _, state in answer.earlier_states]
+        assert np.array_equal(earlier, inference.recorded.earlier_states)
         assert {name: bytes(frame.message.data) for name, frame in answer.frames.items()} == {
             name: bytes(message.data) for name, message in inference.messages.items()
         }
@@ -192,9 +204,13 @@ class Node:
 
     def play(self, step: LiveStep, random: np.random.Generator) -> Selection:
         """Get the messages of a step, in order by topic, until it can be answered."""
-        given_ns, asked = self._now_ns, False
+        asked = False
+        # The player waits for it.
+        self._now_ns = step.now_ns
+        if step.begins_episode:
+            self._made.begin_episode()
         for _ in range(2):
-            topics: dict[str, list[PlayedMessage | str]] = {'clock': ['clock'], 'ask': ['ask']}
+            topics: dict[str, list[PlayedMessage | str]] = {'ask': ['ask']}
             for message in step.messages:
                 topics.setdefault(message.topic, []).append(message)
             while topics:
@@ -202,18 +218,17 @@ class Node:
                 one = topics[topic].pop(0)
                 if not topics[topic]:
                     del topics[topic]
-                if one == 'clock':
-                    self._now_ns = step.now_ns
-                elif one == 'ask':
+                if one == 'ask':
                     asked = True
                 else:
                     self._take(one)
                 # Of the node's status, which looks with the limits of the last request.
                 self._made.select(self._now_ns)
-                if asked and self._now_ns != given_ns:
+                if asked:
                     self._made.limits = limits_from(step.parameters)
                     found = self._made.select(self._now_ns)
                     if isinstance(found, Selection):
+                        self._made.note_observation(found)
                         return found
         raise AssertionError(found)
 

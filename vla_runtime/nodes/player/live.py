@@ -4,6 +4,8 @@ Invariants:
 - the node is a process of its own, on a ROS domain of its own on this machine only: nothing that is
   played reaches a robot, and no robot's cameras reach the node;
 - the node can answer from what a step gives it, and from nothing else: `replay.live_steps`;
+- it has a step's time before it gets the step's messages: it refuses what lies ahead of its clock,
+  and an older message after a newer one;
 - what the transport loses is sent again until the chunk is there; a request has one number, by
   which the node knows that it was answered.
 """
@@ -18,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import rclpy
+from rcl_interfaces.msg import ParameterEvent
 from rcl_interfaces.srv import SetParameters
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.parameter import Parameter
+from rclpy.qos import qos_profile_parameter_events
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_srvs.srv import Trigger
@@ -32,6 +36,7 @@ from vla_runtime.messages.trajectories import (
     message_to_chunk,
     ns_to_stamp,
     plan_to_message,
+    stamp_to_ns,
 )
 from vla_runtime.nodes.middleware import REACH_VARIABLES, lossless_images, stay_on_this_machine
 from vla_runtime.nodes.node_main import MODULES
@@ -95,6 +100,8 @@ class LivePlayer:
         self._processes = Supervisor(log_folder, warn)
         self._chunks: list[tuple[ActionChunk, ChunkHeader]] = []
         self._request = 0
+        # The node's time when it set a parameter last.
+        self._node_ns = 0
         self._publishers: dict[str, Any] = {}
         self._context = rclpy.Context()
         self._process: Child | None = None
@@ -107,6 +114,9 @@ class LivePlayer:
         self._clock = self._node.create_publisher(Clock, '/clock', 10)
         self._plans = self._node.create_publisher(JointTrajectory, 'committed_plan', LOSSLESS)
         self._node.create_subscription(JointTrajectory, 'action_chunk', self._on_chunk, LOSSLESS)
+        self._node.create_subscription(
+            ParameterEvent, '/parameter_events', self._on_event, qos_profile_parameter_events
+        )
         name = self._options.name
         self._set = self._node.create_client(SetParameters, f'{name}/set_parameters')
         self._reset = self._node.create_client(Trigger, f'{name}/reset')
@@ -131,8 +141,7 @@ class LivePlayer:
         """
         if step.begins_episode:
             self._call(self._reset, Trigger.Request(), '~/reset')
-        self._tell_time(step.now_ns)
-        self._set_parameters(step.parameters)
+        self._set_parameters(step.parameters, step.now_ns)
         count = len(self._chunks)
         self._request += 1
         publishers = [self._publisher(message) for message in step.messages]
@@ -140,7 +149,6 @@ class LivePlayer:
         plan = plan_to_message(replace(step.plan, step_time_s=step_time_s, request=self._request))
         end_s = time.monotonic() + _TIMEOUT_S
         while time.monotonic() < end_s:
-            self._tell_time(step.now_ns)
             for publisher, message in zip(publishers, step.messages, strict=True):
                 publisher.publish(message.serialised)
             self._plans.publish(plan)
@@ -171,18 +179,22 @@ class LivePlayer:
             self._wait(lambda: made.get_subscription_count() > 0, _TIMEOUT_S)
         return self._publishers[message.topic]
 
-    def _tell_time(self, now_ns: int) -> None:
-        self._clock.publish(Clock(clock=ns_to_stamp(now_ns)))
-
-    def _set_parameters(self, wanted: Mapping[str, Any]) -> None:
+    def _set_parameters(self, wanted: Mapping[str, Any], now_ns: int) -> None:
+        """Set parameters, again until the node does so by the time that it was told."""
         request = SetParameters.Request()
         request.parameters = [
             Parameter(name, value=value).to_parameter_msg() for name, value in wanted.items()
         ]
-        answer = self._call(self._set, request, 'set_parameters')
-        refused = [result.reason for result in answer.results if not result.successful]
-        if refused:
-            raise LivePlayError(f'the policy node refused a parameter: {refused[0]}')
+        end_s = time.monotonic() + _TIMEOUT_S
+        while time.monotonic() < end_s:
+            self._clock.publish(Clock(clock=ns_to_stamp(now_ns)))
+            answer = self._call(self._set, request, 'set_parameters')
+            refused = [result.reason for result in answer.results if not result.successful]
+            if refused:
+                raise LivePlayError(f'the policy node refused a parameter: {refused[0]}')
+            if self._wait(lambda: self._node_ns == now_ns, _SEND_AGAIN_S):
+                return
+        raise LivePlayError(f'the policy node does not follow /clock; {self._last_output()}')
 
     def _call(self, client: Any, request: Any, name: str) -> Any:
         if not self._wait(client.service_is_ready, _TIMEOUT_S):
@@ -204,6 +216,10 @@ class LivePlayer:
 
     def _on_chunk(self, message: JointTrajectory) -> None:
         self._chunks.append(message_to_chunk(message, step_time_s=self._step_time_s))
+
+    def _on_event(self, event: ParameterEvent) -> None:
+        if event.node == self._options.name:
+            self._node_ns = stamp_to_ns(event.stamp)
 
     def _last_output(self) -> str:
         return '' if self._process is None else self._process.last_output()
