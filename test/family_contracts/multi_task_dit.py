@@ -122,9 +122,7 @@ def newest_image_first(self: networks.MultiTaskDit, tokens: Tensor, mask: Tensor
     return _FEATURES(self, tokens, mask).flip(0)
 
 
-def no_positions(
-    self: transformer.ActionAttention, x: Tensor, positions: Rotary | None
-) -> Tensor:
+def no_positions(self: transformer.ActionAttention, x: Tensor, positions: Rotary | None) -> Tensor:
     return _ATTENTION(self, x, None)
 
 

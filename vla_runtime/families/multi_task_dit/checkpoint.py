@@ -7,6 +7,8 @@ tokenizer.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import ClassVar
 
 from vla_runtime.bundle.schema import ImageSpec
 from vla_runtime.checkpoints.lerobot_early import read_config
@@ -120,7 +122,7 @@ class MultiTaskDitReader(CheckpointReader):
             source=('vision_encoder_name', 'text_encoder_name', 'noise_scheduler_type'),
         ),
     )
-    wanted = {
+    wanted: ClassVar[Mapping[str, str]] = {
         '--tokenizer': (
             'tokenizer.json of the CLIP model that config.json names as text_encoder_name, from '
             'the Hugging Face Hub'

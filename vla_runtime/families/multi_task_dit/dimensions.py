@@ -135,7 +135,7 @@ class MultiTaskDitDims:
         edge = self.vision.image_size
         if self.seen != (edge, edge):
             raise ValueError(
-                f'vision.image_size {edge}, but images of {self.seen} are left after resize and crop'
+                f'vision.image_size {edge}, but resize and crop leave images of {self.seen}'
             )
         if self.prompt_length > self.text.positions:
             raise ValueError(

@@ -7,6 +7,8 @@ computed in the prefix, and a step adds the two.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -78,6 +80,9 @@ class ActionTransformer(nn.Module):
         self.blocks = nn.ModuleList(ActionBlock(dims, observation) for _ in range(dims.depth))
         self.action_out = nn.Linear(dims.width, action_dim)
 
+    def _modulations(self) -> list[Linear]:
+        return [cast(ActionBlock, block).modulation for block in self.blocks]
+
     def time_features(self, times: Tensor) -> Tensor:
         """Features (N, time_width) of training steps (N,)."""
         return F.gelu(self.time2(F.gelu(self.time1(time_code(times, self.dims.time_width)))))
@@ -85,15 +90,14 @@ class ActionTransformer(nn.Module):
     def time_modulation(self, times: Tensor) -> Tensor:
         """The time's share of all modulations, (N, M), of training steps (N,)."""
         seen, width = F.silu(self.time_features(times)), self.dims.time_width
-        parts = [_product(seen, block.modulation.weight[:, :width]) for block in self.blocks]
+        parts = [_product(seen, layer.weight[:, :width]) for layer in self._modulations()]
         return torch.cat(parts, dim=1)
 
     def observed_modulation(self, observation: Tensor) -> Tensor:
         """The observation's share (R, observation) of all modulations, (R, M)."""
         seen, width = F.silu(observation), self.dims.time_width
         parts = [
-            _product(seen, block.modulation.weight[:, width:]) + block.modulation.bias
-            for block in self.blocks
+            _product(seen, layer.weight[:, width:]) + layer.bias for layer in self._modulations()
         ]
         return torch.cat(parts, dim=1)
 
