@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from multi_task_dit_cases import load_multi_task_dit_case
+from multi_task_dit_folders import options_of, write_folder
+from reference_cases import find
 from torch import Tensor
 
-from family_contracts.declaration import Case, FamilyContract, Fault, Patched
+from family_contracts.declaration import Case, FamilyContract, Fault, Folder, Patched, Recorded
 from family_contracts.robot import CAMERAS, IMAGE_SIZE, JOINTS
-from vla_runtime.bundle.schema import BundleSpec, ImageSpec
+from vla_runtime.bundle.schema import BundleSpec, ImageSpec, earlier_name
 from vla_runtime.checkpoints.lerobot_folder import with_earlier_frames
 from vla_runtime.families import diffusion_network
 from vla_runtime.families.blocks.attention import Rotary
@@ -25,6 +29,7 @@ from vla_runtime.families.multi_task_dit.dimensions import (
     TransformerDims,
 )
 from vla_runtime.family.noise_schedule import NoiseScheduler
+from vla_runtime.types import Observation
 
 
 def tiny(horizon: int) -> MultiTaskDitDims:
@@ -86,7 +91,7 @@ _OBSERVATION, _FEATURES = (
 )
 _CLIP_ATTENTION, _BLOCK = clip.ClipAttention.forward, transformer.ActionBlock.forward
 _ATTENTION, _VISION = transformer.ActionAttention.forward, clip.ClipVision.forward
-_ADVANCE, _TIME_CODE = diffusion_network.advance, transformer.time_code
+_ADVANCE, _TIME_CODE, _ENDING = diffusion_network.advance, transformer.time_code, clip.ending
 
 
 def smooth_gelu(x: Tensor) -> Tensor:
@@ -103,13 +108,12 @@ def last_patch(self: clip.ClipVision, pixels: Tensor) -> Tensor:
     return x[:, -1:].float()
 
 
-def sees_what_follows(self: clip.ClipAttention, x: Tensor, causal: bool) -> Tensor:
-    return _CLIP_ATTENTION(self, x, False)
+def sees_what_follows(self: clip.ClipAttention, x: Tensor, seen: Tensor | None) -> Tensor:
+    return _CLIP_ATTENTION(self, x, None)
 
 
-def first_token(x: Tensor, tokens: Tensor, token_mask: Tensor) -> Tensor:
-    seen = torch.where(token_mask, 0.0, 0.0)
-    return x[:, 0] + seen.sum(dim=[1], keepdim=True)
+def one_before(x: Tensor, token_mask: Tensor) -> Tensor:
+    return _ENDING(x.roll(1, dims=1), token_mask)
 
 
 def newest_state_first(
@@ -164,7 +168,7 @@ def faults() -> Mapping[str, Fault]:
     }
     prefix: dict[str, Any] = {
         'a token sees what follows': (clip.ClipAttention, 'forward', sees_what_follows),
-        'the first token for the last': (clip, 'ending', first_token),
+        'the last word for the end': (clip, 'ending', one_before),
         'newest state first': (networks.MultiTaskDit, 'observation', newest_state_first),
         'newest image first': (networks.MultiTaskDit, 'image_features', newest_image_first),
         'the smooth activation': (clip, 'quick_gelu', smooth_gelu),
@@ -200,6 +204,52 @@ def with_history(spec: BundleSpec) -> BundleSpec:
     return replace(spec, cameras=with_earlier_frames(spec.cameras, 2), dims=dims)
 
 
+def folders() -> Mapping[str, Callable[[Path], Folder]]:
+    return {
+        f'{path.stem}_folder': partial(folder, path)
+        for path in find('multi_task_dit_*.json')
+        if path.with_suffix('.case.safetensors').exists()
+    }
+
+
+def folder(path: Path, target: Path) -> Folder:
+    found = load_multi_task_dit_case(path)
+    of, d, steps = found.tensors, found.description, found.description['n_obs_steps']
+    own = write_folder(target / 'checkpoint', path)
+
+    def recorded(b: int) -> Recorded:
+        noise = of['noise'][b : b + 1].numpy()
+        if of['step_noise'].numel():
+            # The noise of a chunk, and that of its steps but the last.
+            noise = np.concatenate([noise, of['step_noise'][:-1, b].numpy()])
+        names = [key.removeprefix('observation.images.') for key in d['camera_keys']]
+        return Recorded(
+            seen=Observation(
+                images={
+                    earlier_name(name, ago) if ago else name: of[f'raw_image_{i}'][
+                        b, steps - 1 - ago
+                    ].numpy()
+                    for ago in range(steps)
+                    for i, name in enumerate(names)
+                },
+                state=of['raw_state'][b, steps - 1].numpy(),
+                instruction=d['tasks'][b],
+                earlier_states=[
+                    of['raw_state'][b, steps - 1 - ago].numpy() for ago in range(1, steps)
+                ],
+            ),
+            noise=noise,
+            normalised=of['trajectory'][b],
+            actions=of['actions'][b],
+            tokens=of['tokens'][b][of['token_mask'][b]],
+            state=of['state'][b, -1],
+        )
+
+    return Folder(
+        path=own, options=options_of(path), recorded=[recorded(b) for b in range(d['batch'])]
+    )
+
+
 CONTRACTS = (
     FamilyContract(
         family='multi_task_dit',
@@ -229,5 +279,6 @@ CONTRACTS = (
         },
         faults=faults,
         fault_spec=with_history,
+        folders=folders,
     ),
 )

@@ -30,11 +30,12 @@ class BlockDims(Protocol):
 
 
 class ClipAttention(MultiHeadAttention):
-    """Full attention over patches; a token of a prompt sees those before it and itself."""
+    """Attention of each token to those that it sees, (T, T) bool; None: to all."""
 
-    def forward(self, x: Tensor, causal: bool) -> Tensor:
+    def forward(self, x: Tensor, seen: Tensor | None) -> Tensor:
         q, k, v = (self.heads(layer(x)) for layer in (self.q, self.k, self.v))
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        mask = None if seen is None else seen[None, None]
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.out(attended.transpose(1, 2).reshape(x.shape))
 
 
@@ -58,8 +59,8 @@ class ClipBlock(nn.Module):
         self.norm2 = nn.LayerNorm(dims.width, eps=_EPSILON)
         self.mlp = ClipMlp(dims)
 
-    def forward(self, x: Tensor, causal: bool = False) -> Tensor:
-        x = x + self.attention(self.norm1(x), causal)
+    def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
+        x = x + self.attention(self.norm1(x), seen)
         return x + self.mlp(self.norm2(x))
 
 
@@ -119,24 +120,25 @@ class ClipText(nn.Module):
 
     def forward(self, tokens: Tensor, token_mask: Tensor) -> Tensor:
         """(R, L) to (R, out_width)."""
-        # Padding stands behind the end and is seen by nothing before it.
+        # A token sees those before it and itself, so padding behind the end changes nothing.
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        seen = places[None] <= places[:, None]
         x = self.embedding(tokens).float() + self.position_embedding[: tokens.shape[1]]
         for block in self.blocks:
-            x = block(x, causal=True)
-        return self.projection(ending(self.norm(x), tokens, token_mask))
+            x = block(x, seen)
+        return self.projection(ending(self.norm(x), token_mask))
 
 
-def ending(x: Tensor, tokens: Tensor, token_mask: Tensor) -> Tensor:
-    """The vectors (R, W) of the tokens of the largest id, which CLIP ends its prompts with.
+def ending(x: Tensor, token_mask: Tensor) -> Tensor:
+    """The vectors (R, W) of the last tokens that are no padding: of the end of the prompts.
 
     Args:
-        x: (R, L, W); tokens, token_mask: (R, L).
+        x: (R, L, W).
+        token_mask: (R, L) bool.
     """
-    # Ids of a vocabulary are small enough for float32.
-    end = torch.where(token_mask, tokens.float(), -1.0).argmax(dim=1)
-    places = torch.arange(tokens.shape[1], device=tokens.device)
-    at_end = places[None] == end[:, None]
-    return torch.where(at_end[:, :, None], x, 0.0).sum(dim=[1])
+    places = torch.arange(x.shape[1], device=x.device)[None]
+    end = torch.where(token_mask, places.float(), -1.0).argmax(dim=1)
+    return torch.where((places == end[:, None])[:, :, None], x, 0.0).sum(dim=[1])
 
 
 def quick_gelu(x: Tensor) -> Tensor:

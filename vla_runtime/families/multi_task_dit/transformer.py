@@ -110,7 +110,7 @@ class ActionTransformer(nn.Module):
         x = self.action_in(x)
         if self.position_embedding is not None:
             x = x + self.position_embedding
-        shares = modulation.split(dims.modulation, dim=2)
+        shares = modulation.split([dims.modulation] * dims.depth, dim=2)
         for block, share in zip(self.blocks, shares, strict=True):
             x = block(x, share, positions)
         return self.action_out(x)
