@@ -32,6 +32,7 @@ from evo1_folders import options_of, write_folder
 from groot_folders import JOINTS, write_groot_folder
 from groot_n17_folders import joints_of, write_backbone, write_nvidia_folder
 from libero_folders import write_libero_folder
+from multi_task_dit_folders import write_folder as write_multi_task_dit_folder
 from openvla_folders import write_folder as write_openvla_folder
 from pages import PAGES, blocks
 from paths import ROOT
@@ -200,6 +201,17 @@ def of_two(name: str, tensor: Tensor) -> Tensor:
     return tensor.contiguous()
 
 
+def multi_task_dit(here: Path) -> tuple[str, ...]:
+    case = shipped('multi_task_dit_a')
+    folder = write_multi_task_dit_folder(here / 'path/to/multi_task_dit', case)
+    put_tokenizer(folder / 'tokenizer.json', here / 'path/to/clip/tokenizer.json')
+    (folder / 'tokenizer.json').unlink()
+    d = json.loads(case.read_text())
+    heads = ('--vision-heads', str(d['v_heads']), '--kv-heads', str(d['t_heads']))
+    # Statistics of random numbers, which two of the actions leave as if they were deltas.
+    return (*heads, '--target', 'b,f')
+
+
 def groot_n15(here: Path) -> tuple[str, ...]:
     write_groot_folder(here / 'path/to/n15')
     put_tokenizer(tokenizer_of('groot_n15'), here / 'path/to/eagle/tokenizer.json')
@@ -281,6 +293,7 @@ MAKERS: dict[tuple[str, str], Callable[[Path], tuple[str, ...]]] = {
     ('path/to/pi0_fast', ''): pi0_fast,
     ('path/to/bitvla', ''): bitvla,
     ('path/to/diffusion', ''): diffusion,
+    ('path/to/multi_task_dit', ''): multi_task_dit,
     ('path/to/n16', ''): groot_n16,
     ('path/to/n17', ''): groot_n17,
 }

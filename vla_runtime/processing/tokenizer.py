@@ -16,8 +16,8 @@ from vla_runtime.files.input_files import UnreadableFileError, regular_file
 from vla_runtime.files.quotes import one_line
 from vla_runtime.processing.prompt_layout import Piece
 
-# Gemma's, and Llama's.
-_BOS_TOKENS = ('<bos>', '<s>')
+# Gemma's, Llama's, and CLIP's.
+_BOS_TOKENS = ('<bos>', '<s>', '<|startoftext|>')
 _PAD_TOKEN = '<pad>'
 
 
@@ -63,7 +63,7 @@ class Tokenizer:
 
         Args:
             path: a `.json` file (tokenizers) or a `.model` file (sentencepiece).
-            bos: put the vocabulary's `<bos>` or `<s>` in front of every prompt.
+            bos: put the vocabulary's `<bos>`, `<s>` or `<|startoftext|>` in front of every prompt.
             closing: token that every prompt ends with; '' for none.
 
         Raises:

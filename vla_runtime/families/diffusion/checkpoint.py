@@ -214,9 +214,9 @@ def frames_of(
 
     With a resize the crop is a share of it, whatever else config.json says.
     """
-    resize = _pair(config, 'resize_shape')
+    resize = pair(config, 'resize_shape')
     if resize is None:
-        return None, _pair(config, 'crop_shape')
+        return None, pair(config, 'crop_shape')
     share = config.get('crop_ratio', (int, float), 1.0)
     if not 0.0 < share <= 1.0:
         raise config.error('crop_ratio', f'{share} where a share above 0 and at most 1 is expected')
@@ -225,7 +225,8 @@ def frames_of(
     return resize, (int(resize[0] * share), int(resize[1] * share))
 
 
-def _pair(config: JsonMapping, key: str) -> tuple[int, int] | None:
+def pair(config: JsonMapping, key: str) -> tuple[int, int] | None:
+    """Read (height, width); None where config.json has none."""
     found = config.values.get(key)
     if found is None:
         return None

@@ -15,12 +15,12 @@ from vla_runtime.families.diffusion.dimensions import DiffusionDims
 class Framing(nn.Module):
     """Resize and crop of a camera's images."""
 
-    def __init__(self, dims: DiffusionDims) -> None:
+    def __init__(self, resize: tuple[int, int] | None, crop: tuple[int, int] | None) -> None:
         super().__init__()
-        self.resize, self.crop = dims.resize, dims.crop
+        self.resize, self.crop = resize, crop
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """(n, 3, h, w) to (n, 3, *dims.seen)."""
+        """(n, 3, h, w) to (n, 3, height, width) of what the network sees."""
         if self.resize is not None:
             pixels = resize_bilinear(pixels, self.resize)
         return pixels if self.crop is None else crop_middle(pixels, self.crop)
@@ -72,7 +72,7 @@ class EncodedVision(nn.Module):
 
     def __init__(self, dims: DiffusionDims) -> None:
         super().__init__()
-        self.framing, self.encoder = Framing(dims), Encoder(dims)
+        self.framing, self.encoder = Framing(dims.resize, dims.crop), Encoder(dims)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """(n, 3, h, w) to (n, 1, 2 * keypoints)."""
@@ -87,7 +87,7 @@ class FramedVision(nn.Module):
 
     def __init__(self, dims: DiffusionDims) -> None:
         super().__init__()
-        self.framing = Framing(dims)
+        self.framing = Framing(dims.resize, dims.crop)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """(n, 3, h, w) to (n, 3 * height, width): rows of pixels, colour by colour."""

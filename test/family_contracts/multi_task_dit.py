@@ -1,0 +1,284 @@
+"""Multi-Task DiT."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from multi_task_dit_cases import load_multi_task_dit_case
+from multi_task_dit_folders import options_of, write_folder
+from reference_cases import find
+from torch import Tensor
+
+from family_contracts.declaration import Case, FamilyContract, Fault, Folder, Patched, Recorded
+from family_contracts.robot import CAMERAS, IMAGE_SIZE, JOINTS
+from vla_runtime.bundle.schema import BundleSpec, ImageSpec, earlier_name
+from vla_runtime.checkpoints.lerobot_folder import with_earlier_frames
+from vla_runtime.families import diffusion_network
+from vla_runtime.families.blocks.attention import Rotary
+from vla_runtime.families.blocks.dimensions import VisionDims
+from vla_runtime.families.multi_task_dit import clip, networks, transformer
+from vla_runtime.families.multi_task_dit.dimensions import (
+    MultiTaskDitDims,
+    TextDims,
+    TransformerDims,
+)
+from vla_runtime.family.noise_schedule import NoiseScheduler
+from vla_runtime.types import Observation
+
+
+def tiny(horizon: int) -> MultiTaskDitDims:
+    return MultiTaskDitDims(
+        vision=VisionDims(width=24, depth=2, num_heads=3, mlp_dim=32, patch_size=8, image_size=40),
+        text=TextDims(width=16, depth=2, num_heads=2, mlp_dim=24, positions=80),
+        text_width=20,
+        transformer=TransformerDims(
+            width=32, depth=2, num_heads=4, mlp_dim=48, time_width=12, rotary_base=10000.0
+        ),
+        image=IMAGE_SIZE,
+        crop=(40, 40),
+        scheduler=NoiseScheduler('ddpm', 20, 'linear', 1e-3, 0.2, clip=4.0),
+        vocabulary=547,
+        prompt_length=64,
+        cameras=len(CAMERAS),
+        observation_steps=1,
+        horizon=horizon,
+        real_horizon=horizon,
+        action_dim=len(JOINTS),
+        state_dim=len(JOINTS),
+    )
+
+
+def case(path: Path, b: int) -> Case:
+    found = load_multi_task_dit_case(path)
+    of = found.tensors
+    steps = found.description['n_obs_steps']
+    return Case(
+        network=found.network,
+        steps=found.samplings[0].steps,
+        pixels=list(found.pixels(b)),
+        image_mask=found.visible(),
+        rows=found.rows(b),
+        noise=of['noise'][b],
+        actions=of['trajectory'][b],
+        image_tokens=[
+            of[f'camera_features_{camera}'][b, at][None]
+            for at in reversed(range(steps))
+            for camera in found.cameras
+        ],
+    )
+
+
+_TINY = tiny(8)
+_PLAIN = replace(_TINY.transformer, rotary_base=None)
+VARIANTS = {
+    'three steps': replace(_TINY, cameras=6, observation_steps=3, real_horizon=6),
+    'resized, all of it seen': replace(_TINY, resize=(40, 40), crop=None),
+    'learned positions': replace(_TINY, transformer=replace(_PLAIN, learned_positions=True)),
+    'ddim on samples': replace(
+        _TINY, scheduler=NoiseScheduler('ddim', 9, 'linear', 1e-4, 0.02, 'sample')
+    ),
+}
+
+_OBSERVATION, _FEATURES = (
+    networks.MultiTaskDit.observation,
+    networks.MultiTaskDit.image_features,
+)
+_CLIP_ATTENTION, _BLOCK = clip.ClipAttention.forward, transformer.ActionBlock.forward
+_ATTENTION, _VISION = transformer.ActionAttention.forward, clip.ClipVision.forward
+_ADVANCE, _TIME_CODE, _ENDING = diffusion_network.advance, transformer.time_code, clip.ending
+
+
+def smooth_gelu(x: Tensor) -> Tensor:
+    return torch.nn.functional.gelu(x)
+
+
+def last_patch(self: clip.ClipVision, pixels: Tensor) -> Tensor:
+    first = self.class_embedding
+    patches = self.patch_embedding(self.framing(pixels))
+    rows = first[None, None].expand(patches.shape[0], -1, -1)
+    x = self.norm(torch.cat([rows, patches], dim=1) + self.position_embedding)
+    for block in self.blocks:
+        x = block(x)
+    return x[:, -1:].float()
+
+
+def sees_what_follows(self: clip.ClipAttention, x: Tensor, seen: Tensor | None) -> Tensor:
+    return _CLIP_ATTENTION(self, x, None)
+
+
+def one_before(x: Tensor, token_mask: Tensor) -> Tensor:
+    return _ENDING(x.roll(1, dims=1), token_mask)
+
+
+def newest_state_first(
+    self: networks.MultiTaskDit, features: Tensor, state: Tensor, text: Tensor
+) -> Tensor:
+    return _OBSERVATION(self, features, state.flip(1), text)
+
+
+def newest_image_first(self: networks.MultiTaskDit, tokens: Tensor, mask: Tensor) -> Tensor:
+    return _FEATURES(self, tokens, mask).flip(0)
+
+
+def no_positions(self: transformer.ActionAttention, x: Tensor, positions: Rotary | None) -> Tensor:
+    return _ATTENTION(self, x, None)
+
+
+def another_order(*order: int) -> Callable[..., Tensor]:
+    """A block whose modulation has its six parts in another order."""
+
+    def forward(
+        self: transformer.ActionBlock, x: Tensor, modulation: Tensor, positions: Rotary | None
+    ) -> Tensor:
+        parts = modulation.chunk(6, dim=2)
+        return _BLOCK(self, x, torch.cat([parts[part] for part in order], dim=2), positions)
+
+    return forward
+
+
+def scaled_alone(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], eps=1e-6) * scale + shift
+
+
+def updated(*places: int, value: float = 0.0) -> Callable[..., Tensor]:
+    """The scheduler's update with other numbers at these places."""
+
+    def advance(x: Tensor, predicted: Tensor, update: Tensor, *rest: Tensor) -> Tensor:
+        for place in places:
+            before, after = update[:place], update[place + 1 :]
+            update = torch.cat([before, torch.full_like(update[:1], value), after])
+        return _ADVANCE(x, predicted, update, *rest)
+
+    return advance
+
+
+def turned_code(times: Tensor, width: int) -> Tensor:
+    return torch.cat(_TIME_CODE(times, width).chunk(2, dim=1)[::-1], dim=1)
+
+
+def faults() -> Mapping[str, Fault]:
+    vision: dict[str, Any] = {
+        'the last patch for the class token': (clip.ClipVision, 'forward', last_patch),
+    }
+    prefix: dict[str, Any] = {
+        'a token sees what follows': (clip.ClipAttention, 'forward', sees_what_follows),
+        'the last word for the end': (clip, 'ending', one_before),
+        'newest state first': (networks.MultiTaskDit, 'observation', newest_state_first),
+        'newest image first': (networks.MultiTaskDit, 'image_features', newest_image_first),
+        'the smooth activation': (clip, 'quick_gelu', smooth_gelu),
+    }
+    expert: dict[str, Any] = {
+        'scale before shift': (
+            transformer.ActionBlock,
+            'forward',
+            another_order(1, 0, 2, 4, 3, 5),
+        ),
+        'the scale without one': (transformer, 'modulated', scaled_alone),
+        'no rotary positions': (transformer.ActionAttention, 'forward', no_positions),
+        'clean actions not clipped': (diffusion_network, 'advance', updated(3, value=1e9)),
+        'no noise in a step': (diffusion_network, 'advance', updated(8)),
+    }
+    files = {'vision.onnx': vision, 'prefix.onnx': prefix, 'expert.onnx': expert}
+    # `quick_gelu` is in both of CLIP's networks; the receipt meets the vision network first.
+    shared = {'the smooth activation': 'vision.onnx'}
+    return {
+        name: Patched(*planted, shared.get(name, file), quick=number == 0)  # type: ignore[arg-type]
+        for file, of_file in files.items()
+        for number, (name, planted) in enumerate(of_file.items())
+    } | {
+        'cosines before sines': Patched(
+            transformer, 'time_code', turned_code, 'time table', quick=True
+        )
+    }
+
+
+def with_history(spec: BundleSpec) -> BundleSpec:
+    """The tiny policy with two steps of the observation."""
+    dims = replace(spec.dims, cameras=4, observation_steps=2, real_horizon=7)
+    return replace(spec, cameras=with_earlier_frames(spec.cameras, 2), dims=dims)
+
+
+def folders() -> Mapping[str, Callable[[Path], Folder]]:
+    return {
+        f'{path.stem}_folder': partial(folder, path)
+        for path in find('multi_task_dit_*.json')
+        if path.with_suffix('.case.safetensors').exists()
+    }
+
+
+def folder(path: Path, target: Path) -> Folder:
+    found = load_multi_task_dit_case(path)
+    of, d, steps = found.tensors, found.description, found.description['n_obs_steps']
+    own = write_folder(target / 'checkpoint', path)
+
+    def recorded(b: int) -> Recorded:
+        noise = of['noise'][b : b + 1].numpy()
+        if of['step_noise'].numel():
+            # The noise of a chunk, and that of its steps but the last.
+            noise = np.concatenate([noise, of['step_noise'][:-1, b].numpy()])
+        names = [key.removeprefix('observation.images.') for key in d['camera_keys']]
+        return Recorded(
+            seen=Observation(
+                images={
+                    earlier_name(name, ago) if ago else name: of[f'raw_image_{i}'][
+                        b, steps - 1 - ago
+                    ].numpy()
+                    for ago in range(steps)
+                    for i, name in enumerate(names)
+                },
+                state=of['raw_state'][b, steps - 1].numpy(),
+                instruction=d['tasks'][b],
+                earlier_states=[
+                    of['raw_state'][b, steps - 1 - ago].numpy() for ago in range(1, steps)
+                ],
+            ),
+            noise=noise,
+            normalised=of['trajectory'][b],
+            actions=of['actions'][b],
+            tokens=of['tokens'][b][of['token_mask'][b]],
+            state=of['state'][b, -1],
+        )
+
+    return Folder(
+        path=own, options=options_of(path), recorded=[recorded(b) for b in range(d['batch'])]
+    )
+
+
+CONTRACTS = (
+    FamilyContract(
+        family='multi_task_dit',
+        tiny=tiny,
+        case=case,
+        template='clip',
+        tokenizer='multi_task_dit_a.tokenizer.json',
+        images=ImageSpec('none', 'none'),
+        images_normalised=True,
+        norms_pass=True,
+        parameters={'multi_task_dit': 248_891_655},
+        past=lambda dims: {'modulation': (1, dims.transformer.modulations)},
+        variants=VARIANTS,
+        refused={
+            'real_horizon': lambda dims: replace(dims, real_horizon=9),
+            'observation_steps': lambda dims: replace(dims, observation_steps=3),
+            'crop': lambda dims: replace(dims, crop=(49, 60)),
+            'vision.image_size': lambda dims: replace(dims, crop=(40, 48)),
+            'prompt_length': lambda dims: replace(dims, prompt_length=81),
+            'text|num_heads': lambda dims: replace(dims, text=replace(dims.text, num_heads=3)),
+            'transformer.time_width': lambda dims: replace(
+                dims, transformer=replace(dims.transformer, time_width=5)
+            ),
+            'transformer.rotary_base': lambda dims: replace(
+                dims, transformer=replace(dims.transformer, rotary_base=1.0)
+            ),
+        },
+        faults=faults,
+        fault_spec=with_history,
+        folders=folders,
+    ),
+)

@@ -1,0 +1,104 @@
+"""LeRobot's folders of Multi-Task DiT, written from the network cases."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from multi_task_dit_cases import load_multi_task_dit_case
+from safetensors.torch import load_file, save_file
+
+from vla_runtime.checkpoints.options import ExportOptions
+
+_CONFIG_KEYS = (
+    *('n_obs_steps', 'horizon', 'n_action_steps', 'objective', 'noise_scheduler_type'),
+    *('num_train_timesteps', 'beta_schedule', 'beta_start', 'beta_end', 'prediction_type'),
+    *('clip_sample', 'clip_sample_range', 'num_inference_steps', 'num_integration_steps'),
+    *('integration_method', 'hidden_dim', 'num_layers', 'num_heads', 'use_positional_encoding'),
+    *('timestep_embed_dim', 'use_rope', 'rope_base', 'image_resize_shape', 'image_crop_shape'),
+    *('use_separate_rgb_encoder_per_camera', 'tokenizer_max_length'),
+)
+
+
+def write_folder(folder: Path, path: Path) -> Path:
+    """Write a case as LeRobot saves a policy, with CLIP's tokenizer beside it."""
+    d = load_multi_task_dit_case(path).description
+    folder.mkdir(parents=True)
+    weights = load_file(path.with_suffix('.weights.safetensors'))
+    save_file(weights, folder / 'model.safetensors')
+    (folder / 'tokenizer.json').write_bytes(path.with_suffix('.tokenizer.json').read_bytes())
+    image = {'type': 'VISUAL', 'shape': [3, *d['image']]}
+    inputs: dict[str, Any] = dict.fromkeys(d['camera_keys'], image)
+    inputs['observation.state'] = {'type': 'STATE', 'shape': [d['state_dim']]}
+    outputs = {'action': {'type': 'ACTION', 'shape': [d['action_dim']]}}
+    config = {
+        'type': 'multi_task_dit',
+        **{key: d[key] for key in _CONFIG_KEYS},
+        'input_features': inputs,
+        'output_features': outputs,
+        'normalization_mapping': d['normalization'],
+        'use_peft': False,
+        'vision_encoder_name': 'openai/clip-vit-base-patch16',
+        'text_encoder_name': 'openai/clip-vit-base-patch16',
+    }
+    _write(folder / 'config.json', config)
+    _write_processors(folder, d, inputs, outputs)
+    return folder
+
+
+def _write_processors(
+    folder: Path, d: dict[str, Any], inputs: dict[str, Any], outputs: dict[str, Any]
+) -> None:
+    statistics = {
+        f'{key}.{name}': torch.tensor(values).view(-1, 1, 1)
+        if 'images' in key
+        else torch.tensor(values)
+        for key, of_key in d['statistics'].items()
+        for name, values in of_key.items()
+    }
+    before, after = (f'policy_{part}_step.safetensors' for part in ('pre', 'post'))
+    for name in (before, after):
+        save_file(statistics, folder / name)
+
+    def normaliser(kind: str, features: dict[str, Any], state_file: str) -> dict[str, Any]:
+        config = {'eps': 1e-8, 'features': features, 'norm_map': d['normalization']}
+        return {'registry_name': kind, 'config': config, 'state_file': state_file}
+
+    device = {'registry_name': 'device_processor', 'config': {'device': 'cpu'}}
+    tokenizer = {
+        'max_length': d['tokenizer_max_length'],
+        'task_key': 'task',
+        'padding_side': 'right',
+        'padding': 'max_length',
+        'truncation': True,
+        'tokenizer_name': 'openai/clip-vit-base-patch16',
+    }
+    steps = [
+        {'registry_name': 'rename_observations_processor', 'config': {'rename_map': {}}},
+        {'registry_name': 'to_batch_processor', 'config': {}},
+        {'registry_name': 'tokenizer_processor', 'config': tokenizer},
+        device,
+        normaliser('normalizer_processor', inputs | outputs, before),
+    ]
+    _write(folder / 'policy_preprocessor.json', {'name': 'policy_preprocessor', 'steps': steps})
+    steps = [normaliser('unnormalizer_processor', outputs, after), device]
+    _write(folder / 'policy_postprocessor.json', {'name': 'policy_postprocessor', 'steps': steps})
+
+
+def options_of(path: Path) -> ExportOptions:
+    """The options that complete such a folder."""
+    d = load_multi_task_dit_case(path).description
+    return ExportOptions(
+        state_names=tuple(f'state_{i}' for i in range(d['state_dim'])),
+        action_names=tuple(f'action_{i}' for i in range(d['action_dim'])),
+        units=('1',),
+        rate_hz=30.0,
+        vision_heads=d['v_heads'],
+        kv_heads=d['t_heads'],
+    )
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    path.write_text(json.dumps(document, indent=2))

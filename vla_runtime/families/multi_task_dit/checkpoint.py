@@ -1,0 +1,239 @@
+"""Checkpoints of Multi-Task DiT: LeRobot's folders.
+
+A folder lacks what its CLIP model has: head counts, which are looked up by width, and the
+tokenizer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import ClassVar
+
+from vla_runtime.bundle.schema import ImageSpec
+from vla_runtime.checkpoints.lerobot_early import read_config
+from vla_runtime.checkpoints.lerobot_folder import LeRobotPolicy
+from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source
+from vla_runtime.checkpoints.tensor_names import SIGLIP, TensorNames, row, rows_under
+from vla_runtime.checkpoints.tensors import CheckpointError
+from vla_runtime.families.blocks.block_sizes import Shapes, check_stated, checked_dims
+from vla_runtime.families.blocks.dimensions import VisionDims
+from vla_runtime.families.diffusion.checkpoint import common_image, pair, read_scheduler
+from vla_runtime.families.multi_task_dit.dimensions import (
+    MultiTaskDitDims,
+    TextDims,
+    TransformerDims,
+)
+from vla_runtime.files.json_file import JsonMapping
+
+_EYES = r'observation_encoder\.vision_encoder\.model\.vision_model\.'
+_READER = r'observation_encoder\.text_encoder\.'
+_TEXT = rf'{_READER}text_encoder\.text_model\.'
+# What PyTorch puts before the names where the transformer was compiled.
+_HEAD = r'noise_predictor\.(?:_orig_mod\.)?'
+_BLOCK = rf'{_HEAD}transformer_blocks\.(?P<i>\d+)\.'
+# The CLIP blocks are named as SigLIP's.
+_BLOCKS = tuple(entry for entry in SIGLIP if entry[0].startswith('encoder'))
+
+NAMES = TensorNames(
+    rows=(
+        row(rf'{_EYES}embeddings\.class_embedding', 'vision.class_embedding'),
+        row(rf'{_EYES}embeddings\.position_embedding\.weight', 'vision.position_embedding'),
+        *rows_under(
+            _EYES,
+            'vision.',
+            (
+                (r'embeddings\.patch_embedding', 'patch_embedding'),
+                # The library's own spelling.
+                (r'pre_layrnorm', 'norm'),
+                *_BLOCKS,
+            ),
+        ),
+        row(rf'{_TEXT}embeddings\.position_embedding\.weight', 'text.position_embedding'),
+        *rows_under(
+            _TEXT,
+            'text.',
+            (
+                (r'embeddings\.token_embedding', 'embedding'),
+                (r'final_layer_norm', 'norm'),
+                *_BLOCKS,
+            ),
+        ),
+        *rows_under(_READER, 'text.', ((r'projection', 'projection'),)),
+        row(rf'{_HEAD}pos_embedding', 'transformer.position_embedding'),
+        *rows_under(
+            _HEAD,
+            'transformer.',
+            (
+                (r'time_mlp\.1', 'time1'),
+                (r'time_mlp\.3', 'time2'),
+                (r'input_proj', 'action_in'),
+                (r'output_proj', 'action_out'),
+            ),
+        ),
+        *rows_under(
+            _BLOCK,
+            r'transformer.blocks.\g<i>.',
+            (
+                (r'(?:attn|multihead_attn)\.out_proj', 'attention.out'),
+                (r'mlp\.0', 'mlp.fc1'),
+                (r'mlp\.2', 'mlp.fc2'),
+                (r'adaLN_modulation\.1', 'modulation'),
+            ),
+        ),
+    ),
+    # One layer with rotary positions, PyTorch's own attention without.
+    packed=tuple(
+        (
+            re.compile(rf'{_BLOCK}{packed}(?P<leaf>weight|bias)'),
+            tuple(
+                rf'transformer.blocks.\g<i>.attention.{part}.\g<leaf>' for part in ('q', 'k', 'v')
+            ),
+        )
+        for packed in (r'attn\.qkv_proj\.', r'multihead_attn\.in_proj_')
+    ),
+    unused=(
+        re.compile(rf'{_EYES}post_layernorm\.(?:weight|bias)'),
+        re.compile(r'observation_encoder\..*\.embeddings\.position_ids'),
+    ),
+)
+# Numbers of a head in every CLIP model of OpenAI's.
+_HEAD_WIDTH = 64
+_EYE_WIDTHS, _TEXT_WIDTHS = (768, 1024), (512, 768)
+
+
+class MultiTaskDitReader(CheckpointReader):
+    names = NAMES
+    lerobot = (
+        LeRobotPolicy(
+            type='multi_task_dit',
+            template='clip',
+            images=ImageSpec(padding='none', resample='none'),
+            steps=(),
+            # Flow matching is another head, whose rk4 evaluates a step four times.
+            fixed={'objective': 'diffusion'},
+            horizon_key='horizon',
+            denoise_steps_key='num_inference_steps',
+            train_steps_key='num_train_timesteps',
+            observation_steps_key='n_obs_steps',
+            action_steps_key='n_action_steps',
+            has_state_token=True,
+            padded=False,
+            source=('vision_encoder_name', 'text_encoder_name', 'noise_scheduler_type'),
+        ),
+    )
+    wanted: ClassVar[Mapping[str, str]] = {
+        '--tokenizer': (
+            'tokenizer.json of the CLIP model that config.json names as text_encoder_name, from '
+            'the Hugging Face Hub'
+        ),
+    }
+
+    def sizes(self, source: Source) -> MakeDims | None:
+        folder, tensors, facts, options, missing = source
+        shape, config = Shapes(tensors, 'Multi-Task DiT'), read_config(folder)
+        if facts.environment_length:
+            raise config.error('input_features', 'a state of the environment is not served')
+        eye_width, _, patch, _ = shape('vision.patch_embedding.weight', 4)
+        text_width = shape('text.embedding.weight', 2)[1]
+        eye_heads = missing.pick(
+            '--vision-heads',
+            options.vision_heads,
+            eye_width // _HEAD_WIDTH if eye_width in _EYE_WIDTHS else None,
+            "the vision tower's attention heads (CLIP ViT-B has 12)",
+        )
+        text_heads = missing.pick(
+            '--kv-heads',
+            options.kv_heads,
+            text_width // _HEAD_WIDTH if text_width in _TEXT_WIDTHS else None,
+            "the text transformer's attention heads (that of CLIP ViT-B has 8)",
+        )
+        if eye_heads is None or text_heads is None:
+            return None
+        image = common_image(config, facts.image_sizes)
+        resize, crop = pair(config, 'image_resize_shape'), pair(config, 'image_crop_shape')
+        edge = (crop or resize or image)[0]
+        _check_positions(shape, edge // patch)
+        vision = checked_dims(
+            lambda: VisionDims(
+                width=eye_width,
+                depth=shape.depth('vision.blocks'),
+                num_heads=eye_heads,
+                mlp_dim=shape('vision.blocks.0.mlp.fc1.weight', 2)[0],
+                patch_size=patch,
+                image_size=edge,
+            )
+        )
+        text = checked_dims(
+            lambda: TextDims(
+                width=text_width,
+                depth=shape.depth('text.blocks'),
+                num_heads=text_heads,
+                mlp_dim=shape('text.blocks.0.mlp.fc1.weight', 2)[0],
+                positions=shape('text.position_embedding', 2)[0],
+            )
+        )
+        transformer = _transformer(shape, config)
+        scheduler, steps = read_scheduler(config), facts.observation_steps
+        projected, action_dim = (
+            shape(f'{name}.weight', 2)[0] for name in ('text.projection', 'transformer.action_out')
+        )
+        state_dim, own = facts.state_dim or 0, len(facts.image_sizes)
+        modulated = shape('transformer.blocks.0.modulation.weight', 2)[1]
+        check_stated(
+            missing,
+            ('action dimensions', facts.action_dim, action_dim),
+            (
+                'numbers of an observation (state, cameras and prompt of all steps)',
+                steps * (state_dim + own * eye_width + projected),
+                modulated - transformer.time_width,
+            ),
+        )
+        return lambda cameras, prompt_length, horizon: checked_dims(
+            lambda: MultiTaskDitDims(
+                vision=vision,
+                text=text,
+                text_width=projected,
+                transformer=transformer,
+                image=image,
+                resize=resize,
+                crop=crop,
+                scheduler=scheduler,
+                vocabulary=shape('text.embedding.weight', 2)[0],
+                prompt_length=prompt_length,
+                cameras=cameras,
+                observation_steps=steps,
+                horizon=horizon,
+                real_horizon=facts.real_horizon or 1,
+                action_dim=action_dim,
+                state_dim=state_dim,
+            )
+        )
+
+
+def _check_positions(shape: Shapes, side: int) -> None:
+    positions = shape('vision.position_embedding', 2)[0]
+    if positions != side**2 + 1:
+        raise CheckpointError(
+            f'the vision tower has {positions} positions where {side**2 + 1} are expected: those '
+            f'of {side} x {side} patches, and one for the class token'
+        )
+
+
+def _transformer(shape: Shapes, config: JsonMapping) -> TransformerDims:
+    rotary = config.get('use_rope', bool)
+    mlp_dim, width = shape('transformer.blocks.0.mlp.fc1.weight', 2)
+    return checked_dims(
+        lambda: TransformerDims(
+            width=width,
+            depth=shape.depth('transformer.blocks'),
+            num_heads=config.count('num_heads'),
+            mlp_dim=mlp_dim,
+            time_width=shape('transformer.time2.weight', 2)[0],
+            rotary_base=float(config.get('rope_base', (int, float))) if rotary else None,
+            learned_positions='transformer.position_embedding' in shape,
+        )
+    )
+
+
+READER = MultiTaskDitReader()

@@ -1,0 +1,219 @@
+"""The sizes of Multi-Task DiT: one dataclass, a preset for LeRobot's usual model. Pure numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vla_runtime.families.blocks.dimensions import LIMITS as BLOCK_LIMITS
+from vla_runtime.families.blocks.dimensions import VisionDims, check_vision
+from vla_runtime.family.noise_schedule import NoiseScheduler
+
+
+@dataclass(frozen=True)
+class TextDims:
+    """CLIP's text transformer (arXiv 2103.00020).
+
+    Attributes:
+        positions: longest prompt that it has positions for.
+    """
+
+    width: int
+    depth: int
+    num_heads: int
+    mlp_dim: int
+    positions: int
+
+    def __post_init__(self) -> None:
+        if self.width % self.num_heads:
+            raise ValueError(
+                f'text: width {self.width} is not a multiple of num_heads {self.num_heads}'
+            )
+
+
+@dataclass(frozen=True)
+class TransformerDims:
+    """A transformer over the actions of a chunk, modulated by time and observation.
+
+    Attributes:
+        time_width: numbers of the time features.
+        rotary_base: base of rotary positions; None: there are none.
+        learned_positions: positions are added to the actions.
+    """
+
+    width: int
+    depth: int
+    num_heads: int
+    mlp_dim: int
+    time_width: int
+    rotary_base: float | None = None
+    learned_positions: bool = False
+
+    def __post_init__(self) -> None:
+        if self.width % self.num_heads:
+            raise ValueError(
+                f'transformer: width {self.width} is not a multiple of num_heads {self.num_heads}'
+            )
+        if self.rotary_base is not None and (self.width // self.num_heads) % 2:
+            raise ValueError(
+                f'transformer: heads of {self.width // self.num_heads} numbers; rotary positions '
+                'turn pairs of them'
+            )
+        if self.rotary_base is not None and self.rotary_base <= 1.0:
+            raise ValueError(
+                f'transformer.rotary_base {self.rotary_base} where a number above 1 is expected'
+            )
+        if self.time_width % 2 or self.time_width < 4:
+            raise ValueError(
+                f'transformer.time_width {self.time_width} where an even number of at least 4 is '
+                'expected'
+            )
+
+    @property
+    def modulation(self) -> int:
+        """Numbers that modulate one block: shift, scale and gate of attention and MLP."""
+        return 6 * self.width
+
+    @property
+    def modulations(self) -> int:
+        """Numbers that modulate all blocks."""
+        return self.depth * self.modulation
+
+
+@dataclass(frozen=True)
+class MultiTaskDitDims:
+    """All that fixes a Multi-Task DiT policy.
+
+    Attributes:
+        vision: CLIP's vision transformer; its image is what is left after resize and crop.
+        text_width: numbers of a prompt's projected features.
+        image: (height, width) of the cameras' images in pixels.
+        resize: (height, width) that they are resized to; None: they are not.
+        crop: (height, width) of the middle that the network sees; None: all.
+        scheduler: scheduler of training.
+        cameras: images of an observation; an earlier frame of a camera is an image of its own. The
+            newest frames of all cameras come first, then those of a step before, and so on.
+        observation_steps: steps of the observation that the policy sees, the newest included.
+        horizon: actions that are denoised; the first is that of the oldest step.
+        real_horizon: actions that the robot has, from that of the newest step on.
+        state_dim: measured state of a step.
+    """
+
+    vision: VisionDims
+    text: TextDims
+    text_width: int
+    transformer: TransformerDims
+    image: tuple[int, int]
+    scheduler: NoiseScheduler
+    vocabulary: int
+    prompt_length: int
+    cameras: int
+    observation_steps: int
+    horizon: int
+    real_horizon: int
+    action_dim: int
+    state_dim: int
+    resize: tuple[int, int] | None = None
+    crop: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        check_vision(self.vision)
+        if self.observation_steps < 1 or self.cameras % self.observation_steps:
+            raise ValueError(
+                f'cameras {self.cameras} is not a multiple of the {self.observation_steps} '
+                'observation_steps; every camera has a frame of each step'
+            )
+        most = self.horizon - self.first_action
+        if not 1 <= self.real_horizon <= most:
+            raise ValueError(
+                f'real_horizon {self.real_horizon} where 1 to {most} is expected: horizon '
+                f'{self.horizon} without the {self.first_action} actions of earlier steps'
+            )
+        if self.crop is not None:
+            high, wide = self.resize or self.image
+            if self.crop[0] > high or self.crop[1] > wide or min(self.crop) < 1:
+                raise ValueError(f'crop {self.crop} does not lie in images of {(high, wide)}')
+        edge = self.vision.image_size
+        if self.seen != (edge, edge):
+            raise ValueError(
+                f'vision.image_size {edge}, but resize and crop leave images of {self.seen}'
+            )
+        if self.prompt_length > self.text.positions:
+            raise ValueError(
+                f'prompt_length {self.prompt_length} where the text transformer has positions for '
+                f'{self.text.positions} tokens'
+            )
+
+    @property
+    def own_cameras(self) -> int:
+        """Cameras, whatever the number of their frames."""
+        return self.cameras // self.observation_steps
+
+    @property
+    def first_action(self) -> int:
+        """Row of a chunk that is due at the observation's time."""
+        return self.observation_steps - 1
+
+    @property
+    def image_sizes(self) -> tuple[tuple[int, int], ...]:
+        """(height, width) of each image."""
+        return (self.image,) * self.cameras
+
+    @property
+    def seen(self) -> tuple[int, int]:
+        """(height, width) that the vision transformer sees."""
+        return self.crop or self.resize or self.image
+
+    @property
+    def step_width(self) -> int:
+        """Numbers of a step of the observation: state, images, prompt."""
+        return self.state_dim + self.own_cameras * self.vision.width + self.text_width
+
+    @property
+    def prefix_length(self) -> int:
+        """P: the images and the states of all steps, and the prompt."""
+        return self.cameras + self.observation_steps + self.prompt_length
+
+
+LIMITS = {
+    **{name: limit for name, limit in BLOCK_LIMITS.items() if name.startswith('vision.')},
+    'text.width': 16384,
+    'text.depth': 512,
+    'text.num_heads': 1024,
+    'text.mlp_dim': 131072,
+    'text.positions': 4096,
+    'text_width': 16384,
+    'transformer.width': 16384,
+    'transformer.depth': 512,
+    'transformer.num_heads': 1024,
+    'transformer.mlp_dim': 131072,
+    'transformer.time_width': 16384,
+    'image': 4096,
+    'resize': 4096,
+    'crop': 4096,
+    'observation_steps': 16,
+    'real_horizon': 1024,
+    'scheduler.train_steps': 1000,
+}
+
+# LeRobot's usual sizes, on CLIP ViT-B/16, with two cameras and an arm of 7 numbers.
+USUAL = MultiTaskDitDims(
+    vision=VisionDims(
+        width=768, depth=12, num_heads=12, mlp_dim=3072, patch_size=16, image_size=224
+    ),
+    text=TextDims(width=512, depth=12, num_heads=8, mlp_dim=2048, positions=77),
+    text_width=512,
+    transformer=TransformerDims(
+        width=512, depth=6, num_heads=8, mlp_dim=2048, time_width=256, rotary_base=10000.0
+    ),
+    image=(256, 256),
+    crop=(224, 224),
+    scheduler=NoiseScheduler('ddpm', 100, 'squaredcos_cap_v2', 1e-4, 0.02, clip=1.0),
+    vocabulary=49408,
+    prompt_length=77,
+    cameras=4,
+    observation_steps=2,
+    horizon=32,
+    real_horizon=24,
+    action_dim=7,
+    state_dim=7,
+)
