@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -153,3 +154,69 @@ def test_the_loop_of_the_studies_runs_an_expert() -> None:
     plain = world.observe(asked.instruction).images['corner4']
     assert jittered is not None and plain is not None and not np.array_equal(jittered, plain)
     world.close()
+
+
+@pytest.fixture
+def data_module(monkeypatch: pytest.MonkeyPatch):
+    """The maker of data sets, with made-up episodes of two frames instead of the simulator's."""
+    pytest.importorskip('pyarrow')
+    data = pytest.importorskip('vla_tabletop.metaworld.data')
+
+    class Nothing:
+        def __init__(self, *_):
+            pass
+
+        def close(self):
+            pass
+
+    def record(simulator, expert, task, seed, number):
+        return {
+            'images': np.zeros((2, 2, 64, 64, 3), dtype=np.uint8),
+            'state': np.zeros((2, 4), dtype=np.float32),
+            'action': np.zeros((2, 4), dtype=np.float32),
+            'points_m': np.zeros((2, 2, 3), dtype=np.float32),
+            'pixel': np.zeros((2, 2, 2, 2), dtype=np.float32),
+            'episode': np.full(2, number, dtype=np.int32),
+            'task': np.array([TASKS.index(task)], dtype=np.int32),
+            'instruction': np.array([task]),
+            'success': np.array([True]),
+            'positive': np.array([True]),
+        }
+
+    class Submit:
+        def __init__(self, processes):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def __call__(self, work, *words):
+            future = Future()
+            future.set_result(work(*words))
+            return future
+
+    monkeypatch.setattr(data, 'Simulator', Nothing)
+    monkeypatch.setattr(data, 'Expert', Nothing)
+    monkeypatch.setattr(data, '_record', record)
+    monkeypatch.setattr(data, 'workers', Submit)
+    return data
+
+
+def test_shards_of_another_plan_are_not_taken(
+    data_module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / 'set'
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+
+        def cut(*_):
+            raise KeyboardInterrupt
+
+        patch.setattr(data_module, '_merge', cut)
+        data_module.generate(folder, data_module.DataPlan(episodes_per_task=5), 1, progress=False)
+    assert list(folder.with_name('set.shards').iterdir())
+    plan = data_module.DataPlan(episodes_per_task=10)
+    data_module.generate(folder, plan, 1, progress=False)
+    assert len(data_module.read(folder).task) == 10 * len(TASKS)

@@ -224,7 +224,9 @@ def _frames(episode: dict[str, np.ndarray]) -> Iterator[DatasetFrame]:
 
 def _shard_path(folder: Path, plan: DataPlan, shard: tuple[TaskName, int]) -> Path:
     task, first = shard
-    return folder / f'{plan.seed}_{plan.episodes_per_shard}_{task}_{first:05d}.npz'
+    # The whole plan: the last shard of a task is shorter where the plan has fewer episodes.
+    settings = f'{plan.seed}_{plan.episodes_per_task}_{plan.episodes_per_shard}'
+    return folder / f'{settings}_{task}_{first:05d}.npz'
 
 
 def _write_shard(path: Path, plan: DataPlan, shard: tuple[TaskName, int]) -> None:
