@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections import Counter
 from concurrent.futures import Future
 from dataclasses import replace
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from paths import ROOT
 
 from vla_runtime.execution.columns import Column
 from vla_tabletop.metaworld.tasks import CAMERAS, TASKS, trained_instructions, wordings
@@ -220,3 +223,36 @@ def test_shards_of_another_plan_are_not_taken(
     plan = data_module.DataPlan(episodes_per_task=10)
     data_module.generate(folder, plan, 1, progress=False)
     assert len(data_module.read(folder).task) == 10 * len(TASKS)
+
+
+def test_a_folder_that_is_taken_is_refused_before_the_work(data_module, tmp_path: Path) -> None:
+    from vla_tabletop.training.worlds import find_world
+
+    world = find_world('metaworld')
+    folder = tmp_path / 'set'
+    folder.mkdir()
+    (folder / 'notes.txt').write_text('mine')
+    for make in (
+        lambda: world.write_dataset(folder, 0, len(TASKS), 1, force=True),
+        lambda: world.generate(folder, 0, len(TASKS), 1),
+    ):
+        with pytest.raises(ValueError, match='no data set'):
+            make()
+    assert [path.name for path in tmp_path.iterdir()] == ['set']
+    (folder / 'notes.txt').unlink()
+    world.write_dataset(folder, 0, len(TASKS), 1, force=False)
+    with pytest.raises(ValueError, match='--force'):
+        world.write_dataset(folder, 0, len(TASKS), 1, force=False)
+    world.write_dataset(folder, 0, len(TASKS), 1, force=True)
+    # Training goes on with it.
+    world.generate(folder, 0, len(TASKS), 1)
+
+
+@pytest.mark.parametrize('word', ['--help', '-h'])
+def test_help_of_its_environment_makes_none(word: str, tmp_path: Path) -> None:
+    shutil.copy(ROOT / 'run', tmp_path)
+    said = subprocess.run(
+        [tmp_path / 'run', 'metaworld', word], capture_output=True, text=True, timeout=30
+    )
+    assert said.returncode == 0 and said.stdout.startswith('usage: ./run')
+    assert [path.name for path in tmp_path.iterdir()] == ['run']

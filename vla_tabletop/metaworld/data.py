@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from vla_runtime.dataset.frames import DatasetFrame, EncodedImage, EpisodeFacts
 from vla_runtime.dataset.layout import ACTION, DATA, STATE, Layout, image_key
-from vla_runtime.dataset.writer import DatasetWriter, dataset_folder
+from vla_runtime.dataset.writer import DatasetWriter, check_replaceable, dataset_folder
 from vla_runtime.files.atomic_write import atomic_write, write_text
 from vla_runtime.files.json_file import read_json
 from vla_runtime.processes.workers import workers
@@ -104,12 +104,14 @@ def generate(
     """Write the data set, with its shards beside it until it is whole.
 
     Raises:
-        ValueError: the folder holds a data set of another plan.
+        ValueError: the folder holds a data set of another plan, or something else.
     """
     if not force:
         check_plan(folder, plan)
         if (folder / PLAN_FILE).exists():
             return
+    # Before the work, not after.
+    check_replaceable(folder, force)
     shards = folder.with_name(folder.name + '.shards')
     shards.mkdir(parents=True, exist_ok=True)
     paths = {shard: _shard_path(shards, plan, shard) for shard in plan.shards()}
