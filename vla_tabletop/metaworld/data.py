@@ -151,7 +151,10 @@ def read(folder: Path) -> Demonstrations:
         FileNotFoundError: there is none, or it is not whole.
     """
     if not (folder / PLAN_FILE).exists():
-        raise FileNotFoundError(f'{folder}: is no finished data set; ./run metaworld data makes it')
+        raise FileNotFoundError(
+            f'{folder}: is no finished data set; make it: ./run metaworld vla_runtime '
+            f'demonstrations --world metaworld --out {folder}'
+        )
     files = sorted(folder.glob(DATA.split('{')[0] + '*/*.parquet'))
     columns: dict[str, list[np.ndarray]] = {'state': [], 'action': [], 'images': [], 'episode': []}
     for file in files:
