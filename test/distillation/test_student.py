@@ -32,13 +32,18 @@ FAMILIES = ['pi05', 'pi0', 'smolvla', 'groot_n15']
 @pytest.fixture(scope='module')
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data set with the names of the tiny policies' robot, its joints in another order."""
-    folder = tmp_path_factory.mktemp('data') / 'set'
+    return _write_data(tmp_path_factory.mktemp('data') / 'set')
+
+
+def _write_data(folder: Path, first_seed: int = 0, per_episode: int = FRAMES // 2) -> Path:
+    folder.parent.mkdir(exist_ok=True)
     layout = Layout('tiny', 20, dict.fromkeys(CAMERAS, IMAGE_SIZE), JOINTS[::-1], JOINTS, {})
     with dataset_folder(folder, force=False) as target:
         writer = DatasetWriter(target, layout)
         for episode in range(2):
-            facts = EpisodeFacts(f'task {episode}', FRAMES // 2, None, 'made up', 1)
-            writer.write(facts, [_frame(episode * 100 + i) for i in range(FRAMES // 2)])
+            facts = EpisodeFacts(f'task {episode}', per_episode, None, 'made up', 1)
+            seed = first_seed + episode * 100
+            writer.write(facts, [_frame(seed + i) for i in range(per_episode)])
         writer.finish()
     return folder
 
@@ -127,6 +132,33 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(
         assert torch.equal(value, resumed.student.state_dict()[name]), name
     with pytest.raises(ValueError, match='another folder'):
         Distillation(bundle, observations, _settings(7), tmp_path / 'cut')
+
+
+def test_a_run_does_not_go_on_with_other_data(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    teacher, work = _teacher(tmp_path), tmp_path / 'work'
+
+    def distil(folder: Path, out: str, *more: str) -> int:
+        words = ['distill', str(teacher), '--data', str(folder), '--out', str(tmp_path / out)]
+        return main([*words, '--work', str(work), '--updates', '1', *more])
+
+    assert distil(data, 'first') == 0
+    receipt = json.loads((tmp_path / 'first' / 'verification.json').read_text())
+    capsys.readouterr()
+    # The same data under another way to it is the same.
+    (tmp_path / 'set').symlink_to(data)
+    assert distil(tmp_path / 'set', 'second') == 0
+    other = _write_data(tmp_path / 'other' / 'set', first_seed=500)
+    assert distil(other, 'third') == 2
+    error = capsys.readouterr().err
+    assert f'{work / "checkpoint.pt"}: ' in error and 'data: set sha256:' in error
+    more = _write_data(tmp_path / 'more', per_episode=40)
+    assert distil(more, 'fourth', '--frames', '70') == 2
+    assert f'frames: {FRAMES}, asked for 70' in capsys.readouterr().err
+    assert not (tmp_path / 'third').exists() and not (tmp_path / 'fourth').exists()
+    state = torch.load(work / 'checkpoint.pt', weights_only=True)
+    assert receipt['settings']['data'] == state['settings']['data']
 
 
 def test_the_verb_writes_a_student_that_runs_with_its_steps_alone(

@@ -12,6 +12,7 @@ A step is a function of (seed, step), so a run that was cut off ends as if it ha
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -58,6 +59,8 @@ class DistillationSettings:
         average: memory of the exponential moving average that becomes the student.
         seed: seed of the order and of the noise.
         teacher: identity of the teacher's bundle.
+        data: identity of the data set, see `data_identity`.
+        frames: number of its frames that were drawn.
     """
 
     steps: tuple[int, ...]
@@ -69,6 +72,8 @@ class DistillationSettings:
     average: float = 0.99
     seed: int = 0
     teacher: str = ''
+    data: str = ''
+    frames: int = 0
 
 
 @dataclass(frozen=True)
@@ -310,11 +315,16 @@ class Distillation:
 
     def _load(self) -> None:
         state = torch.load(self._path, map_location=self._device, weights_only=True)
-        if state['settings'] != _plain(self.settings):
+        found, asked = state['settings'], _plain(self.settings)
+        if found != asked:
+            others = [
+                f'{name}: {found.get(name)}, asked for {value}'
+                for name, value in asked.items()
+                if found.get(name) != value
+            ]
             raise ValueError(
-                f'{self._path}: is a run of {state["settings"]}, asked for '
-                f'{_plain(self.settings)}; give the same arguments to go on with it, or another '
-                'folder with --work'
+                f'{self._path}: is a run of other settings: {"; ".join(others)}; give the same '
+                'arguments to go on with it, or another folder with --work'
             )
         self.network.load_state_dict(state['network'])
         self.student.load_state_dict(state['student'])
@@ -325,6 +335,16 @@ class Distillation:
 def teacher_identity(bundle: Bundle) -> str:
     """Return the SHA-256 of all that the teacher does."""
     return spec_identity(bundle.spec)
+
+
+def data_identity(folder: Path, observations: Sequence[StoredObservation]) -> str:
+    """Return the data set's name and the SHA-256 of what is learned from it."""
+    digest = hashlib.sha256()
+    for one in observations:
+        for part in (one.task.encode(), one.state.tobytes(), *one.images.values()):
+            digest.update(len(part).to_bytes(8, 'little'))
+            digest.update(part)
+    return f'{folder.resolve().name} sha256:{digest.hexdigest()}'
 
 
 def _plain(settings: DistillationSettings) -> dict[str, Any]:
