@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -18,7 +22,7 @@ from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.cli.main import main
 from vla_runtime.dataset.errors import DatasetError
 from vla_runtime.dataset.frames import DatasetFrame, EncodedImage, EpisodeFacts
-from vla_runtime.dataset.layout import Layout
+from vla_runtime.dataset.layout import INFO, STATE, TASKS, Layout, image_key
 from vla_runtime.dataset.observations import read_observations
 from vla_runtime.dataset.writer import DatasetWriter, dataset_folder
 from vla_runtime.distillation.student import Distillation, DistillationSettings
@@ -32,13 +36,27 @@ FAMILIES = ['pi05', 'pi0', 'smolvla', 'groot_n15']
 @pytest.fixture(scope='module')
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data set with the names of the tiny policies' robot, its joints in another order."""
-    folder = tmp_path_factory.mktemp('data') / 'set'
+    return _write_data(tmp_path_factory.mktemp('data') / 'set')
+
+
+@pytest.fixture(scope='module')
+def checkpoint(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a run of one update; its teacher lies beside its folder."""
+    folder = tmp_path_factory.mktemp('run')
+    words = ['distill', str(_teacher(folder)), '--data', str(data), '--out', str(folder / 'out')]
+    assert main([*words, '--work', str(folder / 'work'), '--updates', '1']) == 0
+    return folder / 'work' / 'checkpoint.pt'
+
+
+def _write_data(folder: Path, first_seed: int = 0, per_episode: int = FRAMES // 2) -> Path:
+    folder.parent.mkdir(exist_ok=True)
     layout = Layout('tiny', 20, dict.fromkeys(CAMERAS, IMAGE_SIZE), JOINTS[::-1], JOINTS, {})
     with dataset_folder(folder, force=False) as target:
         writer = DatasetWriter(target, layout)
         for episode in range(2):
-            facts = EpisodeFacts(f'task {episode}', FRAMES // 2, None, 'made up', 1)
-            writer.write(facts, [_frame(episode * 100 + i) for i in range(FRAMES // 2)])
+            facts = EpisodeFacts(f'task {episode}', per_episode, None, 'made up', 1)
+            seed = first_seed + episode * 100
+            writer.write(facts, [_frame(seed + i) for i in range(per_episode)])
         writer.finish()
     return folder
 
@@ -127,6 +145,131 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(
         assert torch.equal(value, resumed.student.state_dict()[name]), name
     with pytest.raises(ValueError, match='another folder'):
         Distillation(bundle, observations, _settings(7), tmp_path / 'cut')
+
+
+def test_a_run_does_not_go_on_with_other_data(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    teacher, work = _teacher(tmp_path), tmp_path / 'work'
+
+    def distil(folder: Path, out: str, *more: str) -> int:
+        words = ['distill', str(teacher), '--data', str(folder), '--out', str(tmp_path / out)]
+        return main([*words, '--work', str(work), '--updates', '1', *more])
+
+    assert distil(data, 'first') == 0
+    receipt = json.loads((tmp_path / 'first' / 'verification.json').read_text())
+    capsys.readouterr()
+    # The same data under another way to it is the same.
+    (tmp_path / 'set').symlink_to(data)
+    assert distil(tmp_path / 'set', 'second') == 0
+    other = _write_data(tmp_path / 'other' / 'set', first_seed=500)
+    assert distil(other, 'third') == 2
+    error = capsys.readouterr().err
+    assert f'{work / "checkpoint.pt"}: ' in error and 'data: set sha256:' in error
+    more = _write_data(tmp_path / 'more', per_episode=40)
+    assert distil(more, 'fourth', '--frames', '70') == 2
+    assert f'frames: {FRAMES}, asked for 70' in capsys.readouterr().err
+    assert not (tmp_path / 'third').exists() and not (tmp_path / 'fourth').exists()
+    state = torch.load(work / 'checkpoint.pt', weights_only=True)
+    assert receipt['settings']['data'] == state['settings']['data']
+
+
+def _info(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        info = json.loads((folder / INFO).read_text())
+        change(info)
+        (folder / INFO).write_text(json.dumps(info))
+
+    return damage
+
+
+def _without(pattern: str, column: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        (file,) = folder.glob(pattern)
+        pq.write_table(pq.read_table(file).drop_columns([column]), file)
+
+    return damage
+
+
+def _cut(pattern: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        (file,) = folder.glob(pattern)
+        file.write_bytes(file.read_bytes()[:50])
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ('damage', 'file', 'field'),
+    [
+        (_cut(INFO), 'info.json', 'cannot be read'),
+        (lambda folder: (folder / INFO).write_text('[]'), 'info.json', 'is not a mapping'),
+        (_info(lambda info: info.pop('features')), 'info.json', 'features'),
+        (_info(lambda info: info.update(features=3)), 'info.json', 'features'),
+        (_info(lambda info: info['features'].update({STATE: 3})), 'info.json', STATE),
+        (_info(lambda info: info['features'][STATE].update(names=3)), 'info.json', 'names'),
+        (_info(lambda info: info.pop('codebase_version')), 'info.json', 'codebase_version'),
+        (_cut('data/*/*.parquet'), '.parquet', 'cannot be read'),
+        (_without('data/*/*.parquet', STATE), '.parquet', STATE),
+        (_without('data/*/*.parquet', 'task_index'), '.parquet', 'task_index'),
+        (_cut(TASKS), 'tasks.parquet', 'cannot be read'),
+        (_without(TASKS, 'task_index'), 'tasks.parquet', 'task_index'),
+        (lambda folder: (folder / TASKS).unlink(), 'tasks.parquet', 'cannot be read'),
+    ],
+)
+def test_a_damaged_data_set_is_named(
+    damage: Callable[[Path], object], file: str, field: str, data: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / 'set'
+    shutil.copytree(data, folder)
+    damage(folder)
+    with pytest.raises(DatasetError) as refused:
+        read_observations(folder, tiny_spec(), 10)
+    named, said = str(refused.value).split(': ', 1)
+    assert named.startswith(str(folder)) and named.endswith(file)
+    assert field in said and '\n' not in said and 'anew' in said
+
+
+@pytest.mark.parametrize('image', [b'', b'no image'])
+def test_a_frame_that_is_no_image_is_named(image: bytes, data: Path) -> None:
+    (one,) = read_observations(data, tiny_spec(), 1)
+    bad = replace(one, images={**one.images, CAMERAS[0]: image})
+    with pytest.raises(DatasetError) as refused:
+        bad.decode()
+    assert str(refused.value).startswith(f'{one.file}: {image_key(CAMERAS[0])}: ')
+
+
+@pytest.mark.parametrize(
+    ('damage', 'field'),
+    [
+        (lambda path, state: path.write_bytes(path.read_bytes()[:-500]), 'the file'),
+        (lambda path, state: path.write_bytes(b''), 'the file'),
+        (lambda path, state: path.write_bytes(b'no checkpoint'), 'the file'),
+        (lambda path, state: torch.save([1], path), 'the file'),
+        (lambda path, state: torch.save({**state, 'settings': 1}, path), 'settings'),
+        (lambda path, state: torch.save({**state, 'step': None}, path), 'step'),
+        (lambda path, state: torch.save({**state, 'student': {}}, path), 'student'),
+        (lambda path, state: torch.save({**state, 'optimizer': {}}, path), 'optimizer'),
+    ],
+)
+def test_a_damaged_checkpoint_is_named(
+    damage: Callable[[Path, dict[str, Any]], object],
+    field: str,
+    checkpoint: Path,
+    data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    work = tmp_path / 'work'
+    shutil.copytree(checkpoint.parent, work)
+    path = work / 'checkpoint.pt'
+    damage(path, torch.load(path, weights_only=True))
+    capsys.readouterr()
+    teacher = checkpoint.parent.parent / 'teacher'
+    words = ['distill', str(teacher), '--data', str(data), '--out', str(tmp_path / 'out')]
+    assert main([*words, '--work', str(work), '--updates', '1']) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f'error: {path}: {field}: ') and '--work' in line
 
 
 def test_the_verb_writes_a_student_that_runs_with_its_steps_alone(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections import Counter
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from paths import ROOT
 
 from vla_runtime.execution.columns import Column
 from vla_tabletop.metaworld.tasks import CAMERAS, TASKS, trained_instructions, wordings
@@ -153,3 +157,102 @@ def test_the_loop_of_the_studies_runs_an_expert() -> None:
     plain = world.observe(asked.instruction).images['corner4']
     assert jittered is not None and plain is not None and not np.array_equal(jittered, plain)
     world.close()
+
+
+@pytest.fixture
+def data_module(monkeypatch: pytest.MonkeyPatch):
+    """The maker of data sets, with made-up episodes of two frames instead of the simulator's."""
+    pytest.importorskip('pyarrow')
+    data = pytest.importorskip('vla_tabletop.metaworld.data')
+
+    class Nothing:
+        def __init__(self, *_):
+            pass
+
+        def close(self):
+            pass
+
+    def record(simulator, expert, task, seed, number):
+        return {
+            'images': np.zeros((2, 2, 64, 64, 3), dtype=np.uint8),
+            'state': np.zeros((2, 4), dtype=np.float32),
+            'action': np.zeros((2, 4), dtype=np.float32),
+            'points_m': np.zeros((2, 2, 3), dtype=np.float32),
+            'pixel': np.zeros((2, 2, 2, 2), dtype=np.float32),
+            'episode': np.full(2, number, dtype=np.int32),
+            'task': np.array([TASKS.index(task)], dtype=np.int32),
+            'instruction': np.array([task]),
+            'success': np.array([True]),
+            'positive': np.array([True]),
+        }
+
+    class Submit:
+        def __init__(self, processes):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def __call__(self, work, *words):
+            future = Future()
+            future.set_result(work(*words))
+            return future
+
+    monkeypatch.setattr(data, 'Simulator', Nothing)
+    monkeypatch.setattr(data, 'Expert', Nothing)
+    monkeypatch.setattr(data, '_record', record)
+    monkeypatch.setattr(data, 'workers', Submit)
+    return data
+
+
+def test_shards_of_another_plan_are_not_taken(
+    data_module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / 'set'
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+
+        def cut(*_):
+            raise KeyboardInterrupt
+
+        patch.setattr(data_module, '_merge', cut)
+        data_module.generate(folder, data_module.DataPlan(episodes_per_task=5), 1, progress=False)
+    assert list(folder.with_name('set.shards').iterdir())
+    plan = data_module.DataPlan(episodes_per_task=10)
+    data_module.generate(folder, plan, 1, progress=False)
+    assert len(data_module.read(folder).task) == 10 * len(TASKS)
+
+
+def test_a_folder_that_is_taken_is_refused_before_the_work(data_module, tmp_path: Path) -> None:
+    from vla_tabletop.training.worlds import find_world
+
+    world = find_world('metaworld')
+    folder = tmp_path / 'set'
+    folder.mkdir()
+    (folder / 'notes.txt').write_text('mine')
+    for make in (
+        lambda: world.write_dataset(folder, 0, len(TASKS), 1, force=True),
+        lambda: world.generate(folder, 0, len(TASKS), 1),
+    ):
+        with pytest.raises(ValueError, match='no data set'):
+            make()
+    assert [path.name for path in tmp_path.iterdir()] == ['set']
+    (folder / 'notes.txt').unlink()
+    world.write_dataset(folder, 0, len(TASKS), 1, force=False)
+    with pytest.raises(ValueError, match='--force'):
+        world.write_dataset(folder, 0, len(TASKS), 1, force=False)
+    world.write_dataset(folder, 0, len(TASKS), 1, force=True)
+    # Training goes on with it.
+    world.generate(folder, 0, len(TASKS), 1)
+
+
+@pytest.mark.parametrize('word', ['--help', '-h'])
+def test_help_of_its_environment_makes_none(word: str, tmp_path: Path) -> None:
+    shutil.copy(ROOT / 'run', tmp_path)
+    said = subprocess.run(
+        [tmp_path / 'run', 'metaworld', word], capture_output=True, text=True, timeout=30
+    )
+    assert said.returncode == 0 and said.stdout.startswith('usage: ./run')
+    assert [path.name for path in tmp_path.iterdir()] == ['run']

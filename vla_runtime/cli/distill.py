@@ -114,6 +114,7 @@ def _main(arguments: argparse.Namespace) -> None:
     from vla_runtime.distillation.student import (
         Distillation,
         DistillationSettings,
+        data_identity,
         teacher_identity,
     )
 
@@ -126,6 +127,8 @@ def _main(arguments: argparse.Namespace) -> None:
         updates=arguments.updates,
         seed=arguments.seed,
         teacher=teacher_identity(teacher),
+        data=data_identity(arguments.data, observations),
+        frames=len(observations),
     )
     work = arguments.work or arguments.out.with_name(arguments.out.name + '.distill')
     distillation = Distillation(teacher, observations, settings, work, arguments.device)

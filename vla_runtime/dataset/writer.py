@@ -54,15 +54,20 @@ def dataset_folder(path: Path, *, force: bool) -> Iterator[Path]:
         DatasetError: there is something, and it is not to be replaced; or no room to write.
     """
     path = path.resolve()
-    _check_replaceable(path, force)
+    check_replaceable(path, force)
     try:
-        with whole_folder(path, lambda _: _check_replaceable(path, force)) as folder:
+        with whole_folder(path, lambda _: check_replaceable(path, force)) as folder:
             yield folder
     except OSError as error:
         raise DatasetError(f'{path}: cannot be written: {error.strerror or error}') from None
 
 
-def _check_replaceable(path: Path, force: bool) -> None:
+def check_replaceable(path: Path, force: bool) -> None:
+    """Refuse to write where something lies.
+
+    Raises:
+        DatasetError: no data set, or one that is not to be replaced.
+    """
     if not path.exists() or not any(_inside(path)):
         return
     if not (path / INFO).is_file():

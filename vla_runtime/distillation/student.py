@@ -12,6 +12,7 @@ A step is a function of (seed, step), so a run that was cut off ends as if it ha
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -32,6 +33,7 @@ from vla_runtime.families.traced_shapes import trace_shapes
 from vla_runtime.family.declaration import real_action_dim
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.atomic_write import atomic_write
+from vla_runtime.files.quotes import one_line
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.inference.sampling import sample_noise
@@ -58,6 +60,8 @@ class DistillationSettings:
         average: memory of the exponential moving average that becomes the student.
         seed: seed of the order and of the noise.
         teacher: identity of the teacher's bundle.
+        data: identity of the data set, see `data_identity`.
+        frames: number of its frames that were drawn.
     """
 
     steps: tuple[int, ...]
@@ -69,6 +73,8 @@ class DistillationSettings:
     average: float = 0.99
     seed: int = 0
     teacher: str = ''
+    data: str = ''
+    frames: int = 0
 
 
 @dataclass(frozen=True)
@@ -309,22 +315,62 @@ class Distillation:
             torch.save(state, file)
 
     def _load(self) -> None:
-        state = torch.load(self._path, map_location=self._device, weights_only=True)
-        if state['settings'] != _plain(self.settings):
+        try:
+            state = torch.load(self._path, map_location=self._device, weights_only=True)
+        except OSError:
+            raise
+        # PyTorch raises errors of many kinds for a file that is cut short or changed.
+        except Exception as error:
+            raise self._damaged('the file', error) from None
+        if not isinstance(state, dict):
+            raise self._damaged('the file', 'is not a mapping')
+        for name in ('settings', 'step', 'network', 'student', 'optimizer', 'history'):
+            kind = {'step': int, 'history': list}.get(name, dict)
+            if not isinstance(state.get(name), kind):
+                raise self._damaged(name, f'expected a {kind.__name__}')
+        found, asked = state['settings'], _plain(self.settings)
+        if found != asked:
+            others = [
+                f'{name}: {found.get(name)}, asked for {value}'
+                for name, value in asked.items()
+                if found.get(name) != value
+            ]
             raise ValueError(
-                f'{self._path}: is a run of {state["settings"]}, asked for '
-                f'{_plain(self.settings)}; give the same arguments to go on with it, or another '
-                'folder with --work'
+                f'{self._path}: is a run of other settings: {"; ".join(others)}; give the same '
+                'arguments to go on with it, or another folder with --work'
             )
-        self.network.load_state_dict(state['network'])
-        self.student.load_state_dict(state['student'])
-        self._optimizer.load_state_dict(state['optimizer'])
+        parts: dict[str, Any] = {
+            'network': self.network,
+            'student': self.student,
+            'optimizer': self._optimizer,
+        }
+        for name, part in parts.items():
+            try:
+                part.load_state_dict(state[name])
+            except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+                raise self._damaged(name, error) from None
         self.history, self._step = state['history'], state['step']
+
+    def _damaged(self, field: str, what: object) -> ValueError:
+        return ValueError(
+            f'{self._path}: {field}: cannot be used: {one_line(str(what), 200)}; remove it to '
+            'begin anew, or name another folder with --work'
+        )
 
 
 def teacher_identity(bundle: Bundle) -> str:
     """Return the SHA-256 of all that the teacher does."""
     return spec_identity(bundle.spec)
+
+
+def data_identity(folder: Path, observations: Sequence[StoredObservation]) -> str:
+    """Return the data set's name and the SHA-256 of what is learned from it."""
+    digest = hashlib.sha256()
+    for one in observations:
+        for part in (one.task.encode(), one.state.tobytes(), *one.images.values()):
+            digest.update(len(part).to_bytes(8, 'little'))
+            digest.update(part)
+    return f'{folder.resolve().name} sha256:{digest.hexdigest()}'
 
 
 def _plain(settings: DistillationSettings) -> dict[str, Any]:

@@ -49,7 +49,9 @@ def main(arguments: argparse.Namespace) -> int:
         require_packages('mujoco', 'pyarrow')
         from vla_tabletop.training.worlds import find_world
 
-        find_world(arguments.world).write_dataset(
+        world = find_world(arguments.world)
+        require_packages(*world.PACKAGES)
+        world.write_dataset(
             arguments.out, arguments.seed, arguments.episodes, arguments.processes, arguments.force
         )
     except ImportError as error:

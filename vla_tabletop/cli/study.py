@@ -97,7 +97,7 @@ def main(arguments: argparse.Namespace) -> int:
         return _main(arguments)
     except ImportError as error:
         how = "./run setup, or pip install '.[torch,sim,report]' in the source folder"
-        print(f'error: {import_problem(error, "a study", how)}', file=sys.stderr)
+        print(f'error: {import_problem(error, "study", how)}', file=sys.stderr)
     except (ValueError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
     except KeyboardInterrupt:
@@ -184,7 +184,8 @@ def _bundles_of(study: Study, bundles: Sequence[Path]) -> dict[str, Path]:
         if study.world != 'tabletop' and not bundles:
             raise ValueError(
                 f'study {study.name} is of {study.world}, of which no policy ships: train one '
-                f'(vla_runtime train-demo --world {study.world}) and name it with --bundle'
+                f'(./run metaworld vla_runtime train-demo --world {study.world}) and name it with '
+                '--bundle'
             )
         return {'': bundles[0] if bundles else bundle_folder(None)}
     wanted = dict.fromkeys(condition.policy_family for condition in study.conditions)

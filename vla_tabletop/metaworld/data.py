@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from vla_runtime.dataset.frames import DatasetFrame, EncodedImage, EpisodeFacts
 from vla_runtime.dataset.layout import ACTION, DATA, STATE, Layout, image_key
-from vla_runtime.dataset.writer import DatasetWriter, dataset_folder
+from vla_runtime.dataset.writer import DatasetWriter, check_replaceable, dataset_folder
 from vla_runtime.files.atomic_write import atomic_write, write_text
 from vla_runtime.files.json_file import read_json
 from vla_runtime.processes.workers import workers
@@ -104,12 +104,14 @@ def generate(
     """Write the data set, with its shards beside it until it is whole.
 
     Raises:
-        ValueError: the folder holds a data set of another plan.
+        ValueError: the folder holds a data set of another plan, or something else.
     """
     if not force:
         check_plan(folder, plan)
         if (folder / PLAN_FILE).exists():
             return
+    # Before the work, not after.
+    check_replaceable(folder, force)
     shards = folder.with_name(folder.name + '.shards')
     shards.mkdir(parents=True, exist_ok=True)
     paths = {shard: _shard_path(shards, plan, shard) for shard in plan.shards()}
@@ -149,7 +151,10 @@ def read(folder: Path) -> Demonstrations:
         FileNotFoundError: there is none, or it is not whole.
     """
     if not (folder / PLAN_FILE).exists():
-        raise FileNotFoundError(f'{folder}: is no finished data set; ./run metaworld data makes it')
+        raise FileNotFoundError(
+            f'{folder}: is no finished data set; make it: ./run metaworld vla_runtime '
+            f'demonstrations --world metaworld --out {folder}'
+        )
     files = sorted(folder.glob(DATA.split('{')[0] + '*/*.parquet'))
     columns: dict[str, list[np.ndarray]] = {'state': [], 'action': [], 'images': [], 'episode': []}
     for file in files:
@@ -224,7 +229,9 @@ def _frames(episode: dict[str, np.ndarray]) -> Iterator[DatasetFrame]:
 
 def _shard_path(folder: Path, plan: DataPlan, shard: tuple[TaskName, int]) -> Path:
     task, first = shard
-    return folder / f'{plan.seed}_{plan.episodes_per_shard}_{task}_{first:05d}.npz'
+    # The whole plan: the last shard of a task is shorter where the plan has fewer episodes.
+    settings = f'{plan.seed}_{plan.episodes_per_task}_{plan.episodes_per_shard}'
+    return folder / f'{settings}_{task}_{first:05d}.npz'
 
 
 def _write_shard(path: Path, plan: DataPlan, shard: tuple[TaskName, int]) -> None:

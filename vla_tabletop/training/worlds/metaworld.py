@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vla_runtime.dataset.writer import check_replaceable
 from vla_tabletop.metaworld import data
 from vla_tabletop.metaworld.data import DataPlan
 from vla_tabletop.metaworld.samples import METAWORLD, MetaWorldSamples
@@ -41,7 +42,10 @@ def generate(folder: Path, seed: int, episodes: int, processes: int) -> None:
 
 def write_dataset(folder: Path, seed: int, episodes: int, processes: int, force: bool) -> None:
     """Write demonstrations in LeRobot's format, which is how training reads them."""
-    data.generate(folder, _plan(seed, episodes), processes, force=force)
+    plan = _plan(seed, episodes)
+    # A finished one is refused, as the tabletop's is.
+    check_replaceable(folder, force)
+    data.generate(folder, plan, processes, force=force)
 
 
 def samples(
