@@ -204,6 +204,8 @@ class _Reader(pickle._Unpickler):
         opcode[0]: pickle._Unpickler.dispatch[opcode[0]] for opcode in _OPCODES
     }
 
+    stack: list[Any]
+
     def load_build(self) -> None:
         """Drop the attributes of a state dict (`_metadata`); nothing else has any to set."""
         self.stack.pop()
