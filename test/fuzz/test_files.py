@@ -143,6 +143,36 @@ def test_whatever_a_file_of_torch_save_says_expect_tensors_or_an_own_error(tmp_p
     assert accepted > 0 and refused > count / 2
 
 
+@pytest.mark.parametrize('target', ['tensor', 'reader', 'state dict'])
+def test_what_a_torch_file_sets_attributes_of_expect_a_state_dict_alone(tmp_path, target):
+    path = tmp_path / 'head.pt'
+    torch.save(random_numbers(), path)
+    expected = read_archive(path)
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    (described,) = (name for name in parts if name.endswith('data.pkl'))
+    # A dict of one entry, and BUILD, which makes its entries attributes of what lies before it.
+    build = b'}X\x06\0\0\0offsetJ' + struct.pack('<i', -1000) + b'sb'
+    content = parts[described]
+    at, added = {
+        # Before the entries become those of the state dict, the last tensor is on top.
+        'tensor': (len(content) - 2, build),
+        # One more argument that the tensor does not use.
+        'reader': (content.index(b'\x89') + 1, b'ctorch._utils\n_rebuild_tensor_v2\n' + build),
+        'state dict': (len(content) - 1, build),
+    }[target]
+    parts[described] = content[:at] + added + content[at:]
+    with zipfile.ZipFile(path, 'w') as archive:
+        for name, part in parts.items():
+            archive.writestr(name, part)
+    if target == 'state dict':
+        assert [one.shape for one in read_archive(path)] == [one.shape for one in expected]
+        return
+    with pytest.raises(CheckpointError) as error:
+        read_archive(path)
+    assert str(path) in str(error.value)
+
+
 def random_numbers() -> OrderedDict[str, torch.Tensor]:
     return OrderedDict((f'module.fc{n}.weight', torch.ones(n, 3)) for n in range(1, 4))
 

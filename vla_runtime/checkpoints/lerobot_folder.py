@@ -328,9 +328,18 @@ def with_earlier_frames(cameras: Sequence[CameraSpec], steps: int) -> tuple[Came
 
 
 def _real_horizon(config: JsonMapping, policy: LeRobotPolicy, most: int) -> int | None:
-    """Return the actions that reach the robot; LeRobot gives fewer where the chunk ends."""
+    """Return the actions that reach the robot; LeRobot silently gives fewer than it was told."""
     key = policy.action_steps_key
-    return min(config.count(key), most) if key else None
+    if key is None:
+        return None
+    count = config.count(key)
+    if count > most:
+        raise config.error(
+            key,
+            f'{count} where at most the {most} actions are expected that a '
+            'chunk has from the newest observation on; set it to what the robot is to get',
+        )
+    return int(count)
 
 
 def _denoise_steps(config: JsonMapping, policy: LeRobotPolicy) -> int:

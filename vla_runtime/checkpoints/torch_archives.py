@@ -134,15 +134,15 @@ def _locate(
     width = WEIGHT_BYTES[storage.dtype]
     if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != storage.count * width:
         raise ValueError(f'the numbers of {quoted(name)} are compressed or cut short')
-    count = math.prod(shape)
-    if described.stride != _packed_stride(shape) or described.offset + count > storage.count:
+    offset, count = _size(described.offset), math.prod(_sizes(shape))
+    if _sizes(described.stride) != _packed_stride(shape) or offset + count > storage.count:
         raise ValueError(f'the numbers of {quoted(name)} do not lie one after the other')
     file.seek(entry.header_offset)
     mark, name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     if mark != b'PK\3\4':
         raise ValueError(f'the numbers of {quoted(name)} are not where the archive says')
     start = entry.header_offset + _LOCAL_HEADER.size + name_length + extra_length
-    return StoredTensor(name, path, storage.dtype, shape, start + described.offset * width)
+    return StoredTensor(name, path, storage.dtype, shape, start + offset * width)
 
 
 def _packed_stride(shape: Sequence[int]) -> tuple[int, ...]:
@@ -203,6 +203,16 @@ class _Reader(pickle._Unpickler):
     dispatch: ClassVar[dict[int, Any]] = {
         opcode[0]: pickle._Unpickler.dispatch[opcode[0]] for opcode in _OPCODES
     }
+
+    stack: list[Any]
+
+    def load_build(self) -> None:
+        """Drop the attributes of a state dict (`_metadata`); nothing else has any to set."""
+        self.stack.pop()
+        if type(self.stack[-1]) is not OrderedDict:
+            raise pickle.UnpicklingError('it sets attributes of something that is no state dict')
+
+    dispatch[pickle.BUILD[0]] = load_build
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _KNOWN:

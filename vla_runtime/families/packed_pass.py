@@ -74,10 +74,6 @@ class Ring:
         """Everything that a tick changes."""
         return (*self.keys, *self.values, self.mask, self.tokens, self.logits)
 
-    def all_bytes(self) -> int:
-        """Bytes of keys and values."""
-        return sum(one.numel() * one.element_size() for one in (*self.keys, *self.values))
-
 
 def tick(
     network: TokenNetwork,

@@ -74,6 +74,13 @@ class NoiseScheduler:
             )
         if self.kind == 'ddim' and self.betas == 'sigmoid':
             raise ValueError("scheduler.betas 'sigmoid' is of ddpm alone")
+        left = self.kept_table()
+        if not (left[-1] > 0.0 and left[0] < 1.0):
+            raise ValueError(
+                f'scheduler.beta_end {self.beta_end} after beta_start {self.beta_start} over '
+                f'{self.train_steps} steps leaves {left[0]:.3g} of the actions at the first step '
+                f'and {left[-1]:.3g} at the last, where less than 1 and more than 0 is expected'
+            )
 
     def draws(self, steps: int) -> int:
         """Noises of a chunk: the one to begin with, and one a step but the last under DDPM."""

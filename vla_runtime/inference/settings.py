@@ -16,7 +16,8 @@ from vla_runtime.inference.real_time_chunking import PlanSchedule, RtcMode
 from vla_runtime.inference.setting_checks import check_type, is_finite
 from vla_runtime.types import Advantage
 
-# `latency`: one inference after the other; `throughput`: two at a time.
+# `latency`: one inference after the other; `throughput`: two at a time;
+# `packed`: a prompt and the tokens of older requests in one pass.
 PipelineMode = Literal['latency', 'throughput', 'packed']
 
 

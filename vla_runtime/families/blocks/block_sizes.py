@@ -179,7 +179,7 @@ def check_shown(shape: Shapes, facts: FolderFacts, missing: MissingFacts) -> Non
     )
 
 
-def check_stated(missing: MissingFacts, *sizes: tuple[str, int | None, int | None]) -> None:
+def check_stated(missing: MissingFacts, *sizes: tuple[str, object, object]) -> None:
     """Note sizes (name, in config.json, in the tensors) that differ; None: config.json has none."""
     for name, stated, found in sizes:
         if stated is not None and stated != found:

@@ -28,6 +28,12 @@ from vla_runtime.files.json_file import JsonMapping
 _Rows = tuple[tuple[re.Pattern[str], str], ...]
 # torchvision's modules in LeRobot's sequence: convolution, norm, ReLU, pooling, four stages.
 _STEM, _FIRST_STAGE = (r'0', r'1'), 4
+# Fields of the scheduler that config.json calls otherwise.
+_IN_CONFIG = {
+    'train_steps': 'num_train_timesteps',
+    'betas': 'beta_schedule',
+    'clip': 'clip_sample_range',
+}
 # What LeRobot puts before the names, and PyTorch where the U-Net was compiled.
 _START, _COMPILED = r'(?:diffusion\.)?', r'(?:_orig_mod\.)?'
 
@@ -121,6 +127,18 @@ class DiffusionReader(CheckpointReader):
                 observed,
             ),
             ('encoders', own if separate else 1, shape.depth('encoders') if separate else 1),
+            ('down_dims', config.get('down_dims', list, None), list(unet.channels)),
+            ('kernel_size', config.get('kernel_size', int, None), unet.kernel_size),
+            (
+                'diffusion_step_embed_dim',
+                config.get('diffusion_step_embed_dim', int, None),
+                unet.time_width,
+            ),
+            (
+                'spatial_softmax_num_keypoints',
+                config.get('spatial_softmax_num_keypoints', int, None),
+                keypoints,
+            ),
         )
         real_horizon = facts.real_horizon or 1
         return lambda cameras, prompt_length, horizon: checked_dims(
@@ -149,11 +167,12 @@ def _unet(shape: Shapes, config: JsonMapping) -> UNetDims:
     channels = [shape(f'unet.down.{level}.0.conv1.conv.weight', 3)[0] for level in range(levels)]
     first, _, kernel = shape('unet.down.0.0.conv1.conv.weight', 3)
     modulation = shape('unet.down.0.0.modulation.weight', 2)[0]
+    groups = config.count('n_groups')
     return checked_dims(
         lambda: UNetDims(
             channels=tuple(channels),
             kernel_size=kernel,
-            groups=config.count('n_groups'),
+            groups=groups,
             time_width=shape('unet.time2.weight', 2)[0],
             scaled=modulation == 2 * first,
         )
@@ -181,17 +200,21 @@ def read_scheduler(config: JsonMapping) -> NoiseScheduler:
     clip = (
         config.get('clip_sample_range', (int, float)) if config.get('clip_sample', bool) else None
     )
-    return checked_dims(
-        lambda: NoiseScheduler(
+    train_steps = config.count('num_train_timesteps')
+    beta_start, beta_end = (config.get(key, (int, float)) for key in ('beta_start', 'beta_end'))
+    try:
+        return NoiseScheduler(
             kind=cast(SchedulerKind, kind),
-            train_steps=config.count('num_train_timesteps'),
+            train_steps=train_steps,
             betas=cast(BetaSchedule, betas),
-            beta_start=config.get('beta_start', (int, float)),
-            beta_end=config.get('beta_end', (int, float)),
+            beta_start=beta_start,
+            beta_end=beta_end,
             prediction=cast(Prediction, prediction),
             clip=clip,
         )
-    )
+    except ValueError as error:
+        field, _, fault = str(error).removeprefix('scheduler.').partition(' ')
+        raise config.error(_IN_CONFIG.get(field, field), fault) from None
 
 
 def common_image(config: JsonMapping, sizes: tuple[tuple[int, int], ...]) -> tuple[int, int]:

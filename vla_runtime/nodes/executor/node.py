@@ -95,7 +95,7 @@ class ExecutorNode(ManagedNode):
         self._link: RobotLink | None = None
         self._plan_publisher: LifecyclePublisher | None = None
         self._session: ExecutorSession | None = None
-        declare(self, EXECUTOR_PARAMETERS, self._misfit)
+        declare(self, EXECUTOR_PARAMETERS, self._parameter_conflict)
         refuse_unknown(self, EXECUTOR_PARAMETERS)
         self.add_on_set_parameters_callback(self._refuse_other_clock)
         # Before ROS 2 Iron there is no such hook: the next status, chunk or start takes them up.
@@ -133,9 +133,9 @@ class ExecutorNode(ManagedNode):
     def _load(self) -> None:
         robot, spec, match = read_files(self._fixed)
         self._spec = spec
-        misfit = self._misfit(values(self, EXECUTOR_PARAMETERS))
-        if misfit is not None:
-            raise ParameterError(misfit)
+        conflict = self._parameter_conflict(values(self, EXECUTOR_PARAMETERS))
+        if conflict is not None:
+            raise ParameterError(conflict)
         self._robot, self._match = robot, match
         self._link = RobotLink(self, robot, match, self._on_error)
         self._plan_publisher = self.create_lifecycle_publisher(
@@ -337,7 +337,7 @@ class ExecutorNode(ManagedNode):
 
     # ------------------------------------------------------------ parameters
 
-    def _misfit(self, wanted: Mapping[str, Any]) -> str | None:
+    def _parameter_conflict(self, wanted: Mapping[str, Any]) -> str | None:
         """Return why these parameters do not go together, or with the policy; None when they do."""
         try:
             parameters = executor_parameters(wanted)

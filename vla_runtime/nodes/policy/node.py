@@ -105,7 +105,7 @@ class PolicyNode(ManagedNode):
         self._opened_ns = 0
         # Counts resets and activations: an answer from before the last one is not published.
         self._generation = 0
-        self._era_lock = threading.Lock()
+        self._generation_lock = threading.Lock()
         self._episode_over = False
         self._by_content: tuple[str, ...] = ()
         # Inferences since the last report whose chunks were not published.
@@ -193,7 +193,7 @@ class PolicyNode(ManagedNode):
         )
         self._prepared = PreparedSettings(self._policy, values(self, POLICY_PARAMETERS))
         self._instruction.read_by(self._policy)
-        self._begin_era()
+        self._begin_generation()
         self._worker = LatestJobWorker(
             self._attempt,
             lambda error: self._on_exception('inference', error),
@@ -220,7 +220,7 @@ class PolicyNode(ManagedNode):
     def _shut(self) -> None:
         """End what `_open` began; returns when an inference in progress is over."""
         self._instruction.read_by(None)
-        self._begin_era()
+        self._begin_generation()
         if self._requests is not None:
             self.destroy_subscription(self._requests)
         self._requests = None
@@ -260,14 +260,14 @@ class PolicyNode(ManagedNode):
             response.message = 'not active: there is no episode to end'
             return response
         self._worker.drop()
-        self._begin_era()
+        self._begin_generation()
         self._synchronizer.clear()
         response.success = True
         response.message = 'a new episode begins with the next request'
         return response
 
-    def _begin_era(self) -> None:
-        with self._era_lock:
+    def _begin_generation(self) -> None:
+        with self._generation_lock:
             self._generation += 1
             self._episode_over = True
         self._incoming.forget()
@@ -288,7 +288,7 @@ class PolicyNode(ManagedNode):
         assert prepared is not None and policy is not None
         if not responder.has_room:
             return False
-        with self._era_lock:
+        with self._generation_lock:
             generation, episode_over, self._episode_over = (
                 self._generation,
                 self._episode_over,
@@ -344,7 +344,9 @@ class PolicyNode(ManagedNode):
         """Publish an answer, and make room again; in the inference thread or the pipeline's."""
         worker = self._worker
         try:
-            with self._era_lock:  # Once a reset is answered, no chunk from before it follows.
+            with (
+                self._generation_lock
+            ):  # Once a reset is answered, no chunk from before it follows.
                 current = request.episode == self._incoming.episode
                 if generation == self._generation and current:
                     done = answer.result()

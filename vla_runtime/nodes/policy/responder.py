@@ -92,8 +92,8 @@ class Responder:
     ) -> Future[Answer] | tuple[MissingInput, ...]:
         """Infer a chunk for a request, if there is something to infer it from.
 
-        In the throughput pipeline the future is done later, in another thread; answers come in
-        the order of their requests.
+        In the pipelines `throughput` and `packed` the future is done later, in another thread;
+        answers come in the order of their requests.
 
         Args:
             request: the executor's.
