@@ -572,8 +572,8 @@ def test_the_module_runs_as_a_program(tmp_path):
 def test_another_familys_checkpoint_is_told_by_its_type(tmp_path, capsys):
     folder = tmp_path / 'diffusion'
     folder.mkdir()
-    (folder / 'config.json').write_text('{"type": "diffusion"}')
+    (folder / 'config.json').write_text('{"type": "vqbet"}')
     tensors = {'model.vlm_with_expert.x.weight': torch.zeros(2)}
     save_torch_file(tensors, folder / 'model.safetensors')
     assert export(folder, tmp_path / 'b') == 2
-    assert "policies of type 'diffusion' are not served" in capsys.readouterr().err
+    assert "policies of type 'vqbet' are not served" in capsys.readouterr().err

@@ -129,7 +129,7 @@ REFUSALS = (
     Refusal(f'bench {{tiny}} --repeats {"9" * 30}', 'is not a whole number from 1 to 1000000'),
     Refusal('bench {tiny} --threads 5000', "--threads: '5000' is not a whole number from 0 to 256"),
     Refusal('bench {tiny} --views 9', '--views 9: this policy has 2 cameras; expected 1 to that'),
-    Refusal('bench {tiny} --steps 1000', "--steps: '1000' is not a whole number from 1 to 100"),
+    Refusal('bench {tiny} --steps 1001', "--steps: '1001' is not a whole number from 1 to 1000"),
     Refusal('bench {tiny} --backend jax', "backend 'jax' is unknown"),
     Refusal('bench {tiny} --device cuda:x', "device 'cuda:x' is unknown; use cpu, cuda"),
     Refusal('bench {tiny} --device cuda:99 --threads 1', "device 'cuda:99': "),

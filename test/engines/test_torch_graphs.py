@@ -26,6 +26,7 @@ from vla_runtime.families.pi.fused import FusedPi
 from vla_runtime.families.smolvla.fused import FusedSmolVla
 from vla_runtime.families.traced_shapes import row_tensors
 from vla_runtime.family.declaration import TOKEN_MASK, image_sizes
+from vla_runtime.family.step_schedule import StepSchedule
 from vla_runtime.inference.denoise import denoise, denoise_serially, flow_times
 from vla_runtime.inference.guidance import row_weights
 
@@ -230,13 +231,14 @@ def test_each_slot_is_laid_out_apart_and_again_when_it_has_changed(engines, fami
 @flows
 def test_guidance_row_by_row_replays_over_both_slots(engines, family):
     graphed, eager = engines(family)
+    schedule = StepSchedule(flow_times(STEPS), -1.0 / STEPS)
     for seed in range(2):
         found = []
         for engine in (graphed, eager):
             for slot in range(2):
                 encode(engine, 2 * seed + slot, 1, slot)
             inputs = replace(inputs_for(engine, seed, 2), plan_weight=np.zeros((STEPS, 4), 'f4'))
-            found.append(denoise_serially(engine, inputs, flow_times(STEPS), (0, 1)))
+            found.append(denoise_serially(engine, inputs, schedule, (0, 1)))
         assert_close(*found)
 
 

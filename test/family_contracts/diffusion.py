@@ -220,6 +220,8 @@ def folder(path: Path, target: Path) -> Folder:
         noise = np.concatenate([of['noise'].numpy(), of['step_noise'].numpy()[:-1, 0]])
     return Folder(
         path=own,
+        # A hundred steps add up their roundings.
+        bound=1e-4,
         options=ExportOptions(
             state_names=numbered('state', len(state(0))),
             action_names=numbered('action', of['chunk_0'].shape[1]),
