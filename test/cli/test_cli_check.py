@@ -13,8 +13,10 @@ from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import WORDLESS_TASKS
+from vla_runtime.bundle.success import success_fault
 from vla_runtime.bundle.summary import task_notes
 from vla_runtime.cli.main import main
+from vla_runtime.engines import candidates
 from vla_runtime.robot.file import load_robot
 
 
@@ -50,10 +52,20 @@ def test_files_that_cannot_be_read_give_2(words, capsys):
     assert 'error: ' in capsys.readouterr().err
 
 
-def test_info_names_a_study_only_for_a_policy_of_the_tabletop(tmp_path, capsys):
+def test_info_names_a_study_only_for_a_policy_of_the_tabletop(tmp_path, capsys, monkeypatch):
+    # As of exported files in 8 bits that no study has judged.
+    monkeypatch.setattr(
+        candidates,
+        'reduced_precisions',
+        lambda bundle, device: {
+            'onnxruntime in int8': success_fault(bundle, 'onnxruntime', 'int8')
+        },
+    )
     bundle = write_tiny_policy(tmp_path / 'tiny', tiny_spec())
     assert main(['info', str(bundle)]) == 0
-    assert 'vla_runtime study' not in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert 'onnxruntime in int8' in shown
+    assert 'vla_runtime study' not in shown
     # The demo policy drives that robot; without its receipt nothing of it is judged.
     demo = shutil.copytree(ROOT / 'engines' / 'demo', tmp_path / 'demo')
     (demo / 'verification.json').unlink()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from guided_policies import load_policy, write_guided
+from guided_policies import policy_on_engine, write_guided
 from recorded_graphs import RecordedGraphs
 from tiny_policy import observation
 
@@ -28,7 +28,7 @@ def warm(monkeypatch, bundle):
     def make(max_rows: int = 2, **settings) -> Policy:
         monkeypatch.setattr(torch_engine, 'captures_graphs', lambda device: True)
         monkeypatch.setattr(cuda_graph, 'CudaGraphCapture', RecordedGraphs)
-        policy = load_policy(bundle, max_rows, True, **{'rtc_mode': 'off', **settings})
+        policy, _ = policy_on_engine(bundle, max_rows, True, **{'rtc_mode': 'off', **settings})
         policy.warm_up()
         return policy
 
