@@ -58,8 +58,6 @@ def test_info_names_a_study_only_for_a_policy_of_the_tabletop(tmp_path, capsys, 
         candidates,
         'reduced_precisions',
         lambda bundle, device: {'int8': success_fault(bundle, 'onnxruntime', 'int8')},
-            'onnxruntime in int8': success_fault(bundle, 'onnxruntime', 'int8')
-        },
     )
     bundle = write_tiny_policy(tmp_path / 'tiny', tiny_spec())
     assert main(['info', str(bundle)]) == 0
