@@ -99,7 +99,7 @@ def down_before_across(self: encoder.Keypoints, features: Tensor) -> Tensor:
 
 def brightest_place(self: encoder.Keypoints, features: Tensor) -> Tensor:
     maps = self.maps(features).flatten(2)
-    return self.grid[maps.argmax(dim=-1)]
+    return (100.0 * maps).softmax(dim=-1) @ self.grid.to(maps.device)
 
 
 def newest_state_first(self: networks.Diffusion, features: Tensor, state: Tensor) -> Tensor:
