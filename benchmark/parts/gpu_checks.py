@@ -50,7 +50,7 @@ from vla_runtime.family.declaration import (
 )
 from vla_runtime.family.listing import find_family
 from vla_runtime.family.step_schedule import StepSchedule
-from vla_runtime.inference.denoise import flow_times
+from vla_runtime.inference.denoise import flow_times, usual_schedule
 from vla_runtime.inference.pipeline import ChunkPipeline
 from vla_runtime.inference.prefix_cache import CachePolicy, PrefixInputs
 from vla_runtime.inference.request import ChunkRequest
@@ -118,6 +118,9 @@ def family_inputs(bundle: Bundle, rows: int, seed: int) -> ChunkInputs:
     plan_weight = np.zeros((spec.denoise_steps, dims.horizon), dtype=np.float32)
     if not single:
         plan_weight[:, : dims.horizon // 4] = 0.5
+    step_noise = None
+    if family.has_scheduler:
+        step_noise = random.standard_normal((spec.denoise_steps, *chunk)).astype(np.float32)
     return ChunkInputs(
         pixels=[random.uniform(-1, 1, (3, *size)).astype(np.float32) for size in image_sizes(dims)],
         image_mask=np.ones(dims.cameras, dtype=bool),
@@ -129,7 +132,9 @@ def family_inputs(bundle: Bundle, rows: int, seed: int) -> ChunkInputs:
             plan=random.uniform(-1, 1, chunk).astype(np.float32),
             plan_weight=plan_weight,
             rows=_draw(family.head_inputs(dims), dims, rows, random),
+            step_noise=step_noise,
         ),
+        schedule=usual_schedule(family, dims, spec.denoise_steps, spec.flow_times),
     )
 
 

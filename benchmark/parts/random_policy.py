@@ -20,6 +20,7 @@ from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.pi.dimensions import PiDims
 from vla_runtime.families.pi.flow_policy import PiNetwork
 from vla_runtime.family.listing import find_family
+from vla_runtime.family.step_schedule import StepSchedule
 from vla_runtime.inference.denoise import flow_times
 
 SIZES = ('tiny', 'reduced', 'full')
@@ -31,12 +32,14 @@ class ChunkInputs:
 
     Attributes:
         pixels: of each camera, (3, height, width); the sizes of some families' cameras differ.
+        schedule: steps of the head.
     """
 
     pixels: Sequence[np.ndarray] | np.ndarray
     image_mask: np.ndarray
     prefix_inputs: dict[str, np.ndarray]
     step_inputs: StepInputs
+    schedule: StepSchedule
 
     @property
     def rows(self) -> int:
@@ -151,6 +154,7 @@ def random_inputs(
             if dims.state_dim
             else {},
         ),
+        schedule=StepSchedule(flow_times(steps), -1.0 / steps),
     )
 
 
@@ -163,9 +167,8 @@ def encode(engine: PolicyEngine, inputs: ChunkInputs, slot: int = 0) -> None:
 
 def denoise_chunk(engine: PolicyEngine, inputs: ChunkInputs, slot: int = 0) -> np.ndarray:
     """The chunk (H, A) over what the slot holds."""
-    steps = len(inputs.step_inputs.plan_weight)
     engine.use_prefix(inputs.rows, slot)
-    engine.set_schedule(flow_times(steps), -1.0 / steps)
+    engine.set_schedule(*inputs.schedule)
     engine.load_step_inputs(inputs.step_inputs)
     engine.run_steps()
     return engine.read_x()

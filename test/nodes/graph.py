@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import rclpy
@@ -215,10 +216,15 @@ def graph() -> Iterator[Graph]:
 
 
 def popen(module: str, arguments: Sequence[str]) -> subprocess.Popen[str]:
-    """Start a module as a process that ends with this one; its output is piped."""
+    """Start a module, of this folder too, as a process that ends with this one.
+
+    Its output is piped.
+    """
+    path = [str(Path(__file__).parent), *filter(None, [os.environ.get('PYTHONPATH')])]
     return subprocess.Popen(
         [sys.executable, '-m', module, *arguments],
         cwd=ROOT,
+        env={**os.environ, 'PYTHONPATH': os.pathsep.join(path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

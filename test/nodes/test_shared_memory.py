@@ -194,10 +194,7 @@ def parameters_of(made: Graph) -> dict[str, object]:
 
 @pytest.mark.graph
 @LINUX
-def test_a_node_that_is_cut_off_while_it_configures_comes_up_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv('PYTHONPATH', str(Path(__file__).parent), prepend=os.pathsep)
+def test_a_node_that_is_cut_off_while_it_configures_comes_up_all_the_same() -> None:
     with graph() as made:
         process = made.start('cut_off_node')
         with graph() as newcomer:
@@ -225,8 +222,7 @@ def test_a_node_that_starts_again_leaves_its_port_to_those_who_have_made_it_anew
 ) -> None:
     """rclpy closes the participant of a plain node with the node, any other with the process."""
     (tmp_path / 'sitecustomize.py').write_text(WAIT, encoding='utf-8')
-    for folder in (Path(__file__).parent, tmp_path):
-        monkeypatch.setenv('PYTHONPATH', str(folder), prepend=os.pathsep)
+    monkeypatch.setenv('PYTHONPATH', str(tmp_path), prepend=os.pathsep)
     gate = tmp_path / 'gate'
     # Nobody else is on its graph: who maps the old file too would end that later.
     process = Process(popen('idle_node', [kind, str(gate)]), 'idle_node')

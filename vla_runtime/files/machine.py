@@ -7,7 +7,6 @@ import platform
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +114,9 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
     An imported module is asked first: PyTorch's version names its build (`2.13.0+cpu`), which the
     package's may lack.
     """
+    # Loads 40 modules that the executor, which imports this one, needs for nothing else.
+    from importlib import metadata
+
     found = {'python': platform.python_version()}
     for package in packages:
         imported = getattr(sys.modules.get(package), '__version__', None)

@@ -17,6 +17,7 @@ CHANGED = {
     'sync_tolerance_s': 0.02,
     'seed': 11,
     'denoise_steps': 7,
+    'noise_scheduler': 'ddim',
     'cfg_enabled': False,
     'cfg_beta': 2.5,
     'cfg_mode': 'serial',
@@ -38,6 +39,7 @@ CHANGED = {
 SETTINGS = PolicySettings(
     seed=11,
     denoise_steps=7,
+    noise_scheduler='ddim',
     cfg_enabled=False,
     cfg_beta=2.5,
     cfg_mode='serial',
