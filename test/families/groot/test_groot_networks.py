@@ -86,6 +86,8 @@ def test_the_scale_of_the_scores_is_in_the_norms_of_normalised_queries():
 
 
 @pytest.mark.thorough
+# Which weights a part of the network computes with is told by its gradients.
+@torch.inference_mode(False)
 def test_a_bucket_off_by_one_is_found_in_a_half(monkeypatch):
     """Its error, 0.08, is within bfloat16's bound of tensors."""
     folder = tiny_onnx_bundle(N15, 'bfloat16')
