@@ -8,8 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from vla_runtime.files.setting_fields import (
-    check_ranges,
-    check_words,
+    check_settings,
     from_values,
     setting,
     settings_of,
@@ -25,8 +24,7 @@ class Inner:
     count: int = setting(3, 'how many', 1, 9)
 
     def __post_init__(self) -> None:
-        check_words(self)
-        check_ranges(self)
+        check_settings(self)
 
 
 @dataclass(frozen=True)

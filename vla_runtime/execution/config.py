@@ -13,7 +13,7 @@ from vla_runtime.execution.limits import Limits
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.stopping import StopActions
 from vla_runtime.execution.watchdog import WatchdogParameters
-from vla_runtime.files.setting_fields import check_ranges, setting
+from vla_runtime.files.setting_fields import check_settings, setting
 
 
 class Mode(str, Enum):
@@ -67,7 +67,7 @@ class ExecutorConfig:
             )
         if self.limits is not None:
             self._require_endless(self.limits)
-        check_ranges(self)
+        check_settings(self)
         for name in ('control_period_s', 'restart_after_outage_s'):
             if not (value := getattr(self, name)) > 0.0:
                 raise ValueError(f'{name} is {value}, expected more than 0 seconds')

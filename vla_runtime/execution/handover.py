@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from vla_runtime.files.setting_fields import check_ranges, check_words, setting
+from vla_runtime.files.setting_fields import check_settings, setting
 
 HandoverMode = Literal['switch', 'blend', 'ensemble', 'rtc']
 EnsembleOrder = Literal['oldest_first', 'newest_first']
@@ -40,8 +40,7 @@ class HandoverParameters:
     ensemble_order: EnsembleOrder = setting('oldest_first', 'chunk with i = 0, which weighs most')
 
     def __post_init__(self) -> None:
-        check_words(self)
-        check_ranges(self)
+        check_settings(self)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from vla_runtime.execution.handover import MOST_STEPS, HandoverParameters
 from vla_runtime.execution.plan import Interpolation
-from vla_runtime.files.setting_fields import check_ranges, check_words, setting
+from vla_runtime.files.setting_fields import check_settings, setting
 
 ReplanMode = Literal['asynchronous', 'synchronous']
 Overrun = Literal['hold', 'continue']
@@ -33,7 +33,7 @@ class DelayParameters:
     )
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        check_settings(self)
         if self.floor_steps > self.ceiling_steps:
             raise ValueError(
                 f'delay_floor_steps is {self.floor_steps}: it must be at most delay_ceiling_steps, '
@@ -85,8 +85,7 @@ class ExecutorParameters:
     )
 
     def __post_init__(self) -> None:
-        check_words(self)
-        check_ranges(self)
+        check_settings(self)
 
     @property
     def overrun_steps(self) -> int:

@@ -19,7 +19,7 @@ from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import Reason
 from vla_runtime.execution.limits import Limits
 from vla_runtime.execution.state import UNSTAMPED, MeasuredState, clock_hint
-from vla_runtime.files.setting_fields import check_ranges, setting
+from vla_runtime.files.setting_fields import check_settings, setting
 
 MotionClock = Literal['steady', 'ros']
 
@@ -86,7 +86,7 @@ class WatchdogParameters:
             value = getattr(self, name)
             if value is not None and not value > 0.0:
                 raise ValueError(f'{name} is {value}: it must be more than 0 s')
-        check_ranges(self)
+        check_settings(self)
         if self.motion_clock not in get_args(MotionClock):
             raise ValueError(
                 f"motion_clock is '{self.motion_clock}': it must be one of "

@@ -8,9 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from functools import cache
+from numbers import Integral, Real
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 _KEY = 'setting'
+# By the type of a setting's default: types of its values (NumPy's too), and their name.
+_KINDS: dict[type, tuple[type, str]] = {
+    bool: (bool, 'true or false'),
+    int: (Integral, 'a whole number'),
+    float: (Real, 'a number'),
+    str: (str, 'a text'),
+}
 
 
 @dataclass(frozen=True)
@@ -109,28 +117,32 @@ def values_of(instance: Any) -> dict[str, Any]:
     return values
 
 
-def check_words(instance: Any) -> None:
-    """Refuse a text that is none of its setting's words.
+def check_settings(instance: Any) -> None:
+    """Refuse a value of another type than its setting's, outside its range, or none of its words.
+
+    True is no number here, 2.5 is no count, and NaN is outside every range.
 
     Raises:
-        ValueError: names the setting, the text and the words.
+        ValueError: names the setting, the value, and what it must be.
     """
     for row, value in _own(instance):
+        if row.optional and value is None:
+            continue
+        _check_type(row, value)
         if row.words and value not in row.words:
             raise ValueError(f"{row.name} is '{value}': it must be one of {', '.join(row.words)}")
-
-
-def check_ranges(instance: Any) -> None:
-    """Refuse a number outside its setting's range; NaN is outside every range.
-
-    Raises:
-        ValueError: names the setting, the number and the range.
-    """
-    for row, value in _own(instance):
-        if row.minimum is None or row.maximum is None or value is None:
+        if row.minimum is None or row.maximum is None:
             continue
-        if not row.minimum <= value <= row.maximum:
-            raise ValueError(f'{row.name} is {value}: it must be {row.minimum} to {row.maximum}')
+        # 0 stands for None where a person sets the value.
+        least = max(row.minimum, 1) if row.optional else row.minimum
+        if not least <= value <= row.maximum:
+            raise ValueError(f'{row.name} is {value}: it must be {least} to {row.maximum}')
+
+
+def _check_type(row: Setting, value: Any) -> None:
+    kind, words = _KINDS[type(row.default)]
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f'{row.name} is {value!r}: it must be {words}')
 
 
 def _own(instance: Any) -> Iterator[tuple[Setting, Any]]:

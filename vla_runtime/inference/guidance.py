@@ -14,25 +14,9 @@ from typing import Literal
 
 import numpy as np
 
-from vla_runtime.inference.setting_checks import is_finite
-
 # Largest scale that a person may set; usual values lie between 1.5 and 2.5.
 MOST_BETA = 5.0
 CfgMode = Literal['auto', 'fused', 'serial']
-
-
-def check_beta(beta: float) -> float:
-    """Return a guidance scale after checking it.
-
-    Raises:
-        ValueError: NaN, infinite in float32, or below 1, where guidance would be inverted.
-    """
-    if not is_finite(beta) or beta < 1.0:
-        raise ValueError(
-            f'cfg_beta is {beta}: it must be a finite number of at least 1.0 (1.0 is the '
-            'conditioned policy alone, 1.5 to 2.5 is moderate; below 1.0 guidance is inverted)'
-        )
-    return float(beta)
 
 
 def row_weights(beta: float | None) -> np.ndarray:
@@ -46,7 +30,6 @@ def row_weights(beta: float | None) -> np.ndarray:
     """
     if beta is None:
         return np.ones(1, dtype=np.float32)
-    beta = check_beta(beta)
     return np.array([beta, 1.0 - beta], dtype=np.float32)
 
 

@@ -19,14 +19,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
 
 from vla_runtime.engines.protocol import PolicyEngine, count_rows
-from vla_runtime.files.setting_fields import check_words, setting
-from vla_runtime.inference.setting_checks import check_type, is_finite
+from vla_runtime.files.setting_fields import check_settings, setting
 from vla_runtime.types import CacheOutcome, MissReason, Reuse
 
 CacheMode = Literal['exact', 'bounded', 'off']
@@ -39,10 +37,7 @@ PrefixSlot = tuple[int, int]
 
 @dataclass(frozen=True)
 class CachePolicy:
-    """Cache settings; by default only equal inputs are reused.
-
-    The ranges of the fields are those that a person may set at the node.
-    """
+    """Cache settings; by default only equal inputs are reused."""
 
     mode: CacheMode = setting(
         'exact',
@@ -81,20 +76,7 @@ class CachePolicy:
     )
 
     def __post_init__(self) -> None:
-        check_words(self)
-        kinds: dict[str, type] = {
-            'max_age_s': Real,
-            'max_reuses': Integral,
-            'max_image_change': Real,
-            'max_state_bins': Integral,
-        }
-        for name, kind in kinds.items():
-            value = getattr(self, name)
-            check_type(f'cache_{name}', value, kind)
-            if not is_finite(value) or value < 0:
-                raise ValueError(
-                    f'cache_{name} is {value}: it must be a finite number of at least 0'
-                )
+        check_settings(self)
         if self.mode == 'bounded' and (self.max_age_s <= 0 or self.max_reuses < 1):
             raise ValueError(
                 'cache_mode bounded reuses image tokens of images that have changed, so it needs '

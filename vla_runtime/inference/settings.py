@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from numbers import Integral, Real
 from typing import Literal
 
 from vla_runtime.engines.protocol import MAX_SAMPLES
 from vla_runtime.family.declaration import MOST_DENOISE_STEPS
 from vla_runtime.family.step_schedule import SchedulerChoice
-from vla_runtime.files.setting_fields import check_words, setting
-from vla_runtime.inference.guidance import MOST_BETA, CfgMode, check_beta
+from vla_runtime.files.setting_fields import check_settings, setting
+from vla_runtime.inference.guidance import MOST_BETA, CfgMode
 from vla_runtime.inference.prefix_cache import CachePolicy
 from vla_runtime.inference.real_time_chunking import PlanSchedule, RtcMode
-from vla_runtime.inference.setting_checks import check_type, is_finite
 from vla_runtime.types import Advantage
 
 # `latency`: one inference after the other; `throughput`: two at a time;
@@ -24,9 +22,6 @@ PipelineMode = Literal['latency', 'throughput', 'packed']
 @dataclass(frozen=True)
 class PolicySettings:
     """Live settings of a policy; each inference uses one snapshot of them.
-
-    The ranges of the fields are those that a person may set at the node. `Policy` itself takes any
-    guidance scale from 1 and any weight from 0 that are finite in float32.
 
     Attributes:
         denoise_steps: None: as many as the bundle recommends.
@@ -111,24 +106,9 @@ class PolicySettings:
     cache: CachePolicy = field(default_factory=CachePolicy)
 
     def __post_init__(self) -> None:
-        self._check_types()
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f'seed is {self.seed}: it must be 0 to 2**63 - 1')
-        if self.denoise_steps is not None and not 1 <= self.denoise_steps <= MOST_DENOISE_STEPS:
-            raise ValueError(
-                f'denoise_steps is {self.denoise_steps}: it must be 1 to {MOST_DENOISE_STEPS}'
-            )
-        check_beta(self.cfg_beta)
-        if self.rtc_horizon < 0:
-            raise ValueError(f'rtc_horizon is {self.rtc_horizon}: it must not be negative')
-        if not 1 <= self.samples <= MAX_SAMPLES:
-            raise ValueError(f'samples is {self.samples}: it must be 1 to {MAX_SAMPLES}')
-        check_words(self)
-        if not is_finite(self.max_guidance_weight) or self.max_guidance_weight < 0:
-            raise ValueError(
-                f'max_guidance_weight is {self.max_guidance_weight}: it must be a finite number '
-                'of at least 0'
-            )
+        check_settings(self)
+        if not isinstance(self.cache, CachePolicy):
+            raise ValueError(f'cache is {self.cache!r}: it must be a CachePolicy')
 
     @property
     def guided(self) -> bool:
@@ -139,19 +119,3 @@ class PolicySettings:
     def networks_at_once(self) -> int:
         """Number of networks that may run at the same time."""
         return 2 if self.pipeline == 'throughput' else 1
-
-    def _check_types(self) -> None:
-        kinds: dict[str, type] = {
-            'seed': Integral,
-            'denoise_steps': Integral,
-            'cfg_enabled': bool,
-            'cfg_beta': Real,
-            'max_guidance_weight': Real,
-            'rtc_horizon': Integral,
-            'samples': Integral,
-            'cache': CachePolicy,
-        }
-        for name, kind in kinds.items():
-            value = getattr(self, name)
-            if name != 'denoise_steps' or value is not None:
-                check_type(name, value, kind)
