@@ -133,10 +133,11 @@ def check_settings(instance: Any) -> None:
             raise ValueError(f"{row.name} is '{value}': it must be one of {', '.join(row.words)}")
         if row.minimum is None or row.maximum is None:
             continue
-        # 0 stands for None where a person sets the value.
-        least = max(row.minimum, 1) if row.optional else row.minimum
-        if not least <= value <= row.maximum:
-            raise ValueError(f'{row.name} is {value}: it must be {least} to {row.maximum}')
+        if not row.minimum <= value <= row.maximum:
+            raise ValueError(f'{row.name} is {value}: it must be {row.minimum} to {row.maximum}')
+        # As None is set as 0, 0 is none of the numbers.
+        if row.optional and value == 0:
+            raise ValueError(f'{row.name} is 0: it must be more, or None')
 
 
 def _check_type(row: Setting, value: Any) -> None:
