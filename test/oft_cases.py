@@ -18,7 +18,14 @@ import numpy as np
 import torch
 from openvla_cases import OpenVlaCase, load_openvla_case
 from openvla_folders import write_folder
-from oft_oracle import action_hidden, head_actions, normalised_state, prepared_image, robot_actions
+from oft_oracle import (
+    action_hidden,
+    cut_levels,
+    head_actions,
+    normalised_state,
+    prepared_image,
+    robot_actions,
+)
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -209,13 +216,26 @@ def oft_options(path: Path, **further: Any) -> ExportOptions:
 
 def observed(case: OftCase, request: int) -> Observation:
     """A raw observation; some numbers of its state lie beyond the statistics."""
-    raw = [case.of.tensors[f'raw_image_{number}'].numpy() for number in case.numbers(request)]
-    state = np.random.default_rng(request).uniform(-1.5, 1.5, len(STATE))
+    random = np.random.default_rng(request)
+    sizes = [(112, 112), (96, 128), (150, 90)]
+    images = [
+        clear_image(random, sizes[(request + camera) % len(sizes)], case.description['image'])
+        for camera in range(len(CAMERAS))
+    ]
     return Observation(
-        images=dict(zip(CAMERAS, raw, strict=True)),
-        state=state.astype(np.float32),
+        images=dict(zip(CAMERAS, images, strict=True)),
+        state=random.uniform(-1.5, 1.5, len(STATE)).astype(np.float32),
         instruction=case.of.description['instructions'][request],
     )
+
+
+def clear_image(random: np.random.Generator, size: tuple[int, int], edge: int) -> np.ndarray:
+    """An image none of whose prepared levels hangs on the last bits of float32."""
+    while True:
+        image = random.integers(40, 216, (*size, 3), dtype=np.uint8)
+        levels = cut_levels(image, edge)
+        if np.abs(levels - np.round(levels))[(levels > 0) & (levels < 255)].min() > 3e-5:
+            return image
 
 
 def expected_chunk(case: OftCase, seen: Observation, request: int, by: str = 'q') -> Any:

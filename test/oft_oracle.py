@@ -187,15 +187,21 @@ def bounds(
 
 
 def prepared_image(image: np.ndarray, edge: int) -> Tensor:
-    """An image (h, w, 3) as OFT's evaluation sees it, (3, edge, edge) in [0, 1].
+    """An image (h, w, 3) as OFT's evaluation sees it, (3, edge, edge) in [0, 1]."""
+    bits = np.floor(cut_levels(image, edge)).clip(0, 255)
+    return torch.from_numpy(bits / 255).permute(2, 0, 1)
+
+
+def cut_levels(image: np.ndarray, edge: int) -> np.ndarray:
+    """Grey levels (edge, edge, 3) before they are cut to whole numbers.
 
     TensorFlow's `lanczos3` with antialias to a square, rounded; then `crop_and_resize` of the
-    middle 90% of the area, whose corners are points, and 8 bits by cutting off behind x * 255.5.
+    middle 90% of the area, whose corners are points; 8 bits are x * 255.5 without its fraction.
     """
     levels = image.astype(np.float64)
     if image.shape[:2] != (edge, edge):
         rows, columns = (lanczos_weights(side, edge) for side in image.shape[:2])
-        levels = np.einsum('yh,xw,hwc->yxc', rows, columns, levels)
+        levels = np.einsum('yh,xw,hwc->yxc', rows, columns, levels, optimize=True)
         levels = np.clip(np.round(levels), 0, 255)
     kept = 0.9**0.5
     at = ((1 - kept) / 2 + np.arange(edge) / (edge - 1) * kept) * (edge - 1)
@@ -204,8 +210,7 @@ def prepared_image(image: np.ndarray, edge: int) -> Tensor:
     whole = levels / 255
     down = whole[before] * (1 - share)[:, None, None] + whole[after] * share[:, None, None]
     both = down[:, before] * (1 - share)[None, :, None] + down[:, after] * share[None, :, None]
-    bits = np.floor(np.clip(both, 0, 1) * 255.5).clip(0, 255)
-    return torch.from_numpy(bits / 255).permute(2, 0, 1)
+    return np.clip(both, 0, 1) * 255.5
 
 
 def lanczos_weights(inputs: int, outputs: int) -> np.ndarray:
