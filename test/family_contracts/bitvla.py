@@ -14,7 +14,7 @@ from torch import Tensor
 from family_contracts.declaration import Case, FamilyContract, Fault, OtherDims, Patched
 from family_contracts.robot import CAMERAS, places_of
 from vla_runtime.bundle.schema import CropSpec, ImageSpec
-from vla_runtime.families.bitvla import networks
+from vla_runtime.families import parallel_network
 from vla_runtime.families.bitvla.dimensions import BitVlaDims
 from vla_runtime.families.bitvla.networks import BitVla
 from vla_runtime.families.blocks.attention import rotary
@@ -84,7 +84,7 @@ def faults() -> Mapping[str, Fault]:
             lambda dims: replace(dims, rope_base=1.1 * dims.rope_base), 'prefix.onnx'
         ),
         'rope positions backwards': Patched(
-            networks, 'rotary', lambda p, *size: rotary(-p, *size), 'prefix.onnx'
+            parallel_network, 'rotary', lambda p, *size: rotary(-p, *size), 'prefix.onnx'
         ),
     }
 

@@ -72,6 +72,8 @@ class FolderFacts:
         usual_prompt_length: prompt length of the project, where neither folder nor user says
             another.
         horizon: actions of a chunk.
+        usual_horizon: actions of a chunk of the project's trainings on such data, where neither
+            folder nor user says another.
         real_horizon: first of them that the robot has; None: all.
         observation_steps: steps of an observation.
         denoise_steps: Euler steps, or those of a scheduler.
@@ -114,6 +116,7 @@ class FolderFacts:
     prompt_length: int | None = None
     usual_prompt_length: int | None = None
     horizon: int | None = None
+    usual_horizon: int | None = None
     real_horizon: int | None = None
     observation_steps: int = 1
     denoise_steps: int | None = None

@@ -70,28 +70,29 @@ def read_data_set(folder: Path, unnorm_key: str | None) -> DataSet:
     return DataSet(path, key, sets.mapping(key))
 
 
-def read_bounds(numbers: JsonMapping) -> tuple[np.ndarray, np.ndarray]:
+def read_bounds(
+    numbers: JsonMapping, keys: tuple[str, str] = ('q01', 'q99')
+) -> tuple[np.ndarray, np.ndarray]:
     """Values of -1 and 1 for each number; -1 and 1 themselves where the mask says `as it is`.
 
     Args:
         numbers: entry `action` or `proprio` of a data set.
+        keys: its fields of the values.
 
     Raises:
         JsonError: numbers that are missing, not finite, or not as many as the others.
     """
-    low = numbers.get('q01', list)
-    bounds = [finite_numbers(numbers.get(key, list), len(low)) for key in ('q01', 'q99')]
-    mask = numbers.get('mask', list, [True] * len(low))
-    for key, values in zip(('q01', 'q99'), bounds, strict=True):
+    count = len(numbers.get(keys[0], list))
+    bounds = [finite_numbers(numbers.get(key, list), count) for key in keys]
+    mask = numbers.get('mask', list, [True] * count)
+    for key, values in zip(keys, bounds, strict=True):
         if not values:
-            raise numbers.error(key, f'is no list of {len(low) or "some"} finite numbers')
-    if len(mask) != len(low) or any(type(scaled) is not bool for scaled in mask):
-        raise numbers.error(
-            'mask', f'{quoted(mask)} where {len(low)} of true or false are expected'
-        )
-    q01, q99 = (np.array(values, dtype=np.float64) for values in bounds)
+            raise numbers.error(key, f'is no list of {count or "some"} finite numbers')
+    if len(mask) != count or any(type(scaled) is not bool for scaled in mask):
+        raise numbers.error('mask', f'{quoted(mask)} where {count} of true or false are expected')
+    low, high = (np.array(values, dtype=np.float64) for values in bounds)
     scaled = np.array(mask)
-    return np.where(scaled, q01, -1.0), np.where(scaled, q99, 1.0)
+    return np.where(scaled, low, -1.0), np.where(scaled, high, 1.0)
 
 
 def finite_numbers(values: object, length: int) -> tuple[float, ...] | None:

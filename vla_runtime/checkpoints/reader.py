@@ -79,7 +79,7 @@ class CheckpointReader:
             ExportError: says what the folder is, and what is served.
         """
 
-    def family(self, tensors: Mapping[str, StoredTensor]) -> str:
+    def family(self, folder: Path, tensors: Mapping[str, StoredTensor]) -> str:
         """The family that the tensors, by our names, belong to; by default its one policy type.
 
         Raises:

@@ -100,7 +100,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         if options.base is not None:
             raise ExportError(f'--base says {options.base}, but {checkpoint} is no adapter (LoRA)')
         tensors = read_tensors(checkpoint, reader.names)
-    family = reader.family(tensors)
+    family = reader.family(checkpoint, tensors)
     if policy is not None:
         facts = read_lerobot_folder(checkpoint, policy, options.lerobot)
     else:
@@ -385,6 +385,7 @@ def _numbers(
             options.horizon,
             facts.horizon,
             reader.wanted.get('--horizon', 'actions of a chunk'),
+            default=facts.usual_horizon,
         ),
         missing.pick(
             '--denoise-steps',

@@ -24,6 +24,7 @@ from vla_runtime.export.conversion import plan_export, write_export
 from vla_runtime.export.onnx.ternary import ENDING
 from vla_runtime.export.onnx.verification import verify_onnx
 from vla_runtime.export.receipt import VerificationError
+from vla_runtime.families import parallel_network
 from vla_runtime.families.bitvla import networks, vision
 from vla_runtime.families.bitvla.networks import BitVla, TernaryMlp
 from vla_runtime.families.blocks import gelu_vision, ternary
@@ -127,8 +128,8 @@ def exact_gelu_in_the_tower(patch: pytest.MonkeyPatch) -> None:
 
 
 def another_rope_base(patch: pytest.MonkeyPatch) -> None:
-    rotary = networks.rotary
-    patch.setattr(networks, 'rotary', lambda at, size, base: rotary(at, size, base * 1.1))
+    rotary = parallel_network.rotary
+    patch.setattr(parallel_network, 'rotary', lambda at, size, base: rotary(at, size, base * 1.1))
 
 
 def causal(patch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,13 @@ from vla_runtime.bundle.tensors import StoredTensor, read_array
 from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.checkpoints.folder_facts import FolderFacts
 from vla_runtime.checkpoints.image_places import count_image_places
+from vla_runtime.checkpoints.oft_folder import read_heads
 from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source
 from vla_runtime.checkpoints.tensors import CheckpointError, ComputedTensor
 from vla_runtime.families.bitvla.declaration import PROMPT, STOP
 from vla_runtime.families.bitvla.dimensions import BitVlaDims
-from vla_runtime.families.bitvla.folder import read_bitvla_folder, read_heads, read_model
+from vla_runtime.families.bitvla.folder import read_bitvla_folder, read_model
 from vla_runtime.families.bitvla.tensor_names import NAMES, is_ternary, without_later_blocks
 from vla_runtime.families.blocks.block_sizes import (
     KnownHeads,
@@ -91,7 +92,7 @@ class BitVlaReader(CheckpointReader):
             name.startswith('multi_modal_projector.') for name in names
         )
 
-    def family(self, tensors: Mapping[str, StoredTensor]) -> str:
+    def family(self, folder: Path, tensors: Mapping[str, StoredTensor]) -> str:
         return 'bitvla'
 
     def read_folder(self, folder: Path, family: str, options: ExportOptions) -> FolderFacts:

@@ -1,30 +1,19 @@
 """BitVLA's folders, as its fine-tuning writes them; nothing in them is executed.
 
-- `config.json` and safetensors: a LLaVA of SigLIP and BitNet, master weights.
-- `action_head--*_checkpoint.pt`, `proprio_projector--*_checkpoint.pt`: state dicts of `torch.save`.
-- `dataset_statistics.json`: the statistics of the data sets.
+`config.json` and safetensors are a LLaVA of SigLIP and BitNet, master weights; the rest is as
+`oft_folder` reads it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from vla_runtime.bundle.schema import CameraSpec, CropSpec, ImageSpec, NormalisationSpec
-from vla_runtime.bundle.tensors import StoredTensor
-from vla_runtime.checkpoints.folder_facts import CONFIG_FILE, FolderFacts, expect, find_tokenizer
-from vla_runtime.checkpoints.norm_stats import read_bounds, read_data_set
-from vla_runtime.checkpoints.tensors import CheckpointError
-from vla_runtime.checkpoints.torch_archives import read_archive
+from vla_runtime.checkpoints.folder_facts import CONFIG_FILE, FolderFacts, expect
+from vla_runtime.checkpoints.norm_stats import read_data_set
+from vla_runtime.checkpoints.oft_folder import oft_facts
 from vla_runtime.files.json_file import JsonMapping, read_json
-from vla_runtime.files.quotes import join_truncated
 
-# Share of an image's area that OFT's evaluation keeps, in its middle.
-_CROP = math.sqrt(0.9)
 # Tokens around the instruction, and an instruction.
 _PROMPT_LENGTH = 96
 # Settings of config.json that the networks are written for.
@@ -78,47 +67,16 @@ def read_bitvla_folder(folder: Path, unnorm_key: str | None) -> FolderFacts:
         ExportError, JsonError: missing or damaged files.
     """
     image_size = read_json(folder / CONFIG_FILE).mapping('vision_config').count('image_size', None)
-    data_set = read_data_set(folder, unnorm_key)
-    statistics = None
-    if data_set.statistics is not None:
-        low, high = read_bounds(data_set.statistics.mapping('action'))
-        statistics = {'actions.q01': low, 'actions.q99': high}
-        state_low, state_high = read_bounds(data_set.statistics.mapping('proprio'))
-        statistics |= {'state.low': state_low, 'state.high': _above(state_low, state_high)}
-    edge = 224 if image_size is None else image_size
-    return FolderFacts(
+    return oft_facts(
+        folder,
+        read_data_set(folder, unnorm_key),
         kind='BitVLA',
         family='bitvla',
-        cameras=(CameraSpec('image'), CameraSpec('wrist_image')),
-        cameras_stated=False,
-        images=ImageSpec('crop', 'lanczos', CropSpec(edge, _CROP)),
-        image_sizes=((edge, edge),),
-        normalisation=NormalisationSpec(state='clipped_range', actions='quantiles_lerobot'),
-        statistics=statistics,
-        statistics_file=data_set.path,
-        cleaning='lower',
-        state_length=None if statistics is None else len(statistics['state.low']),
-        action_length=None if statistics is None else len(statistics['actions.q01']),
-        template='bitvla',
-        usual_prompt_length=_PROMPT_LENGTH,
-        denoise_steps=1,
         image_size=image_size,
         image_size_key='vision_config.image_size',
-        tokenizer=find_tokenizer(folder),
-        source={
-            'checkpoint': 'BitVLA',
-            **({} if data_set.name is None else {'unnorm_key': data_set.name}),
-        },
-        questions=data_set.questions,
+        template='bitvla',
+        prompt_length=_PROMPT_LENGTH,
     )
-
-
-def _above(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Upper bounds as OFT divides by their distance: 1e-8 more, and never the lower one.
-
-    A number that never changed in training becomes -1 where it is as ever, and 1 above.
-    """
-    return np.maximum(high + 1e-8, np.nextafter(low.astype(np.float32), np.float32(np.inf)))
 
 
 def read_model(folder: Path) -> ModelFacts:
@@ -159,24 +117,3 @@ def _is_ternary(vision: JsonMapping) -> bool:
             '32',
         )
     return bits == _TERNARY
-
-
-def read_heads(folder: Path) -> Mapping[str, StoredTensor]:
-    """Find the tensors of action head and state projection, named as those of one policy.
-
-    Raises:
-        CheckpointError: a file that is missing, there twice, or damaged.
-    """
-    found: dict[str, StoredTensor] = {}
-    for part in ('action_head', 'proprio_projector'):
-        paths = sorted(
-            path for path in folder.iterdir() if part in path.name and 'checkpoint' in path.name
-        )
-        if len(paths) != 1:
-            listed = join_truncated([path.name for path in paths], ', ') or 'none'
-            raise CheckpointError(
-                f'{folder}: has {listed} where one file {part}--*_checkpoint.pt is expected; the '
-                "policy's fine-tuning writes it beside the weights"
-            )
-        found |= {f'{part}.{stored.name}': stored for stored in read_archive(paths[0])}
-    return found

@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 
 from vla_runtime.bundle.tensors import StoredTensor
+from vla_runtime.checkpoints.oft_folder import HEAD_NAMES
 from vla_runtime.checkpoints.tensor_names import DECODER, SIGLIP, TensorNames, rows_under
 
 _TOWER = r'vision_tower\.vision_model\.'
 _LANGUAGE = r'language_model\.'
-_HEAD = r'action_head\.model\.'
 NAMES = TensorNames(
     rows=(
         *rows_under(_TOWER, 'vision.', SIGLIP[:-1]),
@@ -35,17 +35,7 @@ NAMES = TensorNames(
                 (r'layers\.(?P<i>\d+)\.mlp\.ffn_sub_norm', r'blocks.\g<i>.mlp.norm'),
             ),
         ),
-        *rows_under(r'proprio_projector\.', 'state_projection.', ((r'(?P<n>fc[12])', r'\g<n>'),)),
-        *rows_under(
-            _HEAD,
-            'head.',
-            (
-                (r'layer_norm(?P<n>[12])', r'norm\g<n>'),
-                (r'(?P<n>fc[12])', r'\g<n>'),
-                (r'mlp_resnet_blocks\.(?P<i>\d+)\.ffn\.0', r'blocks.\g<i>.norm'),
-                (r'mlp_resnet_blocks\.(?P<i>\d+)\.ffn\.1', r'blocks.\g<i>.linear'),
-            ),
-        ),
+        *HEAD_NAMES,
     ),
     # Features are read in front of the tower's norm, and nothing is written as text.
     unused=(

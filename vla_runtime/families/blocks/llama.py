@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_runtime.families.blocks.attention import Attention, Rotary
+from vla_runtime.families.blocks.attention import Attention, Rotary, attend
 from vla_runtime.families.blocks.dimensions import DecoderDims
 from vla_runtime.families.blocks.layers import GatedMlp, QueryScale, normalise_rms
 
@@ -71,6 +71,17 @@ class LlamaBlock(nn.Module):
     def project_queries(self, x: Tensor, rotary: Rotary) -> Tensor:
         """Queries only: all that a cross-attending block computes from its own tokens."""
         return self.attention.project_queries(self.input_norm(x), rotary)
+
+    def forward(self, x: Tensor, rotary: Rotary, seen: Tensor) -> Tensor:
+        """Run the block over its own tokens alone.
+
+        Args:
+            x: (B, T, W) float32.
+            rotary: positions of the tokens.
+            seen: (B, T or 1, T) bool, True where a token sees another.
+        """
+        q, k, v = self.project(x, rotary)
+        return self.combine(x, attend(q, k, v, seen))
 
     def combine(self, x: Tensor, attended: Tensor) -> Tensor:
         """Add the attention's output (B, T, heads * D) and the MLP to the residual stream."""

@@ -62,7 +62,7 @@ class GrootReader(CheckpointReader):
     def recognises(self, names: Collection[str]) -> bool:
         return any(name.startswith('action_head.vlln.') for name in names)
 
-    def family(self, tensors: Mapping[str, StoredTensor]) -> str:
+    def family(self, folder: Path, tensors: Mapping[str, StoredTensor]) -> str:
         if 'vision.merger.norm.weight' in tensors:
             return 'groot_n17'
         # N1.5's patches go through a convolution, N1.6's through a linear layer.
@@ -80,7 +80,7 @@ class GrootReader(CheckpointReader):
         return read_groot_folder(folder, ImageSpec(padding='stretch', resample='bicubic_uint8'))
 
     def select(self, source: Source) -> dict[str, StoredTensor]:
-        if self.family(source.tensors) != 'groot_n15':
+        if self.family(source.folder, source.tensors) != 'groot_n15':
             stated, slots = n17_embodiments(source.folder, source.options)
         else:
             pack = read_pipeline(source.folder / PREPROCESSOR_FILE, PREPROCESSORS).step(PACK_STEP)
@@ -109,7 +109,7 @@ class GrootReader(CheckpointReader):
 
     def sizes(self, source: Source) -> MakeDims | None:
         _, tensors, facts, options, missing = source
-        if (alternating := _ALTERNATING.get(self.family(tensors))) is not None:
+        if (alternating := _ALTERNATING.get(self.family(source.folder, tensors))) is not None:
             return alternating(source)
         shape = Shapes(tensors, 'GR00T N1.5')
         heads = settle_stack_heads(shape, ('vision', 'context', 'dit'), options, missing)

@@ -1,15 +1,16 @@
-"""Checkpoints of OpenVLA: folders as published on the Hugging Face Hub."""
+"""Checkpoints of OpenVLA and OpenVLA-OFT: folders as published on the Hugging Face Hub."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.checkpoints.folder_facts import FolderFacts
 from vla_runtime.checkpoints.missing_facts import MissingFacts
+from vla_runtime.checkpoints.oft_folder import read_heads
 from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source
 from vla_runtime.checkpoints.tensors import CheckpointError
@@ -20,15 +21,12 @@ from vla_runtime.families.blocks.block_sizes import (
     decoder_dims,
 )
 from vla_runtime.families.blocks.dimensions import VisionDims
-from vla_runtime.families.openvla.dimensions import OpenVlaDims
-from vla_runtime.families.openvla.folder import (
-    read_images,
-    read_language,
-    read_openvla_folder,
-    refuse_oft,
-)
+from vla_runtime.families.openvla.dimensions import OpenVlaDims, OpenVlaOftDims
+from vla_runtime.families.openvla.folder import read_images, read_language, read_openvla_folder
+from vla_runtime.families.openvla.oft_folder import is_oft, read_oft_folder, refuse_unserved_oft
 from vla_runtime.families.openvla.tensor_names import NAMES, without_last_blocks
 
+_OFT = 'openvla_oft'
 # Heads of the published towers by width: DINOv2 ViT-S, ViT-B and ViT-L; SigLIP base and So400m.
 _VISION_HEADS = {
     'dino': {384: 6, 768: 12, 1024: 16},
@@ -40,8 +38,9 @@ _LANGUAGE_HEADS = {4096: 32, 5120: 40}
 
 class OpenVlaReader(CheckpointReader):
     names = NAMES
-    projects = ('OpenVLA',)
+    projects = ('OpenVLA', 'OpenVLA-OFT')
     wanted: ClassVar[Mapping[str, str]] = {
+        '--horizon': 'actions of a chunk (NUM_ACTIONS_CHUNK of the training)',
         '--tokenizer': (
             'tokenizer.json or tokenizer.model of the policy, from its folder on the Hugging Face '
             'Hub'
@@ -53,22 +52,28 @@ class OpenVlaReader(CheckpointReader):
 
     def refuse_unserved(self, folder: Path) -> None:
         if folder.is_dir():
-            refuse_oft(folder)
+            refuse_unserved_oft(folder)
 
-    def family(self, tensors: Mapping[str, StoredTensor]) -> str:
-        return 'openvla'
+    def family(self, folder: Path, tensors: Mapping[str, StoredTensor]) -> str:
+        return _OFT if is_oft(folder) else 'openvla'
 
     def read_folder(self, folder: Path, family: str, options: ExportOptions) -> FolderFacts:
-        return read_openvla_folder(folder, options.unnorm_key)
+        read = read_oft_folder if family == _OFT else read_openvla_folder
+        return read(folder, options.unnorm_key)
 
     def select(self, source: Source) -> dict[str, StoredTensor]:
-        """Leave out the towers' last blocks, which are in the files and nothing reads."""
-        kept = without_last_blocks(set(source.tensors))
-        return {name: one for name, one in super().select(source).items() if name in kept}
+        """Leave out what nothing reads, and add OFT's heads."""
+        tensors = super().select(source)
+        if source.facts.family == _OFT:
+            tensors.pop('token_head.weight', None)
+            for theirs, stored in read_heads(source.folder).items():
+                tensors[NAMES.ours(theirs) or theirs] = stored
+        kept = without_last_blocks(set(tensors))
+        return {name: one for name, one in tensors.items() if name in kept}
 
     def sizes(self, source: Source) -> MakeDims | None:
         folder, tensors, facts, options, missing = source
-        shape = Shapes(tensors, 'OpenVLA')
+        shape, of_oft = Shapes(tensors, facts.kind), facts.family == _OFT
         if options.unnorm_key is not None:
             stated = facts.source['unnorm_key']
             missing.pick('--unnorm-key', options.unnorm_key, stated, 'name of the data set')
@@ -84,36 +89,63 @@ class OpenVlaReader(CheckpointReader):
         dino, siglip = towers['dino'], towers['siglip']
         if kv_heads is None or dino is None or siglip is None or facts.action_length is None:
             return None
-        check_stated(
-            missing,
-            (facts.image_size_key, facts.image_size, dino.image_size),
-        )
+        check_stated(missing, (facts.image_size_key, facts.image_size, dino.image_size))
+        images = read_images(folder)
+        backbone: dict[str, Any] = {
+            'dino': dino,
+            'siglip': siglip,
+            'dino_registers': shape('vision.dino.registers', 3)[1],
+            'projector_dim': shape('vision.projector.fc1.weight', 2)[0],
+            'language': decoder_dims(shape, 'language', kv_heads),
+            'vocabulary': vocabulary,
+            'dino_mean': images.means[0],
+            'dino_std': images.stds[0],
+            'siglip_mean': images.means[1],
+            'siglip_std': images.stds[1],
+            'rope_base': language.rope_base,
+            'rms_epsilon': language.rms_epsilon,
+        }
+        if of_oft:
+            return _oft_dims(shape, facts, missing, backbone)
         if options.cameras is not None and len(options.cameras) != 1:
             missing.conflict(
                 f'--cameras names {len(options.cameras)} cameras, but the policy reads one image'
             )
-        images, actions = read_images(folder), facts.action_length
+        actions = facts.action_length
         return lambda cameras, prompt_length, horizon: checked_dims(
             lambda: OpenVlaDims(
-                dino=dino,
-                siglip=siglip,
-                dino_registers=shape('vision.dino.registers', 3)[1],
-                projector_dim=shape('vision.projector.fc1.weight', 2)[0],
-                language=decoder_dims(shape, 'language', kv_heads),
-                vocabulary=vocabulary,
+                **backbone,
                 used_vocabulary=vocabulary - language.padding,
                 action_bins=language.bins,
                 prompt_length=prompt_length,
                 action_dim=actions,
-                dino_mean=images.means[0],
-                dino_std=images.stds[0],
-                siglip_mean=images.means[1],
-                siglip_std=images.stds[1],
-                rope_base=language.rope_base,
-                rms_epsilon=language.rms_epsilon,
                 cameras=cameras,
             )
         )
+
+
+def _oft_dims(
+    shape: Shapes, facts: FolderFacts, missing: MissingFacts, backbone: Mapping[str, Any]
+) -> MakeDims:
+    action_dim, head_width = shape('head.fc2.weight', 2)
+    state_dim = shape('state_projection.fc1.weight', 2)[1]
+    check_stated(
+        missing,
+        ('action dimensions', facts.action_length, action_dim),
+        ('state dimensions', facts.state_length, state_dim),
+    )
+    return lambda cameras, prompt_length, horizon: checked_dims(
+        lambda: OpenVlaOftDims(
+            **backbone,
+            prompt_length=prompt_length,
+            action_dim=action_dim,
+            cameras=cameras,
+            horizon=horizon,
+            state_dim=state_dim,
+            head_width=head_width,
+            head_blocks=shape.depth('head.blocks') if 'head.blocks.0.norm.weight' in shape else 0,
+        )
+    )
 
 
 def _tower(

@@ -1,8 +1,8 @@
-"""The sizes of OpenVLA: one dataclass, a preset for the published model. Pure numbers."""
+"""The sizes of OpenVLA and OpenVLA-OFT, with a preset for each published model. Pure numbers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from vla_runtime.families.blocks.dimensions import (
     LIMITS as STACK_LIMITS,
@@ -16,7 +16,7 @@ from vla_runtime.families.blocks.dimensions import (
 )
 
 _LARGEST_OF = {name.partition('.')[2]: limit for name, limit in STACK_LIMITS.items()}
-LIMITS = {
+_BACKBONE_LIMITS = {
     **{
         f'{tower}.{name}': _LARGEST_OF[name]
         for tower in ('dino', 'siglip')
@@ -25,15 +25,17 @@ LIMITS = {
     **{name: limit for name, limit in STACK_LIMITS.items() if name.startswith('language.')},
     'dino_registers': 64,
     'projector_dim': 131072,
-    'action_bins': 65536,
-    'used_vocabulary': 4_194_304,
 }
+LIMITS = {**_BACKBONE_LIMITS, 'action_bins': 65536, 'used_vocabulary': 4_194_304}
+OFT_LIMITS = {**_BACKBONE_LIMITS, 'head_width': 131072, 'head_blocks': 64}
+# `</s>`, which ends Llama's texts.
+_STOP_TOKEN = 2
 Channels = tuple[float, float, float]
 
 
-@dataclass(frozen=True)
-class OpenVlaDims:
-    """All that fixes the shapes of an OpenVLA policy.
+@dataclass(frozen=True, kw_only=True)
+class BackboneDims:
+    """Sizes of towers, projector and language model.
 
     Attributes:
         dino, siglip: the towers, with the blocks that are run: all but the last.
@@ -41,14 +43,12 @@ class OpenVlaDims:
         projector_dim: width between the projector's first two layers.
         language: the Llama 2.
         vocabulary: tokens that the network knows.
-        used_vocabulary: tokens without the padding of the text table; actions are the last of them.
-        action_bins: edges of the bins over [-1, 1], one more than there are bins.
         prompt_length: tokens of the padded prompt.
-        action_dim: actions, and tokens of an answer.
+        action_dim: numbers of an action.
         dino_mean, dino_std, siglip_mean, siglip_std: of the colour channels, from [0, 1].
         rope_base: base of the language model's rotary positions.
         rms_epsilon: epsilon of the language model's norms.
-        cameras: 1 in every published policy; images follow one another.
+        cameras: images of a prompt, one behind the other.
     """
 
     dino: VisionDims
@@ -57,8 +57,6 @@ class OpenVlaDims:
     projector_dim: int
     language: DecoderDims
     vocabulary: int
-    used_vocabulary: int
-    action_bins: int
     prompt_length: int
     action_dim: int
     dino_mean: Channels
@@ -82,6 +80,32 @@ class OpenVlaDims:
         check_positive(self, 'rope_base', 'rms_epsilon', 'action_dim', 'prompt_length')
         if min(*self.dino_std, *self.siglip_std) <= 0:
             raise ValueError('dino_std and siglip_std must be above 0')
+
+    @property
+    def image_size(self) -> int:
+        """S, edge of the square image in pixels."""
+        return self.dino.image_size
+
+    @property
+    def image_tokens(self) -> int:
+        """N, tokens of an image."""
+        return self.dino.tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenVlaDims(BackboneDims):
+    """All that fixes the shapes of an OpenVLA policy.
+
+    Attributes:
+        used_vocabulary: tokens without the padding of the text table; actions are the last of them.
+        action_bins: edges of the bins over [-1, 1], one more than there are bins.
+    """
+
+    used_vocabulary: int
+    action_bins: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.used_vocabulary > self.vocabulary:
             raise ValueError(
                 f'used_vocabulary {self.used_vocabulary} is more than vocabulary {self.vocabulary}'
@@ -91,16 +115,6 @@ class OpenVlaDims:
                 f'action_bins {self.action_bins} where 2 to {self.used_vocabulary} '
                 '(used_vocabulary) is expected'
             )
-
-    @property
-    def image_size(self) -> int:
-        """S, edge of the square image in pixels."""
-        return self.dino.image_size
-
-    @property
-    def image_tokens(self) -> int:
-        """N, tokens of the image."""
-        return self.dino.tokens
 
     @property
     def answer_length(self) -> int:
@@ -121,6 +135,50 @@ class OpenVlaDims:
     def state_dim(self) -> int:
         """The network reads no state."""
         return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenVlaOftDims(BackboneDims):
+    """All that fixes the shapes of an OpenVLA-OFT policy.
+
+    Attributes:
+        horizon: actions of a chunk; each number of them has a place of its own behind the prompt.
+        state_dim: measured state.
+        head_width: hidden numbers of the action head.
+        head_blocks: residual blocks of the action head.
+    """
+
+    horizon: int
+    state_dim: int
+    head_width: int
+    head_blocks: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, 'horizon', 'state_dim', 'head_width')
+        if self.head_blocks < 0:
+            raise ValueError(f'head_blocks {self.head_blocks} where 0 or more is expected')
+        if self.vocabulary <= _STOP_TOKEN:
+            raise ValueError(
+                f'vocabulary {self.vocabulary} where more than the stop token {_STOP_TOKEN} is '
+                'expected'
+            )
+
+    @property
+    def action_places(self) -> int:
+        """K, places behind the prompt whose features the action head reads."""
+        return self.horizon * self.action_dim
+
+    @property
+    def stop_token(self) -> int:
+        """Token behind the places of the actions."""
+        return _STOP_TOKEN
+
+    @property
+    def prefix_length(self) -> int:
+        """P: images, state and prompt, the places of the actions, and the stop token."""
+        prompt = self.cameras * self.image_tokens + 1 + self.prompt_length
+        return prompt + self.action_places + 1
 
 
 # openvla/openvla-7b: ViT-L/14 with registers, So400m/14, Llama 2 7B; ImageNet's mean and standard
@@ -146,4 +204,16 @@ OPENVLA = OpenVlaDims(
     dino_std=(0.228515625, 0.2236328125, 0.224609375),
     siglip_mean=(0.5, 0.5, 0.5),
     siglip_std=(0.5, 0.5, 0.5),
+)
+# moojink/openvla-7b-oft-finetuned-libero-*: two cameras.
+OPENVLA_OFT = OpenVlaOftDims(
+    **{
+        one.name: getattr(OPENVLA, one.name)
+        for one in fields(BackboneDims)
+        if one.name != 'cameras'
+    },
+    cameras=2,
+    horizon=8,
+    state_dim=8,
+    head_width=4096,
 )

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vla_runtime.bundle.schema import CameraSpec, ImageSpec, NormalisationSpec
-from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.checkpoints.folder_facts import (
     CONFIG_FILE,
     FolderFacts,
@@ -24,8 +23,6 @@ from vla_runtime.files.json_file import JsonMapping, read_json
 from vla_runtime.files.quotes import quoted
 
 PREPROCESSOR_FILE = 'preprocessor_config.json'
-# Action heads of OpenVLA-OFT, beside the folder's other files.
-_OFT = 'action_head--*'
 # Settings of config.json that the networks are written for.
 _FIXED = {
     'model_type': 'openvla',
@@ -40,7 +37,7 @@ _LANGUAGE_FIXED = {
     'tie_word_embeddings': False,
 }
 # Most tokens of a prompt: 17 around the instruction.
-_PROMPT_LENGTH = 64
+PROMPT_LENGTH = 64
 
 
 @dataclass(frozen=True)
@@ -78,22 +75,6 @@ class ImageFacts:
     image_size: int
 
 
-def refuse_oft(folder: Path) -> None:
-    """Refuse a folder of OpenVLA-OFT, whose actions are no tokens (ExportError)."""
-    found = next(iter(sorted(folder.glob(_OFT))), None)
-    # Other policies have heads of that name too.
-    if found is not None and _is_openvla(folder):
-        raise ExportError(
-            f'{found}: is an action head of OpenVLA-OFT, which is not served yet; served are '
-            "OpenVLA's folders, whose actions are tokens"
-        )
-
-
-def _is_openvla(folder: Path) -> bool:
-    path = folder / CONFIG_FILE
-    return not path.is_file() or read_json(path).values.get('model_type') in (None, 'openvla')
-
-
 def read_openvla_folder(folder: Path, unnorm_key: str | None) -> FolderFacts:
     """Read all facts in a folder.
 
@@ -123,7 +104,7 @@ def read_openvla_folder(folder: Path, unnorm_key: str | None) -> FolderFacts:
         cleaning='lower',
         action_length=None if statistics is None else len(statistics['actions.q01']),
         template='openvla',
-        usual_prompt_length=_PROMPT_LENGTH,
+        usual_prompt_length=PROMPT_LENGTH,
         horizon=1,
         denoise_steps=1,
         image_size=images.image_size,

@@ -1,4 +1,7 @@
-"""OpenVLA (arXiv 2406.09246): two vision towers, Llama 2, and an action token a dimension."""
+"""OpenVLA (arXiv 2406.09246) and OpenVLA-OFT (arXiv 2502.19645): two vision towers and Llama 2.
+
+OpenVLA writes an action token a dimension; OFT decodes a chunk in one pass, for an action head.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from vla_runtime.families.blocks.attention import images_of_rows
 from vla_runtime.families.blocks.interleaving import images_in_text
 from vla_runtime.families.blocks.layers import Linear
 from vla_runtime.families.blocks.llama import Llama
-from vla_runtime.families.openvla.dimensions import OpenVlaDims
+from vla_runtime.families.openvla.dimensions import OpenVlaDims, OpenVlaOftDims
 from vla_runtime.families.openvla.towers import OpenVlaVision
+from vla_runtime.families.parallel_network import ParallelNetwork
 from vla_runtime.families.token_network import PromptView, TokenNetwork
 
 
@@ -66,4 +70,24 @@ class OpenVla(TokenNetwork):
         return self.token_head(self.language.norm(x)).float()
 
 
-NETWORKS = {'openvla': OpenVla}
+class OpenVlaOft(ParallelNetwork):
+    """Vision towers, language model, action head; shapes as of `ParallelNetwork`."""
+
+    dims: OpenVlaOftDims
+    vision: OpenVlaVision
+
+    def __init__(self, dims: OpenVlaOftDims) -> None:
+        language = Llama(dims.language, dims.rms_epsilon, vocabulary=dims.vocabulary)
+        super().__init__(dims, OpenVlaVision(dims), language)
+
+    def embed_prompt(
+        self, text: Tensor, token_mask: Tensor, images: Tensor, seen: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Put images, then the state, behind the prompt's first token."""
+        there = torch.ones(text.shape[0], 1, dtype=torch.bool, device=text.device)
+        text = torch.cat([text[:, :1], state[:, None], text[:, 1:]], dim=1)
+        mask = torch.cat([token_mask[:, :1], there, token_mask[:, 1:]], dim=1)
+        return images_in_text(text, mask, images, seen, (1,) * self.dims.cameras)
+
+
+NETWORKS = {'openvla': OpenVla, 'openvla_oft': OpenVlaOft}

@@ -1,9 +1,10 @@
-"""Names of the tensors in OpenVLA's folders."""
+"""Names of the tensors in OpenVLA's and OpenVLA-OFT's folders."""
 
 from __future__ import annotations
 
 import re
 
+from vla_runtime.checkpoints.oft_folder import HEAD_NAMES
 from vla_runtime.checkpoints.tensor_names import DECODER, TensorNames, row, rows_under
 
 # timm's names of a vision transformer.
@@ -42,6 +43,7 @@ NAMES = TensorNames(
         *rows_under('', 'vision.', ((r'projector\.(?P<n>fc[123])', r'projector.\g<n>'),)),
         *rows_under(rf'{_LANGUAGE}model\.', 'language.', DECODER),
         row(rf'{_LANGUAGE}lm_head\.weight', 'token_head.weight'),
+        *HEAD_NAMES,
     ),
     packed=tuple(
         (

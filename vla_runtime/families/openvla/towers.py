@@ -14,7 +14,7 @@ from vla_runtime.families.blocks.dimensions import VisionDims
 from vla_runtime.families.blocks.gelu_vision import GeluVisionBlock
 from vla_runtime.families.blocks.layers import Linear
 from vla_runtime.families.blocks.siglip import PatchEmbedding
-from vla_runtime.families.openvla.dimensions import Channels, OpenVlaDims
+from vla_runtime.families.openvla.dimensions import BackboneDims, Channels
 
 
 class Tower(nn.Module):
@@ -76,7 +76,7 @@ class Projector(nn.Module):
 class OpenVlaVision(nn.Module):
     """OpenVLA's vision engine: pixels to image tokens of language width."""
 
-    def __init__(self, dims: OpenVlaDims) -> None:
+    def __init__(self, dims: BackboneDims) -> None:
         super().__init__()
         self.dims = dims
         self.dino = Tower(dims.dino, dims.dino_registers)

@@ -85,7 +85,7 @@ class PiReader(CheckpointReader):
     def recognises(self, names: Collection[str]) -> bool:
         return any(name.startswith('paligemma_with_expert.') for name in names)
 
-    def family(self, tensors: Mapping[str, StoredTensor]) -> str:
+    def family(self, folder: Path, tensors: Mapping[str, StoredTensor]) -> str:
         return family_of(tensors)
 
     def read_folder(self, folder: Path, family: str, options: ExportOptions) -> FolderFacts:

@@ -1,0 +1,249 @@
+"""OpenVLA-OFT policies made of OpenVLA's cases, their expected numbers, and their folders.
+
+Towers, projector and language model are those of a case, so the reference's own features hold for
+them; state projection and action head are drawn. What OFT makes of them comes from `oft_oracle`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from openvla_cases import OpenVlaCase, load_openvla_case
+from openvla_folders import write_folder
+from oft_oracle import (
+    action_hidden,
+    cut_levels,
+    head_actions,
+    normalised_state,
+    prepared_image,
+    robot_actions,
+)
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vla_runtime.bundle.schema import CameraSpec
+from vla_runtime.checkpoints.options import ExportOptions
+from vla_runtime.families.flow_network import build_network
+from vla_runtime.families.openvla.dimensions import BackboneDims, OpenVlaOftDims
+from vla_runtime.families.openvla.networks import OpenVlaOft
+from vla_runtime.families.openvla.tensor_names import NAMES, without_last_blocks
+from vla_runtime.types import Observation
+
+HEADS = ('action_head', 'proprio_projector')
+STATE = ('x', 'y', 'z', 'rx', 'ry', 'rz', 'left', 'right')
+ACTIONS = ('dx', 'dy', 'dz', 'drx', 'dry', 'drz', 'grip')
+DATA_SET = 'libero_spatial_no_noops'
+CAMERAS = ('image', 'wrist_image')
+CHUNK = 8
+
+
+def head_weights(d: Mapping[str, Any], state_dim: int = len(STATE)) -> dict[str, Tensor]:
+    """Weights of state projection and action head, as the training's files have them."""
+    generator = torch.Generator().manual_seed(d['seed'])
+    width, inputs = d['width'], d['action_dim'] * d['width']
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    def linear(at: str, outputs: int, inputs: int) -> dict[str, Tensor]:
+        return {
+            f'{at}.weight': draw(outputs, inputs) * inputs**-0.5,
+            f'{at}.bias': draw(outputs) * 0.2,
+        }
+
+    def norm(at: str, width: int) -> dict[str, Tensor]:
+        return {f'{at}.weight': 1 + draw(width) * 0.2, f'{at}.bias': draw(width) * 0.2}
+
+    head = 'action_head.model'
+    weights = {
+        **linear('proprio_projector.fc1', width, state_dim),
+        **linear('proprio_projector.fc2', width, width),
+        **norm(f'{head}.layer_norm1', inputs),
+        **linear(f'{head}.fc1', width, inputs),
+        **norm(f'{head}.layer_norm2', width),
+        **linear(f'{head}.fc2', d['action_dim'], width),
+    }
+    for block in range(2):
+        here = f'{head}.mlp_resnet_blocks.{block}.ffn'
+        weights |= norm(f'{here}.0', width) | linear(f'{here}.1', width, width)
+    return weights
+
+
+@dataclass(frozen=True)
+class OftCase:
+    """A policy made of a case, with our network.
+
+    Attributes:
+        description: of the case, with `chunk`.
+        weights: by their published names, float64.
+    """
+
+    of: OpenVlaCase
+    description: Mapping[str, Any]
+    weights: Mapping[str, Tensor]
+    network: OpenVlaOft
+
+    @property
+    def requests(self) -> range:
+        return self.of.requests
+
+    def pixels(self, request: int) -> Tensor:
+        """(V, 3, S, S) in [-1, 1]: the case's image, and that of the next request."""
+        return torch.cat([self.of.pixels(number) for number in self.numbers(request)])
+
+    def numbers(self, request: int) -> list[int]:
+        """Requests of the case whose images the cameras see."""
+        return [(request + camera) % len(self.requests) for camera in range(len(CAMERAS))]
+
+    def state(self, request: int) -> Tensor:
+        """(1, S), normalised."""
+        generator = torch.Generator().manual_seed(request)
+        return torch.rand(1, len(STATE), generator=generator) * 2 - 1
+
+    def rows(self, request: int) -> dict[str, Tensor]:
+        tokens, mask = self.of.prompt(request)
+        return {'tokens': tokens, 'token_mask': mask, 'state': self.state(request)}
+
+    def hidden(self, request: int) -> Tensor:
+        """The oracle's features of the places of the actions, (K, W)."""
+        images = (self.pixels(request).double() + 1) / 2
+        ids = self.of.tensors[f'input_ids_{request}']
+        state = self.state(request)[0].double()
+        return action_hidden(self.weights, self.description, list(images), ids, state)
+
+
+@lru_cache(maxsize=4)
+def load_oft_case(path: Path) -> OftCase:
+    of = load_openvla_case(path)
+    d = {**of.description, 'chunk': CHUNK}
+    heads = head_weights(d)
+    backbone = {name: getattr(of.network.dims, name) for name in BackboneDims.__dataclass_fields__}
+    dims = OpenVlaOftDims(
+        **{**backbone, 'cameras': len(CAMERAS)},
+        horizon=CHUNK,
+        state_dim=len(STATE),
+        head_width=d['width'],
+    )
+    network = build_network('openvla_oft', dims).eval().requires_grad_(False)
+    assert isinstance(network, OpenVlaOft)
+    published = load_file(path.with_suffix('.weights.safetensors')) | heads
+    ours: dict[str, Tensor] = {}
+    for theirs, tensor in published.items():
+        if not NAMES.is_unused(theirs):
+            names = NAMES.parts(theirs)
+            ours |= dict(zip(names, tensor.chunk(len(names)), strict=True))
+    del ours['token_head.weight']
+    network.load_state_dict({name: ours[name] for name in without_last_blocks(set(ours))})
+    weights = {name: tensor.double() for name, tensor in published.items()}
+    return OftCase(of, d, weights, network)
+
+
+def statistics_of(d: Mapping[str, Any], state_dim: int = len(STATE)) -> dict[str, Any]:
+    """One data set's statistics, as OFT's training writes them; min and max are others."""
+    random = np.random.default_rng(d['seed'])
+    low, high = random.uniform(-1, -0.2, state_dim), random.uniform(0.2, 1, state_dim)
+    action = {key: list(values) for key, values in d['norm_stats']['set_one'].items()}
+    # The last number of LIBERO's states never changes in some data sets.
+    high[-1] = low[-1]
+    groups = {'action': action, 'proprio': {'q01': low.tolist(), 'q99': high.tolist()}}
+    for numbers in groups.values():
+        numbers['min'] = [value - 0.1 for value in numbers['q01']]
+        numbers['max'] = [value + 0.2 for value in numbers['q99']]
+        numbers['mean'], numbers['std'] = numbers['q01'], numbers['q99']
+    return {**groups, 'num_transitions': 1000, 'num_trajectories': 10}
+
+
+def write_oft_folder(
+    target: Path,
+    path: Path,
+    data_set: str = DATA_SET,
+    *,
+    parallel: bool = True,
+    dtype: torch.dtype = torch.float32,
+    state_dim: int = len(STATE),
+) -> Path:
+    """Write a folder as published: OpenVLA's shards, heads, statistics, and the merged adapter.
+
+    Args:
+        target: the folder.
+        path: path of OpenVLA's case.
+        data_set: name of the data set.
+        parallel: the heads were trained with DistributedDataParallel.
+        dtype: dtype of the heads.
+        state_dim: numbers of the state.
+    """
+    write_folder(target, path)
+    d = json.loads(path.read_text())
+    weights = head_weights(d, state_dim)
+    wrapped = 'module.' if parallel else ''
+    for head in HEADS:
+        state = OrderedDict(
+            (f'{wrapped}{name.removeprefix(f"{head}.")}', tensor.to(dtype))
+            for name, tensor in weights.items()
+            if name.startswith(f'{head}.')
+        )
+        torch.save(state, target / f'{head}--150000_checkpoint.pt')
+    statistics = {data_set: statistics_of(d, state_dim)}
+    (target / 'dataset_statistics.json').write_text(json.dumps(statistics))
+    (target / 'lora_adapter').mkdir()
+    (target / 'lora_adapter' / 'adapter_config.json').write_text('{"peft_type": "LORA"}')
+    return target
+
+
+def oft_options(path: Path, **further: Any) -> ExportOptions:
+    """What the folder of a case does not say."""
+    d = json.loads(path.read_text())
+    names = ACTIONS[: d['action_dim']] + tuple(f'a{i}' for i in range(7, d['action_dim']))
+    given = {
+        'state_names': STATE,
+        'action_names': names,
+        'units': ('1',),
+        'rate_hz': 20.0,
+        'deltas': (),
+        'heads': {'dino': d['dino_heads'], 'siglip': d['siglip_heads']},
+        'horizon': CHUNK,
+    }
+    return ExportOptions(**{**given, **further})
+
+
+def observed(case: OftCase, request: int) -> Observation:
+    """A raw observation; some numbers of its state lie beyond the statistics."""
+    random = np.random.default_rng(request)
+    sizes = [(112, 112), (96, 128), (150, 90)]
+    images = [
+        clear_image(random, sizes[(request + camera) % len(sizes)], case.description['image'])
+        for camera in range(len(CAMERAS))
+    ]
+    return Observation(
+        images=dict(zip(CAMERAS, images, strict=True)),
+        state=random.uniform(-1.5, 1.5, len(STATE)).astype(np.float32),
+        instruction=case.of.description['instructions'][request],
+    )
+
+
+def clear_image(random: np.random.Generator, size: tuple[int, int], edge: int) -> np.ndarray:
+    """An image none of whose prepared levels hangs on the last bits of float32."""
+    while True:
+        image = random.integers(40, 216, (*size, 3), dtype=np.uint8)
+        levels = cut_levels(image, edge)
+        if np.abs(levels - np.round(levels))[(levels > 0) & (levels < 255)].min() > 3e-5:
+            return image
+
+
+def expected_chunk(case: OftCase, seen: Observation, request: int, by: str = 'q') -> Any:
+    """Normalised chunk and the robot's, as OFT's evaluation makes them of an observation."""
+    d, statistics = case.description, statistics_of(case.description)
+    images = [prepared_image(image, d['image']) for image in seen.images.values()]
+    state = torch.from_numpy(normalised_state(statistics['proprio'], seen.state.astype(float), by))
+    ids = case.of.tensors[f'input_ids_{request}']
+    hidden = action_hidden(case.weights, d, images, ids, state)
+    normalised = head_actions(case.weights, d, hidden)
+    return normalised, robot_actions(statistics['action'], normalised.numpy(), by)
