@@ -72,7 +72,8 @@ class LatchedArm:
         # Where a hand takes it.
         self._guided: np.ndarray | None = None
         self._comes_on = False
-        self._commanded = threading.Event()
+        # By the first of the joints that a command is for.
+        self._commanded = {first: threading.Event() for first in (0, 5)}
         node = graph.node
         self._states = node.create_publisher(JointState, f'{namespace}/joint_states', 10)
         self._chunks = node.create_publisher(JointTrajectory, f'{namespace}/action_chunk', RELIABLE)
@@ -91,7 +92,8 @@ class LatchedArm:
     def close(self) -> None:
         """Stop publishing, and leave the graph."""
         self._stop.set()
-        self._commanded.set()
+        for commanded in self._commanded.values():
+            commanded.set()
         self._thread.join()
         for subscription in self._subscriptions:
             self._graph.node.destroy_subscription(subscription)
@@ -119,7 +121,7 @@ class LatchedArm:
 
         The arm goes towards its latch for one period, with the first joint state. How long a busy
         machine takes to bring that to the executor is not what is tested, so the arm then waits for
-        a command.
+        a command to each of its controllers.
         """
         self.mark()
         self._comes_on = True
@@ -158,9 +160,12 @@ class LatchedArm:
         if self.latch is not None:
             self._go(self.latch, SERVO * _PERIOD_S)
             self._furthest = np.abs(self.positions - self._mark)
-        self._commanded.clear()
+        for commanded in self._commanded.values():
+            commanded.clear()
         self._publish()
-        self._commanded.wait(_ANSWER_S)
+        deadline_s = time.monotonic() + _ANSWER_S
+        for commanded in self._commanded.values():
+            commanded.wait(max(0.0, deadline_s - time.monotonic()))
         self.follows, self.silent, self._comes_on = True, False, False
 
     def _go(self, where: np.ndarray, step: float) -> None:
@@ -190,7 +195,7 @@ class LatchedArm:
         latch[joints] = numbers
         self.latch = latch
         self.commands.append(latch)
-        self._commanded.set()
+        self._commanded[joints.start].set()
 
     def _on_request(self, request: JointTrajectory) -> None:
         if not self.answers:

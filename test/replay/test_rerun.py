@@ -55,11 +55,16 @@ def test_every_chunk_is_the_recorded_one_bit_for_bit(recording):
     assert max(one.report.beta for one in found) == 1.0 + np.pi / 7
 
 
-@pytest.mark.parametrize('family', ['pi0', 'smolvla', 'bitvla'])
+# What else a head can be asked for.
+_OF_HEAD = {'flow': {'real_time_chunking': True}, 'tokens': {'pipeline': 'packed'}}
+
+
+@pytest.mark.parametrize('family', ['pi0', 'smolvla', 'bitvla', 'openvla'])
 def test_every_family_replays(tmp_path, robot_file, family):
     made = write_tiny_policy(tmp_path / family, tiny_spec(family))
-    tied = [Turn({'real_time_chunking': True})] if find_family(family).head == 'flow' else []
-    turns = [Turn(), *tied, Turn(still=True)]
+    head = find_family(family).head
+    more = [Turn(_OF_HEAD[head])] if head in _OF_HEAD else []
+    turns = [Turn(), *more, Turn(still=True)]
     found, _ = replay(record(tmp_path / 'bag', made, robot_file, turns))
     assert identical(found) == [True] * len(turns)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -184,8 +185,10 @@ class _InferenceCollector:
         for topic in {description.committed_plan for _, description in descriptions}:
             for plan in self._converted(topic, message_to_plan, found.problems):
                 plans[_plan_key(plan)] = plan
-        for topic in {description.action_chunk for _, description in descriptions}:
-            for chunk, header in self._converted(topic, message_to_chunk, found.problems):
+        steps = {one.action_chunk: one.step_time_s for _, one in descriptions}
+        for topic, step_time_s in steps.items():
+            read = partial(message_to_chunk, step_time_s=step_time_s)
+            for chunk, header in self._converted(topic, read, found.problems):
                 chunks[header.episode, header.number, header.observation_ns] = chunk
         reports = sorted(self._reports.get(found.node + _REPORT, ()), key=lambda item: item[0])
         for time_ns, values in reports:

@@ -332,6 +332,8 @@ def test_after_a_long_outage_of_states_nothing_moves_before_a_start(
     bench.move()
     bench.arm.follows, bench.arm.silent = False, True
     bench.wait_for_status('a stop', lambda s: s['mode'] == 'stopped')
+    # A command of before would be taken for the answer to the first joint state.
+    bench.wait_for_silence()
     bench.arm.power_on()
     bench.assert_stays()
     bench.move()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -296,6 +297,19 @@ def test_of_thousands_of_own_messages_none_is_taken_for_another_nodes() -> None:
         made.wait_for(lambda: not watched.watch.senders(), 'quiet')
         watched.watch.ignore()
         node.destroy_node()
+
+
+def test_of_two_messages_that_were_sent_during_one_publish_one_is_another_nodes() -> None:
+    """A busy machine may leave the executor waiting in the middle of a publish."""
+    stamps: list[int] = []
+
+    class Waiting:
+        def publish(self, msg: Any) -> None:
+            stamps.extend(time.time_ns() for _ in range(2))
+
+    own = OwnPublisher(Waiting())
+    own.publish(None)
+    assert [own.claim(stamp) for stamp in stamps] == [True, False]
 
 
 def test_another_node_of_the_same_name_is_heard_too() -> None:

@@ -58,6 +58,10 @@ def test_it_comes_back(tmp_path):
     assert found.cameras == {'top': '/ns/top/image', 'wrist': '/ns/wrist/image'}
     assert found.joint_states == ('/ns/joint_states', '/ns/gripper/joint_states')
     assert (found.committed_plan, found.action_chunk) == ('/ns/committed_plan', '/ns/action_chunk')
+    assert found.step_time_s == tiny_spec().step_time_s
+    earlier = json.loads(written(tmp_path))
+    del earlier['step_time_s']
+    assert read_description(json.dumps(earlier)).step_time_s is None
     assert found.robot.joints == load_robot(tmp_path / 'tiny.yaml').joints
     assert found.robot.text == (tmp_path / 'tiny.yaml').read_text()
     assert {'python', 'numpy'} <= set(found.versions)

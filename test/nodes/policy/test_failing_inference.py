@@ -61,7 +61,8 @@ def test_a_request_whose_inference_failed_is_answered_when_it_is_repeated(
 
         made.wait_for(lambda: chunks, 'a chunk after failures', meanwhile=repeat)
         assert message_to_chunk(chunks[0])[1].request == 7
-        assert 'the GPU fell off the bus' in node.text()
+        # What a process says comes by another way than its messages.
+        made.wait_for(lambda: 'the GPU fell off the bus' in node.text(), 'the reason')
 
 
 class Asked(NamedTuple):

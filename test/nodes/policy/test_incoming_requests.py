@@ -81,8 +81,8 @@ def test_newer_number_other_episode_and_no_number_are_requests_of_their_own() ->
     assert incoming.superseded == 0
     assert incoming.receive(plan(2, episode=1), 2) is not None
     assert incoming.superseded == 1
-    assert incoming.receive(plan(None), 3) is not None
-    assert incoming.receive(plan(None), 4) is not None
+    assert incoming.receive(plan(None, episode=1), 3) is not None
+    assert incoming.receive(plan(None, episode=1), 4) is not None
     assert incoming.superseded == 3
 
 
@@ -120,6 +120,72 @@ def test_a_request_to_be_answered_anew_comes_before_newer_ones() -> None:
     received(incoming, 2, 1)
     incoming.wait(first)
     assert incoming.next() == first
+
+
+def test_a_request_that_comes_after_a_newer_one_that_waits_is_asked_first() -> None:
+    incoming = IncomingRequests()
+    incoming.most = 3
+    for number in (3, 1, 2):
+        received(incoming, number, number)
+    asked = []
+    while (request := incoming.next()) is not None:
+        asked.append(request.request)
+        incoming.begin(request)
+    assert asked == [1, 2, 3]
+
+
+def test_of_too_many_that_wait_the_oldest_by_number_are_replaced() -> None:
+    incoming = IncomingRequests()
+    incoming.most = 2
+    for number in (3, 4, 2):
+        received(incoming, number, number)
+    oldest = incoming.next()
+    assert oldest is not None and oldest.request == 3 and incoming.superseded == 1
+    # One without a number is newer than all before it.
+    received(incoming, None, 5)
+    oldest = incoming.next()
+    assert oldest is not None and oldest.request == 4 and incoming.superseded == 2
+
+
+def test_requests_that_wait_are_replaced_when_fewer_may() -> None:
+    incoming = IncomingRequests()
+    incoming.most = 3
+    for number in (1, 2, 3):
+        received(incoming, number, number)
+    incoming.most = 1
+    newest = incoming.next()
+    assert newest is not None and newest.request == 3 and incoming.superseded == 2
+
+
+def test_a_request_to_be_answered_anew_is_replaced_where_a_newer_one_waits_in_its_place() -> None:
+    incoming = IncomingRequests()
+    first = received(incoming, 1, 0)
+    incoming.begin(first)
+    received(incoming, 2, 1)
+    incoming.wait(first)
+    left = incoming.next()
+    assert left is not None and left.request == 2 and incoming.superseded == 1
+
+
+def test_a_late_request_of_an_ended_episode_replaces_none() -> None:
+    incoming = IncomingRequests()
+    received(incoming, 1, 0)
+    newer = incoming.receive(plan(2, episode=1), 10 * MS)
+    assert incoming.receive(plan(1), 20 * MS) is None
+    assert incoming.next() == newer and incoming.episode == 1
+    # Nor one of the episode before that.
+    newest = incoming.receive(plan(3, episode=2), 30 * MS)
+    for episode in (0, 1):
+        assert incoming.receive(plan(4, episode=episode), 40 * MS) is None
+    assert incoming.next() == newest
+
+
+def test_an_episode_whose_number_comes_again_much_later_is_a_new_one() -> None:
+    incoming = IncomingRequests()
+    received(incoming, 1, 0)
+    assert incoming.receive(plan(2, episode=1), 10 * MS) is not None
+    assert incoming.receive(plan(1), 20_000 * MS) is not None
+    assert incoming.episode == 0
 
 
 def test_another_episode_replaces_all_that_wait() -> None:

@@ -5,11 +5,12 @@ another node on a command topic means that somebody else moves the robot.
 
 Python's rclpy does not say which publisher a message came from, so a message is known by when it
 was sent: one of this node's own was stamped by the middleware while its `publish` ran. Both times
-are the system clock of this process.
+are the system clock of this process. A `publish` sends one message, so of two that were sent while
+it ran, which on a busy machine may be long, one is another node's.
 
 Invariants:
-- own messages are never taken for another node's; of another node's, those that were sent in the
-  very microseconds of an own one go unheard, and the next one is heard;
+- own messages are never taken for another node's; another node's goes unheard only where it was
+  sent while an own one was, and that one was lost;
 - Humble's rclpy does not say when a message was sent: there whoever may send counts as a sender at
   a start, and nobody is heard in between;
 - the subscription asks for the least quality of service, so that it hears every publisher, and
@@ -50,6 +51,20 @@ _QUIET_AFTER_S = 1.0
 OnSender = Callable[[str, str], None]
 
 
+@dataclass(eq=False)
+class _Span:
+    """Times of the system clock around one `publish`, and whether its message was heard."""
+
+    start_ns: int
+    end_ns: int = _OPEN_NS
+    is_heard: bool = False
+
+    def holds(self, stamp_ns: int) -> bool:
+        # A clock that is set in the middle of a publish leaves the ends reversed.
+        ends = self.start_ns, self.end_ns
+        return min(ends) <= stamp_ns <= max(ends)
+
+
 class OwnPublisher:
     """A publisher that remembers when it published.
 
@@ -59,23 +74,29 @@ class OwnPublisher:
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
-        self._sent: deque[list[int]] = deque(maxlen=_KEPT)
+        self._sent: deque[_Span] = deque(maxlen=_KEPT)
 
     def publish(self, msg: Any) -> None:
         """Publish. For one thread at a time."""
         # Kept before it is sent: it may be heard before this returns.
-        span = [time.time_ns() - _ROUNDING_NS, _OPEN_NS]
+        span = _Span(time.time_ns() - _ROUNDING_NS)
         self._sent.append(span)
         try:
             self._publisher.publish(msg)
         finally:
-            span[1] = time.time_ns() + _ROUNDING_NS
+            span.end_ns = time.time_ns() + _ROUNDING_NS
 
-    def has_sent(self, stamp_ns: int) -> bool:
-        """Return whether a message with this stamp of the middleware is this publisher's."""
-        # Newest first, of a copy: the control thread may be adding one. A clock that is set in the
-        # middle of a publish leaves a span with its ends reversed.
-        return any(min(span) <= stamp_ns <= max(span) for span in reversed(self._sent.copy()))
+    def claim(self, stamp_ns: int) -> bool:
+        """Return whether a message with this stamp of the middleware is this publisher's.
+
+        To be asked once for each message that was heard, in their order.
+        """
+        # A copy: the control thread may be adding one.
+        for span in self._sent.copy():
+            if not span.is_heard and span.holds(stamp_ns):
+                span.is_heard = True
+                return True
+        return False
 
 
 @dataclass(frozen=True)
@@ -146,7 +167,7 @@ class CommandWatch:
         self, topic: WatchedTopic, on_sender: OnSender, on_error: OnError
     ) -> Callable[..., None]:
         def take(_: bytes, info: Mapping[str, Any]) -> None:
-            if not topic.publisher.has_sent(info['source_timestamp']):
+            if not topic.publisher.claim(info['source_timestamp']):
                 self._hear(topic, on_sender)
 
         return with_info(guarded(on_error, topic.full_name, take))

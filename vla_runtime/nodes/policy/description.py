@@ -65,6 +65,8 @@ class PolicyDescription:
         state_offset: likewise.
         committed_plan: full topic name of the requests.
         action_chunk: full topic name of the chunks.
+        step_time_s: time of a step, which a chunk of one row does not tell; None in a recording of
+            an earlier release.
         versions: package to version.
         machine: processor, cores and so on.
     """
@@ -88,6 +90,7 @@ class PolicyDescription:
     state_offset: tuple[float, ...]
     committed_plan: str
     action_chunk: str
+    step_time_s: float | None
     versions: Mapping[str, str]
     machine: Mapping[str, Any]
 
@@ -135,6 +138,7 @@ def describe(
         'state_offset': match.state.offset.tolist(),
         'committed_plan': topic_name('committed_plan'),
         'action_chunk': topic_name('action_chunk'),
+        'step_time_s': spec.step_time_s,
         'versions': versions(_PACKAGES),
         # Not how busy it is: that changes, and nothing else here does.
         'machine': {name: fact for name, fact in machine().items() if name != 'load_1min'},
@@ -192,6 +196,7 @@ def read_description(text: str) -> PolicyDescription:
         state_offset=fields.numbers('state_offset', len(state_joints)),
         committed_plan=fields.text('committed_plan'),
         action_chunk=fields.text('action_chunk'),
+        step_time_s=fields.of('step_time_s', float) if 'step_time_s' in document else None,
         versions=fields.texts('versions'),
         machine=fields.of('machine', dict),
     )

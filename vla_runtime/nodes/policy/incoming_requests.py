@@ -1,15 +1,16 @@
-"""The executor's requests as they arrive, each to be answered once, in their order.
+"""The executor's requests as they arrive, each to be answered once, in the order of their numbers.
 
 As many wait as the policy takes before its first answer; one more replaces the oldest, and one of
 another episode all of them. The executor sends an open request again every 0.1 s, under the same
 number, because a transport may lose it: a process that was suspended, a radio link. A repeat brings
 a newer plan to a request that waits for a frame; it changes nothing while the inference runs or its
 chunk is on the way. A copy of the plan that was answered is one that came late: asked again, the
-executor sends a newer one.
+executor sends a newer one. So is one of an episode that has ended.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, replace
 from threading import Lock
 
@@ -19,6 +20,9 @@ from vla_runtime.types import PlanRequest
 _ON_THE_WAY_NS = 50_000_000
 # Answered requests that are remembered, so that a copy that comes late is known.
 _REMEMBERED = 8
+# A request of an ended episode that a transport held back comes within this. One that comes later
+# begins an episode: a clock that was set back gives a number anew, and so does a bag played twice.
+_HELD_BACK_NS = 5_000_000_000
 
 
 @dataclass(eq=False)
@@ -34,17 +38,30 @@ class IncomingRequests:
     """The newest requests, and how far their answers are. For any thread.
 
     Attributes:
-        most: requests that may wait at once.
         superseded: requests that newer ones replaced before their inference began.
         episode: episode of the newest request; None before the first.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
+        # The oldest first.
         self._entries: list[_Entry] = []
-        self.most = 1
+        # Ended episodes, and the steady times of their ends.
+        self._ended: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
+        self._most = 1
         self.superseded = 0
         self.episode: int | None = None
+
+    @property
+    def most(self) -> int:
+        """Requests that may wait at once."""
+        return self._most
+
+    @most.setter
+    def most(self, most: int) -> None:
+        with self._lock:
+            self._most = most
+            self._prune()
 
     def receive(self, plan: PlanRequest, now_ns: int) -> PlanRequest | None:
         """The request to work on; None for one that needs no answer: a repeat, or an old one.
@@ -54,16 +71,16 @@ class IncomingRequests:
             now_ns: steady clock.
         """
         with self._lock:
+            if self._is_of_ended(plan, now_ns):
+                return None
             if plan.episode != self.episode:
-                self.superseded += len(self._waiting())
-                self._entries.clear()
-                self.episode = plan.episode
+                self._begin(plan.episode, now_ns)
             entry = self._find(plan)
             if entry is None and self._comes_late(plan):
                 return None
             if entry is None:
                 entry = _Entry(replace(plan, arrived_ns=now_ns))
-                self._entries.append(entry)
+                self._insert(entry)
                 self._prune()
             elif not entry.begun:
                 entry.request = replace(plan, arrived_ns=entry.request.arrived_ns)
@@ -76,6 +93,7 @@ class IncomingRequests:
             else:
                 entry.request = replace(plan, arrived_ns=now_ns)
                 entry.begun, entry.answered_ns = False, None
+                self._prune()
             return entry.request
 
     def next(self) -> PlanRequest | None:
@@ -107,11 +125,37 @@ class IncomingRequests:
         with self._lock:
             self._entries.clear()
 
+    def _insert(self, entry: _Entry) -> None:
+        """Put a request before those of higher numbers; one without a number is the newest."""
+        number = entry.request.request
+        newer = (
+            place
+            for place, other in enumerate(self._entries)
+            if number is not None and (other.request.request or 0) > number
+        )
+        self._entries.insert(next(newer, len(self._entries)), entry)
+
+    def _begin(self, episode: int, now_ns: int) -> None:
+        """Let requests of another episode replace all that wait."""
+        self.superseded += len(self._waiting())
+        self._entries.clear()
+        if self.episode is not None:
+            self._ended.append((self.episode, now_ns))
+        self.episode = episode
+
+    def _is_of_ended(self, plan: PlanRequest, now_ns: int) -> bool:
+        """Return whether a request is of an episode that ended a moment ago."""
+        return plan.episode != self.episode and any(
+            episode == plan.episode and now_ns - ended_ns < _HELD_BACK_NS
+            for episode, ended_ns in self._ended
+        )
+
     def _note(self, request: PlanRequest, *, begun: bool, answered_ns: int | None = None) -> None:
         with self._lock:
             entry = self._find(request)
             if entry is not None:
                 entry.begun, entry.answered_ns = begun, answered_ns
+                self._prune()
 
     def _waiting(self) -> list[_Entry]:
         return [entry for entry in self._entries if not entry.begun]
@@ -126,7 +170,7 @@ class IncomingRequests:
 
     def _prune(self) -> None:
         """Forget the oldest of too many that wait, or that were answered."""
-        for entry in self._waiting()[: -self.most]:
+        for entry in self._waiting()[: -self._most]:
             self._entries.remove(entry)
             self.superseded += 1
         answered = [entry for entry in self._entries if entry.answered_ns is not None]
