@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from network_cases import ReferenceCase, our_weights
+from network_cases import our_weights
 from safetensors.torch import load_file
+from sampled_cases import SampledCase, scheduler_of_case
 from torch import Tensor
 
 from vla_runtime.families.blocks.resnet_dimensions import ResNetDims
@@ -20,107 +20,18 @@ from vla_runtime.families.diffusion.checkpoint import NAMES
 from vla_runtime.families.diffusion.dimensions import DiffusionDims, UNetDims
 from vla_runtime.families.diffusion.networks import Diffusion
 from vla_runtime.families.flow_network import build_network
-from vla_runtime.family.noise_schedule import NoiseScheduler
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """One run of the scheduler that a case recorded; `prefix` begins the names of its tensors."""
-
-    name: str
-    prefix: str
-    scheduler: NoiseScheduler
-    steps: int
-
-
-@dataclass(frozen=True)
-class DiffusionCase(ReferenceCase):
+class DiffusionCase(SampledCase):
     """A case of Diffusion Policy, and our network with its weights."""
 
     network: Diffusion
 
-    @property
-    def cameras(self) -> range:
-        return range(self.description['cameras'])
-
-    @property
-    def samplings(self) -> tuple[Sampling, ...]:
-        """The case's own run of the scheduler, and those under other settings."""
-        return samplings_of(self.description)
-
-    def pixels(self, b: int) -> Tensor:
-        """Normalised images of batch entry b, (V, 3, height, width), the newest step first."""
-        steps = self.description['n_obs_steps']
-        return torch.stack(
-            [
-                self._image(camera)[b, step]
-                for step in reversed(range(steps))
-                for camera in self.cameras
-            ]
-        )
-
-    def _image(self, camera: int) -> Tensor:
-        """Images of a camera (B, T, 3, height, width), normalised by the case's statistics."""
-        statistics = self.description['statistics'][f'observation.images.cam{camera}']
-        mean, std = (torch.tensor(statistics[name])[:, None, None] for name in ('mean', 'std'))
-        raw = self.tensors[f'raw_image_{camera}'].permute(0, 1, 4, 2, 3).float() / 255
-        mode = self.description['normalization']['VISUAL']
-        if mode == 'MEAN_STD':
-            return (raw - mean) / (std + 1e-8)
-        assert mode == 'IDENTITY'
-        return raw
-
-    def state(self, b: int) -> Tensor:
+    def rows(self, b: int) -> dict[str, Tensor]:
         """States of all steps, those of the environment behind them, (1, T, S)."""
         parts = [self.tensors[name] for name in ('state', 'env_state') if name in self.tensors]
-        return torch.cat([part[b : b + 1] for part in parts], dim=2)
-
-    def visible(self) -> Tensor:
-        """A mask (V,) that hides nothing."""
-        return torch.ones(self.network.dims.cameras, dtype=torch.bool)
-
-    def image_tokens(self, b: int) -> Tensor:
-        """Image tokens of all images as an engine holds them, (V, N, W)."""
-        return self.network.vision(self.pixels(b))
-
-    def prefix(self, b: int) -> Mapping[str, Tensor]:
-        """Outputs of the prefix network for batch entry b."""
-        return self.network.prefix(self.image_tokens(b), self.visible(), state=self.state(b))
-
-    def step_noise(self, sampling: Sampling, b: int) -> np.ndarray:
-        """Noise of every step (N, H, A); zeros where none is drawn."""
-        found = self.tensors.get(f'{sampling.prefix}step_noise')
-        dims = self.network.dims
-        if found is None or not found.numel():
-            return np.zeros((sampling.steps, dims.horizon, dims.action_dim), np.float32)
-        return found[:, b].numpy()
-
-
-def scheduler_of_case(d: Mapping[str, Any]) -> NoiseScheduler:
-    """Our scheduler of a case's description."""
-    return NoiseScheduler(
-        kind=d['noise_scheduler_type'].lower(),
-        train_steps=d['num_train_timesteps'],
-        betas=d['beta_schedule'],
-        beta_start=d['beta_start'],
-        beta_end=d['beta_end'],
-        prediction=d['prediction_type'],
-        clip=d['clip_sample_range'] if d['clip_sample'] else None,
-    )
-
-
-def samplings_of(d: Mapping[str, Any]) -> tuple[Sampling, ...]:
-    """Runs of the scheduler that a case recorded; those of a flow are left out."""
-
-    def sampling(name: str, changes: Mapping[str, Any]) -> Iterator[Sampling]:
-        own = {**d, **changes}
-        if own.get('objective', 'diffusion') == 'diffusion':
-            steps = own['num_inference_steps'] or own['num_train_timesteps']
-            prefix = f'sampler_{name}.' if name else ''
-            yield Sampling(name or 'own', prefix, scheduler_of_case(own), steps)
-
-    others = [one for other in d['samplers'] for one in sampling(other['name'], other)]
-    return (*sampling('', {}), *others)
+        return {'state': torch.cat([part[b : b + 1] for part in parts], dim=2)}
 
 
 def dims_of_case(d: Mapping[str, Any]) -> DiffusionDims:

@@ -9,78 +9,55 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from diffusion_cases import Sampling, samplings_of, scheduler_of_case
-from network_cases import ReferenceCase, our_weights
+from network_cases import our_weights
 from safetensors.torch import load_file
+from sampled_cases import SampledCase, Sampling, scheduler_of_case
 from torch import Tensor
 
 from vla_runtime.families.blocks.dimensions import VisionDims
-from vla_runtime.families.flow_network import build_network
+from vla_runtime.families.flow_network import FlowNetwork, build_network
 from vla_runtime.families.multi_task_dit.checkpoint import NAMES
 from vla_runtime.families.multi_task_dit.dimensions import (
     MultiTaskDitDims,
+    MultiTaskDitFlowDims,
     TextDims,
     TransformerDims,
 )
-from vla_runtime.families.multi_task_dit.networks import MultiTaskDit
+from vla_runtime.families.multi_task_dit.networks import MultiTaskDit, MultiTaskDitFlow
 
 
 @dataclass(frozen=True)
-class MultiTaskDitCase(ReferenceCase):
-    """A case of Multi-Task DiT, and our network with its weights."""
+class MultiTaskDitCase(SampledCase):
+    """A case of Multi-Task DiT, and our network with its weights.
+
+    It is the one that takes noise away, whatever the case's own objective: `network_of` has others.
+    """
 
     network: MultiTaskDit
-
-    @property
-    def cameras(self) -> range:
-        return range(self.description['cameras'])
-
-    @property
-    def samplings(self) -> tuple[Sampling, ...]:
-        """Runs of the scheduler that the case recorded; those of a flow are left out."""
-        return samplings_of(self.description)
-
-    def pixels(self, b: int) -> Tensor:
-        """Normalised images of batch entry b, (V, 3, height, width), the newest step first."""
-        steps = self.description['n_obs_steps']
-        return torch.stack(
-            [
-                self._image(camera)[b, step]
-                for step in reversed(range(steps))
-                for camera in self.cameras
-            ]
-        )
-
-    def _image(self, camera: int) -> Tensor:
-        """Images of a camera (B, T, 3, height, width), normalised by the case's statistics."""
-        assert self.description['normalization']['VISUAL'] == 'MEAN_STD'
-        statistics = self.description['statistics'][f'observation.images.cam{camera}']
-        mean, std = (torch.tensor(statistics[name])[:, None, None] for name in ('mean', 'std'))
-        raw = self.tensors[f'raw_image_{camera}'].permute(0, 1, 4, 2, 3).float() / 255
-        return (raw - mean) / (std + 1e-8)
 
     def rows(self, b: int) -> dict[str, Tensor]:
         """Prompt and states of batch entry b, one row."""
         return {name: self.tensors[name][b : b + 1] for name in ('tokens', 'token_mask', 'state')}
 
-    def visible(self) -> Tensor:
-        """A mask (V,) that hides nothing."""
-        return torch.ones(self.network.dims.cameras, dtype=torch.bool)
+    def network_of(self, sampling: Sampling) -> FlowNetwork:
+        """Our network of a chunk: the same weights read as those of a flow, where it has one."""
+        if sampling.scheduler is not None:
+            return self.network
+        return flow_network(self.network, sampling.integrator)
 
-    def prefix(self, b: int) -> Mapping[str, Tensor]:
-        """Outputs of the prefix network for batch entry b."""
-        tokens = self.network.vision(self.pixels(b))
-        return self.network.prefix(tokens, self.visible(), **self.rows(b))
 
-    def step_noise(self, sampling: Sampling, b: int) -> np.ndarray:
-        """Noise of every step (N, H, A); zeros where none is drawn."""
-        found = self.tensors.get(f'{sampling.prefix}step_noise')
-        dims = self.network.dims
-        if found is None or not found.numel():
-            return np.zeros((sampling.steps, dims.horizon, dims.action_dim), np.float32)
-        return found[:, b].numpy()
+@lru_cache
+def flow_network(network: MultiTaskDit, integrator: str) -> MultiTaskDitFlow:
+    """The weights of a network as those of a flow, which is followed by this integrator."""
+    own = vars(network.dims)
+    dims = {name: value for name, value in own.items() if name != 'scheduler'}
+    flow = build_network(
+        'multi_task_dit_flow',
+        MultiTaskDitFlowDims(**dims, integrator=integrator),  # type: ignore[arg-type]
+    )
+    assert isinstance(flow, MultiTaskDitFlow)
+    flow.load_state_dict(network.state_dict())
+    return flow.eval().requires_grad_(False)
 
 
 def dims_of_case(d: Mapping[str, Any]) -> MultiTaskDitDims:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,14 @@ _CONFIG_KEYS = (
 )
 
 
-def write_folder(folder: Path, path: Path) -> Path:
-    """Write a case as LeRobot saves a policy, with CLIP's tokenizer beside it."""
+def write_folder(folder: Path, path: Path, changes: Mapping[str, Any] | None = None) -> Path:
+    """Write a case as LeRobot saves a policy, with CLIP's tokenizer beside it.
+
+    Args:
+        folder: folder that appears.
+        path: the case's description.
+        changes: other values of config.json, as of the case's `samplers`.
+    """
     d = load_multi_task_dit_case(path).description
     folder.mkdir(parents=True)
     weights = load_file(path.with_suffix('.weights.safetensors'))
@@ -42,6 +49,7 @@ def write_folder(folder: Path, path: Path) -> Path:
         'use_peft': False,
         'vision_encoder_name': 'openai/clip-vit-base-patch16',
         'text_encoder_name': 'openai/clip-vit-base-patch16',
+        **(changes or {}),
     }
     _write(folder / 'config.json', config)
     _write_processors(folder, d, inputs, outputs)

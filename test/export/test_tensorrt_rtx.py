@@ -19,8 +19,9 @@ import int8_bundles as faults
 import nvfp4_bundles as nvfp4_faults
 import onnx
 import pytest
-from golden_chunks import golden_cases
-from network_cases import random_network
+import torch
+from family_contracts import contract_of
+from network_cases import network_case_paths, random_network
 from onnx import TensorProto, helper
 from onnx_bundles import copy_weights, onnx_of_network, tiny_onnx_bundle
 from paths import ROOT
@@ -106,14 +107,19 @@ def recorded(family: str, precision: str, name: str, rows: int) -> dict:
 @pytest.mark.thorough
 @pytest.mark.cases
 @pytest.mark.parametrize('precision', ['float32', 'bfloat16'])
-@pytest.mark.parametrize('name', golden_cases())
-def test_every_reference_case_is_built(name, precision):
-    network = golden_cases()[name].network
-    family = network.family.name
-    changes = {}
-    if family == 'act':
-        changes['cameras'] = tuple(CameraSpec(f'camera_{n}') for n in range(network.dims.cameras))
-    bundle = onnx_of_network(family, network, precision, **changes)[0]
+@pytest.mark.parametrize(
+    ('family', 'case'),
+    [
+        pytest.param(family, path, id=f'{family}-{path.stem}')
+        for family in FAMILIES
+        for path in network_case_paths(contract_of(family).kind or family)
+    ],
+)
+def test_every_reference_case_is_built(family, case, precision):
+    with torch.inference_mode():
+        network = contract_of(family).case(case, 0).network
+    cameras = tuple(CameraSpec(f'camera_{n}') for n in range(network.dims.cameras))
+    bundle = onnx_of_network(family, network, precision, cameras=cameras)[0]
     for graph in GRAPHS:
         path = bundle / ONNX_FOLDER / graph
         built = build(path)

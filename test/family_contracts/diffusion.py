@@ -63,7 +63,7 @@ def case(path: Path, b: int) -> Case:
         steps=found.samplings[0].steps,
         pixels=list(found.pixels(b)),
         image_mask=found.visible(),
-        rows={'state': found.state(b)},
+        rows=found.rows(b),
         noise=of['noise'][b],
         actions=of['trajectory'][b],
         image_tokens=features,

@@ -10,9 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from multi_task_dit_cases import load_multi_task_dit_case
+from multi_task_dit_cases import (
+    MultiTaskDitCase,
+    flow_network,
+    load_multi_task_dit_case,
+)
 from multi_task_dit_folders import options_of, write_folder
 from reference_cases import find
+from sampled_cases import Sampling
 from torch import Tensor
 
 from family_contracts.declaration import Case, FamilyContract, Fault, Folder, Patched, Recorded
@@ -24,7 +29,9 @@ from vla_runtime.families.blocks.attention import Rotary
 from vla_runtime.families.blocks.dimensions import VisionDims
 from vla_runtime.families.multi_task_dit import clip, networks, transformer
 from vla_runtime.families.multi_task_dit.dimensions import (
+    DitDims,
     MultiTaskDitDims,
+    MultiTaskDitFlowDims,
     TextDims,
     TransformerDims,
 )
@@ -32,8 +39,9 @@ from vla_runtime.family.noise_schedule import NoiseScheduler
 from vla_runtime.types import Observation
 
 
-def tiny(horizon: int) -> MultiTaskDitDims:
-    return MultiTaskDitDims(
+def tiny_of_both(horizon: int) -> DitDims:
+    """Sizes of a tiny policy, whatever it was trained to denoise."""
+    return DitDims(
         vision=VisionDims(width=24, depth=2, num_heads=3, mlp_dim=32, patch_size=8, image_size=40),
         text=TextDims(width=16, depth=2, num_heads=2, mlp_dim=24, positions=80),
         text_width=20,
@@ -42,7 +50,6 @@ def tiny(horizon: int) -> MultiTaskDitDims:
         ),
         image=IMAGE_SIZE,
         crop=(40, 40),
-        scheduler=NoiseScheduler('ddpm', 20, 'linear', 1e-3, 0.2, clip=4.0),
         vocabulary=547,
         prompt_length=64,
         cameras=len(CAMERAS),
@@ -54,18 +61,36 @@ def tiny(horizon: int) -> MultiTaskDitDims:
     )
 
 
-def case(path: Path, b: int) -> Case:
+def tiny(horizon: int) -> MultiTaskDitDims:
+    scheduler = NoiseScheduler('ddpm', 20, 'linear', 1e-3, 0.2, clip=4.0)
+    return MultiTaskDitDims(**vars(tiny_of_both(horizon)), scheduler=scheduler)
+
+
+def tiny_flow(horizon: int) -> MultiTaskDitFlowDims:
+    return MultiTaskDitFlowDims(**vars(tiny_of_both(horizon)))
+
+
+def sampling_of(found: MultiTaskDitCase, integrator: str | None) -> Sampling | None:
+    """The first chunk of a case that follows a flow so; None: that takes noise away."""
+
+    def is_meant(one: Sampling) -> bool:
+        return (one.integrator if one.scheduler is None else None) == integrator
+
+    return next(filter(is_meant, found.samplings), None)
+
+
+def case(integrator: str | None, path: Path, b: int) -> Case:
     found = load_multi_task_dit_case(path)
-    of = found.tensors
+    of, sampling = found.tensors, sampling_of(found, integrator)
     steps = found.description['n_obs_steps']
     return Case(
-        network=found.network,
-        steps=found.samplings[0].steps,
+        network=flow_network(found.network, integrator) if integrator else found.network,
+        steps=sampling.steps if sampling else 1,
         pixels=list(found.pixels(b)),
         image_mask=found.visible(),
         rows=found.rows(b),
         noise=of['noise'][b],
-        actions=of['trajectory'][b],
+        actions=of[f'{sampling.prefix}trajectory'][b] if sampling else None,
         image_tokens=[
             of[f'camera_features_{camera}'][b, at][None]
             for at in reversed(range(steps))
@@ -85,12 +110,17 @@ VARIANTS = {
     ),
 }
 
-_OBSERVATION, _FEATURES = (
-    networks.MultiTaskDit.observation,
-    networks.MultiTaskDit.image_features,
-)
+_TINY_FLOW = tiny_flow(8)
+FLOW_VARIANTS = {
+    'Runge-Kutta, three steps': replace(
+        _TINY_FLOW, integrator='rk4', cameras=6, observation_steps=3, real_horizon=6
+    )
+}
+
+_OBSERVATION, _FEATURES = networks.Dit.observation, networks.Dit.image_features
 _CLIP_ATTENTION, _BLOCK = clip.ClipAttention.forward, transformer.ActionBlock.forward
 _ATTENTION, _VISION = transformer.ActionAttention.forward, clip.ClipVision.forward
+_CONDITIONING = networks.MultiTaskDitFlow.time_conditioning
 _ADVANCE, _TIME_CODE, _ENDING = diffusion_network.advance, transformer.time_code, clip.ending
 
 
@@ -116,13 +146,11 @@ def one_before(x: Tensor, token_mask: Tensor) -> Tensor:
     return _ENDING(x.roll(1, dims=1), token_mask)
 
 
-def newest_state_first(
-    self: networks.MultiTaskDit, features: Tensor, state: Tensor, text: Tensor
-) -> Tensor:
+def newest_state_first(self: networks.Dit, features: Tensor, state: Tensor, text: Tensor) -> Tensor:
     return _OBSERVATION(self, features, state.flip(1), text)
 
 
-def newest_image_first(self: networks.MultiTaskDit, tokens: Tensor, mask: Tensor) -> Tensor:
+def newest_image_first(self: networks.Dit, tokens: Tensor, mask: Tensor) -> Tensor:
     return _FEATURES(self, tokens, mask).flip(0)
 
 
@@ -169,8 +197,8 @@ def faults() -> Mapping[str, Fault]:
     prefix: dict[str, Any] = {
         'a token sees what follows': (clip.ClipAttention, 'forward', sees_what_follows),
         'the last word for the end': (clip, 'ending', one_before),
-        'newest state first': (networks.MultiTaskDit, 'observation', newest_state_first),
-        'newest image first': (networks.MultiTaskDit, 'image_features', newest_image_first),
+        'newest state first': (networks.Dit, 'observation', newest_state_first),
+        'newest image first': (networks.Dit, 'image_features', newest_image_first),
         'the smooth activation': (clip, 'quick_gelu', smooth_gelu),
     }
     expert: dict[str, Any] = {
@@ -198,30 +226,89 @@ def faults() -> Mapping[str, Fault]:
     }
 
 
+def stepped(*shares: float, places: tuple[int, ...] = (0, 1, 1, 2)) -> Callable[..., Tensor]:
+    """A Runge-Kutta step whose velocities have these shares, at these times."""
+
+    def step_velocity(
+        self: networks.MultiTaskDitFlow,
+        x: Tensor,
+        past: Mapping[str, Tensor],
+        conditioning: Tensor,
+        dt: Tensor,
+        **rows: Tensor,
+    ) -> Tensor:
+        times, found = conditioning.chunk(3, dim=-1), []
+        for place, way in zip(places, (0.0, 0.5, 0.5, 1.0), strict=True):
+            reached = x + way * dt * found[-1] if found else x
+            found.append(self.velocity(reached, past, times[place], **rows))
+        parts = [share * velocity for share, velocity in zip(shares, found, strict=True)]
+        return torch.stack(parts).sum(dim=0)
+
+    return step_velocity
+
+
+def from_noise_on(self: networks.MultiTaskDitFlow, times: Tensor) -> Tensor:
+    return _CONDITIONING(self, 1 - times)
+
+
+def flow_faults() -> Mapping[str, Fault]:
+    flow, third = networks.MultiTaskDitFlow, 1 / 3
+    steps = {
+        'four equal shares': stepped(0.25, 0.25, 0.25, 0.25),
+        'the first velocity alone': stepped(1.0, 0.0, 0.0, 0.0),
+        'the middle at the end': stepped(third / 2, third, third, third / 2, places=(0, 2, 2, 2)),
+        'the end in the middle': stepped(third / 2, third, third, third / 2, places=(0, 1, 1, 1)),
+    }
+    return {
+        name: Patched(flow, 'step_velocity', wrong, 'expert.onnx', quick=number == 0)
+        for number, (name, wrong) in enumerate(steps.items())
+    } | {
+        'times count to the noise': Patched(
+            flow, 'time_conditioning', from_noise_on, 'time table', quick=True
+        ),
+        'towards the noise': Patched(flow, 'velocity', networks.Dit.velocity, 'expert.onnx'),
+    }
+
+
 def with_history(spec: BundleSpec) -> BundleSpec:
     """The tiny policy with two steps of the observation."""
     dims = replace(spec.dims, cameras=4, observation_steps=2, real_horizon=7)
     return replace(spec, cameras=with_earlier_frames(spec.cameras, 2), dims=dims)
 
 
-def folders() -> Mapping[str, Callable[[Path], Folder]]:
+def with_runge_kutta(spec: BundleSpec) -> BundleSpec:
+    return replace(spec, dims=replace(spec.dims, integrator='rk4'))
+
+
+def folders(*integrators: str | None) -> Mapping[str, Callable[[Path], Folder]]:
+    """The first of each case's chunks that follow a flow so; None: that takes noise away."""
     return {
-        f'{path.stem}_folder': partial(folder, path)
+        f'{path.stem}_{sampling.name}_folder': partial(folder, path, sampling)
         for path in find('multi_task_dit_*.json')
         if path.with_suffix('.case.safetensors').exists()
+        for integrator in integrators
+        if (sampling := sampling_of(load_multi_task_dit_case(path), integrator)) is not None
     }
 
 
-def folder(path: Path, target: Path) -> Folder:
+def folder(path: Path, sampling: Sampling, target: Path) -> Folder:
     found = load_multi_task_dit_case(path)
     of, d, steps = found.tensors, found.description, found.description['n_obs_steps']
-    own = write_folder(target / 'checkpoint', path)
+    others = (one for one in d['samplers'] if one['name'] == sampling.name)
+    changes = {name: value for name, value in next(others, {}).items() if name != 'name'}
+    own = write_folder(target / 'checkpoint', path, changes)
+    first, last = d['actions_returned']
+    least, most = (torch.tensor(d['statistics']['action'][name]) for name in ('min', 'max'))
 
     def recorded(b: int) -> Recorded:
-        noise = of['noise'][b : b + 1].numpy()
-        if of['step_noise'].numel():
+        noise, chunk = found.noise(sampling, b), of[f'{sampling.prefix}trajectory'][b]
+        if (of_steps := found.step_noise(sampling, b)).any():
             # The noise of a chunk, and that of its steps but the last.
-            noise = np.concatenate([noise, of['step_noise'][:-1, b].numpy()])
+            noise = np.concatenate([noise[None], of_steps[:-1]])
+        # A case has its own chunk in robot units alone.
+        actions = (chunk[first:last] + 1) / 2 * (most - least) + least
+        if not sampling.prefix:
+            actions = of['actions'][b]
         names = [key.removeprefix('observation.images.') for key in d['camera_keys']]
         return Recorded(
             seen=Observation(
@@ -239,8 +326,8 @@ def folder(path: Path, target: Path) -> Folder:
                 ],
             ),
             noise=noise,
-            normalised=of['trajectory'][b],
-            actions=of['actions'][b],
+            normalised=chunk,
+            actions=actions,
             tokens=of['tokens'][b][of['token_mask'][b]],
             state=of['state'][b, -1],
         )
@@ -254,7 +341,7 @@ CONTRACTS = (
     FamilyContract(
         family='multi_task_dit',
         tiny=tiny,
-        case=case,
+        case=partial(case, None),
         template='clip',
         tokenizer='multi_task_dit_a.tokenizer.json',
         images=ImageSpec('none', 'none'),
@@ -279,6 +366,23 @@ CONTRACTS = (
         },
         faults=faults,
         fault_spec=with_history,
-        folders=folders,
+        folders=partial(folders, None),
+    ),
+    FamilyContract(
+        family='multi_task_dit_flow',
+        tiny=tiny_flow,
+        case=partial(case, 'euler'),
+        kind='multi_task_dit',
+        template='clip',
+        tokenizer='multi_task_dit_a.tokenizer.json',
+        images=ImageSpec('none', 'none'),
+        images_normalised=True,
+        norms_pass=True,
+        past=lambda dims: {'modulation': (1, dims.transformer.modulations)},
+        variants=FLOW_VARIANTS,
+        refused={'real_horizon': lambda dims: replace(dims, real_horizon=9)},
+        faults=flow_faults,
+        fault_spec=with_runge_kutta,
+        folders=partial(folders, 'euler', 'rk4'),
     ),
 )

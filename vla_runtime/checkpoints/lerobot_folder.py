@@ -83,7 +83,9 @@ class LeRobotPolicy:
     """Facts in which the folders of one policy type differ from those of others.
 
     Attributes:
-        type: policy type in config.json; the family's name here too.
+        type: policy type in config.json; the family's name here too, unless `family` says another.
+        family: name of the family.
+        told_by: key of config.json and its value, which tell the policy from others of its type.
         template: template of the prompt that LeRobot writes for it; None: it has no language.
         images: resize and padding; with `none` images go in at their own sizes, normalised as
             config.json says.
@@ -122,6 +124,8 @@ class LeRobotPolicy:
     images: ImageSpec
     steps: tuple[str, ...]
     fixed: Mapping[str, object]
+    family: str = ''
+    told_by: tuple[str, str] | None = None
     views_key: str | None = None
     image_statistics: tuple[tuple[float, float, float], tuple[float, float, float]] | None = None
     usual_prompt_length: int | None = None
@@ -173,6 +177,25 @@ def policy_type(folder: Path, known: Sequence[str], policies: Sequence[LeRobotPo
     return found
 
 
+def described_policy(folder: Path, policies: Sequence[LeRobotPolicy]) -> LeRobotPolicy:
+    """Return the one of the policies of a type that config.json tells.
+
+    Raises:
+        JsonError: none of them.
+    """
+    config = read_config(folder)
+    for policy in policies:
+        if policy.told_by is None or config.get(policy.told_by[0], str) == policy.told_by[1]:
+            return policy
+    told = [policy.told_by for policy in policies if policy.told_by is not None]
+    key = told[0][0]
+    raise config.error(
+        key,
+        f"'{config.get(key, str)}' is not supported; expected one of "
+        f'{", ".join(value for _, value in told)}',
+    )
+
+
 def read_lerobot_folder(
     folder: Path, policy: LeRobotPolicy, release: LeRobotRelease | None = None
 ) -> FolderFacts:
@@ -222,7 +245,7 @@ def read_lerobot_folder(
     images, state_bins, questions = _of_release(config, policy, release, early=early)
     return FolderFacts(
         kind='LeRobot',
-        family=policy.type,
+        family=policy.family or policy.type,
         cameras=with_earlier_frames(cameras, steps),
         images=images,
         normalisation=normalisation,

@@ -13,7 +13,12 @@ from typing import ClassVar, NamedTuple
 from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.checkpoints.folder_facts import FolderFacts
-from vla_runtime.checkpoints.lerobot_folder import LeRobotPolicy, is_lerobot_folder, policy_type
+from vla_runtime.checkpoints.lerobot_folder import (
+    LeRobotPolicy,
+    described_policy,
+    is_lerobot_folder,
+    policy_type,
+)
 from vla_runtime.checkpoints.missing_facts import MissingFacts
 from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.checkpoints.tensor_names import TensorNames
@@ -79,14 +84,13 @@ class CheckpointReader:
             ExportError: says what the folder is, and what is served.
         """
 
-    def family(self, folder: Path, tensors: Mapping[str, StoredTensor]) -> str:
-        """The family that the tensors, by our names, belong to; by default its one policy type.
+    def family(self, folder: Path, tensors: Mapping[str, StoredTensor]) -> str | None:
+        """The family that folder and tensors (our names) show; None: config.json's facts decide.
 
         Raises:
             CheckpointError: the tensors are of none of the reader's families.
         """
-        (policy,) = self.lerobot
-        return policy.type
+        return None
 
     def read_folder(self, folder: Path, family: str, options: ExportOptions) -> FolderFacts:
         """Read the facts of a recognised folder, or of a LeRobot folder of `lerobot_types`.
@@ -132,12 +136,15 @@ def find_reader(folder: Path) -> tuple[CheckpointReader, LeRobotPolicy | None]:
     for reader in readers:
         reader.refuse_unserved(folder)
     if is_lerobot_folder(folder):
-        policies: dict[str, tuple[CheckpointReader, LeRobotPolicy | None]] = {
-            policy.type: (reader, policy) for reader in readers for policy in reader.lerobot
-        }
-        policies |= {name: (reader, None) for reader in readers for name in reader.lerobot_types}
-        described = [policy for _, policy in policies.values() if policy is not None]
-        return policies[policy_type(folder, list(policies), described)]
+        described = [(policy, reader) for reader in readers for policy in reader.lerobot]
+        own = {name: reader for reader in readers for name in reader.lerobot_types}
+        types = dict.fromkeys([policy.type for policy, _ in described] + list(own))
+        found = policy_type(folder, list(types), [policy for policy, _ in described])
+        if found in own:
+            return own[found], None
+        of_type = [policy for policy, _ in described if policy.type == found]
+        chosen = described_policy(folder, of_type)
+        return next(reader for policy, reader in described if policy is chosen), chosen
     stored = read_tensors(folder)
     for prefix in prefixes(stored):
         names = [name.removeprefix(prefix) for name in stored]

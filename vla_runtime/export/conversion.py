@@ -100,11 +100,13 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         if options.base is not None:
             raise ExportError(f'--base says {options.base}, but {checkpoint} is no adapter (LoRA)')
         tensors = read_tensors(checkpoint, reader.names)
-    family = reader.family(checkpoint, tensors)
+    shown = reader.family(checkpoint, tensors)
     if policy is not None:
         facts = read_lerobot_folder(checkpoint, policy, options.lerobot)
     else:
-        facts = reader.read_folder(checkpoint, family, options)
+        assert shown is not None, 'a reader of its own folders knows the family by the tensors'
+        facts = reader.read_folder(checkpoint, shown, options)
+    family = shown or facts.family
     missing = MissingFacts(checkpoint, facts)
     _check_facts(facts, family, missing, options)
     source = Source(checkpoint, tensors, facts, options, missing)

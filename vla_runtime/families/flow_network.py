@@ -122,6 +122,26 @@ class FlowNetwork(nn.Module):
         """
         raise NotImplementedError
 
+    def step_velocity(
+        self,
+        x: Tensor,
+        past: Mapping[str, Tensor],
+        conditioning: Tensor,
+        dt: Tensor,
+        **rows: Tensor,
+    ) -> Tensor:
+        """Return the velocity that a whole step moves x by; by default that at its beginning.
+
+        Each prompt row takes the step by itself: guidance mixes what they return.
+
+        Args:
+            x, past, rows: as of `velocity`.
+            conditioning: as of `velocity`, with the S rows of the step's times side by side
+                (`family.step_schedule.step_rows`).
+            dt: (), step; a `diffusion` head has another number here and does not read it.
+        """
+        return self.velocity(x, past, conditioning, **rows)
+
 
 class SinglePassNetwork(FlowNetwork):
     """Network of a `single` head: actions in one pass, without noise and time.

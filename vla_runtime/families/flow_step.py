@@ -54,8 +54,8 @@ class DenoiseStep(nn.Module):
         Args:
             x: (1, H, A) float32, shared by all rows; (N, H, A) for N chunks over one prefix.
             past: outputs of the prefix, R rows.
-            time_conditioning: (1, C) row of the schedule's table, or (1, H, C) where every action
-                has its own flow time.
+            time_conditioning: (1, S * C) row of the schedule's table, or (1, H, S * C) where every
+                action has its own flow time.
             t, dt: () float32, flow time and step (negative).
             row_weight: (R,) float32; [1] without guidance, [beta, 1 - beta] with it.
             plan: (1, H, A) float32, plan_weight: (1, H, 1) float32, zero without a plan: the
@@ -66,7 +66,7 @@ class DenoiseStep(nn.Module):
             x_next (N, H, A) and velocity (R * N, H, A), row by row, float32
         """
         every_row = x if x.shape[0] == 1 else x.repeat(row_weight.shape[0], 1, 1)
-        velocity = self.network.velocity(every_row, past, time_conditioning, **rows)
+        velocity = self.network.step_velocity(every_row, past, time_conditioning, dt, **rows)
         moved = self.advance(past, x, velocity, t, dt, row_weight, plan, plan_weight)
         return moved, velocity
 

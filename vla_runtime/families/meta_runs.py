@@ -18,7 +18,13 @@ from vla_runtime.families.flow_network import empty_network
 from vla_runtime.families.meta_shapes import KnownShapes
 from vla_runtime.families.token_network import TokenNetwork
 from vla_runtime.families.traced_shapes import Part, parameters_of, row_tensors, trace_shapes
-from vla_runtime.family.declaration import TOKENS, PolicyDims, distinct_image_sizes, image_sizes
+from vla_runtime.family.declaration import (
+    TOKENS,
+    PolicyDims,
+    distinct_image_sizes,
+    image_sizes,
+    stages,
+)
 
 _FLOAT32 = 4
 
@@ -70,12 +76,13 @@ class MetaRuns:
         if isinstance(network, TokenNetwork):
             return self._token(network, rows)
         chunk = (dims.horizon, dims.action_dim)
-        x, conditioning = _zeros(1, *chunk), _zeros(1, self._shapes.conditioning)
+        x, dt = _zeros(1, *chunk), _zeros()
+        conditioning = _zeros(1, self._shapes.conditioning * len(stages(dims)))
         past = self._shapes.past_buffers(rows)
         head = row_tensors(network.family.head_inputs(dims), rows)
         return self._count(
             'head',
-            lambda: network.velocity(x, past, conditioning, **head),
+            lambda: network.step_velocity(x, past, conditioning, dt, **head),
             # x goes in and comes out.
             [x, x, conditioning, *head.values()],
             past=self._past(rows),

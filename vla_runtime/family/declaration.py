@@ -54,10 +54,11 @@ class PolicyDims(Protocol):
     function of that name reads. One whose chunk begins before the observation has `first_action`;
     one that sees the states of several steps has `observation_steps`, T, and earlier frames as
     cameras of their own (`CameraSpec.frame_of`). A `diffusion` head has `scheduler`, a
-    `noise_schedule.NoiseScheduler`. A family with language (`Family.templates`) has those of
-    `LanguageDims`. One whose images stand inside the prompt (`PromptLayout.image`) also has
-    `image_places`, text tokens before each camera's image; its `tokens` are the text without the
-    images.
+    `noise_schedule.NoiseScheduler`. A `flow` head that looks at its flow more than once a step has
+    `stages`, see the function of that name. A family with language (`Family.templates`) has the
+    fields of `LanguageDims`. One whose images stand inside the prompt (`PromptLayout.image`) also
+    has `image_places`, text tokens before each camera's image; its `tokens` are the text without
+    the images.
     """
 
     def __hash__(self) -> int:
@@ -167,6 +168,12 @@ def scheduler_of(dims: PolicyDims) -> NoiseScheduler:
     """Return the scheduler of a policy with a `diffusion` head."""
     scheduler: NoiseScheduler = dims.scheduler  # type: ignore[attr-defined]
     return scheduler
+
+
+def stages(dims: PolicyDims) -> tuple[float, ...]:
+    """Places of a step, as shares of it, whose flow times its head sees: most its beginning."""
+    found: tuple[float, ...] = getattr(dims, 'stages', (0.0,))
+    return found
 
 
 def distinct_image_sizes(dims: PolicyDims) -> tuple[tuple[int, int], ...]:

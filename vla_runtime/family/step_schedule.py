@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from vla_runtime.family.declaration import PolicyDims, scheduler_of
+from vla_runtime.family.declaration import PolicyDims, TimeTable, scheduler_of, stages
 from vla_runtime.family.noise_schedule import NoiseScheduler
 
 # `bundle`: the scheduler that the policy was trained with.
@@ -26,6 +26,19 @@ class StepSchedule(NamedTuple):
     times: np.ndarray
     dt: float
     updates: np.ndarray | None = None
+
+
+def stage_times(dims: PolicyDims, times: np.ndarray, dt: float) -> np.ndarray:
+    """Return the times that the head sees in steps from these times (N,), (N, S)."""
+    return np.asarray(times)[:, None] + np.multiply(stages(dims), dt)
+
+
+def step_rows(table: TimeTable, dims: PolicyDims, times: np.ndarray, dt: float) -> np.ndarray:
+    """Return the rows that the head takes in steps from these times, (N, S * C) float32.
+
+    Those of a step's S times lie side by side.
+    """
+    return table(stage_times(dims, times, dt).reshape(-1)).reshape(len(times), -1)
 
 
 def chosen_scheduler(dims: PolicyDims, choice: SchedulerChoice = 'bundle') -> NoiseScheduler:

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from diffusion_cases import DiffusionCase, Sampling, load_diffusion_case
+from diffusion_cases import DiffusionCase, load_diffusion_case
 from network_cases import each_case, each_entry, relative_error
+from sampled_cases import Sampling
 
 from vla_runtime.families.diffusion_network import advance
 from vla_runtime.family.noise_schedule import NoiseScheduler
@@ -35,15 +36,15 @@ def step(
     x: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The next x (H, A) and the prediction of a step from x (H, A)."""
-    scheduler, steps = sampling.scheduler, sampling.steps
-    t = scheduler.timesteps(steps)[k]
-    table = case.network.time_conditioning(torch.tensor([float(t)]))
+    times, _, updates = sampling.schedule
+    assert updates is not None
+    table = case.network.time_conditioning(torch.tensor([float(times[k])]))
     predicted = case.network.velocity(x[None], past, table)
     zero = torch.zeros_like(x)[None]
     moved = advance(
         x[None],
         predicted,
-        torch.from_numpy(scheduler.updates(steps)[k]),
+        torch.from_numpy(updates[k]),
         torch.from_numpy(case.step_noise(sampling, b)[k])[None],
         torch.ones(1),
         zero,
@@ -101,7 +102,7 @@ def test_images_equal_the_reference_stage_by_stage(path: Path, b: int):
     features = network.image_features(case.image_tokens(b), case.visible())
     for camera in case.cameras:
         assert relative_error(features[:, camera], tensors[f'camera_features_{camera}'][b]) <= BOUND
-    observed = network.observation(features[None], case.state(b))
+    observed = network.observation(features[None], case.rows(b)['state'])
     assert relative_error(observed[0], tensors['global_cond'][b]) <= BOUND
 
 
@@ -122,12 +123,12 @@ def test_every_step_of_every_sampler_equals_the_reference(path: Path, b: int):
     for sampling in case.samplings:
         x = tensors[f'{sampling.prefix}x_t'][0, b]
         for k, t in enumerate(tensors[f'{sampling.prefix}t']):
-            assert sampling.scheduler.timesteps(sampling.steps)[k] == t
+            assert sampling.schedule.times[k] == t
             recorded = tensors[f'{sampling.prefix}x_t'][k, b]
             moved, predicted = step(case, sampling, past, k, b, recorded)
             expected = tensors[f'{sampling.prefix}x_next'][k, b]
             # An early step divides float32's noise of the prediction by sqrt(alpha).
-            update = sampling.scheduler.updates(sampling.steps)[k]
+            update = sampling.schedule.updates[k]
             gain = max(1.0, abs(float(update[1] / update[2] * update[4] + update[6])))
             assert relative_error(moved, expected) <= BOUND * gain, (sampling.name, k)
             if not sampling.prefix:
@@ -147,7 +148,7 @@ def test_numpy_updates_as_the_engines_do(path: Path, b: int):
     x, mixed, noise, plan = (random.normal(size=shape).astype(np.float32) for _ in range(4))
     weight = random.uniform(size=(shape[0], 1)).astype(np.float32)
     for sampling in case.samplings:
-        for update in sampling.scheduler.updates(sampling.steps):
+        for update in sampling.schedule.updates:
             tensors = (torch.from_numpy(a)[None] for a in (x, mixed))
             theirs = advance(
                 *tensors,

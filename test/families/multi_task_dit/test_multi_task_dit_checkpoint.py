@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from checkpoint_folders import edit_config, edit_tensors
-from multi_task_dit_cases import load_multi_task_dit_case
+from multi_task_dit_cases import flow_network, load_multi_task_dit_case
 from multi_task_dit_folders import options_of, write_folder
 from reference_cases import shipped
 from torch import Tensor
@@ -18,6 +18,7 @@ from vla_runtime.export.conversion import plan_export
 from vla_runtime.files.json_file import JsonError
 
 CASE = shipped('multi_task_dit_a')
+FLOW = {'objective': 'flow_matching'}
 
 
 @pytest.fixture
@@ -38,6 +39,15 @@ def test_a_folder_shows_the_dimensions_of_its_policy(folder: Path) -> None:
     assert spec.prompt is not None and spec.prompt.template == 'clip'
 
 
+@pytest.mark.parametrize('method', ['euler', 'rk4'])
+def test_a_folder_of_a_flow_shows_how_it_is_followed(folder: Path, method: str) -> None:
+    edit_config(folder, **FLOW, integration_method=method, num_integration_steps=7)
+    spec = plan_export(folder, options_of(CASE), default_name='tiny').spec
+    assert spec.family == 'multi_task_dit_flow'
+    assert spec.dims == flow_network(load_multi_task_dit_case(CASE).network, method).dims
+    assert spec.denoise_steps == 7
+
+
 def one_tower_a_camera(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {
         name.replace('.vision_encoder.', '.vision_encoders.0.'): t for name, t in tensors.items()
@@ -47,7 +57,9 @@ def one_tower_a_camera(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ('spoil', 'field'),
     [
-        (lambda f: edit_config(f, objective='flow_matching'), 'objective'),
+        (lambda f: edit_config(f, objective='score'), 'objective'),
+        (lambda f: edit_config(f, **FLOW, integration_method='heun'), 'integration_method'),
+        (lambda f: edit_config(f, **FLOW, num_integration_steps=101), 'denoise_steps'),
         (lambda f: edit_config(f, beta_schedule='laplace'), 'beta_schedule'),
         (lambda f: edit_config(f, image_crop_shape=[24, 24]), 'positions'),
         (lambda f: edit_config(f, image_crop_shape=[32]), 'image_crop_shape'),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -10,16 +9,10 @@ import pytest
 import torch
 from multi_task_dit_cases import load_multi_task_dit_case
 from network_cases import each_case, each_entry, relative_error
-from onnx_bundles import onnx_of_network
-from tiny_policy import tiny_spec
+from sampled_chunks import chunks
 
-from vla_runtime.bundle.schema import CameraSpec
-from vla_runtime.checkpoints.lerobot_folder import with_earlier_frames
-from vla_runtime.engines.onnx.engine import OnnxEngine
-from vla_runtime.engines.protocol import PolicyEngine, StepInputs
-from vla_runtime.engines.torch.engine import TorchEngine
-from vla_runtime.families.flow_network import build_network
 from vla_runtime.family.listing import find_family
+from vla_runtime.family.step_schedule import stage_times
 from vla_runtime.processing.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.cases
@@ -76,61 +69,36 @@ def test_images_and_prompt_equal_the_reference_layer_by_layer(path: Path, b: int
 def test_every_prediction_equals_the_reference(path: Path, b: int):
     with torch.inference_mode():
         case = load_multi_task_dit_case(path)
-        of, past = case.tensors, case.prefix(b)
+        of, past, own = case.tensors, case.prefix(b), case.samplings[0]
+        network = case.network_of(own)
         for k, t in enumerate(of['t']):
             times = t[None].float()
             features = case.network.transformer.time_features(times)
             assert relative_error(features[0], of['time_features'][k]) <= BOUND
-            table = case.network.time_conditioning(times)
-            predicted = case.network.velocity(of['x_t'][k, b][None], past, table)
+            # A flow of ours runs the other way.
+            sign, times = (1, times) if own.scheduler is not None else (-1, 1 - times)
+            table = network.time_conditioning(times)
+            predicted = sign * network.velocity(of['x_t'][k, b][None], past, table)
             assert relative_error(predicted[0], of['model_output'][k, b]) <= BOUND, k
 
 
-@lru_cache
-def onnx_folder(path: Path) -> Path:
-    """Return the folder of a case's ONNX files."""
+@entries
+def test_flow_times_are_the_references(path: Path, b: int):
     case = load_multi_task_dit_case(path)
-    own = tuple(CameraSpec(f'camera_{i}') for i in case.cameras)
-    cameras = with_earlier_frames(own, case.network.dims.observation_steps)
-    images = tiny_spec('multi_task_dit').images
-    return onnx_of_network('multi_task_dit', case.network, cameras=cameras, images=images)[0]
-
-
-def engine_of(path: Path, backend: str) -> PolicyEngine:
-    case = load_multi_task_dit_case(path)
-    dims, name = case.network.dims, 'multi_task_dit'
-    if backend == 'onnxruntime':
-        folder = onnx_folder(path)
-        return OnnxEngine(name, dims, folder, device='cpu', precision='float32', max_rows=1)
-    # A copy: an engine keeps and folds the network that it is given.
-    network = build_network(name, dims)
-    network.load_state_dict(case.network.state_dict())
-    return TorchEngine(network, max_rows=1)
+    for sampling in case.samplings:
+        times, dt, updates = sampling.schedule
+        seen = stage_times(case.network_of(sampling).dims, times, dt)
+        if updates is None:
+            # The middle of a Runge-Kutta step is looked at twice.
+            seen = 1 - (seen[:, [0, 1, 1, 2]] if seen.shape[1] == 3 else seen)
+        expected = case.tensors[f'{sampling.prefix}t']
+        assert relative_error(torch.from_numpy(seen.reshape(-1)), expected) <= 1e-6, sampling.name
 
 
 @pytest.mark.parametrize('backend', ['torch', 'onnxruntime'])
 @entries
-def test_the_trajectory_of_every_sampler_equals_the_reference(path: Path, b: int, backend: str):
-    case, engine = load_multi_task_dit_case(path), engine_of(path, backend)
-    for camera, pixels in enumerate(case.pixels(b)):
-        engine.encode_image(camera, pixels.numpy())
-    rows = {name: value.numpy() for name, value in case.rows(b).items()}
-    engine.encode_prefix(case.visible().numpy(), rows)
-    engine.use_prefix(1)
-    for sampling in case.samplings:
-        scheduler, steps = sampling.scheduler, sampling.steps
-        engine.set_schedule(scheduler.timesteps(steps), -1.0, scheduler.updates(steps))
-        x = case.tensors['noise'][b].numpy()
-        engine.load_step_inputs(
-            StepInputs(
-                x=x,
-                row_weight=np.ones(1, np.float32),
-                plan=np.zeros_like(x),
-                plan_weight=np.zeros((steps, len(x)), np.float32),
-                step_noise=case.step_noise(sampling, b),
-            )
-        )
-        engine.run_steps()
+def test_the_chunk_of_every_sampling_equals_the_reference(path: Path, b: int, backend: str):
+    case = load_multi_task_dit_case(path)
+    for sampling, chunk in chunks(case, b, backend):
         expected = case.tensors[f'{sampling.prefix}trajectory'][b]
-        assert relative_error(engine.read_x(), expected) <= BOUND, sampling.name
-    engine.close()
+        assert relative_error(chunk, expected) <= BOUND, sampling.name

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray
 from graph import graph
-from tiny_policy import JOINTS, tiny_spec, write_tiny_policy
+from tiny_policy import CAMERAS, JOINTS, tiny_spec, write_tiny_policy
 from tiny_robot import Drivers, write_robot
 from trajectory_msgs.msg import JointTrajectory
 
@@ -74,13 +74,11 @@ def test_its_chunks_are_the_policys_with_and_without_guidance(bundle):
                 np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
-def observed(drivers, report) -> Observation:
+def observed(drivers, report, cameras=CAMERAS) -> Observation:
     """The observation that a report names, from what the drivers published."""
     stamp_ns = int(report['stamp_ns'])
     state = [np.interp(stamp_ns, *zip(*drivers.states[name], strict=True)) for name in JOINTS]
-    images = {
-        name: drivers.frames[name][int(report[f'stamp_ns.{name}'])] for name in ('top', 'wrist')
-    }
+    images = {name: drivers.frames[name][int(report[f'stamp_ns.{name}'])] for name in cameras}
     return Observation(images, np.array(state), TASK)
 
 

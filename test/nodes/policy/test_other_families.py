@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray
@@ -11,15 +13,26 @@ from tiny_policy import tiny_spec, write_tiny_policy
 from tiny_robot import Drivers
 from trajectory_msgs.msg import JointTrajectory
 
+from vla_runtime.family.declaration import with_cameras
 from vla_runtime.messages.diagnostics import values_of
 from vla_runtime.messages.trajectories import message_to_chunk
 
 pytestmark = pytest.mark.graph
 
 
-@pytest.mark.parametrize('family', ['pi0', 'evo1', 'groot_n15', 'groot_n16', 'bitvla'])
+FAMILIES = (
+    *('pi0', 'evo1', 'groot_n15', 'groot_n16', 'bitvla', 'diffusion', 'multi_task_dit'),
+    'multi_task_dit_flow',
+)
+
+
+@pytest.mark.parametrize('family', FAMILIES)
 def test_its_chunks_are_the_policys(family, tmp_path):
-    bundle = write_tiny_policy(tmp_path / family, tiny_spec(family))
+    spec = tiny_spec(family)
+    if spec.images.padding == 'none':
+        # The camera whose images are as large as the policy's.
+        spec = replace(spec, cameras=spec.cameras[:1], dims=with_cameras(spec.dims, 1))
+    bundle = write_tiny_policy(tmp_path / family, spec)
     with graph() as made:
         start(made, bundle, backend='torch')
         drivers = Drivers(made)
@@ -34,5 +47,6 @@ def test_its_chunks_are_the_policys(family, tmp_path):
         made.wait_for(lambda: chunks and reports, 'a chunk', meanwhile=drivers)
         report = values_of(reports[0].status[0])
         found = message_to_chunk(chunks[0])[0].actions
-    expected = infer(bundle, 'torch', observed(drivers, report), report, None)
+    seen = observed(drivers, report, [camera.name for camera in spec.cameras])
+    expected = infer(bundle, 'torch', seen, report, None)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)

@@ -38,6 +38,7 @@ from vla_runtime.engines.schedules import Schedules, schedule_key
 from vla_runtime.engines.token_embedding import TokenEmbedding
 from vla_runtime.family.declaration import PolicyDims, image_sizes
 from vla_runtime.family.listing import find_family, read_time_table
+from vla_runtime.family.step_schedule import step_rows
 
 
 class _Schedule:
@@ -276,7 +277,9 @@ class OnnxEngine:
     def set_schedule(self, times: np.ndarray, dt: float, updates: np.ndarray | None = None) -> None:
         self._schedules.use(
             schedule_key(times, dt, updates),
-            lambda: _Schedule(times, dt, updates, self._table(times), self._place),
+            lambda: _Schedule(
+                times, dt, updates, step_rows(self._table, self.dims, times, dt), self._place
+            ),
         )
 
     def encode_image(self, camera: int, pixels: np.ndarray) -> None:

@@ -23,6 +23,7 @@ from vla_runtime.family.declaration import (
     RowInput,
     free_places,
     image_sizes,
+    stages,
     token_dims,
 )
 from vla_runtime.family.noise_schedule import UPDATE_WIDTH
@@ -90,13 +91,18 @@ class GraphShapes:
     def monolithic(self, steps: int) -> Tensors:
         """Inputs of `monolithic`: all cameras, and tables of all denoise steps."""
         per_step: Tensors = {
-            'time_conditioning': ('float32', (steps, self.conditioning)),
+            'time_conditioning': ('float32', (steps, self._step_row)),
             't': ('float32', (steps,)),
             'plan_weight': ('float32', (steps, 1, self.dims.horizon, 1)),
         }
         prefix = _without(self._prefix(), IMAGE_INPUTS[:1])
         own = _without(self._expert(), self.past)
         return self.images() | prefix | own | per_step
+
+    @property
+    def _step_row(self) -> int:
+        """Numbers of the time table that a step takes."""
+        return self.conditioning * len(stages(self.dims))
 
     def _prefix(self) -> Tensors:
         cameras, rows = self.dims.cameras, self._rows(self.family.prefix_inputs(self.dims))
@@ -129,7 +135,7 @@ class GraphShapes:
         return {
             'x': ('float32', chunk),
             **self.past,
-            'time_conditioning': ('float32', (1, self.conditioning)),
+            'time_conditioning': ('float32', (1, self._step_row)),
             **self._moves(chunk),
             'row_weight': ('float32', (self.rows,)),
             'plan': ('float32', chunk),

@@ -47,7 +47,7 @@ from vla_runtime.engines.tensorrt.store import COMPILED, find_engines, network_n
 from vla_runtime.engines.token_embedding import TokenEmbedding
 from vla_runtime.family.declaration import Family, PolicyDims, TimeTable, language_dims
 from vla_runtime.family.listing import find_family, read_time_table
-from vla_runtime.family.step_schedule import StepSchedule, scheduler_steps
+from vla_runtime.family.step_schedule import StepSchedule, scheduler_steps, step_rows
 
 Tensors = Mapping[str, TensorInfo]
 
@@ -260,7 +260,8 @@ class TensorRTEngine:
             lambda: Schedule(self._runtime, steps, width, self.dims, updates is not None),
         )
         if schedule.key != key:
-            schedule.load(key, self._time_table(np.asarray(times)), times, dt, updates)
+            rows = step_rows(self._time_table, self.dims, times, dt)
+            schedule.load(key, rows, times, dt, updates)
 
     def encode_image(self, camera: int, pixels: np.ndarray) -> None:
         self._pixels.write(pixels)

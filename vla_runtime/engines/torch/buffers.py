@@ -17,6 +17,7 @@ from vla_runtime.engines.protocol import MAX_SAMPLES
 from vla_runtime.engines.torch.cuda_graph import Capturer
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.traced_shapes import TracedShapes, row_tensors
+from vla_runtime.family.step_schedule import stage_times
 
 
 class RowBuffers:
@@ -114,9 +115,18 @@ class Schedule:
         self.dt = torch.tensor(dt, dtype=torch.float32, device=device)
         # Row by row: matrix products round differently for other batch sizes, and a row must not
         # depend on the number of steps.
-        self.table = torch.cat([network.time_conditioning(t[None]) for t in self.times])
+        seen = torch.tensor(
+            stage_times(network.dims, times, dt), dtype=torch.float32, device=device
+        )
+        self.table = torch.cat(
+            [
+                torch.cat([network.time_conditioning(t[None]) for t in of_step], dim=1)
+                for of_step in seen
+            ]
+        )
         # Conditioning of a known action: flow time 0.
-        self.clean = network.time_conditioning(torch.zeros(1, device=device))
+        clean = network.time_conditioning(torch.zeros(1, device=device))
+        self.clean = clean.repeat(1, seen.shape[1])
         # As the network's head takes them.
         self.conditioning = [
             network.split_conditioning(self.table[i : i + 1]) for i in range(len(times))

@@ -36,7 +36,7 @@ from vla_runtime.family.declaration import (
     scheduler_of,
 )
 from vla_runtime.family.listing import find_family
-from vla_runtime.family.step_schedule import StepSchedule
+from vla_runtime.family.step_schedule import StepSchedule, stage_times
 from vla_runtime.inference.denoise import flow_times, usual_schedule
 from vla_runtime.inference.guidance import row_weights
 from vla_runtime.inference.real_time_chunking import plan_weights, scheduler_plan_weights
@@ -263,17 +263,17 @@ class Reference:
         """Add `trace`, `velocity` and `gain`, or the answer of a `tokens` head.
 
         Returns:
-            the time table (N, C)
+            the time table (N, S * C)
         """
         spec, family = self._spec, find_family(self._spec.family)
         schedule = usual_schedule(family, spec.dims, spec.denoise_steps)
-        times = torch.tensor(schedule.times, dtype=torch.float32)
         with self._loaded('head', 'time'):
             if isinstance(self._network, TokenNetwork):
                 for case in cases:
                     compute_answer(self._network, case)
-                return self._network.time_conditioning(times).numpy()
-            table = torch.cat([self._network.time_conditioning(t[None]) for t in times])
+                return self._network.time_conditioning(torch.ones(1)).numpy()
+            times = stage_times(spec.dims, schedule.times, schedule.dt)
+            table = torch.cat([self._step_row(of_step) for of_step in times])
             for case in cases:
                 trace, velocity = self._denoise(case, schedule, table, torch.from_numpy(case.x))
                 nudge = np.random.default_rng(SEED).normal(0, _NUDGE, case.x.shape)
@@ -296,6 +296,11 @@ class Reference:
 
         with self._loaded('time'):
             yield rows
+
+    def _step_row(self, times: np.ndarray) -> Tensor:
+        """Row (1, S * C) of the S times of a step, each computed by itself."""
+        rounded = torch.tensor(times, dtype=torch.float32)
+        return torch.cat([self._network.time_conditioning(t[None]) for t in rounded], dim=1)
 
     def _denoise(
         self, case: Case, schedule: StepSchedule, table: Tensor, x: Tensor

@@ -74,6 +74,7 @@ from vla_runtime.family.declaration import (
     scheduler_of,
 )
 from vla_runtime.family.listing import find_family, read_time_table
+from vla_runtime.family.step_schedule import stage_times, step_rows
 from vla_runtime.files.quotes import join_truncated
 from vla_runtime.inference.denoise import flow_times, usual_schedule
 from vla_runtime.processing.joint_spaces import joint_space
@@ -347,7 +348,8 @@ class _Verifier:
         """Compare the rows of all numbers of steps; return those of the bundle's own."""
         spec = self._spec
         read = read_time_table(spec.family, spec.dims, self._folder / WEIGHTS_FILE)
-        own = read(usual_schedule(self._family, spec.dims, spec.denoise_steps).times)
+        schedule = usual_schedule(self._family, spec.dims, spec.denoise_steps)
+        own = step_rows(read, spec.dims, schedule.times, schedule.dt)
         self._compare(TIME_TABLE, 'time_conditioning', own, table)
         if self._family.takes_steps:
             times = _all_times(self._family, spec.dims)
@@ -492,7 +494,9 @@ def _all_times(family: Family, dims: PolicyDims) -> np.ndarray:
     """Times of every number of steps that the settings allow, each time once."""
     if family.has_scheduler:
         return np.arange(scheduler_of(dims).train_steps, dtype=np.float64)
-    return np.unique(np.concatenate([flow_times(n) for n in range(1, MOST_FLOW_STEPS + 1)]))
+    counts = range(1, MOST_FLOW_STEPS + 1)
+    seen = [stage_times(dims, flow_times(n), -1.0 / n).reshape(-1) for n in counts]
+    return np.unique(np.concatenate(seen))
 
 
 def step_inputs(

@@ -7,8 +7,10 @@ tokenizer.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import ClassVar, cast, get_args
 
 from vla_runtime.bundle.schema import ImageSpec
 from vla_runtime.checkpoints.lerobot_early import read_config
@@ -20,7 +22,10 @@ from vla_runtime.families.blocks.block_sizes import Shapes, check_stated, checke
 from vla_runtime.families.blocks.dimensions import VisionDims
 from vla_runtime.families.diffusion.checkpoint import common_image, pair, read_scheduler
 from vla_runtime.families.multi_task_dit.dimensions import (
+    DitDims,
+    Integrator,
     MultiTaskDitDims,
+    MultiTaskDitFlowDims,
     TextDims,
     TransformerDims,
 )
@@ -102,26 +107,35 @@ _HEAD_WIDTH = 64
 _EYE_WIDTHS, _TEXT_WIDTHS = (768, 1024), (512, 768)
 
 
+_DIFFUSION = LeRobotPolicy(
+    type='multi_task_dit',
+    told_by=('objective', 'diffusion'),
+    template='clip',
+    images=ImageSpec(padding='none', resample='none'),
+    steps=(),
+    fixed={},
+    horizon_key='horizon',
+    denoise_steps_key='num_inference_steps',
+    train_steps_key='num_train_timesteps',
+    observation_steps_key='n_obs_steps',
+    action_steps_key='n_action_steps',
+    has_state_token=True,
+    padded=False,
+    source=('vision_encoder_name', 'text_encoder_name', 'noise_scheduler_type'),
+)
+_FLOW = replace(
+    _DIFFUSION,
+    family='multi_task_dit_flow',
+    told_by=('objective', 'flow_matching'),
+    denoise_steps_key='num_integration_steps',
+    train_steps_key=None,
+    source=('vision_encoder_name', 'text_encoder_name', 'integration_method'),
+)
+
+
 class MultiTaskDitReader(CheckpointReader):
     names = NAMES
-    lerobot = (
-        LeRobotPolicy(
-            type='multi_task_dit',
-            template='clip',
-            images=ImageSpec(padding='none', resample='none'),
-            steps=(),
-            # Flow matching is another head, whose rk4 evaluates a step four times.
-            fixed={'objective': 'diffusion'},
-            horizon_key='horizon',
-            denoise_steps_key='num_inference_steps',
-            train_steps_key='num_train_timesteps',
-            observation_steps_key='n_obs_steps',
-            action_steps_key='n_action_steps',
-            has_state_token=True,
-            padded=False,
-            source=('vision_encoder_name', 'text_encoder_name', 'noise_scheduler_type'),
-        ),
-    )
+    lerobot = (_DIFFUSION, _FLOW)
     wanted: ClassVar[Mapping[str, str]] = {
         '--tokenizer': (
             'tokenizer.json of the CLIP model that config.json names as text_encoder_name, from '
@@ -174,7 +188,7 @@ class MultiTaskDitReader(CheckpointReader):
             )
         )
         transformer = _transformer(shape, config)
-        scheduler, steps = read_scheduler(config), facts.observation_steps
+        objective, steps = _objective(config, facts.family), facts.observation_steps
         projected, action_dim = (
             shape(f'{name}.weight', 2)[0] for name in ('text.projection', 'transformer.action_out')
         )
@@ -190,7 +204,7 @@ class MultiTaskDitReader(CheckpointReader):
             ),
         )
         return lambda cameras, prompt_length, horizon: checked_dims(
-            lambda: MultiTaskDitDims(
+            lambda: objective(
                 vision=vision,
                 text=text,
                 text_width=projected,
@@ -198,7 +212,6 @@ class MultiTaskDitReader(CheckpointReader):
                 image=image,
                 resize=resize,
                 crop=crop,
-                scheduler=scheduler,
                 vocabulary=shape('text.embedding.weight', 2)[0],
                 prompt_length=prompt_length,
                 cameras=cameras,
@@ -209,6 +222,19 @@ class MultiTaskDitReader(CheckpointReader):
                 state_dim=state_dim,
             )
         )
+
+
+def _objective(config: JsonMapping, family: str) -> Callable[..., DitDims]:
+    """Return the dimensions of what the policy was trained to denoise, all others left open."""
+    if family == _DIFFUSION.type:
+        return partial(MultiTaskDitDims, scheduler=read_scheduler(config))
+    method, known = config.get('integration_method', str), get_args(Integrator)
+    if method not in known:
+        raise config.error(
+            'integration_method',
+            f"'{method}' is not supported; expected one of {', '.join(known)}",
+        )
+    return partial(MultiTaskDitFlowDims, integrator=cast(Integrator, method))
 
 
 def _check_positions(shape: Shapes, side: int) -> None:

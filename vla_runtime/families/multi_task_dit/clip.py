@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from vla_runtime.families.blocks.layers import Linear, MultiHeadAttention
 from vla_runtime.families.diffusion.encoder import Framing
-from vla_runtime.families.multi_task_dit.dimensions import MultiTaskDitDims, TextDims
+from vla_runtime.families.multi_task_dit.dimensions import DitDims, TextDims
 
 _EPSILON = 1e-5
 _STEEPNESS = 1.702
@@ -84,7 +84,7 @@ class Patches(nn.Module):
 class ClipVision(nn.Module):
     """Normalised images to one token each: the class token, without CLIP's norm behind it."""
 
-    def __init__(self, dims: MultiTaskDitDims) -> None:
+    def __init__(self, dims: DitDims) -> None:
         super().__init__()
         vision = dims.vision
         self.framing = Framing(dims.resize, dims.crop)

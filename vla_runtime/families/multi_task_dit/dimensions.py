@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from vla_runtime.families.blocks.dimensions import LIMITS as BLOCK_LIMITS
 from vla_runtime.families.blocks.dimensions import VisionDims, check_vision
-from vla_runtime.family.noise_schedule import NoiseScheduler
+from vla_runtime.family.noise_schedule import MOST_TRAIN_STEPS, NoiseScheduler
+
+# How a flow is followed: Euler's step, or the classical Runge-Kutta step of four velocities.
+Integrator = Literal['euler', 'rk4']
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,8 @@ class TransformerDims:
 
 
 @dataclass(frozen=True)
-class MultiTaskDitDims:
-    """All that fixes a Multi-Task DiT policy.
+class DitDims:
+    """All that fixes a Multi-Task DiT policy, but for what it was trained to denoise.
 
     Attributes:
         vision: CLIP's vision transformer; its image is what is left after resize and crop.
@@ -89,7 +93,6 @@ class MultiTaskDitDims:
         image: (height, width) of the cameras' images in pixels.
         resize: (height, width) that they are resized to; None: they are not.
         crop: (height, width) of the middle that the network sees; None: all.
-        scheduler: scheduler of training.
         cameras: images of an observation; an earlier frame of a camera is an image of its own. The
             newest frames of all cameras come first, then those of a step before, and so on.
         observation_steps: steps of the observation that the policy sees, the newest included.
@@ -103,7 +106,6 @@ class MultiTaskDitDims:
     text_width: int
     transformer: TransformerDims
     image: tuple[int, int]
-    scheduler: NoiseScheduler
     vocabulary: int
     prompt_length: int
     cameras: int
@@ -174,6 +176,33 @@ class MultiTaskDitDims:
         return self.cameras + self.observation_steps + self.prompt_length
 
 
+@dataclass(frozen=True)
+class MultiTaskDitDims(DitDims):
+    """A policy that was trained to take noise away.
+
+    Attributes:
+        scheduler: scheduler of training.
+    """
+
+    scheduler: NoiseScheduler = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class MultiTaskDitFlowDims(DitDims):
+    """A policy that was trained on a flow.
+
+    Attributes:
+        integrator: the flow is followed in its steps.
+    """
+
+    integrator: Integrator = 'euler'
+
+    @property
+    def stages(self) -> tuple[float, ...]:
+        """Places of a step whose flow times the transformer sees."""
+        return (0.0,) if self.integrator == 'euler' else (0.0, 0.5, 1.0)
+
+
 LIMITS = {
     **{name: limit for name, limit in BLOCK_LIMITS.items() if name.startswith('vision.')},
     'text.width': 16384,
@@ -192,8 +221,8 @@ LIMITS = {
     'crop': 4096,
     'observation_steps': 16,
     'real_horizon': 1024,
-    'scheduler.train_steps': 1000,
 }
+OF_SCHEDULER = {'scheduler.train_steps': MOST_TRAIN_STEPS}
 
 # LeRobot's usual sizes, on CLIP ViT-B/16, with two cameras and an arm of 7 numbers.
 USUAL = MultiTaskDitDims(

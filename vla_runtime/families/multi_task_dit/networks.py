@@ -8,21 +8,26 @@ import torch
 from torch import Tensor
 
 from vla_runtime.families.diffusion_network import DiffusionNetwork
+from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.multi_task_dit.clip import ClipText, ClipVision
-from vla_runtime.families.multi_task_dit.dimensions import MultiTaskDitDims
+from vla_runtime.families.multi_task_dit.dimensions import (
+    DitDims,
+    MultiTaskDitDims,
+    MultiTaskDitFlowDims,
+)
 from vla_runtime.families.multi_task_dit.transformer import ActionTransformer
 
 
-class MultiTaskDit(DiffusionNetwork):
-    """Multi-Task DiT at inference.
+class Dit(FlowNetwork):
+    """Multi-Task DiT at inference, whatever it was trained to denoise.
 
     Shapes: V images, C cameras, T steps of the observation, S state of a step, H horizon, A
     actions, M numbers of all modulations.
     """
 
-    dims: MultiTaskDitDims
+    dims: DitDims
 
-    def __init__(self, dims: MultiTaskDitDims) -> None:
+    def __init__(self, dims: DitDims) -> None:
         super().__init__()
         self.dims = dims
         self.vision = ClipVision(dims)
@@ -72,7 +77,7 @@ class MultiTaskDit(DiffusionNetwork):
         return {'modulation': self.transformer.observed_modulation(observation)}
 
     def time_conditioning(self, times: Tensor) -> Tensor:
-        """Rows (N, M) of training steps (N,): the time's share."""
+        """Rows (N, M) of the transformer's times (N,): the time's share."""
         return self.transformer.time_modulation(times)
 
     def velocity(
@@ -84,7 +89,48 @@ class MultiTaskDit(DiffusionNetwork):
         if shared > 1:
             modulation = modulation.repeat_interleave(shared, dim=0)
         x = x.expand(modulation.shape[0], -1, -1)
-        return self.transformer(x, (modulation + conditioning)[:, None])
+        by_action = conditioning if conditioning.ndim == 3 else conditioning[:, None]
+        return self.transformer(x, modulation[:, None] + by_action)
 
 
-NETWORKS = {'multi_task_dit': MultiTaskDit}
+class MultiTaskDit(Dit, DiffusionNetwork):
+    """The policy that was trained to take noise away."""
+
+    dims: MultiTaskDitDims
+
+
+class MultiTaskDitFlow(Dit):
+    """The policy that was trained on a flow, which runs from 0 (noise) to 1 (actions)."""
+
+    dims: MultiTaskDitFlowDims
+
+    def time_conditioning(self, times: Tensor) -> Tensor:
+        """As `FlowNetwork.time_conditioning`."""
+        return super().time_conditioning(1.0 - times)
+
+    def velocity(
+        self, x: Tensor, past: Mapping[str, Tensor], conditioning: Tensor, **rows: Tensor
+    ) -> Tensor:
+        """As `FlowNetwork.velocity`."""
+        return -super().velocity(x, past, conditioning, **rows)
+
+    def step_velocity(
+        self,
+        x: Tensor,
+        past: Mapping[str, Tensor],
+        conditioning: Tensor,
+        dt: Tensor,
+        **rows: Tensor,
+    ) -> Tensor:
+        """As `FlowNetwork.step_velocity`; with `rk4` the mean of the classical Runge-Kutta step."""
+        if self.dims.integrator == 'euler':
+            return self.velocity(x, past, conditioning, **rows)
+        start, middle, end = conditioning.chunk(3, dim=-1)
+        first = self.velocity(x, past, start, **rows)
+        second = self.velocity(x + dt / 2 * first, past, middle, **rows)
+        third = self.velocity(x + dt / 2 * second, past, middle, **rows)
+        fourth = self.velocity(x + dt * third, past, end, **rows)
+        return (first + 2 * (second + third) + fourth) / 6
+
+
+NETWORKS = {'multi_task_dit': MultiTaskDit, 'multi_task_dit_flow': MultiTaskDitFlow}

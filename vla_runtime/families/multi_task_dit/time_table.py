@@ -1,4 +1,4 @@
-"""Time table of Multi-Task DiT: what a training step adds to the modulations, in numpy."""
+"""Time tables of Multi-Task DiT: what a time adds to the modulations, in numpy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from vla_runtime.families.blocks.flow_time import layer_rows, linear_rows, silu
-from vla_runtime.families.multi_task_dit.dimensions import MultiTaskDitDims
+from vla_runtime.families.multi_task_dit.dimensions import DitDims
 from vla_runtime.files.safetensors_reader import SafetensorsReader
 
 _SPAN = math.log(10000.0)
@@ -17,7 +17,7 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])
 class TransformerTimes:
     """Rows of the modulations by the training step (see `MultiTaskDit.time_conditioning`)."""
 
-    def __init__(self, dims: MultiTaskDitDims, weights: SafetensorsReader) -> None:
+    def __init__(self, dims: DitDims, weights: SafetensorsReader) -> None:
         self._transformer, self._weights = dims.transformer, weights
 
     @property
@@ -42,6 +42,13 @@ class TransformerTimes:
         for name in ('transformer.time1', 'transformer.time2'):
             x = gelu(layer_rows(x, self._weights, name))
         return x
+
+
+class FlowTimes(TransformerTimes):
+    """Rows of the modulations by the flow time, which the transformer counts from the noise on."""
+
+    def __call__(self, times: np.ndarray) -> np.ndarray:
+        return super().__call__(np.float32(1.0) - np.asarray(times, np.float32))
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
