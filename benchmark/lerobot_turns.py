@@ -1,13 +1,13 @@
-"""Our policies by turns with LeRobot on the same folder: ACT, SmolVLA and pi0.5.
+"""Our policies by turns with LeRobot on the same folder: ACT, SmolVLA, pi0.5, Diffusion Policy.
 
-LeRobot writes a folder of random weights, ACT and SmolVLA at their published sizes, pi0.5 at that
-of `cpu_paths.py`; `vla_runtime export` turns it into a bundle. In every round LeRobot and each of
-our backends infer once from the same observation (new images, so that no cache helps) and the same
-noise, on as many threads, one after the other: what slows the machine slows all of them. Then ours
-infer from the same images once more, which is a hit of the prefix cache; LeRobot has none. Each
-infers from the cameras' bytes to the chunk in robot units. The chunks are compared in the same run,
-relative to the largest number of LeRobot's if that is above 1. pi0.5 runs in LeRobot's bfloat16
-too, and ours in int8, calibrated on observations of other rounds.
+LeRobot writes a folder of random weights, at the published sizes (Diffusion Policy: PushT's, with
+10 steps of DDIM), pi0.5 at that of `cpu_paths.py`; `vla_runtime export` turns it into a bundle. In
+every round LeRobot and each of our backends infer once from the same observation (new images, so
+that no cache helps) and the same noise, on as many threads, one after the other: what slows the
+machine slows all of them. Then ours infer from the same images once more, which is a hit of the
+prefix cache; LeRobot has none. Each infers from the cameras' bytes to the chunk in robot units. The
+chunks are compared in the same run, relative to the largest number of LeRobot's if that is above 1.
+pi0.5 runs in LeRobot's bfloat16 too, and ours in int8, calibrated on observations of other rounds.
 
 `--device cuda` measures on a GPU, which holds all sides at once (pi0.5: about 60 GiB). pi0.5 then
 has its published size, and LeRobot also runs compiled by its own `compile_model`, in PyTorch's
@@ -21,6 +21,7 @@ LeRobot lives in a Python of its own, and imports nothing of this package:
     python benchmark/lerobot_turns.py act --lerobot-python LEROBOT_ENV/bin/python
     python benchmark/lerobot_turns.py smolvla --lerobot-python LEROBOT_ENV/bin/python --rounds 20
     python benchmark/lerobot_turns.py pi05 --lerobot-python LEROBOT_ENV/bin/python
+    python benchmark/lerobot_turns.py diffusion --lerobot-python LEROBOT_ENV/bin/python
     python benchmark/lerobot_turns.py pi05 --device cuda --lerobot-python LEROBOT_ENV/bin/python
 
 Beside the time of the wall the processor time is given: other work on the machine stretches the
@@ -97,10 +98,12 @@ GOALS: dict[str, dict[str, tuple[Goal, ...]]] = {
             Goal('float32 hit', 1 / 11, tuple(f'{name} hit' for name in _FLOAT32), ('lerobot',)),
             Goal('16 or 8 bits, of lerobot bfloat16', 1 / 2.2, _REDUCED, (_BFLOAT16,)),
         ),
+        'diffusion': (Goal('float32', 0.7, _FLOAT32, ('lerobot',)),),
     },
     'cuda': {
         'act': (),
         'smolvla': (),
+        'diffusion': (),
         'pi05': (
             Goal('bfloat16, of LeRobot eager', 1 / 6, _ON_CUDA, (_BFLOAT16,)),
             Goal(
@@ -226,6 +229,7 @@ TOKENIZERS = {
     'act': '',
     'smolvla': str(_CASES / 'smolvla_folder' / 'tokenizer.json'),
     'pi05': str(_CASES / 'lerobot_pi05_tiny' / 'tokenizer.json'),
+    'diffusion': '',
 }
 PACKAGES = ('torch', 'onnxruntime', 'numpy', 'opencv-python-headless')
 # Rounds that are not counted: PyTorch's compiler compiles twice, and its graphs are recorded later.
@@ -285,7 +289,7 @@ def measure(
         arrays = look(family, number, spec)
         turns: dict[str, Turn] = {name: lerobot.infer(arrays) for name, lerobot in theirs.items()}
         turns |= {name: infer(policy, arrays) for name, policy in ours.items()}
-        if find_family(spec.family).head == 'flow':
+        if find_family(spec.family).head != 'single':
             again = {**arrays, 'noise': look(family, rounds + warm_up + number, spec)['noise']}
             turns |= {f'{name} hit': infer(policy, again) for name, policy in ours.items()}
         shown = '  '.join(
@@ -321,6 +325,8 @@ def default_ours(family: str, sides: str) -> list[str]:
     # Random weights in 8 bits say nothing of a large policy; at middle size they show the time.
     # In float32 the published size takes the memory of two other sides.
     large = sides == 'cuda'
+    if family == 'diffusion' and not large:
+        return list(_FLOAT32)
     if family == 'pi05':
         return [name for name in OURS[sides] if not (large and 'float32' in name)]
     without = ('int8', 'triton') if family == 'act' else ('int8',)

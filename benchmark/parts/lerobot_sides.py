@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from parts.lerobot_worker import CAMERAS, HEIGHT, JOINTS, TASK, WIDTH, Options
+from parts.lerobot_worker import CAMERAS, HISTORY, JOINTS, SIZES, TASK, Options
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.onnx_files import Precision
@@ -27,6 +27,7 @@ from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.export.conversion import plan_export, write_export
 from vla_runtime.export.onnx.bundle import export_bundle
 from vla_runtime.export.onnx.export import write_onnx
+from vla_runtime.family.listing import find_family
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation
 
@@ -65,6 +66,7 @@ THEIRS = {
         'act': _EAGER,
         'smolvla': _EAGER,
         'pi05': {**_EAGER, 'lerobot bfloat16': ('bfloat16', '')},
+        'diffusion': _EAGER,
     },
     'cuda': {
         'act': {**_EAGER, 'lerobot tf32': ('tf32', '')},
@@ -80,6 +82,7 @@ THEIRS = {
             'lerobot bfloat16 default': ('bfloat16', 'default'),
             'lerobot bfloat16 max-autotune': ('bfloat16', 'max-autotune'),
         },
+        'diffusion': {**_EAGER, 'lerobot tf32': ('tf32', '')},
     },
 }
 
@@ -181,19 +184,20 @@ def _environment() -> dict[str, str]:
 def look(family: str, seed: int, spec: BundleSpec) -> dict[str, np.ndarray]:
     """Images and state of an observation, and noise, by LeRobot's names."""
     rng = np.random.default_rng(seed)
+    high, wide = (side // 32 for side in SIZES[family])
+    ends = ('', *(f'_{ago}_steps_ago' for ago in range(1, HISTORY[family])))
     # Smooth pictures: noise of single pixels is what no network was made for.
     images = {
-        f'images.camera{i + 1}': np.kron(
-            rng.integers(0, 256, (HEIGHT // 32, WIDTH // 32, 3), dtype=np.uint8),
+        f'images.camera{i + 1}{end}': np.kron(
+            rng.integers(0, 256, (high, wide, 3), dtype=np.uint8),
             np.ones((32, 32, 1), dtype=np.uint8),
         )
         for i in range(CAMERAS[family])
+        for end in ends
     }
-    return {
-        **images,
-        'state': rng.uniform(-1, 1, JOINTS[family]).astype(np.float32),
-        'noise': rng.standard_normal((spec.dims.horizon, spec.dims.action_dim), dtype=np.float32),
-    }
+    states = {f'state{end}': rng.uniform(-1, 1, JOINTS[family]).astype(np.float32) for end in ends}
+    noise = rng.standard_normal((spec.dims.horizon, spec.dims.action_dim), dtype=np.float32)
+    return {**images, **states, 'noise': noise}
 
 
 def observation(arrays: Mapping[str, np.ndarray], spec: BundleSpec) -> Observation:
@@ -205,6 +209,9 @@ def observation(arrays: Mapping[str, np.ndarray], spec: BundleSpec) -> Observati
             if name.startswith('images.')
         },
         state=arrays['state'],
+        earlier_states=tuple(
+            arrays[f'state_{ago}_steps_ago'] for ago in range(1, HISTORY[spec.family])
+        ),
         instruction=TASK if spec.prompt is not None else None,
     )
 
@@ -212,7 +219,7 @@ def observation(arrays: Mapping[str, np.ndarray], spec: BundleSpec) -> Observati
 def infer(policy: Policy, arrays: Mapping[str, np.ndarray]) -> Turn:
     """Infer from an observation with its noise."""
     seen = observation(arrays, policy.spec)
-    noise = arrays['noise'] if policy.spec.prompt is not None else None
+    noise = None if find_family(policy.spec.family).head == 'single' else arrays['noise']
     _synchronize()
     begin, begin_cpu = time.perf_counter(), time.process_time()
     chunk, _ = policy.infer(seen, noise=noise)

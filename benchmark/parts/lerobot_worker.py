@@ -29,10 +29,22 @@ import numpy as np
 import torch
 
 TASK = 'put the cup on the shelf'
-# As the published ones: lerobot/smolvla_base reads three cameras, ALOHA's ACT one.
-CAMERAS = {'act': 1, 'smolvla': 3, 'pi05': 3}
-JOINTS = {'act': 14, 'smolvla': 6, 'pi05': 7}
-HEIGHT, WIDTH = 480, 640
+# As the published ones: lerobot/smolvla_base reads three cameras, ALOHA's ACT and PushT's
+# Diffusion Policy one.
+CAMERAS = {'act': 1, 'smolvla': 3, 'pi05': 3, 'diffusion': 1}
+JOINTS = {'act': 14, 'smolvla': 6, 'pi05': 7, 'diffusion': 2}
+# (height, width) of the images.
+SIZES = {'act': (480, 640), 'smolvla': (480, 640), 'pi05': (480, 640), 'diffusion': (96, 96)}
+# Steps of an observation; what is of `ago` steps before the newest has `_<ago>_steps_ago` behind
+# its name.
+HISTORY = {'act': 1, 'smolvla': 1, 'pi05': 1, 'diffusion': 2}
+# DDIM draws no noise of its own, so that two sides can have the same.
+DIFFUSION = {
+    'crop_shape': (84, 84),
+    'noise_scheduler_type': 'DDIM',
+    'num_inference_steps': 10,
+    'pretrained_backbone_weights': None,
+}
 # HuggingFaceTB/SmolVLM2-500M-Video-Instruct; its language model has 32 layers, of which the
 # policy keeps 16.
 SMOLVLM2 = {
@@ -106,16 +118,18 @@ class Options:
 
 def prepare_lerobot(options: Options) -> None:
     """Keep LeRobot from the network, and give it the size and the tokenizer."""
-    offline()
+    os.environ['HF_HUB_OFFLINE'] = '1'
+    if options.family == 'diffusion':
+        return
+    replace_processor()
     if options.family == 'pi05':
         replace_pi05_tokenizer(Path(options.tokenizer))
         if options.size in PI05_DEPTHS:
             shrink_pi05(PI05_DEPTHS[options.size])
 
 
-def offline() -> None:
-    """Keep LeRobot from the network; stand in for a processor that inference never uses."""
-    os.environ['HF_HUB_OFFLINE'] = '1'
+def replace_processor() -> None:
+    """Stand in for a processor of SmolVLA that inference never uses."""
     from lerobot.policies.smolvla import smolvlm_with_expert
 
     tokenizer = SimpleNamespace(fake_image_token_id=1, global_image_token_id=2)
@@ -170,6 +184,10 @@ def policy_class(family: str) -> Any:
         from lerobot.policies.act.modeling_act import ACTPolicy
 
         return ACTPolicy
+    if family == 'diffusion':
+        from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
+
+        return DiffusionPolicy
     from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
 
     return SmolVLAPolicy
@@ -186,7 +204,7 @@ def make(options: Options) -> None:
     torch.manual_seed(0)
     joints = JOINTS[family]
     inputs = {
-        f'observation.images.camera{i + 1}': PolicyFeature(FeatureType.VISUAL, (3, HEIGHT, WIDTH))
+        f'observation.images.camera{i + 1}': PolicyFeature(FeatureType.VISUAL, (3, *SIZES[family]))
         for i in range(CAMERAS[family])
     }
     inputs['observation.state'] = PolicyFeature(FeatureType.STATE, (joints,))
@@ -197,6 +215,13 @@ def make(options: Options) -> None:
         from lerobot.policies.act.processor_act import make_act_pre_post_processors as processors
 
         config = ACTConfig(**features, device=options.device, pretrained_backbone_weights=None)
+    elif family == 'diffusion':
+        from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
+        from lerobot.policies.diffusion.processor_diffusion import (
+            make_diffusion_pre_post_processors as processors,
+        )
+
+        config = DiffusionConfig(**features, **DIFFUSION, device=options.device)
     elif family == 'pi05':
         from lerobot.policies.pi05.configuration_pi05 import PI05Config
         from lerobot.policies.pi05.processor_pi05 import make_pi05_pre_post_processors as processors
@@ -223,8 +248,8 @@ def make(options: Options) -> None:
         name: {
             'mean': torch.tensor(rng.normal(0, 0.1, shape), dtype=torch.float32),
             'std': torch.tensor(rng.uniform(0.5, 1.5, shape), dtype=torch.float32),
-            'q01': torch.full(shape, -1.5),
-            'q99': torch.full(shape, 1.5),
+            **{name: torch.full(shape, -1.5) for name in ('q01', 'min')},
+            **{name: torch.full(shape, 1.5) for name in ('q99', 'max')},
         }
         for name, shape in (
             *((name, (3, 1, 1)) for name in inputs if 'images' in name),
@@ -336,12 +361,27 @@ class Server:
     @torch.inference_mode()
     def infer(self, arrays: dict[str, np.ndarray]) -> np.ndarray:
         """Return the chunk (H, A) in the robot's units."""
-        given = {f'observation.{name}': arrays[name] for name in arrays if name != 'noise'}
-        batch = self.before(self.prepare(given, self.device, TASK))
+        batch = self.batch(arrays)
         options = {}
         if self.family != 'act':
             options['noise'] = torch.from_numpy(arrays['noise'])[None].to(self.device)
         return self.after(self.policy.predict_action_chunk(batch, **options))[0].numpy()
+
+    def batch(self, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+        """Prepare an observation; with several steps their axis, oldest first, is the second."""
+        steps = []
+        for ago in reversed(range(HISTORY[self.family])):
+            end = f'_{ago}_steps_ago' if ago else ''
+            given = {
+                f'observation.{name.removesuffix(end)}': array
+                for name, array in arrays.items()
+                if name.endswith(end) and name != 'noise' and bool(ago) == ('_ago' in name)
+            }
+            steps.append(self.before(self.prepare(given, self.device, TASK)))
+        if len(steps) == 1:
+            return steps[0]
+        seen = [name for name in steps[0] if name.startswith('observation.')]
+        return {name: torch.stack([step[name] for step in steps], dim=1) for name in seen}
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -353,7 +393,8 @@ class Server:
         from importlib.metadata import version
 
         packages = {'python': sys.version.split()[0], 'torch': torch.__version__}
-        packages |= {name: version(name) for name in ('lerobot', 'transformers', 'torchvision')}
+        used = 'diffusers' if self.family == 'diffusion' else 'transformers'
+        packages |= {name: version(name) for name in ('lerobot', used, 'torchvision')}
         if self.device.type == 'cuda':
             packages['cuda'] = str(torch.version.cuda)
         parameters = sum(p.numel() for p in self.policy.parameters())

@@ -42,12 +42,8 @@ class Diffusion(DiffusionNetwork):
         matrices = self.unet.blocks[0].modulation.weight.dtype
         precision = torch.bfloat16 if matrices == torch.bfloat16 else torch.float32
         for module in self.modules():
-            if isinstance(module, ConvNorm):
+            if isinstance(module, (ConvNorm, Conv, Grow)):
                 module.fold(precision)
-            elif isinstance(module, (Conv, Grow)):
-                module.to(precision)
-            if isinstance(module, Conv):
-                module.as_product = module.weight.device.type == 'cpu'
 
     def image_features(self, image_tokens: Tensor, image_mask: Tensor) -> Tensor:
         """Features (T, C, 2 * keypoints) of the images, oldest step first; zeros for hidden ones.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vla_runtime.families.blocks.fused_product import Product
 from vla_runtime.families.blocks.layers import Linear
 from vla_runtime.families.diffusion.dimensions import LAST_GROUPS, UNetDims
 
@@ -21,33 +22,68 @@ _DOWN, _UP = 3, 4
 
 
 class Conv(nn.Conv1d):
-    """A convolution that computes in the dtype of its own weights; its result is float32.
+    """A convolution that computes in the dtype of its own weights; its result is float32."""
 
-    Attributes:
-        as_product: compute it as one matrix product. A CPU's convolution puts its weights into
-            another order every time, which takes half of its time for as few places as a chunk has.
-    """
+    _product: Product | None = None
 
-    as_product = False
+    def fold(self, dtype: torch.dtype) -> None:
+        """Compute in a dtype from now on; the weights must not change any more.
+
+        On a CPU it becomes one matrix product. PyTorch's convolution lays its weights out anew
+        every time, which takes most of its time for as few places as a chunk has.
+        """
+        self.to(dtype)
+        if self.weight.device.type == 'cpu':
+            self._product, matrix = _packed(self.weight.flatten(1), self.bias)
+            self.weight = nn.Parameter(matrix.view(self.weight.shape), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.to(self.weight.dtype)
-        if not self.as_product:
-            return super().forward(x).float()
+        if self._product is None:
+            return super().forward(x.to(self.weight.dtype)).float()
         padding = int(self.padding[0])
         columns = F.pad(x, (padding, padding)).unfold(2, self.kernel_size[0], self.stride[0])
         rows = columns.permute(0, 2, 1, 3).flatten(2)
-        return F.linear(rows, self.weight.flatten(1), self.bias).float().transpose(1, 2)
+        return self._product(rows).float().transpose(1, 2)
 
 
 class Grow(nn.ConvTranspose1d):
     """A transposed convolution likewise; (B, C, H) to (B, C, 2 H)."""
 
+    _product: Product | None = None
+
     def __init__(self, channels: int) -> None:
         super().__init__(channels, channels, _UP, stride=2, padding=1)
 
+    def fold(self, dtype: torch.dtype) -> None:
+        """As `Conv.fold`."""
+        self.to(dtype)
+        if self.weight.device.type == 'cpu':
+            # Rows of the matrix: the weights of the four taps, one tap after the other.
+            taps = self.weight.permute(2, 1, 0)
+            self._product, matrix = _packed(taps.flatten(0, 1), None)
+            weight = matrix.view(taps.shape).permute(2, 1, 0)
+            self.weight = nn.Parameter(weight, requires_grad=False)
+
     def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
-        return super().forward(x.to(self.weight.dtype)).float()
+        if self._product is None:
+            return super().forward(x.to(self.weight.dtype)).float()
+        assert self.bias is not None
+        shares = self._product(x.transpose(1, 2)).float().unflatten(2, (_UP, -1))
+        # Place p reaches the places 2 p - 1 to 2 p + 2: every place has a share of two.
+        first, even, odd, last = shares.unbind(2)
+        even = even + F.pad(last[:, :-1], (0, 0, 1, 0)) + self.bias
+        odd = odd + F.pad(first[:, 1:], (0, 0, 0, 1)) + self.bias
+        return torch.stack([even, odd], dim=2).flatten(1, 2).transpose(1, 2)
+
+
+def _packed(matrix: Tensor, bias: Tensor | None) -> tuple[Product, Tensor]:
+    """Return the product of a matrix (outputs, inputs), and the matrix as the product has it."""
+    outputs, inputs = matrix.shape
+    layer = Linear(inputs, outputs, bias=bias is not None, device='meta')
+    layer.weight = nn.Parameter(matrix, requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias, requires_grad=False)
+    return Product([layer], packed=True), layer.weight
 
 
 class ConvBlock(nn.Module):
