@@ -9,19 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
 from thorough import thorough_but
-from tiny_policy import CAMERAS, IMAGE_SIZE, JOINTS, observation, tiny_spec, write_tiny_policy
+from tiny_policy import CAMERAS, observation, tiny_spec, write_tiny_policy
+from tiny_student import FRAMES, write_tiny_data
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.cli.main import main
 from vla_runtime.dataset.errors import DatasetError
-from vla_runtime.dataset.frames import DatasetFrame, EncodedImage, EpisodeFacts
 from vla_runtime.dataset.layout import INFO, STATE, TASKS, Layout, image_key
 from vla_runtime.dataset.observations import read_observations
 from vla_runtime.dataset.writer import DatasetWriter, dataset_folder
@@ -29,14 +28,13 @@ from vla_runtime.distillation.student import Distillation, DistillationSettings
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 
-FRAMES = 60
 FAMILIES = ['pi05', 'pi0', 'smolvla', 'groot_n15']
 
 
 @pytest.fixture(scope='module')
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data set with the names of the tiny policies' robot, its joints in another order."""
-    return _write_data(tmp_path_factory.mktemp('data') / 'set')
+    return write_tiny_data(tmp_path_factory.mktemp('data') / 'set')
 
 
 @pytest.fixture(scope='module')
@@ -46,29 +44,6 @@ def checkpoint(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ['distill', str(_teacher(folder)), '--data', str(data), '--out', str(folder / 'out')]
     assert main([*words, '--work', str(folder / 'work'), '--updates', '1']) == 0
     return folder / 'work' / 'checkpoint.pt'
-
-
-def _write_data(folder: Path, first_seed: int = 0, per_episode: int = FRAMES // 2) -> Path:
-    folder.parent.mkdir(exist_ok=True)
-    layout = Layout('tiny', 20, dict.fromkeys(CAMERAS, IMAGE_SIZE), JOINTS[::-1], JOINTS, {})
-    with dataset_folder(folder, force=False) as target:
-        writer = DatasetWriter(target, layout)
-        for episode in range(2):
-            facts = EpisodeFacts(f'task {episode}', per_episode, None, 'made up', 1)
-            seed = first_seed + episode * 100
-            writer.write(facts, [_frame(seed + i) for i in range(per_episode)])
-        writer.finish()
-    return folder
-
-
-def _frame(seed: int) -> DatasetFrame:
-    look = observation(seed)
-    images = {
-        name: EncodedImage(cv2.imencode('.png', pixels[..., ::-1])[1].tobytes(), pixels)
-        for name, pixels in look.images.items()
-        if pixels is not None
-    }
-    return DatasetFrame(images, look.state[::-1], look.state)
 
 
 def _teacher(folder: Path, family: str = 'pi05') -> Path:
@@ -162,11 +137,11 @@ def test_a_run_does_not_go_on_with_other_data(
     # The same data under another way to it is the same.
     (tmp_path / 'set').symlink_to(data)
     assert distil(tmp_path / 'set', 'second') == 0
-    other = _write_data(tmp_path / 'other' / 'set', first_seed=500)
+    other = write_tiny_data(tmp_path / 'other' / 'set', first_seed=500)
     assert distil(other, 'third') == 2
     error = capsys.readouterr().err
     assert f'{work / "checkpoint.pt"}: ' in error and 'data: set sha256:' in error
-    more = _write_data(tmp_path / 'more', per_episode=40)
+    more = write_tiny_data(tmp_path / 'more', per_episode=40)
     assert distil(more, 'fourth', '--frames', '70') == 2
     assert f'frames: {FRAMES}, asked for 70' in capsys.readouterr().err
     assert not (tmp_path / 'third').exists() and not (tmp_path / 'fourth').exists()

@@ -27,13 +27,13 @@ from tqdm import tqdm
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.dataset.observations import StoredObservation
+from vla_runtime.distillation.checkpoint import load_parts, read_checkpoint
 from vla_runtime.engines.torch.weights import load_network
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.traced_shapes import trace_shapes
 from vla_runtime.family.declaration import real_action_dim
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.atomic_write import atomic_write
-from vla_runtime.files.quotes import one_line
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.inference.sampling import sample_noise
@@ -42,6 +42,15 @@ from vla_runtime.types import Advantage
 _CHECKPOINT_EVERY = 100
 _WARM_UP = 20
 _HELD_OUT = 32
+# Of a checkpoint.
+_FIELDS = {
+    'settings': dict,
+    'step': int,
+    'network': dict,
+    'student': dict,
+    'optimizer': dict,
+    'history': list,
+}
 # As in training: a share of prompts without a tag, the rest mostly as it is served.
 _ADVANTAGES: tuple[Advantage | None, ...] = ('positive', 'positive', 'negative', None)
 
@@ -315,19 +324,7 @@ class Distillation:
             torch.save(state, file)
 
     def _load(self) -> None:
-        try:
-            state = torch.load(self._path, map_location=self._device, weights_only=True)
-        except OSError:
-            raise
-        # PyTorch raises errors of many kinds for a file that is cut short or changed.
-        except Exception as error:
-            raise self._damaged('the file', error) from None
-        if not isinstance(state, dict):
-            raise self._damaged('the file', 'is not a mapping')
-        for name in ('settings', 'step', 'network', 'student', 'optimizer', 'history'):
-            kind = {'step': int, 'history': list}.get(name, dict)
-            if not isinstance(state.get(name), kind):
-                raise self._damaged(name, f'expected a {kind.__name__}')
+        state = read_checkpoint(self._path, _FIELDS, self._device)
         found, asked = state['settings'], _plain(self.settings)
         if found != asked:
             others = [
@@ -344,18 +341,8 @@ class Distillation:
             'student': self.student,
             'optimizer': self._optimizer,
         }
-        for name, part in parts.items():
-            try:
-                part.load_state_dict(state[name])
-            except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise self._damaged(name, error) from None
+        load_parts(self._path, state, parts)
         self.history, self._step = state['history'], state['step']
-
-    def _damaged(self, field: str, what: object) -> ValueError:
-        return ValueError(
-            f'{self._path}: {field}: cannot be used: {one_line(str(what), 200)}; remove it to '
-            'begin anew, or name another folder with --work'
-        )
 
 
 def teacher_identity(bundle: Bundle) -> str:

@@ -143,9 +143,9 @@ class _Loop:
         self._period_ns, step_ns = round(world.tick_s * 1e9), round(world.step_time_s * 1e9)
         self._ticks_per_step = step_ns // self._period_ns
         self._executor = _make_executor(world, condition)
-        # A tick before the last step of the delay ends: what arrives within a step can be joined
-        # where that step ends, which is how the executor counts.
-        self._delay_ns = max(round(condition.delay_steps * step_ns) - self._period_ns, 0)
+        # Plan time passes in the tick that follows a delivery, so a chunk that arrives with the end
+        # of its last step still finds that step begun and is joined where it ends.
+        self._delay_ns = round(condition.delay_steps * step_ns)
         self._now_ns = _START_NS
         self._flights: list[_Flight] = []
         self._number = 0

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from vla_runtime.distillation.checkpoint import load_parts, read_checkpoint
 from vla_runtime.families.diffusion_network import advance
 from vla_runtime.families.flow_network import FlowNetwork, build_network
 from vla_runtime.family.declaration import scheduler_of
@@ -43,6 +44,17 @@ _CHECKPOINT_EVERY = 250
 _LOG_EVERY = 10
 # Denoise steps of a check with a scheduler.
 _CHECK_STEPS = 10
+
+# Of a checkpoint.
+_FIELDS = {
+    'plan': dict,
+    'stage': int,
+    'step': int,
+    'learner': dict,
+    'average': dict,
+    'optimizer': dict,
+    'history': list,
+}
 
 Metrics = dict[str, float]
 
@@ -110,7 +122,7 @@ class Training:
         start: origin of the weights, None to train from scratch; `plan.start` names it.
 
     Raises:
-        ValueError: the checkpoint there belongs to another plan.
+        ValueError: the checkpoint there belongs to another plan, or is damaged.
     """
 
     def __init__(
@@ -274,15 +286,18 @@ class Training:
             torch.save(state, file)
 
     def _load(self) -> None:
-        state = torch.load(self._path, map_location=self.device, weights_only=True)
+        state = read_checkpoint(self._path, _FIELDS, self.device)
         if state['plan'] != asdict(self.plan):
             raise ValueError(
                 f'{self._path}: is a run of {state["plan"]}, asked for {asdict(self.plan)}; give '
                 'the same arguments to go on with it, or another folder'
             )
-        self.learner.load_state_dict(state['learner'])
-        self.average.load_state_dict(state['average'])
-        self._optimizer.load_state_dict(state['optimizer'])
+        parts: dict[str, Any] = {
+            'learner': self.learner,
+            'average': self.average,
+            'optimizer': self._optimizer,
+        }
+        load_parts(self._path, state, parts)
         self.history = state['history']
         self._stage, self._step = state['stage'], state['step']
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -181,6 +183,34 @@ def test_a_checkpoint_of_another_plan_is_refused(
     _training(PLAN, samples, vocabulary, tmp_path)._save()
     with pytest.raises(ValueError, match=r'checkpoint\.pt'):
         _training(replace(PLAN, seed=1), samples, vocabulary, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ('damage', 'field'),
+    [
+        (lambda path, state: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+         'the file'),
+        (lambda path, state: path.write_bytes(b''), 'the file'),
+        (lambda path, state: torch.save([1], path), 'the file'),
+        (lambda path, state: torch.save({**state, 'step': '3'}, path), 'step'),
+        (lambda path, state: torch.save({**state, 'learner': {}}, path), 'learner'),
+        (lambda path, state: torch.save({**state, 'optimizer': {}}, path), 'optimizer'),
+    ],
+)  # fmt: skip
+def test_a_damaged_checkpoint_is_named(
+    damage: Callable[[Path, dict[str, Any]], object],
+    field: str,
+    samples: Samples,
+    vocabulary: Path,
+    tmp_path: Path,
+) -> None:
+    _training(PLAN, samples, vocabulary, tmp_path)._save()
+    path = tmp_path / 'checkpoint.pt'
+    damage(path, torch.load(path, weights_only=True))
+    with pytest.raises(ValueError, match='remove it') as refused:
+        _training(PLAN, samples, vocabulary, tmp_path)
+    assert str(refused.value).startswith(f'{path}: {field}: ')
+    assert '\n' not in str(refused.value)
 
 
 @pytest.mark.thorough
