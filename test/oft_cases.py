@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from openvla_cases import OpenVlaCase, load_openvla_case
-from openvla_folders import write_folder
 from oft_oracle import (
     action_hidden,
     cut_levels,
@@ -26,10 +24,11 @@ from oft_oracle import (
     prepared_image,
     robot_actions,
 )
+from openvla_cases import OpenVlaCase, load_openvla_case
+from openvla_folders import write_folder
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vla_runtime.bundle.schema import CameraSpec
 from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.openvla.dimensions import BackboneDims, OpenVlaOftDims

@@ -78,7 +78,9 @@ def image_features(w: Weights, d: Description, image: Tensor) -> Tensor:
         d['image_stds'],
         strict=True,
     ):
-        mean, std = (torch.tensor(values, dtype=image.dtype)[:, None, None] for values in (mean, std))
+        mean, std = (
+            torch.tensor(values, dtype=image.dtype)[:, None, None] for values in (mean, std)
+        )
         found.append(tower_features(w, at, (image - mean) / std, d[f'{tower}_heads']))
     x = torch.cat(found, 1)
     x = F.gelu(linear(w, 'projector.fc1', x))
@@ -176,9 +178,7 @@ def robot_actions(statistics: Mapping[str, Any], actions: np.ndarray, by: str) -
     return np.where(mask, 0.5 * (actions + 1) * (high - low + 1e-8) + low, actions)
 
 
-def bounds(
-    statistics: Mapping[str, Any], by: str
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def bounds(statistics: Mapping[str, Any], by: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     low, high = (
         np.array(statistics[key], dtype=np.float64)
         for key in (('q01', 'q99') if by == 'q' else ('min', 'max'))
