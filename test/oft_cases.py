@@ -44,7 +44,13 @@ CAMERAS = ('image', 'wrist_image')
 CHUNK = 8
 
 
-def head_weights(d: Mapping[str, Any], state_dim: int = len(STATE)) -> dict[str, Tensor]:
+def description_of(path: Path, **changes: Any) -> dict[str, Any]:
+    """Description of a case, with what OFT adds."""
+    d = json.loads(path.read_text())
+    return {**d, 'chunk': CHUNK, 'state_dim': len(STATE), 'cameras': len(CAMERAS), **changes}
+
+
+def head_weights(d: Mapping[str, Any]) -> dict[str, Tensor]:
     """Weights of state projection and action head, as the training's files have them."""
     generator = torch.Generator().manual_seed(d['seed'])
     width, inputs = d['width'], d['action_dim'] * d['width']
@@ -63,7 +69,7 @@ def head_weights(d: Mapping[str, Any], state_dim: int = len(STATE)) -> dict[str,
 
     head = 'action_head.model'
     weights = {
-        **linear('proprio_projector.fc1', width, state_dim),
+        **linear('proprio_projector.fc1', width, d['state_dim']),
         **linear('proprio_projector.fc2', width, width),
         **norm(f'{head}.layer_norm1', inputs),
         **linear(f'{head}.fc1', width, inputs),
@@ -81,7 +87,7 @@ class OftCase:
     """A policy made of a case, with our network.
 
     Attributes:
-        description: of the case, with `chunk`.
+        description: of `description_of`.
         weights: by their published names, float64.
     """
 
@@ -95,17 +101,18 @@ class OftCase:
         return self.of.requests
 
     def pixels(self, request: int) -> Tensor:
-        """(V, 3, S, S) in [-1, 1]: the case's image, and that of the next request."""
+        """(V, 3, S, S) in [-1, 1]: the case's image, and those of the next requests."""
         return torch.cat([self.of.pixels(number) for number in self.numbers(request)])
 
     def numbers(self, request: int) -> list[int]:
         """Requests of the case whose images the cameras see."""
-        return [(request + camera) % len(self.requests) for camera in range(len(CAMERAS))]
+        count = self.description['cameras']
+        return [(request + camera) % len(self.requests) for camera in range(count)]
 
     def state(self, request: int) -> Tensor:
         """(1, S), normalised."""
         generator = torch.Generator().manual_seed(request)
-        return torch.rand(1, len(STATE), generator=generator) * 2 - 1
+        return torch.rand(1, self.description['state_dim'], generator=generator) * 2 - 1
 
     def rows(self, request: int) -> dict[str, Tensor]:
         tokens, mask = self.of.prompt(request)
@@ -121,19 +128,21 @@ class OftCase:
 
 @lru_cache(maxsize=4)
 def load_oft_case(path: Path) -> OftCase:
+    return make_oft_case(path, description_of(path))
+
+
+def make_oft_case(path: Path, d: Mapping[str, Any]) -> OftCase:
     of = load_openvla_case(path)
-    d = {**of.description, 'chunk': CHUNK}
-    heads = head_weights(d)
     backbone = {name: getattr(of.network.dims, name) for name in BackboneDims.__dataclass_fields__}
     dims = OpenVlaOftDims(
-        **{**backbone, 'cameras': len(CAMERAS)},
-        horizon=CHUNK,
-        state_dim=len(STATE),
+        **{**backbone, 'cameras': d['cameras'], 'action_dim': d['action_dim']},
+        horizon=d['chunk'],
+        state_dim=d['state_dim'],
         head_width=d['width'],
     )
     network = build_network('openvla_oft', dims).eval().requires_grad_(False)
     assert isinstance(network, OpenVlaOft)
-    published = load_file(path.with_suffix('.weights.safetensors')) | heads
+    published = load_file(path.with_suffix('.weights.safetensors')) | head_weights(d)
     ours: dict[str, Tensor] = {}
     for theirs, tensor in published.items():
         if not NAMES.is_unused(theirs):
@@ -145,13 +154,14 @@ def load_oft_case(path: Path) -> OftCase:
     return OftCase(of, d, weights, network)
 
 
-def statistics_of(d: Mapping[str, Any], state_dim: int = len(STATE)) -> dict[str, Any]:
+def statistics_of(d: Mapping[str, Any]) -> dict[str, Any]:
     """One data set's statistics, as OFT's training writes them; min and max are others."""
-    random = np.random.default_rng(d['seed'])
-    low, high = random.uniform(-1, -0.2, state_dim), random.uniform(0.2, 1, state_dim)
-    action = {key: list(values) for key, values in d['norm_stats']['set_one'].items()}
-    # The last number of LIBERO's states never changes in some data sets.
+    random, count = np.random.default_rng(d['seed']), d['state_dim']
+    low, high = random.uniform(-1, -0.2, count), random.uniform(0.2, 1, count)
+    # Some numbers of a state never change in a data set.
     high[-1] = low[-1]
+    own = d['norm_stats']['set_one']
+    action = {key: (list(values) * 2)[: d['action_dim']] for key, values in own.items()}
     groups = {'action': action, 'proprio': {'q01': low.tolist(), 'q99': high.tolist()}}
     for numbers in groups.values():
         numbers['min'] = [value - 0.1 for value in numbers['q01']]
@@ -163,25 +173,38 @@ def statistics_of(d: Mapping[str, Any], state_dim: int = len(STATE)) -> dict[str
 def write_oft_folder(
     target: Path,
     path: Path,
+    d: Mapping[str, Any] | None = None,
     data_set: str = DATA_SET,
     *,
     parallel: bool = True,
     dtype: torch.dtype = torch.float32,
-    state_dim: int = len(STATE),
 ) -> Path:
     """Write a folder as published: OpenVLA's shards, heads, statistics, and the merged adapter.
 
     Args:
         target: the folder.
         path: path of OpenVLA's case.
+        d: of `description_of`.
         data_set: name of the data set.
         parallel: the heads were trained with DistributedDataParallel.
         dtype: dtype of the heads.
-        state_dim: numbers of the state.
     """
     write_folder(target, path)
-    d = json.loads(path.read_text())
-    weights = head_weights(d, state_dim)
+    d = description_of(path) if d is None else d
+    write_heads(target, head_weights(d), parallel, dtype)
+    (target / 'dataset_statistics.json').write_text(json.dumps({data_set: statistics_of(d)}))
+    (target / 'lora_adapter').mkdir()
+    (target / 'lora_adapter' / 'adapter_config.json').write_text('{"peft_type": "LORA"}')
+    return target
+
+
+def write_heads(
+    folder: Path,
+    weights: Mapping[str, Tensor],
+    parallel: bool = True,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Write the files of the parts that were trained beside the language model."""
     wrapped = 'module.' if parallel else ''
     for head in HEADS:
         state = OrderedDict(
@@ -189,28 +212,27 @@ def write_oft_folder(
             for name, tensor in weights.items()
             if name.startswith(f'{head}.')
         )
-        torch.save(state, target / f'{head}--150000_checkpoint.pt')
-    statistics = {data_set: statistics_of(d, state_dim)}
-    (target / 'dataset_statistics.json').write_text(json.dumps(statistics))
-    (target / 'lora_adapter').mkdir()
-    (target / 'lora_adapter' / 'adapter_config.json').write_text('{"peft_type": "LORA"}')
-    return target
+        torch.save(state, folder / f'{head}--150000_checkpoint.pt')
 
 
-def oft_options(path: Path, **further: Any) -> ExportOptions:
+def oft_options(path: Path, d: Mapping[str, Any] | None = None, **further: Any) -> ExportOptions:
     """What the folder of a case does not say."""
-    d = json.loads(path.read_text())
-    names = ACTIONS[: d['action_dim']] + tuple(f'a{i}' for i in range(7, d['action_dim']))
+    d = description_of(path) if d is None else d
     given = {
-        'state_names': STATE,
-        'action_names': names,
+        'state_names': STATE + tuple(f's{i}' for i in range(len(STATE), d['state_dim'])),
+        'action_names': ACTIONS + tuple(f'a{i}' for i in range(len(ACTIONS), d['action_dim'])),
         'units': ('1',),
         'rate_hz': 20.0,
         'deltas': (),
         'heads': {'dino': d['dino_heads'], 'siglip': d['siglip_heads']},
-        'horizon': CHUNK,
+        'horizon': d['chunk'],
+        'cameras': tuple(CameraSpec(name) for name in cameras_of(d)),
     }
     return ExportOptions(**{**given, **further})
+
+
+def cameras_of(d: Mapping[str, Any]) -> list[str]:
+    return [f'camera_{number}' for number in range(d['cameras'])]
 
 
 def observed(case: OftCase, request: int) -> Observation:
@@ -219,11 +241,11 @@ def observed(case: OftCase, request: int) -> Observation:
     sizes = [(112, 112), (96, 128), (150, 90)]
     images = [
         clear_image(random, sizes[(request + camera) % len(sizes)], case.description['image'])
-        for camera in range(len(CAMERAS))
+        for camera in range(case.description['cameras'])
     ]
     return Observation(
-        images=dict(zip(CAMERAS, images, strict=True)),
-        state=random.uniform(-1.5, 1.5, len(STATE)).astype(np.float32),
+        images=dict(zip(cameras_of(case.description), images, strict=True)),
+        state=random.uniform(-1.5, 1.5, case.description['state_dim']).astype(np.float32),
         instruction=case.of.description['instructions'][request],
     )
 

@@ -33,6 +33,7 @@ from groot_folders import JOINTS, write_groot_folder
 from groot_n17_folders import joints_of, write_backbone, write_nvidia_folder
 from libero_folders import write_libero_folder
 from multi_task_dit_folders import write_folder as write_multi_task_dit_folder
+from oft_cases import write_oft_folder
 from openvla_folders import write_folder as write_openvla_folder
 from pages import PAGES, blocks
 from paths import ROOT
@@ -152,6 +153,14 @@ def openvla(here: Path) -> tuple[str, ...]:
     config = json.loads((folder / 'config.json').read_text())
     stats = config['norm_stats']
     edit_config(folder, norm_stats={'bridge_orig': stats['set_one'], 'other': stats['set_two']})
+    d = json.loads(case.read_text())
+    return '--heads', f'dino={d["dino_heads"]},siglip={d["siglip_heads"]}'
+
+
+def openvla_oft(here: Path) -> tuple[str, ...]:
+    case = shipped('openvla_full_a')
+    (here / 'path/to').mkdir(parents=True)
+    write_oft_folder(here / 'path/to/openvla-oft', case)
     d = json.loads(case.read_text())
     return '--heads', f'dino={d["dino_heads"]},siglip={d["siglip_heads"]}'
 
@@ -290,6 +299,7 @@ MAKERS: dict[tuple[str, str], Callable[[Path], tuple[str, ...]]] = {
     ('path/to/evo1', ''): evo1,
     ('path/to/n15', ''): groot_n15,
     ('path/to/openvla', ''): openvla,
+    ('path/to/openvla-oft', ''): openvla_oft,
     ('path/to/pi0_fast', ''): pi0_fast,
     ('path/to/bitvla', ''): bitvla,
     ('path/to/diffusion', ''): diffusion,

@@ -167,12 +167,6 @@ def test_an_unknown_data_set_and_damaged_statistics_are_refused(folder: Path):
             plan(folder)
 
 
-def test_openvla_oft_is_refused_by_name(folder: Path):
-    (folder / 'action_head--150000_checkpoint.pt').write_bytes(b'')
-    with pytest.raises(ExportError, match='OpenVLA-OFT'):
-        plan(folder)
-
-
 def test_one_camera_one_action_and_no_guidance(folder: Path):
     cameras = (CameraSpec('left'), CameraSpec('right'))
     for changed, named in (

@@ -1,11 +1,13 @@
-"""OpenVLA's graphs through TensorRT for RTX's own parser and builder, without a GPU."""
+"""OpenVLA and OpenVLA-OFT through TensorRT for RTX's own parser and builder, without a GPU."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from network_cases import network_case_paths
+from oft_cases import oft_options, write_oft_folder
 from onnx_bundles import write_onnx_once
 from openvla_folders import options_of, write_folder
 from rtx_plans import GRAPHS, build, needs_rtx, targets_of, unplanned, wrong_products
@@ -19,10 +21,17 @@ PATHS = network_case_paths('openvla_full')
 
 @pytest.mark.parametrize('precision', ['float32', 'bfloat16'])
 @pytest.mark.parametrize('path', PATHS[:1], ids=lambda path: path.stem)
-def test_files_parse_and_build(path: Path, precision: str, tmp_path: Path):
-    source = write_folder(tmp_path / 'policy', path)
+@pytest.mark.parametrize(
+    ('write', 'options'),
+    [(write_folder, options_of), (write_oft_folder, oft_options)],
+    ids=['openvla', 'openvla_oft'],
+)
+def test_files_parse_and_build(
+    path: Path, precision: str, write: Any, options: Any, tmp_path: Path
+):
+    source = write(tmp_path / 'policy', path)
     write_export(
-        plan_export(source, options_of(path), default_name='tiny'),
+        plan_export(source, options(path), default_name='tiny'),
         tmp_path / 'bundle',
         finish=lambda target, spec: write_onnx_once(target, spec, precision),
     )

@@ -142,8 +142,6 @@ def _platform_of(data_set: DataSet) -> _Platform | None:
     found = next((platform for word, platform in _PLATFORMS.items() if word in name), None)
     if found is None:
         return None
-    counts = [len(data_set.statistics.mapping(key).get('q01', list)) for key in _GROUPS]
+    groups = (data_set.statistics.mapping(key) for key in ('action', 'proprio'))
+    counts = [len(group.get('q01', list)) for group in groups]
     return found if counts == [found.action_dim, found.state_dim] else None
-
-
-_GROUPS = ('action', 'proprio')
