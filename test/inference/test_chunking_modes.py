@@ -342,10 +342,8 @@ def groot(tmp_path_factory) -> Path:
 @pytest.mark.parametrize('guided', [{}, {'cfg_enabled': True, 'cfg_beta': 2.0}])
 @pytest.mark.parametrize('max_rows', [1, 2])
 def test_frozen_begins_at_the_plan_and_moves_by_its_shares(groot, guided, max_rows):
-    """Also row by row, and with several samples; the engine's own steps are those of the loop."""
-    policy, engine = policy_on_engine(
-        groot, max_rows, rtc_mode='frozen', denoise_steps=STEPS, **guided
-    )
+    """Without guidance, and with its rows together or one after the other."""
+    policy = load_policy(groot, max_rows, rtc_mode='frozen', denoise_steps=STEPS, **guided)
     noise, trace = noise_of(policy), []
     tied, report = policy.infer(
         observation(),

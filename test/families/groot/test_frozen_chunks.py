@@ -38,7 +38,7 @@ def test_frozen_chunks_are_the_references(path: Path, backend: str, tmp_path: Pa
     overlap, frozen = options['rtc_overlap_steps'], options['rtc_frozen_steps']
     previous, end = case.tensors['rtc_previous_chunk'][0].numpy(), options['action_horizon']
     # What the executor commits begins with the action that is due at the observation's time.
-    given = np.zeros_like(previous)
+    given = np.zeros((case.network.dims.horizon, previous.shape[1]), np.float32)
     given[:overlap] = previous[end - overlap : end]
     settings = PolicySettings(rtc_mode='frozen', denoise_steps=case.steps)
     assert options['rtc_ramp_rate'] == 6.0
@@ -66,4 +66,5 @@ def test_frozen_chunks_are_the_references(path: Path, backend: str, tmp_path: Pa
         moved = np.abs(tied.actions - committed).max(axis=1)
         assert moved[:frozen].max() <= 1e-4 < moved[frozen:].max()
         away = np.abs(free.actions - committed).max(axis=1)
-        assert (moved[:overlap] < away[:overlap]).all()
+        # Actions of random weights are clipped to their limits.
+        assert (moved[:overlap] <= away[:overlap] + 1e-4).all()
