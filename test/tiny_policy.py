@@ -105,9 +105,9 @@ def aloha_spec() -> BundleSpec:
     )
 
 
-def history_spec(steps: int = 2, **changes: Any) -> BundleSpec:
-    """A diffusion policy that sees the frames and states of several steps."""
-    spec = tiny_spec('diffusion')
+def history_spec(steps: int = 2, family: str = 'diffusion', **changes: Any) -> BundleSpec:
+    """A policy that sees the frames and states of several steps."""
+    spec = tiny_spec(family)
     dims = replace(
         spec.dims,
         cameras=steps * len(CAMERAS),

@@ -27,7 +27,7 @@ from vla_runtime.families.smolvla.fused import FusedSmolVla
 from vla_runtime.families.traced_shapes import row_tensors
 from vla_runtime.family.declaration import TOKEN_MASK, image_sizes
 from vla_runtime.family.step_schedule import StepSchedule
-from vla_runtime.inference.denoise import denoise, denoise_serially, flow_times
+from vla_runtime.inference.denoise import denoise, denoise_by_step, flow_times
 from vla_runtime.inference.guidance import row_weights
 
 STEPS = 3
@@ -238,7 +238,7 @@ def test_guidance_row_by_row_replays_over_both_slots(engines, family):
             for slot in range(2):
                 encode(engine, 2 * seed + slot, 1, slot)
             inputs = replace(inputs_for(engine, seed, 2), plan_weight=np.zeros((STEPS, 4), 'f4'))
-            found.append(denoise_serially(engine, inputs, schedule, (0, 1)))
+            found.append(denoise_by_step(engine, inputs, schedule, ((1, 0), (1, 1))))
         assert_close(*found)
 
 

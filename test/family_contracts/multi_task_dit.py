@@ -378,6 +378,7 @@ CONTRACTS = (
         images=ImageSpec('none', 'none'),
         images_normalised=True,
         norms_pass=True,
+        parameters={'multi_task_dit_flow': 248_891_655},
         past=lambda dims: {'modulation': (1, dims.transformer.modulations)},
         variants=FLOW_VARIANTS,
         refused={'real_horizon': lambda dims: replace(dims, real_horizon=9)},

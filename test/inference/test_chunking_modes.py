@@ -16,7 +16,11 @@ from tiny_policy import observation, tiny_spec, write_tiny_policy
 
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.inference.denoise import flow_times
-from vla_runtime.inference.real_time_chunking import clamp_weights, guidance_weights
+from vla_runtime.inference.real_time_chunking import (
+    clamp_weights,
+    guidance_weights,
+    moving_shares,
+)
 from vla_runtime.policy import Policy
 from vla_runtime.types import CommittedPlan
 
@@ -320,3 +324,70 @@ def test_a_clamp_without_a_time_for_every_action_needs_nothing_of_the_engine(bun
     policy.settings = replace(policy.settings, rtc_mode='hard_prefix')
     chunk, _ = policy.infer(observation(), plan=committed(3))
     np.testing.assert_allclose(chunk.actions[:3], ROWS[:3], atol=1e-6)
+
+
+def test_frozen_actions_stay_and_those_behind_them_are_let_go():
+    shares = moving_shares(2, 5, 8)[:, 0]
+    assert (shares[:2] == 0).all() and (shares[5:] == 1).all()
+    assert (np.diff(shares[1:6]) > 0).all()
+    assert (moving_shares(0, 0, 8) == 1).all()
+    assert (moving_shares(3, 3, 8)[:, 0] == [0, 0, 0, 1, 1, 1, 1, 1]).all()
+
+
+@pytest.fixture(scope='module')
+def groot(tmp_path_factory) -> Path:
+    return write_guided(tmp_path_factory.mktemp('groot'), 'groot_n17')
+
+
+@pytest.mark.parametrize('guided', [{}, {'cfg_enabled': True, 'cfg_beta': 2.0}])
+@pytest.mark.parametrize('max_rows', [1, 2])
+def test_frozen_begins_at_the_plan_and_moves_by_its_shares(groot, guided, max_rows):
+    """Without guidance, and with its rows together or one after the other."""
+    policy = load_policy(groot, max_rows, rtc_mode='frozen', denoise_steps=STEPS, **guided)
+    noise, trace = noise_of(policy), []
+    tied, report = policy.infer(
+        observation(),
+        plan=committed(2),
+        noise=noise,
+        on_step=lambda k, x, velocity: trace.append((x, velocity)),
+    )
+    assert report.rtc_mode == 'frozen'
+    plan = policy._codec.plan(committed(2), observation())
+    beta = 2.0 if guided else 1.0
+    x, shares = noise.copy(), moving_shares(2, 6, 8)
+    x[:6] = plan[:6]
+    for reached, velocity in trace:
+        mixed = velocity[0] if len(velocity) == 1 else beta * velocity[0] - (beta - 1) * velocity[1]
+        x = x - shares * mixed / STEPS
+        np.testing.assert_allclose(reached, x, atol=2e-5)
+    np.testing.assert_allclose(tied.actions[:2], ROWS[:2], atol=1e-5)
+
+
+def test_frozen_samples_are_each_alone_and_without_a_plan_nothing_is_tied(groot):
+    policy = load_policy(groot, rtc_mode='frozen', denoise_steps=STEPS, samples=2)
+    one = noise_of(policy)
+    together, report = policy.infer(
+        observation(), plan=committed(2), noise=np.stack([one, 0.5 * one])
+    )
+    alone = load_policy(groot, rtc_mode='frozen', denoise_steps=STEPS)
+    expected, _ = alone.infer(
+        observation(), plan=committed(2), noise=(one, 0.5 * one)[report.sample]
+    )
+    np.testing.assert_allclose(together.normalised, expected.normalised, atol=2e-5)
+    free, report = alone.infer(observation(), noise=one)
+    assert report.rtc_mode == 'off'
+    off, _ = load_policy(groot, rtc_mode='off', denoise_steps=STEPS).infer(observation(), noise=one)
+    np.testing.assert_array_equal(free.normalised, off.normalised)
+
+
+def noise_of(policy: Policy) -> np.ndarray:
+    dims = policy.spec.dims
+    shape = (dims.horizon, dims.action_dim)
+    return np.random.default_rng(3).normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize('family', ['pi05', 'smolvla'])
+def test_frozen_is_refused_where_no_training_code_does_it(bundles, family):
+    with pytest.raises(ValueError, match='rtc_mode') as error:
+        load_policy(bundles[family], rtc_mode='frozen')
+    assert 'groot_n16' in str(error.value)

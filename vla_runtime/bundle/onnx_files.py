@@ -12,12 +12,12 @@
     onnx/operations.json                   operations and bytes of each run, for the roofline
     onnx/cases.npz                         recorded inputs, and what PyTorch gave for them
 
-In 8 and 4 bits, and of a `tokens` or a `diffusion` head, there are no `monolithic` graphs.
-Every shape is static but for the rows of `_rows`; shapes are those of engines/README.md. The
-monolithic graph takes `pixels` (V, 3, S, S) and whole tables of time_conditioning (N, C), t (N,)
-and plan_weight (N, 1, H, 1), and gives the chunk. With images of several sizes it takes one input a
-camera, `pixels_0` (1, 3, height, width) and so on. Nothing is imported here, so every runtime's
-engine may use this.
+In 8 and 4 bits, of a `tokens` or a `diffusion` head, and of more than 50 steps there are no
+`monolithic` graphs. Every shape is static but for the rows of `_rows`; shapes are those of
+engines/README.md. The monolithic graph takes `pixels` (V, 3, S, S) and whole tables of
+time_conditioning (N, C), t (N,) and plan_weight (N, 1, H, 1), and gives the chunk. With images of
+several sizes it takes one input a camera, `pixels_0` (1, 3, height, width) and so on. Nothing is
+imported here, so every runtime's engine may use this.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from vla_runtime.family.declaration import (
     MOST_DENOISE_STEPS,
     MOST_FLOW_STEPS,
     Family,
+    first_action,
     language_dims,
     observation_steps,
     scheduler_of,
@@ -166,6 +167,12 @@ def _checked(document: Mapping[str, Any]) -> BundleSpec:
             'trained_delay_steps',
             f'{spec.trained_delay_steps} is more than the {spec.horizon} actions of a chunk '
             '(dimensions.horizon)',
+        )
+    if spec.trained_delay_steps and first_action(spec.dims):
+        raise FieldError(
+            'trained_delay_steps',
+            f'{spec.trained_delay_steps} where 0 is expected: the first of the actions that are '
+            'denoised lie before the observation (dimensions.observation_steps)',
         )
     _check_state(spec)
     check_poses(spec)

@@ -31,7 +31,7 @@ from vla_runtime.distillation.checkpoint import load_parts, read_checkpoint
 from vla_runtime.engines.torch.weights import load_network
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.traced_shapes import trace_shapes
-from vla_runtime.family.declaration import real_action_dim
+from vla_runtime.family.declaration import observation_steps, real_action_dim, stages
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.atomic_write import atomic_write
 from vla_runtime.inference.codec import PolicyCodec
@@ -121,6 +121,16 @@ class Distillation:
         if self._family.head != 'flow':
             raise ValueError(
                 f'{spec.family}: has no flow to distil: its head is {self._family.head}'
+            )
+        if len(stages(spec.dims)) > 1:
+            raise ValueError(
+                f'{spec.family}: follows its flow with several looks a step, and a student is '
+                "taught Euler's step: set dimensions.integrator to euler first"
+            )
+        if (observation_steps(spec.dims) or 1) > 1:
+            raise ValueError(
+                f'{spec.family}: sees the frames and states of several steps, and observations of '
+                'a data set are drawn one by one here'
             )
         if len(observations) <= _HELD_OUT:
             raise ValueError(

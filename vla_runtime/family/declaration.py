@@ -256,6 +256,8 @@ class Family:
         rounds_activations: True where networks round numbers to 8 bits on the way, as they were
             trained: one on the edge of two codes goes where the last bit of a sum sends it, and
             moves a chunk by up to 0.1, whatever the precision.
+        freezes_actions: True for a `flow` whose training code ties a chunk to the one before by
+            actions in place of noise, of which the first do not move (`rtc_mode` frozen).
         flow_steps: denoise steps of its published policies; heads of one pass have none.
         figures: performance figures by name of the published size, a key of `presets`.
     """
@@ -275,6 +277,7 @@ class Family:
     noise: Noise = 'normal'
     cuts_padding: bool = False
     rounds_activations: bool = False
+    freezes_actions: bool = False
     flow_steps: int = 10
     figures: Mapping[str, PerformanceFigures] = field(default_factory=dict)
 

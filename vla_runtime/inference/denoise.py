@@ -12,6 +12,7 @@ from vla_runtime.engines.recorded_cases import Case
 from vla_runtime.family.declaration import Family, PolicyDims
 from vla_runtime.family.noise_schedule import advance
 from vla_runtime.family.step_schedule import SchedulerChoice, StepSchedule, scheduler_steps
+from vla_runtime.inference.prefix_cache import PrefixSlot
 from vla_runtime.types import FlowTimes
 
 StepObserver = Callable[[int, np.ndarray, np.ndarray], None]
@@ -88,53 +89,62 @@ def denoise(
     return engine.read_x()
 
 
-def denoise_serially(
+def denoise_by_step(
     engine: PolicyEngine,
     inputs: StepInputs,
     schedule: StepSchedule,
-    slots: Sequence[int],
+    places: Sequence[PrefixSlot],
     on_step: StepObserver | None = None,
+    share: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Denoise one guided chunk on an engine with one prompt row: the rows one after the other.
+    """Denoise one chunk step by step, each update made here, in float32, as the expert step does.
 
-    Every step runs the expert once per slot, from the same x. Guidance mix, plan term and update
-    are computed here, in float32, as the expert step does.
+    For guidance on an engine with one prompt row, whose rows run one after the other from the same
+    x, and for actions that move by a share of their velocity.
 
     Args:
-        engine: engine with the schedule set and one row encoded in each slot.
-        inputs: inputs of `denoise` with R rows, equal head inputs in all of them; no Jacobian.
+        engine: engine with the schedule set and all R rows encoded.
+        inputs: inputs of `denoise` with R rows; no Jacobian. Over several places the head inputs of
+            all rows are equal.
         schedule: the schedule.
-        slots: R slots, in the order of `inputs.row_weight`.
+        places: one of R rows, or R of one row in the order of `inputs.row_weight`.
         on_step: function called after each step, as for `denoise`.
+        share: (H, 1) share of its velocity that each action moves by; None: the whole.
 
     Returns:
         as `denoise`
     """
+    count = places[0][0]
     alone = replace(
         inputs,
-        row_weight=np.ones(1, dtype=np.float32),
+        row_weight=np.full(count, 1 / count, dtype=np.float32),
         plan_weight=np.zeros_like(inputs.plan_weight),
-        rows={name: array[:1] for name, array in inputs.rows.items()},
+        rows={name: array[:count] for name, array in inputs.rows.items()},
     )
-    engine.use_prefix(1, slots[0])
+    engine.use_prefix(*places[0])
     engine.load_step_inputs(alone)
     x = inputs.x
     for index in range(len(schedule.times)):
         rows = []
-        for slot in slots:
-            engine.use_prefix(1, slot)
+        for place in places:
+            engine.use_prefix(*place)
             engine.write_x(x)
             engine.step(index)
-            rows.append(engine.read_velocity()[0])
-        velocity = np.stack(rows)
-        x = _moved(x, velocity, inputs, schedule, index)
+            rows.append(engine.read_velocity())
+        velocity = np.concatenate(rows)
+        x = _moved(x, velocity, inputs, schedule, index, share)
         if on_step is not None:
             on_step(index, x.copy(), velocity)
     return x
 
 
 def _moved(
-    x: np.ndarray, velocity: np.ndarray, inputs: StepInputs, schedule: StepSchedule, index: int
+    x: np.ndarray,
+    velocity: np.ndarray,
+    inputs: StepInputs,
+    schedule: StepSchedule,
+    index: int,
+    share: np.ndarray | None,
 ) -> np.ndarray:
     """x after a step with the predictions (R, H, A) of all rows, in float32."""
     mixed = np.tensordot(inputs.row_weight, velocity, axes=1)
@@ -144,5 +154,6 @@ def _moved(
         noise = inputs.step_noise[index]
         return advance(x, mixed, schedule.updates[index], noise, inputs.plan, tie)
     t, dt = np.float32(schedule.times[index]), np.float32(schedule.dt)
-    moved: np.ndarray = x + dt * (mixed - tie * (inputs.plan - (x - t * mixed)))
+    tied = mixed - tie * (inputs.plan - (x - t * mixed))
+    moved: np.ndarray = x + dt * (tied if share is None else share * tied)
     return moved

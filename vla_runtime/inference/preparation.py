@@ -167,7 +167,7 @@ def _loops(request: ChunkRequest) -> tuple[DenoiseLoop, ...]:
             samples=1 if inputs.x.ndim == 2 else len(inputs.x),
             jacobian=inputs.jacobian,
             action_time=inputs.clean_actions > 0,
-            alone=request.guidance == 'serial',
+            alone=bool(request.by_step),
         )
         for slot in range(SLOTS)
     )

@@ -1,12 +1,16 @@
 """Real-time chunking (arXiv 2506.07339): tie a new chunk to the plan that is being executed.
 
-Three modes, all through the plan term of the expert step, `v' = v - w * (plan - (x - t v))`:
+Three modes through the plan term of the expert step, `v' = v - w * (plan - (x - t v))`:
 - `guided`: w falls off over the overlap and is bounded. The correction is elementwise: the
   paper's with an identity Jacobian, as in LeRobot;
 - `jacobian`: the same w, and the engine multiplies the correction by the Jacobian of the denoised
   chunk, as in the paper;
 - `hard_prefix`: the first actions follow the plan at every step and equal it in the end.
 This module computes w per denoise step and action; `clamp_weights` does so for `hard_prefix`.
+
+A fourth is that of GR00T N1.6's and N1.7's own code (Isaac-GR00T): under `frozen` the plan's
+actions stand where noise would, those of the delay do not move, and the ones behind them move the
+less, the nearer they are (`moving_shares`).
 """
 
 from __future__ import annotations
@@ -17,7 +21,10 @@ from typing import Literal
 import numpy as np
 
 PlanSchedule = Literal['linear', 'exp']
-RtcMode = Literal['off', 'guided', 'jacobian', 'hard_prefix']
+RtcMode = Literal['off', 'guided', 'jacobian', 'hard_prefix', 'frozen']
+
+# How fast actions behind the frozen ones are let go; the default of GR00T's code.
+_RAMP_RATE = 6.0
 
 
 def prefix_weights(
@@ -117,3 +124,21 @@ def clamp_weights(times: np.ndarray, steps: int, horizon: int) -> np.ndarray:
     weights = np.zeros((len(times), horizon))
     weights[:, :steps] = 1.0 / times[:, None]
     return weights.astype(np.float32)
+
+
+def moving_shares(frozen: int, overlap: int, horizon: int) -> np.ndarray:
+    """Share of its velocity that each action moves by under `frozen`.
+
+    Args:
+        frozen: first actions that stay where they are: share 0.
+        overlap: first actions that begin at the plan, `frozen` or more; behind them the share is 1.
+        horizon: H.
+
+    Returns:
+        (H, 1) float32
+    """
+    shares = np.ones((horizon, 1))
+    shares[:frozen] = 0.0
+    ramp = -np.expm1(-_RAMP_RATE * np.linspace(0.0, 1.0, overlap - frozen + 2))
+    shares[frozen:overlap, 0] = (ramp / ramp[-1])[1:-1]
+    return shares.astype(np.float32)

@@ -20,7 +20,7 @@ from vla_runtime.family.declaration import (
     real_action_dim,
     token_dims,
 )
-from vla_runtime.family.listing import find_family
+from vla_runtime.family.listing import family_names, find_family
 from vla_runtime.family.step_schedule import chosen_scheduler
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.denoise import usual_schedule
@@ -28,6 +28,7 @@ from vla_runtime.inference.guidance import resolve_cfg_mode, row_weights
 from vla_runtime.inference.prefix_cache import Clock, PrefixInputs
 from vla_runtime.inference.real_time_chunking import (
     clamp_weights,
+    moving_shares,
     plan_weights,
     prefix_weights,
     scheduler_plan_weights,
@@ -112,6 +113,12 @@ class RequestBuilder:
                 f'denoise_steps is {steps}: this policy was distilled to '
                 f'{" or ".join(map(str, known))} (policy.yaml: student_steps), and knows no other '
                 'number of steps'
+            )
+        if settings.rtc_mode == 'frozen' and not self._family.freezes_actions:
+            able = [name for name in family_names() if find_family(name).freezes_actions]
+            raise ValueError(
+                f"rtc_mode 'frozen' is the training code's own way of {' and '.join(able)}, and "
+                f'this policy is of {self._family.name}; use guided, jacobian or hard_prefix'
             )
         needed: list[Feature] = []
         serial = False
@@ -220,6 +227,8 @@ class RequestBuilder:
         settings = request.settings
         jacobian = settings.rtc_mode == 'jacobian' and request.guidance != 'serial'
         clean = self._spec.trained_delay_steps if settings.rtc_mode == 'hard_prefix' else 0
+        if settings.rtc_mode == 'frozen':
+            return replace(request, share=moving_shares(0, 0, self._spec.dims.horizon))
         if not (jacobian or clean):
             return request
         inputs = replace(request.inputs, jacobian=jacobian, clean_actions=clean)
@@ -355,8 +364,10 @@ class RequestBuilder:
             overlap = np.repeat(per_action[:, None], width, axis=1)
             free = replace(free, inputs=replace(free.inputs, plan=normalised), overlap=overlap)
         clamped = clean = 0
-        if settings.rtc_mode == 'off':
+        if settings.rtc_mode == 'off' or not end:
             return free
+        if settings.rtc_mode == 'frozen':
+            return self._frozen(free, normalised, min(plan.delay_steps, end), end)
         weight = np.zeros_like(free.inputs.plan_weight)
         if settings.rtc_mode == 'hard_prefix':
             clamped = min(plan.delay_steps, end)
@@ -389,6 +400,23 @@ class RequestBuilder:
         )
         return replace(
             free, inputs=inputs, rtc_mode=settings.rtc_mode, clamped=self._rows_of(clamped)
+        )
+
+    def _frozen(
+        self, free: ChunkRequest, normalised: np.ndarray, frozen: int, overlap: int
+    ) -> ChunkRequest:
+        """Return a request whose first actions begin at the plan, the very first to stay there."""
+        x, begun = free.inputs.x.copy(), self._rows_of(overlap)
+        x[..., begun, :] = normalised[begun]
+        share = np.ones((self._spec.dims.horizon, 1), dtype=np.float32)
+        rows = self._spec.action_rows
+        share[rows] = moving_shares(frozen, overlap, self._spec.horizon)
+        return replace(
+            free,
+            inputs=replace(free.inputs, x=x, plan=normalised),
+            share=share,
+            rtc_mode='frozen',
+            clamped=self._rows_of(frozen),
         )
 
 

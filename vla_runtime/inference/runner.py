@@ -16,7 +16,7 @@ import numpy as np
 
 from vla_runtime.engines.protocol import PolicyEngine, TokenEngine
 from vla_runtime.family.declaration import AnswerDecoder, token_dims
-from vla_runtime.inference.denoise import StepObserver, denoise, denoise_serially
+from vla_runtime.inference.denoise import StepObserver, denoise, denoise_by_step
 from vla_runtime.inference.greedy import write_answer
 from vla_runtime.inference.prefix_cache import PrefixCache, PrefixSlot
 from vla_runtime.inference.request import ChunkRequest
@@ -123,9 +123,9 @@ class ChunkRunner:
         engine, request = self._engine, encoded.request
         steps = len(request.times)
         engine.set_schedule(*request.schedule)
-        if request.guidance == 'serial':
-            chunks = denoise_serially(
-                engine, request.inputs, request.schedule, encoded.slots, on_step
+        if request.by_step:
+            chunks = denoise_by_step(
+                engine, request.inputs, request.schedule, encoded.places, on_step, request.share
             )
         else:
             engine.use_prefix(*encoded.places[0])
@@ -196,8 +196,8 @@ class ChunkRunner:
 
 
 def _graphs_used(captured: Mapping[str, str], request: ChunkRequest) -> dict[str, str]:
-    """Graphs as the engine has them; serial guidance runs the steps one by one, without theirs."""
+    """Graphs as the engine has them; steps that run one by one go without theirs."""
     # A loop that gave up its graph, and an engine that captures none, keep their own words.
     graphs = 'captured' in captured.values() and captured['denoise'] in ('captured', 'eager')
-    by_step = request.guidance == 'serial' and graphs
-    return {**captured, **({'denoise': 'eager: serial guidance'} if by_step else {})}
+    by_step = f'eager: {request.by_step}' if request.by_step and graphs else ''
+    return {**captured, **({'denoise': by_step} if by_step else {})}

@@ -63,9 +63,11 @@ from vla_runtime.families.operation_counts import count_operations, write_counts
 from vla_runtime.families.token_network import TokenNetwork
 from vla_runtime.families.token_step import ReadToken
 from vla_runtime.families.traced_shapes import parameters_of, trace_shapes
-from vla_runtime.family.declaration import distinct_image_sizes, image_sizes
+from vla_runtime.family.declaration import distinct_image_sizes, image_sizes, stages
 from vla_runtime.family.listing import find_family
 
+# Most looks of the head at its flow that the baseline holds, one after the other.
+_MOST_UNROLLED = 50
 _OPSETS: Mapping[Precision, int] = {'fp8': FLOAT8_OPSET, 'nvfp4': FLOAT4_OPSET}
 _DTYPES = {
     'float32': torch.float32,
@@ -124,9 +126,15 @@ def write_onnx(
     write_counts(folder, count_operations(spec.family, spec.dims))
 
 
+def is_unrolled(spec: BundleSpec) -> bool:
+    """Return whether a policy has a baseline: of many passes or steps it would be too long."""
+    looks = spec.denoise_steps * len(stages(spec.dims))
+    return find_family(spec.family).is_unrolled and looks <= _MOST_UNROLLED
+
+
 def has_monolithic(spec: BundleSpec, precision: Precision) -> bool:
-    """Return whether the baseline is written: of many passes or steps it would be too long."""
-    return precision not in QUANTISED and find_family(spec.family).is_unrolled
+    """Return whether the baseline is written in a precision."""
+    return precision not in QUANTISED and is_unrolled(spec)
 
 
 def onnx_bytes(spec: BundleSpec, precision: Precision) -> int:

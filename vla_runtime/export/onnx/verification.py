@@ -46,7 +46,7 @@ from vla_runtime.engines.token_embedding import TokenEmbedding
 from vla_runtime.engines.tolerances import error_of, judged_as
 from vla_runtime.export.onnx.cases import Reference, moves_of, seeded_cases
 from vla_runtime.export.onnx.eight_bit_rules import matrix_faults
-from vla_runtime.export.onnx.export import has_monolithic
+from vla_runtime.export.onnx.export import has_monolithic, is_unrolled
 from vla_runtime.export.onnx.four_bit_rules import four_bit_matrix_faults
 from vla_runtime.export.onnx.precision import beside_int8, precision_of, type_faults
 from vla_runtime.export.onnx.ternary import GivenCodes, ternary_faults
@@ -112,8 +112,7 @@ def verify_onnx(
     """
     placement = Placement.of(device)
     image_sizes = len(distinct_image_sizes(spec.dims))
-    unrolled = find_family(spec.family).is_unrolled
-    precision, beside = check_graphs(folder, image_sizes, monolithic=unrolled)
+    precision, beside = check_graphs(folder, image_sizes, monolithic=is_unrolled(spec))
     paths = [folder / ONNX_FOLDER / name for name in _int8_graphs(image_sizes)]
     factors = query_scales(empty_network(spec.family, spec.dims))
     weights = BundleWeights(folder / WEIGHTS_FILE)

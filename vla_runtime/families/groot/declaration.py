@@ -87,6 +87,7 @@ def _version(
         prefix_inputs=prompt_inputs,
         head_inputs=state_input,
         time_table=GrootTimeTable,
+        freezes_actions=number != '1.5',
         flow_steps=DENOISE_STEPS,
         figures={} if figures is None else {name: figures},
     )

@@ -225,7 +225,7 @@ LIMITS = {
 OF_SCHEDULER = {'scheduler.train_steps': MOST_TRAIN_STEPS}
 
 # LeRobot's usual sizes, on CLIP ViT-B/16, with two cameras and an arm of 7 numbers.
-USUAL = MultiTaskDitDims(
+_USUAL = DitDims(
     vision=VisionDims(
         width=768, depth=12, num_heads=12, mlp_dim=3072, patch_size=16, image_size=224
     ),
@@ -236,7 +236,6 @@ USUAL = MultiTaskDitDims(
     ),
     image=(256, 256),
     crop=(224, 224),
-    scheduler=NoiseScheduler('ddpm', 100, 'squaredcos_cap_v2', 1e-4, 0.02, clip=1.0),
     vocabulary=49408,
     prompt_length=77,
     cameras=4,
@@ -246,3 +245,8 @@ USUAL = MultiTaskDitDims(
     action_dim=7,
     state_dim=7,
 )
+USUAL = MultiTaskDitDims(
+    **vars(_USUAL),
+    scheduler=NoiseScheduler('ddpm', 100, 'squaredcos_cap_v2', 1e-4, 0.02, clip=1.0),
+)
+USUAL_FLOW = MultiTaskDitFlowDims(**vars(_USUAL))
