@@ -21,9 +21,8 @@ from tiny_student import FRAMES, write_tiny_data
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.cli.main import main
 from vla_runtime.dataset.errors import DatasetError
-from vla_runtime.dataset.layout import INFO, STATE, TASKS, Layout, image_key
+from vla_runtime.dataset.layout import INFO, STATE, TASKS, image_key
 from vla_runtime.dataset.observations import read_observations
-from vla_runtime.dataset.writer import DatasetWriter, dataset_folder
 from vla_runtime.distillation.student import Distillation, DistillationSettings
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
