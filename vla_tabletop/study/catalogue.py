@@ -489,7 +489,11 @@ _STUDIES = (
         'Meta-World: what does inference time cost a policy of any head?',
         'Each chunk arrives so many steps (of 25 ms) after its observation, at S = 8 and a horizon '
         'of 32, for the ways of handing over that need nothing of the policy.',
-        grid(_METAWORLD, handover=('switch', 'blend'), delay_steps=(0.0, 4.0, 8.0, 12.0)),
+        grid(
+            _METAWORLD,
+            handover=('switch', 'blend', 'ensemble'),
+            delay_steps=(0.0, 4.0, 8.0, 12.0),
+        ),
         x='delay_steps',
         episodes=100,
         reference={'handover': 'switch'},
@@ -530,6 +534,15 @@ _STUDIES = (
         x='denoise_steps',
         episodes=100,
         reference=replace(_METAWORLD, denoise_steps=10),
+    ),
+    Study(
+        'metaworld_students',
+        'Meta-World: does a student do the tasks in one step or two?',
+        'A policy that vla_runtime distill made of another, at the numbers of denoise steps that '
+        'it knows. The study metaworld_denoise has the teacher at every number.',
+        grid(_METAWORLD, denoise_steps=(1, 2)),
+        x='denoise_steps',
+        episodes=100,
     ),
     Study(
         'metaworld_guidance',

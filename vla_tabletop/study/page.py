@@ -168,6 +168,24 @@ def _number(mean: Json, digits: int, factor: float = 1.0) -> str:
     return '' if mean['value'] is None else f'{mean["value"] * factor:.{digits}f}'
 
 
+def success_figure(study: Json) -> str:
+    """Draw success over a study's x, with 95% intervals and names of the curves, as SVG."""
+
+    def draw(figure: Any) -> None:
+        panel = figure.subplots()
+        _draw(panel, study, 'success', 'success, %', 100.0)
+        panel.set_ylim(-3, 103)
+        curves = list(_curves(study))
+        if len(curves) > 1:
+            handles = [
+                panel.plot([], [], color=_colour(number), label=curve)[0]
+                for number, curve in enumerate(curves)
+            ]
+            panel.legend(handles=handles, title=_legend_title(study), fontsize=8)
+
+    return svg_plot(draw, 4.5, 3.2, salt=study['study'])
+
+
 def _panels(study: Json) -> list[str]:
     """Success, then whatever else the study has, over x; a curve for each of the other fields."""
     panels = [('success', 'success, %', 100.0), *(p for p in _PANELS if _has(study, p[0]))]

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from html import escape
 from itertools import count
+from xml.etree import ElementTree
 
 import matplotlib
 import onnxruntime
@@ -17,7 +18,7 @@ from vla_runtime.files.json_file import LARGEST_JSON
 from vla_tabletop.study import page
 from vla_tabletop.study.catalogue import Study
 from vla_tabletop.study.condition import Condition, grid
-from vla_tabletop.study.page import study_page
+from vla_tabletop.study.page import study_page, success_figure
 from vla_tabletop.study.results import Provenance, read_studies, study_record, write_study
 from vla_tabletop.study.runner import episode_seeds, run_conditions
 
@@ -214,3 +215,11 @@ def test_the_committed_page_draws_what_the_committed_results_say(monkeypatch, ev
     drawings = DRAWING.findall(committed)
     assert len(made) == len(drawings)
     assert made[::every] == drawings[::every]
+
+
+def test_a_figure_of_success_is_a_picture_of_its_own_with_every_curve(record):
+    drawn = success_figure(record)
+    assert ElementTree.fromstring(drawn).tag == '{http://www.w3.org/2000/svg}svg'
+    for curve in ('switch', 'blend'):
+        assert f'>{curve}</text>' in drawn
+    assert drawn == success_figure(record)
