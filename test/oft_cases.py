@@ -29,6 +29,7 @@ from openvla_folders import write_folder
 from safetensors.torch import load_file
 from torch import Tensor
 
+from vla_runtime.bundle.schema import CameraSpec
 from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.openvla.dimensions import BackboneDims, OpenVlaOftDims
