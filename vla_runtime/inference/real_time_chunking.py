@@ -8,7 +8,7 @@ Three modes through the plan term of the expert step, `v' = v - w * (plan - (x -
 - `hard_prefix`: the first actions follow the plan at every step and equal it in the end.
 This module computes w per denoise step and action; `clamp_weights` does so for `hard_prefix`.
 
-A fourth is that of GR00T N1.6's and N1.7's own code (Isaac-GR00T): under `frozen` the plan's
+A fourth is that of families whose training code has a way of its own: under `frozen` the plan's
 actions stand where noise would, those of the delay do not move, and the ones behind them move the
 less, the nearer they are (`moving_shares`).
 """
@@ -23,7 +23,7 @@ import numpy as np
 PlanSchedule = Literal['linear', 'exp']
 RtcMode = Literal['off', 'guided', 'jacobian', 'hard_prefix', 'frozen']
 
-# How fast actions behind the frozen ones are let go; the default of GR00T's code.
+# How fast actions behind the frozen ones are let go; the default of that code.
 _RAMP_RATE = 6.0
 
 

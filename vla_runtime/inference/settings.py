@@ -66,7 +66,8 @@ class PolicySettings:
         'off',
         'how real_time_chunking conditions a chunk on the committed plan: guided draws it there, '
         "jacobian draws it through the network's Jacobian (backend torch), hard_prefix fixes its "
-        "first actions, frozen (GR00T N1.6 and N1.7) is their training code's own way",
+        'first actions, frozen lets the actions of the delay not move at all (families whose '
+        'training code does so)',
     )
     plan_schedule: PlanSchedule = setting(
         'exp',
