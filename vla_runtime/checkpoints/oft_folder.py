@@ -63,8 +63,9 @@ def read_heads(folder: Path) -> Mapping[str, StoredTensor]:
         if len(paths) != 1:
             listed = join_truncated([path.name for path in paths], ', ') or 'none'
             raise CheckpointError(
-                f'{folder}: has {listed} where one file {part}--*_checkpoint.pt is expected; the '
-                "policy's fine-tuning writes it beside the weights"
+                f'{folder}: has {listed} where one file {part}--*_checkpoint.pt is expected; '
+                "the policy's fine-tuning writes it beside the weights (a training without "
+                'use_l1_regression and use_proprio does not, and is not served)'
             )
         found |= {f'{part}.{stored.name}': stored for stored in read_archive(paths[0])}
     if any(name.startswith(_DIFFUSION) for name in found):

@@ -60,10 +60,8 @@ def refuse_unserved_oft(folder: Path) -> None:
         above = folder.absolute().parent
         if is_oft(above):
             raise _unmerged(above)
-    if not _is_openvla(folder):
-        return
     head, state = files_of(folder, ACTION_HEAD), files_of(folder, STATE_PROJECTION)
-    if not head and not state:
+    if not (head or state) or not _is_openvla(folder):
         return
     if film := files_of(folder, 'vision_backbone'):
         raise ExportError(
