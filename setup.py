@@ -15,7 +15,7 @@ TABLETOP = 'vla_tabletop'
 # `colcon build --symlink-install` runs a link to this file in its build folder.
 ROOT = Path(__file__).resolve().parent
 # What ships in engines/; ./run reads this line.
-BUNDLES = ('demo', 'demo_act', 'demo_diffusion', 'demo_smolvla')
+BUNDLES = ('demo', 'demo_act', 'demo_diffusion', 'demo_pi0_fast', 'demo_smolvla')
 NODES = ('policy_node', 'executor_node', 'recorder_node', 'tabletop_node')
 
 

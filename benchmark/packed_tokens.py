@@ -7,6 +7,9 @@ with an answer. The age of an action is the time from the observation to its ans
 
 All four must write the same tokens. Rounds go by turns, and ratios are those of a round: of the
 time that passes, and of the processor's, which other programs of the machine change less.
+
+With `--bundle` the same of a policy of the tabletop, through `Policy`, one thread, in the
+processor's time: an answer alone, and a tick with every place taken.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import argparse
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
@@ -29,6 +33,8 @@ from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.openvla.dimensions import OPENVLA, OpenVlaDims
 from vla_runtime.families.openvla.networks import OpenVla
 from vla_runtime.families.packed_pass import Ring, tick
+from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.policy import Policy
 
 MODES = ('sequential', 'naive', 'two_passes', 'packed')
 # Edge of the image in pixels: image tokens are (edge / 14)².
@@ -246,6 +252,49 @@ def alone(network: OpenVla, request: Request, rounds: int) -> dict[str, float]:
     return {name: float(np.median(found)) for name, found in times.items()}
 
 
+def measure_bundle(folder: Path, rounds: int) -> dict[str, Any]:
+    """Measure a policy of the tabletop on scenes of its training."""
+    from vla_tabletop.sim.closed_loop import observe
+    from vla_tabletop.sim.world import Tabletop
+
+    world, seen = Tabletop(), []
+    for seed in range(rounds):
+        world.reset(seed)
+        seen.append(observe(world, 'touch the red block'))
+    world.close()
+    packed = PolicySettings(pipeline='packed')
+    alone: list[tuple[float, int]] = []
+    with closing(Policy.load(folder, 'torch', precision='float32', threads=1)) as policy:
+        policy.warm_up()
+        for observation in seen:
+            start = process_time()
+            _, report = policy.infer(observation)
+            alone.append((process_time() - start, report.runs['expert']))
+        policy.infer(seen[0], settings=packed)
+        start = process_time()
+        futures = [policy.submit(observation, settings=packed) for observation in seen * 4]
+        reports = [future.result()[1] for future in futures]
+        busy_s = process_time() - start
+    # The last one's passes go on without new prompts; they are few beside all.
+    tick_ms = busy_s * 1e3 / len(reports)
+    ticks = float(np.mean([report.ticks + 1 for report in reports]))
+    seconds, passes = np.array(alone).T
+    per_pass, rest = np.polyfit(passes, seconds * 1e3, 1)
+    answer_ms = float(np.mean(seconds)) * 1e3
+    return {
+        'bundle': folder.name,
+        'answer_tokens': float(np.mean(passes)) + 1,
+        'sequential': {
+            'answer_ms': answer_ms,
+            'prompt_ms': float(rest),
+            'pass_ms': float(per_pass),
+        },
+        'packed': {'tick_ms': tick_ms, 'age_ticks': ticks, 'age_ms': tick_ms * ticks},
+        'throughput_of_sequential': answer_ms / tick_ms,
+        'age_of_sequential': tick_ms * ticks / answer_ms,
+    }
+
+
 def inverse(ratio: dict[str, Any]) -> dict[str, Any]:
     """Turn a ratio of times into one of rates."""
     low, high = ratio['interval']
@@ -257,8 +306,14 @@ def main() -> None:
     parser.add_argument('--rounds', type=int, default=30, help='answers of each mode; default: 30')
     parser.add_argument('--images', nargs='+', choices=list(EDGES), default=list(EDGES))
     parser.add_argument('--threads', type=int, default=2, help='default: 2')
+    parser.add_argument('--bundle', type=Path, help='a policy of the tabletop instead')
     parser.add_argument('--json', type=Path, help='write here instead of to benchmark/results/')
     arguments = parser.parse_args()
+    if arguments.bundle is not None:
+        found = measure_bundle(arguments.bundle, arguments.rounds)
+        print(found)
+        print(write_result('packed_policy', found, ('torch', 'numpy'), arguments.json).name)
+        return
     torch.set_num_threads(arguments.threads)
     figures: dict[str, Any] = {'threads': arguments.threads, 'rounds': arguments.rounds}
     for name in arguments.images:

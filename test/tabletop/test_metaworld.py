@@ -107,7 +107,7 @@ def test_a_chunk_is_what_the_expert_did_and_its_last_action_again(
 def test_a_recipe_fits_every_world(family: str) -> None:
     world = pytest.importorskip('vla_tabletop.metaworld.samples').METAWORLD
     recipe = find_recipe(family)
-    dims = recipe.dims(0 if recipe.prompt is None else 400)
+    dims = recipe.dims(0 if recipe.prompt is None else 1000)
     assert TABLETOP.fit(dims) == dims
     fitted = world.fit(dims)
     assert (fitted.cameras, fitted.action_dim) == (2, 4)

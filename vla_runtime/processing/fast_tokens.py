@@ -83,7 +83,7 @@ class FastTokens:
         self._largest = max(map(_largest_character, self._bytes.values()), default=0)
         self._scale, self._shape = scale, shape
         self._checks_prefix = checks_prefix
-        self._waves = _cosines(shape[0])
+        self._waves = inverse_cosines(shape[0])
 
     def __call__(self, tokens: np.ndarray) -> np.ndarray:
         """Return the normalised actions (H, A) float32 of an answer's tokens (n,) int64.
@@ -210,7 +210,7 @@ def _byte_characters() -> dict[str, int]:
     return shown | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
-def _cosines(length: int) -> np.ndarray:
+def inverse_cosines(length: int) -> np.ndarray:
     """Return the orthonormal inverse cosine transform (DCT-III), (length, length) float64."""
     places: np.ndarray = np.arange(length)[:, None]
     waves: np.ndarray = np.arange(length)[None]

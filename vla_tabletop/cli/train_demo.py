@@ -34,11 +34,13 @@ from vla_tabletop.training.worlds import DEMO_WORLD, WORLD_NAMES
 
 if TYPE_CHECKING:
     from vla_runtime.processing.prompts import PromptFormat
+    from vla_tabletop.training.action_vocabulary import Answers
     from vla_tabletop.training.recipes.recipe import Recipe
     from vla_tabletop.training.samples import Prompting
     from vla_tabletop.training.start import Start
     from vla_tabletop.training.training import Training, TrainingSettings
     from vla_tabletop.training.work_log import WorkLog
+    from vla_tabletop.training.world import TrainingSamples
     from vla_tabletop.training.worlds import WorldModule
 
 # Steps of each stage from a bundle, whose network sees and grounds already.
@@ -46,7 +48,7 @@ ONWARD_STEPS = {'see': 0, 'ground': 200, 'act': 2000}
 _STAGES = (
     'first stage: vision alone finds the patch of each block',
     'second stage: the prefix points at the named block and says where it is',
-    "third stage: everything learns the expert's chunks, by flow matching or L1",
+    "third stage: everything learns the expert's chunks, in the way of its head",
 )
 # From a bundle: enough to learn, too little to forget.
 ONWARD_LEARNING_RATE = 5e-4
@@ -194,6 +196,7 @@ def _train(
 ) -> dict[str, str]:
     import numpy as np
 
+    from vla_runtime.families.pi0_fast.dimensions import ACTION_TOKENIZER
     from vla_tabletop.training.demo_bundle import TOKENIZER_FILE, write_demo_bundle
     from vla_tabletop.training.loss_plot import plot_losses
     from vla_tabletop.training.training import Training
@@ -206,6 +209,10 @@ def _train(
         vocabulary = work / TOKENIZER_FILE
         prompting = _prompting(recipe, recipe.prompt, world, vocabulary, start)
     samples = world.samples(data, recipe, prompting, start.statistics if start else None)
+    answers, files = None, []
+    if recipe.family.head == 'tokens' and vocabulary is not None:
+        files = [work / ACTION_TOKENIZER]
+        answers = _answers(recipe, world, samples, vocabulary, files[0], start)
     training = Training(
         _plan(arguments, recipe, start),
         samples,
@@ -214,6 +221,7 @@ def _train(
         work,
         arguments.device,
         start,
+        answers,
     )
     with log.timed('training'):
         training.run()
@@ -228,6 +236,7 @@ def _train(
         arguments.force,
         world.WORLD,
         world.evaluate,
+        files,
     )
 
 
@@ -235,14 +244,37 @@ def _prompting(
     recipe: Recipe, form: PromptFormat, world: WorldModule, vocabulary: Path, start: Start | None
 ) -> Prompting:
     """Copy the start's vocabulary into the work folder, or train one there."""
+    from vla_tabletop.training.action_vocabulary import ACTION_SYMBOLS
     from vla_tabletop.training.samples import Prompting
     from vla_tabletop.training.vocabulary import train_vocabulary
 
     if start is None:
-        train_vocabulary(vocabulary, len(world.WORLD.state), world.instructions())
+        symbols = ACTION_SYMBOLS if recipe.family.head == 'tokens' else ()
+        train_vocabulary(vocabulary, len(world.WORLD.state), world.instructions(), symbols)
     elif start.tokenizer is not None:
         shutil.copyfile(start.tokenizer, vocabulary)
     return Prompting.of(recipe.name, form, vocabulary)
+
+
+def _answers(
+    recipe: Recipe,
+    world: WorldModule,
+    samples: TrainingSamples,
+    text: Path,
+    action: Path,
+    start: Start | None,
+) -> Answers:
+    """Copy the start's action tokenizer into the work folder, or train one there."""
+    from vla_runtime.processing.tokenizer import Tokenizer
+    from vla_tabletop.training.action_vocabulary import Answers, train_action_vocabulary
+
+    if start is not None:
+        (file,) = start.files
+        shutil.copyfile(file, action)
+    elif not action.exists():
+        train_action_vocabulary(action, samples)
+    size = Tokenizer.load(text).vocabulary_size
+    return Answers(text, action, world.WORLD.fit(recipe.dims(size)))
 
 
 def _plan(arguments: argparse.Namespace, recipe: Recipe, start: Start | None) -> TrainingSettings:

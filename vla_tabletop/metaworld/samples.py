@@ -115,7 +115,7 @@ class MetaWorldSamples:
 
     def teaches(self) -> np.ndarray:
         """Return which frames to train on, (F,) bool: without a prompt's tag the good ones only."""
-        if self._prompting is not None:
+        if self._prompting is not None and self._prompting.has_tag:
             return np.ones(len(self.episode), dtype=bool)
         return self.data.positive[self.episode]
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 from vla_runtime.bundle.onnx_files import Attention
 from vla_runtime.execution.handover import HandoverMode
 from vla_runtime.execution.parameters import ExecutorParameters, Overrun
+from vla_runtime.execution.requests import MOST_OPEN
 from vla_runtime.family.listing import family_names
 from vla_runtime.family.step_schedule import SchedulerChoice
 from vla_runtime.inference.guidance import CfgMode
@@ -78,6 +79,9 @@ class Condition:
         delay_steps: time from the observation to the chunk's arrival, in steps of the policy; need
             not be whole. The executor's estimate of it begins at the right number, as it would
             after some chunks.
+        open_requests: requests that the policy takes before its first answer: packed, it answers
+            several at a time.
+        answer_every: least time from one answer to the next, in steps of the policy.
         handover: way in which one chunk follows another; `rtc` needs an `rtc_mode`.
         rtc_mode: way in which the policy ties a chunk to the committed plan. `rtc` blends a chunk
             that nothing tied, as the executor node does.
@@ -110,6 +114,8 @@ class Condition:
     cache_max_state_bins: int | None = None
     replan_interval: int = _EXECUTOR.replan_interval
     delay_steps: float = 1.0
+    open_requests: int = 1
+    answer_every: float = 0.0
     handover: HandoverMode = _EXECUTOR.handover.mode
     rtc_mode: RtcMode = 'off'
     overrun: Overrun = _EXECUTOR.overrun
@@ -159,6 +165,12 @@ class Condition:
             raise ValueError('condition: absent_cameras leaves no camera; a policy needs one')
         if not 0.0 <= self.delay_steps < 100.0:
             raise ValueError(f'condition: delay_steps is {self.delay_steps}, expected 0 to 100')
+        if not 1 <= self.open_requests <= MOST_OPEN:
+            raise ValueError(
+                f'condition: open_requests is {self.open_requests}, expected 1 to {MOST_OPEN}'
+            )
+        if not 0.0 <= self.answer_every < 100.0:
+            raise ValueError(f'condition: answer_every is {self.answer_every}, expected 0 to 100')
         if not self.belt_speed >= 0.0:
             raise ValueError(f'condition: belt_speed is {self.belt_speed}, expected 0 or more')
         if self.world != 'tabletop' and (

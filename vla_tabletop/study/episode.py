@@ -146,6 +146,8 @@ class _Loop:
         # Plan time passes in the tick that follows a delivery, so a chunk that arrives with the end
         # of its last step still finds that step begun and is joined where it ends.
         self._delay_ns = round(condition.delay_steps * step_ns)
+        # Between two answers, and when the last one comes.
+        self._every_ns, self._due_ns = round(condition.answer_every * step_ns), 0
         self._now_ns = _START_NS
         self._flights: list[_Flight] = []
         self._number = 0
@@ -189,7 +191,8 @@ class _Loop:
         if self._on_chunk is not None:
             assert plan.step is not None
             self._on_chunk(plan.step, chunk)
-        due_ns = self._now_ns + self._delay_ns
+        due_ns = max(self._now_ns + self._delay_ns, self._due_ns + self._every_ns)
+        self._due_ns = due_ns
         self._flights.append(_Flight(due_ns, self._now_ns, self._number, chunk, tied, plan.request))
         self._number += 1
         if not self._delay_ns:
@@ -221,6 +224,7 @@ class _Loop:
                     flight.number,
                     tied=flight.tied,
                     request=flight.request,
+                    open_requests=self._condition.open_requests,
                 ),
                 self._now_s,
                 self._now_ns,

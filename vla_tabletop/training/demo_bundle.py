@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,7 @@ def write_demo_bundle(
     force: bool = False,
     world: TrainingWorld = TABLETOP,
     check: Evaluate | None = None,
+    files: Iterable[Path] = (),
 ) -> dict[str, str]:
     """Write the bundle, run it in the simulator, and write the results beside it.
 
@@ -97,6 +98,7 @@ def write_demo_bundle(
         force: replace what is there.
         world: world that it was trained in.
         check: runs it there; None: the tabletop's.
+        files: further files of its family, copied under their names.
 
     Returns:
         What was evaluated, in words, to its success rate.
@@ -119,6 +121,8 @@ def write_demo_bundle(
         write_statistics(folder, statistics)
         if tokenizer is not None:
             (folder / TOKENIZER_FILE).write_bytes(tokenizer.read_bytes())
+        for file in files:
+            (folder / file.name).write_bytes(file.read_bytes())
         sealed = seal(folder, spec)
         closed_loop = (check or evaluate)(folder, recipe, episodes)
         origin = 'on from an earlier one' if 'start' in made else 'from scratch'

@@ -6,7 +6,7 @@
    the arm will be at the chunk's end.
 3. The expert's chunks, with the second stage's loss beside it: `FlowObjective` for heads that
    denoise along a flow, `DiffusionObjective` with a scheduler, `ChunkObjective` for those that make
-   a chunk in one pass.
+   a chunk in one pass, `TokenObjective` for those that write it as tokens.
 
 Without the first two, flow matching alone stays at chance about which block is meant for as long
 as was tried; and without the pointing, so does the second (1200 steps), since the last token must
@@ -16,16 +16,19 @@ after training.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vla_runtime.families.blocks.attention import attend
 from vla_runtime.families.flow_network import FlowNetwork, SinglePassNetwork
+from vla_runtime.families.token_network import TokenNetwork
 from vla_runtime.family.declaration import Family, PolicyDims, scheduler_of
 from vla_runtime.family.noise_schedule import NoiseScheduler
+from vla_tabletop.training.action_vocabulary import Answers
 from vla_tabletop.training.recipes.recipe import Prefix
 from vla_tabletop.training.samples import PATCH_SIZE
 from vla_tabletop.training.world import IMAGE_SIZE, TrainingWorld
@@ -235,8 +238,74 @@ class ChunkObjective(nn.Module):
         return (self.step_weight * (network.actions(prefix.past) - actions).abs()).mean()
 
 
-def chunk_objective(family: Family, dims: PolicyDims, draws: int, step_weight: Tensor) -> nn.Module:
-    """Return the third stage's objective for a family's kind of head."""
+class TokenObjective(nn.Module):
+    """Cross entropy of the answers that stand for chunks, each token after the right ones.
+
+    Args:
+        answers: writes the answers.
+    """
+
+    def __init__(self, answers: Answers) -> None:
+        super().__init__()
+        self._answers = answers
+
+    def forward(
+        self,
+        network: TokenNetwork,
+        prefix: Prefix,
+        actions: Tensor,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Mean over all tokens; nothing is drawn.
+
+        Args:
+            actions: (B, H, A) normalised.
+        """
+        tokens, written = (
+            torch.from_numpy(one).to(actions.device)
+            for one in self._answers.write(actions.cpu().numpy())
+        )
+        logits = answer_logits(network, prefix.past, tokens[:, :-1])
+        return F.cross_entropy(logits[written], tokens[written])
+
+
+def answer_logits(network: TokenNetwork, past: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
+    """Logits (B, n + 1, vocabulary) of the tokens of answers that begin with `tokens`.
+
+    All at once; serving comes to the same one pass after the other.
+
+    Args:
+        past: outputs of `prefix`, B rows.
+        tokens: (B, n) int64.
+    """
+    mask, count = past['prefix_mask'], tokens.shape[1]
+    places = torch.arange(count, device=tokens.device)
+    rotation = network.rotary(network.answer_position(mask)[:, None] + places)
+    before = (places <= places[:, None])[None].expand(len(tokens), -1, -1)
+    seen = torch.cat([mask[:, None].expand(-1, count, -1), before], dim=2)
+    x = network.language.embed(tokens)
+    for layer, block in enumerate(network.language.layers):
+        q, k, v, *gate = block.project(x, rotation)
+        keys = torch.cat([past['prefix_key'][layer], k], dim=2)
+        values = torch.cat([past['prefix_value'][layer], v], dim=2)
+        x = block.combine(x, attend(q, keys, values, seen), *gate)
+    return torch.cat([past['logits'][:, None], network.token_logits(x)], dim=1)
+
+
+def chunk_objective(
+    family: Family,
+    dims: PolicyDims,
+    draws: int,
+    step_weight: Tensor,
+    answers: Answers | None = None,
+) -> nn.Module:
+    """Return the third stage's objective for a family's kind of head.
+
+    Args:
+        answers: of a `tokens` head.
+    """
+    if answers is not None:
+        return TokenObjective(answers)
     if family.head == 'flow':
         return FlowObjective(draws, step_weight)
     if family.has_scheduler:

@@ -95,6 +95,11 @@ class Prompting:
         layout = find_family(family).templates[form.template]
         return cls(layout, form, Tokenizer.load(vocabulary, bos=layout.bos, closing=layout.closing))
 
+    @property
+    def has_tag(self) -> bool:
+        """True where prompts have an advantage tag."""
+        return self.form.advantage is not None
+
     def encode(
         self, instruction: str, state: np.ndarray, positive: bool, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -107,7 +112,7 @@ class Prompting:
             rng: draws whether the tag is there.
         """
         advantage: Advantage | None = None
-        if rng.uniform() >= ADVANTAGE_DROP:
+        if self.has_tag and rng.uniform() >= ADVANTAGE_DROP:
             advantage = 'positive' if positive else 'negative'
         prompt = build_prompt(self.layout, self.form, instruction, state, advantage)
         return self.tokenizer.encode(prompt, self.length)
@@ -183,9 +188,9 @@ class Samples:
     def teaches(self) -> np.ndarray:
         """Return which frames to train on, (F,) bool.
 
-        All of them where a tag tells good from poor; without a prompt only the better half.
+        All of them where a tag tells good from poor; without one only the better half.
         """
-        if self._prompting is not None:
+        if self._prompting is not None and self._prompting.has_tag:
             return np.ones(len(self.data.state), dtype=bool)
         return self.data.positive[self.data.episode]
 

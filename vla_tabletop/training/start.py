@@ -26,6 +26,7 @@ class Start:
         weights: file of the tensors.
         sha256: SHA-256 of that file.
         tokenizer: file of the vocabulary; None without language.
+        files: files of the bundle that are its family's own.
         statistics: `state.q01` and so on; the network's numbers are scaled by these.
         made: facts of the bundle's training, as its receipt says.
     """
@@ -33,6 +34,7 @@ class Start:
     weights: Path
     sha256: str
     tokenizer: Path | None
+    files: tuple[Path, ...]
     statistics: dict[str, np.ndarray]
     made: dict[str, Any]
 
@@ -57,6 +59,7 @@ class Start:
             bundle.weights_path,
             bundle.spec.files[WEIGHTS_FILE],
             bundle.tokenizer_path if has_language else None,
+            tuple(bundle.folder / name for name in recipe.family.files),
             dict(bundle.statistics),
             _made(bundle.folder / VERIFICATION_FILE),
         )

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,8 +23,10 @@ from tqdm import tqdm
 from vla_runtime.distillation.checkpoint import load_parts, read_checkpoint
 from vla_runtime.families.diffusion_network import advance
 from vla_runtime.families.flow_network import FlowNetwork, build_network
+from vla_runtime.families.token_network import TokenNetwork
 from vla_runtime.family.declaration import scheduler_of
 from vla_runtime.files.atomic_write import atomic_write
+from vla_tabletop.training.action_vocabulary import Answers
 from vla_tabletop.training.objectives import (
     GROUND_WEIGHT,
     GroundObjective,
@@ -100,13 +102,16 @@ class Learner(nn.Module):
         vocabulary: int,
         draws: int,
         step_weight: np.ndarray,
+        answers: Answers | None = None,
     ) -> None:
         super().__init__()
         dims = world.fit(recipe.dims(vocabulary))
         self.network = build_network(recipe.name, dims)
         self.see = SeeObjective(recipe.image_width, world, recipe.see)
         self.ground = GroundObjective(recipe.image_width, recipe.last_width, world, dims.action_dim)
-        self.act = chunk_objective(recipe.family, dims, draws, torch.from_numpy(step_weight))
+        self.act = chunk_objective(
+            recipe.family, dims, draws, torch.from_numpy(step_weight), answers
+        )
 
 
 class Training:
@@ -120,6 +125,7 @@ class Training:
         folder: folder of `checkpoint.pt`.
         device: `cpu` or `cuda`.
         start: origin of the weights, None to train from scratch; `plan.start` names it.
+        answers: answers of a `tokens` head.
 
     Raises:
         ValueError: the checkpoint there belongs to another plan, or is damaged.
@@ -134,13 +140,15 @@ class Training:
         folder: Path,
         device: str = 'cpu',
         start: Start | None = None,
+        answers: Answers | None = None,
     ) -> None:
         self.plan, self.samples, self.device = plan, samples, torch.device(device)
         self.recipe = find_recipe(plan.family)
+        self._answers = answers
         self._path = folder / 'checkpoint.pt'
         torch.manual_seed(plan.seed)
         self.learner = Learner(
-            self.recipe, samples.world, vocabulary, plan.draws, samples.step_weight()
+            self.recipe, samples.world, vocabulary, plan.draws, samples.step_weight(), answers
         )
         if start is None:
             generator = torch.Generator().manual_seed(plan.seed)
@@ -248,6 +256,11 @@ class Training:
         batch = self.samples.batch(frames, rng)
         network = self.average
         prefix = self._prefix(network, batch)
+        if self._answers is not None:
+            tokens, _ = cast(TokenNetwork, network).answer(prefix.past)
+            chunks, refused = self._answers.read(tokens.cpu().numpy())
+            actions = self.samples.action_normalizer.denormalise(chunks)
+            return {**self.samples.errors(actions, batch), 'refused': refused / count}
         generator = torch.Generator().manual_seed(self.plan.seed)
         x = torch.randn(batch.actions.shape, generator=generator).to(self.device)
         x = _denoised(network, self.recipe, x, prefix.past)

@@ -1,13 +1,14 @@
 """The demo policy's own sentencepiece vocabulary, in PaliGemma's layout.
 
 Every number that a state bin can be is one token, so a prompt has the same length wherever the arm
-is, and the network reads a joint from one embedding. Bytes cover whatever else a person types.
+is, and the network reads a joint from one embedding. Bytes cover whatever else a person types. A
+policy that writes its actions has symbols for them behind the numbers.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ STATE_BINS = range(-1, 256)
 PROMPT_FORMAT = PromptFormat('pi05_state', 'openpi', 'before_action')
 PROMPT_LAYOUT = find_family('pi05').templates[PROMPT_FORMAT.template]
 PROMPT_LENGTH = 40
+_WORDS = ('\n', 'Advantage', 'Action')
 
 _SIZE = 704
 _SPECIAL: dict[str, Any] = {
@@ -35,10 +37,15 @@ _SPECIAL: dict[str, Any] = {
     'bos_piece': '<bos>',
     'unk_piece': '<unk>',
 }
+# Special tokens, words and numbers come before the first symbol.
+FIRST_SYMBOL = 4 + len(_WORDS) + len(STATE_BINS)
 
 
 def train_vocabulary(
-    path: Path, state_dim: int, instructions: Iterable[str] | None = None
+    path: Path,
+    state_dim: int,
+    instructions: Iterable[str] | None = None,
+    symbols: Sequence[str] = (),
 ) -> Tokenizer:
     """Train on the tasks' sentences (held-out wordings not among them) and write the model.
 
@@ -46,6 +53,7 @@ def train_vocabulary(
         path: file to write; ends in `.model`.
         state_dim: numbers of a state, as the prompts carry them.
         instructions: every sentence that training uses; None: the tabletop's.
+        symbols: further tokens, from `FIRST_SYMBOL` on.
     """
     import sentencepiece
 
@@ -62,12 +70,12 @@ def train_vocabulary(
         sentence_iterator=iter(lines),
         model_writer=model,
         model_type='bpe',
-        vocab_size=_SIZE,
+        vocab_size=_SIZE + len(symbols),
         hard_vocab_limit=False,
         byte_fallback=True,
         normalization_rule_name='identity',
         remove_extra_whitespaces=False,
-        user_defined_symbols=['\n', 'Advantage', 'Action', *(f'▁{n}' for n in STATE_BINS)],
+        user_defined_symbols=[*_WORDS, *(f'▁{n}' for n in STATE_BINS), *symbols],
         num_threads=1,
         minloglevel=2,
         **_SPECIAL,

@@ -13,14 +13,20 @@ import torch
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.families.flow_network import build_network
+from vla_runtime.families.pi0_fast.dimensions import ACTION_TOKENIZER
 from vla_runtime.policy import Policy
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_tabletop.sim.closed_loop import observe
 from vla_tabletop.sim.world import JOINT_NAMES, Tabletop
+from vla_tabletop.training.action_vocabulary import (
+    ACTION_SYMBOLS,
+    Answers,
+    train_action_vocabulary,
+)
 from vla_tabletop.training.dataset import Dataset, DatasetSettings, generate, load
 from vla_tabletop.training.demo_bundle import write_demo_bundle
 from vla_tabletop.training.loss_plot import plot_losses
-from vla_tabletop.training.objectives import locate
+from vla_tabletop.training.objectives import answer_logits, locate
 from vla_tabletop.training.recipes import RECIPE_NAMES, find_recipe
 from vla_tabletop.training.recipes.pi05 import encode_prefix, pi05_dims
 from vla_tabletop.training.recipes.recipe import STAGES
@@ -36,7 +42,7 @@ PLAN = TrainingSettings(see_steps=3, ground_steps=3, act_steps=4, batch=8, draws
 @pytest.fixture(scope='module')
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp('vocabulary') / 'tokenizer.model'
-    train_vocabulary(path, len(JOINT_NAMES))
+    train_vocabulary(path, len(JOINT_NAMES), symbols=ACTION_SYMBOLS)
     return path
 
 
@@ -66,7 +72,13 @@ def _training(
     start: Start | None = None,
 ) -> Training:
     size = Tokenizer.load(vocabulary).vocabulary_size
-    return Training(plan, samples, number_tokens(vocabulary), size, folder, start=start)
+    recipe, answers = find_recipe(plan.family), None
+    if recipe.family.head == 'tokens':
+        action = folder / ACTION_TOKENIZER
+        train_action_vocabulary(action, samples)
+        answers = Answers(vocabulary, action, recipe.dims(size))
+    numbers = number_tokens(vocabulary)
+    return Training(plan, samples, numbers, size, folder, start=start, answers=answers)
 
 
 @pytest.fixture(scope='module')
@@ -302,6 +314,25 @@ def test_another_familys_bundle_serves_what_its_training_computes(
         served = network.prefix(image_tokens, torch.ones(2, dtype=torch.bool), **rows)
         values = served['cross_value'][:, 0]
         torch.testing.assert_close(prefix.past['cross_value'][:, row], values, atol=1e-5, rtol=1e-5)
+
+
+def test_answers_are_learned_as_they_are_served(
+    data: Dataset, vocabulary: Path, tmp_path: Path
+) -> None:
+    """The objective reads all tokens of an answer at once, and serving one a pass."""
+    samples = _samples('pi0_fast', data, vocabulary)
+    training = _training(replace(PLAN, family='pi0_fast'), samples, vocabulary, tmp_path)
+    frames = training._train_frames[: PLAN.batch]
+    for training._step in range(3):
+        training._train_step('act', frames)
+    network = training.learner.network
+    with torch.no_grad():
+        prefix = training._prefix(network, samples.batch(frames, np.random.default_rng(0)))
+        tokens, served = network.answer(prefix.past)
+        logits = answer_logits(network, prefix.past, tokens[:, :-1])
+    torch.testing.assert_close(logits, served, atol=1e-5, rtol=1e-5)
+    metrics = training.check()
+    assert 0.0 <= metrics['refused'] <= 1.0
 
 
 def test_a_family_without_a_recipe_is_refused_with_those_that_have_one() -> None:

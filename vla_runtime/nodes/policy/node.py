@@ -62,7 +62,7 @@ from vla_runtime.nodes.policy.parameters import INSTRUCTION, POLICY_PARAMETERS, 
 from vla_runtime.nodes.policy.prepared_settings import PreparedSettings
 from vla_runtime.nodes.policy.responder import Responder
 from vla_runtime.nodes.policy.robot_policy import Answer
-from vla_runtime.nodes.policy.settings import settings_from
+from vla_runtime.nodes.policy.settings import check_answerable, settings_from
 from vla_runtime.nodes.policy.subscriptions import Sensors, make_synchronizer
 from vla_runtime.nodes.qos import LATCHED, RELIABLE, REPEATED
 from vla_runtime.nodes.status_board import StatusBoard
@@ -142,6 +142,7 @@ class PolicyNode(ManagedNode):
         robot = load_robot(find_robot(given['robot'], share_folder() / 'config' / 'robots'))
         # Files that do not fit are refused before gigabytes of weights are hashed and loaded.
         bundle = read_bundle(Path(given['bundle']).expanduser(), verify=False)
+        check_answerable(bundle.spec, settings)
         self._match = match_robot(robot, bundle.spec, bundle.folder)
         cameras = self._match.cameras.items()
         self._by_content = tuple(name for name, one in cameras if one.stamp == 'receive')
@@ -418,6 +419,7 @@ class PolicyNode(ManagedNode):
             settings = settings_from(given)
             policy = self._policy
             if policy is not None:
+                check_answerable(policy.spec, settings)
                 policy.check(settings)
         except ValueError as error:
             return str(error)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.setting_fields import Setting, from_values, settings_of
 from vla_runtime.files.typed_yaml import did_you_mean
@@ -31,6 +32,21 @@ def settings_from(values: Mapping[str, Any]) -> PolicySettings:
     rtc_mode = values['rtc_mode'] if values[RTC_SWITCH] else 'off'
     settings: PolicySettings = from_values(PolicySettings, {**values, 'rtc_mode': rtc_mode})
     return settings
+
+
+def check_answerable(spec: BundleSpec, settings: PolicySettings) -> None:
+    """Refuse settings under which the executor could use no answer of a policy.
+
+    Raises:
+        ValueError: packed answers of one row. When such an answer comes, as many others have been
+            executed since its observation as there are passes in it, and it has no row for that.
+    """
+    if settings.pipeline == 'packed' and spec.horizon == 1:
+        raise ValueError(
+            "pipeline is 'packed': a chunk of this policy is one action, whose step is over when "
+            'an answer that shared its passes comes, so that the robot could never execute it; '
+            "use 'latency' (the executor then asks again after each action)"
+        )
 
 
 @cache

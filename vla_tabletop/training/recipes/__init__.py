@@ -19,6 +19,7 @@ SHIPPED = {
     'smolvla': 'demo_smolvla',
     'act': 'demo_act',
     'diffusion': 'demo_diffusion',
+    'pi0_fast': 'demo_pi0_fast',
 }
 RECIPE_NAMES = tuple(SHIPPED)
 DEMO_FAMILY = 'pi05'

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 from vla_runtime.families.blocks.dimensions import VisionDims
@@ -18,6 +19,18 @@ from vla_runtime.families.blocks.siglip import Siglip
 def initialise_text(table: torch.Tensor, generator: torch.Generator) -> None:
     """Draw a text table (vocabulary, W) that is of unit size after its network's sqrt(W)."""
     table.copy_(torch.randn(table.shape, generator=generator) * table.shape[1] ** -0.5)
+
+
+@torch.no_grad()
+def initialise_numbers(table: torch.Tensor, number_tokens: np.ndarray) -> None:
+    """Set the rows of consecutive numbers in a text table (vocabulary, W): neighbours are alike.
+
+    They are of unit size after their network's sqrt(W).
+    """
+    width = table.shape[1]
+    codes = waves(torch.linspace(-1, 1, len(number_tokens)), width)
+    loudness = math.sqrt(2.0) * width**-0.5
+    table[torch.as_tensor(number_tokens)] = codes.to(table) * loudness
 
 
 @torch.no_grad()

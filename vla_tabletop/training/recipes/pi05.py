@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -20,9 +19,9 @@ from vla_tabletop.sim.expert import HORIZON
 from vla_tabletop.sim.scene import CAMERAS
 from vla_tabletop.sim.world import JOINT_NAMES
 from vla_tabletop.training.recipes.initialisation import (
+    initialise_numbers,
     initialise_patches,
     initialise_text,
-    waves,
 )
 from vla_tabletop.training.recipes.recipe import WIDTH, Prefix, Recipe
 from vla_tabletop.training.samples import PATCH_SIZE, TaskMix
@@ -64,11 +63,7 @@ def initialise(network: Pi05, number_tokens: np.ndarray, generator: torch.Genera
     dims = network.dims
     table = network.language.embedding.weight
     initialise_text(table, generator)
-    values = torch.linspace(-1, 1, len(number_tokens))
-    codes = waves(values, dims.language.width)
-    # The network multiplies the table by sqrt(width): unit embeddings after that.
-    loudness = math.sqrt(2.0) * dims.language.width**-0.5
-    table[torch.as_tensor(number_tokens)] = codes.to(table) * loudness
+    initialise_numbers(table, number_tokens)
     initialise_patches(network.vision, dims.vision)
     for module in network.modules():
         if isinstance(module, AdaptiveRMSNorm):

@@ -43,7 +43,7 @@ class Recipe:
     """Construction, initial weights and training samples of a family's tabletop policy.
 
     Which loss trains the head follows from its kind: flow matching for `flow`, L1 for `single`, the
-    scheduler's for `diffusion`.
+    scheduler's for `diffusion`, cross entropy of what the expert would write for `tokens`.
 
     Attributes:
         name: name of the family.

@@ -1,0 +1,131 @@
+"""Chunks as tokens of FAST (arXiv 2501.09747), for a policy that writes them.
+
+The vocabulary is trained on a world's own chunks, as FAST trains it on a data set. An answer holds
+no prefix, and no coefficient behind the last one that is not zero: what is missing counts as zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from vla_runtime.families.pi0_fast.dimensions import Pi0FastDims
+from vla_runtime.files.atomic_write import write_text
+from vla_runtime.processing.fast_tokens import FastScale, FastTokens, inverse_cosines
+from vla_tabletop.training.vocabulary import FIRST_SYMBOL
+from vla_tabletop.training.world import TrainingSamples
+
+ACTION_TOKENS = 512
+# Behind the numbers of the text vocabulary; the first token of FAST is the last of them.
+ACTION_SYMBOLS = (*(f'<action{number}>' for number in range(ACTION_TOKENS)), '|')
+# So that a coefficient is one byte of UTF-8, and no stream of actions can break it.
+ACTION_SCALE = FastScale(8.0, -63)
+_MOST_CODE = 127
+# Batches of chunks that a vocabulary is trained on.
+_BATCHES, _BATCH = 64, 64
+
+
+def tokens_behind_actions(vocabulary: int) -> int:
+    """Return how many tokens of a text vocabulary with `ACTION_SYMBOLS` follow the actions."""
+    return vocabulary - FIRST_SYMBOL - ACTION_TOKENS
+
+
+def train_action_vocabulary(path: Path, samples: TrainingSamples) -> None:
+    """Train byte pairs on chunks of the samples and write the tokenizer.json."""
+    import tokenizers
+
+    model = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bytes_of = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    model.pre_tokenizer = bytes_of
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=ACTION_TOKENS,
+        show_progress=False,
+        # A coefficient that no chunk had would be left out, and shift those behind it.
+        initial_alphabet=[
+            bytes_of.pre_tokenize_str(chr(code))[0][0] for code in range(_MOST_CODE + 1)
+        ],
+    )
+    rng = np.random.default_rng(0)
+    frames = np.flatnonzero(samples.teaches())
+    chunks = (samples.batch(rng.choice(frames, _BATCH), rng).actions for _ in range(_BATCHES))
+    model.train_from_iterator(
+        (text for batch in chunks for text in coefficient_texts(batch)), trainer
+    )
+    write_text(path, model.to_str())
+
+
+def coefficient_texts(actions: np.ndarray) -> Iterable[str]:
+    """Yield the text of each normalised chunk of (B, H, A): a character for each coefficient."""
+    waves = inverse_cosines(actions.shape[1])
+    coefficients = np.einsum('hk,bha->bka', waves, actions) * ACTION_SCALE.scale
+    codes = np.clip(np.rint(coefficients) - ACTION_SCALE.min_token, 0, _MOST_CODE).astype(int)
+    for chunk in codes.reshape(len(codes), -1):
+        written = np.flatnonzero(chunk != -ACTION_SCALE.min_token)
+        # One is written in any case: an answer without an action is refused.
+        yield ''.join(map(chr, chunk[: 1 + max(written, default=0)]))
+
+
+class Answers:
+    """What a policy is to write for chunks, and the chunks of what it wrote.
+
+    Args:
+        text: file of the text vocabulary, which has `ACTION_SYMBOLS`.
+        action: tokenizer.json of the actions.
+        dims: dimensions of the policy.
+    """
+
+    def __init__(self, text: Path, action: Path, dims: Pi0FastDims) -> None:
+        import tokenizers
+
+        self._encoder = tokenizers.Tokenizer.from_file(str(action))
+        self._shape = dims.horizon, dims.action_dim
+        self._decoder = FastTokens(
+            text,
+            action,
+            ACTION_SCALE,
+            self._shape,
+            skipped=dims.skipped_tokens,
+            checks_prefix=dims.checks_prefix,
+        )
+        end = self._decoder.end
+        assert end is not None
+        self._end = end
+        self._first = dims.vocabulary - 1 - dims.skipped_tokens
+        self._most = dims.answer_tokens
+
+    def write(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Write chunks.
+
+        The answer of a chunk that needs more tokens than the policy has ends early, without its
+        highest frequencies.
+
+        Args:
+            actions: (B, H, A) normalised.
+
+        Returns:
+            tokens (B, n) int64 with the end among them, and mask (B, n) bool, False behind it
+        """
+        answers = []
+        for text in coefficient_texts(actions):
+            ids = self._encoder.encode(text).ids[: self._most - 1]
+            answers.append([*(self._first - number for number in ids), self._end])
+        longest = max(map(len, answers))
+        tokens = np.zeros((len(answers), longest), dtype=np.int64)
+        mask = np.zeros(tokens.shape, dtype=bool)
+        for row, answer in enumerate(answers):
+            tokens[row, : len(answer)] = answer
+            mask[row, : len(answer)] = True
+        return tokens, mask
+
+    def read(self, tokens: np.ndarray) -> tuple[np.ndarray, int]:
+        """Return the chunks (B, H, A) of answers (B, K), and how many are none: zeros."""
+        chunks = np.zeros((len(tokens), *self._shape), dtype=np.float32)
+        refused = 0
+        for row, answer in enumerate(tokens):
+            try:
+                chunks[row] = self._decoder(answer)
+            except ValueError:
+                refused += 1
+        return chunks, refused
