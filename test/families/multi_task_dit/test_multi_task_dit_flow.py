@@ -14,6 +14,7 @@ from guided_policies import load_policy
 from network_cases import relative_error
 from onnx_bundles import write_onnx_once
 from recorded_bag import ROBOT, Turn, record
+from tensorrt_machine import Machine, linked_copy
 from tiny_policy import history_spec, observation, tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
@@ -22,6 +23,7 @@ from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.bundle.writer import seal
 from vla_runtime.distillation.student import Distillation, DistillationSettings
 from vla_runtime.engines.torch.loading import load_network
+from vla_runtime.export.onnx.cases import record_cases
 from vla_runtime.export.onnx.export import is_unrolled
 from vla_runtime.families.flow_step import DenoiseStep, JacobianDenoiseStep
 from vla_runtime.family.step_schedule import stage_times
@@ -50,6 +52,7 @@ def bundle(tmp_path_factory) -> Path:
     write_tiny_policy(folder, runge_kutta(tiny_spec(FLOW, advantage='task_newline')))
     spec = read_bundle(folder).spec
     write_onnx_once(folder, spec, 'float32')
+    record_cases(folder, spec)
     seal(folder, spec)
     return folder
 
@@ -147,6 +150,20 @@ def test_the_number_of_steps_changes_live_and_on_both_engines_alike(bundle):
             np.testing.assert_allclose(*chunks, rtol=1e-5, atol=5e-5)
             found.append(chunks[0])
         assert np.abs(found[0] - found[2]).max() > 1e-4
+
+
+def test_engines_of_tensorrt_take_all_rows_of_a_step(bundle, monkeypatch, tmp_path):
+    """Over a fake device, which runs our files on ONNX Runtime."""
+    machine = Machine(monkeypatch, linked_copy(bundle, tmp_path / 'copy'))
+    machine.build()
+    expected = Policy.load(bundle)
+    with closing(Policy.load(machine.bundle, 'tensorrt', 'cuda', precision='float32')) as policy:
+        for steps in (STEPS, 5):
+            chunks = []
+            for one in (expected, policy):
+                one.settings = replace(one.settings, denoise_steps=steps)
+                chunks.append(one.infer(observation(), noise=NOISE)[0].normalised)
+            np.testing.assert_allclose(*chunks, rtol=1e-5, atol=5e-5)
 
 
 @pytest.mark.parametrize('family', ['diffusion', 'multi_task_dit', FLOW])

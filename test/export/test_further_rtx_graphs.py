@@ -1,11 +1,11 @@
-"""The real TensorRT for RTX parses and builds the graphs of Diffusion Policy."""
+"""The real TensorRT for RTX parses and builds graphs of forms that no tiny policy has."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from rtx_plans import GRAPHS, build, needs_rtx
+from rtx_plans import GRAPHS, build, needs_rtx, unplanned, wrong_products
 from tiny_policy import history_spec, write_tiny_policy
 
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER
@@ -22,3 +22,15 @@ def test_every_graph_is_built(separate: bool, precision, tmp_path: Path):
     write_onnx(folder, spec, precision)
     for name in GRAPHS:
         assert build(folder / ONNX_FOLDER / name) is not None
+
+
+@pytest.mark.parametrize('precision', ['float32', 'bfloat16'])
+def test_a_step_of_four_velocities_is_built(precision, tmp_path: Path):
+    spec = history_spec(2, 'multi_task_dit_flow', integrator='rk4')
+    folder = write_tiny_policy(tmp_path / 'policy', spec)
+    write_onnx(folder, spec, precision)
+    for name in GRAPHS:
+        path = folder / ONNX_FOLDER / name
+        kernels = build(path).kernels
+        assert wrong_products(path, kernels) == []
+        assert unplanned(path, kernels) == set()
