@@ -74,7 +74,7 @@ def demonstrations():
         points_m=rng.uniform(0, 1, (total, 2, 3)).astype(np.float32),
         pixel=rng.uniform(-1, 1, (total, 2, 2, 2)).astype(np.float32),
         episode=np.repeat([0, 1], FRAMES),
-        task=np.array([1, 3]),
+        task=np.array([1, 0]),
         positive=np.array([True, False]),
         success=np.array([True, True]),
     )
@@ -95,7 +95,10 @@ def test_a_chunk_is_what_the_expert_did_and_its_last_action_again(
     np.testing.assert_allclose(chunk[0, :2], demonstrations.action[3:5], atol=1e-5)
     np.testing.assert_allclose(chunk[0, 2:], np.repeat(chunk[0, 1:2], 30, 0), atol=1e-5)
     np.testing.assert_allclose(chunk[1, :6], demonstrations.action[6:12], atol=1e-5)
-    assert batch.goal.tolist() == [1, 3] and batch.place.shape == (2, 6)
+    assert batch.goal.tolist() == [1, 0] and batch.place.shape == (2, 6)
+    # Push names its object, reach its goal.
+    np.testing.assert_array_equal(batch.pixel[0], demonstrations.pixel[3, :, 0])
+    np.testing.assert_array_equal(batch.pixel[1], demonstrations.pixel[6, :, 1])
     # Without a tag in a prompt the good episodes teach alone.
     assert samples.teaches().all()
     blind = samples_of.MetaWorldSamples(demonstrations, None)

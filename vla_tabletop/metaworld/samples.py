@@ -38,6 +38,8 @@ METAWORLD = TrainingWorld(
 )
 _CENTRE_M = np.array([0.0, 0.65, 0.15])
 _SCALE_M = 0.1
+# Which of `POINTS` a task's instruction names: of reach the goal, whose object is nothing to it.
+_NAMED = np.array([POINTS.index('goal' if task == 'reach' else 'object') for task in TASKS])
 # Numbers that hardly vary are not blown up.
 _SMALLEST_RANGE = 0.05
 
@@ -98,7 +100,7 @@ class MetaWorldSamples:
             token_mask=mask[:, :longest],
             actions=self._actions[self._rows[frames]],
             state=self._state[frames],
-            pixel=data.pixel[frames, :, 0],
+            pixel=data.pixel[frames, :, _NAMED[task]],
             place=place.reshape(len(frames), -1).astype(np.float32),
             goal=task.astype(np.int64),
             frame=frames,
