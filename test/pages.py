@@ -16,7 +16,7 @@ PAGES = sorted(
         ROOT / 'engines' / 'README.md',
     )
 )
-_BLOCK = re.compile(r'^```(\w*)\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r'^```(\S*)[^\n]*\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 
 def text_of(page: str | Path) -> str:

@@ -2,7 +2,8 @@
 
 LeRobot's and openpi's tensors differ from ours in name only, so an export copies bytes. Whatever
 the precision, nothing is rounded, and the memory needed does not grow with the checkpoint.
-Only safetensors are opened: a pickle runs code when it is read.
+Only safetensors are opened here. A family whose folders keep a head in a pickle reads its tensors
+with `torch_archives`, which executes nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ _BLOCK_BYTES = 1 << 22
 _THEIR_NAMES = TensorNames(())
 # Wrappers of PyTorch around a whole policy, and around a module that it compiled.
 _PARALLEL, _COMPILED = 'module.', '_orig_mod.'
+_EXPECTED = (
+    "; give the folder of a checkpoint (LeRobot's is OUTPUT/checkpoints/last/pretrained_model) or "
+    'of a policy bundle'
+)
 
 
 class ComputedTensor(StoredTensor):
@@ -193,7 +198,7 @@ def _stored_tensors(folder: Path) -> list[StoredTensor]:
         raise CheckpointError(f'{folder}: is a file; expected the folder that holds {SINGLE_FILE}')
     if not folder.is_dir():
         raise CheckpointError(
-            f'{folder}: no such folder; expected a LeRobot or openpi checkpoint on this disk'
+            f'{folder}: no such folder; expected the folder of a checkpoint on this disk'
             f'{download_hint(folder)}'
         )
     if has_single and has_index:
@@ -206,7 +211,9 @@ def _stored_tensors(folder: Path) -> list[StoredTensor]:
         return _read_shards(index)
     for path in sorted(folder.iterdir()):
         _refuse_pickle(path)
-    raise CheckpointError(f'{folder}: has neither {SINGLE_FILE} nor {INDEX_FILE}{_nearby(folder)}')
+    raise CheckpointError(
+        f'{folder}: has neither {SINGLE_FILE} nor {INDEX_FILE}{_nearby(folder) or _EXPECTED}'
+    )
 
 
 def _header(path: Path) -> list[StoredTensor]:
