@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 from family_contracts.diffusion import folder as recorded_folder
-from reference_cases import find
+from reference_cases import shipped
 
 from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.export.conversion import plan_export
 from vla_runtime.files.json_file import JsonError
 
-RECORDED = find('diffusion_folder*.end_to_end.json')[0]
+RECORDED = shipped('diffusion_folder.end_to_end')
 
 
 @pytest.fixture
