@@ -1,7 +1,7 @@
 """Make a policy bundle of a checkpoint, or ONNX files for a bundle.
 
-Checkpoints are folders of LeRobot, openpi (PyTorch), NVIDIA (GR00T), OpenVLA, OpenVLA-OFT and
-BitVLA.
+A checkpoint is a folder as the training code of a policy family leaves it
+(docs/howto/checkpoints.md has the list).
 
 Run it with the checkpoint alone first: one message lists everything that the folder does not say,
 with the option that supplies it. Nothing is written until everything is known and checked.
