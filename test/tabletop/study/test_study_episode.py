@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from vla_runtime.execution.columns import Column
+from vla_runtime.processing.fast_tokens import AnswerError
 from vla_runtime.types import ActionChunk, PlanRequest
 from vla_tabletop.sim.tasks import Outcome
 from vla_tabletop.study.cache_use import CacheUse
@@ -87,6 +88,20 @@ def test_a_policy_that_takes_several_requests_answers_each_of_them_late(
     # The first chunk is asked for alone, and the last ones have not come.
     assert result.inferences == pytest.approx(result.steps / apart, abs=2.5 + 8.0 / apart)
     assert result.delay_steps == pytest.approx(8.0, abs=0.1)
+
+
+def test_a_request_whose_answer_is_no_chunk_is_answered_at_its_repeat(world, expert):
+    class Stammering(Watching):
+        def chunk(self, world, observation, plan):
+            found = super().chunk(world, observation, plan)
+            if len(self.asked) % 3 == 1:
+                raise AnswerError('it holds no action')
+            return found
+
+    source = Stammering(expert)
+    result = run_episode(world, source, replace(EXPERT, delay_steps=3.0), 7)
+    assert result.success
+    assert result.refused == -(-len(source.asked) // 3) and result.inferences > result.refused
 
 
 def test_a_policy_that_is_asked_more_than_it_answers_grows_later(world, expert):
