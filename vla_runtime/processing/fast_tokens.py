@@ -25,6 +25,10 @@ _SPACE = '\N{LOWER ONE EIGHTH BLOCK}'
 _MOST_SPACES = 64
 
 
+class AnswerError(ValueError):
+    """Tokens that are no chunk."""
+
+
 @dataclass(frozen=True)
 class FastScale:
     """Numbers of an action tokenizer, from its processor_config.json.
@@ -89,7 +93,7 @@ class FastTokens:
         """Return the normalised actions (H, A) float32 of an answer's tokens (n,) int64.
 
         Raises:
-            ValueError: the answer has no end, or `decode` refuses it.
+            AnswerError: the answer has no end, or `decode` refuses it.
         """
         if self.end not in tokens:
             raise _refusal(f"{len(tokens)} tokens without '{_END}', which ends the actions")
@@ -102,8 +106,8 @@ class FastTokens:
         the actions is left out, as there.
 
         Raises:
-            ValueError: no action at all, a token behind the last action, bytes that are no text, or
-                a coefficient beyond all of the vocabulary.
+            AnswerError: no action at all, a token behind the last action, bytes that are no text,
+                or a coefficient beyond all of the vocabulary.
         """
         written = [int(token) for token in tokens]
         if self.end in written:
@@ -166,8 +170,8 @@ def read_fast_scale(path: Path) -> FastScale:
     return FastScale(float(scale), least)
 
 
-def _refusal(reason: str) -> ValueError:
-    return ValueError(
+def _refusal(reason: str) -> AnswerError:
+    return AnswerError(
         f'the policy wrote tokens that are no actions ({reason}); the chunk is refused. Check the '
         'instruction, the cameras and the precision that the policy runs in'
     )

@@ -10,6 +10,7 @@ import numpy as np
 from vla_runtime.family.listing import find_family
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
+from vla_runtime.processing.fast_tokens import AnswerError
 from vla_runtime.types import Observation
 from vla_tabletop.sim.rollout import run_episode
 from vla_tabletop.sim.scene import COLOURS, Colour, Variant
@@ -38,10 +39,16 @@ def observe(world: Tabletop, instruction: str) -> Observation:
 def policy_chunk(
     policy: Policy, settings: PolicySettings | None = None
 ) -> Callable[[Tabletop, Task], np.ndarray]:
-    """The policy as `run_episode` wants it: (horizon, 6) setpoints in the tabletop's order."""
+    """The policy as `run_episode` wants it: (horizon, 6) setpoints in the tabletop's order.
+
+    Where it writes tokens that are no chunk, the robot stays where it is.
+    """
 
     def chunk(world: Tabletop, task: Task) -> np.ndarray:
-        actions, _ = policy.infer(observe(world, task.instruction), settings=settings)
+        try:
+            actions, _ = policy.infer(observe(world, task.instruction), settings=settings)
+        except AnswerError:
+            return np.tile(world.joint_positions, (policy.spec.horizon, 1))
         return actions.actions[:, [actions.names.index(name) for name in world.joint_names]]
 
     return chunk

@@ -18,6 +18,7 @@ from vla_runtime.execution.config import ExecutorConfig, Mode
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.parameters import DelayParameters, ExecutorParameters
+from vla_runtime.processing.fast_tokens import AnswerError
 from vla_runtime.types import ActionChunk, ChunkHeader, CommittedPlan, Observation, PlanRequest
 from vla_tabletop.sim.tasks import Outcome, OutcomeName
 from vla_tabletop.study.cache_use import CacheUse
@@ -45,7 +46,7 @@ class EpisodeResult:
         meant: the block of the instruction that the robot was given.
         steps: steps from the start to the end.
         inferences: chunks made.
-        refused: chunks that the executor did not take.
+        refused: chunks that the executor did not take, and answers in tokens that were none.
         delay_steps: mean delay of the chunks taken, the first aside; NaN without any.
         starved_ticks: ticks on hold because a chunk was late.
         position_jump: distance at seams between new chunk and old plan for the same step: mean of
@@ -150,6 +151,9 @@ class _Loop:
         self._every_ns, self._due_ns = round(condition.answer_every * step_ns), 0
         self._now_ns = _START_NS
         self._flights: list[_Flight] = []
+        # Requests whose answers were no chunks, and the number of those answers.
+        self._unanswered: set[int | None] = set()
+        self._unreadable = 0
         self._number = 0
         self._delays: list[int] = []
         self._setpoints: list[np.ndarray] = []  # one a tick
@@ -176,6 +180,11 @@ class _Loop:
         if command.kind is not CommandKind.IDLE:
             self._setpoints.append(command.setpoints.copy())
         plan = executor.poll_request(self._now_s, self._now_ns)
+        if plan is None and self._unanswered:
+            # The policy node answers a repeat of a request that it failed at.
+            plan = executor.repeat_request(self._now_s, self._now_ns)
+            if plan is not None and plan.request not in self._unanswered:
+                plan = None
         if plan is not None:
             self._infer(plan)
         self._world.step(self._setpoints[-1] if self._setpoints else self._world.measured())
@@ -187,7 +196,15 @@ class _Loop:
 
     def _infer(self, plan: PlanRequest) -> None:
         """Answer a request with what is seen now; the chunk arrives after the delay."""
-        chunk, tied = self._source.chunk(self._world, self._observe(), self._plan_for_policy(plan))
+        self._unanswered.discard(plan.request)
+        try:
+            chunk, tied = self._source.chunk(
+                self._world, self._observe(), self._plan_for_policy(plan)
+            )
+        except AnswerError:
+            self._unanswered.add(plan.request)
+            self._unreadable += 1
+            return
         if self._on_chunk is not None:
             assert plan.step is not None
             self._on_chunk(plan.step, chunk)
@@ -247,7 +264,7 @@ class _Loop:
             meant=meant,
             steps=outcome.time_s / self._world.step_time_s,
             inferences=self._number,
-            refused=sum(counters.refused.values()),
+            refused=sum(counters.refused.values()) + self._unreadable,
             delay_steps=_mean([float(delay) for delay in self._delays]),
             starved_ticks=counters.starved_ticks,
             position_jump=_mean([float(np.linalg.norm(seam.position_jump)) for seam in compared]),

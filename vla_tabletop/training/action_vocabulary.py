@@ -13,7 +13,12 @@ import numpy as np
 
 from vla_runtime.families.pi0_fast.dimensions import Pi0FastDims
 from vla_runtime.files.atomic_write import write_text
-from vla_runtime.processing.fast_tokens import FastScale, FastTokens, inverse_cosines
+from vla_runtime.processing.fast_tokens import (
+    AnswerError,
+    FastScale,
+    FastTokens,
+    inverse_cosines,
+)
 from vla_tabletop.training.vocabulary import FIRST_SYMBOL
 from vla_tabletop.training.world import TrainingSamples
 
@@ -126,6 +131,6 @@ class Answers:
         for row, answer in enumerate(tokens):
             try:
                 chunks[row] = self._decoder(answer)
-            except ValueError:
+            except AnswerError:
                 refused += 1
         return chunks, refused

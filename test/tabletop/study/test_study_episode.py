@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from vla_runtime.execution.columns import Column
+from vla_runtime.processing.fast_tokens import AnswerError
 from vla_runtime.types import ActionChunk, PlanRequest
 from vla_tabletop.sim.tasks import Outcome
 from vla_tabletop.study.cache_use import CacheUse
@@ -69,6 +70,45 @@ def test_a_delay_is_what_the_executor_counts(world, expert, delay):
     result = run_episode(world, expert, replace(EXPERT, delay_steps=float(delay)), 7)
     assert result.delay_steps == delay
     assert result.starved_ticks == 0
+
+
+@pytest.mark.parametrize(
+    ('requests', 'every', 'apart'),
+    # One at a time, and several, as often as S asks.
+    [(1, 0.0, 8.0), (16, 0.0, 2.0), (16, 2.0, 2.0)],
+)
+def test_a_policy_that_takes_several_requests_answers_each_of_them_late(
+    world, expert, requests, every, apart
+):
+    condition = replace(
+        EXPERT, replan_interval=2, delay_steps=8.0, open_requests=requests, answer_every=every
+    )
+    result = run_episode(world, expert, condition, 7)
+    assert result.success and not result.refused
+    # The first chunk is asked for alone, and the last ones have not come.
+    assert result.inferences == pytest.approx(result.steps / apart, abs=2.5 + 8.0 / apart)
+    assert result.delay_steps == pytest.approx(8.0, abs=0.1)
+
+
+def test_a_request_whose_answer_is_no_chunk_is_answered_at_its_repeat(world, expert):
+    class Stammering(Watching):
+        def chunk(self, world, observation, plan):
+            found = super().chunk(world, observation, plan)
+            if len(self.asked) % 3 == 1:
+                raise AnswerError('it holds no action')
+            return found
+
+    source = Stammering(expert)
+    result = run_episode(world, source, replace(EXPERT, delay_steps=3.0), 7)
+    assert result.success
+    assert result.refused == -(-len(source.asked) // 3) and result.inferences > result.refused
+
+
+def test_a_policy_that_is_asked_more_than_it_answers_grows_later(world, expert):
+    condition = replace(
+        EXPERT, replan_interval=2, delay_steps=4.0, open_requests=16, answer_every=4.0
+    )
+    assert run_episode(world, expert, condition, 7).delay_steps > 6.0
 
 
 @pytest.mark.parametrize('ticks', [2, 3, 5])

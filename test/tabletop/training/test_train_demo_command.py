@@ -115,7 +115,7 @@ def test_other_arguments_in_the_same_folder_are_refused(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize('family', ['smolvla', 'act'])
+@pytest.mark.parametrize('family', ['smolvla', 'act', 'pi0_fast'])
 def test_another_family_is_trained_on_the_data_that_lies_there(trained: Path, family: str) -> None:
     recorded = {path: path.stat().st_mtime_ns for path in (trained / 'work/data').iterdir()}
     assert _train(trained, '--force', '--family', family) == 0
