@@ -1,6 +1,6 @@
 """Success of policies on each task of Meta-World, at the package's defaults, on the same scenes.
 
-./run metaworld python benchmark/metaworld_policies.py engines/metaworld_act engines/metaworld_smolvla
+./run metaworld python benchmark/metaworld_policies.py engines/metaworld_act
 """
 
 from __future__ import annotations
