@@ -1,14 +1,14 @@
 """Make a policy bundle of a checkpoint, or ONNX files for a bundle.
 
-Checkpoints are folders of LeRobot, openpi (PyTorch), NVIDIA (GR00T), OpenVLA, OpenVLA-OFT and BitVLA.
+Checkpoints are folders of LeRobot, openpi (PyTorch), NVIDIA (GR00T), OpenVLA, OpenVLA-OFT, BitVLA.
 
 Run it with the checkpoint alone first: one message lists everything that the folder does not say,
 with the option that supplies it. Nothing is written until everything is known and checked.
 
-The bundle gets ONNX files too (vision, prefix and expert; for a flow and a head of one pass, above 8
-bits, also all in one), in the precision that --onnx-precision says, each compared with PyTorch on
-seeded inputs: where one differs beyond the bounds, no bundle is written. 'vla_runtime verify BUNDLE'
-repeats the comparison anywhere.
+The bundle gets ONNX files too (vision, prefix and expert; for a flow and a head of one pass, above
+8 bits, also all in one), in the precision that --onnx-precision says, each compared with PyTorch on
+seeded inputs: where one differs beyond the bounds, no bundle is written.
+'vla_runtime verify BUNDLE' repeats the comparison anywhere.
 
 examples:
   # a LeRobot policy; names and rate come from the data set it was trained on
