@@ -27,7 +27,6 @@ from vla_runtime.bundle.schema import (
     StateSpec,
 )
 from vla_runtime.family.declaration import (
-    MOST_DENOISE_STEPS,
     MOST_FLOW_STEPS,
     Family,
     first_action,
@@ -53,7 +52,6 @@ LIMITS: Mapping[str, int] = {
     'dimensions.horizon': 1024,
     'dimensions.action_dim': 1024,
     'dimensions.state_dim': 1024,
-    'denoise_steps': MOST_DENOISE_STEPS,
 }
 _EARLIER_KEYS = (('prompt', 'frame'), ('prompt', 'image'), ('dimensions', 'image_frames'))
 # Frames of a camera are kept for so long.
@@ -118,9 +116,9 @@ def _check_student(spec: BundleSpec, family: Family) -> None:
         return
     if family.head != 'flow':
         raise FieldError('student_steps', f'is given, but the head of {spec.family} has no flow')
-    if list(known) != sorted(set(known)) or not 1 <= known[0] <= known[-1] <= MOST_DENOISE_STEPS:
+    if list(known) != sorted(set(known)) or not 1 <= known[0] <= known[-1] <= MOST_FLOW_STEPS:
         raise FieldError(
-            'student_steps', f'{list(known)}: expected 1 to {MOST_DENOISE_STEPS}, ascending'
+            'student_steps', f'{list(known)}: expected 1 to {MOST_FLOW_STEPS}, ascending'
         )
     if spec.denoise_steps not in known:
         raise FieldError(
@@ -153,7 +151,7 @@ def _checked(document: Mapping[str, Any]) -> BundleSpec:
             f'{spec.denoise_steps} (trained_delay_steps: {spec.trained_delay_steps}) where 1 (0) '
             f'is expected: the head of {spec.family} runs once',
         )
-    if family.head == 'flow' and spec.denoise_steps > MOST_FLOW_STEPS:
+    elif family.head == 'flow' and spec.denoise_steps > MOST_FLOW_STEPS:
         raise FieldError(
             'denoise_steps',
             f'{spec.denoise_steps} where 1 to {MOST_FLOW_STEPS} are expected for a flow',

@@ -30,13 +30,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from vla_runtime.bundle.rules import LIMITS
 from vla_runtime.cli._files import output_file
 from vla_runtime.cli._numbers import at_least, between
 from vla_runtime.engines.cpu import MOST_THREADS
 from vla_runtime.engines.device_names import default_device
 from vla_runtime.engines.preflight import AUTO, PRECISIONS, require_packages
 from vla_runtime.engines.triton_option import OFF, WORDS
+from vla_runtime.family.declaration import MOST_DENOISE_STEPS
 from vla_runtime.files.atomic_write import write_text
 
 if TYPE_CHECKING:
@@ -89,9 +89,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--steps',
-        type=between(1, LIMITS['denoise_steps']),
+        type=between(1, MOST_DENOISE_STEPS),
         metavar='N',
-        help="denoise steps (default: the bundle's)",
+        help="denoise steps, at most 100 of a flow (default: the bundle's)",
     )
     parser.add_argument(
         '--repeats',

@@ -23,7 +23,7 @@ from vla_runtime.cli._files import bundle_folder, output_folder
 from vla_runtime.cli._numbers import MOST_SEED, at_least, between
 from vla_runtime.cli._packages import import_problem
 from vla_runtime.engines.cpu import MOST_THREADS
-from vla_runtime.family.declaration import MOST_DENOISE_STEPS
+from vla_runtime.family.declaration import MOST_FLOW_STEPS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,9 +70,9 @@ def _steps(text: str) -> tuple[int, ...]:
         steps = tuple(sorted({int(part) for part in text.split(',')}))
     except ValueError:
         steps = ()
-    if not steps or not 1 <= steps[0] <= steps[-1] <= MOST_DENOISE_STEPS:
+    if not steps or not 1 <= steps[0] <= steps[-1] <= MOST_FLOW_STEPS:
         raise argparse.ArgumentTypeError(
-            f"'{text}': expected numbers from 1 to {MOST_DENOISE_STEPS}, separated by commas"
+            f"'{text}': expected numbers from 1 to {MOST_FLOW_STEPS}, separated by commas"
         )
     return steps
 

@@ -8,8 +8,8 @@ with the option that supplies it. Nothing is written until everything is known a
 
 The bundle gets ONNX files too (vision, prefix and expert; for a flow and a head of one pass, above
 8 bits, also all in one), in the precision that --onnx-precision says, each compared with PyTorch on
-seeded inputs: where one differs beyond the bounds, no bundle is written. 'vla_runtime verify
-BUNDLE' repeats the comparison anywhere.
+seeded inputs: where one differs beyond the bounds, no bundle is written.
+'vla_runtime verify BUNDLE' repeats the comparison anywhere.
 
 examples:
   # a LeRobot policy; names and rate come from the data set it was trained on

@@ -45,7 +45,7 @@ from vla_runtime.cli._files import output_file
 from vla_runtime.cli._numbers import between
 from vla_runtime.cli._roofline_lines import describe
 from vla_runtime.engines.preflight import BACKENDS
-from vla_runtime.family.declaration import with_cameras
+from vla_runtime.family.declaration import MOST_DENOISE_STEPS, with_cameras
 from vla_runtime.family.listing import find_family, performance_figures, preset, preset_names
 from vla_runtime.files.atomic_write import write_text
 from vla_runtime.files.quotes import quoted
@@ -89,9 +89,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--steps',
-        type=between(1, LIMITS['denoise_steps']),
+        type=between(1, MOST_DENOISE_STEPS),
         metavar='N',
-        help="denoise steps (default: the bundle's, or those of the published policy)",
+        help="denoise steps, at most 100 of a flow (default: the bundle's, or the published "
+        "policy's)",
     )
     parser.add_argument(
         '--json',

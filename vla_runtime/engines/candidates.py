@@ -88,10 +88,24 @@ def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> lis
     if not fitting:
         raise ValueError(
             f"{bundle.folder}: backend '{backend}' with precision '{precision}' on '{device}' "
-            f'leaves nothing that may run this policy (receipt: {receipt or "none"}); install '
-            "PyTorch, export ONNX files ('vla_runtime export'), or name backend and precision"
+            f'leaves nothing that may run this policy (its ONNX files: {receipt or "none"}); '
+            f'{_remedy(bundle, backend, precision, receipt)}'
         )
     return fitting
+
+
+def _remedy(bundle: Bundle, backend: str, precision: str, receipt: str | None) -> str:
+    """Return what mends a request that nothing may run."""
+    if precision in QUANTISED and precision != receipt:
+        return (
+            f'only ONNX files in {precision} run in it: vla_runtime export {bundle.folder} --out '
+            f'NEW_BUNDLE --onnx-precision {precision} --calibration RECORDING'
+        )
+    if backend == 'torch' and precision in QUANTISED:
+        return "PyTorch does not run in it: leave the backend at 'auto', or name another"
+    return (
+        "install PyTorch, export ONNX files ('vla_runtime export'), or name backend and precision"
+    )
 
 
 def reduced_precisions(bundle: Bundle, device: str) -> dict[Candidate, str]:

@@ -2,7 +2,8 @@
 
 To build a network, even an empty one, takes PyTorch, whose import takes seconds; to trace one
 without numbers takes what PyTorch imports for it, seconds more. What came of it once is read from a
-file the next time: of the same family, dimensions and source code.
+file the next time: of the same family, dimensions and source code. The bundle does not hold them,
+because bundles that were written before must open as fast.
 """
 
 from __future__ import annotations

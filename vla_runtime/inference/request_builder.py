@@ -66,6 +66,14 @@ _OF_STEPS = (
 )
 
 
+# Where the default of a setting has another name at the node.
+_REMEDIES = {
+    'denoise_steps': 'leave it at 0, its default',
+    'noise_scheduler': "leave it at 'bundle', its default",
+    'rtc_mode': 'set real_time_chunking to false',
+}
+
+
 class RequestBuilder:
     """Build requests for one policy on one engine.
 
@@ -91,7 +99,7 @@ class RequestBuilder:
             reason = 'draws no noise and takes no steps, and has no use for it'
             _check_unset(settings, _OF_STEPS, self._family, reason)
         elif self._family.head == 'flow':
-            reason = 'follows a flow and has no scheduler'
+            reason = 'denoises along a flow, which has no scheduler'
             _check_unset(settings, ('noise_scheduler',), self._family, reason)
             if settings.denoise_steps and settings.denoise_steps > MOST_FLOW_STEPS:
                 raise ValueError(
@@ -429,7 +437,7 @@ def _check_unset(
         if item.name in names and value != item.default:
             raise ValueError(
                 f'{item.name} is {value!r}: the head of {family.name} ({family.head}) {reason}; '
-                'leave it as it is by default (rtc_mode: real_time_chunking false at the node)'
+                f'{_REMEDIES.get(item.name, "leave it at its default")}'
             )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vla_runtime.engines.protocol import MAX_SAMPLES
-from vla_runtime.family.declaration import MOST_DENOISE_STEPS
+from vla_runtime.family.declaration import MOST_DENOISE_STEPS, MOST_FLOW_STEPS
 from vla_runtime.family.step_schedule import SchedulerChoice
 from vla_runtime.files.setting_fields import check_settings, setting
 from vla_runtime.inference.guidance import MOST_BETA, CfgMode
@@ -36,7 +36,11 @@ class PolicySettings:
 
     seed: int = setting(0, 'seed of the noise that chunks are denoised from', 0, 2**63 - 1)
     denoise_steps: int | None = setting(
-        None, 'denoise steps of an inference; 0: as the bundle recommends', 0, MOST_DENOISE_STEPS
+        None,
+        f'denoise steps of an inference, at most {MOST_FLOW_STEPS} of a flow and those of the '
+        'training of a diffusion policy; 0: as the bundle recommends',
+        0,
+        MOST_DENOISE_STEPS,
     )
     noise_scheduler: SchedulerChoice = setting(
         'bundle',

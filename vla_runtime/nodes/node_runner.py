@@ -19,6 +19,7 @@ Invariants:
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import sys
 import threading
@@ -45,6 +46,7 @@ from vla_runtime.nodes.restart import (
     state_before,
     state_of,
 )
+from vla_runtime.nodes.ros_log import RosLogHandler
 from vla_runtime.nodes.shared_memory import PortWatch, remove_dead_segments
 from vla_runtime.processes.interrupt import Interrupt, interruptible
 from vla_runtime.processes.parent_death import LAUNCH_VARIABLE
@@ -107,6 +109,7 @@ def run_node(make_node: Callable[[], Node], name: str, args: list[str] | None = 
                 get_logger('vla_runtime').fatal(f'cannot start: {error}')
                 return failed
             forget_state_before()
+            logging.getLogger().addHandler(RosLogHandler(node.get_logger()))
             _Run(node, interrupt, before).until_it_ends()
         finally:
             rclpy.try_shutdown()
