@@ -87,7 +87,6 @@ class GripperOutput:
         matched: its output.
         match: gives the limits.
         on_error: called with where an exception was raised, and the exception.
-        clock_s: steady clock.
     """
 
     def __init__(
@@ -97,13 +96,12 @@ class GripperOutput:
         matched: MatchedOutput,
         match: RobotMatch,
         on_error: OnError,
-        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         output = matched.output
         self.topic = output.topic
         # A gripper keeps its last goal.
         self.repeats_hold = False
-        self._node, self._joint, self._on_error, self._clock_s = node, joint, on_error, clock_s
+        self._node, self._joint, self._on_error = node, joint, on_error
         (self._column,) = matched.columns
         (self._name,) = matched.message_names
         self._units = matched.units
@@ -126,7 +124,7 @@ class GripperOutput:
 
     def send(self, setpoints: np.ndarray, stamp: Time, follows: bool) -> None:
         """Leave the gripper's setpoint; called by the control loop."""
-        self._goals.want(float(setpoints[self._column]), self._clock_s(), follows=follows)
+        self._goals.want(float(setpoints[self._column]), time.monotonic(), follows=follows)
 
     def begin(self) -> None:
         """Send goals from now on, as if there had been none."""
@@ -160,7 +158,7 @@ class GripperOutput:
             self._node.destroy_timer(timer)
 
     def _poll(self) -> None:
-        goal = self._goals.due(self._clock_s())
+        goal = self._goals.due(time.monotonic())
         if goal is not None:
             self._send_goal(goal)
 
@@ -170,7 +168,7 @@ class GripperOutput:
         if answer is not None and not answer.done():
             answer.cancel()
         served = self.is_served()
-        self._goals.sent(goal, self._clock_s(), served=served)
+        self._goals.sent(goal, time.monotonic(), served=served)
         if not served:
             return
         position = self._in_command(goal.position)
