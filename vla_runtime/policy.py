@@ -118,7 +118,7 @@ class Policy:
             device: `cpu`, `cuda` or `cuda:N`.
             precision: `float32`, `bfloat16` or `float16` for the large matrices, or what ONNX files
                 are in: `int8` on a CPU, `fp8` and `nvfp4` with TensorRT; `auto`: the fastest here
-                of those that the bundle's receipt vouches for.
+                of those that the bundle's receipt covers.
             settings: live settings to begin with.
             use_cuda_graphs: on CUDA, replay captured graphs (same results, less launch time).
             threads: CPU threads of each network, whatever runs it; 0: all cores but one, shared by

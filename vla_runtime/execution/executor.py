@@ -462,7 +462,7 @@ class ChunkExecutor:
             episode=replanner.episode,
             step=timeline.current_step,
             parameters=replanner.parameters,
-            untied=replanner.untied,
+            unconditioned=replanner.unconditioned,
             delay_estimate=replanner.delays.estimate(replanner.parameters.delay),
             horizon=replanner.horizon,
             open_requests=len(replanner.requests.open),

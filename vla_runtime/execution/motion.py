@@ -145,7 +145,7 @@ class Motion:
         plan_ns = round(dt_ns * factor)
         self._replanner.elapsed_ns += plan_ns
         if self._commander.approach.active:
-            return self._go_near(dt_s, factor)
+            return self._approach_tick(dt_s, factor)
         if self._replanner.timeline.at_end:
             if self._commander.outside and not self._commander.moving:
                 self._guard.detail = self._commander.go_back_inside()
@@ -491,7 +491,7 @@ class Motion:
         guard.detail = ''
         return commander.track(guard.state.positions, dt_ns * 1e-9, segment, step)
 
-    def _go_near(self, dt_s: float, factor: float) -> Command:
+    def _approach_tick(self, dt_s: float, factor: float) -> Command:
         """Run one tick of the approach; drop the plan at its end and ask for a new one."""
         commander, guard = self._commander, self._guard
         # First, because the stop moves the command in this very tick.

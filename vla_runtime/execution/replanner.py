@@ -95,7 +95,7 @@ class Replanner:
     # ------------------------------------------------------------ episodes and parameters
 
     @property
-    def untied(self) -> bool:
+    def unconditioned(self) -> bool:
         """True when, under `rtc`, the chunk in force was not tied to the plan before it."""
         segment = self.timeline.in_force
         if segment is None or self.parameters.handover.mode != 'rtc':

@@ -85,8 +85,8 @@ class ParameterSpec:
                 hint = ' (write 2.0, not 2)'
             elif isinstance(self.default, str) and isinstance(value, (bool, int, float)):
                 hint = ' (put it in quotes)'
-            said = quoted(value)
-            return f'{self.name} is {said}: it must be of type {self.type_name}{hint}'
+            shown = quoted(value)
+            return f'{self.name} is {shown}: it must be of type {self.type_name}{hint}'
         if isinstance(value, str) and len(value) > _LONGEST_TEXT:
             length = f'{len(value)} characters; at most {_LONGEST_TEXT} are taken'
             return f'{self.name} is a text of {length}'

@@ -115,8 +115,8 @@ def _tracking(telemetry: Telemetry, joint_units: Mapping[str, str]) -> str:
         errors = np.abs(plots.tracking_error(telemetry, name)[1])
         if len(errors):
             worst[unit] = max(worst.get(unit, (0.0, '')), (float(errors.max()), name))
-    said = (f'at most {error:.4f} {unit} ({name})' for unit, (error, name) in worst.items())
-    return ', '.join(said) or 'none'
+    texts = (f'at most {error:.4f} {unit} ({name})' for unit, (error, name) in worst.items())
+    return ', '.join(texts) or 'none'
 
 
 def _limited_most(telemetry: Telemetry) -> str:

@@ -118,7 +118,9 @@ class GripperOutput:
         kind = action_type(output.kind)
         self._goal_type = kind.Goal
         self._client = ActionClient(node, kind, output.topic)
-        self._said = node.create_lifecycle_publisher(JointState, output.command_topic, RELIABLE)
+        self._commanded = node.create_lifecycle_publisher(
+            JointState, output.command_topic, RELIABLE
+        )
         self._timer: Timer | None = None
         self._answer: Any = None
 
@@ -146,7 +148,7 @@ class GripperOutput:
         """Leave the graph."""
         self._stop_timer()
         self._client.destroy()
-        self._node.destroy_lifecycle_publisher(self._said)
+        self._node.destroy_lifecycle_publisher(self._commanded)
 
     def is_served(self) -> bool:
         """Return whether an action server is there."""
@@ -176,9 +178,9 @@ class GripperOutput:
         self._make_goal(message, self._name, position, self._max_effort)
         self._answer = self._client.send_goal_async(message)
         self._answer.add_done_callback(self._guarded(self._on_answer, goal))
-        said = JointState(name=[self._name], position=[position])
-        said.header.stamp = self._node.get_clock().now().to_msg()
-        self._said.publish(said)
+        command = JointState(name=[self._name], position=[position])
+        command.header.stamp = self._node.get_clock().now().to_msg()
+        self._commanded.publish(command)
 
     def _on_answer(self, goal: Setpoint, answer: Any) -> None:
         handle = answer.result()
