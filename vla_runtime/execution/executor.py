@@ -39,7 +39,7 @@ from vla_runtime.execution.command import (
 from vla_runtime.execution.commander import Commander
 from vla_runtime.execution.config import ExecutorConfig, ExecutorStatus, Mode
 from vla_runtime.execution.guard import Guard
-from vla_runtime.execution.handover import SeamReport
+from vla_runtime.execution.handover import Handover
 from vla_runtime.execution.intake import Refused, StartTooFar
 from vla_runtime.execution.limits import make_limits
 from vla_runtime.execution.motion import Motion, OperatorRequired
@@ -416,7 +416,7 @@ class ChunkExecutor:
         return self._replanner.committed_plan(now_ros_ns, past_steps)
 
     @property
-    def seams(self) -> deque[SeamReport]:
+    def seams(self) -> deque[Handover]:
         """The latest seams, oldest first."""
         return self._replanner.seams
 

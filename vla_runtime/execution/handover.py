@@ -79,7 +79,7 @@ class LiveChunk:
 
 
 @dataclass(frozen=True)
-class SeamReport:
+class Handover:
     """Record of one hand-over.
 
     Attributes:

@@ -83,8 +83,8 @@ def _start_ns(telemetry: Telemetry) -> int:
 
 
 def _summary(telemetry: Telemetry, joint_units: Mapping[str, str]) -> dict[str, str]:
-    jumps = [seam.position_jump for seam in telemetry.seams if not seam.from_hold]
-    delays = [seam.delay_steps for seam in telemetry.seams]
+    jumps = [handover.position_jump for handover in telemetry.handovers if not handover.from_hold]
+    delays = [handover.delay_steps for handover in telemetry.handovers]
     totals = [one.milliseconds['total'] for one in telemetry.inferences]
     p99 = [row[0] for row in telemetry.tick_p99_ms.rows]
     return {

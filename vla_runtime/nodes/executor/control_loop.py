@@ -7,7 +7,7 @@ Invariants:
   publisher of anything but commands;
 - the tick overwrites arrays and messages that exist already; it allocates when it asks for a
   chunk or passes a seam, a few times a second;
-- requests and seams leave through `on_request` and `take_seams`: their messages are made elsewhere;
+- requests and seams leave through `on_request` and `take_handovers`: their messages are made elsewhere;
 - a command that cannot be sent stops the executor; an output that fails keeps no other one from its
   command, so the hold reaches all that can be reached;
 - a controller that is not active gets nothing: it would take the newest command when it is switched
@@ -39,7 +39,7 @@ from vla_runtime.execution.command import (
 )
 from vla_runtime.execution.config import ExecutorStatus, Mode
 from vla_runtime.execution.executor import ChunkExecutor
-from vla_runtime.execution.handover import SeamReport
+from vla_runtime.execution.handover import Handover
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.messages.trajectories import ns_to_stamp
 from vla_runtime.nodes.executor.controller_watch import ControllerWatch, why_refused
@@ -59,11 +59,11 @@ _LOOKS_EVERY_S = 0.005
 
 
 @dataclass(frozen=True)
-class TimedSeam:
+class TimedHandover:
     """A seam, the ROS time of the first command after it, and the parameters in force from it."""
 
     stamp_ns: int
-    seam: SeamReport
+    seam: Handover
     parameters: ExecutorParameters
     dry_run: bool
 
@@ -150,7 +150,7 @@ class ControlLoop:
         self._newest_sent = 0
         self._sent = 0
         self._seams_passed = 0
-        self._seams: deque[TimedSeam] = deque(maxlen=_SEAMS_KEPT)
+        self._seams: deque[TimedHandover] = deque(maxlen=_SEAMS_KEPT)
         self._collected_s = 0.0
         self._closed = False
         # Topics that another node commands: nothing is sent there until `start`.
@@ -173,7 +173,7 @@ class ControlLoop:
         if sends:
             self._send(self._of_tick)
         with self._lock:
-            self._note_seam(now_ros_ns, dry_run)
+            self._note_handover(now_ros_ns, dry_run)
             plan = self._executor.poll_request(now_s, now_ros_ns, _PAST_STEPS)
             if plan is None:
                 plan = self._executor.repeat_request(now_s, now_ros_ns, _PAST_STEPS)
@@ -283,13 +283,13 @@ class ControlLoop:
         self._sent += not errors
         return tuple(errors)
 
-    def _note_seam(self, now_ros_ns: int, dry_run: bool) -> None:
+    def _note_handover(self, now_ros_ns: int, dry_run: bool) -> None:
         passed = self._executor.counters.taken_over
         if passed != self._seams_passed:
             self._seams_passed = passed
             if self._executor.seams:
                 self._seams.append(
-                    TimedSeam(
+                    TimedHandover(
                         now_ros_ns, self._executor.seams[-1], self._executor.parameters, dry_run
                     )
                 )
@@ -449,7 +449,7 @@ class ControlLoop:
             )
             return LoopStatus(self._executor.status(), copied, self._sent)
 
-    def take_seams(self) -> list[TimedSeam]:
+    def take_handovers(self) -> list[TimedHandover]:
         """The seams passed since the last call, oldest first."""
         taken = []
         while self._seams:

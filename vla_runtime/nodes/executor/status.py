@@ -11,7 +11,7 @@ from vla_runtime.execution.command import CommandKind, Counters, LimitKind, Reas
 from vla_runtime.execution.config import ExecutorStatus, Mode
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.messages.diagnostics import Level, StatusItem
-from vla_runtime.nodes.executor.control_loop import LoopStatus, TimedSeam
+from vla_runtime.nodes.executor.control_loop import LoopStatus, TimedHandover
 from vla_runtime.nodes.executor.parameters import values_in_force
 from vla_runtime.nodes.executor.steady_loop import Lateness
 
@@ -284,7 +284,7 @@ def timing(lateness: Lateness, rate_hz: float, counters: Counters) -> StatusItem
     )
 
 
-def seam(timed: TimedSeam, names: tuple[str, ...]) -> StatusItem:
+def seam(timed: TimedHandover, names: tuple[str, ...]) -> StatusItem:
     """Return the report of a hand-over."""
     report = timed.seam
     position, velocity = np.abs(report.position_jump), np.abs(report.velocity_jump)
