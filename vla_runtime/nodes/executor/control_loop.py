@@ -7,7 +7,8 @@ Invariants:
   publisher of anything but commands;
 - the tick overwrites arrays and messages that exist already; it allocates when it asks for a
   chunk or passes a seam, a few times a second;
-- requests and seams leave through `on_request` and `take_handovers`: their messages are made elsewhere;
+- requests and hand-overs leave through `on_request` and `take_handovers`: their messages are made
+  elsewhere;
 - a command that cannot be sent stops the executor; an output that fails keeps no other one from its
   command, so the hold reaches all that can be reached;
 - a controller that is not active gets nothing: it would take the newest command when it is switched
@@ -119,7 +120,7 @@ class ControlLoop:
         ros_time_of_ns: ROS time at a time of the steady clock a moment ago. With it a command is
             stamped with the very time that its motion was computed for, so that the limits hold by
             the stamps. Without it (`use_sim_time`, where the ROS clock itself is that time) with
-            the ROS clock as read; `come_to_rest` goes on without its messages.
+            the ROS clock as read; `stop_and_wait` goes on without its messages.
     """
 
     def __init__(
@@ -351,7 +352,7 @@ class ControlLoop:
                 executor.stop(Reason.CONTROLLER)
                 executor.detail = refused
 
-    def come_to_rest(self, timeout_s: float) -> bool:
+    def stop_and_wait(self, timeout_s: float) -> bool:
         """Stop, and wait until the ticks have brought the robot to rest; whether they have.
 
         For the teardown, before the control thread ends. A thread that hangs in the core is not
@@ -467,7 +468,7 @@ class ControlLoop:
         last = self._of_others
         if self._lock.acquire(timeout=_HANGS_AFTER_S):
             try:
-                sends = self._take(self._executor.freeze(), last, self._ros_now_ns())
+                sends = self._take(self._executor.stop_at_once(), last, self._ros_now_ns())
             finally:
                 self._lock.release()
         else:
