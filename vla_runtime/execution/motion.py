@@ -2,7 +2,8 @@
 
 Every stop goes through `stop_tick`. It walks on along the plan at a falling pace, so that all
 joints slow down together and stay on their path, and holds where they come to rest; a cause that
-the robot file says to `freeze` on holds at once. The plan is dropped when the robot has come to rest.
+the robot file says to `freeze` on holds at once. The plan is dropped when the robot has come to
+rest.
 """
 
 from __future__ import annotations
