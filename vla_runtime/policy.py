@@ -4,7 +4,8 @@ Invariants:
 - Same observation, settings, inference number and plan: same chunk, bit for bit.
 - An observation that is refused changes nothing: the next good one gives the same chunk as
   without it.
-- Settings are an argument of an inference, and hold for the whole of it.
+- One snapshot of settings holds for the whole of an inference: those it is given, or else the
+  policy's own (`settings`), which a Python program sets once. Nodes give each inference its own.
 - One thread at a time calls `infer`, `submit` and `reset`.
 """
 

@@ -56,7 +56,7 @@ def problem_of(name: str, value: object, *nodes: str) -> str | None:
         return None if isinstance(value, bool) else text.format(value)
     for node in nodes:
         for row in _TABLES.get(node, ()):
-            if row.name == name and (problem := row.problem(Parameter(name, value=value))):
+            if row.name == name and (problem := row.refusal(Parameter(name, value=value))):
                 return problem
     return None
 
