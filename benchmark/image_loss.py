@@ -70,9 +70,9 @@ def measure(graph: Graph, folder: Path, seconds: float) -> dict[str, Any]:
             process.send_signal(signal.SIGINT)
     published = {}
     for name, process in processes.items():
-        said = re.search(r'published (\d+)', process.communicate()[0])
-        assert said is not None
-        published[name] = int(said[1])
+        match = re.search(r'published (\d+)', process.communicate()[0])
+        assert match is not None
+        published[name] = int(match[1])
     # What was under way when the cameras stopped has arrived by the second status from now.
     statuses.clear()
     graph.wait_for(lambda: len(_cameras(statuses)) >= 2 * len(CAMERAS), 'the final counts')

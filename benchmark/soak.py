@@ -291,18 +291,20 @@ def play_fault(rig: Rig, name: str, kind: FaultKind, random: np.random.Generator
     begin_ns = time.time_ns()
     detail = kind.play(rig, random)
     over_ns = time.time_ns()
-    said = rig.start_as_operator()
-    if said:
+    reason = rig.start_as_operator()
+    if reason:
         over_ns = time.time_ns()
-    rig.faults.append(Fault(name, detail, begin_ns, over_ns, kind.stops, said))
+    rig.faults.append(Fault(name, detail, begin_ns, over_ns, kind.stops, reason))
 
 
 def note_stop(rig: Rig) -> None:
     """Start a robot that stopped without a fault, and note that it did."""
     begin_ns = time.time_ns()
-    said = rig.start_as_operator()
-    if said:
-        rig.faults.append(Fault('stopped by itself', said, begin_ns, time.time_ns(), True, said))
+    reason = rig.start_as_operator()
+    if reason:
+        rig.faults.append(
+            Fault('stopped by itself', reason, begin_ns, time.time_ns(), True, reason)
+        )
 
 
 class Player:

@@ -211,15 +211,15 @@ def _keep_moving(graph: Graph, arm: Arm, seconds: float) -> None:
 
 
 def _said(diagnostics: list[DiagnosticArray], condition: str) -> list[dict[str, str]]:
-    said = [
+    lines = [
         values_of(status)
         for message in list(diagnostics)
         for status in message.status
         if status.name == f'{NODE}: {condition}'
     ]
-    if not said:
+    if not lines:
         raise RuntimeError(f'no status {condition} came')
-    return said
+    return lines
 
 
 @contextmanager

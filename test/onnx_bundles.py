@@ -28,7 +28,7 @@ from vla_runtime.bundle.onnx_files import (
     Attention,
     Precision,
 )
-from vla_runtime.bundle.schema import STATISTICS_FILE, WEIGHTS_FILE, BundleSpec
+from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.bundle.writer import seal, write_statistics
 from vla_runtime.engines.onnx.session import Placement, Session
 from vla_runtime.engines.protocol import StepInputs
@@ -36,8 +36,7 @@ from vla_runtime.engines.token_embedding import TokenEmbedding
 from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.export.onnx.precision import type_faults
 from vla_runtime.families.flow_network import FlowNetwork
-from vla_runtime.family.listing import find_family, read_time_table
-from vla_runtime.inference.denoise import flow_times
+from vla_runtime.family.listing import find_family
 
 
 def write_onnx_once(
@@ -165,13 +164,6 @@ def _write_network(
     write_onnx(folder, spec, precision)
 
 
-def copy_networks(bundle: Path, target: Path) -> Path:
-    """Copy the files that an ONNX export reads into an existing folder, and return it."""
-    for name in (WEIGHTS_FILE, STATISTICS_FILE):
-        shutil.copyfile(bundle / name, target / name)
-    return target
-
-
 def run_graph(folder: Path, name: str, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Outputs of one ONNX file of a folder, by its file name without the ending.
 
@@ -195,40 +187,6 @@ def tied_inputs(
     return StepInputs(
         x=noise.numpy(), row_weight=np.ones(1, np.float32), plan=plan, plan_weight=weights
     )
-
-
-def chunk_of_one_file(
-    folder: Path, family: str, dims: Any, steps: int, inputs: StepInputs, values: Mapping[str, Any]
-) -> np.ndarray:
-    """The chunk (H, A) of a folder's monolithic.onnx.
-
-    Args:
-        folder: folder of the bundle.
-        family: family of the network.
-        dims: dimensions of the network.
-        steps: Euler steps.
-        inputs: inputs of the steps.
-        values: `pixels`, `image_mask` and the rows of the prompt.
-    """
-    times = flow_times(steps)
-    given = {
-        **values,
-        **inputs.rows,
-        'x': inputs.x[None],
-        'row_weight': inputs.row_weight,
-        'plan': inputs.plan[None],
-        'plan_weight': inputs.plan_weight[:, None, :, None],
-        'time_conditioning': read_time_table(family, dims, folder / WEIGHTS_FILE)(times),
-        't': times.astype(np.float32),
-        'dt': np.asarray(-1 / steps, dtype=np.float32),
-    }
-    return run_graph(folder, 'monolithic', given)['x_next'][0]
-
-
-def vision_of_each(folder: Path, pixels: Tensor) -> np.ndarray:
-    """Image tokens (V, N, W) of vision.onnx, image by image."""
-    outputs = [run_graph(folder, 'vision', {'pixels': one[None].numpy()}) for one in pixels]
-    return np.concatenate([output['image_tokens'] for output in outputs])
 
 
 def copy_bundle(source: Path, target: Path) -> Path:

@@ -87,7 +87,23 @@ WITHOUT = {
 # What names the tabletop's modules without importing them: the lists of verbs and of executables.
 NAMING_TABLETOP = {'cli/main.py', 'nodes/node_main.py'}
 # Words that a family, its projects' checkpoints or its language model is known by.
-FAMILY_WORDS = ('pi0', 'smolvla', 'evo1', 'evo-1', 'groot', 'gr00t', 'paligemma')
+FAMILY_WORDS = (
+    'pi0',
+    'smolvla',
+    'evo1',
+    'evo-1',
+    'groot',
+    'gr00t',
+    'openvla',
+    'bitvla',
+    'multi_task_dit',
+    'multi-task dit',
+    'paligemma',
+    'smolvlm',
+    'internvl',
+    'eagle',
+    'qwen',
+)
 # Rooms whose modules load one package besides Python's own.
 NUMPY_ALONE = ('execution', 'family')
 # Rooms that write ONNX files, engines and receipts.

@@ -4,7 +4,8 @@ Invariants:
 - Same observation, settings, inference number and plan: same chunk, bit for bit.
 - An observation that is refused changes nothing: the next good one gives the same chunk as
   without it.
-- Settings are an argument of an inference, and hold for the whole of it.
+- One snapshot of settings holds for the whole of an inference: those it is given, or else the
+  policy's own (`settings`), which a Python program sets once. Nodes give each inference its own.
 - One thread at a time calls `infer`, `submit` and `reset`.
 """
 
@@ -118,7 +119,7 @@ class Policy:
             device: `cpu`, `cuda` or `cuda:N`.
             precision: `float32`, `bfloat16` or `float16` for the large matrices, or what ONNX files
                 are in: `int8` on a CPU, `fp8` and `nvfp4` with TensorRT; `auto`: the fastest here
-                of those that the bundle's receipt vouches for.
+                of those that the bundle's receipt covers.
             settings: live settings to begin with.
             use_cuda_graphs: on CUDA, replay captured graphs (same results, less launch time).
             threads: CPU threads of each network, whatever runs it; 0: all cores but one, shared by

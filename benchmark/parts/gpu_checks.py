@@ -176,8 +176,8 @@ def families(device: str, size: str) -> Finding:
                 figures |= {f'{path.parent.name} {name}': error for name, error in errors.items()}
                 worst[precision] = max(worst[precision], *errors.values())
                 failures += [f'{path.parent.name} {precision}: {fault}'] if fault else []
-    said = worst_in_words(worst, FAMILY_BOUNDS)
-    note = f'{", ".join(names)}: largest difference from the CPU in float32: {said}'
+    words = worst_in_words(worst, FAMILY_BOUNDS)
+    note = f'{", ".join(names)}: largest difference from the CPU in float32: {words}'
     passed = not failures and keeps_bounds(worst, FAMILY_BOUNDS)
     return Finding(passed, '; '.join([note, *failures]), figures)
 

@@ -49,7 +49,7 @@ OURS = {
         'onnxruntime float32': Ours('onnxruntime', 'float32'),
         'torch bfloat16': Ours('torch', 'bfloat16'),
         'onnxruntime int8': Ours('onnxruntime', 'int8'),
-        # Of a bundle whose receipt vouches for bfloat16.
+        # Of a bundle whose receipt covers bfloat16.
         'auto': Ours('auto', 'auto'),
     },
     # Without `auto`: of a bundle without ONNX files it is PyTorch, which has columns of its own.

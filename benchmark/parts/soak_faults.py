@@ -186,11 +186,11 @@ def glitch(rig: Rig, random: np.random.Generator) -> str:
     rig.robot.errs_for = samples
     while rig.robot.errs_for > 0:
         time.sleep(0.005)
-    said = f'{samples} samples of joint {joint} by {rig.robot.sensor_error[joint]:+.2f} rad'
+    text = f'{samples} samples of joint {joint} by {rig.robot.sensor_error[joint]:+.2f} rad'
     rig.robot.sensor_error[joint] = 0.0
     rig.robot.errs_for = -1
     _last(random, 0.2, 1.0)
-    return said + stopped
+    return text + stopped
 
 
 def second_publisher(rig: Rig, random: np.random.Generator) -> str:

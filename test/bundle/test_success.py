@@ -103,7 +103,7 @@ def test_every_backend_and_precision_has_a_record_of_its_own(bundle: Bundle):
         ([GOOD, replace(MOVING, succeeded=0, won=0, lost=0)], 'succeeds in 0 of 200 episodes'),
     ],
 )
-def test_a_judgement_that_shows_little_vouches_for_nothing(bundle: Bundle, conditions, said):
+def test_a_judgement_that_shows_little_proves_nothing(bundle: Bundle, conditions, said):
     judge(bundle, *conditions)
     assert said in fault(read_bundle(bundle.folder))
 

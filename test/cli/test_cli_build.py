@@ -133,7 +133,7 @@ def test_engines_that_give_no_numbers_are_removed_so_that_the_next_build_mends_t
     here.load().close()
 
 
-def test_a_receipt_vouches_for_the_engines_that_were_compared_only(machine, capsys):
+def test_a_receipt_covers_the_engines_that_were_compared_only(machine, capsys):
     here = machine()
     assert build(here) == 0
     receipt = engines(here) / 'verification.json'
@@ -175,7 +175,7 @@ def test_a_bundle_without_recorded_cases_is_told(machine, capsys):
     assert 'cases.npz: is missing' in capsys.readouterr().err
 
 
-def test_a_receipt_of_another_networks_weights_does_not_vouch(machine, capsys):
+def test_a_receipt_of_another_networks_weights_is_refused(machine, capsys):
     here = machine()
     assert build(here) == 0
     weights = here.bundle / 'weights.safetensors'

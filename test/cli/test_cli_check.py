@@ -37,7 +37,7 @@ def test_every_topic_that_is_heard_is_told_with_its_type(name, capsys):
     ]
 
 
-def test_every_misfit_is_told_and_gives_2(tmp_path, capsys):
+def test_every_conflict_is_told_and_gives_2(tmp_path, capsys):
     spec = tiny_spec()
     bundle = write_tiny_policy(tmp_path / 'tiny', spec)
     assert main(['check', 'so101', str(bundle)]) == 2

@@ -328,7 +328,7 @@ def test_int8_is_taken_by_auto_only_with_judged_success_and_instructions_for_it(
         policy = Policy.load(bundle, device='cpu', threads=1)
         assert f'int8 is left out: {refusal}' in policy.why
         policy.close()
-    # Named outright, the user vouches for it; no other backend has it.
+    # Named outright, it is the user's choice; no other backend has it.
     assert candidates(bundle, 'auto', 'cpu', 'int8') == [INT8]
     assert 'for the CPU' in reduced_precisions(bundle, 'cuda')[INT8]
 
@@ -380,7 +380,7 @@ def test_16_bits_whose_success_was_judged_are_taken_by_auto_only_where_it_is_kep
     assert found == ([TORCH] if said else [half, TORCH])
     told = f'and not {half}: {refusal}'
     assert (told in _backends(bundle)) == bool(said and device == 'cpu')
-    # Named outright, the user vouches for it.
+    # Named outright, it is the user's choice.
     assert candidates(bundle, 'torch', device, precision) == [half]
     # Weights that nobody judged rest on their own receipt.
     files = {**bundle.spec.files, 'weights.safetensors': 64 * 'a'}
@@ -417,7 +417,7 @@ def test_16_bits_that_lost_success_with_a_backend_are_left_out_of_those_that_nob
     assert candidates(bundle, 'auto', 'cuda', 'auto') == [TORCH, *kept]
     with pytest.raises(ValueError, match=rf'does not take its {precision} files: .*{lost}'):
         candidates(bundle, 'tensorrt', 'cuda', 'auto')
-    # Named outright, the user vouches for it.
+    # Named outright, it is the user's choice.
     assert candidates(bundle, 'auto', 'cuda', precision) == [tensorrt, torch, onnx]
 
 
@@ -488,7 +488,7 @@ def test_pytorch_that_gives_other_chunks_in_the_receipts_precision_is_left_out(
         assert (policy.backend, policy.precision) == ('torch', 'float32')
         assert 'torch in bfloat16 cannot: ' in policy.why
         assert "from the export's in float32 (accepted: " in policy.why
-    # Named outright, the user vouches for it.
+    # Named outright, it is the user's choice.
     with closing(Policy.load(bundle, precision='bfloat16', verify=False, threads=1)) as policy:
         assert policy.precision == 'bfloat16'
 

@@ -201,7 +201,7 @@ def test_when_a_started_robot_holds_against_an_obstacle_expect_a_stop() -> None:
 def test_when_stopped_while_it_presses_expect_the_hold_to_give_way() -> None:
     rig = pressing()
     rig.run_until(lambda command: command.setpoints[0] - rig.measured[0] >= 0.95 * MAX_STEP)
-    rig.executor.freeze()
+    rig.executor.stop_at_once()
     rig.tick(30)
     assert rig.command.setpoints[0] - rig.measured[0] >= 0.9 * MAX_STEP
     rig.tick(60)

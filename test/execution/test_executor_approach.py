@@ -282,7 +282,7 @@ def test_when_stopped_on_the_way_back_inside_expect_hold_where_it_is() -> None:
     rig.executor.start(rig.now_s, rig.ros_ns)
     rig.tick(3)
     before = rig.command.setpoints.copy()
-    held = rig.executor.freeze()
+    held = rig.executor.stop_at_once()
     assert held.kind is CommandKind.HOLD and (held.setpoints == before).all()
 
 

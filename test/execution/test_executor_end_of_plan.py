@@ -122,7 +122,7 @@ def test_when_frozen_while_braking_expect_the_hold_at_once() -> None:
     rig.submit(FAST)
     rig.run_until(lambda command: command.reason is Reason.BRAKING)
     before = rig.command.setpoints.copy()
-    held = rig.executor.freeze()
+    held = rig.executor.stop_at_once()
     assert held.kind is CommandKind.HOLD and (held.setpoints == before).all()
 
 

@@ -474,7 +474,7 @@ class AnythingGoes(RuleBasedStateMachine):
 
     @rule()
     def freeze(self) -> None:
-        last = self.executor.freeze()
+        last = self.executor.stop_at_once()
         assert last.kind in (CommandKind.HOLD, CommandKind.IDLE)
         self.velocity = np.zeros(3)
         self.remember(last)

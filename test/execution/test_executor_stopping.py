@@ -26,7 +26,7 @@ def test_when_not_started_expect_idle_and_nothing_to_publish() -> None:
     assert rig.command.kind is CommandKind.IDLE and rig.reason == 'not_started'
     assert rig.submit(RAMP).refusal is ChunkRefusal.NOT_RUNNING
     assert not rig.executor.wants_chunk
-    assert rig.executor.freeze().kind is CommandKind.IDLE
+    assert rig.executor.stop_at_once().kind is CommandKind.IDLE
 
 
 def test_when_started_expect_hold_at_the_measured_position() -> None:
@@ -68,7 +68,7 @@ def test_when_robot_was_moved_by_hand_expect_restart_at_its_new_position() -> No
 
 def test_when_robot_sags_a_little_expect_a_restart_where_it_is_and_then_the_last_command() -> None:
     rig = moving()
-    held = rig.executor.freeze().setpoints.copy()
+    held = rig.executor.stop_at_once().setpoints.copy()
     rig.robot_follows = False
     rig.measured[:] = held - 0.02
     rig.tick(5)
@@ -109,7 +109,7 @@ def test_when_nobody_measures_a_column_expect_nothing_published_before_its_first
 
 def test_when_stopped_expect_hold_at_once_and_until_start() -> None:
     rig = moving()
-    last = rig.executor.freeze()
+    last = rig.executor.stop_at_once()
     assert last.kind is CommandKind.HOLD
     assert (last.setpoints == rig.command.setpoints).all()
     rig.tick(10)
@@ -127,7 +127,7 @@ def test_when_stopped_expect_velocity_columns_at_zero() -> None:
     rig.submit(np.array([[0.1, 0.8]] * 30))
     rig.tick(10)
     assert rig.command.setpoints[1] == pytest.approx(0.8)
-    last = rig.executor.freeze()
+    last = rig.executor.stop_at_once()
     assert last.setpoints[1] == 0.0 and last.setpoints[0] > 0.0
 
 

@@ -7,8 +7,8 @@ import pytest
 from execution_rig import Rig, chunk_of, holding
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from quaternions import Z, angle, rate, turned_by
 from thorough import EXAMPLES
-from turns import Z, angle, rate, turned_by
 
 from vla_runtime.execution.approach import StartParameters
 from vla_runtime.execution.chunk_check import CheckedChunk, check_chunk

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vla_runtime.families import meta_shapes
-from vla_runtime.families.meta_shapes import KnownShapes
+from vla_runtime.families.meta_shapes import OperatorShapeCache
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ OPERATORS = {
 def test_results_are_those_of_the_device_the_first_time_and_the_second(name):
     run = OPERATORS[name]
     expected = [form(one) for one in run()]
-    with KnownShapes():
+    with OperatorShapeCache():
         for _ in range(2):
             found = run()
             assert [form(one) for one in found] == expected
@@ -49,7 +49,7 @@ def test_results_are_those_of_the_device_the_first_time_and_the_second(name):
 
 
 def test_a_shape_is_found_once():
-    with KnownShapes():
+    with OperatorShapeCache():
         x + x
         known = dict(meta_shapes._FOUND)
         x + x
@@ -58,7 +58,7 @@ def test_a_shape_is_found_once():
 
 def test_what_is_written_in_place_is_the_tensor_itself_and_numbers_are_computed():
     numbers, buffer = torch.arange(3.0), x.clone()
-    with KnownShapes():
+    with OperatorShapeCache():
         for _ in range(2):
             assert buffer.add_(1) is buffer
             assert (numbers + 1).tolist() == [1.0, 2.0, 3.0]
@@ -67,7 +67,7 @@ def test_what_is_written_in_place_is_the_tensor_itself_and_numbers_are_computed(
 
 def test_gradients_are_traced_through_known_results():
     weight, frozen = (torch.empty(4, 4, device='meta', requires_grad=g) for g in (True, False))
-    with KnownShapes():
+    with OperatorShapeCache():
         for _ in range(2):
             found = F.gelu(x @ weight) + x @ frozen
             assert torch.autograd.grad(found.sum(), [weight])[0].shape == weight.shape
@@ -77,7 +77,7 @@ def test_gradients_are_traced_through_known_results():
 def test_operators_made_of_others_are_seen_one_by_one(inference):
     names = []
 
-    class Seen(KnownShapes):
+    class Seen(OperatorShapeCache):
         def ran(self, func, args, kwargs, result):
             names.append(str(func.overloadpacket))
 

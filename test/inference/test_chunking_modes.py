@@ -128,8 +128,8 @@ def test_a_hard_prefix_is_clamped_at_every_step(bundles, family, delay):
     assert (report.rtc_mode, report.clean_steps) == ('hard_prefix', 0)
 
     # The engine still holds prefix and state; without a tie its velocity is the network's.
-    untied = replace(policy.settings, rtc_mode='off')
-    free = policy._builder.build(observation(), untied, 0, noise=NOISE)
+    unconditioned = replace(policy.settings, rtc_mode='off')
+    free = policy._builder.build(observation(), unconditioned, 0, noise=NOISE)
     engine.load_step_inputs(free.inputs)
     x = NOISE.copy()
     for k in range(STEPS):

@@ -21,7 +21,7 @@ from rclpy.qos import (
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Float64MultiArray
 
-from vla_runtime.nodes.graph_faults import misfits, type_name, why_silent, why_unheard
+from vla_runtime.nodes.graph_faults import qos_conflicts, type_name, why_silent, why_unheard
 from vla_runtime.nodes.qos import NEWEST
 
 pytestmark = pytest.mark.graph
@@ -70,10 +70,10 @@ PROFILES = [
 ]
 
 
-def test_misfits_are_exactly_where_the_middleware_says_so() -> None:
+def test_conflicts_are_exactly_where_the_middleware_says_so() -> None:
     for offered, asked in itertools.product(PROFILES, PROFILES):
         compatible, reason = qos_check_compatible(offered, asked)
-        found = misfits(offered, asked)
+        found = qos_conflicts(offered, asked)
         assert bool(found) == (compatible == QoSCompatibility.ERROR), (offered, asked, reason)
         assert len(found) == reason.count(';'), (found, reason)
 

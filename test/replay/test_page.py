@@ -170,7 +170,7 @@ def test_numbers_of_hours_are_drawn(page, tmp_path):
     assert 'bit-identical' in drawn
 
 
-def test_seams_and_holds_are_those_of_the_executor_beside_the_policy(tmp_path):
+def test_handovers_and_holds_are_those_of_the_executor_beside_the_policy(tmp_path):
     types = get_typestore(Stores.ROS2_JAZZY)
 
     def status(name, text, **values):
@@ -186,10 +186,20 @@ def test_seams_and_holds_are_those_of_the_executor_beside_the_policy(tmp_path):
         for number, (kind, reason) in enumerate(said):
             data = status('control', f'words {number}', kind=kind, reason=reason)
             writer.write(diagnostics, START_NS + number, data)
-        seam = {'stamp_ns': START_NS + 1, 'chunk': 3, 'late': True, 'position_jump': 0.25}
+        seam = {
+            'stamp_ns': START_NS + 1,
+            'chunk': 3,
+            'delay_steps': 2,
+            'late': True,
+            'from_hold': False,
+            'position_jump': 0.25,
+            'velocity_jump': 0.5,
+        }
+        cut = {name: value for name, value in seam.items() if name != 'chunk'}
+        writer.write(report, START_NS, status('seam', 'damaged', **cut))
         writer.write(report, START_NS, status('seam', 'took over', **seam))
     events = read_events(BagReader(tmp_path / 'bag'), '/left/vla_policy')
     assert events.holds == (HoldEvent(START_NS + 1, START_NS + 3, 'starved', 'words 1'),)
-    (found,) = events.seams
+    (found,) = events.handovers
     assert (found.chunk, found.late, found.position_jump) == (3, True, 0.25)
-    assert read_events(BagReader(tmp_path / 'bag'), '/vla_policy').seams == ()
+    assert read_events(BagReader(tmp_path / 'bag'), '/vla_policy').handovers == ()

@@ -1,4 +1,4 @@
-"""Bringing a robot file and a policy together: names, units, limits, and every misfit named."""
+"""Bringing a robot file and a policy together: names, units, limits, and every conflict named."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ def test_a_urdf_only_ever_tightens(tmp_path: Path, arm: Robot) -> None:
         ),
     ],
 )
-def test_a_misfit_names_both_files_and_the_field(
+def test_a_conflict_names_both_files_and_the_field(
     arm: Robot, spec: BundleSpec, field: str, hint: str
 ) -> None:
     with pytest.raises(MatchError) as caught:
@@ -333,7 +333,7 @@ def test_two_policy_names_for_one_joint_are_refused() -> None:
         match_robot(robot, twice, 'bundle')
 
 
-def test_all_misfits_are_told_at_once(arm: Robot) -> None:
+def test_all_conflicts_are_told_at_once(arm: Robot) -> None:
     spec = policy(measured(('a', 'rad'), ('b', 'rad')), absolute(('c', 'rad')), (CameraSpec('d'),))
     with pytest.raises(MatchError) as caught:
         match_robot(arm, spec, 'bundle')
@@ -520,7 +520,7 @@ def test_accelerations_of_a_pose_are_those_of_its_columns(tmp_path):
 
 
 @pytest.mark.parametrize('form', ['quaternion_wxyz', 'quaternion_xyzw', 'rotation_6d'])
-def test_a_twist_that_is_no_three_numbers_is_a_misfit_that_says_what_mends_it(tmp_path, form):
+def test_a_twist_that_is_no_three_numbers_is_a_conflict_that_says_what_mends_it(tmp_path, form):
     path = tmp_path / 'arm.yaml'
     path.write_text(ARM.replace('pose_stamped', 'twist_stamped'))
     pose = replace(TOOL, rotation=FORMS[form], form=form, euler_axes=None, kind='velocity')
@@ -530,7 +530,7 @@ def test_a_twist_that_is_no_three_numbers_is_a_misfit_that_says_what_mends_it(tm
         match_robot(load_robot(path), pose_policy(pose, 'm/s', '1'), 'bundle')
 
 
-def test_a_camera_of_another_size_is_a_misfit_where_nothing_resizes_its_images(tmp_path):
+def test_a_camera_of_another_size_is_a_conflict_where_nothing_resizes_its_images(tmp_path):
     bundle = tiny_spec('act')
     text = """
 format: 1

@@ -6,7 +6,7 @@ and further files (`onnx/`, `verification.json`) as they are made. Invariants:
   file, dotfiles included, is an error, but for those that moving a bundle leaves beside them
   (`_LEFT`): nothing opens those;
 - the folder and each of its files may be a link, as in a Hugging Face cache; links are followed
-  when a file is opened, wherever they lead, because the SHA-256 vouches for the content;
+  when a file is opened, wherever they lead, because the SHA-256 proves the content;
 - policy.yaml is written last, and a bundle appears under its name complete or not at all;
 - nothing in a bundle is ever unpickled or executed.
 """

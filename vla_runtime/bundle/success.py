@@ -112,7 +112,7 @@ def write_success(
 
 
 def success_fault(bundle: Bundle, backend: str, precision: str) -> str:
-    """Return why the judged success does not vouch for a precision; empty if it does.
+    """Return why the judged success rules out a precision; empty if it does not.
 
     Args:
         bundle: checked.

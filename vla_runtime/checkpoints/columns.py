@@ -178,14 +178,14 @@ def _measure_pose(
         refused: dict[Unit, list[str]] = {}
         for name in names:
             # A name that is no dimension is noted already.
-            said = units.get(name, '1')
+            unit = units.get(name, '1')
             by_itself = {name, f'{group}:{name}'} & {text.rpartition('=')[0] for text in given}
-            if said not in ('1', *right) and (by_itself or said not in of_others):
-                refused.setdefault(said, []).append(name)
-            units[name] = said if said in right else right[0]
-        for said, wrong in refused.items():
+            if unit not in ('1', *right) and (by_itself or unit not in of_others):
+                refused.setdefault(unit, []).append(name)
+            units[name] = unit if unit in right else right[0]
+        for unit, wrong in refused.items():
             missing.conflict(
-                f"--units says '{said}' for the {group} {', '.join(wrong)}, but the "
+                f"--units says '{unit}' for the {group} {', '.join(wrong)}, but the "
                 f"{'position' if names is position else 'rotation'} of the pose '{pose.name}' is "
                 f"in '{right[0]}'"
                 + ('; --pose-scale makes that of the actions' if pose.delta_from == 'step' else '')
@@ -199,7 +199,7 @@ class _Length:
     least: int | None
     most: int | None
 
-    def said(self) -> str:
+    def describe(self) -> str:
         if self.least is not None:
             return f'the {self.least} '
         return f'the (at most {self.most}) ' if self.most is not None else 'the '
@@ -227,7 +227,7 @@ def _names(
     missing: MissingFacts,
 ) -> tuple[str, ...] | None:
     what = 'measured state' if option == '--state-names' else 'action'
-    wanted = f'names of {length.said()}{what} dimensions in training order, separated by commas'
+    wanted = f'names of {length.describe()}{what} dimensions in training order, separated by commas'
     sources = {option: given, '--dataset': in_dataset, 'the folder': stated}
     known = {source: names for source, names in sources.items() if names is not None}
     if not known:

@@ -1,4 +1,4 @@
-"""Statistics of data sets as OpenVLA's training and those after it write them.
+"""Statistics of data sets as training on RLDS data sets writes them.
 
 `dataset_statistics.json`, or `norm_stats` in config.json: data set to `action` and `proprio`, each
 with `q01`, `q99` and a `mask` that says which numbers are scaled to [-1, 1].

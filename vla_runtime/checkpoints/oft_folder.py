@@ -1,4 +1,4 @@
-"""Folders of OpenVLA-OFT's training (arXiv 2502.19645), whatever the policy's language model.
+"""Folders of OFT's training (arXiv 2502.19645), whatever the policy's language model.
 
 Beside weights and `config.json`:
 

@@ -1,7 +1,7 @@
 """Check a robot file, alone or with a policy bundle, as a launch would, and start nothing.
 
 The robot file is read with its URDF. With a bundle, names, units, cameras, limits and outputs are
-brought together, and every misfit is told at once. Topics, drivers and devices are not looked at.
+brought together, and every conflict is told at once. Topics, drivers and devices are not looked at.
 
 examples:
   vla_runtime check so101

@@ -259,9 +259,9 @@ class _EpisodeCollector:
             return Event(int(clock.at(np.array([time_ns]))[0]), kind, **facts)
 
         events = []
-        said = self._find(INSTRUCTIONS, (STRING,))
-        if said is not None:
-            topic = self._topics[said]
+        instructions = self._find(INSTRUCTIONS, (STRING,))
+        if instructions is not None:
+            topic = self._topics[instructions]
             for time_ns, message in zip(topic.times_ns, topic.items, strict=True):
                 events.append(event(time_ns, 'instruction', text=message.data.strip()))
         plans = self._find(('committed_plan',), (_TRAJECTORY,))

@@ -174,5 +174,5 @@ def _named(file: Path) -> Iterator[None]:
     except KeyError as error:
         raise DatasetError(f'{file}: {error.args[0]}: is missing; {_ANEW}') from None
     except (OSError, ValueError, TypeError, IndexError, StopIteration, pa.ArrowException) as error:
-        said = one_line(str(error), 200)
-        raise DatasetError(f'{file}: cannot be read: {said}; {_ANEW}') from None
+        reason = one_line(str(error), 200)
+        raise DatasetError(f'{file}: cannot be read: {reason}; {_ANEW}') from None

@@ -1,6 +1,6 @@
 """Backends and precisions that may run a bundle here, the likely fastest first.
 
-A precision below float32 is a candidate only where a receipt vouches for it, 8 and 4 bits only
+A precision below float32 is a candidate only where a receipt covers it, 8 and 4 bits only
 where closed-loop success was judged (`bundle.success`), 16 bits not where it was lost: with the
 backend itself, or with another where nobody judged this one.
 """
@@ -166,7 +166,7 @@ def _lost_success(bundle: Bundle, candidate: Candidate) -> str:
     return ''
 
 
-def is_vouched_by_onnx(candidate: Candidate) -> bool:
+def rests_on_onnx_receipt(candidate: Candidate) -> bool:
     """Return whether a candidate rests on the receipt of files that it does not run."""
     return candidate.backend == 'torch' and candidate.precision in _HALVES
 
@@ -184,7 +184,7 @@ def _of_torch(
     if precision in QUANTISED:
         return []
     if precision != AUTO:
-        # Named outright: the user vouches for it.
+        # Named outright: it is the user's choice.
         return [Candidate('torch', precision)]
     reduced = Candidate('torch', str(receipt))
     accepted = [reduced] if refused.get(reduced) == '' else []
@@ -206,7 +206,7 @@ def _of_files(bundle: Bundle, receipt: str | None, device: str) -> list[Candidat
 
 
 def _receipt_precision(bundle: Bundle) -> str | None:
-    """Precision of the ONNX files that the bundle's receipt vouches for; None without one."""
+    """Precision of the ONNX files that the bundle's receipt covers; None without one."""
     receipt = _receipt(bundle)
     return None if receipt is None else str(receipt.get('precision', str))
 

@@ -23,8 +23,8 @@ from vla_runtime.bundle.folder import Bundle
 from vla_runtime.engines.candidates import (
     Candidate,
     candidates,
-    is_vouched_by_onnx,
     reduced_precisions,
+    rests_on_onnx_receipt,
 )
 from vla_runtime.engines.free_memory import available_host_bytes
 from vla_runtime.engines.preflight import AUTO
@@ -87,8 +87,8 @@ def load_chosen(
 
     def load_checked(candidate: Candidate) -> Loaded:
         loaded = load(candidate)
-        # A precision that was named outright is the user's to vouch for, 8 bits were judged.
-        if precision == AUTO and is_vouched_by_onnx(candidate):
+        # A precision that was named outright is the user's choice, 8 bits were judged.
+        if precision == AUTO and rests_on_onnx_receipt(candidate):
             check(loaded)
         return loaded
 

@@ -51,12 +51,12 @@ def cpu_threads(given: int | None, networks: int = 1) -> int:
         ValueError: more than `MOST_THREADS`.
     """
     variable = os.environ.get('OMP_NUM_THREADS', '').partition(',')[0].strip()
-    said = variable if given is None else str(given)
-    if said.isdecimal() and said.strip('0'):
-        if len(said) > 9 or int(said) > MOST_THREADS:
+    text = variable if given is None else str(given)
+    if text.isdecimal() and text.strip('0'):
+        if len(text) > 9 or int(text) > MOST_THREADS:
             name = 'OMP_NUM_THREADS' if given is None else 'threads'
-            raise ValueError(f'{name}={quoted(said)}: expected 1 to {MOST_THREADS}')
-        return int(said)
+            raise ValueError(f'{name}={quoted(text)}: expected 1 to {MOST_THREADS}')
+        return int(text)
     return max(1, (available_cores() - 1) // networks)
 
 

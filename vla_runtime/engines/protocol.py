@@ -204,9 +204,6 @@ class PackedEngine(TokenEngine, Protocol):
     def stage_tokens(self) -> np.ndarray:
         """Return the newest token in each slot, (K,) int64."""
 
-    def stage_logits(self) -> np.ndarray:
-        """Return a copy of the logits that it is the likeliest of, (K, vocabulary) float32."""
-
 
 class PolicyEngine(PrefixEngine, Protocol):
     """The vision, prefix and expert networks of one policy, loaded on one device."""

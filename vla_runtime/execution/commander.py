@@ -4,7 +4,7 @@ To hold is to repeat the last commanded position and to command zero velocity. B
 commanded there is nothing to hold: the command is `IDLE` and must not be published.
 
 A hold gives way a little, at the speed of an approach (`GivingWay`). A robot that is stopped takes
-its command along: where a person has moved it, the command is set to where it is (`RestingPlace`),
+its command along: where a person has moved it, the command is set to where it is (`MovedJoints`),
 because no motion follows from that. A gripper is left out: the distance is the force of its grip.
 """
 
@@ -18,7 +18,7 @@ from vla_runtime.execution.command import Command, CommandKind, Counters, Reason
 from vla_runtime.execution.giving_way import GivingWay
 from vla_runtime.execution.limits import Limits
 from vla_runtime.execution.motion_limiter import MotionLimiter
-from vla_runtime.execution.resting_place import RestingPlace
+from vla_runtime.execution.moved_joints import MovedJoints
 from vla_runtime.execution.state import MeasuredState
 from vla_runtime.execution.timeline import Segment
 
@@ -59,7 +59,7 @@ class Commander:
         self.approach = Approach(columns, self._tolerance, speed, start.approach_timeout_s)
         self.grips = self._grips = self._guarded & np.isinf(tracking_error)
         self._follows = limits.hold_distance(columns)
-        self.resting_place = RestingPlace(
+        self.moved_joints = MovedJoints(
             columns, self._guarded & ~self._grips & ~columns.in_rotation, self._follows
         )
         self._same = np.minimum(limits.velocity * control_period_s, _SAME_SHARE * self._follows)
@@ -195,7 +195,7 @@ class Commander:
         # command leads further outside than a start may.
         outside = np.abs(inside - measured)
         stays = (outside > self._follows) & (outside <= self._tolerance)
-        self.resting_place.seat(columns, self.command.setpoints, measured)
+        self.moved_joints.seat(columns, self.command.setpoints, measured)
         self._seat(columns, np.where(stays, measured, inside))
         self.command.seats = True
         return True
@@ -211,7 +211,7 @@ class Commander:
         self.giving_way.seat(columns, place)
 
     def _leave_place(self) -> None:
-        self.resting_place.leave()
+        self.moved_joints.leave()
         self.giving_way.leave()
 
     def _describe_outside(self, column: int, measured: float) -> str:
@@ -271,7 +271,7 @@ class Commander:
         inside = np.clip(positions, self._limits.hard_lower, self._limits.hard_upper)
         return np.where(self._guarded, inside, positions)
 
-    def stay(
+    def hold_tick(
         self, reason: Reason, state: MeasuredState | None, dt_s: float, now_s: float
     ) -> Command:
         """One tick of a hold, which gives way to a joint that rests too far from it.
@@ -331,8 +331,8 @@ class Commander:
         self._limiter.stop(dt_s)
         return command
 
-    def pause(self, reason: Reason, now_s: float) -> Command:
-        """Hold while the clock stands still; positions go on afterwards at the speed they had."""
+    def hold_while_clock_stopped(self, reason: Reason, now_s: float) -> Command:
+        """Hold while the clock or the plan stands still; positions go on at the speed they had."""
         self._describe_hold(reason, now_s)
         if self._columns.any_velocity:
             self.command.setpoints[self._columns.is_velocity] = 0.0
@@ -351,7 +351,7 @@ class Commander:
         if self.held_since_s is None:
             self.held_since_s = now_s
 
-    def rest(
+    def brake_tick(
         self, reason: Reason, state: MeasuredState | None, dt_s: float, now_s: float
     ) -> Command:
         """Brake within the limits for one tick, or hold: nothing is left to execute.
@@ -360,7 +360,7 @@ class Commander:
         """
         command = self.command
         if not self.moving or command.kind is CommandKind.HOLD:
-            return self.stay(reason, state, dt_s, now_s)
+            return self.hold_tick(reason, state, dt_s, now_s)
         if dt_s <= 0.0:
             return command
         self._brake(None if state is None else state.positions, dt_s)
@@ -396,7 +396,7 @@ class Commander:
             np.where(presses & (lead > 0.0), np.maximum(highest, setpoints), np.inf),
         )
 
-    def come_to_rest(self) -> None:
+    def end_without_velocity(self) -> None:
         """The plan ends at `target`: arrive there without velocity."""
         self.command.velocities[:] = 0.0
         if self._columns.any_velocity:

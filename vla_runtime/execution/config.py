@@ -103,7 +103,7 @@ class ExecutorStatus:
         episode: the current episode.
         step: plan step, counted from the start of the episode.
         parameters: parameters in force.
-        untied: under `rtc`, the chunk in force was not tied to the plan, and was blended.
+        unconditioned: under `rtc`, the chunk in force was not tied to the plan, and was blended.
         delay_estimate: estimated delay in steps.
         horizon: rows of the last chunk; 0 before the first.
         open_requests: chunks that were asked for and have not come yet.
@@ -125,7 +125,7 @@ class ExecutorStatus:
     episode: int
     step: int
     parameters: ExecutorParameters
-    untied: bool
+    unconditioned: bool
     delay_estimate: int
     horizon: int
     open_requests: int

@@ -5,7 +5,7 @@ Invariants:
 - `tick` and `submit_chunk` never raise: what cannot be handled ends in a hold that says why.
 - One thread at a time, but for `check_chunk`, which is any thread's. A node that ticks in one
   thread and receives in another holds a lock.
-- The `Command` returned by `tick`, `freeze` and `dead_man` is one object that the next call
+- The `Command` returned by `tick`, `stop_at_once` and `dead_man` is one object that the next call
   overwrites.
 - A stop brakes within the limits, along the plan, and then holds; what the robot file says to
   freeze on (`StopActions`) holds from the very tick that finds the reason. To hold is to repeat the
@@ -39,7 +39,7 @@ from vla_runtime.execution.command import (
 from vla_runtime.execution.commander import Commander
 from vla_runtime.execution.config import ExecutorConfig, ExecutorStatus, Mode
 from vla_runtime.execution.guard import Guard
-from vla_runtime.execution.handover import SeamReport
+from vla_runtime.execution.handover import Handover
 from vla_runtime.execution.intake import Refused, StartTooFar
 from vla_runtime.execution.limits import make_limits
 from vla_runtime.execution.motion import Motion, OperatorRequired
@@ -115,7 +115,7 @@ class ChunkExecutor:
         # A change that waits until the robot has come to rest.
         self._wanted_dry_run = dry_run
         # A release and a dry run wait until a tick has commanded the rest.
-        self._releases, self._rested = False, True
+        self._releases, self._was_at_rest = False, True
         self._motion = Motion(
             self._guard,
             self._commander,
@@ -172,7 +172,7 @@ class ChunkExecutor:
         self._stop_reason = reason
         if reason is Reason.STOPPED:
             self.detail = ''
-        self._motion.begin_halt(reason)
+        self._motion.begin_stop(reason)
 
     def release(self) -> None:
         """Come to rest, then command nothing until `start`: others have the robot.
@@ -184,16 +184,16 @@ class ChunkExecutor:
             return
         self.stop(Reason.RELEASED)
         self._stop_reason, self.detail = Reason.RELEASED, ''
-        self._releases, self._rested = True, False
+        self._releases, self._was_at_rest = True, False
 
-    def _let_go(self) -> None:
+    def _finish_release(self) -> None:
         """Command nothing more after a hold was published."""
-        if self._releases and self._rested:
+        if self._releases and self._was_at_rest:
             self._releases = False
             self._commander.forget(self.dry_run)
             self._commander.hold(Reason.RELEASED)
 
-    def freeze(self) -> Command:
+    def stop_at_once(self) -> Command:
         """Hold at once, until `start`; for shutdown, when no more ticks will come.
 
         Returns:
@@ -244,8 +244,8 @@ class ChunkExecutor:
         the robot, so it is forgotten.
         """
         self._wanted_dry_run = dry_run
-        if self._commander.command.dry_run or (self._rested and self.at_rest):
-            self.freeze()
+        if self._commander.command.dry_run or (self._was_at_rest and self.at_rest):
+            self.stop_at_once()
             self._take_up_dry_run()
         else:
             self.stop()
@@ -254,7 +254,11 @@ class ChunkExecutor:
         """Switch the dry run on or off once at rest, after a hold was published."""
         dry_run = self._commander.command.dry_run
         # A stop that freezes is at rest before any tick has commanded it.
-        if self._wanted_dry_run == dry_run or not (self._rested or dry_run) or not self.at_rest:
+        if (
+            self._wanted_dry_run == dry_run
+            or not (self._was_at_rest or dry_run)
+            or not self.at_rest
+        ):
             return
         self._mode = Mode.IDLE
         self._stop_reason = Reason.NOT_STARTED
@@ -416,7 +420,7 @@ class ChunkExecutor:
         return self._replanner.committed_plan(now_ros_ns, past_steps)
 
     @property
-    def seams(self) -> deque[SeamReport]:
+    def seams(self) -> deque[Handover]:
         """The latest seams, oldest first."""
         return self._replanner.seams
 
@@ -462,7 +466,7 @@ class ChunkExecutor:
             episode=replanner.episode,
             step=timeline.current_step,
             parameters=replanner.parameters,
-            untied=replanner.untied,
+            unconditioned=replanner.unconditioned,
             delay_estimate=replanner.delays.estimate(replanner.parameters.delay),
             horizon=replanner.horizon,
             open_requests=len(replanner.requests.open),
@@ -506,9 +510,9 @@ class ChunkExecutor:
             command = self._move(fault, now_s, now_ros_ns)
         else:
             self._take_up_dry_run()
-            self._let_go()
-            command = self._motion.stand(self._stop_reason, fault, now_s, now_ros_ns)
-        self._rested = self.at_rest
+            self._finish_release()
+            command = self._motion.stopped_tick(self._stop_reason, fault, now_s, now_ros_ns)
+        self._was_at_rest = self.at_rest
         self._motion.commanded_s = now_s
         if fault is not Reason.CLOCK_JUMP and fault is not Reason.CLOCK_INVALID:
             self._replanner.record(now_ros_ns)
@@ -521,7 +525,7 @@ class ChunkExecutor:
             self.stop(needed.reason)
             if self.at_rest:
                 return self._commander.command
-            return self._motion.stand(needed.reason, clock_fault, now_s, now_ros_ns)
+            return self._motion.stopped_tick(needed.reason, clock_fault, now_s, now_ros_ns)
 
     def dead_man(self, now_s: float) -> Command | None:
         """The command to publish when ticks have stopped coming; `None` while they come.

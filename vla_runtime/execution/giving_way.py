@@ -12,7 +12,7 @@ import numpy as np
 
 from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.limits import Limits
-from vla_runtime.execution.resting_place import RESTS_AFTER_S
+from vla_runtime.execution.moved_joints import RESTS_AFTER_S
 from vla_runtime.execution.state import MeasuredState
 
 # A hold that gives way comes this near to the robot, as a share of its reach.

@@ -79,7 +79,7 @@ class LiveChunk:
 
 
 @dataclass(frozen=True)
-class SeamReport:
+class Handover:
     """Record of one hand-over.
 
     Attributes:
@@ -87,7 +87,7 @@ class SeamReport:
         chunk: inference number of the new chunk.
         join_index: first executed row of the new chunk.
         delay_steps: steps between its observation and its arrival.
-        mode: mode of the hand-over: `blend` for an untied chunk under `rtc`.
+        mode: mode of the hand-over: `blend` for an unconditioned chunk under `rtc`.
         late: True for a chunk that came after the previous one had executed its steps.
         from_hold: the robot stood still.
         position_jump: (columns,) new row minus what the old plan had for the same step (its last

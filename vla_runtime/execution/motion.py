@@ -1,8 +1,9 @@
 """One tick of the command: check whether the robot may move, then approach, track, brake, or hold.
 
-Every stop goes through `halt`. It walks on along the plan at a falling pace, so that all joints
-slow down together and stay on their path, and holds where they come to rest; a cause that the robot
-file says to `freeze` on holds at once. The plan is dropped when the robot has come to rest.
+Every stop goes through `stop_tick`. It walks on along the plan at a falling pace, so that all
+joints slow down together and stay on their path, and holds where they come to rest; a cause that
+the robot file says to `freeze` on holds at once. The plan is dropped when the robot has come to
+rest.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from vla_runtime.execution.command import Command, Counters, Reason
 from vla_runtime.execution.commander import Commander
 from vla_runtime.execution.guard import Guard
 from vla_runtime.execution.intake import StartState
+from vla_runtime.execution.moved_joints import RESTS_AFTER_S
 from vla_runtime.execution.replanner import Replanner
-from vla_runtime.execution.resting_place import RESTS_AFTER_S
 from vla_runtime.execution.speed_scaling import SpeedScaling
 from vla_runtime.execution.state import MeasuredState
 from vla_runtime.execution.stopping import StopActions
@@ -126,12 +127,12 @@ class Motion:
         self._require_no_person(fault, now_s, now_ros_ns)
         if fault is Reason.CLOCK_STOPPED:
             # The plan waits for the clock as well, and goes on at the speed it had.
-            return self._commander.pause(fault, now_s)
+            return self._commander.hold_while_clock_stopped(fault, now_s)
         if fault is not None or self.braking:
             elapsed_s = self._elapsed_s(now_s)
             if clock_fault is None and self._between_clock_messages(elapsed_s):
                 return self._commander.command
-            return self.halt(fault or self._cause, elapsed_s, now_s, now_ros_ns)
+            return self.stop_tick(fault or self._cause, elapsed_s, now_s, now_ros_ns)
         dt_ns = self._guard.dt_ns
         if dt_ns == 0:
             return self._commander.command
@@ -140,16 +141,16 @@ class Motion:
             self.scaling.advance(dt_s, self._commander.slower(dt_s))
         factor = self.scaling.factor
         if factor == 0.0 and not self._commander.moving:
-            return self._commander.pause(Reason.SPEED_SCALED_TO_ZERO, now_s)
+            return self._commander.hold_while_clock_stopped(Reason.SPEED_SCALED_TO_ZERO, now_s)
         # A step that takes longer is no delay of the policy.
         plan_ns = round(dt_ns * factor)
         self._replanner.elapsed_ns += plan_ns
         if self._commander.approach.active:
-            return self._go_near(dt_s, factor)
+            return self._approach_tick(dt_s, factor)
         if self._replanner.timeline.at_end:
             if self._commander.outside and not self._commander.moving:
                 self._guard.detail = self._commander.go_back_inside()
-            return self._rest(dt_s, now_s)
+            return self._end_of_plan_tick(dt_s, now_s)
         return self._track(dt_ns, plan_ns, factor, now_s, now_ros_ns)
 
     def restart(self, now_s: float, now_ros_ns: int) -> None:
@@ -195,7 +196,7 @@ class Motion:
             '(restart_after_outage_s): call ~/start'
         )
 
-    def begin_halt(self, reason: Reason) -> bool:
+    def begin_stop(self, reason: Reason) -> bool:
         """Stop for this reason, braking or at once; return whether the robot brakes."""
         commander = self._commander
         commander.approach.stop()
@@ -209,7 +210,7 @@ class Motion:
             commander.hold(reason)
         return False
 
-    def stand(
+    def stopped_tick(
         self, reason: Reason, clock_fault: Reason | None, now_s: float, now_ros_ns: int
     ) -> Command:
         """One tick of an executor that is not started: come to rest, then hold.
@@ -224,7 +225,7 @@ class Motion:
         if self._between_clock_messages(dt_s):
             if clock_fault is None:
                 return self._commander.command
-            return self._commander.pause(reason, now_s)
+            return self._commander.hold_while_clock_stopped(reason, now_s)
         commander = self._commander
         self._name_refused_readings()
         state = self._trusted_state(now_ros_ns)
@@ -232,11 +233,11 @@ class Motion:
         if self.braking:
             # What is in the way is not pushed any further.
             reason = Reason.TRACKING_ERROR if blocked else reason
-            self.halt(reason, dt_s, now_s, now_ros_ns)
+            self.stop_tick(reason, dt_s, now_s, now_ros_ns)
         elif commander.command.settled and self._others_lead(state):
             return commander.hold(reason, now_s, dt_s)
         else:
-            commander.stay(reason, state, dt_s, now_s)
+            commander.hold_tick(reason, state, dt_s, now_s)
             if state is not None and not commander.moving and not commander.command.dry_run:
                 self._take_along(state)
         command = commander.command
@@ -275,7 +276,7 @@ class Motion:
         commander = self._commander
         pressed = (commander.blocked | self._presses) & ~self._gave_up
         setpoints = commander.command.setpoints
-        moved = commander.resting_place.moved(setpoints, state, pressed=pressed)
+        moved = commander.moved_joints.find(setpoints, state, pressed=pressed)
         self._seat(moved, state)
         self._gave_up |= pressed & moved
 
@@ -298,7 +299,7 @@ class Motion:
         state = self._trusted_state(now_ros_ns)
         if state is None:
             return None
-        away = commander.resting_place.away(command.setpoints, state.positions)
+        away = commander.moved_joints.away(command.setpoints, state.positions)
         away &= plausibility.returned & ~plausibility.taken_over
         away &= ~commander.a_turn_off(state.positions)
         plausibility.forget_returns()
@@ -319,7 +320,9 @@ class Motion:
             self._guard.detail = f'the robot was moved while it held, {text}: it is held there'
         return True
 
-    def halt(self, reason: Reason, dt_s: float, now_s: float, now_ros_ns: int | None) -> Command:
+    def stop_tick(
+        self, reason: Reason, dt_s: float, now_s: float, now_ros_ns: int | None
+    ) -> Command:
         """One tick of a stop, or of the hold that it ends in.
 
         Args:
@@ -337,14 +340,14 @@ class Motion:
         if self._on_stop.freezes(reason) and (self.braking or commander.in_motion):
             self.drop_plan()
             return commander.hold(reason, now_s, dt_s)
-        if not self.begin_halt(reason):
-            return commander.stay(reason, state, dt_s, now_s)
+        if not self.begin_stop(reason):
+            return commander.hold_tick(reason, state, dt_s, now_s)
         if dt_s > 0.0:
             self._replanner.elapsed_ns += round(dt_s * 1e9)
             if self._brake(positions, dt_s):
                 return commander.command
         # A stop keeps the reason that it began with, whatever else was found meanwhile.
-        commander.rest(self._cause, state, dt_s, now_s)
+        commander.brake_tick(self._cause, state, dt_s, now_s)
         if not commander.moving:
             self.drop_plan()
         return commander.command
@@ -374,9 +377,9 @@ class Motion:
         else:
             elapsed_s, self.commanded_s = self._elapsed_s(now_s), now_s
             if begins or self.braking:
-                self.halt(Reason.TICK_LATE, elapsed_s, now_s, None)
+                self.stop_tick(Reason.TICK_LATE, elapsed_s, now_s, None)
             else:
-                commander.stay(commander.command.reason, None, elapsed_s, now_s)
+                commander.hold_tick(commander.command.reason, None, elapsed_s, now_s)
         return commander.command
 
     def _between_clock_messages(self, elapsed_s: float) -> bool:
@@ -440,7 +443,7 @@ class Motion:
         commander.track(positions, dt_s, segment, step, at_most=left).reason = Reason.BRAKING
         return True
 
-    def _rest(self, dt_s: float, now_s: float) -> Command:
+    def _end_of_plan_tick(self, dt_s: float, now_s: float) -> Command:
         """Brake and hold: nothing is left to execute."""
         replanner, commander = self._replanner, self._commander
         reason = Reason.STARVED
@@ -453,7 +456,7 @@ class Motion:
         was_moving = commander.moving
         if self._has_moved and not was_moving:
             self._require_policy(dt_s)
-        command = commander.rest(reason, self._guard.state, dt_s, now_s)
+        command = commander.brake_tick(reason, self._guard.state, dt_s, now_s)
         if was_moving or replanner.timeline.in_force is not None:
             # The next chunk sets out from where the robot comes to rest.
             replanner.finish_plan(command.setpoints)
@@ -483,15 +486,15 @@ class Motion:
         if factor != 1.0:
             commander.slow_target(factor)
         if replanner.timeline.at_end:
-            commander.come_to_rest()
+            commander.end_without_velocity()
         if commander.refuses(guard.state.positions):
             guard.detail = 'the plan leads further from the measured position than allowed'
             guard.fault = Reason.STEP_FROM_MEASURED
-            return self.halt(guard.fault, dt_ns * 1e-9, now_s, now_ros_ns)
+            return self.stop_tick(guard.fault, dt_ns * 1e-9, now_s, now_ros_ns)
         guard.detail = ''
         return commander.track(guard.state.positions, dt_ns * 1e-9, segment, step)
 
-    def _go_near(self, dt_s: float, factor: float) -> Command:
+    def _approach_tick(self, dt_s: float, factor: float) -> Command:
         """Run one tick of the approach; drop the plan at its end and ask for a new one."""
         commander, guard = self._commander, self._guard
         # First, because the stop moves the command in this very tick.

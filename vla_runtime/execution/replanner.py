@@ -20,7 +20,7 @@ from vla_runtime.execution.chunk_check import CheckedChunk
 from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import ChunkRefusal, Counters, SubmitResult
-from vla_runtime.execution.handover import LiveChunk, SeamReport
+from vla_runtime.execution.handover import Handover, LiveChunk
 from vla_runtime.execution.history import StepHistory
 from vla_runtime.execution.intake import (
     ChunkOrder,
@@ -74,7 +74,7 @@ class Replanner:
         self.delays = DelayEstimator()
         self.frame_age = FrameAge()
         self.requests = Requests()
-        self.seams: deque[SeamReport] = deque(maxlen=_SEAMS_KEPT)
+        self.seams: deque[Handover] = deque(maxlen=_SEAMS_KEPT)
         self.episode = 0
         # Plan time that would have passed had the next chunk always been there, now and when a
         # chunk was asked for last.
@@ -95,7 +95,7 @@ class Replanner:
     # ------------------------------------------------------------ episodes and parameters
 
     @property
-    def untied(self) -> bool:
+    def unconditioned(self) -> bool:
         """True when, under `rtc`, the chunk in force was not tied to the plan before it."""
         segment = self.timeline.in_force
         if segment is None or self.parameters.handover.mode != 'rtc':

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vla_runtime.execution.handover import LiveChunk, SeamReport, hand_over, mode_for
+from vla_runtime.execution.handover import Handover, LiveChunk, hand_over, mode_for
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.plan import Plan, Sampler, make_plan, monotone_slopes
 
@@ -49,7 +49,7 @@ class Segment:
     boundary: int
     end_step: int
     rows: np.ndarray
-    seam: SeamReport
+    seam: Handover
 
     @property
     def join_index(self) -> int:
@@ -163,7 +163,7 @@ class Timeline:
         executed = min(parameters.replan_interval + parameters.overrun_steps, available)
         in_force = self.in_force
         self._plan = self._join(old_plan, join, rows[:executed], parameters)
-        seam = SeamReport(
+        seam = Handover(
             step=join,
             chunk=chunk.number,
             join_index=join - chunk.first_step,

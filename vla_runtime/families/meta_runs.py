@@ -15,7 +15,7 @@ from torch.utils.flop_counter import flop_registry
 from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.families.counts import NetworkCounts
 from vla_runtime.families.flow_network import empty_network
-from vla_runtime.families.meta_shapes import KnownShapes
+from vla_runtime.families.meta_shapes import OperatorShapeCache
 from vla_runtime.families.token_network import TokenNetwork
 from vla_runtime.families.traced_shapes import Part, parameters_of, row_tensors, trace_shapes
 from vla_runtime.family.declaration import (
@@ -193,7 +193,7 @@ class _LookedUp:
             hook.remove()
 
 
-class _Counted(KnownShapes):
+class _Counted(OperatorShapeCache):
     """Floating point operations of all operators, as PyTorch counts them."""
 
     def __init__(self) -> None:
@@ -206,7 +206,7 @@ class _Counted(KnownShapes):
             self.flops += formula(*args, **kwargs, out_val=result)
 
 
-class _Widest(KnownShapes):
+class _Widest(OperatorShapeCache):
     """The most numbers that one operator reads and writes, weights left out."""
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ class DispatchMode(TorchDispatchMode):
         return False
 
 
-class KnownShapes(DispatchMode):
+class OperatorShapeCache(DispatchMode):
     """Context in which operators without numbers take their results' shapes from earlier runs.
 
     Views and what writes in place run as ever, and so does everything with numbers.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.flow_step import Prefix
-from vla_runtime.families.meta_shapes import KnownShapes
+from vla_runtime.families.meta_shapes import OperatorShapeCache
 from vla_runtime.families.shape_cache import remember, remembered, shapes_file
 from vla_runtime.families.token_network import TokenNetwork
 from vla_runtime.family.declaration import RowInput, distinct_image_sizes
@@ -88,7 +88,7 @@ def trace_shapes(network: FlowNetwork) -> TracedShapes:
         path = _file(network, f'{torch.__version__} {state}')
         shapes = remembered(path, _read)
         if shapes is None:
-            with KnownShapes():
+            with OperatorShapeCache():
                 shapes = _trace(network)
             remember(path, _written(shapes))
         _TRACED[key] = shapes
@@ -179,7 +179,7 @@ def parameters_of(network: FlowNetwork, shapes: TracedShapes) -> dict[Part, set[
     """
     # Frozen norms too: what training leaves alone is computed with all the same.
     network.requires_grad_()
-    with KnownShapes():
+    with OperatorShapeCache():
         made = _outputs(network, shapes)
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     parts: dict[Part, set[str]] = {

@@ -60,10 +60,10 @@ class JsonMapping:
         kinds = kind if isinstance(kind, tuple) else (kind,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             expected = ' or '.join(item.__name__ for item in kinds)
-            said = quoted(value)
+            shown = quoted(value)
             if not isinstance(value, (list, dict)):
-                said += f' ({type(value).__name__})'
-            raise self.error(key, f'{said} where {expected} is expected')
+                shown += f' ({type(value).__name__})'
+            raise self.error(key, f'{shown} where {expected} is expected')
         return value
 
     def count(self, key: str, default: Any = _REQUIRED) -> Any:

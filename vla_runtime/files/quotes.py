@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 QUOTE_LENGTH = 60
+_MOST_ITEMS = 10
 # Largest whole number that is written out; Python refuses to print more than 4300 digits.
 _PRINTED_BITS = 200
 
@@ -40,10 +41,10 @@ def one_line(text: str, longest: int) -> str:
     return f'{clean[:half]} … {_clean(tail or head)[-half:]}'
 
 
-def join_truncated(items: Sequence[str], between: str = '\n  ', most: int = 10) -> str:
+def join_truncated(items: Sequence[str], between: str = '\n  ') -> str:
     """The first items of a list, and how many more there are."""
-    more = [f'and {len(items) - most} more'] if len(items) > most else []
-    return between.join([*items[:most], *more])
+    more = [f'and {len(items) - _MOST_ITEMS} more'] if len(items) > _MOST_ITEMS else []
+    return between.join([*items[:_MOST_ITEMS], *more])
 
 
 def _clean(text: str) -> str:

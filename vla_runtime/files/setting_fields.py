@@ -11,6 +11,8 @@ from functools import cache
 from numbers import Integral, Real
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from vla_runtime.files.quotes import quoted
+
 _KEY = 'setting'
 # By the type of a setting's default: types of its values (NumPy's too), and their name.
 _KINDS: dict[type, tuple[type, str]] = {
@@ -42,6 +44,30 @@ class Setting:
     maximum: float | None = None
     words: tuple[str, ...] = ()
     optional: bool = False
+
+    @property
+    def allowed(self) -> str:
+        """Allowed values in words; empty when anything of the type is allowed."""
+        if self.words:
+            return ', '.join(self.words)
+        if self.minimum is None or self.maximum is None:
+            return ''
+        return f'{self.minimum} to {self.maximum}'
+
+    def problem(self, value: Any) -> str:
+        """Return why a value of the setting's type is refused, or empty text.
+
+        Args:
+            value: a number, which must be in the range, or a text, which must be one of the words.
+        """
+        if self.words and value not in self.words:
+            return f'{self.name} is {quoted(value)}: it must be one of {self.allowed}'
+        if self.minimum is None or self.maximum is None:
+            return ''
+        # Not-a-number is in no range.
+        if not self.minimum <= value <= self.maximum:
+            return f'{self.name} is {value}: it must be {self.allowed}'
+        return ''
 
 
 def setting(
@@ -129,12 +155,8 @@ def check_settings(instance: Any) -> None:
         if row.optional and value is None:
             continue
         _check_type(row, value)
-        if row.words and value not in row.words:
-            raise ValueError(f"{row.name} is '{value}': it must be one of {', '.join(row.words)}")
-        if row.minimum is None or row.maximum is None:
-            continue
-        if not row.minimum <= value <= row.maximum:
-            raise ValueError(f'{row.name} is {value}: it must be {row.minimum} to {row.maximum}')
+        if problem := row.problem(value):
+            raise ValueError(problem)
         # As None is set as 0, 0 is none of the numbers.
         if row.optional and value == 0:
             raise ValueError(f'{row.name} is 0: it must be more, or None')

@@ -193,7 +193,7 @@ def parse(cls: type[T], value: Any, field: str = '') -> T:
         FieldError: unknown or missing key, wrong type, number out of range, word not in a Literal.
     """
     if not isinstance(value, Mapping):
-        raise FieldError(field, f'{_said(value)} where a mapping is expected')
+        raise FieldError(field, f'{_shown(value)} where a mapping is expected')
     fields = {key_of(item): item for item in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in value:
         if key not in fields:
@@ -254,7 +254,7 @@ def _value(hint: Any, value: Any, field: str, minimum: int) -> Any:
     if origin is Literal:
         words = get_args(hint)
         if not isinstance(value, str):
-            raise FieldError(field, f'{_said(value)} where one of {", ".join(words)} is expected')
+            raise FieldError(field, f'{_shown(value)} where one of {", ".join(words)} is expected')
         if value not in words:
             raise FieldError(field, f'{quoted(value)} is unknown{did_you_mean(value, words)}')
         return value
@@ -272,7 +272,7 @@ def _scalar(hint: Any, value: Any, field: str, minimum: int) -> Any:
         value = number_or_same(value)
         # bool is an int to Python, never to a person.
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise FieldError(field, f'{_said(value)} where a number is expected')
+            raise FieldError(field, f'{_shown(value)} where a number is expected')
         if isinstance(value, float) and not math.isfinite(value):
             raise FieldError(field, f'{value} where a finite number is expected')
         if abs(value) > _LARGEST:
@@ -281,7 +281,7 @@ def _scalar(hint: Any, value: Any, field: str, minimum: int) -> Any:
         return float(value)
     if hint is int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise FieldError(field, f'{_said(value)} where a whole number is expected')
+            raise FieldError(field, f'{_shown(value)} where a whole number is expected')
         if value < minimum:
             raise FieldError(field, f'{quoted(value)} where at least {minimum} is expected')
         if value > _LARGEST:
@@ -289,7 +289,7 @@ def _scalar(hint: Any, value: Any, field: str, minimum: int) -> Any:
         return value
     if hint is bool:
         if not isinstance(value, bool):
-            raise FieldError(field, f'{_said(value)} where true or false is expected')
+            raise FieldError(field, f'{_shown(value)} where true or false is expected')
         return value
     if hint is str:
         return _text(value, field)
@@ -299,7 +299,7 @@ def _scalar(hint: Any, value: Any, field: str, minimum: int) -> Any:
 def _text(value: Any, field: str) -> str:
     if not isinstance(value, str):
         hint = '' if isinstance(value, (Mapping, list)) else '; put it in quotes'
-        raise FieldError(field, f'{_said(value)} where text is expected{hint}')
+        raise FieldError(field, f'{_shown(value)} where text is expected{hint}')
     if not value or value != value.strip() or not value.isprintable():
         raise FieldError(
             field,
@@ -310,13 +310,13 @@ def _text(value: Any, field: str) -> str:
 
 def _text_mapping(value: Any, field: str) -> dict[str, str]:
     if not isinstance(value, Mapping):
-        raise FieldError(field, f'{_said(value)} where a mapping is expected')
+        raise FieldError(field, f'{_shown(value)} where a mapping is expected')
     return {_text(key, field): _text(item, join(field, str(key))) for key, item in value.items()}
 
 
 def _tuple(hints: tuple[Any, ...], value: Any, field: str, minimum: int) -> tuple[Any, ...]:
     if not isinstance(value, (list, tuple)):
-        raise FieldError(field, f'{_said(value)} where a list is expected')
+        raise FieldError(field, f'{_shown(value)} where a list is expected')
     if hints[-1] is Ellipsis:
         hints = (hints[0],) * len(value)
     elif len(value) != len(hints):
@@ -327,7 +327,7 @@ def _tuple(hints: tuple[Any, ...], value: Any, field: str, minimum: int) -> tupl
     )
 
 
-def _said(value: Any) -> str:
+def _shown(value: Any) -> str:
     """Describe a value with its kind."""
     if value is None:
         return 'nothing'

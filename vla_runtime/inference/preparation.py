@@ -117,8 +117,8 @@ class Preparation:
             if guided and not self._can_be_guided(settings):
                 continue
             request = self._request(settings)
-            tied = self._builder.as_if_tied(request)
-            for one in (request,) if tied is request else (request, tied):
+            conditioned = self._builder.as_if_conditioned(request)
+            for one in (request,) if conditioned is request else (request, conditioned):
                 loops = _loops(one)
                 if one.guidance == 'serial':
                     pieces.append(_Piece(one, loops, ()))

@@ -228,9 +228,13 @@ class RequestBuilder:
             noise=noise,
             clock=clock,
         )
-        return free if plan is None or normalised is None else self._tied(free, plan, normalised)
+        return (
+            free
+            if plan is None or normalised is None
+            else self._conditioned(free, plan, normalised)
+        )
 
-    def as_if_tied(self, request: ChunkRequest) -> ChunkRequest:
+    def as_if_conditioned(self, request: ChunkRequest) -> ChunkRequest:
         """Return a request with the head's inputs of a plan; itself where they are the same."""
         settings = request.settings
         jacobian = settings.rtc_mode == 'jacobian' and request.guidance != 'serial'
@@ -344,7 +348,7 @@ class RequestBuilder:
         noise[..., real_action_dim(self._spec.dims) :] = 0.0
         return noise
 
-    def _tied(
+    def _conditioned(
         self, free: ChunkRequest, plan: CommittedPlan, normalised: np.ndarray
     ) -> ChunkRequest:
         """Return a request tied to the plan, or compared with it, as its settings say.

@@ -98,7 +98,7 @@ class Throttle:
 
     def __init__(self, period_s: float) -> None:
         self._period_s = period_s
-        self._said_s: dict[str, float] = {}
+        self._passed_s: dict[str, float] = {}
 
     def passes(self, text: str, now_s: float) -> bool:
         """Return whether to log this text now.
@@ -109,11 +109,11 @@ class Throttle:
             now_s: steady seconds.
         """
         words = _NUMBER.sub('#', text)
-        if now_s - self._said_s.get(words, float('-inf')) < self._period_s:
+        if now_s - self._passed_s.get(words, float('-inf')) < self._period_s:
             return False
         # Nothing is kept longer than it matters.
-        self._said_s = {
-            said: when for said, when in self._said_s.items() if now_s - when < self._period_s
+        self._passed_s = {
+            known: when for known, when in self._passed_s.items() if now_s - when < self._period_s
         }
-        self._said_s[words] = now_s
+        self._passed_s[words] = now_s
         return True

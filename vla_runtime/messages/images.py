@@ -158,38 +158,38 @@ def describe_encoding(message: Image | CompressedImage) -> str:
 def _encoding(message: Image, given: str | None) -> tuple[str, RawEncoding]:
     """Return the encoding that a message's bytes are read by, and its name."""
     # Drivers write RGB8 as well.
-    said = message.encoding.lower()
-    if said in GENERIC_ENCODINGS:
+    named = message.encoding.lower()
+    if named in GENERIC_ENCODINGS:
         return _meaning(message.encoding, given)
-    if said not in RAW_ENCODINGS:
-        raise ImageError(f'encoding {quoted(message.encoding)} {_why_not(said)}')
-    known = RAW_ENCODINGS[said]
+    if named not in RAW_ENCODINGS:
+        raise ImageError(f'encoding {quoted(message.encoding)} {_why_not(named)}')
+    known = RAW_ENCODINGS[named]
     if given is not None and RAW_ENCODINGS[given] != known:
         raise ImageError(
-            f"encoding is '{said}', but the camera's 'encoding' in the robot file says '{given}': "
+            f"encoding is '{named}', but the camera's 'encoding' in the robot file says '{given}': "
             'leave it out there, it is for drivers that say 8UC1 to 8UC4'
         )
-    return said, known
+    return named, known
 
 
-def _meaning(said: str, given: str | None) -> tuple[str, RawEncoding]:
+def _meaning(named: str, given: str | None) -> tuple[str, RawEncoding]:
     """Return what the robot file says that bytes without a meaning are."""
-    fitting = [name for name, one in RAW_ENCODINGS.items() if one.generic == said.upper()]
+    fitting = [name for name, one in RAW_ENCODINGS.items() if one.generic == named.upper()]
     if given is None:
         raise ImageError(
-            f"encoding '{said}' does not say what the bytes mean: give this camera 'encoding' in "
+            f"encoding '{named}' does not say what the bytes mean: give this camera 'encoding' in "
             f'the robot file ({", ".join(fitting)}), or let the driver say it'
         )
     if given not in fitting:
         raise ImageError(
-            f"encoding is '{said}', but the camera's 'encoding' in the robot file, '{given}', has "
+            f"encoding is '{named}', but the camera's 'encoding' in the robot file, '{given}', has "
             f'another number of bytes a pixel; fitting: {", ".join(fitting)}'
         )
     return given, RAW_ENCODINGS[given]
 
 
-def _why_not(said: str) -> str:
-    if said.startswith(('16', '32', '64')) or said == 'mono16':
+def _why_not(named: str) -> str:
+    if named.startswith(('16', '32', '64')) or named == 'mono16':
         return (
             'is not an image in colours or 8-bit grey: it is depth, or numbers of unknown range; '
             + _COLOUR_TOPIC

@@ -36,7 +36,7 @@ _MOST_NEAR = 4
 
 
 @dataclass(frozen=True)
-class Misfit:
+class QosConflict:
     """A quality of service that a publisher does not offer.
 
     Attributes:
@@ -50,7 +50,7 @@ class Misfit:
     asked: str
 
 
-def misfits(offered: QoSProfile, asked: QoSProfile) -> list[Misfit]:
+def qos_conflicts(offered: QoSProfile, asked: QoSProfile) -> list[QosConflict]:
     """Return what a subscription asks for and a publisher does not offer.
 
     Rules of DDS's requested-offered contract
@@ -60,12 +60,12 @@ def misfits(offered: QoSProfile, asked: QoSProfile) -> list[Misfit]:
     for policy, ranks in _RANKS.items():
         has, wants = getattr(offered, policy).name, getattr(asked, policy).name
         if has in ranks and wants in ranks and ranks.index(has) < ranks.index(wants):
-            found.append(Misfit(policy, has.lower(), wants.lower()))
+            found.append(QosConflict(policy, has.lower(), wants.lower()))
     for policy in _PERIODS:
         has_s, wants_s = (_period_s(getattr(one, policy)) for one in (offered, asked))
         if has_s > wants_s:
             has = f'{has_s:g} s' if math.isfinite(has_s) else 'none'
-            found.append(Misfit(policy, has, f'{wants_s:g} s'))
+            found.append(QosConflict(policy, has, f'{wants_s:g} s'))
     return found
 
 
@@ -145,7 +145,7 @@ def why_unheard(
             continue
         if info.topic_type != message_type:
             reasons.append(f'{_called(info)} takes {info.topic_type} there, not {message_type}')
-        elif wrong := misfits(offered, info.qos_profile):
+        elif wrong := qos_conflicts(offered, info.qos_profile):
             asks = ', '.join(f'{one.policy} {one.asked}' for one in wrong)
             has = ', '.join(f'{one.policy} {one.offered}' for one in wrong)
             reasons.append(f'{_called(info)} asks for {asks}, but this node offers {has}')
@@ -173,17 +173,17 @@ def why_silent(
             reasons.append(
                 f'{_called(info)} publishes {info.topic_type} there, and {message_type} is expected'
             )
-        elif wrong := misfits(info.qos_profile, asked):
+        elif wrong := qos_conflicts(info.qos_profile, asked):
             has = ', '.join(f'{one.policy} {one.offered}' for one in wrong)
             asks = ', '.join(f'{one.policy} {one.asked}' for one in wrong)
             reasons.append(f'{_called(info)} offers {has}, but the robot file asks for {asks}')
             names_another = False
         else:
             return ''
-    said = '; '.join(dict.fromkeys(reasons)) or 'no node publishes it'
+    reason = '; '.join(dict.fromkeys(reasons)) or 'no node publishes it'
     if names_another and (near := _near_topics(node, topic, near_types)):
-        said += f'; published near it: {", ".join(near)}'
-    return said
+        reason += f'; published near it: {", ".join(near)}'
+    return reason
 
 
 def _near_topics(node: Node, topic: str, types: Sequence[str]) -> list[str]:

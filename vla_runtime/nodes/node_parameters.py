@@ -52,11 +52,11 @@ def problem_of(name: str, value: object, *nodes: str) -> str | None:
         nodes: nodes that it is given to; those without such a parameter ignore it.
     """
     if name == 'use_sim_time':
-        said = 'use_sim_time is {!r}: it must be of type bool'
-        return None if isinstance(value, bool) else said.format(value)
+        text = 'use_sim_time is {!r}: it must be of type bool'
+        return None if isinstance(value, bool) else text.format(value)
     for node in nodes:
         for row in _TABLES.get(node, ()):
-            if row.name == name and (problem := row.problem(Parameter(name, value=value))):
+            if row.name == name and (problem := row.refusal(Parameter(name, value=value))):
                 return problem
     return None
 

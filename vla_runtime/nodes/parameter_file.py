@@ -84,7 +84,7 @@ def check_files_on_command_line(arguments: Sequence[str], node: str) -> list[str
             section for this node under a wrong name; with the file and what mends it.
     """
     files: list[Path] = []
-    said: dict[str, str] = {}
+    remaps: dict[str, str] = {}
     of_ros = False
     for argument, following in pairwise(arguments):
         if argument in ('--ros-args', '--'):
@@ -95,8 +95,8 @@ def check_files_on_command_line(arguments: Sequence[str], node: str) -> list[str
             rule = _OWN_NAME.fullmatch(following)
             if rule and rule[1] in (None, node):
                 # ROS 2 takes the first.
-                said.setdefault(rule[2].replace('node', 'name'), rule[3])
-    namespace, name = said.get('ns', '').strip('/'), said.get('name', node)
+                remaps.setdefault(rule[2].replace('node', 'name'), rule[3])
+    namespace, name = remaps.get('ns', '').strip('/'), remaps.get('name', node)
     warnings = (_warning_of(path, namespace, name) for path in files)
     return [warning for warning in warnings if warning]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,39 +30,18 @@ class ParameterError(ValueError):
 
 
 @dataclass(frozen=True)
-class ParameterSpec:
+class ParameterSpec(Setting):
     """One row of a node's parameter table.
 
     Attributes:
-        name: name of the parameter in ROS.
-        default: also tells the type: bool, int, float or str.
-        description: one line for `ros2 param describe` and docs/reference/parameters.md.
-        minimum: smallest number allowed, inclusive.
-        maximum: largest number allowed, inclusive.
-        words: allowed words of a string; any string when empty.
         read_only: fixed when the node starts.
     """
 
-    name: str
-    default: bool | int | float | str
-    description: str
-    minimum: int | float | None = None
-    maximum: int | float | None = None
-    words: tuple[str, ...] = ()
     read_only: bool = False
 
     @property
     def type_name(self) -> str:
         return _TYPE_NAMES[type(self.default)]
-
-    @property
-    def allowed(self) -> str:
-        """Allowed values in words; empty when anything of the type is allowed."""
-        if self.words:
-            return ', '.join(self.words)
-        if self.minimum is None or self.maximum is None:
-            return ''
-        return f'{self.minimum} to {self.maximum}'
 
     @property
     def is_switch(self) -> bool:
@@ -74,30 +52,24 @@ class ParameterSpec:
         """Return a parameter's value, as one of `words` where ROS 2 has made a boolean of it."""
         return ('off', 'on')[value] if self.is_switch and isinstance(value, bool) else value
 
-    def problem(self, parameter: Parameter) -> str | None:
-        """Return why a value is refused, or None."""
+    def refusal(self, parameter: Parameter) -> str:
+        """Return why a parameter of any type is refused, or empty text."""
         value = parameter.value
         if self.is_switch and isinstance(value, bool):
-            return None
+            return ''
         if parameter.type_ != _ROS_TYPES[type(self.default)]:
             hint = ''
             if isinstance(self.default, float) and isinstance(value, int):
                 hint = ' (write 2.0, not 2)'
             elif isinstance(self.default, str) and isinstance(value, (bool, int, float)):
                 hint = ' (put it in quotes)'
-            said = quoted(value)
-            return f'{self.name} is {said}: it must be of type {self.type_name}{hint}'
+            shown = quoted(value)
+            return f'{self.name} is {shown}: it must be of type {self.type_name}{hint}'
         if isinstance(value, str) and len(value) > _LONGEST_TEXT:
             length = f'{len(value)} characters; at most {_LONGEST_TEXT} are taken'
             return f'{self.name} is a text of {length}'
-        if self.words and value not in self.words:
-            return f'{self.name} is {quoted(value)}: it must be one of {self.allowed}'
         # rclpy's own check of ranges has a tolerance, which lets 0.999999 pass for 1.0.
-        if self.minimum is None or self.maximum is None:
-            return None
-        if not (math.isfinite(value) and self.minimum <= value <= self.maximum):
-            return f'{self.name} is {value}: it must be {self.allowed}'
-        return None
+        return self.problem(value)
 
     def descriptor(self) -> ParameterDescriptor:
         descriptor = ParameterDescriptor(
@@ -129,18 +101,7 @@ def parameter_rows(
     settings: Iterable[Setting], *, read_only: bool = False
 ) -> tuple[ParameterSpec, ...]:
     """Return a parameter for each setting."""
-    return tuple(
-        ParameterSpec(
-            row.name,
-            row.default,
-            row.description,
-            minimum=row.minimum,
-            maximum=row.maximum,
-            words=row.words,
-            read_only=read_only,
-        )
-        for row in settings
-    )
+    return tuple(ParameterSpec(**vars(row), read_only=read_only) for row in settings)
 
 
 def is_of_rclpy(name: str) -> bool:

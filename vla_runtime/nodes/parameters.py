@@ -62,7 +62,7 @@ def declare(node: Node, table: ParameterTable, check: JointCheck | None = None) 
 
     def on_set(parameters: list[Parameter]) -> SetParametersResult:
         ours = [parameter for parameter in parameters if parameter.name in rows]
-        reasons = [reason for p in ours if (reason := rows[p.name].problem(p)) is not None]
+        reasons = [reason for p in ours if (reason := rows[p.name].refusal(p))]
         if ours and not reasons:
             before = _stored(node, table)
             after = {**before, **{p.name: rows[p.name].value_of(p.value) for p in ours}}
@@ -119,8 +119,7 @@ def _declare_one(node: Node, row: ParameterSpec) -> None:
         raise ParameterError(
             f'parameter {row.name}: expected {row.type_name}{hint}{allowed}: {reason}'
         ) from error
-    problem = row.problem(parameter)
-    if problem is not None:
+    if problem := row.refusal(parameter):
         raise ParameterError(f'parameter {problem}')
 
 

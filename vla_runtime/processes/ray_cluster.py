@@ -185,8 +185,8 @@ def _connect(ray: Any, use: ClusterUse) -> None:
     try:
         ray.init(use.address, **options, **_QUIET)
     except Exception as error:
-        said = ' '.join(f'{type(error).__name__}: {error}'.split())
-        raise _refusal(use.address, said) from None
+        log = ' '.join(f'{type(error).__name__}: {error}'.split())
+        raise _refusal(use.address, log) from None
 
 
 @contextmanager
@@ -215,7 +215,7 @@ def _try_address(address: str) -> None:
     """
     if address != AUTO:
         _try_port(address)
-    said, status = _joined(address)
+    log, status = _joined(address)
     if status is None:
         raise ClusterError(
             f'--ray {address}: no Ray cluster has let this machine join within {_TRIAL_S:.0f} s; '
@@ -223,7 +223,7 @@ def _try_address(address: str) -> None:
             f'from any other machine use {_CLIENT}HOST:10001'
         )
     if status:
-        raise _refusal(address, said)
+        raise _refusal(address, log)
 
 
 def _joined(address: str) -> tuple[str, int | None]:
@@ -270,19 +270,19 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _refusal(address: str, said: str) -> ClusterError:
+def _refusal(address: str, log: str) -> ClusterError:
     """Return the error of a cluster that cannot be joined: Ray's reason, and what mends it.
 
     Args:
         address: address as given.
-        said: output of Ray: lines of its log, and its error on one line.
+        log: output of Ray: lines of its log, and its error on one line.
     """
     for words, mend in _MENDS.items():
-        if words in said:
+        if words in log:
             # Ray goes on with advice of its own.
-            reason = said[said.index(words) :].splitlines()[0].split('. ')[0].rstrip('.')
+            reason = log[log.index(words) :].splitlines()[0].split('. ')[0].rstrip('.')
             return ClusterError(f'--ray {address}: {one_line(reason, _REASON_LENGTH)}; {mend}')
-    return ClusterError(f'--ray {address}: {one_line(_last_line(said), _REASON_LENGTH)}')
+    return ClusterError(f'--ray {address}: {one_line(_last_line(log), _REASON_LENGTH)}')
 
 
 def _last_line(text: str) -> str:

@@ -38,7 +38,7 @@ def cropped(
             (torchvision's transforms as NVIDIA puts them together); `area` keeps the aspect: the
             shorter edge becomes `edge` before and after, both with OpenCV's INTER_AREA, and the
             result is stretched to `size` (albumentations' way); `lanczos` stretches the image to a
-            square of `edge`, and takes `size` points of its middle (OpenVLA-OFT's way).
+            square of `edge`, and takes `size` points of its middle (OFT's way, arXiv 2502.19645).
         fraction_across: share of the width that is kept, where it is another one.
         cut: height and width after the cut; the result is stretched to `size` from there. None:
             those of `size`.

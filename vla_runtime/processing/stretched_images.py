@@ -1,7 +1,7 @@
 """Camera images resized to the network's size without keeping their aspect.
 
-Or padded to a square before, as OpenVLA's class does by default: its `letterbox_pad_transform` and
-torchvision's `Resize` and `CenterCrop` on Pillow images.
+Or padded to a square before, as Prismatic's image transform does by default: its
+`letterbox_pad_transform` and torchvision's `Resize` and `CenterCrop` on Pillow images.
 """
 
 from __future__ import annotations

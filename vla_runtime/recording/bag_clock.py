@@ -107,7 +107,7 @@ class BagClock:
     def at(self, recorded_ns: np.ndarray) -> np.ndarray:
         """Return the times (n,) int64 at which something was recorded then."""
         there = self._there(recorded_ns)
-        return there + self._era(there) * _APART_NS
+        return there + self._generation(there) * _APART_NS
 
     def _read(self, path: Path, topic: str) -> None:
         """Fit the clock to a topic."""
@@ -124,7 +124,7 @@ class BagClock:
                 'stretch by itself'
             )
         back = np.flatnonzero(np.diff(stamps) < -_SAME_CLOCK_NS) + 1
-        # An era's stamps go on where those of the one before end.
+        # An generation's stamps go on where those of the one before end.
         self._shifts = np.concatenate(([0], np.cumsum(stamps[back - 1] - stamps[back] + 1)))
         begins = np.concatenate(([0], back))
         lengths = np.diff(np.append(begins, len(stamps)))
@@ -171,10 +171,10 @@ class BagClock:
         there = self.at(times)
         if topic in self._others:
             return there
-        near, era = self._near(times, stamps)
+        near, generation = self._near(times, stamps)
         # A damaged stamp may be years away.
         sound = (stamps > 0) & (np.abs(near - self._there(times)) < _APART_NS)
-        return np.where(sound, near + era * _APART_NS, there)
+        return np.where(sound, near + generation * _APART_NS, there)
 
     def _there(self, recorded_ns: np.ndarray) -> np.ndarray:
         """Return the times of a recording, as if none passed while the clock was set back."""
@@ -184,18 +184,18 @@ class BagClock:
         return self._first_ns + np.round(ahead).astype(np.int64) + (recorded_ns - inside)
 
     def _near(self, times: np.ndarray, stamps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return stamps as near to the times of their recording as an era puts them, and the era.
+        """Return stamps, each of the generation that puts it near its recording, and which that is.
 
         What was measured before the clock was set back may be recorded after it.
         """
         there = self._there(times)
-        now = self._era(there)
+        now = self._generation(there)
         before = np.maximum(now - 1, 0)
         first, second = stamps + self._shifts[now], stamps + self._shifts[before]
         earlier = np.abs(second - there) < np.abs(first - there)
         return np.where(earlier, second, first), np.where(earlier, before, now)
 
-    def _era(self, there: np.ndarray) -> np.ndarray:
+    def _generation(self, there: np.ndarray) -> np.ndarray:
         """Return how often the clock was set back before these times."""
         return np.maximum(np.searchsorted(self._begins, there, side='right') - 1, 0)
 

@@ -138,12 +138,12 @@ def find_instructions(reader: BagReader, topics: BagTopics) -> Instructions:
         lambda topic: any(is_topic(topic, name) for name in INSTRUCTIONS)
     ):
         found.setdefault(topic, []).append((time_ns, text))
-    spoken = [topic for topic, said in found.items() if any(text.strip() for _, text in said)]
+    spoken = [topic for topic, texts in found.items() if any(text.strip() for _, text in texts)]
     chosen = topics.namespace.find_topic(dict.fromkeys(spoken, STRING), INSTRUCTIONS, (STRING,))
     if chosen is not None:
-        said = sorted(found[chosen], key=lambda item: item[0])
-        times_ns = topics.clock.at(np.array([time_ns for time_ns, _ in said]))
-        return Instructions(times_ns.tolist(), [text for _, text in said])
+        texts = sorted(found[chosen], key=lambda item: item[0])
+        times_ns = topics.clock.at(np.array([time_ns for time_ns, _ in texts]))
+        return Instructions(times_ns.tolist(), [text for _, text in texts])
     raise ReplayError(
         f'{reader.path}: no topic …/current_instruction or …/instruction says what the robot was '
         'to do; give it with --instruction'

@@ -129,10 +129,12 @@ def run_open_loop(
         topics = find_topics(reader, robot, policy, namespace)
         # A policy without language needs none in the bag.
         recorded = policy.policy.reads_instruction and not instruction
-        said = find_instructions(reader, topics).at if recorded else (lambda _: instruction or '')
+        instructions = (
+            find_instructions(reader, topics).at if recorded else (lambda _: instruction or '')
+        )
         given = {name: row.default for name, row in live_settings().items()}
         settings = settings_from({**given, **changes.settings})
-        loop = OpenLoop(reader, topics, policy, settings, said, every_s)
+        loop = OpenLoop(reader, topics, policy, settings, instructions, every_s)
         made = [(one.stamp_ns, one.chunk) for one in progress(loop.predictions())]
     finally:
         policy.policy.close()

@@ -67,7 +67,7 @@ const wide = narrow ? 420 : 1100;
 let marker = null, timePlot = null;
 
 function drawTime() {
-  const times = range([...all.map((one) => one.t), ...data.seams.map((one) => one.t)]);
+  const times = range([...all.map((one) => one.t), ...data.handovers.map((one) => one.t)]);
   const values = all.flatMap((one) => [one.ms, one.ms2]).filter((v) => Number.isFinite(v));
   timePlot = plot(wide, narrow ? 190 : 230, times, [0, range([0, ...values])[1]],
     'latency, ms: recorded blue, replayed red; over time, s');
@@ -80,10 +80,10 @@ function drawTime() {
     band.append(element('title', {}, hold.text));
     svg.append(band);
   }
-  for (const seam of data.seams) {
-    const line = element('line', { x1: x(seam.t), x2: x(seam.t), y1: top, y2: low,
-      stroke: seam.late ? LATE : SEAM, 'stroke-width': 0.7 });
-    line.append(element('title', {}, seam.text));
+  for (const handover of data.handovers) {
+    const line = element('line', { x1: x(handover.t), x2: x(handover.t), y1: top, y2: low,
+      stroke: handover.late ? LATE : SEAM, 'stroke-width': 0.7 });
+    line.append(element('title', {}, handover.text));
     svg.append(line);
   }
   const having = (key) => all.filter((one) => Number.isFinite(one[key])).map((one) => [x(one.t), y(one[key])]);
@@ -207,8 +207,8 @@ drawTime();
 drawAges();
 table('holds', ['from, s', 'to, s', 'reason', 'in words'],
   data.holds.map((one) => [one.t.toFixed(2), one.end.toFixed(2), one.reason, one.text]), 'None was recorded.');
-table('seams', ['at, s', 'largest jump', 'in words'],
-  data.seams.map((one) => [one.t.toFixed(2), short(one.jump), one.text]), 'None was recorded.');
+table('handovers', ['at, s', 'largest jump', 'in words'],
+  data.handovers.map((one) => [one.t.toFixed(2), short(one.jump), one.text]), 'None was recorded.');
 const slider = byId('at');
 slider.max = Math.max(0, all.length - 1);
 slider.addEventListener('input', () => choose(Number(slider.value)));

@@ -1,7 +1,7 @@
 """A replay as one HTML page that needs no other file and no network.
 
 Its script draws what the page itself holds: of each inference the images that it saw, the recorded
-and the replayed chunk, latency, ages and cache; and the seams and holds in between.
+and the replayed chunk, latency, ages and cache; and the hand-overs and holds in between.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class ReplayPage:
             WriteError: it cannot be written.
         """
         times = [entry['t'] for entry in self._entries]
-        times += [seam.time_ns for seam in events.seams]
+        times += [handover.time_ns for handover in events.handovers]
         start_ns = min(times, default=0)
         for entry in self._entries:
             entry['t'] = _seconds(entry['t'], start_ns)
@@ -105,14 +105,14 @@ class ReplayPage:
             'joints': list(self._joints),
             'units': [summary.units.get(name, '') for name in self._joints],
             'inferences': self._entries,
-            'seams': [
+            'handovers': [
                 {
-                    't': _seconds(seam.time_ns, start_ns),
-                    'late': seam.late,
-                    'jump': _finite(seam.position_jump),
-                    'text': seam.text,
+                    't': _seconds(handover.time_ns, start_ns),
+                    'late': handover.late,
+                    'jump': _finite(handover.position_jump),
+                    'text': handover.text,
                 }
-                for seam in events.seams
+                for handover in events.handovers
             ],
             'holds': [
                 {

@@ -74,8 +74,8 @@ def read_robot(text: str, file: Path, read_urdf: Callable[[str], str | None]) ->
     except FieldError as error:
         raise RobotError(file, error.field, error.message) from None
     urdf_text = None if spec.urdf is None else read_urdf(spec.urdf)
-    said = {item.name: getattr(spec, item.name) for item in fields(spec)}
-    robot = Robot(**said, file=file, text=text, urdf_text=urdf_text)
+    written = {item.name: getattr(spec, item.name) for item in fields(spec)}
+    robot = Robot(**written, file=file, text=text, urdf_text=urdf_text)
     _check_urdf(robot)
     return robot
 

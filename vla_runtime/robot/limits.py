@@ -70,8 +70,8 @@ def _joint_limits(joint: RobotJoint) -> ColumnLimits:
         'approach_speed': joint.approach_speed,
         'hold_follows': joint.hold_follows,
     }
-    said = {key: value for key, value in given.items() if value is not None}
-    return replace(ColumnLimits(), **said)
+    present = {key: value for key, value in given.items() if value is not None}
+    return replace(ColumnLimits(), **present)
 
 
 def _pose_limits(

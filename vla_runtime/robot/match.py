@@ -28,7 +28,7 @@ from vla_runtime.types import RotationForm
 
 
 class MatchError(ValueError):
-    """The bundle and the robot file do not fit; every misfit is a line that names both files."""
+    """The bundle and the robot file do not fit; every conflict is a line that names both files."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class _Matcher:
         self._robot = robot
         self._spec = spec
         self._bundle_file = bundle_file
-        self._misfits: list[str] = []
+        self._conflicts: list[str] = []
         self._joints = by_name(robot.joints)
         self._poses = tuple(pose for pose in spec.poses if not self._moves_joints(pose))
         self._pose_of = {name: pose for pose in self._poses for name in pose.actions}
@@ -235,9 +235,9 @@ class _Matcher:
         actions = [self._action_scaling(index) for index in range(len(self._spec.actions))]
         self._check_repeated('state', [joint for joint, _, _ in state if joint])
         self._check_repeated('actions', [column.name for column in written.columns])
-        outputs = self._match_outputs(written) if not self._misfits else ()
-        if self._misfits:
-            raise MatchError('\n'.join(self._misfits))
+        outputs = self._match_outputs(written) if not self._conflicts else ()
+        if self._conflicts:
+            raise MatchError('\n'.join(self._conflicts))
         try:
             limits = column_limits(self._robot, written)
             written.take_limits(limits, self._spec.step_time_s)
@@ -301,7 +301,7 @@ class _Matcher:
             return None
         index = self._robot.poses.index(robot_pose)
         if pose.kind == 'velocity':
-            self._misfit('poses', f"'{pose.name}' is velocity; only poses go through joints")
+            self._conflict('poses', f"'{pose.name}' is velocity; only poses go through joints")
             return None
         joints = {joint.in_messages: joint for joint in self._robot.joints}
         try:
@@ -309,12 +309,12 @@ class _Matcher:
                 self._robot.urdf_text, robot_pose.frame_id, robot_pose.link, list(joints)
             )
         except KinematicsError as error:
-            self._misfit('poses', f'poses[{index}].link of the robot file: {error}')
+            self._conflict('poses', f'poses[{index}].link of the robot file: {error}')
             return None
         chain = [joints[name] for name in kinematics.joints]
         for joint in chain:
             if SIZE[joint.unit][0] == 'none':
-                self._misfit('poses', f"joint '{joint.name}' in '{joint.unit}' holds no pose")
+                self._conflict('poses', f"joint '{joint.name}' in '{joint.unit}' holds no pose")
         return JointChain(
             columns=tuple(_joint_column(joint, 'position') for joint in chain),
             kinematics=kinematics,
@@ -324,14 +324,14 @@ class _Matcher:
             clamps=self._robot.on_violation.workspace == 'clamp',
         )
 
-    def _misfit(self, bundle_field: str, message: str) -> None:
-        self._misfits.append(
+    def _conflict(self, bundle_field: str, message: str) -> None:
+        self._conflicts.append(
             f'{self._bundle_file}: {bundle_field}: {message} (robot file {self._robot.file})'
         )
 
     def _check_repeated(self, field: str, names: Sequence[str]) -> None:
         for name in sorted({name for name in names if names.count(name) > 1}):
-            self._misfit(field, f"two names of the policy mean the robot's joint '{name}'")
+            self._conflict(field, f"two names of the policy mean the robot's joint '{name}'")
 
     def _match_cameras(self) -> dict[str, RobotCamera]:
         known = by_name(self._robot.cameras)
@@ -344,7 +344,7 @@ class _Matcher:
                 found[camera.name] = known[name]
                 self._check_image_size(index, known[name])
             else:
-                self._misfit(
+                self._conflict(
                     f'cameras[{index}].name',
                     f"no camera '{name}' in cameras (name or aliases){did_you_mean(name, known)}",
                 )
@@ -357,7 +357,7 @@ class _Matcher:
             return
         height, width = sizes[index]
         if (camera.height or height, camera.width or width) != (height, width):
-            self._misfit(
+            self._conflict(
                 f'cameras[{index}]',
                 f"'{camera.name}' sends {camera.width}x{camera.height} (width x height), but the "
                 f'policy takes {width}x{height} and nothing resizes them; set the camera driver',
@@ -367,7 +367,7 @@ class _Matcher:
         joint = self._joints.get(name)
         if joint is None:
             hint = did_you_mean(name, self._joints)
-            self._misfit(field, f"no joint '{name}' in joints (name or aliases){hint}")
+            self._conflict(field, f"no joint '{name}' in joints (name or aliases){hint}")
         return joint
 
     def _state_scaling(self, index: int) -> tuple[str, float, float]:
@@ -417,7 +417,7 @@ class _Matcher:
             if dimension == 'none'
             else "correct the bundle's or the joint's unit"
         )
-        self._misfit(
+        self._conflict(
             field, f"'{unit}' cannot become '{joint.unit}' of joint '{joint.name}'; {mend}"
         )
         return 1.0, 0.0
@@ -451,7 +451,9 @@ class _Matcher:
             )
             if not in_outputs:
                 what = f"pose '{pose.name}' with '{action.name}'" if pose else f"'{action.name}'"
-                self._misfit(f'actions[{index}].name', f'{what} is carried by none of the outputs')
+                self._conflict(
+                    f'actions[{index}].name', f'{what} is carried by none of the outputs'
+                )
         return tuple(matched)
 
     def _joint_output(
@@ -465,7 +467,7 @@ class _Matcher:
         if len(missing) == len(output.joints):
             return None
         if missing:
-            self._misfit(
+            self._conflict(
                 'actions',
                 f'outputs[{index}] also carries {missing}, which the policy does not command; '
                 'give these joints an output of their own',
@@ -474,7 +476,7 @@ class _Matcher:
         where = tuple(place[name] for name in output.joints)
         wrong = [name for name in output.joints if columns[place[name]].kind != output.interface]
         if wrong:
-            self._misfit(
+            self._conflict(
                 'actions',
                 f"outputs[{index}].interface is '{output.interface}', but the policy commands "
                 f'the {columns[place[wrong[0]]].kind} of {wrong}',
@@ -495,14 +497,14 @@ class _Matcher:
             return None
         wanted = 'twist_stamped' if pose.kind == 'velocity' else 'pose_stamped'
         if output.kind != wanted:
-            self._misfit(
+            self._conflict(
                 'poses', f"'{pose.name}' is {pose.kind} and needs {wanted}, not {output.kind}"
             )
         rotation = pose.rotation
         if pose.kind != 'velocity':
             rotation = quaternion_names(pose.name)
         elif len(rotation) != 3:
-            self._misfit(
+            self._conflict(
                 f'poses[{self._spec.poses.index(pose)}].form',
                 f"'{pose.name}' is velocity and written as {pose.form}, but a twist has three "
                 'angular velocities: write them as axis_angle in the bundle, rad/s about x, y and '

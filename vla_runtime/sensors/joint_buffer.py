@@ -218,8 +218,8 @@ class JointTopic:
             silent_s = silent_ns * 1e-9
             came = now_ns - self._arrived_ns <= max_age_ns
             hint = f'; they come all the time{old_hint(silent_s)}' if came else clock_hint(silent_s)
-            said = f'{self.name}: last joint states are {silent_s:.2f} s old, {limit}{hint}'
-            return said + self._why()
+            text = f'{self.name}: last joint states are {silent_s:.2f} s old, {limit}{hint}'
+            return text + self._why()
         text = (
             f"joint '{name}' ({self.name}): last position is {(now_ns - last_ns) * 1e-9:.2f} s "
             f'old, {limit}'

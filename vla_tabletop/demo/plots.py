@@ -70,9 +70,9 @@ def joints(
     def draw(figure: Figure) -> None:
         axes = figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
         for axis, (name, unit) in zip(axes, units.items(), strict=False):
-            for seam in telemetry.seams:
-                colour = _LATE if seam.late else _SEAM
-                axis.axvline(_seconds(seam.time_ns, start_ns), color=colour, linewidth=0.5)
+            for handover in telemetry.handovers:
+                colour = _LATE if handover.late else _SEAM
+                axis.axvline(_seconds(handover.time_ns, start_ns), color=colour, linewidth=0.5)
             for kept, colour, label, width in (
                 (telemetry.measured, _MEASURED, 'measured', 1.4),
                 (telemetry.commanded, _COMMANDED, 'commanded', 0.9),

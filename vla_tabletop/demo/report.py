@@ -83,8 +83,8 @@ def _start_ns(telemetry: Telemetry) -> int:
 
 
 def _summary(telemetry: Telemetry, joint_units: Mapping[str, str]) -> dict[str, str]:
-    jumps = [seam.position_jump for seam in telemetry.seams if not seam.from_hold]
-    delays = [seam.delay_steps for seam in telemetry.seams]
+    jumps = [handover.position_jump for handover in telemetry.handovers if not handover.from_hold]
+    delays = [handover.delay_steps for handover in telemetry.handovers]
     totals = [one.milliseconds['total'] for one in telemetry.inferences]
     p99 = [row[0] for row in telemetry.tick_p99_ms.rows]
     return {
@@ -115,8 +115,8 @@ def _tracking(telemetry: Telemetry, joint_units: Mapping[str, str]) -> str:
         errors = np.abs(plots.tracking_error(telemetry, name)[1])
         if len(errors):
             worst[unit] = max(worst.get(unit, (0.0, '')), (float(errors.max()), name))
-    said = (f'at most {error:.4f} {unit} ({name})' for unit, (error, name) in worst.items())
-    return ', '.join(said) or 'none'
+    texts = (f'at most {error:.4f} {unit} ({name})' for unit, (error, name) in worst.items())
+    return ', '.join(texts) or 'none'
 
 
 def _limited_most(telemetry: Telemetry) -> str:

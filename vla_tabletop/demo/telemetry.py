@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from vla_runtime.messages.handover import HandoverReport
+
 
 @dataclass
 class Series:
@@ -41,19 +43,6 @@ class Inference:
     cache: str
     beta: float
     denoise_steps: int
-
-
-@dataclass(frozen=True)
-class Seam:
-    """One hand-over from chunk to chunk."""
-
-    time_ns: int
-    chunk: int
-    delay_steps: int
-    late: bool
-    from_hold: bool
-    position_jump: float
-    velocity_jump: float
 
 
 @dataclass(frozen=True)
@@ -101,7 +90,7 @@ class Telemetry:
     measured: dict[str, Series] = field(default_factory=dict)
     commanded: dict[str, Series] = field(default_factory=dict)
     inferences: list[Inference] = field(default_factory=list)
-    seams: list[Seam] = field(default_factory=list)
+    handovers: list[HandoverReport] = field(default_factory=list)
     thumbnails: list[Thumbnail] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     executor: dict[str, dict[str, str]] = field(default_factory=dict)

@@ -9,10 +9,11 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from sensor_msgs.msg import JointState
 
 from vla_runtime.messages.diagnostics import values_of
+from vla_runtime.messages.handover import read_handover
 from vla_runtime.messages.trajectories import stamp_to_ns
 from vla_runtime.nodes.recorder.topic_recorder import Listener
 from vla_runtime.robot.schema import Robot, RobotOutput
-from vla_tabletop.demo.telemetry import Inference, Seam, Series, Telemetry, Thumbnail
+from vla_tabletop.demo.telemetry import Inference, Series, Telemetry, Thumbnail
 
 _COUNTERS = frozenset(
     {
@@ -43,7 +44,7 @@ class TelemetryListener:
             **{source.topic: self._on_joints for source in self._robot.joint_states},
             **{output.topic: self._commands(output) for output in self._robot.outputs},
             'vla_policy/report': self._on_inference,
-            'vla_executor/report': self._on_seam,
+            'vla_executor/report': self._on_handover,
             'tabletop/report': self._on_verdict,
             '/diagnostics': self._on_diagnostics,
         }
@@ -82,20 +83,8 @@ class TelemetryListener:
                 )
             )
 
-    def _on_seam(self, message: DiagnosticArray, _: int) -> None:
-        for status in message.status:
-            given = values_of(status)
-            self._telemetry.seams.append(
-                Seam(
-                    time_ns=int(given['stamp_ns']),
-                    chunk=int(given['chunk']),
-                    delay_steps=int(given['delay_steps']),
-                    late=given['late'] == 'true',
-                    from_hold=given['from_hold'] == 'true',
-                    position_jump=float(given['position_jump']),
-                    velocity_jump=float(given['velocity_jump']),
-                )
-            )
+    def _on_handover(self, message: DiagnosticArray, _: int) -> None:
+        self._telemetry.handovers += map(read_handover, message.status)
 
     def _on_verdict(self, message: DiagnosticArray, now_ns: int) -> None:
         for status in message.status:

@@ -29,9 +29,7 @@ _NOISE_RAD = (0.0, 0.01, 0.03)
 _NOISE_MEMORY = 0.8
 
 
-def write_demonstrations(
-    folder: Path, seed: int, episodes: int, force: bool, progress: bool = True
-) -> None:
+def write_demonstrations(folder: Path, seed: int, episodes: int, force: bool) -> None:
     """Write a data set.
 
     Raises:
@@ -49,7 +47,7 @@ def write_demonstrations(
     world, expert = Tabletop(), Expert()
     with dataset_folder(folder, force=force) as target:
         writer = DatasetWriter(target, layout)
-        for number in tqdm(range(episodes), unit='episode', disable=not progress):
+        for number in tqdm(range(episodes), unit='episode'):
             rng = np.random.default_rng([seed, number])
             state = world.reset(int(rng.integers(2**31)))
             task = sample_task(rng, state.block_m, FAMILIES[number % len(FAMILIES)], 'training')

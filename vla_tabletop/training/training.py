@@ -44,6 +44,7 @@ _CHECK_EVERY = 250
 _CHECK_FRAMES = 128
 _CHECKPOINT_EVERY = 250
 _LOG_EVERY = 10
+_WARM_UP_STEPS = 100
 # Denoise steps of a check with a scheduler.
 _CHECK_STEPS = 10
 
@@ -340,9 +341,9 @@ def _denoised(
     return x
 
 
-def learning_rate(plan: TrainingSettings, step: int, total: int, warm_up: int = 100) -> float:
+def learning_rate(plan: TrainingSettings, step: int, total: int) -> float:
     """Linear warm-up, then a cosine down to a hundredth of the peak."""
-    warm_up = min(warm_up, max(total // 5, 1))
+    warm_up = min(_WARM_UP_STEPS, max(total // 5, 1))
     if step < warm_up:
         return plan.learning_rate * (step + 1) / warm_up
     done = (step - warm_up) / max(total - warm_up, 1)

@@ -22,10 +22,10 @@ from vla_runtime.bundle.schema import CameraSpec
 from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.export.conversion import ExportPlan, plan_export, write_export
+from vla_runtime.families.openvla.action_bins import ActionBins
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
-from vla_runtime.processing.action_bins import ActionBins
 from vla_runtime.types import Observation
 
 pytestmark = pytest.mark.cases

@@ -400,8 +400,8 @@ def test_a_slow_base_comes_to_rest_before_the_end_and_less_time_than_it_takes_is
         wait_for(moves)
         if clock == 'ros':
             last_ns.append(time.time_ns())
-        assert not loop.come_to_rest(0.0)
-        assert loop.come_to_rest(limits.braking_s + TIMEOUT_S)
+        assert not loop.stop_and_wait(0.0)
+        assert loop.stop_and_wait(limits.braking_s + TIMEOUT_S)
     finally:
         ticks.stop(TIMEOUT_S)
         loop.close()

@@ -442,7 +442,7 @@ def test_a_signal_ends_it_cleanly_with_the_hold_last(bundle, number):
         bench.arm.close()
 
 
-def test_a_misfit_fails_to_configure_and_says_which_file(bundle, tmp_path):
+def test_a_conflict_fails_to_configure_and_says_which_file(bundle, tmp_path):
     robot = tmp_path / 'other.yaml'
     robot.write_text(
         'format: 1\nname: other\n'

@@ -48,9 +48,11 @@ def test_new_steps_wait_for_their_graphs_and_the_first_chunk_captures_nothing(he
     for milliseconds_known in (False, True):
         # All of the settings before, and everything that is no setting of an inference.
         assert settings.of(changed) == {**values, 'instruction': 'pull'}
+        assert settings.settings == settings_from(values)
         assert (settings.prepare() > 0.0) == milliseconds_known
     assert settings.of(changed) == changed
-    policy.settings = settings_from(changed)
+    assert settings.settings == settings_from(changed)
+    policy.settings = settings.settings
     here.cuda.calls = []
     _, report = policy.infer(_observation(policy))
     assert report.denoise_steps == 5 and report.number == 0

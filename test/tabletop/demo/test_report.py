@@ -10,6 +10,7 @@ import pytest
 
 from vla_runtime.cli._numbers import MOST_SEED
 from vla_runtime.execution.command import ChunkRefusal
+from vla_runtime.messages.handover import HandoverReport
 from vla_tabletop.demo import plots
 from vla_tabletop.demo.instructions import assignments
 from vla_tabletop.demo.refusals import MEANINGS
@@ -19,7 +20,6 @@ from vla_tabletop.demo.telemetry import (
     NO_VERDICT,
     Attempt,
     Inference,
-    Seam,
     Series,
     Telemetry,
     Thumbnail,
@@ -43,7 +43,9 @@ def telemetry() -> Telemetry:
         Attempt('touch <the> red block', 1, START_NS, START_NS + 3 * SECOND_NS, 'success'),
         Attempt('touch the blue block', 2, START_NS + 4 * SECOND_NS),
     ]
-    told.seams = [Seam(START_NS + SECOND_NS, 1, 2, True, False, 0.02, 0.3)]
+    told.handovers = [
+        HandoverReport(START_NS + SECOND_NS, 1, 2, True, False, 0.02, 0.3, 'chunk 1 took over')
+    ]
     told.inferences = [
         Inference(START_NS, 0, {'vision': 3.0, 'denoise': 9.0, 'total': 12.0}, {'front': 40.0},
                   1.5, 'off', 1.0, 10)

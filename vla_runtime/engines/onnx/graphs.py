@@ -77,7 +77,7 @@ def load_graphs(
         _check_names(session, network, family, dims)
         return session
 
-    # The smallest first, so that a misfit shows before the large ones are loaded.
+    # The smallest first, so that a conflict shows before the large ones are loaded.
     expert = {1: load('expert', graph_path(folder, 'expert'))}
     own = {TEXT_INPUT, *_own_inputs(family, dims)}
     handed_over = {name: port for name, port in expert[1].inputs.items() if name not in own}

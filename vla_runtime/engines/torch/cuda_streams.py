@@ -45,7 +45,7 @@ class CudaStreams:
         cuda.synchronize(device)
 
     @contextmanager
-    def look(self, camera: int) -> Iterator[None]:
+    def vision(self, camera: int) -> Iterator[None]:
         """Queue vision work of a camera, which writes its view."""
         with self._queue(_view(camera), [('views read', None)], [('seen', camera)]):
             yield

@@ -212,13 +212,13 @@ class TorchEngine:
     @torch.inference_mode()
     def step(self, index: int) -> None:
         with self._denoising(self._place):
-            self._lay_out()
+            self._prepare_slot()
             self._run_step(self._schedules.require(), self._variant, index)
 
     @torch.inference_mode()
     def run_steps(self) -> None:
         with self._denoising(self._place):
-            self._lay_out()
+            self._prepare_slot()
             self._denoise.run()
 
     def read_x(self) -> np.ndarray:
@@ -263,7 +263,7 @@ class TorchEngine:
             torch.cuda.empty_cache()
 
     def _vision_stream(self, camera: int) -> AbstractContextManager[None]:
-        return nullcontext() if self._streams is None else self._streams.look(camera)
+        return nullcontext() if self._streams is None else self._streams.vision(camera)
 
     def _encoding(self, place: PrefixSlot) -> AbstractContextManager[None]:
         return nullcontext() if self._streams is None else self._streams.encode(place)
@@ -330,8 +330,8 @@ class TorchEngine:
         self._x[: variant.samples].copy_(x_next)
         rows.velocity[: variant.rows * variant.samples].copy_(velocity)
 
-    def _lay_out(self) -> None:
-        """Lay out the slot that is denoised over; the graph of the steps replays on that."""
+    def _prepare_slot(self) -> None:
+        """Prepare the slot that is denoised over; the graph of the steps replays on that."""
         # With gradients the plain modules run, over the slot as it is.
         if self._variant.jacobian:
             return

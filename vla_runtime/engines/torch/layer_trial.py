@@ -170,10 +170,10 @@ class _Trial:
             engine._encodings[count, 0] += 1
 
     def _steps(self, variant: Variant) -> None:
-        """Denoise over a slot, laid out once more where the trial has written it."""
+        """Denoise over a slot, prepared once more where the trial has written it."""
         engine = self._engine
         engine._variant = variant
-        engine._lay_out()
+        engine._prepare_slot()
         engine._run_steps(self._schedule, variant)
 
     def _velocity(self, rows: int) -> Outputs:

@@ -126,10 +126,6 @@ class TorchTokenEngine(TorchEngine):
         with self._encoding(_FIRST):
             return self._make_ring().tokens.cpu().numpy().copy()
 
-    def stage_logits(self) -> np.ndarray:
-        with self._encoding(_FIRST):
-            return self._make_ring().logits.cpu().numpy().copy()
-
     def _make_ring(self) -> Ring:
         if self._ring is None:
             self._ring = Ring.of(self._network, self._buffers[1].slots[0])

@@ -214,7 +214,7 @@ def _expert_feeds(
 ) -> Iterator[Feed]:
     """Every denoise step, or every compared pass of a `tokens` head."""
     if find_family(spec.family).head == 'tokens':
-        text = _text_table(folder, 'expert')
+        text = _token_embedding(folder, 'expert')
         for case in cases:
             yield from (feed for feed, _ in passes_of(case, text))
         return
@@ -223,15 +223,15 @@ def _expert_feeds(
             yield step_inputs(spec, case, case.past, table, k, case.reference['trace'][k])
 
 
-def _text_table(folder: Path, network: Network) -> TokenEmbedding | None:
-    """Open the text table where a network's graph takes rows of it."""
+def _token_embedding(folder: Path, network: Network) -> TokenEmbedding | None:
+    """Open the token embedding where a network's graph takes rows of it."""
     graph = onnx.load(folder / ONNX_FOLDER / graph_name(network), load_external_data=False).graph
     hosted = any(port.name == TEXT_INPUT for port in graph.input)
     return TokenEmbedding.of(folder, 'float32') if hosted else None
 
 
 def _prefix_feeds(folder: Path, cases: Sequence[Case]) -> Iterator[Feed]:
-    table = _text_table(folder, 'prefix')
+    table = _token_embedding(folder, 'prefix')
     for case in cases:
         prompt = case.prefix_inputs if table is None else table.replace_tokens(case.prefix_inputs)
         tokens = {'image_tokens': case.reference['image_tokens']}

@@ -53,10 +53,10 @@ class _Merge:
     def run(self) -> onnx.ModelProto:
         graph = self._model.graph
         if len(graph.node) != len(self._other.node):
-            raise self._misfit('the number of nodes')
+            raise self._conflict('the number of nodes')
         for node, other in zip(graph.node, self._other.node, strict=True):
             if (node.op_type, list(node.attribute)) != (other.op_type, list(other.attribute)):
-                raise self._misfit(f"node '{node.name}'")
+                raise self._conflict(f"node '{node.name}'")
             for index, names in enumerate(zip(node.input, other.input, strict=True)):
                 if self._differs(*names):
                     node.input[index] = self._general(node.op_type, *names)
@@ -77,14 +77,14 @@ class _Merge:
         one, two = self._known[0].get(name), self._known[1].get(other)
         if one is None and two is None:
             if name != other:
-                raise self._misfit(f"tensor '{name}'")
+                raise self._conflict(f"tensor '{name}'")
             return False
         if one is None or two is None:
-            raise self._misfit(f"tensor '{name}'")
+            raise self._conflict(f"tensor '{name}'")
         if name in self._values[0] and other in self._values[1]:
             return not torch.equal(self._values[0][name], self._values[1][other])
         if list(one.external_data) != list(two.external_data):
-            raise self._misfit(f"weight '{name}'")
+            raise self._conflict(f"weight '{name}'")
         return False
 
     def _numbers(self, name: str, other: str) -> tuple[np.ndarray, np.ndarray]:
@@ -96,7 +96,7 @@ class _Merge:
         if two.shape != three.shape:
             return self._spread(name, two, three)
         if two.dtype != np.int64:
-            raise self._misfit(f"constant '{name}'")
+            raise self._conflict(f"constant '{name}'")
         changing = two != three
         if operator == 'Reshape' and changing.sum() == 1 and (two != -1).all():
             return self._constant(np.where(changing, -1, two))
@@ -117,11 +117,11 @@ class _Merge:
         """Spread a constant with the same numbers in every row over the rows."""
         axes = [i for i, (a, b) in enumerate(zip(two.shape, three.shape, strict=False)) if a != b]
         if two.ndim != three.ndim or len(axes) != 1:
-            raise self._misfit(f"constant '{name}'")
+            raise self._conflict(f"constant '{name}'")
         row = two.take([0], axis=axes[0])
         rows_of = (np.broadcast_to(row, array.shape) for array in (two, three))
         if not all(np.array_equal(a, b) for a, b in zip((two, three), rows_of, strict=True)):
-            raise self._misfit(f"constant '{name}'")
+            raise self._conflict(f"constant '{name}'")
         shapes = [np.array(array.shape, np.int64) for array in (two, three)]
         shape = self._affine(shapes[0], shapes[1] - shapes[0])
         bfloat16 = self._values[0][name].dtype == torch.bfloat16
@@ -143,15 +143,15 @@ class _Merge:
 
     def _free_axis(self, port: onnx.ValueInfoProto, twin: onnx.ValueInfoProto) -> None:
         if port.name != twin.name:
-            raise self._misfit(f"port '{port.name}'")
+            raise self._conflict(f"port '{port.name}'")
         sizes = (side.type.tensor_type.shape.dim for side in (port, twin))
         for size, other in zip(*sizes, strict=True):
             if size.dim_value != other.dim_value:
                 if (size.dim_value, other.dim_value) != TRACED:
-                    raise self._misfit(f"port '{port.name}'")
+                    raise self._conflict(f"port '{port.name}'")
                 size.dim_param = _AXIS
 
-    def _misfit(self, where: str) -> ExportError:
+    def _conflict(self, where: str) -> ExportError:
         return ExportError(
             f'{self._model.graph.name}: {where} differs between two and three prompt rows in more '
             'than the number of rows, so no graph can be written for both; a network must treat '

@@ -22,7 +22,7 @@ from torch.nn.modules.module import (
 )
 from torch.utils import _pytree as pytree
 
-from vla_runtime.families.meta_shapes import DispatchMode, KnownShapes
+from vla_runtime.families.meta_shapes import DispatchMode, OperatorShapeCache
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def trace(module: nn.Module, *arguments: Any) -> Trace:
     recorder = _Recorder()
     for tensor in (*parameters.values(), *buffers.values(), *pytree.tree_leaves(arguments)):
         recorder.note(recorder.graph.placeholder('given'), tensor)
-    with recorder.named_modules(module), torch.inference_mode(), KnownShapes(), recorder:
+    with recorder.named_modules(module), torch.inference_mode(), OperatorShapeCache(), recorder:
         outputs = module(*arguments)
     graph = recorder.graph
     graph.output([recorder.node_of(tensor) for tensor in pytree.tree_leaves(outputs)])

@@ -1,7 +1,7 @@
 """Receipt files in the engines' folder: `verification.json` and `rejected.json`.
 
 `verification.json` lists the SHA-256 of the engines that were compared, and of the weights and the
-recorded cases that they were compared with; it vouches for those files and for no others.
+recorded cases that they were compared with; it covers no others.
 `engine.json` then says what was passed: without that nothing loads the engines (`store`). Engines
 whose numbers are wrong are not kept: `rejected.json` has what was found, and is no receipt.
 """
@@ -45,11 +45,11 @@ def compared_files(folder: Path, engines: Engines, files: Mapping[str, str]) -> 
 def is_compared(folder: Path, engines: Engines, files: Mapping[str, str]) -> bool:
     """Return whether the folder's receipt covers these very engines; arguments as above."""
     try:
-        vouched = read_json(folder / RECEIPT).mapping('files').values.items()
+        compared = read_json(folder / RECEIPT).mapping('files').values.items()
     except JsonError:
         return False
     # More may be in it: engines for two rows that were removed since.
-    return bool(compared_files(folder, engines, files).items() <= vouched)
+    return bool(compared_files(folder, engines, files).items() <= compared)
 
 
 def keep(

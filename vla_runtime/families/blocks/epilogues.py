@@ -81,11 +81,13 @@ def _tried(
     try:
         fault = fault_of(epilogue, device, dtype, shape)
     except (AttributeError, RuntimeError) as refusal:
-        said = str(refusal)
+        message = str(refusal)
         # Free memory must not decide which numbers a policy gives.
-        if isinstance(refusal, torch.cuda.OutOfMemoryError) or any(s in said for s in _NO_MEMORY):
+        if isinstance(refusal, torch.cuda.OutOfMemoryError) or any(
+            s in message for s in _NO_MEMORY
+        ):
             raise
-        fault = said.partition('\n')[0][:200]
+        fault = message.partition('\n')[0][:200]
     if not fault:
         return epilogue
     logger.info(

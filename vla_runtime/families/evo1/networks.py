@@ -24,7 +24,7 @@ from vla_runtime.families.evo1.dimensions import Evo1Dims
 from vla_runtime.families.evo1.time_table import ROWS, TOLERANCE
 from vla_runtime.families.evo1.vision import InternVision
 from vla_runtime.families.flow_network import FlowNetwork
-from vla_runtime.family.declaration import MOST_DENOISE_STEPS
+from vla_runtime.family.declaration import MOST_FLOW_STEPS
 
 
 class Projection(nn.Module):
@@ -231,7 +231,7 @@ class Evo1(FlowNetwork):
 def time_rows(times: Tensor) -> Tensor:
     """Row of the time table for each flow time, (N,) to (N,) int64; as `time_table.time_rows`."""
     passed = 1.0 - times.to(torch.float64)[:, None]
-    steps = torch.arange(1, MOST_DENOISE_STEPS + 1, dtype=torch.float64, device=times.device)
+    steps = torch.arange(1, MOST_FLOW_STEPS + 1, dtype=torch.float64, device=times.device)
     fractions = torch.round(passed * steps) / steps
     near = (fractions - passed).abs() <= TOLERANCE
     nearest = fractions.gather(1, near.to(torch.uint8).argmax(dim=1, keepdim=True))

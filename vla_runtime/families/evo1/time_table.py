@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from vla_runtime.families.evo1.dimensions import Evo1Dims
-from vla_runtime.family.declaration import MOST_DENOISE_STEPS
+from vla_runtime.family.declaration import MOST_FLOW_STEPS
 from vla_runtime.files.safetensors_reader import SafetensorsReader
 
 ROWS = 1000
@@ -29,7 +29,7 @@ def time_rows(times: np.ndarray) -> np.ndarray:
         (N,) int64, 0 to 999
     """
     passed = 1.0 - np.asarray(times, np.float32).astype(np.float64)
-    steps = np.arange(1.0, MOST_DENOISE_STEPS + 1.0)
+    steps = np.arange(1.0, MOST_FLOW_STEPS + 1.0)
     fractions = np.round(passed[:, None] * steps) / steps
     near = np.abs(fractions - passed[:, None]) <= TOLERANCE
     nearest = fractions[np.arange(len(passed)), near.argmax(axis=1)]

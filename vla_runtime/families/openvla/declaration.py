@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vla_runtime.families.openvla.action_bins import ActionBins
 from vla_runtime.families.openvla.dimensions import (
     LIMITS,
     OFT_LIMITS,
@@ -18,7 +19,6 @@ from vla_runtime.family.declaration import (
     prompt_inputs,
     state_input,
 )
-from vla_runtime.processing.action_bins import ActionBins
 from vla_runtime.processing.prompt_layout import PromptLayout
 
 # The space behind `Out:` that Llama's tokenizer leaves out, and the policy was trained with.

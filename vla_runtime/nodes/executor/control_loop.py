@@ -7,7 +7,8 @@ Invariants:
   publisher of anything but commands;
 - the tick overwrites arrays and messages that exist already; it allocates when it asks for a
   chunk or passes a seam, a few times a second;
-- requests and seams leave through `on_request` and `take_seams`: their messages are made elsewhere;
+- requests and hand-overs leave through `on_request` and `take_handovers`: their messages are made
+  elsewhere;
 - a command that cannot be sent stops the executor; an output that fails keeps no other one from its
   command, so the hold reaches all that can be reached;
 - a controller that is not active gets nothing: it would take the newest command when it is switched
@@ -39,7 +40,7 @@ from vla_runtime.execution.command import (
 )
 from vla_runtime.execution.config import ExecutorStatus, Mode
 from vla_runtime.execution.executor import ChunkExecutor
-from vla_runtime.execution.handover import SeamReport
+from vla_runtime.execution.handover import Handover
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.messages.trajectories import ns_to_stamp
 from vla_runtime.nodes.executor.controller_watch import ControllerWatch, why_refused
@@ -59,11 +60,11 @@ _LOOKS_EVERY_S = 0.005
 
 
 @dataclass(frozen=True)
-class TimedSeam:
+class TimedHandover:
     """A seam, the ROS time of the first command after it, and the parameters in force from it."""
 
     stamp_ns: int
-    seam: SeamReport
+    seam: Handover
     parameters: ExecutorParameters
     dry_run: bool
 
@@ -119,7 +120,7 @@ class ControlLoop:
         ros_time_of_ns: ROS time at a time of the steady clock a moment ago. With it a command is
             stamped with the very time that its motion was computed for, so that the limits hold by
             the stamps. Without it (`use_sim_time`, where the ROS clock itself is that time) with
-            the ROS clock as read; `come_to_rest` goes on without its messages.
+            the ROS clock as read; `stop_and_wait` goes on without its messages.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class ControlLoop:
         self._newest_sent = 0
         self._sent = 0
         self._seams_passed = 0
-        self._seams: deque[TimedSeam] = deque(maxlen=_SEAMS_KEPT)
+        self._seams: deque[TimedHandover] = deque(maxlen=_SEAMS_KEPT)
         self._collected_s = 0.0
         self._closed = False
         # Topics that another node commands: nothing is sent there until `start`.
@@ -173,7 +174,7 @@ class ControlLoop:
         if sends:
             self._send(self._of_tick)
         with self._lock:
-            self._note_seam(now_ros_ns, dry_run)
+            self._note_handover(now_ros_ns, dry_run)
             plan = self._executor.poll_request(now_s, now_ros_ns, _PAST_STEPS)
             if plan is None:
                 plan = self._executor.repeat_request(now_s, now_ros_ns, _PAST_STEPS)
@@ -283,13 +284,13 @@ class ControlLoop:
         self._sent += not errors
         return tuple(errors)
 
-    def _note_seam(self, now_ros_ns: int, dry_run: bool) -> None:
+    def _note_handover(self, now_ros_ns: int, dry_run: bool) -> None:
         passed = self._executor.counters.taken_over
         if passed != self._seams_passed:
             self._seams_passed = passed
             if self._executor.seams:
                 self._seams.append(
-                    TimedSeam(
+                    TimedHandover(
                         now_ros_ns, self._executor.seams[-1], self._executor.parameters, dry_run
                     )
                 )
@@ -351,7 +352,7 @@ class ControlLoop:
                 executor.stop(Reason.CONTROLLER)
                 executor.detail = refused
 
-    def come_to_rest(self, timeout_s: float) -> bool:
+    def stop_and_wait(self, timeout_s: float) -> bool:
         """Stop, and wait until the ticks have brought the robot to rest; whether they have.
 
         For the teardown, before the control thread ends. A thread that hangs in the core is not
@@ -449,7 +450,7 @@ class ControlLoop:
             )
             return LoopStatus(self._executor.status(), copied, self._sent)
 
-    def take_seams(self) -> list[TimedSeam]:
+    def take_handovers(self) -> list[TimedHandover]:
         """The seams passed since the last call, oldest first."""
         taken = []
         while self._seams:
@@ -467,7 +468,7 @@ class ControlLoop:
         last = self._of_others
         if self._lock.acquire(timeout=_HANGS_AFTER_S):
             try:
-                sends = self._take(self._executor.freeze(), last, self._ros_now_ns())
+                sends = self._take(self._executor.stop_at_once(), last, self._ros_now_ns())
             finally:
                 self._lock.release()
         else:

@@ -153,9 +153,9 @@ class ControllerWatch:
 
     def scaling(self) -> float:
         """Share of its speed that the robot moves at, 0.0 to 1.0; the least that anybody says."""
-        said = [] if self._scaling is None else [self._scaling.factor]
-        said += [controller.scaling for controller in self._controllers]
-        return min(said, default=1.0)
+        factors = [] if self._scaling is None else [self._scaling.factor]
+        factors += [controller.scaling for controller in self._controllers]
+        return min(factors, default=1.0)
 
     def references(self, columns: int) -> np.ndarray:
         """Return the positions that the active controllers hold or follow.
@@ -273,8 +273,8 @@ class _Controller:
         here_ns = self._heard_ros_ns if self._use_sim_time else taken.received_ns
         self._ages_ns.append(here_ns - stamp_to_ns(state.header.stamp))
         names, positions = list(state.joint_names), state.reference.positions
-        said = dict(zip(names, positions, strict=False))
-        found = np.array([said.get(name, np.nan) for name in self._joints])
+        held_at = dict(zip(names, positions, strict=False))
+        found = np.array([held_at.get(name, np.nan) for name in self._joints])
         if self._units is not None:
             found = (found - self._units.offset) / self._units.scale
         self.reference = found
@@ -444,21 +444,21 @@ class _ControllerList:
 class _ScalingTopic:
     """The robot's own speed scaling, as its driver publishes it."""
 
-    def __init__(self, topics: PolledTopics, node: Node, said: SpeedScalingTopic) -> None:
-        package, _, name = said.type.partition('/')
+    def __init__(self, topics: PolledTopics, node: Node, given: SpeedScalingTopic) -> None:
+        package, _, name = given.type.partition('/')
         message_type = _message_type(package, 'msg', name)
         if message_type is None:
             raise ValueError(
-                f"the robot file's speed_scaling.type is {said.type}, but {package} is not "
+                f"the robot file's speed_scaling.type is {given.type}, but {package} is not "
                 f'installed: sudo apt install ros-$ROS_DISTRO-{package.replace("_", "-")}'
             )
-        self._said = said
-        self._topic = topics.subscribe(message_type, node.resolve_topic_name(said.topic))
+        self._given = given
+        self._topic = topics.subscribe(message_type, node.resolve_topic_name(given.topic))
         self.factor = 1.0
 
     def look(self) -> None:
         taken = self._topic.take()
         if taken is None:
             return
-        factor = float(getattr(taken.message, _SCALING_FIELDS[self._said.type])) / self._said.full
+        factor = float(getattr(taken.message, _SCALING_FIELDS[self._given.type])) / self._given.full
         self.factor = min(factor, 1.0) if factor > 0.0 else 0.0

@@ -87,7 +87,6 @@ class GripperOutput:
         matched: its output.
         match: gives the limits.
         on_error: called with where an exception was raised, and the exception.
-        clock_s: steady clock.
     """
 
     def __init__(
@@ -97,13 +96,12 @@ class GripperOutput:
         matched: MatchedOutput,
         match: RobotMatch,
         on_error: OnError,
-        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         output = matched.output
         self.topic = output.topic
         # A gripper keeps its last goal.
         self.repeats_hold = False
-        self._node, self._joint, self._on_error, self._clock_s = node, joint, on_error, clock_s
+        self._node, self._joint, self._on_error = node, joint, on_error
         (self._column,) = matched.columns
         (self._name,) = matched.message_names
         self._units = matched.units
@@ -120,13 +118,15 @@ class GripperOutput:
         kind = action_type(output.kind)
         self._goal_type = kind.Goal
         self._client = ActionClient(node, kind, output.topic)
-        self._said = node.create_lifecycle_publisher(JointState, output.command_topic, RELIABLE)
+        self._commanded = node.create_lifecycle_publisher(
+            JointState, output.command_topic, RELIABLE
+        )
         self._timer: Timer | None = None
         self._answer: Any = None
 
     def send(self, setpoints: np.ndarray, stamp: Time, follows: bool) -> None:
         """Leave the gripper's setpoint; called by the control loop."""
-        self._goals.want(float(setpoints[self._column]), self._clock_s(), follows=follows)
+        self._goals.want(float(setpoints[self._column]), time.monotonic(), follows=follows)
 
     def begin(self) -> None:
         """Send goals from now on, as if there had been none."""
@@ -148,7 +148,7 @@ class GripperOutput:
         """Leave the graph."""
         self._stop_timer()
         self._client.destroy()
-        self._node.destroy_lifecycle_publisher(self._said)
+        self._node.destroy_lifecycle_publisher(self._commanded)
 
     def is_served(self) -> bool:
         """Return whether an action server is there."""
@@ -160,7 +160,7 @@ class GripperOutput:
             self._node.destroy_timer(timer)
 
     def _poll(self) -> None:
-        goal = self._goals.due(self._clock_s())
+        goal = self._goals.due(time.monotonic())
         if goal is not None:
             self._send_goal(goal)
 
@@ -170,7 +170,7 @@ class GripperOutput:
         if answer is not None and not answer.done():
             answer.cancel()
         served = self.is_served()
-        self._goals.sent(goal, self._clock_s(), served=served)
+        self._goals.sent(goal, time.monotonic(), served=served)
         if not served:
             return
         position = self._in_command(goal.position)
@@ -178,9 +178,9 @@ class GripperOutput:
         self._make_goal(message, self._name, position, self._max_effort)
         self._answer = self._client.send_goal_async(message)
         self._answer.add_done_callback(self._guarded(self._on_answer, goal))
-        said = JointState(name=[self._name], position=[position])
-        said.header.stamp = self._node.get_clock().now().to_msg()
-        self._said.publish(said)
+        command = JointState(name=[self._name], position=[position])
+        command.header.stamp = self._node.get_clock().now().to_msg()
+        self._commanded.publish(command)
 
     def _on_answer(self, goal: Setpoint, answer: Any) -> None:
         handle = answer.result()

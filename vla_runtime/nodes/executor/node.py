@@ -332,7 +332,7 @@ class ExecutorNode(ManagedNode):
         timing = executor_status.timing(session.lateness(), rate_hz, status.counters)
         items = [control, executor_status.chunks(status, answers), timing, *grippers]
         self._publish(self._diagnostics, items)
-        for timed in loop.take_seams():
+        for timed in loop.take_handovers():
             self._publish(self._report, [executor_status.seam(timed, self._match.column_names)])
 
     # ------------------------------------------------------------ parameters

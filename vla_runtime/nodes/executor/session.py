@@ -167,7 +167,7 @@ class ExecutorSession:
                 if thread is not None:
                     steps.callback(thread.stop, _HANGS_AFTER_S)
             if self.loop is not None:
-                steps.callback(self._come_to_rest, self.loop)
+                steps.callback(self._stop_and_wait, self.loop)
             if self.watch is not None:
                 steps.callback(self.watch.close)
             if self._watching is not None:
@@ -176,10 +176,10 @@ class ExecutorSession:
                 steps.callback(self._node.destroy_subscription, self._chunks)
             steps.callback(self._link.ignore)
 
-    def _come_to_rest(self, loop: ControlLoop) -> None:
+    def _stop_and_wait(self, loop: ControlLoop) -> None:
         wanted_s = max(self._braking_s + _BRAKING_SLACK_S, _SHORTEST_BRAKING_S)
         longest_s = min(wanted_s, _LONGEST_BRAKING_S)
-        if not loop.come_to_rest(longest_s):
+        if not loop.stop_and_wait(longest_s):
             self._hooks.on_error(
                 'stop',
                 TimeoutError(

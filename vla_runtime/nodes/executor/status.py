@@ -11,7 +11,7 @@ from vla_runtime.execution.command import CommandKind, Counters, LimitKind, Reas
 from vla_runtime.execution.config import ExecutorStatus, Mode
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.messages.diagnostics import Level, StatusItem
-from vla_runtime.nodes.executor.control_loop import LoopStatus, TimedSeam
+from vla_runtime.nodes.executor.control_loop import LoopStatus, TimedHandover
 from vla_runtime.nodes.executor.parameters import values_in_force
 from vla_runtime.nodes.executor.steady_loop import Lateness
 
@@ -39,7 +39,7 @@ _GAVE_WAY = (
     'the hold gave way to the robot, {}: the robot was pushed, something blocks it, or it sags '
     'under its load by max_step of the robot file'
 )
-_UNTIED = (
+_UNCONDITIONED = (
     '; handover_mode is rtc but the chunk is not tied to the plan that it joined, so it was '
     'blended: set real_time_chunking of the policy node to true, and pipeline to latency (others '
     'have a chunk made before the one before it is known)'
@@ -125,9 +125,9 @@ def control(
     if executor.gave_way:
         level = max(level, Level.WARN)
         text += f'; {_GAVE_WAY.format(executor.gave_way)}'
-    if executor.untied:
+    if executor.unconditioned:
         level = max(level, Level.WARN)
-        text += _UNTIED
+        text += _UNCONDITIONED
     if controllers and executor.mode is Mode.RUNNING:
         level = max(level, Level.WARN)
         text += f'; {controllers}'
@@ -284,17 +284,17 @@ def timing(lateness: Lateness, rate_hz: float, counters: Counters) -> StatusItem
     )
 
 
-def seam(timed: TimedSeam, names: tuple[str, ...]) -> StatusItem:
+def seam(timed: TimedHandover, names: tuple[str, ...]) -> StatusItem:
     """Return the report of a hand-over."""
     report = timed.seam
     position, velocity = np.abs(report.position_jump), np.abs(report.velocity_jump)
     worst = int(np.argmax(position))
     text = f'chunk {report.chunk} took over at its row {report.join_index}'
-    untied = timed.parameters.handover.mode == 'rtc' != report.mode and not report.from_hold
+    unconditioned = timed.parameters.handover.mode == 'rtc' != report.mode and not report.from_hold
     return StatusItem(
         'seam',
-        Level.WARN if report.late or untied else Level.OK,
-        text + (', late' if report.late else '') + (_UNTIED if untied else ''),
+        Level.WARN if report.late or unconditioned else Level.OK,
+        text + (', late' if report.late else '') + (_UNCONDITIONED if unconditioned else ''),
         {
             'stamp_ns': timed.stamp_ns,
             'chunk': report.chunk,

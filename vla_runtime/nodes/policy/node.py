@@ -301,7 +301,7 @@ class PolicyNode(ManagedNode):
         try:
             given = prepared.of(values(self, POLICY_PARAMETERS))
             synchronizer.limits = limits_from(given)
-            settings = settings_from(given)
+            settings = prepared.settings
             self._incoming.most = policy.open_requests(settings)
             # The time last, so that few messages come between it and the selection of frames.
             now_ns = self._ros_time_ns()
@@ -345,9 +345,8 @@ class PolicyNode(ManagedNode):
         """Publish an answer, and make room again; in the inference thread or the pipeline's."""
         worker = self._worker
         try:
-            with (
-                self._generation_lock
-            ):  # Once a reset is answered, no chunk from before it follows.
+            # Once a reset is answered, no chunk from before it follows.
+            with self._generation_lock:
                 current = request.episode == self._incoming.episode
                 if generation == self._generation and current:
                     done = answer.result()

@@ -27,6 +27,9 @@ class PreparedSettings:
         values: values of all parameters of the node, now. All graphs that they lack are captured
             here, because nobody waits for a chunk yet.
 
+    Attributes:
+        settings: settings in force.
+
     Raises:
         ValueError: settings that the policy cannot run with, or that the device has no memory for.
     """
@@ -45,6 +48,7 @@ class PreparedSettings:
                 f'the CUDA graphs of these settings cannot be captured: {error}. Set back what was '
                 'changed last, such as denoise_steps, samples or pipeline'
             ) from error
+        self.settings = first
         self._in_force = _live(values)
         self._wanted = self._in_force
         self._waiting: PolicySettings | None = None
@@ -59,7 +63,7 @@ class PreparedSettings:
         return [name for name, value in self._wanted.items() if value != self._in_force[name]]
 
     def of(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the node's values with the settings in force in place of those not yet prepared.
+        """Take up the node's values; return them, with those in force for what is not prepared.
 
         Args:
             values: values of all parameters of the node, now.
@@ -74,7 +78,7 @@ class PreparedSettings:
                 self._waiting, self._refused = wanted, None
             return {**values, **self._in_force}
         self._milliseconds, self._refused = 0.0, None
-        self._in_force = self._wanted
+        self.settings, self._in_force = wanted, self._wanted
         return dict(values)
 
     def prepare(self) -> float:

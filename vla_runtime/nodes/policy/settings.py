@@ -5,7 +5,6 @@ No ROS 2 here: a bag is replayed where none is installed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -80,22 +79,16 @@ def read_value(name: str, text: str) -> Any:
         if text.lower() not in _TRUTHS:
             raise ValueError(f'{name} is {quoted(text)}: it must be true or false')
         return _TRUTHS[text.lower()]
-    if isinstance(row.default, str):
-        if row.words and text not in row.words:
-            raise ValueError(f'{name} is {quoted(text)}: it must be one of {", ".join(row.words)}')
-        return text
-    return _number(row, text)
+    value = text if isinstance(row.default, str) else _number(row, text)
+    if problem := row.problem(value):
+        raise ValueError(problem)
+    return value
 
 
 def _number(row: Setting, text: str) -> int | float:
     kind = int if isinstance(row.default, int) else float
     try:
-        value = kind(text)
+        return kind(text)
     except ValueError:
         what = 'a whole number' if kind is int else 'a number'
         raise ValueError(f'{row.name} is {quoted(text)}: it must be {what}') from None
-    if row.minimum is None or row.maximum is None:
-        return value
-    if not (math.isfinite(value) and row.minimum <= value <= row.maximum):
-        raise ValueError(f'{row.name} is {text}: it must be {row.minimum} to {row.maximum}')
-    return value

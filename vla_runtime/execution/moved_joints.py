@@ -1,4 +1,4 @@
-"""The place where a stopped robot rests, and where a person has moved it to.
+"""Joints of a stopped robot that a person has moved, and where they rest now.
 
 An arm that is moved by hand while its motors are off must not swing back when they come on again:
 the controller would still have the old command. So the command is set to where the arm is, at once,
@@ -43,7 +43,7 @@ _SINKS_AGAIN = 1.5
 _SEEN_SHARE = 0.5
 
 
-class RestingPlace:
+class MovedJoints:
     """Finds joints that were moved while their command stood still.
 
     Args:
@@ -95,9 +95,7 @@ class RestingPlace:
         self._known[columns] = False
         self._swift[columns] = False
 
-    def moved(
-        self, command: np.ndarray, state: MeasuredState, *, pressed: np.ndarray
-    ) -> np.ndarray:
+    def find(self, command: np.ndarray, state: MeasuredState, *, pressed: np.ndarray) -> np.ndarray:
         """Return the joints whose command is to be set to where they are, (columns,) bool.
 
         For every tick at rest.

@@ -29,18 +29,18 @@ def velocity_jump(rig: Rig) -> float:
 
 
 def test_when_a_chunk_under_rtc_is_not_tied_expect_a_blend_that_is_told() -> None:
-    untied, blended = cross_a_seam('rtc', tied=False), cross_a_seam('blend', tied=False)
-    assert velocity_jump(untied) == pytest.approx(velocity_jump(blended))
-    assert untied.executor.seams[-1].mode == 'blend'
-    assert untied.executor.status().untied
-    assert not blended.executor.status().untied
+    unconditioned, blended = cross_a_seam('rtc', tied=False), cross_a_seam('blend', tied=False)
+    assert velocity_jump(unconditioned) == pytest.approx(velocity_jump(blended))
+    assert unconditioned.executor.seams[-1].mode == 'blend'
+    assert unconditioned.executor.status().unconditioned
+    assert not blended.executor.status().unconditioned
 
 
 def test_when_a_chunk_under_rtc_is_tied_expect_its_rows_as_they_are() -> None:
     tied, switched = cross_a_seam('rtc', tied=True), cross_a_seam('switch', tied=False)
     assert velocity_jump(tied) == pytest.approx(velocity_jump(switched))
     assert tied.executor.seams[-1].mode == 'rtc'
-    assert not tied.executor.status().untied
+    assert not tied.executor.status().unconditioned
 
 
 def test_when_the_first_chunk_under_rtc_sets_out_from_a_hold_expect_no_complaint() -> None:
@@ -49,7 +49,7 @@ def test_when_the_first_chunk_under_rtc_sets_out_from_a_hold_expect_no_complaint
     assert rig.submit(np.zeros((HORIZON, 2)), tied=False).accepted
     rig.tick(8)
     assert rig.executor.seams[-1].from_hold
-    assert not rig.executor.status().untied
+    assert not rig.executor.status().unconditioned
 
 
 @pytest.mark.parametrize(
