@@ -62,7 +62,7 @@ def declare(node: Node, table: ParameterTable, check: JointCheck | None = None) 
 
     def on_set(parameters: list[Parameter]) -> SetParametersResult:
         ours = [parameter for parameter in parameters if parameter.name in rows]
-        reasons = [reason for p in ours if (reason := rows[p.name].refusal(p))]
+        reasons = [text for p in ours if (text := rows[p.name].refusal(p))]
         if ours and not reasons:
             before = _stored(node, table)
             after = {**before, **{p.name: rows[p.name].value_of(p.value) for p in ours}}
