@@ -66,8 +66,8 @@ def declare(node: Node, table: ParameterTable, check: JointCheck | None = None) 
         if ours and not reasons:
             before = _stored(node, table)
             after = {**before, **{p.name: rows[p.name].value_of(p.value) for p in ours}}
-            if check is not None and (clash := check(after)) is not None:
-                reasons = [clash]
+            if check is not None and (reason := check(after)) is not None:
+                reasons = [reason]
             else:
                 _CHANGES[node] = _Change(before, after, monotonic())
         return SetParametersResult(successful=not reasons, reason='; '.join(reasons))
