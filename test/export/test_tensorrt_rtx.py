@@ -447,6 +447,17 @@ def test_a_product_of_one_small_factor_is_noticed_in_a_plan():
     assert mixed_products([kernel('fp8', 'int8'), kernel('fp8', 'bfloat16')]) == ['MatMul_1']
 
 
+@pytest.mark.parametrize(('left', 'noticed'), [('bfloat16', []), ('int8', ['MatMul_1'])])
+def test_what_is_added_to_a_product_is_not_taken_for_a_factor(left, noticed):
+    """A residual stream of a square matrix, which comes first among the inputs."""
+    stream, bias = Operand('float32', (1, 8, 32)), Operand('float32', (1, 1, 32))
+    factors = Operand(left, (1, 8, 32)), Operand('bfloat16', (1, 32, 32))
+    inputs = (stream, factors[0], bias, factors[1])
+    kernel = Kernel('fused', 'runtime_fusion', inputs, (stream,), ('MatMul_1', 'Add_2'))
+    assert kernel.factors == (left, 'bfloat16')
+    assert mixed_products([kernel]) == noticed
+
+
 @pytest.fixture(scope='module')
 def for_two_targets(tmp_path_factory) -> Path:
     """A bundle with engines for sm86 and sm89, built by the real library without a GPU."""

@@ -70,10 +70,16 @@ class Kernel:
     @property
     def factors(self) -> tuple[str, str] | None:
         """Types of the two matrices that it multiplies; None where it multiplies none."""
-        for right in self.inputs:
-            for left in self.inputs:
-                if left is not right and _multiply(left, right, self.outputs):
-                    return left.dtype, right.dtype
+        fit = [
+            (left, right)
+            for right in self.inputs
+            for left in self.inputs
+            if left is not right and _multiply(left, right, self.outputs)
+        ]
+        # What is added to a product, like a residual stream, fits a square matrix too.
+        no_summands = [pair for pair in fit if pair[0] not in self.outputs]
+        for left, right in no_summands or fit:
+            return left.dtype, right.dtype
         return None
 
 
