@@ -85,7 +85,7 @@ def source_of(family: str) -> PolicySource:
     """A policy whose chunks stay near the measured joints."""
     spec = tiny_spec(family, delta=True)
     bundle = made_once(
-        f'loop_{family}', lambda target: write_tiny_policy(target, spec, action_scale=0.03)
+        f'loop_{family}', lambda target: write_tiny_policy(target, spec, action_scale=0.005)
     )
     return PolicySource(bundle)
 
