@@ -66,7 +66,7 @@ REFUSALS = (
     Refusal('study success --out {studies}', '{studies}/study_zzz.json: cannot be read: '),
     Refusal('demo --replan-interval 0', "argument --replan-interval: '0' is not a whole number"),
     Refusal('demo --replan-interval 999', 'replan_interval is 999 steps but a chunk has only 32'),
-    Refusal('demo --cfg-beta 0.5', 'cfg_beta is 0.5: it must be a finite number of at least 1.0'),
+    Refusal('demo --cfg-beta 0.5', '--cfg-beta 0.5: expected 1 to 5'),
     Refusal('demo --namespace 1st', "--namespace '1st': expected letters"),
     Refusal('demo --bundle {nowhere}', '{nowhere}: no such folder; expected a policy bundle'),
     Refusal('demo --bundle lerobot/pi05_base', 'hf download lerobot/pi05_base --local-dir'),
