@@ -22,6 +22,7 @@ from vla_runtime.files.typed_yaml import key_of
 from vla_runtime.processes import supervisor
 from vla_runtime.robot.file import load_robot
 from vla_runtime.robot.schema import RobotSpec
+from vla_tabletop.training.recipes import SHIPPED
 
 MAKE = runpy.run_path(str(ROOT / 'docs' / 'make_parameters.py'))
 TABLES = MAKE['TABLES']
@@ -195,6 +196,20 @@ def test_every_robot_file_of_the_package_is_listed() -> None:
     table = prose('docs/reference/robot_file.md').partition('## Robot files of the package')[2]
     named = re.findall(r'^\| `(\w+)` \|', table, re.MULTILINE)
     assert sorted(named) == sorted(file.stem for file in (ROOT / 'config/robots').glob('*.yaml'))
+
+
+# --- shipped policies -------------------------------------------------------------------------
+
+
+def test_families_that_can_be_trained_are_those_of_the_demo_page() -> None:
+    page = prose('docs/start/demo.md').partition('## Train a policy')[2]
+    assert set(re.findall(r'^\| `(\w+)` \|', page, re.MULTILINE)) == set(SHIPPED)
+
+
+@pytest.mark.parametrize('page', ['docs/start/demo.md', 'engines/README.md'])
+def test_a_page_names_every_bundle_of_the_package(page: str) -> None:
+    named = {text.rstrip('/').removeprefix('engines/') for text in quoted(prose(page))}
+    assert set(SHIPPED.values()) <= named
 
 
 # --- architecture -----------------------------------------------------------------------------
