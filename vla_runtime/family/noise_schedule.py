@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -67,10 +67,13 @@ class NoiseScheduler:
             )
         if self.clip is not None and not 0.0 < self.clip < math.inf:
             raise ValueError(f'scheduler.clip {self.clip} where a number above 0 is expected')
-        if not 0.0 < self.beta_start <= self.beta_end < 1.0:
+        if self.betas not in get_args(BetaSchedule):
+            raise ValueError(f"scheduler.betas '{self.betas}' is unknown")
+        has_ends = self.betas != 'squaredcos_cap_v2'
+        if has_ends and not 0.0 <= self.beta_start <= self.beta_end <= 1.0:
             raise ValueError(
                 f'scheduler.beta_start {self.beta_start} and beta_end {self.beta_end} where '
-                'numbers above 0 and below 1, in this order, are expected'
+                'numbers from 0 to 1, in this order, are expected'
             )
         if self.kind == 'ddim' and self.betas == 'sigmoid':
             raise ValueError("scheduler.betas 'sigmoid' is of ddpm alone")

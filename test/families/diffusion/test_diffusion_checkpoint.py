@@ -42,7 +42,17 @@ def change(folder: Path, changes: dict[str, Any]) -> None:
         ('n_groups', {'n_groups': None}),
         ('clip_sample_range', {'clip_sample_range': 0}),
         ('clip_sample_range', {'clip_sample_range': -1.0}),
-        ('beta_start', {'beta_start': 0.02, 'beta_end': 0.0001}),
+        (
+            'beta_start',
+            {'beta_schedule': 'linear', 'beta_start': 0.02, 'beta_end': 0.0001},
+        ),
+        ('beta_schedule', {'beta_schedule': 'Linear'}),
+        ('prediction_type', {'prediction_type': 'Epsilon'}),
+        ('num_inference_steps', {'num_inference_steps': 2000}),
+        ('timestep_spacing', {'timestep_spacing': 'trailing'}),
+        ('steps_offset', {'steps_offset': 1}),
+        ('thresholding', {'thresholding': True}),
+        ('rescale_betas_zero_snr', {'rescale_betas_zero_snr': True}),
         ('beta_end', {'beta_schedule': 'linear', 'beta_start': 0.9, 'beta_end': 0.999}),
         ('beta_end', {'beta_schedule': 'linear', 'beta_start': 1e-12, 'beta_end': 1e-12}),
         ('beta_schedule', {'beta_schedule': 'sigmoid', 'noise_scheduler_type': 'DDIM'}),
@@ -75,4 +85,9 @@ def test_sizes_that_the_tensors_contradict_are_refused(folder, options, field, v
 
 def test_the_most_action_steps_of_a_chunk_are_exported(folder, options):
     change(folder, {'n_action_steps': 15})
+    plan_export(folder, options, default_name='tiny')
+
+
+def test_ends_of_betas_that_the_cosine_does_not_have_are_not_judged(folder, options):
+    change(folder, {'beta_schedule': 'squaredcos_cap_v2', 'beta_start': 0.0, 'beta_end': 1.5})
     plan_export(folder, options, default_name='tiny')

@@ -8,7 +8,7 @@ from typing import Literal
 # Channels of a bottleneck's output for each of its inner ones (arXiv 1512.03385, table 1).
 _EXPANSION = 4
 _STEM_SHRINKS = 2
-# Channels of a group of a group norm.
+# Channels of a group of a group norm, at least.
 _GROUP = 16
 
 
@@ -22,7 +22,8 @@ class ResNetDims:
         blocks: blocks of each stage.
         bottleneck: blocks of three convolutions (ResNet 50 and more), not of two.
         dilated: the last stage keeps the size of its input, its later blocks dilated by two.
-        norm: `batch`, with frozen statistics, or `group` (arXiv 1803.08494), 16 channels a group.
+        norm: `batch`, with frozen statistics, or `group` (arXiv 1803.08494), a group for every 16
+            channels.
     """
 
     stem: int
@@ -35,11 +36,12 @@ class ResNetDims:
     def __post_init__(self) -> None:
         if self.dilated and not self.bottleneck:
             raise ValueError('dilated is for bottleneck blocks; others have no dilated form')
-        odd = [n for n in (self.stem, *self.channels) if n % _GROUP or n < _GROUP]
-        if self.norm == 'group' and odd:
-            raise ValueError(
-                f'norm group: {odd[0]} channels are no multiple of the {_GROUP} of a group'
-            )
+        for n in (self.stem, *self.channels) if self.norm == 'group' else ():
+            if n < _GROUP or n % self.groups(n):
+                raise ValueError(
+                    f'norm group: {n} channels do not part into the {n // _GROUP} groups of a norm '
+                    f'(one for every {_GROUP})'
+                )
 
     @property
     def expansion(self) -> int:

@@ -34,6 +34,15 @@ _IN_CONFIG = {
     'betas': 'beta_schedule',
     'clip': 'clip_sample_range',
 }
+# Settings of diffusers' schedulers that LeRobot has no fields for, and what it runs them with.
+_FIXED = {
+    'timestep_spacing': 'leading',
+    'steps_offset': 0,
+    'thresholding': False,
+    'set_alpha_to_one': True,
+    'rescale_betas_zero_snr': False,
+    'variance_type': 'fixed_small',
+}
 # What LeRobot puts before the names, and PyTorch where the U-Net was compiled.
 _START, _COMPILED = r'(?:diffusion\.)?', r'(?:_orig_mod\.)?'
 
@@ -186,21 +195,34 @@ def read_scheduler(config: JsonMapping) -> NoiseScheduler:
         JsonError: one that this runtime does not reproduce.
     """
 
-    def word(key: str, known: tuple[str, ...]) -> str:
-        found = config.get(key, str)
-        if found.lower() not in known and found not in known:
+    def word(key: str, known: tuple[str, ...], found: str) -> str:
+        if found not in known:
             raise config.error(
                 key, f"'{found}' is not supported; expected one of {', '.join(known)}"
             )
         return found
 
-    kind = word('noise_scheduler_type', get_args(SchedulerKind)).lower()
-    betas = word('beta_schedule', get_args(BetaSchedule))
-    prediction = word('prediction_type', get_args(Prediction))
+    for key, fixed in _FIXED.items():
+        if (given := config.values.get(key, fixed)) != fixed:
+            raise config.error(key, f'{given!r}, and this runtime samples with {fixed!r} alone')
+    key = 'noise_scheduler_type'
+    kind = word(key, get_args(SchedulerKind), config.get(key, str).lower())
+    betas, prediction = (
+        word(key, known, config.get(key, str))
+        for key, known in (
+            ('beta_schedule', get_args(BetaSchedule)),
+            ('prediction_type', get_args(Prediction)),
+        )
+    )
     clip = (
         config.get('clip_sample_range', (int, float)) if config.get('clip_sample', bool) else None
     )
     train_steps = config.count('num_train_timesteps')
+    steps = config.values.get('num_inference_steps')
+    if isinstance(steps, int) and steps > train_steps:
+        raise config.error(
+            'num_inference_steps', f'{steps}, and num_train_timesteps is {train_steps}'
+        )
     beta_start, beta_end = (config.get(key, (int, float)) for key in ('beta_start', 'beta_end'))
     try:
         return NoiseScheduler(

@@ -166,7 +166,11 @@ class MultiTaskDitReader(CheckpointReader):
             return None
         image = common_image(config, facts.image_sizes)
         resize, crop = pair(config, 'image_resize_shape'), pair(config, 'image_crop_shape')
-        edge = (crop or resize or image)[0]
+        whole = resize or image
+        if crop is not None and (crop[0] > whole[0] or crop[1] > whole[1]):
+            # LeRobot leaves such a crop out.
+            crop = None
+        edge = (crop or whole)[0]
         _check_positions(shape, edge // patch)
         vision = checked_dims(
             lambda: VisionDims(
