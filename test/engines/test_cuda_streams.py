@@ -103,7 +103,7 @@ class Slots:
         self.read: list[list[tuple | None]] = []
 
     def look(self, camera: int, number: int) -> None:
-        with self._streams.look(camera):
+        with self._streams.vision(camera):
             self._cuda.do(lambda: self.views.__setitem__(camera, -1))
             self._cuda.do(lambda: self.views.__setitem__(camera, number))
 
@@ -209,7 +209,7 @@ def test_a_thread_waits_for_its_own_work_alone():
         return [stream.synchronized for stream in cuda.streams]
 
     def encode() -> None:
-        with streams.look(1):
+        with streams.vision(1):
             pass
         with streams.encode((1, 0)):
             pass
