@@ -21,6 +21,8 @@ from vla_runtime.processing.tokenizer import Tokenizer
 _PREFIX = ('Action', ':')
 _END = '|'
 _SPACE = '\N{LOWER ONE EIGHTH BLOCK}'
+# At the end of messages about an action tokenizer.
+_REMEDY = 'check the folder given by --action-tokenizer'
 # Longest run of spaces that is one token of a vocabulary.
 _MOST_SPACES = 64
 
@@ -57,7 +59,8 @@ class FastTokens:
         end: the token `|`.
 
     Raises:
-        ValueError: a file that cannot be read, or a text vocabulary without `|`.
+        ValueError: a file that cannot be read, a text vocabulary without `|`, or an action
+            tokenizer that is empty, or larger than the text vocabulary.
     """
 
     def __init__(
@@ -83,6 +86,14 @@ class FastTokens:
         self._beside = {token for token in (*self._prefix, *spaces) if token is not None}
         self._last = tokenizer.text_size - 1 - skipped
         vocabulary = _vocabulary(action)
+        if not vocabulary:
+            raise ValueError(f'{action}: has no entries; {_REMEDY}')
+        if (entries := max(vocabulary.values()) + 1) > self._last + 1:
+            raise ValueError(
+                f'{action}: has {entries} entries, but {text} leaves {max(self._last + 1, 0)} '
+                f'tokens to actions, with fast_skip_tokens (skipped_tokens) {skipped}; {_REMEDY}, '
+                'and the fast_skip_tokens of config.json'
+            )
         self._bytes = _entries(vocabulary)
         self._largest = _largest_code(vocabulary, self._bytes)
         self._scale, self._shape = scale, shape
@@ -187,7 +198,7 @@ def _vocabulary(path: Path) -> Mapping[str, int]:
         return {text: int(number) for text, number in vocabulary.items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f'{path}: is no tokenizer.json of an action tokenizer (BPE): {error}'
+            f'{path}: is no tokenizer.json of an action tokenizer (BPE): {error}; {_REMEDY}'
         ) from None
 
 
