@@ -156,6 +156,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     missing.raise_if_any()
     notes = (*facts.notes, *settled.notes)
     files = reader.files(source)
+    _check_answers(family, dims, settled.tokenizer, files)
     return ExportPlan(spec, tensors, statistics, settled.tokenizer, notes, files)
 
 
@@ -175,6 +176,19 @@ def _check_valid(checkpoint: Path, spec: BundleSpec, statistics: Mapping[str, np
         check_statistics(spec, statistics)
     except FieldError as error:
         raise ExportError(f'{checkpoint}: the bundle would not be valid: {error}') from None
+
+
+def _check_answers(
+    family: str, dims: PolicyDims, tokenizer: Path | None, files: Mapping[str, Path]
+) -> None:
+    """Refuse files that the answers of a `tokens` head cannot be decoded with (ExportError)."""
+    make = find_family(family).answer_decoder
+    if make is None or tokenizer is None:
+        return
+    try:
+        make(dims, tokenizer, files)
+    except ValueError as error:
+        raise ExportError(str(error)) from None
 
 
 def _prompt(

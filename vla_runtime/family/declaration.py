@@ -248,7 +248,7 @@ class Family:
         head_inputs: inputs of the head besides the prefix's outputs: `state`.
         time_table: function that makes the time table from dimensions and weights.
         answer_decoder: of a `tokens` head: function that makes the decoder of its answers from
-            dimensions, the folder of a bundle and the name of its tokenizer there.
+            dimensions, the file of the tokenizer, and the further `files` by name.
         files: files that its bundles hold beside those of every family.
         noise: distribution that a `flow` begins with.
         cuts_padding: True where a prompt whose padding is cut off at the end gives the head the
@@ -272,7 +272,7 @@ class Family:
     prefix_inputs: Callable[[Any], Mapping[str, RowInput]]
     head_inputs: Callable[[Any], Mapping[str, RowInput]]
     time_table: Callable[[Any, SafetensorsReader], TimeTable]
-    answer_decoder: Callable[[Any, Path, str], AnswerDecoder] | None = None
+    answer_decoder: Callable[[Any, Path, Mapping[str, Path]], AnswerDecoder] | None = None
     files: tuple[str, ...] = ()
     noise: Noise = 'normal'
     cuts_padding: bool = False
@@ -320,7 +320,8 @@ def answer_decoder(
         ValueError: a file of the bundle that cannot be read.
     """
     make = family.answer_decoder
-    return None if make is None else make(dims, folder, tokenizer or '')
+    files = {name: folder / name for name in family.files}
+    return None if make is None else make(dims, folder / (tokenizer or ''), files)
 
 
 class NoTimes:

@@ -21,6 +21,8 @@ from vla_runtime.processing.tokenizer import Tokenizer
 _PREFIX = ('Action', ':')
 _END = '|'
 _SPACE = '\N{LOWER ONE EIGHTH BLOCK}'
+# At the end of messages about an action tokenizer.
+_REMEDY = 'check the folder given by --action-tokenizer'
 # Longest run of spaces that is one token of a vocabulary.
 _MOST_SPACES = 64
 
@@ -57,7 +59,8 @@ class FastTokens:
         end: the token `|`.
 
     Raises:
-        ValueError: a file that cannot be read, or a text vocabulary without `|`.
+        ValueError: a file that cannot be read, a text vocabulary without `|`, or an action
+            tokenizer that is empty, or larger than the text vocabulary.
     """
 
     def __init__(
@@ -82,9 +85,17 @@ class FastTokens:
         spaces = (tokenizer.id_of(_SPACE * count) for count in range(1, _MOST_SPACES + 1))
         self._beside = {token for token in (*self._prefix, *spaces) if token is not None}
         self._last = tokenizer.text_size - 1 - skipped
-        self._bytes = _entries(action)
-        # Its trainer puts every coefficient of the data into the vocabulary.
-        self._largest = max(map(_largest_character, self._bytes.values()), default=0)
+        vocabulary = _vocabulary(action)
+        if not vocabulary:
+            raise ValueError(f'{action}: has no entries; {_REMEDY}')
+        if (entries := max(vocabulary.values()) + 1) > self._last + 1:
+            raise ValueError(
+                f'{action}: has {entries} entries, but {text} leaves {max(self._last + 1, 0)} '
+                f'tokens to actions, with fast_skip_tokens (skipped_tokens) {skipped}; {_REMEDY}, '
+                'and the fast_skip_tokens of config.json'
+            )
+        self._bytes = _entries(vocabulary)
+        self._largest = _largest_code(vocabulary, self._bytes)
         self._scale, self._shape = scale, shape
         self._checks_prefix = checks_prefix
         self._waves = inverse_cosines(shape[0])
@@ -177,25 +188,40 @@ def _refusal(reason: str) -> AnswerError:
     )
 
 
-def _entries(path: Path) -> Mapping[int, bytes]:
-    """Read the bytes of every entry of a byte-level BPE."""
+def _vocabulary(path: Path) -> Mapping[str, int]:
+    """Read the entries of a byte-level BPE, as their file spells them."""
     try:
         document: Any = json.loads(path.read_text(encoding='utf-8'))
         vocabulary = dict(document['model']['vocab'])
         for token in document.get('added_tokens') or ():
             vocabulary[token['content']] = token['id']
+        return {text: int(number) for text, number in vocabulary.items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f'{path}: is no tokenizer.json of an action tokenizer (BPE): {error}'
+            f'{path}: is no tokenizer.json of an action tokenizer (BPE): {error}; {_REMEDY}'
         ) from None
+
+
+def _entries(vocabulary: Mapping[str, int]) -> Mapping[int, bytes]:
+    """Return the bytes of every entry."""
     bytes_of = _byte_characters()
     found = {}
     for text, number in vocabulary.items():
         known = all(character in bytes_of for character in text)
         # The trainer's own alphabet leaves entries that are their characters.
         whole = bytes(bytes_of[character] for character in text) if known else text.encode()
-        found[int(number)] = whole
+        found[number] = whole
     return found
+
+
+def _largest_code(vocabulary: Mapping[str, int], entries: Mapping[int, bytes]) -> int:
+    """Return the largest code point of a coefficient that a vocabulary is for.
+
+    Its trainer puts the character of every coefficient of the data into the alphabet. Many are
+    characters of a byte too, so an entry need not say which of both it is.
+    """
+    alphabet = max((ord(text) for text in vocabulary if len(text) == 1), default=0)
+    return max((alphabet, *map(_largest_character, entries.values())))
 
 
 def _largest_character(entry: bytes) -> int:

@@ -100,6 +100,29 @@ def test_the_action_tokenizer_is_asked_for_and_checked(folder: Path):
         planned(folder)
 
 
+@pytest.mark.parametrize('content', ['{', '[]', '{"model": {"vocab": {}}}'])
+def test_an_action_tokenizer_that_is_none_is_refused_by_its_file(folder: Path, content: str):
+    path = folder.parent / 'fast' / 'tokenizer.json'
+    path.write_text(content)
+    with pytest.raises(ExportError, match=re.escape(str(path))) as caught:
+        planned(folder)
+    assert '--action-tokenizer' in str(caught.value)
+
+
+def test_an_action_tokenizer_must_fit_into_the_text_vocabulary(folder: Path):
+    path = folder.parent / 'fast' / 'tokenizer.json'
+    kept = path.read_bytes()
+    path.write_bytes((folder / 'tokenizer.json').read_bytes())
+    with pytest.raises(ExportError, match=re.escape(str(path))) as caught:
+        planned(folder)
+    assert 'fast_skip_tokens' in str(caught.value) and '--action-tokenizer' in str(caught.value)
+    path.write_bytes(kept)
+    planned(folder)
+    edit_config(folder, fast_skip_tokens=10_000)
+    with pytest.raises(ExportError, match='fast_skip_tokens'):
+        planned(folder)
+
+
 def test_a_bundle_without_its_action_tokenizer_is_refused(exported, tmp_path: Path):
     import shutil
 

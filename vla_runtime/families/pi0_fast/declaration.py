@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from vla_runtime.families.pi0_fast.dimensions import (
@@ -19,10 +20,10 @@ from vla_runtime.processing.prompt_layout import PromptLayout
 PROMPT = PromptLayout('Task: {task}, State: {state};\n', closing='<bos>', lerobot_task='cleaned')
 
 
-def _decoder(dims: Pi0FastDims, folder: Path, tokenizer: str) -> FastTokens:
+def _decoder(dims: Pi0FastDims, tokenizer: Path, files: Mapping[str, Path]) -> FastTokens:
     return FastTokens(
-        folder / tokenizer,
-        folder / ACTION_TOKENIZER,
+        tokenizer,
+        files[ACTION_TOKENIZER],
         FastScale(dims.action_scale, int(dims.least_coefficient)),
         (dims.horizon, dims.action_dim),
         skipped=dims.skipped_tokens,
