@@ -149,7 +149,18 @@ def test_open_request_is_sent_again_every_tenth_of_a_second_under_its_number() -
     assert requests.send_again(1.25) is asked
     assert requests.number == 1
     newer = requests.ask(1.2, 0)
-    assert requests.send_again(1.3) is newer
+    assert requests.send_again(1.3) is None
+    assert requests.send_again(1.36) is newer
+
+
+@pytest.mark.parametrize('rate_hz', [50, 100, 250])
+def test_many_open_requests_are_sent_again_in_turn_and_no_oftener_than_one(rate_hz: int) -> None:
+    requests = Requests()
+    asked = [requests.ask(0.0, 0).number for _ in range(28)]
+    ticks = range(1, 6 * rate_hz)
+    sent = [one.number for tick in ticks if (one := requests.send_again(tick / rate_hz))]
+    assert 50 <= len(sent) <= 60
+    assert sent == (asked * 3)[: len(sent)]
 
 
 def test_answered_request_is_not_sent_again() -> None:

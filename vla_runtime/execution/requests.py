@@ -85,7 +85,7 @@ class FrameAge:
         self.longest_of_many_ns = max(self.longest_ns, min(longest, 2 * second))
 
 
-# An open request is sent again after this, seconds: a message that is lost costs no more.
+# Open requests are sent again one by one, this far apart, seconds: many do not flood the topic.
 _SEND_AGAIN_S = 0.1
 # No policy has more stages than this.
 MOST_OPEN = 64
@@ -126,6 +126,7 @@ class Requests:
         self.most = 1
         self.answered = False
         self.silent_since_s: float | None = None
+        self._sent_again_s = -math.inf
 
     def ask(self, now_s: float, now_ros_ns: int, accepted: int = 0) -> OpenRequest:
         """Open the next request; it counts as sent."""
@@ -137,12 +138,15 @@ class Requests:
         return request
 
     def send_again(self, now_s: float) -> OpenRequest | None:
-        """Return the oldest open request that is due to be sent once more; it counts as sent."""
-        for request in self.open:
-            if now_s - request.sent_s >= _SEND_AGAIN_S:
-                request.sent_s = now_s
-                return request
-        return None
+        """Return the open request to be sent once more now; it counts as sent.
+
+        It is the one that was sent longest ago.
+        """
+        request = min(self.open, key=lambda one: one.sent_s, default=None)
+        if request is None or now_s - max(request.sent_s, self._sent_again_s) < _SEND_AGAIN_S:
+            return None
+        request.sent_s = self._sent_again_s = now_s
+        return request
 
     def find(self, number: int | None) -> OpenRequest | None:
         """Return the open request of this number; the oldest one for an answer that names none."""
