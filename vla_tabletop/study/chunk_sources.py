@@ -97,10 +97,10 @@ class PolicySource:
 def _cache_policy(condition: Condition) -> CachePolicy:
     if condition.cache == 'bounded':
         change, bins = condition.cache_max_image_change, condition.cache_max_state_bins
-        # Older than any episode, and more than can change: what is not given is not to limit it.
+        # As old as may be, and more than can change: what is not given is not to limit it.
         return CachePolicy(
             mode='bounded',
-            max_age_s=60.0,
+            max_age_s=10.0,
             max_reuses=condition.cache_max_reuses,
             max_image_change=255.0 if change is None else change,
             max_state_bins=256 if bins is None else bins,
