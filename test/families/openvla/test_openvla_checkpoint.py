@@ -209,6 +209,14 @@ def test_one_camera_one_action_and_no_guidance(folder: Path):
             plan(folder, options_of(PATH, **changed))
 
 
+def test_the_shortest_prompt_must_fit_into_the_prompt_length(folder: Path):
+    for length in (1, 5):
+        with pytest.raises(ExportError, match='--prompt-length'):
+            plan(folder, options_of(PATH, prompt_length=length))
+    # Most of them stand around the instruction.
+    assert plan(folder, options_of(PATH, prompt_length=64)).spec.dims.prompt_length == 64
+
+
 def test_unnorm_key_is_for_openvla_alone(tmp_path: Path):
     other = shipped('evo1_a')
     from evo1_folders import options_of as others_options
