@@ -58,7 +58,8 @@ def read_data_set(folder: Path, unnorm_key: str | None) -> DataSet:
     if not names:
         raise ExportError(
             f'{folder}: has no statistics of a data set: {STATISTICS_JSON} is missing, and '
-            f'{CONFIG_FILE} has no norm_stats'
+            f'{CONFIG_FILE} has no norm_stats; copy {STATISTICS_JSON} from the output folder of '
+            'the training'
         )
     listed = join_truncated(names, ', ')
     if unnorm_key is None and len(names) > 1:
@@ -80,7 +81,8 @@ def read_bounds(
         keys: its fields of the values.
 
     Raises:
-        JsonError: numbers that are missing, not finite, or not as many as the others.
+        JsonError: numbers that are missing, not finite, not as many as the others, or in the wrong
+            order.
     """
     count = len(numbers.get(keys[0], list))
     bounds = [finite_numbers(numbers.get(key, list), count) for key in keys]
@@ -92,6 +94,12 @@ def read_bounds(
         raise numbers.error('mask', f'{quoted(mask)} where {count} of true or false are expected')
     low, high = (np.array(values, dtype=np.float64) for values in bounds)
     scaled = np.array(mask)
+    for place in np.flatnonzero(scaled & (low > high)):
+        raise numbers.error(
+            keys[0],
+            f'number {place + 1} is {low[place]:g}, above that of {keys[1]}, {high[place]:g}; take '
+            'the statistics that the training wrote',
+        )
     return np.where(scaled, low, -1.0), np.where(scaled, high, 1.0)
 
 

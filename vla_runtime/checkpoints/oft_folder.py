@@ -41,6 +41,8 @@ HEAD_NAMES = (
 )
 # Share of an image's height and width that the evaluation keeps, in its middle.
 _CROP = math.sqrt(0.9)
+# Option of the training that makes the file of a part; without it the policy is not served.
+_OPTIONS = {ACTION_HEAD: '--use_l1_regression', STATE_PROJECTION: '--use_proprio'}
 _DIFFUSION = f'{ACTION_HEAD}.noise_predictor.'
 
 
@@ -62,10 +64,15 @@ def read_heads(folder: Path) -> Mapping[str, StoredTensor]:
         paths = files_of(folder, part)
         if len(paths) != 1:
             listed = join_truncated([path.name for path in paths], ', ') or 'none'
+            remedy = (
+                'keep the one of the same step as the weights'
+                if paths
+                else f'train with {_OPTIONS[part]} True (a policy without is not served), or copy '
+                "the file from the training's output folder"
+            )
             raise CheckpointError(
-                f'{folder}: has {listed} where one file {part}--*_checkpoint.pt is expected; '
-                "the policy's fine-tuning writes it beside the weights (a training without "
-                'use_l1_regression and use_proprio does not, and is not served)'
+                f'{folder}: has {listed} where one file {part}--*_checkpoint.pt is expected, which '
+                f'the fine-tuning writes beside the weights; {remedy}'
             )
         found |= {f'{part}.{stored.name}': stored for stored in read_archive(paths[0])}
     if any(name.startswith(_DIFFUSION) for name in found):

@@ -15,7 +15,7 @@ import numpy as np
 
 from vla_runtime import __version__
 from vla_runtime.bundle.folder import Bundle, read_bundle
-from vla_runtime.bundle.rules import check_spec
+from vla_runtime.bundle.rules import LIMITS, check_spec
 from vla_runtime.bundle.schema import (
     STEP_TIMES_S,
     TOKENIZER_SUFFIXES,
@@ -45,13 +45,16 @@ from vla_runtime.checkpoints.pose_steps import scale_steps
 from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source, find_reader
 from vla_runtime.checkpoints.tensors import CheckpointError, copy_tensors, read_tensors
 from vla_runtime.families.shape_cache import weight_shapes
-from vla_runtime.family.declaration import PolicyDims, image_sizes, language_dims
+from vla_runtime.family.declaration import LanguageDims, PolicyDims, image_sizes, language_dims
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.processing.prompt_layout import PromptLayout
-from vla_runtime.processing.prompts import PromptFormat
+from vla_runtime.processing.prompts import PromptFormat, prompt_parts
 from vla_runtime.processing.tokenizer import Tokenizer
+
+# No instruction is shorter.
+_SHORTEST_TASK = 'a'
 
 
 @dataclass(frozen=True)
@@ -199,9 +202,11 @@ def _prompt(
         return None
     tokenizer, template, _ = settled.language
     layout = find_family(facts.family).templates[template]
-    _check_tokenizer(tokenizer, layout, language_dims(dims).vocabulary)
+    loaded = _load_tokenizer(tokenizer, layout, language_dims(dims).vocabulary)
     bins = facts.state_bins if find_family(facts.family).templates[template].has_state else None
-    return PromptFormat(template, facts.cleaning, options.advantage, bins)
+    form = PromptFormat(template, facts.cleaning, options.advantage, bins)
+    _check_length(loaded, layout, form, language_dims(dims), len(settled.columns.state))
+    return form
 
 
 def write_export(
@@ -471,7 +476,7 @@ def _tokenizer(
     return chosen
 
 
-def _check_tokenizer(path: Path, layout: PromptLayout, vocabulary: int) -> None:
+def _load_tokenizer(path: Path, layout: PromptLayout, vocabulary: int) -> Tokenizer:
     try:
         loaded = Tokenizer.load(path, bos=layout.bos, closing=layout.closing)
         size = loaded.vocabulary_size
@@ -481,4 +486,24 @@ def _check_tokenizer(path: Path, layout: PromptLayout, vocabulary: int) -> None:
         raise ExportError(
             f"{path}: has {size} tokens but the policy's text table only {vocabulary}; it belongs "
             'to another policy'
+        )
+    return loaded
+
+
+def _check_length(
+    tokenizer: Tokenizer, layout: PromptLayout, form: PromptFormat, dims: LanguageDims, states: int
+) -> None:
+    """Refuse a prompt length that not even the shortest instruction fits into (ExportError)."""
+    # The state of -1 has the fewest digits.
+    parts = prompt_parts(layout, form, _SHORTEST_TASK, np.full(states, -1.0))
+    try:
+        pieces = layout.pieces(dims.cameras, parts, tokenizer.special)
+        _, mask = tokenizer.encode_pieces(pieces, LIMITS['dimensions.prompt_length'])
+    except ValueError as error:
+        raise ExportError(str(error)) from None
+    if (shortest := int(mask.sum())) > dims.prompt_length:
+        raise ExportError(
+            f'--prompt-length: the policy has {dims.prompt_length} places for the tokens of a '
+            f'prompt, but one of the shortest instruction has {shortest} already; give the length '
+            'of the training, or mend it in the config.json that says it'
         )

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from vla_runtime.files.quotes import quoted
 from vla_runtime.processing.tokenizer import Tokenizer
 
 # What training code writes before the action tokens, and behind them.
@@ -25,6 +26,8 @@ _SPACE = '\N{LOWER ONE EIGHTH BLOCK}'
 _REMEDY = 'check the folder given by --action-tokenizer'
 # Longest run of spaces that is one token of a vocabulary.
 _MOST_SPACES = 64
+# Last code point: no coefficient is beyond it.
+_LAST_CODE = 0x10FFFF
 
 
 class AnswerError(ValueError):
@@ -173,10 +176,15 @@ def read_fast_scale(path: Path) -> FastScale:
             f'{path}: is missing, or has no scale and min_token; take the folder of the action '
             'tokenizer with all its files'
         ) from None
-    if type(scale) not in (int, float) or not scale > 0 or type(least) is not int:
+    if type(scale) not in (int, float) or not 0 < scale <= _LAST_CODE:
         raise ValueError(
-            f'{path}: scale {scale!r} and min_token {least!r} where a number above 0 and a whole '
-            'number are expected'
+            f'{path}: field scale: {quoted(scale)} where a number above 0, at most {_LAST_CODE}, '
+            f'is expected; {_REMEDY}'
+        )
+    if type(least) is not int or abs(least) > _LAST_CODE:
+        raise ValueError(
+            f'{path}: field min_token: {quoted(least)} where a whole number from -{_LAST_CODE} to '
+            f'{_LAST_CODE} is expected; {_REMEDY}'
         )
     return FastScale(float(scale), least)
 

@@ -171,11 +171,13 @@ def test_further_files_of_a_training_are_refused_by_name(folder: Path, file: str
         plan(folder)
 
 
-@pytest.mark.parametrize('head', HEADS)
-def test_a_part_that_is_missing_is_named(folder: Path, head: str):
+@pytest.mark.parametrize(
+    ('head', 'remedy'), list(zip(HEADS, ('use_l1_regression', '--use_proprio True'), strict=True))
+)
+def test_a_part_that_is_missing_is_named_with_what_mends_it(folder: Path, head: str, remedy: str):
     (path,) = folder.glob(f'{head}--*')
     path.unlink()
-    with pytest.raises(ExportError, match=head):
+    with pytest.raises(ExportError, match=f'{head}.*{remedy}.* copy'):
         plan(folder)
 
 

@@ -147,6 +147,7 @@ def test_a_letterboxed_folder(folder: Path):
         ('timm_override_act_layers', ['quick_gelu', None]),
         ('n_action_bins', 0),
         ('image_resize_strategy', 'resize-crop'),
+        ('pad_to_multiple_of', -64),
     ],
 )
 def test_settings_that_are_not_served_are_refused(folder: Path, key: str, value: object):
@@ -167,6 +168,35 @@ def test_an_unknown_data_set_and_damaged_statistics_are_refused(folder: Path):
             plan(folder)
 
 
+def test_what_is_wrong_in_a_file_is_named_with_file_and_field(folder: Path):
+    stats = norm_stats(json.loads(PATH.read_text()))
+    mask, action = stats['set_one']['action']['mask'], stats['set_one']['action']
+    place = mask.index(True)
+    action['q01'][place], action['q99'][place] = 5.0, 1.0
+    edit_config(folder, norm_stats=stats)
+    with pytest.raises(JsonError, match=r'config\.json.*norm_stats\.set_one\.action\.q01'):
+        plan(folder)
+    # Of a number that stays as it is, nobody reads the bounds.
+    action['q01'][place], action['q99'][place] = 1.0, 5.0
+    place = mask.index(False)
+    action['q01'][place], action['q99'][place] = 5.0, 1.0
+    edit_config(folder, norm_stats=stats)
+    plan(folder)
+    edit_config(folder, norm_stats={})
+    with pytest.raises(ExportError, match=r'copy dataset_statistics\.json'):
+        plan(folder)
+
+
+def test_colour_statistics_are_asked_for_by_their_file(folder: Path):
+    path = folder / 'preprocessor_config.json'
+    edit_json(path, lambda document: document.update(stds=[[0.0] * 3, [0.5] * 3]))
+    with pytest.raises(JsonError, match=r'preprocessor_config\.json: field stds'):
+        plan(folder)
+    path.unlink()
+    with pytest.raises(ExportError, match=r'preprocessor_config\.json.*copy'):
+        plan(folder)
+
+
 def test_one_camera_one_action_and_no_guidance(folder: Path):
     cameras = (CameraSpec('left'), CameraSpec('right'))
     for changed, named in (
@@ -177,6 +207,14 @@ def test_one_camera_one_action_and_no_guidance(folder: Path):
     ):
         with pytest.raises(ExportError, match=named):
             plan(folder, options_of(PATH, **changed))
+
+
+def test_the_shortest_prompt_must_fit_into_the_prompt_length(folder: Path):
+    for length in (1, 5):
+        with pytest.raises(ExportError, match='--prompt-length'):
+            plan(folder, options_of(PATH, prompt_length=length))
+    # Most of them stand around the instruction.
+    assert plan(folder, options_of(PATH, prompt_length=64)).spec.dims.prompt_length == 64
 
 
 def test_unnorm_key_is_for_openvla_alone(tmp_path: Path):

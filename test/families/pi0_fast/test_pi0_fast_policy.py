@@ -91,9 +91,16 @@ def test_the_action_tokenizer_is_asked_for_and_checked(folder: Path):
     with pytest.raises(ExportError, match='--action-tokenizer'):
         planned(folder, action_tokenizer=folder.parent / 'nothing')
     numbers = folder.parent / 'fast' / 'processor_config.json'
-    for damaged in ('{}', '{"scale": 0, "min_token": -3}', '{"scale": 10, "min_token": 0.5}'):
+    for damaged, field in (
+        ('{}', 'scale'),
+        ('{"scale": 0, "min_token": -3}', 'scale'),
+        ('{"scale": Infinity, "min_token": -3}', 'scale'),
+        ('{"scale": NaN, "min_token": -3}', 'scale'),
+        ('{"scale": 10, "min_token": 0.5}', 'min_token'),
+        (f'{{"scale": 10, "min_token": -1{"0" * 400}}}', 'min_token'),
+    ):
         numbers.write_text(damaged)
-        with pytest.raises(ExportError, match='min_token'):
+        with pytest.raises(ExportError, match=rf'{re.escape(str(numbers))}.*\b{field}\b'):
             planned(folder)
     numbers.unlink()
     with pytest.raises(ExportError, match='processor_config'):
@@ -121,6 +128,24 @@ def test_an_action_tokenizer_must_fit_into_the_text_vocabulary(folder: Path):
     edit_config(folder, fast_skip_tokens=10_000)
     with pytest.raises(ExportError, match='fast_skip_tokens'):
         planned(folder)
+
+
+def test_no_token_behind_those_of_actions_is_legal_and_less_is_not(folder: Path):
+    edit_config(folder, fast_skip_tokens=0)
+    bundle = write_export(planned(folder), folder.parent / 'bundle')
+    assert bundle.spec.dims.skipped_tokens == 0
+    edit_config(folder, fast_skip_tokens=-1)
+    with pytest.raises(JsonError, match='fast_skip_tokens'):
+        planned(folder)
+
+
+def test_a_part_of_a_coefficient_is_refused_in_a_bundle(folder: Path):
+    bundle = write_export(planned(folder), folder.parent / 'bundle').folder
+    path = bundle / 'policy.yaml'
+    text = path.read_text()
+    path.write_text(re.sub(r'least_coefficient: .*', 'least_coefficient: -63.5', text))
+    with pytest.raises(BundleError, match='least_coefficient'):
+        read_bundle(bundle)
 
 
 def test_a_bundle_without_its_action_tokenizer_is_refused(exported, tmp_path: Path):

@@ -7,10 +7,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from vla_runtime.bundle.schema import CameraSpec, ImageSpec, NormalisationSpec
+from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.checkpoints.folder_facts import (
     CONFIG_FILE,
     FolderFacts,
@@ -136,13 +138,18 @@ def read_language(folder: Path) -> LanguageFacts:
         expect(text, key, value)
     if text.values.get('rope_scaling') is not None:
         raise text.error('rope_scaling', 'is not supported; expected null')
+    padding = config.get('pad_to_multiple_of', int, 64)
+    if padding < 0:
+        raise config.error(
+            'pad_to_multiple_of', f'{padding} where 0 or more is expected (OpenVLA has 64)'
+        )
     heads = text.count('num_key_value_heads', text.count('num_attention_heads', None))
     return LanguageFacts(
         kv_heads=heads,
         rope_base=float(text.get('rope_theta', (int, float), 1e4)),
         rms_epsilon=float(text.get('rms_norm_eps', (int, float), 1e-6)),
         bins=config.count('n_action_bins', 256),
-        padding=config.get('pad_to_multiple_of', int, 64),
+        padding=padding,
     )
 
 
@@ -150,11 +157,19 @@ def read_images(folder: Path) -> ImageFacts:
     """Read resize and colour statistics of the images.
 
     Raises:
-        JsonError: a missing or damaged file, or another preprocessing.
+        ExportError, JsonError: a missing or damaged file, or another preprocessing.
     """
-    config = read_json(folder / PREPROCESSOR_FILE)
+    path = folder / PREPROCESSOR_FILE
+    if not os.path.lexists(path):
+        raise ExportError(
+            f'{path}: is missing; copy it from the output folder of the training, or from the '
+            'folder of the policy that the training began with'
+        )
+    config = read_json(path)
     expect(config, 'use_fused_vision_backbone', True)
     means, stds = (_by_tower(config, key) for key in ('means', 'stds'))
+    if min(map(min, stds)) <= 0:
+        raise config.error('stds', f'{quoted(stds)} where numbers above 0 are expected')
     for resample in config.get('interpolations', list, ['bicubic']):
         if resample != 'bicubic':
             raise config.error(

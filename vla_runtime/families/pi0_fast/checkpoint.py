@@ -90,6 +90,10 @@ class Pi0FastReader(CheckpointReader):
             scale = read_fast_scale(action.with_name('processor_config.json'))
         except ValueError as error:
             raise ExportError(str(error)) from None
+        # The bundle's field has another name.
+        skipped = config.get('fast_skip_tokens', int, 128)
+        if skipped < 0:
+            raise config.error('fast_skip_tokens', f'{skipped} where 0 or more is expected')
         actions = facts.action_length
         return lambda cameras, prompt_length, horizon: checked_dims(
             lambda: Pi0FastDims(
@@ -102,7 +106,7 @@ class Pi0FastReader(CheckpointReader):
                 horizon=horizon,
                 action_dim=actions,
                 answer_tokens=config.count('max_decoding_steps', 256),
-                skipped_tokens=config.get('fast_skip_tokens', int, 128),
+                skipped_tokens=skipped,
                 action_scale=scale.scale,
                 least_coefficient=float(scale.min_token),
                 checks_prefix=config.get('validate_action_token_prefix', bool, True),

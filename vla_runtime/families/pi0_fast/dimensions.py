@@ -24,7 +24,7 @@ LIMITS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Pi0FastDims:
     """All that fixes the shapes of a pi0-FAST policy, and what its answers mean.
 
@@ -47,7 +47,7 @@ class Pi0FastDims:
     horizon: int
     action_dim: int
     answer_tokens: int
-    skipped_tokens: int
+    skipped_tokens: int = 0
     action_scale: float
     least_coefficient: float
     checks_prefix: bool = True
@@ -57,6 +57,10 @@ class Pi0FastDims:
         check_vision(self.vision)
         check_language(self.language)
         check_positive(self, 'answer_tokens', 'action_scale', 'rope_base')
+        if self.least_coefficient % 1:
+            raise ValueError(
+                f'least_coefficient {self.least_coefficient} where a whole number is expected'
+            )
 
     @property
     def image_size(self) -> int:
