@@ -319,6 +319,7 @@ class Policy:
 
         if settings.pipeline == 'packed' and self._packed is not None:
             self._pipeline.drain()
+            self.turn_to(observation.instruction)
             future = self._packed.submit(request, finish_packed)
         elif settings.pipeline == 'throughput':
             self._drain_packed()
@@ -344,6 +345,14 @@ class Policy:
         """True when `submit` would begin at once."""
         packed = self._packed is None or self._packed.has_room
         return packed and self._pipeline.has_room
+
+    def turn_to(self, instruction: str) -> None:
+        """Drop packed inferences that are open for another instruction, as `submit` does.
+
+        Their futures raise `DroppedError` before this returns, the oldest first.
+        """
+        if self._packed is not None and self.reads_instruction:
+            self._packed.turn_to(instruction)
 
     def drain(self) -> None:
         """Wait until every submitted inference is done."""

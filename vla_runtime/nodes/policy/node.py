@@ -277,18 +277,24 @@ class PolicyNode(ManagedNode):
 
     def _attempt(self, _: PlanRequest) -> bool:
         """Begin the answers to all requests that wait, oldest first; False where one must wait."""
-        while (request := self._incoming.next()) is not None:
-            if not self._begin_answer(request):
+        while self._incoming.next() is not None:
+            if not self._begin_answer():
                 return False
         return True
 
-    def _begin_answer(self, request: PlanRequest) -> bool:
+    def _begin_answer(self) -> bool:
         responder, synchronizer = self._responder, self._synchronizer
         prepared, policy = self._prepared, self._policy
         assert responder is not None and synchronizer is not None
         assert prepared is not None and policy is not None
         if not responder.has_room:
             return False
+        now = values(self, POLICY_PARAMETERS)
+        # What this drops waits again, and is older than what came since.
+        policy.turn_to(now[INSTRUCTION])
+        request = self._incoming.next()
+        if request is None:
+            return True
         with self._generation_lock:
             generation, episode_over, self._episode_over = (
                 self._generation,
@@ -299,7 +305,7 @@ class PolicyNode(ManagedNode):
             self._discarded = 0
         self._incoming.begin(request)
         try:
-            given = prepared.of(values(self, POLICY_PARAMETERS))
+            given = prepared.of(now)
             synchronizer.limits = limits_from(given)
             settings = prepared.settings
             self._incoming.most = policy.open_requests(settings)
@@ -360,8 +366,8 @@ class PolicyNode(ManagedNode):
                         self._publish(done, given)
                         self._incoming.answer(request, monotonic_ns())
         except DroppedError:
-            # Another instruction: the executor asks again.
-            self._incoming.fail(request)
+            # Another instruction: it is answered anew, before newer ones.
+            self._incoming.wait(request)
         except Exception as error:
             self._incoming.fail(request)
             self._on_exception('inference', error)
