@@ -68,6 +68,7 @@ from vla_runtime.nodes.qos import LATCHED, RELIABLE, REPEATED
 from vla_runtime.nodes.status_board import StatusBoard
 from vla_runtime.nodes.worker import LatestJobWorker
 from vla_runtime.policy import Policy
+from vla_runtime.processing.fast_tokens import AnswerError
 from vla_runtime.robot.file import find_robot, load_robot
 from vla_runtime.robot.match import RobotMatch, match_robot
 from vla_runtime.robot.schema import Robot, received_topics
@@ -110,6 +111,8 @@ class PolicyNode(ManagedNode):
         self._by_content: tuple[str, ...] = ()
         # Inferences since the last report whose chunks were not published.
         self._discarded = 0
+        # Answers since the start of the node whose tokens were no chunk.
+        self._refused_answers = 0
 
         declare(self, POLICY_PARAMETERS, self._check_parameters)
         refuse_unknown(self, POLICY_PARAMETERS)
@@ -431,13 +434,18 @@ class PolicyNode(ManagedNode):
         return None
 
     def _say(self, level: Level, text: str) -> None:
-        superseded = self._incoming.superseded
-        self._status.set(StatusItem('inference', level, text, {'requests_replaced': superseded}))
+        counts = {
+            'requests_replaced': self._incoming.superseded,
+            'refused_answers': self._refused_answers,
+        }
+        self._status.set(StatusItem('inference', level, text, counts))
 
     def _on_state(self, label: str) -> None:
         self._say(Level.OK, label)
 
     def _on_exception(self, where: str, error: Exception) -> None:
+        if isinstance(error, AnswerError):
+            self._refused_answers += 1
         self._say(Level.ERROR, f'{where}: {error}')
         if place := place_of_bug(error):
             self.get_logger().error(place, throttle_duration_sec=10.0)
