@@ -413,13 +413,13 @@ class Policy:
         True on an engine without CUDA graphs, and where it has all that these settings need,
         whatever they were captured for.
         """
-        return self._preparation.is_done(settings)
+        return self._preparation.is_done(settings) and self._packed_to_warm(settings) is None
 
     def prepare(self, settings: PolicySettings) -> bool:
         """Capture one of the CUDA graphs that these settings lack; they are not put in force.
 
         Inferences with other settings may come between two calls, so none waits for more than one
-        capture.
+        capture. Those of packed requests, with a new prompt and without, come together.
 
         Returns:
             True where none is missing any more
@@ -429,7 +429,18 @@ class Policy:
         """
         self._require_open()
         self.check(settings)
-        return self._preparation.capture_next_graph(settings)
+        if not self._preparation.is_done(settings):
+            done = self._preparation.capture_next_graph(settings)
+            return done and self._packed_to_warm(settings) is None
+        if (packed := self._packed_to_warm(settings)) is not None:
+            self.drain()
+            self._preparation.run_with(packed.warm_up, settings)
+        return True
+
+    def _packed_to_warm(self, settings: PolicySettings) -> PackedPipeline[Inference] | None:
+        """Return the pipeline of packed requests where these settings need it and it is cold."""
+        packed = self._packed if settings.pipeline == 'packed' else None
+        return None if packed is None or packed.is_warm else packed
 
     def warm_up(self) -> float:
         """Infer on a black image, so that the first real inference is not slow.

@@ -140,9 +140,15 @@ class PackedPipeline(Generic[Result]):
             self.flush('the instruction changed')
             self._instruction = instruction
 
+    @property
+    def is_warm(self) -> bool:
+        """True where a tick would begin without a capture."""
+        return not self._engine.captures_tick
+
     def warm_up(self, request: ChunkRequest) -> None:
         """Run a tick with this request's prompt and one without, and drop it."""
         self.drain()
+        self._cache.clear()
         (prefix,) = request.prefixes
         self._cache.encode_images(prefix, request.settings.cache)
         self._engine.tick(0, prefix.image_mask, prefix.rows)
