@@ -319,6 +319,7 @@ class Policy:
 
         if settings.pipeline == 'packed' and self._packed is not None:
             self._pipeline.drain()
+            self.turn_to(observation.instruction)
             future = self._packed.submit(request, finish_packed)
         elif settings.pipeline == 'throughput':
             self._drain_packed()
@@ -344,6 +345,14 @@ class Policy:
         """True when `submit` would begin at once."""
         packed = self._packed is None or self._packed.has_room
         return packed and self._pipeline.has_room
+
+    def turn_to(self, instruction: str) -> None:
+        """Drop packed inferences that are open for another instruction, as `submit` does.
+
+        Their futures raise `DroppedError` before this returns, the oldest first.
+        """
+        if self._packed is not None and self.reads_instruction:
+            self._packed.turn_to(instruction)
 
     def drain(self) -> None:
         """Wait until every submitted inference is done."""
@@ -404,13 +413,13 @@ class Policy:
         True on an engine without CUDA graphs, and where it has all that these settings need,
         whatever they were captured for.
         """
-        return self._preparation.is_done(settings)
+        return self._preparation.is_done(settings) and self._packed_to_warm(settings) is None
 
     def prepare(self, settings: PolicySettings) -> bool:
         """Capture one of the CUDA graphs that these settings lack; they are not put in force.
 
         Inferences with other settings may come between two calls, so none waits for more than one
-        capture.
+        capture. Those of packed requests, with a new prompt and without, come together.
 
         Returns:
             True where none is missing any more
@@ -420,7 +429,18 @@ class Policy:
         """
         self._require_open()
         self.check(settings)
-        return self._preparation.capture_next_graph(settings)
+        if not self._preparation.is_done(settings):
+            done = self._preparation.capture_next_graph(settings)
+            return done and self._packed_to_warm(settings) is None
+        if (packed := self._packed_to_warm(settings)) is not None:
+            self.drain()
+            self._preparation.run_with(packed.warm_up, settings)
+        return True
+
+    def _packed_to_warm(self, settings: PolicySettings) -> PackedPipeline[Inference] | None:
+        """Return the pipeline of packed requests where these settings need it and it is cold."""
+        packed = self._packed if settings.pipeline == 'packed' else None
+        return None if packed is None or packed.is_warm else packed
 
     def warm_up(self) -> float:
         """Infer on a black image, so that the first real inference is not slow.

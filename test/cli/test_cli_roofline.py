@@ -323,3 +323,15 @@ def test_a_policy_that_runs_once_has_one_step_and_one_row(capsys):
     assert '2 rows' not in text and '2_rows' not in text
     assert main(['roofline', 'act', '--device', 'agx-orin', '--steps', '4']) == 2
     assert '--steps 4: the head of act (single) runs once' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(('model', 'length'), [('openvla', 7), ('pi0_fast', 256)])
+def test_a_policy_that_writes_tokens_has_answers_and_one_row(model, length, tmp_path, capsys):
+    found = figures(tmp_path, model, '--device', 'thor')
+    assert found['answer_tokens'] == length
+    assert {tuple(of) for of in found['memory_bytes'].values()} == {('1_row',)}
+    assert list(found['devices']['thor']['floors_ms']) == ['1_rows']
+    text = capsys.readouterr().out
+    assert re.search(r'^  one token +[\d.]+ ', text, re.MULTILINE)
+    assert re.search(rf'^  answer, {length} tokens +[\d.]+ ', text, re.MULTILINE)
+    assert 'denoise' not in text and '2 rows' not in text

@@ -44,6 +44,7 @@ class Rig:
             self.answered.append(number)
             return answer
 
+        self.pipeline.turn_to(key[1])
         return self.pipeline.submit(request_of(*key, number), finish)
 
     def close(self) -> None:

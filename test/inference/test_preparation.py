@@ -6,10 +6,11 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from guided_policies import policy_on_engine, write_guided
 from recorded_graphs import RecordedGraphs
-from tiny_policy import observation
+from tiny_policy import observation, tiny_spec, write_tiny_policy
 
 from vla_runtime.engines.torch import cuda_graph
 from vla_runtime.engines.torch import engine as torch_engine
@@ -161,3 +162,25 @@ def test_serial_guidance_reports_that_its_steps_use_no_graph(warm):
         policy.settings = replace(policy.settings, cfg_enabled=enabled, cfg_beta=1.5)
         _, report = policy.infer(observation())
         assert report.cuda_graph == {'vision': 'captured', 'prefix': 'captured', 'denoise': denoise}
+
+
+def test_a_switch_to_packed_waits_for_its_ring_and_captures_nothing_afterwards(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(torch_engine, 'captures_graphs', lambda device: True)
+    monkeypatch.setattr(cuda_graph, 'CudaGraphCapture', RecordedGraphs)
+    bundle = write_tiny_policy(tmp_path / 'tokens', tiny_spec('openvla'))
+    policy, engine = policy_on_engine(bundle, 1, True, rtc_mode='off')
+    policy.warm_up()
+    expected = policy.infer(observation())[0].actions
+    wanted = replace(policy.settings, pipeline='packed')
+    assert not policy.is_prepared(wanted) and 'tick' not in engine.cuda_graph
+    assert policy.prepare(wanted) and policy.is_prepared(wanted)
+    assert engine.cuda_graph['tick'] == 'captured'
+    # Other inferences go on as before.
+    assert np.array_equal(policy.infer(observation())[0].actions, expected)
+    before = RecordedGraphs.captured
+    policy.settings = wanted
+    assert np.array_equal(policy.infer(observation())[0].actions, expected)
+    assert RecordedGraphs.captured == before
+    policy.close()

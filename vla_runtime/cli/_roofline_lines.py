@@ -11,10 +11,12 @@ from vla_runtime.performance.roofline import SECONDS_A_KERNEL
 
 def describe(answer: Mapping[str, Any], device: Mapping[str, Any]) -> str:
     """The answer for one device, as lines for people."""
+    tokens = answer['answer_tokens']
+    whole = f'{answer["steps"]} denoise steps' if tokens is None else f'answers of {tokens} tokens'
     lines = [
         f'{answer["model"]} on {device["name"]}: {_verdict(device)}',
         f'  networks   {answer["precision"]} matrices, {answer["views"]} view(s), prefix of '
-        f'{answer["prefix_tokens"]} tokens, {answer["steps"]} denoise steps',
+        f'{answer["prefix_tokens"]} tokens, {whole}',
         f'  memory     {device["memory_gib"]:g} GiB, less {device["reserved_gib"]:g} for system '
         'and CUDA',
         f'  published  {device["bandwidth_gb_s"]:g} GB/s, half {device["half_tflops"]:g} TFLOP/s, '
@@ -28,8 +30,10 @@ def describe(answer: Mapping[str, Any], device: Mapping[str, Any]) -> str:
     labels = {
         'vision': 'vision, one view',
         'prefix': 'prefix',
-        'step': 'denoise, one step',
-        'denoise': f'denoise, {answer["steps"]} steps',
+        'step': 'denoise, one step' if tokens is None else 'one token',
+        'denoise': f'denoise, {answer["steps"]} steps'
+        if tokens is None
+        else f'answer, {tokens} tokens',
         'miss': f'miss, {answer["views"]} view(s)',
         'hit': 'hit',
     }
@@ -40,11 +44,16 @@ def describe(answer: Mapping[str, Any], device: Mapping[str, Any]) -> str:
         times = ''.join(f'{_digits(of_rows[phase]["milliseconds"]):>10}' for of_rows in floors)
         # Said once where one and two rows are bound by the same.
         bounds = dict.fromkeys(of_rows[phase]['bound'] for of_rows in floors)
-        lines.append(f'  {label:24}{times}  {", then ".join(bounds)}')
-    lines += ['', *_predicted_lines(device, labels), *_share_lines(device)]
+        bound = ', then '.join(bounds)
+        lines.append(f'  {label:24}{times}  {bound if tokens is None else _of_answer(bound)}')
+    lines += ['', *_predicted_lines(device, labels), *_share_lines(device, tokens)]
     if device['note']:
         lines.append(f'  note: {device["note"]}')
     return '\n'.join(lines)
+
+
+def _of_answer(phase: str) -> str:
+    return phase.replace('denoise', 'answer')
 
 
 def _predicted_lines(device: Mapping[str, Any], labels: Mapping[str, str]) -> Sequence[str]:
@@ -65,10 +74,11 @@ def _predicted_lines(device: Mapping[str, Any], labels: Mapping[str, str]) -> Se
     return [*lines, '']
 
 
-def _share_lines(device: Mapping[str, Any]) -> Sequence[str]:
+def _share_lines(device: Mapping[str, Any], tokens: int | None) -> Sequence[str]:
     """Lines with each phase's share of a miss: of its least time, and as others measured it."""
     phases = ('vision', 'prefix', 'denoise')
-    lines = [f'  {"share of a miss":24}' + ''.join(f'{phase:>10}' for phase in phases)]
+    titles = phases if tokens is None else map(_of_answer, phases)
+    lines = [f'  {"share of a miss":24}' + ''.join(f'{title:>10}' for title in titles)]
     for rows, shares in device['miss_shares'].items():
         label = f'least time, {rows.replace("_", " ").replace("1 rows", "1 row")}'
         lines.append(f'  {label:24}' + ''.join(f'{shares[phase]:>10.0%}' for phase in phases))

@@ -5,8 +5,9 @@ bandwidth and arithmetic rates and from counted operations and bytes (the roofli
 run is faster (one in float16 on a GeForce may be, and a note says so), most are clearly slower, and
 nothing was measured.
 
-A miss is an inference with nothing cached: every view, prefix and all denoise steps; a hit
-reuses the prefix. Two rows are guidance (fused). Memory depends on what runs the networks: PyTorch
+A miss is an inference with nothing cached: every view, prefix and all denoise steps, or all tokens
+of the longest answer; a hit reuses the prefix. Two rows are guidance (fused), which a policy that
+answers in tokens has not. Memory depends on what runs the networks: PyTorch
 and TensorRT hold the weights once, ONNX Runtime those of prefix and expert once for every number of
 rows. PyTorch holds the text table too; the others leave it to the host, which maps it. Engines of
 TensorRT are built on the device that runs them, and building takes more than running: 'tensorrt,
@@ -45,7 +46,7 @@ from vla_runtime.cli._files import output_file
 from vla_runtime.cli._numbers import between
 from vla_runtime.cli._roofline_lines import describe
 from vla_runtime.engines.preflight import BACKENDS
-from vla_runtime.family.declaration import MOST_DENOISE_STEPS, with_cameras
+from vla_runtime.family.declaration import MOST_DENOISE_STEPS, token_dims, with_cameras
 from vla_runtime.family.listing import find_family, performance_figures, preset, preset_names
 from vla_runtime.files.atomic_write import write_text
 from vla_runtime.files.quotes import quoted
@@ -174,6 +175,7 @@ def answer_of(arguments: argparse.Namespace) -> dict[str, Any]:
         'precision': precision,
         'views': workload.views,
         'steps': workload.steps,
+        'answer_tokens': workload.answer_tokens,
         'prefix_tokens': dims.prefix_length,
         'memory_bytes': {
             backend: {_up_to(rows): _sizes(need) for rows, need in of_backend.items()}
@@ -198,6 +200,7 @@ class _Workload:
         precision: precision of the large matrices, a key of `MATRIX_BYTES`.
         views: cameras whose image has changed at a miss.
         steps: denoise steps.
+        answer_tokens: most tokens of an answer; None for a head that does not write tokens.
         rows: numbers of prompt rows that are loaded.
         kernels: kernels that PyTorch launches, by what runs the expert's layers; empty where they
             were not counted.
@@ -207,6 +210,7 @@ class _Workload:
     precision: str
     views: int
     steps: int
+    answer_tokens: int | None
     rows: tuple[int, ...]
     kernels: Mapping[str, Kernels]
 
@@ -331,12 +335,17 @@ def _workload(arguments: argparse.Namespace) -> tuple[_Workload, PolicyDims]:
         raise ValueError(
             f'--steps {arguments.steps}: the head of {family.name} ({family.head}) runs once'
         )
+    answer_tokens = None
+    if family.head == 'tokens':
+        # An answer of tokens cannot be guided.
+        answer_tokens, rows = token_dims(dims).answer_length, (1,)
     counted = arguments.precision in COUNTED_PRECISIONS
     workload = _Workload(
         counts,
         arguments.precision,
         views or dims.cameras,
         arguments.steps or steps,
+        answer_tokens,
         rows,
         performance_figures(arguments.model).kernels if counted else {},
     )

@@ -187,6 +187,10 @@ class PackedEngine(TokenEngine, Protocol):
     The ring of their keys and values is allocated at the first tick.
     """
 
+    @property
+    def captures_tick(self) -> bool:
+        """True where a tick, with a new prompt or without, would capture a CUDA graph first."""
+
     def tick(
         self,
         slot: int,

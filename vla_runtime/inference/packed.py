@@ -15,7 +15,7 @@ One thread submits, drains and flushes, and it is never the pipeline's.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from threading import Condition, Thread
@@ -95,7 +95,7 @@ class PackedPipeline(Generic[Result]):
         # Not in the ring yet, and in it; the oldest first.
         self._waiting: deque[_Stage[Result]] = deque()
         self._open: deque[_Stage[Result]] = deque()
-        self._context: Hashable = None
+        self._instruction: str | None = None
         self._tick = 0
         self._busy = False
         self._closed = False
@@ -116,8 +116,6 @@ class PackedPipeline(Generic[Result]):
     ) -> Future[Result]:
         """Queue a request; its prompt goes into the next tick. Waits while K are open.
 
-        A request with another instruction than those that are open drops them.
-
         Args:
             request: the inference to run, of one prompt row.
             finish: called with the answer in the pipeline's thread.
@@ -125,10 +123,6 @@ class PackedPipeline(Generic[Result]):
         Returns:
             future of what `finish` returns or raises; `DroppedError` where it was dropped
         """
-        context = request.prefixes[0].words
-        if context != self._context:
-            self.flush('the instruction changed')
-            self._context = context
         future: Future[Result] = Future()
         future.set_running_or_notify_cancel()
         with self._changed:
@@ -140,9 +134,21 @@ class PackedPipeline(Generic[Result]):
             self._thread.start()
         return future
 
+    def turn_to(self, instruction: str) -> None:
+        """Drop every request that is open for another instruction; the next ones are for this."""
+        if instruction != self._instruction:
+            self.flush('the instruction changed')
+            self._instruction = instruction
+
+    @property
+    def is_warm(self) -> bool:
+        """True where a tick would begin without a capture."""
+        return not self._engine.captures_tick
+
     def warm_up(self, request: ChunkRequest) -> None:
         """Run a tick with this request's prompt and one without, and drop it."""
         self.drain()
+        self._cache.clear()
         (prefix,) = request.prefixes
         self._cache.encode_images(prefix, request.settings.cache)
         self._engine.tick(0, prefix.image_mask, prefix.rows)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from diagnostic_msgs.msg import DiagnosticArray
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from graph import graph
 from network_cases import network_case_paths, random_network
 from pi0_fast_cases import load_pi0_fast_case
@@ -20,6 +20,7 @@ from trajectory_msgs.msg import JointTrajectory
 from vla_runtime.bundle.schema import WEIGHTS_FILE, ImageSpec
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
 from vla_runtime.families.pi0_fast.dimensions import ACTION_TOKENIZER
+from vla_runtime.messages.diagnostics import values_of
 from vla_runtime.processing.prompts import PromptFormat
 
 pytestmark = pytest.mark.graph
@@ -76,7 +77,7 @@ def write_refusing_policy(target: Path) -> Path:
 def test_a_malformed_stream_is_no_chunk_and_the_reason_is_said(tmp_path):
     bundle = write_refusing_policy(tmp_path / 'pi0_fast')
     with graph() as made:
-        start(made, bundle, backend='torch')
+        node = start(made, bundle, backend='torch')
         drivers = Drivers(made)
         chunks = made.collect(JointTrajectory, '/action_chunk')
         status = made.collect(DiagnosticArray, '/diagnostics')
@@ -85,9 +86,17 @@ def test_a_malformed_stream_is_no_chunk_and_the_reason_is_said(tmp_path):
         drivers.instruct('2 5 1')
         drivers.request()
 
-        def reasons() -> list[str]:
-            found = (one.message for message in status for one in message.status)
-            return [text for text in found if 'the chunk is refused' in text]
+        def reasons() -> list[DiagnosticStatus]:
+            found = (one for message in status for one in message.status)
+            return [one for one in found if 'the chunk is refused' in one.message]
 
         made.wait_for(reasons, 'the reason', meanwhile=drivers)
+        assert values_of(reasons()[-1])['refused_answers'] == '1'
+        drivers.request()
+        made.wait_for(
+            lambda: values_of(reasons()[-1])['refused_answers'] == '2',
+            'the second to be counted',
+            meanwhile=drivers,
+        )
+        made.wait_for(lambda: 'the chunk is refused' in node.text(), 'the reason in the log')
         assert not chunks

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_runtime.engines.graphed_work import GraphedWork
 from vla_runtime.engines.protocol import DenoiseLoop
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.families.packed_pass import Ring
@@ -63,16 +62,24 @@ class TorchTokenEngine(TorchEngine):
             for place in self._encodings
         }
         self._ring: Ring | None = None
-        self._ticks: dict[bool, GraphedWork] = {}
+        # With and without a new prompt.
+        self._ticks = {
+            newest: self._graphed('prefix', partial(self._run_tick, newest))
+            for newest in (True, False)
+        }
 
     @property
     def cuda_graph(self) -> Mapping[str, str]:
         graphs = {**super().cuda_graph, 'denoise': self._passes[self._place].status}
-        return graphs if not self._ticks else {**graphs, 'tick': self._ticks[True].status}
+        return graphs if self._ring is None else {**graphs, 'tick': self._ticks[True].status}
 
     def captures(self, loop: DenoiseLoop) -> bool:
         place = loop.rows, loop.slot
         return any(work.captures for work in (*self._prefix[place], self._passes[place]))
+
+    @property
+    def captures_tick(self) -> bool:
+        return any(work.captures for work in self._ticks.values())
 
     @torch.inference_mode()
     def begin_answer(self) -> None:
@@ -130,14 +137,10 @@ class TorchTokenEngine(TorchEngine):
         if self._ring is None:
             self._ring = Ring.of(self._network, self._buffers[1].slots[0])
             self._slot = torch.zeros(1, dtype=torch.int64, device=self._device)
-            self._ticks = {
-                newest: self._graphed('prefix', partial(self._run_tick, self._ring, newest))
-                for newest in (True, False)
-            }
         return self._ring
 
-    def _run_tick(self, ring: Ring, newest: bool) -> None:
-        given = None
+    def _run_tick(self, newest: bool) -> None:
+        ring, given = self._make_ring(), None
         if newest:
             given = self._network.embed_prefix(
                 self._image_tokens, self._image_mask, **self._buffers[1].prefix_inputs

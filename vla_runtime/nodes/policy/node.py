@@ -68,6 +68,7 @@ from vla_runtime.nodes.qos import LATCHED, RELIABLE, REPEATED
 from vla_runtime.nodes.status_board import StatusBoard
 from vla_runtime.nodes.worker import LatestJobWorker
 from vla_runtime.policy import Policy
+from vla_runtime.processing.fast_tokens import AnswerError
 from vla_runtime.robot.file import find_robot, load_robot
 from vla_runtime.robot.match import RobotMatch, match_robot
 from vla_runtime.robot.schema import Robot, received_topics
@@ -110,6 +111,8 @@ class PolicyNode(ManagedNode):
         self._by_content: tuple[str, ...] = ()
         # Inferences since the last report whose chunks were not published.
         self._discarded = 0
+        # Answers since the start of the node whose tokens were no chunk.
+        self._refused_answers = 0
 
         declare(self, POLICY_PARAMETERS, self._check_parameters)
         refuse_unknown(self, POLICY_PARAMETERS)
@@ -277,18 +280,24 @@ class PolicyNode(ManagedNode):
 
     def _attempt(self, _: PlanRequest) -> bool:
         """Begin the answers to all requests that wait, oldest first; False where one must wait."""
-        while (request := self._incoming.next()) is not None:
-            if not self._begin_answer(request):
+        while self._incoming.next() is not None:
+            if not self._begin_answer():
                 return False
         return True
 
-    def _begin_answer(self, request: PlanRequest) -> bool:
+    def _begin_answer(self) -> bool:
         responder, synchronizer = self._responder, self._synchronizer
         prepared, policy = self._prepared, self._policy
         assert responder is not None and synchronizer is not None
         assert prepared is not None and policy is not None
         if not responder.has_room:
             return False
+        now = values(self, POLICY_PARAMETERS)
+        # What this drops waits again, and is older than what came since.
+        policy.turn_to(now[INSTRUCTION])
+        request = self._incoming.next()
+        if request is None:
+            return True
         with self._generation_lock:
             generation, episode_over, self._episode_over = (
                 self._generation,
@@ -299,7 +308,7 @@ class PolicyNode(ManagedNode):
             self._discarded = 0
         self._incoming.begin(request)
         try:
-            given = prepared.of(values(self, POLICY_PARAMETERS))
+            given = prepared.of(now)
             synchronizer.limits = limits_from(given)
             settings = prepared.settings
             self._incoming.most = policy.open_requests(settings)
@@ -360,8 +369,8 @@ class PolicyNode(ManagedNode):
                         self._publish(done, given)
                         self._incoming.answer(request, monotonic_ns())
         except DroppedError:
-            # Another instruction: the executor asks again.
-            self._incoming.fail(request)
+            # Another instruction: it is answered anew, before newer ones.
+            self._incoming.wait(request)
         except Exception as error:
             self._incoming.fail(request)
             self._on_exception('inference', error)
@@ -425,13 +434,18 @@ class PolicyNode(ManagedNode):
         return None
 
     def _say(self, level: Level, text: str) -> None:
-        superseded = self._incoming.superseded
-        self._status.set(StatusItem('inference', level, text, {'requests_replaced': superseded}))
+        counts = {
+            'requests_replaced': self._incoming.superseded,
+            'refused_answers': self._refused_answers,
+        }
+        self._status.set(StatusItem('inference', level, text, counts))
 
     def _on_state(self, label: str) -> None:
         self._say(Level.OK, label)
 
     def _on_exception(self, where: str, error: Exception) -> None:
+        if isinstance(error, AnswerError):
+            self._refused_answers += 1
         self._say(Level.ERROR, f'{where}: {error}')
         if place := place_of_bug(error):
             self.get_logger().error(place, throttle_duration_sec=10.0)
