@@ -144,8 +144,12 @@ class IncomingRequests:
         self.episode = episode
 
     def _is_of_ended(self, plan: PlanRequest, now_ns: int) -> bool:
-        """Return whether a request is of an episode that ended a moment ago."""
-        return plan.episode != self.episode and any(
+        """Return whether a request is of an episode that ended a moment ago.
+
+        Whoever gives requests no numbers may begin an episode anew at any time.
+        """
+        numbered = plan.request is not None and plan.episode != self.episode
+        return numbered and any(
             episode == plan.episode and now_ns - ended_ns < _HELD_BACK_NS
             for episode, ended_ns in self._ended
         )

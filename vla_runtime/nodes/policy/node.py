@@ -128,6 +128,9 @@ class PolicyNode(ManagedNode):
             callback_group=group,
         )
         self._instruction = Instruction(self, self._on_instruction, self._on_exception)
+        # Not before ROS 2 Iron: there a chunk on its way out may follow the answer to a change.
+        if hasattr(self, 'add_post_set_parameters_callback'):
+            self.add_post_set_parameters_callback(self._await_publication)
         self._say(Level.OK, 'unconfigured')
 
     # Transitions.
@@ -376,6 +379,11 @@ class PolicyNode(ManagedNode):
             self._on_exception('inference', error)
         if worker is not None:
             worker.poke()
+
+    def _await_publication(self, _: object) -> None:
+        """Once a change is answered, no chunk of the instruction before follows."""
+        with self._generation_lock:
+            pass
 
     def _is_superseded(self, instruction: str) -> bool:
         """Return whether an answer was made for an instruction that is not in force any more."""
