@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray
-from graph import graph
+from graph import Graph, graph
 from tiny_policy import CAMERAS, JOINTS, tiny_spec, write_tiny_policy
 from tiny_robot import Drivers, write_robot
 from trajectory_msgs.msg import JointTrajectory
@@ -44,17 +46,25 @@ def start(made, bundle, *arguments, backend='onnxruntime'):
     return made.start('vla_runtime.nodes.policy.node', '--ros-args', *options)
 
 
+def begin(
+    made: Graph, bundle: Path, backend: str = 'onnxruntime'
+) -> tuple[Drivers, list[JointTrajectory], list[DiagnosticArray]]:
+    """Start a policy node and activate it; its sources, and lists of its chunks and reports."""
+    start(made, bundle, backend=backend)
+    drivers = Drivers(made)
+    # A joint state may be lost on its way: what lies between two others must not depend on it.
+    drivers.moving = False
+    chunks = made.collect(JointTrajectory, '/action_chunk')
+    reports = made.collect(DiagnosticArray, f'{NODE}/report')
+    assert made.transition(NODE, 'configure')
+    assert made.transition(NODE, 'activate')
+    drivers.instruct(TASK)
+    return drivers, chunks, reports
+
+
 def test_its_chunks_are_the_policys_with_and_without_guidance(bundle):
     with graph() as made:
-        start(made, bundle)
-        drivers = Drivers(made)
-        # A joint state may be lost on its way: what lies between two others must not depend on it.
-        drivers.moving = False
-        chunks = made.collect(JointTrajectory, '/action_chunk')
-        reports = made.collect(DiagnosticArray, f'{NODE}/report')
-        assert made.transition(NODE, 'configure')
-        assert made.transition(NODE, 'activate')
-        drivers.instruct(TASK)
+        drivers, chunks, reports = begin(made, bundle)
         for beta in (None, 2.0):
             if beta is not None:
                 assert made.set_parameter(NODE, 'cfg_beta', beta).successful

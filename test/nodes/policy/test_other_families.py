@@ -6,12 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from diagnostic_msgs.msg import DiagnosticArray
 from graph import graph
-from test_onnx_backend import NODE, TASK, infer, observed, start
+from test_onnx_backend import begin, infer, observed
 from tiny_policy import tiny_spec, write_tiny_policy
-from tiny_robot import Drivers
-from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.family.declaration import with_cameras
 from vla_runtime.messages.diagnostics import values_of
@@ -34,15 +31,7 @@ def test_its_chunks_are_the_policys(family, tmp_path):
         spec = replace(spec, cameras=spec.cameras[:1], dims=with_cameras(spec.dims, 1))
     bundle = write_tiny_policy(tmp_path / family, spec)
     with graph() as made:
-        start(made, bundle, backend='torch')
-        drivers = Drivers(made)
-        # A joint state may be lost on its way: what lies between two others must not depend on it.
-        drivers.moving = False
-        chunks = made.collect(JointTrajectory, '/action_chunk')
-        reports = made.collect(DiagnosticArray, f'{NODE}/report')
-        assert made.transition(NODE, 'configure')
-        assert made.transition(NODE, 'activate')
-        drivers.instruct(TASK)
+        drivers, chunks, reports = begin(made, bundle, 'torch')
         drivers.request()
         made.wait_for(lambda: chunks and reports, 'a chunk', meanwhile=drivers)
         report = values_of(reports[0].status[0])

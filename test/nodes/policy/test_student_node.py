@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from diagnostic_msgs.msg import DiagnosticArray
 from graph import graph
-from test_onnx_backend import NODE, TASK, observed, start
-from tiny_robot import Drivers
+from test_onnx_backend import NODE, begin, observed
 from tiny_student import write_tiny_student
-from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.messages.diagnostics import values_of
@@ -22,15 +19,7 @@ pytestmark = pytest.mark.graph
 def test_its_chunks_are_made_in_its_steps_alone(tmp_path):
     bundle = write_tiny_student(tmp_path)
     with graph() as made:
-        start(made, bundle, backend='torch')
-        drivers = Drivers(made)
-        # A joint state may be lost on its way: what lies between two others must not depend on it.
-        drivers.moving = False
-        chunks = made.collect(JointTrajectory, '/action_chunk')
-        reports = made.collect(DiagnosticArray, f'{NODE}/report')
-        assert made.transition(NODE, 'configure')
-        assert made.transition(NODE, 'activate')
-        drivers.instruct(TASK)
+        drivers, chunks, reports = begin(made, bundle, 'torch')
         for steps in (2, 1):
             if steps == 1:
                 refused = made.set_parameter(NODE, 'denoise_steps', 3)
