@@ -22,6 +22,7 @@ from vla_runtime.bundle.schema import BundleSpec, ImageSpec, earlier_name
 from vla_runtime.checkpoints.lerobot_folder import with_earlier_frames
 from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.families import diffusion_network
+from vla_runtime.families.blocks import resize
 from vla_runtime.families.blocks.resize import crop_middle
 from vla_runtime.families.blocks.resnet_dimensions import ResNetDims
 from vla_runtime.families.diffusion import encoder, networks, unet
@@ -152,7 +153,7 @@ def turned_code(times: Tensor, width: int) -> Tensor:
 
 def faults() -> Mapping[str, Fault]:
     vision: dict[str, Any] = {
-        'crop off by one': (encoder, 'crop_middle', middle_off_by_one),
+        'crop off by one': (resize, 'crop_middle', middle_off_by_one),
         'down before across': (encoder.Keypoints, 'forward', down_before_across),
         'the brightest place alone': (encoder.Keypoints, 'forward', brightest_place),
     }

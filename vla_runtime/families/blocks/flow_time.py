@@ -12,6 +12,8 @@ from vla_runtime.files.safetensors_reader import SafetensorsReader
 
 # Periods of the sines and cosines.
 SHORTEST, LONGEST = 4e-3, 4.0
+# Logarithm of the longest wavelength of a time code over the shortest.
+_SPAN = math.log(10000.0)
 
 
 def time_embedding(times: np.ndarray, width: int) -> np.ndarray:
@@ -22,6 +24,14 @@ def time_embedding(times: np.ndarray, width: int) -> np.ndarray:
     seen = np.asarray(times, np.float32).astype(np.float64)
     angle = seen[:, None] * (2.0 * math.pi / period)
     return np.concatenate([np.sin(angle), np.cos(angle)], axis=1).astype(np.float32)
+
+
+def time_code_rows(times: np.ndarray, width: int) -> np.ndarray:
+    """Return `time_code.time_code` of training steps (N,), (N, width) float32."""
+    half = width // 2
+    frequencies = np.exp(np.arange(half, dtype=np.float32) * np.float32(-_SPAN / (half - 1)))
+    angles = np.asarray(times, np.float32)[:, None] * frequencies
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
 
 def linear_rows(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:

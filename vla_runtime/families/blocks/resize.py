@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def resize_bilinear(pixels: Tensor, size: tuple[int, int]) -> Tensor:
@@ -37,3 +37,17 @@ def crop_middle(pixels: Tensor, size: tuple[int, int]) -> Tensor:
     high, wide = pixels.shape[-2:]
     top, left = round((high - size[0]) / 2), round((wide - size[1]) / 2)
     return pixels[:, :, top : top + size[0], left : left + size[1]]
+
+
+class Framing(nn.Module):
+    """Resize and crop of a camera's images."""
+
+    def __init__(self, resize: tuple[int, int] | None, crop: tuple[int, int] | None) -> None:
+        super().__init__()
+        self.resize, self.crop = resize, crop
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(n, 3, h, w) to (n, 3, height, width) of what the network sees."""
+        if self.resize is not None:
+            pixels = resize_bilinear(pixels, self.resize)
+        return pixels if self.crop is None else crop_middle(pixels, self.crop)

@@ -7,7 +7,7 @@ reader leaves weights random where config.json lacks the one or means the other.
 from __future__ import annotations
 
 import re
-from typing import Literal, cast, get_args
+from typing import Literal
 
 from vla_runtime.bundle.schema import ImageSpec
 from vla_runtime.checkpoints.lerobot_early import read_config
@@ -16,33 +16,13 @@ from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source
 from vla_runtime.checkpoints.tensor_names import TensorNames, row, rows_under
 from vla_runtime.families.blocks.block_sizes import Shapes, check_stated, checked_dims
 from vla_runtime.families.blocks.resnet_tensors import resnet_dims, resnet_rows
+from vla_runtime.families.blocks.scheduler_config import common_image, pair, read_scheduler
 from vla_runtime.families.diffusion.dimensions import DiffusionDims, UNetDims
-from vla_runtime.family.noise_schedule import (
-    BetaSchedule,
-    NoiseScheduler,
-    Prediction,
-    SchedulerKind,
-)
 from vla_runtime.files.json_file import JsonMapping
 
 _Rows = tuple[tuple[re.Pattern[str], str], ...]
 # torchvision's modules in LeRobot's sequence: convolution, norm, ReLU, pooling, four stages.
 _STEM, _FIRST_STAGE = (r'0', r'1'), 4
-# Fields of the scheduler that config.json calls otherwise.
-_IN_CONFIG = {
-    'train_steps': 'num_train_timesteps',
-    'betas': 'beta_schedule',
-    'clip': 'clip_sample_range',
-}
-# Settings of diffusers' schedulers that LeRobot has no fields for, and what it runs them with.
-_FIXED = {
-    'timestep_spacing': 'leading',
-    'steps_offset': 0,
-    'thresholding': False,
-    'set_alpha_to_one': True,
-    'rescale_betas_zero_snr': False,
-    'variance_type': 'fixed_small',
-}
 # What LeRobot puts before the names, and PyTorch where the U-Net was compiled.
 _START, _COMPILED = r'(?:diffusion\.)?', r'(?:_orig_mod\.)?'
 
@@ -188,70 +168,6 @@ def _unet(shape: Shapes, config: JsonMapping) -> UNetDims:
     )
 
 
-def read_scheduler(config: JsonMapping) -> NoiseScheduler:
-    """Read the scheduler of a config.json of LeRobot's.
-
-    Raises:
-        JsonError: one that this runtime does not reproduce.
-    """
-
-    def word(key: str, known: tuple[str, ...], found: str) -> str:
-        if found not in known:
-            raise config.error(
-                key, f"'{found}' is not supported; expected one of {', '.join(known)}"
-            )
-        return found
-
-    for key, fixed in _FIXED.items():
-        if (given := config.values.get(key, fixed)) != fixed:
-            raise config.error(key, f'{given!r}, and this runtime samples with {fixed!r} alone')
-    key = 'noise_scheduler_type'
-    kind = word(key, get_args(SchedulerKind), config.get(key, str).lower())
-    betas, prediction = (
-        word(key, known, config.get(key, str))
-        for key, known in (
-            ('beta_schedule', get_args(BetaSchedule)),
-            ('prediction_type', get_args(Prediction)),
-        )
-    )
-    clip = (
-        config.get('clip_sample_range', (int, float)) if config.get('clip_sample', bool) else None
-    )
-    train_steps = config.count('num_train_timesteps')
-    steps = config.values.get('num_inference_steps')
-    if isinstance(steps, int) and steps > train_steps:
-        raise config.error(
-            'num_inference_steps', f'{steps}, and num_train_timesteps is {train_steps}'
-        )
-    beta_start, beta_end = (config.get(key, (int, float)) for key in ('beta_start', 'beta_end'))
-    try:
-        return NoiseScheduler(
-            kind=cast(SchedulerKind, kind),
-            train_steps=train_steps,
-            betas=cast(BetaSchedule, betas),
-            beta_start=beta_start,
-            beta_end=beta_end,
-            prediction=cast(Prediction, prediction),
-            clip=clip,
-        )
-    except ValueError as error:
-        field, _, fault = str(error).removeprefix('scheduler.').partition(' ')
-        raise config.error(_IN_CONFIG.get(field, field), fault) from None
-
-
-def common_image(config: JsonMapping, sizes: tuple[tuple[int, int], ...]) -> tuple[int, int]:
-    """Return the size that all cameras' images have.
-
-    Raises:
-        JsonError: they differ.
-    """
-    if len(set(sizes)) != 1:
-        raise config.error(
-            'input_features', f'images of {sizes}; this policy takes images of one size'
-        )
-    return sizes[0]
-
-
 def frames_of(
     config: JsonMapping,
 ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
@@ -268,17 +184,6 @@ def frames_of(
     if share == 1.0:
         return resize, None
     return resize, (int(resize[0] * share), int(resize[1] * share))
-
-
-def pair(config: JsonMapping, key: str) -> tuple[int, int] | None:
-    """Read (height, width); None where config.json has none."""
-    found = config.values.get(key)
-    if found is None:
-        return None
-    sides = config.get(key, list)
-    if len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
-        raise config.error(key, f'{sides} where [height, width] is expected')
-    return sides[0], sides[1]
 
 
 READER = DiffusionReader()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vla_runtime.families.blocks.history_dimensions import HistoryDims
 from vla_runtime.families.blocks.resnet_dimensions import ResNetDims
 from vla_runtime.family.noise_schedule import NoiseScheduler
 
@@ -81,21 +82,13 @@ LAST_GROUPS = 8
 
 
 @dataclass(frozen=True)
-class DiffusionDims:
+class DiffusionDims(HistoryDims):
     """All that fixes a diffusion policy.
 
     Attributes:
         keypoints: keypoints of an image.
         separate_encoders: every camera has a residual network of its own.
-        image: (height, width) of the cameras' images in pixels.
-        resize: (height, width) that they are resized to; None: they are not.
-        crop: (height, width) of the middle that the network sees; None: all.
         scheduler: scheduler of training.
-        cameras: images of an observation; an earlier frame of a camera is an image of its own. The
-            newest frames of all cameras come first, then those of a step before, and so on.
-        observation_steps: steps of the observation that the policy sees, the newest included.
-        horizon: actions that are denoised; the first is that of the oldest step.
-        real_horizon: actions that the robot has, from that of the newest step on.
         state_dim: measured state of a step, that of the environment included.
         environment_dim: numbers at the end of the state that are of the environment.
     """
@@ -117,51 +110,17 @@ class DiffusionDims:
     crop: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        if self.observation_steps < 1 or self.cameras % self.observation_steps:
-            raise ValueError(
-                f'cameras {self.cameras} is not a multiple of the {self.observation_steps} '
-                'observation_steps; every camera has a frame of each step'
-            )
+        self.check_history()
         if self.horizon % self.unet.shrinks:
             raise ValueError(
                 f'horizon {self.horizon} is not a multiple of {self.unet.shrinks}, by which the '
                 f'{len(self.unet.channels)} levels of unet.channels shrink it'
             )
-        most = self.horizon - self.first_action
-        if not 1 <= self.real_horizon <= most:
-            raise ValueError(
-                f'real_horizon {self.real_horizon} where 1 to {most} is expected: horizon '
-                f'{self.horizon} without the {self.first_action} actions of earlier steps'
-            )
-        if self.crop is not None:
-            high, wide = self.resize or self.image
-            if self.crop[0] > high or self.crop[1] > wide or min(self.crop) < 1:
-                raise ValueError(f'crop {self.crop} does not lie in images of {(high, wide)}')
         if self.environment_dim >= self.state_dim:
             raise ValueError(
                 f'environment_dim {self.environment_dim} leaves nothing of the state_dim '
                 f'{self.state_dim} for the measured joints'
             )
-
-    @property
-    def own_cameras(self) -> int:
-        """Cameras, whatever the number of their frames."""
-        return self.cameras // self.observation_steps
-
-    @property
-    def first_action(self) -> int:
-        """Row of a chunk that is due at the observation's time."""
-        return self.observation_steps - 1
-
-    @property
-    def image_sizes(self) -> tuple[tuple[int, int], ...]:
-        """(height, width) of each image."""
-        return (self.image,) * self.cameras
-
-    @property
-    def seen(self) -> tuple[int, int]:
-        """(height, width) that the residual network sees."""
-        return self.crop or self.resize or self.image
 
     @property
     def image_width(self) -> int:

@@ -7,23 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_runtime.families.blocks.layers import Linear
-from vla_runtime.families.blocks.resize import crop_middle, resize_bilinear
+from vla_runtime.families.blocks.resize import Framing
 from vla_runtime.families.blocks.resnet import ResNet
 from vla_runtime.families.diffusion.dimensions import DiffusionDims
-
-
-class Framing(nn.Module):
-    """Resize and crop of a camera's images."""
-
-    def __init__(self, resize: tuple[int, int] | None, crop: tuple[int, int] | None) -> None:
-        super().__init__()
-        self.resize, self.crop = resize, crop
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """(n, 3, h, w) to (n, 3, height, width) of what the network sees."""
-        if self.resize is not None:
-            pixels = resize_bilinear(pixels, self.resize)
-        return pixels if self.crop is None else crop_middle(pixels, self.crop)
 
 
 class Keypoints(nn.Module):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from vla_runtime.families.blocks.attention import repeat_rows
 from vla_runtime.families.blocks.resnet import ConvNorm
 from vla_runtime.families.diffusion.dimensions import DiffusionDims
 from vla_runtime.families.diffusion.encoder import EncodedVision, Encoder, FramedVision
@@ -97,9 +98,7 @@ class Diffusion(DiffusionNetwork):
     ) -> Tensor:
         """Return the prediction (B, H, A) at x (B or 1, H, A)."""
         modulation = past['modulation']
-        shared = max(1, x.shape[0] // modulation.shape[0])
-        if shared > 1:
-            modulation = modulation.repeat_interleave(shared, dim=0)
+        modulation = repeat_rows(modulation, max(1, x.shape[0] // modulation.shape[0]))
         return self.unet(x.expand(modulation.shape[0], -1, -1), modulation + conditioning)
 
 

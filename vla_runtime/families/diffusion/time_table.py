@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from vla_runtime.families.blocks.flow_time import layer_rows, linear_rows
+from vla_runtime.families.blocks.flow_time import layer_rows, linear_rows, time_code_rows
 from vla_runtime.families.diffusion.dimensions import DiffusionDims
 from vla_runtime.files.safetensors_reader import SafetensorsReader
-
-_SPAN = math.log(10000.0)
 
 
 class UNetTimes:
@@ -34,10 +30,7 @@ class UNetTimes:
 
     def features(self, times: np.ndarray) -> np.ndarray:
         """Return the time features (N, time_width) of training steps (N,)."""
-        half = self._unet.time_width // 2
-        frequencies = np.exp(np.arange(half, dtype=np.float32) * np.float32(-_SPAN / (half - 1)))
-        angles = np.asarray(times, np.float32)[:, None] * frequencies
-        code = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+        code = time_code_rows(times, self._unet.time_width)
         return layer_rows(
             mish(layer_rows(code, self._weights, 'unet.time1')), self._weights, 'unet.time2'
         )

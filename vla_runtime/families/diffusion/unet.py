@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from vla_runtime.families.blocks.fused_product import Product
 from vla_runtime.families.blocks.layers import Linear
+from vla_runtime.families.blocks.time_code import time_code
 from vla_runtime.families.diffusion.dimensions import LAST_GROUPS, UNetDims
 
 # Convolutions between levels: three actions down to every second one, and four up.
@@ -211,16 +212,3 @@ def _run(blocks: nn.Module, x: Tensor, shares: list[Tensor]) -> Tensor:
     for block in blocks:  # type: ignore[attr-defined]
         x = block(x, shares.pop(0))
     return x
-
-
-def time_code(times: Tensor, width: int) -> Tensor:
-    """Sines, then cosines of training steps (N,), (N, width): wavelengths of 2 pi to 20000 pi."""
-    half = width // 2
-    places = torch.arange(half, dtype=torch.float32, device=times.device)
-    frequencies = torch.exp(places * (-TIME_CODE_SPAN / (half - 1)))
-    angles = times[:, None] * frequencies
-    return torch.cat([angles.sin(), angles.cos()], dim=1)
-
-
-# Logarithm of the longest wavelength over the shortest, 10000.
-TIME_CODE_SPAN = 9.210340371976184

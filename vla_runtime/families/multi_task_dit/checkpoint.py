@@ -20,7 +20,7 @@ from vla_runtime.checkpoints.tensor_names import SIGLIP, TensorNames, row, rows_
 from vla_runtime.checkpoints.tensors import CheckpointError
 from vla_runtime.families.blocks.block_sizes import Shapes, check_stated, checked_dims
 from vla_runtime.families.blocks.dimensions import VisionDims
-from vla_runtime.families.diffusion.checkpoint import common_image, pair, read_scheduler
+from vla_runtime.families.blocks.scheduler_config import common_image, pair, read_scheduler
 from vla_runtime.families.multi_task_dit.dimensions import (
     DitDims,
     Integrator,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_runtime.families.blocks.layers import Linear, MultiHeadAttention
-from vla_runtime.families.diffusion.encoder import Framing
+from vla_runtime.families.blocks.resize import Framing
 from vla_runtime.families.multi_task_dit.dimensions import DitDims, TextDims
 
 _EPSILON = 1e-5

@@ -7,6 +7,7 @@ from typing import Literal
 
 from vla_runtime.families.blocks.dimensions import LIMITS as BLOCK_LIMITS
 from vla_runtime.families.blocks.dimensions import VisionDims, check_vision
+from vla_runtime.families.blocks.history_dimensions import HistoryDims
 from vla_runtime.family.noise_schedule import MOST_TRAIN_STEPS, NoiseScheduler
 
 # How a flow is followed: Euler's step, or the classical Runge-Kutta step of four velocities.
@@ -84,20 +85,12 @@ class TransformerDims:
 
 
 @dataclass(frozen=True)
-class DitDims:
+class DitDims(HistoryDims):
     """All that fixes a Multi-Task DiT policy, but for what it was trained to denoise.
 
     Attributes:
         vision: CLIP's vision transformer; its image is what is left after resize and crop.
         text_width: numbers of a prompt's projected features.
-        image: (height, width) of the cameras' images in pixels.
-        resize: (height, width) that they are resized to; None: they are not.
-        crop: (height, width) of the middle that the network sees; None: all.
-        cameras: images of an observation; an earlier frame of a camera is an image of its own. The
-            newest frames of all cameras come first, then those of a step before, and so on.
-        observation_steps: steps of the observation that the policy sees, the newest included.
-        horizon: actions that are denoised; the first is that of the oldest step.
-        real_horizon: actions that the robot has, from that of the newest step on.
         state_dim: measured state of a step.
     """
 
@@ -119,21 +112,7 @@ class DitDims:
 
     def __post_init__(self) -> None:
         check_vision(self.vision)
-        if self.observation_steps < 1 or self.cameras % self.observation_steps:
-            raise ValueError(
-                f'cameras {self.cameras} is not a multiple of the {self.observation_steps} '
-                'observation_steps; every camera has a frame of each step'
-            )
-        most = self.horizon - self.first_action
-        if not 1 <= self.real_horizon <= most:
-            raise ValueError(
-                f'real_horizon {self.real_horizon} where 1 to {most} is expected: horizon '
-                f'{self.horizon} without the {self.first_action} actions of earlier steps'
-            )
-        if self.crop is not None:
-            high, wide = self.resize or self.image
-            if self.crop[0] > high or self.crop[1] > wide or min(self.crop) < 1:
-                raise ValueError(f'crop {self.crop} does not lie in images of {(high, wide)}')
+        self.check_history()
         edge = self.vision.image_size
         if self.seen != (edge, edge):
             raise ValueError(
@@ -144,26 +123,6 @@ class DitDims:
                 f'prompt_length {self.prompt_length} where the text transformer has positions for '
                 f'{self.text.positions} tokens'
             )
-
-    @property
-    def own_cameras(self) -> int:
-        """Cameras, whatever the number of their frames."""
-        return self.cameras // self.observation_steps
-
-    @property
-    def first_action(self) -> int:
-        """Row of a chunk that is due at the observation's time."""
-        return self.observation_steps - 1
-
-    @property
-    def image_sizes(self) -> tuple[tuple[int, int], ...]:
-        """(height, width) of each image."""
-        return (self.image,) * self.cameras
-
-    @property
-    def seen(self) -> tuple[int, int]:
-        """(height, width) that the vision transformer sees."""
-        return self.crop or self.resize or self.image
 
     @property
     def step_width(self) -> int:

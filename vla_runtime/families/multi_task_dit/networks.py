@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from vla_runtime.families.blocks.attention import repeat_rows
 from vla_runtime.families.diffusion_network import DiffusionNetwork
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.multi_task_dit.clip import ClipText, ClipVision
@@ -85,9 +86,7 @@ class Dit(FlowNetwork):
     ) -> Tensor:
         """Return the prediction (B, H, A) at x (B or 1, H, A)."""
         modulation = past['modulation']
-        shared = max(1, x.shape[0] // modulation.shape[0])
-        if shared > 1:
-            modulation = modulation.repeat_interleave(shared, dim=0)
+        modulation = repeat_rows(modulation, max(1, x.shape[0] // modulation.shape[0]))
         x = x.expand(modulation.shape[0], -1, -1)
         by_action = conditioning if conditioning.ndim == 3 else conditioning[:, None]
         return self.transformer(x, modulation[:, None] + by_action)

@@ -6,11 +6,10 @@ import math
 
 import numpy as np
 
-from vla_runtime.families.blocks.flow_time import layer_rows, linear_rows, silu
+from vla_runtime.families.blocks.flow_time import layer_rows, linear_rows, silu, time_code_rows
 from vla_runtime.families.multi_task_dit.dimensions import DitDims
 from vla_runtime.files.safetensors_reader import SafetensorsReader
 
-_SPAN = math.log(10000.0)
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
@@ -35,10 +34,7 @@ class TransformerTimes:
 
     def features(self, times: np.ndarray) -> np.ndarray:
         """Return the time features (N, time_width) of training steps (N,)."""
-        half = self._transformer.time_width // 2
-        frequencies = np.exp(np.arange(half, dtype=np.float32) * np.float32(-_SPAN / (half - 1)))
-        angles = np.asarray(times, np.float32)[:, None] * frequencies
-        x = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+        x = time_code_rows(times, self._transformer.time_width)
         for name in ('transformer.time1', 'transformer.time2'):
             x = gelu(layer_rows(x, self._weights, name))
         return x

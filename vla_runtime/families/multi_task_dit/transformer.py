@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from vla_runtime.families.blocks.attention import Rotary, rotary, rotate
 from vla_runtime.families.blocks.layers import Linear, MultiHeadAttention, gelu_tanh
-from vla_runtime.families.diffusion.unet import time_code
+from vla_runtime.families.blocks.time_code import time_code
 from vla_runtime.families.multi_task_dit.dimensions import TransformerDims
 
 
