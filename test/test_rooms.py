@@ -202,6 +202,19 @@ def test_exporting_is_for_the_command_line_and_tools() -> None:
     assert importers <= IMPORTING_EXPORT | {'export'}
 
 
+def test_a_family_imports_no_other_familys_folder() -> None:
+    families = ROOT / PACKAGE / 'families'
+    folders = {path.name for path in families.iterdir() if path.is_dir()} - {'blocks'}
+    crossing = {
+        (str(path.relative_to(families)), name)
+        for folder in folders
+        for path in (families / folder).glob('*.py')
+        for name in imports(path)
+        if name.startswith(f'{PACKAGE}.families.') and name.split('.')[2] in folders - {folder}
+    }
+    assert crossing == set()
+
+
 def test_the_picture_of_the_architecture_page_is_the_order() -> None:
     (page,) = (page for page in PAGES if page.endswith('architecture.md'))
     (picture,) = (block for block in blocks(page, 'text') if 'families' in block)
