@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import get_args
+from collections.abc import Callable
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from vla_runtime.execution.chunk_check import CheckedChunk
 from vla_runtime.execution.columns import Column
-from vla_runtime.execution.config import ExecutorConfig
+from vla_runtime.execution.config import ExecutorConfig, Mode
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.limits import ColumnLimits, make_limits
 from vla_runtime.execution.parameters import ExecutorParameters
@@ -20,7 +21,7 @@ from vla_runtime.execution.watchdog import MotionClock, WatchdogParameters
 from vla_runtime.messages.trajectories import stamp_to_ns
 from vla_runtime.nodes.executor.control_loop import ControlLoop, SendError
 from vla_runtime.nodes.executor.steady_loop import SteadyLoop, system_time_ns
-from vla_runtime.types import ActionChunk, ChunkHeader
+from vla_runtime.types import ActionChunk, ChunkHeader, PlanRequest
 
 TIMEOUT_S = 30.0
 NAMES = ('a', 'b')
@@ -251,6 +252,43 @@ def test_when_a_tick_is_kept_from_its_output_expect_no_older_command_after_a_new
     assert slow.sent[0][1] > 0.1 and slow.sent[-1][1] == 0.0
 
 
+def test_when_a_start_comes_in_the_middle_of_a_tick_expect_the_request_with_the_next_one() -> None:
+    core, now_ns = ChunkExecutor(ExecutorConfig((Column('a'),)), ExecutorParameters()), [10**18]
+    requests: list[PlanRequest] = []
+    meanwhile: list[Callable[[], object]] = []
+
+    class Arm(Output):
+        def send(self, setpoints: np.ndarray, stamp: object, follows: bool) -> None:
+            super().send(setpoints, stamp, follows)
+            while meanwhile:
+                meanwhile.pop()()
+
+    arm: Any = Arm()
+    loop = ControlLoop(core, [arm], lambda: now_ns[0], requests.append)
+
+    def tick(now_s: float) -> None:
+        now_ns[0] += 10_000_000
+        loop.observe_state(['a'], [0.0], now_ns[0])
+        loop.tick(now_s)
+
+    tick(1.0)
+    assert loop.start(1.0).started
+    tick(1.01)
+    loop.stop()
+    requests.clear()
+    meanwhile.append(lambda: loop.start(1.02))
+    tick(1.02)
+    assert not meanwhile and core.mode is Mode.RUNNING
+    assert not requests
+    tick(1.03)
+    assert len(requests) == 1
+    # Of a policy that names no request.
+    rows = np.zeros((20, 1))
+    chunk = ActionChunk(rows, ('a',), ('position',), 0.04, rows.astype(np.float32))
+    result = loop.submit(chunk, ChunkHeader(now_ns[0] + 1_000, 0, 0), 1.03)
+    assert result.accepted, result.text
+
+
 def test_when_an_output_fails_expect_the_hold_on_every_other_one() -> None:
     bench = Bench()
     bench.first.broken = True
@@ -287,10 +325,10 @@ def test_when_asking_for_a_chunk_fails_expect_the_command_of_that_tick_all_the_s
         raise RuntimeError('no plan')
 
     monkeypatch.setattr(bench.core, 'poll_request', fail)
-    bench.loop.stop()
+    sent = len(bench.second.sent)
     with pytest.raises(RuntimeError, match='no plan'):
         bench.tick()
-    assert bench.second.sent[-1] == [0.0, 0.0]
+    assert len(bench.second.sent) == sent + 1
 
 
 def test_when_the_control_thread_hangs_in_the_core_expect_the_hold_sent_at_the_end() -> None:

@@ -170,14 +170,19 @@ class ControlLoop:
             command = self._executor.tick(now_s, now_ros_ns)
             stamp_ns = self._stamp_ns(now_s, now_ros_ns)
             sends, dry_run = self._take(command, self._of_tick, stamp_ns), command.dry_run
+            started = self._executor.mode is Mode.RUNNING
         # Whatever comes after it may fail; the command is on its way by then.
         if sends:
             self._send(self._of_tick)
         with self._lock:
             self._note_handover(now_ros_ns, dry_run)
-            plan = self._executor.poll_request(now_s, now_ros_ns, _PAST_STEPS)
-            if plan is None:
-                plan = self._executor.repeat_request(now_s, now_ros_ns, _PAST_STEPS)
+            plan = None
+            # A start in between asks with its own first tick: an answer to a request from before
+            # that tick would be one to the plan that the start dropped.
+            if started:
+                plan = self._executor.poll_request(now_s, now_ros_ns, _PAST_STEPS)
+                if plan is None:
+                    plan = self._executor.repeat_request(now_s, now_ros_ns, _PAST_STEPS)
             running = self._executor.mode is Mode.RUNNING
         if plan is not None:
             self._on_request(plan)
