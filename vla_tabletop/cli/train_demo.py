@@ -1,8 +1,8 @@
 """Train a small policy of a family in a simulated world and write it as a bundle.
 
 Three steps: the expert's data, the training, the bundle with its closed-loop check. Each goes on
-where it was cut off when the same command is given again. Less than an hour on two CPU cores. The
-data in the work folder serves every family.
+where it was cut off when the same command is given again. Less than an hour on two CPU cores, on
+Meta-World up to three. The data in the work folder serves every family.
 With --from, training goes on from a bundle that this command made, on new data: give another --seed
 than that one's.
 
@@ -110,7 +110,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f'--{stage}-steps',
             type=at_least(1 if stage == 'act' else 0),
             metavar='N',
-            help=f"steps of the {what} (default: the family's; with --from {onward})",
+            help=f"steps of the {what} (default: the family's, with --from {onward}; on "
+            'Meta-World three times as many)',
         )
     parser.add_argument(
         '--check-episodes',
@@ -214,7 +215,7 @@ def _train(
         files = [work / ACTION_TOKENIZER]
         answers = _answers(recipe, world, samples, vocabulary, files[0], start)
     training = Training(
-        _plan(arguments, recipe, start),
+        _plan(arguments, recipe, start, world.WORLD.effort),
         samples,
         np.zeros(0, dtype=np.int64) if vocabulary is None else number_tokens(vocabulary),
         0 if prompting is None else prompting.tokenizer.vocabulary_size,
@@ -277,10 +278,13 @@ def _answers(
     return Answers(text, action, world.WORLD.fit(recipe.dims(size)))
 
 
-def _plan(arguments: argparse.Namespace, recipe: Recipe, start: Start | None) -> TrainingSettings:
+def _plan(
+    arguments: argparse.Namespace, recipe: Recipe, start: Start | None, effort: int
+) -> TrainingSettings:
     from vla_tabletop.training.training import TrainingSettings
 
     usual = recipe.steps if start is None else ONWARD_STEPS
+    usual = {stage: count * effort for stage, count in usual.items()}
     steps: dict[str, Any] = {}
     for stage in ONWARD_STEPS:
         chosen = getattr(arguments, f'{stage}_steps')

@@ -65,7 +65,7 @@ class DataPlan:
     """Settings of a data set; equal settings give equal files."""
 
     seed: int = 0
-    episodes_per_task: int = 80
+    episodes_per_task: int = 200
     episodes_per_shard: int = 10
 
     def shards(self) -> list[tuple[TaskName, int]]:

@@ -35,6 +35,7 @@ METAWORLD = TrainingWorld(
     points=len(POINTS),
     place=3 * len(POINTS),
     half_height_px=IMAGE_SIZE / 2,
+    effort=3,
 )
 _CENTRE_M = np.array([0.0, 0.65, 0.15])
 _SCALE_M = 0.1

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_tabletop.metaworld.tasks import CAMERAS, TaskName
+from vla_tabletop.metaworld.tasks import CAMERAS, FIELDS_OF_VIEW_DEG, TaskName
 from vla_tabletop.sim.gl import mujoco
 
 TICK_S = 0.0125
@@ -133,6 +133,8 @@ def _make(task: TaskName) -> Any:
     # Else it draws from NumPy's global generator, whatever the seed.
     environment.seeded_rand_vec = True
     environment._set_task_called = True
+    for camera, field_of_view in FIELDS_OF_VIEW_DEG.items():
+        environment.model.cam_fovy[environment.model.camera(camera).id] = field_of_view
     return environment
 
 

@@ -75,6 +75,7 @@ class PolicySource:
             advantage=condition.advantage,
             cfg_mode=condition.cfg_mode,
             rtc_mode=condition.rtc_mode,
+            samples=condition.samples,
             cache=_cache_policy(condition),
         )
         if condition.beta is not None:

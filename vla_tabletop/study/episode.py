@@ -27,6 +27,8 @@ from vla_tabletop.study.condition import Condition
 from vla_tabletop.study.smoothness import Jerk, jerk_of
 from vla_tabletop.study.world import World
 
+# Steps on which two chunks are compared: as many as are executed before the next one.
+_COMPARED_STEPS = 8
 # Somewhere in 2023: stamps of zero mean 'no time' in ROS.
 _START_NS = 1_700_000_000_000_000_000
 
@@ -155,6 +157,8 @@ class _Loop:
         self._unanswered: set[int | None] = set()
         self._unreadable = 0
         self._number = 0
+        # Plan step and rows of the chunk before.
+        self._before: tuple[int, np.ndarray] | None = None
         self._delays: list[int] = []
         self._setpoints: list[np.ndarray] = []  # one a tick
         self._takeovers: list[int] = []  # ticks
@@ -205,15 +209,31 @@ class _Loop:
             self._unanswered.add(plan.request)
             self._unreadable += 1
             return
+        assert plan.step is not None
         if self._on_chunk is not None:
-            assert plan.step is not None
             self._on_chunk(plan.step, chunk)
+        if self._condition.replan_rule == 'disagreement':
+            self._replan_by_disagreement(plan.step, chunk.normalised)
         due_ns = max(self._now_ns + self._delay_ns, self._due_ns + self._every_ns)
         self._due_ns = due_ns
         self._flights.append(_Flight(due_ns, self._now_ns, self._number, chunk, tied, plan.request))
         self._number += 1
         if not self._delay_ns:
             self._deliver()
+
+    def _replan_by_disagreement(self, step: int, rows: np.ndarray) -> None:
+        """Execute more of this chunk where it says what the one before it said, else less."""
+        before, self._before = self._before, (step, rows)
+        if before is None:
+            return
+        compared = before[1][step - before[0] :][:_COMPARED_STEPS]
+        differs = np.abs(compared - rows[: len(compared)]).mean() if len(compared) else np.inf
+        interval = self._condition.replan_interval
+        agrees = differs < self._condition.agreement
+        interval = min(2 * interval, len(rows)) if agrees else max(interval // 2, 1)
+        self._executor.set_parameters(
+            replace(_executor_parameters(self._condition), replan_interval=interval)
+        )
 
     def _observe(self) -> Observation:
         if not self._source.needs_images:
@@ -287,18 +307,22 @@ class _Loop:
 
 
 def _make_executor(world: World, condition: Condition) -> ChunkExecutor:
-    whole_steps = -int(-condition.delay_steps // 1)
     return ChunkExecutor(
         ExecutorConfig(world.columns, world.limits, clamp_latch=0),
-        ExecutorParameters(
-            replan_interval=condition.replan_interval,
-            overrun=condition.overrun,
-            max_overrun_steps=condition.max_overrun_steps,
-            handover=HandoverParameters(mode=condition.handover),
-            delay=DelayParameters(floor_steps=whole_steps, ceiling_steps=max(whole_steps, 20)),
-            max_observation_age_s=60.0,
-            request_timeout_s=60.0,
-        ),
+        _executor_parameters(condition),
+    )
+
+
+def _executor_parameters(condition: Condition) -> ExecutorParameters:
+    whole_steps = -int(-condition.delay_steps // 1)
+    return ExecutorParameters(
+        replan_interval=condition.replan_interval,
+        overrun=condition.overrun,
+        max_overrun_steps=condition.max_overrun_steps,
+        handover=HandoverParameters(mode=condition.handover),
+        delay=DelayParameters(floor_steps=whole_steps, ceiling_steps=max(whole_steps, 20)),
+        max_observation_age_s=60.0,
+        request_timeout_s=60.0,
     )
 
 

@@ -29,7 +29,7 @@ from vla_runtime.files.json_file import LARGEST_RESULT, JsonError, JsonMapping, 
 from vla_runtime.processes.workers import Pool
 from vla_tabletop.sim.scene import FIRST_UNSEEN_SEED
 from vla_tabletop.study.cache_use import CacheUse
-from vla_tabletop.study.calibration import demo_observations
+from vla_tabletop.study.calibration import observations_of
 from vla_tabletop.study.chunk_sources import ChunkSource, ExpertSource, PolicySource
 from vla_tabletop.study.condition import Condition
 from vla_tabletop.study.episode import EpisodeResult, run_episode
@@ -126,7 +126,7 @@ def bundle_of(condition: Condition, bundle: Path | Mapping[str, Path], work: Pat
         work,
         condition.precision,
         tqdm.write,
-        lambda: demo_observations(source),
+        lambda: observations_of(source, condition),
         condition.attention,
     )
 

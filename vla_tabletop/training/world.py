@@ -27,6 +27,7 @@ class TrainingWorld:
         points: things that the first stage finds in the images.
         place: numbers that the second stage reads off the prefix, in decimetres.
         half_height_px: pixels of a 64 pixel square to which a projected point's 1 is scaled.
+        effort: factor on the steps of a family's recipe.
     """
 
     name: str
@@ -38,6 +39,7 @@ class TrainingWorld:
     points: int
     place: int
     half_height_px: float
+    effort: int = 1
 
     def fit(self, dims: Any) -> Any:
         """Return a recipe's dimensions with this world's cameras, state and actions."""

@@ -104,6 +104,17 @@ def test_a_request_whose_answer_is_no_chunk_is_answered_at_its_repeat(world, exp
     assert result.refused == -(-len(source.asked) // 3) and result.inferences > result.refused
 
 
+@pytest.mark.parametrize(('agreement', 'apart'), [(1e9, 16.0), (1e-9, 4.0)])
+def test_chunks_that_agree_are_executed_for_longer(world, expert, agreement, apart):
+    condition = replace(EXPERT, replan_rule='disagreement', agreement=agreement)
+    source = Watching(expert)
+    result = run_episode(world, source, condition, 7)
+    assert result.success and not result.refused
+    # The first chunk has none to be compared with.
+    left = result.steps - condition.replan_interval
+    assert result.inferences == pytest.approx(1 + left / apart, abs=1.5)
+
+
 def test_a_policy_that_is_asked_more_than_it_answers_grows_later(world, expert):
     condition = replace(
         EXPERT, replan_interval=2, delay_steps=4.0, open_requests=16, answer_every=4.0

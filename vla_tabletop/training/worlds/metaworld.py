@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vla_tabletop.training.recipes.recipe import Recipe
 
 WORLD = METAWORLD
-EPISODES = 80 * len(TASKS)
+EPISODES = 200 * len(TASKS)
 PACKAGES = ('mujoco', 'metaworld', 'pyarrow')
 
 
