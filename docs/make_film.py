@@ -3,19 +3,20 @@
     ./run metaworld python docs/make_film.py engines/metaworld_act
 
 Nothing is staged: each tile is one task, the policy drives it closed loop through the executor as
-in a study, and the seeds are the first of the studies. A green frame is a success as the
-environment judges it, a red one a time-out. A strip is a task's first success, or its first episode
-where it has none.
+in a study, and its seeds are that task's first ones of the studies. A green frame is a success as
+the environment judges it, a red one a time-out. A strip is a task's first success, or its first
+episode where it has none.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import cv2
 import numpy as np
 from PIL import Image
+from tqdm import tqdm
 
 from vla_tabletop.metaworld.tasks import TASKS
 from vla_tabletop.metaworld.world import MetaWorld
@@ -70,7 +71,7 @@ def film_task(source: PolicySource, index: int) -> tuple[list[np.ndarray], np.nd
     world, found = Filmed(), list[np.ndarray]()
     strips: dict[bool, np.ndarray] = {}
     condition = Condition(world='metaworld', families=(TASKS[index],))
-    for seed in episode_seeds(0, 1000):
+    for seed in episode_seeds(0, 1000)[index :: len(TASKS)]:
         result = run_episode(world, source, condition, seed)
         world.look()
         # The verdict stays for half a second.
@@ -88,8 +89,10 @@ def film_task(source: PolicySource, index: int) -> tuple[list[np.ndarray], np.nd
 
 def main() -> None:
     """Film every task, put the tiles together, write the picture."""
-    source = PolicySource(sys.argv[1])
-    filmed = [film_task(source, index) for index in range(len(TASKS))]
+    parser = argparse.ArgumentParser(description=(__doc__ or '').splitlines()[0])
+    parser.add_argument('bundle', type=Path, help='a policy that was trained on Meta-World')
+    source = PolicySource(parser.parse_args().bundle)
+    filmed = [film_task(source, index) for index in tqdm(range(len(TASKS)), unit='task')]
     tiles = [frames for frames, _ in filmed]
     _write_strips([strip for _, strip in filmed])
     frames = []

@@ -150,6 +150,13 @@ def test_the_loop_of_the_studies_runs_an_expert() -> None:
     results = [run_episode(world, Source(), condition, 3000 + i, i) for i in range(len(TASKS))]
     assert sum(result.success for result in results) >= 7
     assert not any(result.refused or result.halted for result in results)
+    # The first look is at this scene, and not at the one before.
+    for index in range(len(TASKS)):
+        world.reset(TASKS[index], 5)
+        first, balls = world.points_m, world.data().site_xpos.copy()
+        world.step(np.array([0.0, 0.0, 0.0, -1.0]))
+        np.testing.assert_allclose(world.points_m, first, atol=2e-3)
+        np.testing.assert_allclose(world.data().site_xpos[:, :2], balls[:, :2], atol=2e-3)
     # The seed is the scene.
     again = run_episode(world, Source(), condition, 3000, 0)
     assert again.trajectory == results[0].trajectory

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--world', choices=WORLD_NAMES, default=DEMO_WORLD, help='default: %(default)s'
     )
     parser.add_argument(
-        '--episodes', type=at_least(1), default=320, help='of all tasks (default: %(default)s)'
+        '--episodes', type=at_least(1), help='of all tasks (default: 320, of Meta-World 1600)'
     )
     parser.add_argument(
         '--seed', type=between(0, MOST_SEED), default=0, help='of scenes, tasks and noise'
@@ -51,8 +51,9 @@ def main(arguments: argparse.Namespace) -> int:
 
         world = find_world(arguments.world)
         require_packages(*world.PACKAGES)
+        episodes = arguments.episodes or world.DEMONSTRATIONS
         world.write_dataset(
-            arguments.out, arguments.seed, arguments.episodes, arguments.processes, arguments.force
+            arguments.out, arguments.seed, episodes, arguments.processes, arguments.force
         )
     except ImportError as error:
         how = "./run setup, or pip install '.[sim,dataset]' in the source folder"
@@ -62,7 +63,8 @@ def main(arguments: argparse.Namespace) -> int:
         print(f'error: {error}', file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print('interrupted', file=sys.stderr)
+        again = '; the same command goes on where it was' if arguments.world != DEMO_WORLD else ''
+        print(f'interrupted{again}', file=sys.stderr)
         return 130
     print(f'wrote {arguments.out}')
     return 0

@@ -238,6 +238,32 @@ def _check(
     read_studies(arguments.out)
     for by_family in chosen:
         _pool(by_family.values(), arguments)
+    for study, by_family in zip(studies, chosen, strict=True):
+        _check_settings(study, by_family)
+
+
+def _check_settings(study: Study, by_family: Mapping[str, Path]) -> None:
+    """Refuse a study with a condition that its policy cannot run: guidance without a tag, say."""
+    from contextlib import closing
+
+    from vla_runtime.policy import Policy
+    from vla_tabletop.study.chunk_sources import settings_of
+
+    for family, bundle in by_family.items():
+        conditions = [
+            condition
+            for condition in study.conditions
+            if (condition.policy_family, condition.backend) == (family, 'torch')
+            and condition.chunk_source == 'policy'
+        ]
+        if not conditions:
+            continue
+        with closing(Policy.load(bundle, 'torch', precision='float32', threads=1)) as policy:
+            for condition in conditions:
+                try:
+                    policy.check(settings_of(condition))
+                except ValueError as error:
+                    raise ValueError(f'{bundle}: cannot run study {study.name}: {error}') from None
 
 
 def _write_page(folder: Path) -> Path:

@@ -17,6 +17,8 @@ examples:
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import shlex
 import shutil
@@ -116,8 +118,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--check-episodes',
         type=at_least(0),
-        default=100,
-        help='closed-loop episodes a kind of task, on unseen scenes (default: %(default)s)',
+        metavar='N',
+        help='closed-loop episodes a kind of task, on unseen scenes (default: 100, on Meta-World '
+        '12)',
     )
 
 
@@ -214,8 +217,10 @@ def _train(
     if recipe.family.head == 'tokens' and vocabulary is not None:
         files = [work / ACTION_TOKENIZER]
         answers = _answers(recipe, world, samples, vocabulary, files[0], start)
+    facts = json.dumps(world.facts(data, samples), sort_keys=True)
+    digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
     training = Training(
-        _plan(arguments, recipe, start, world.WORLD.effort),
+        replace(_plan(arguments, recipe, start, world.WORLD.effort), data=digest),
         samples,
         np.zeros(0, dtype=np.int64) if vocabulary is None else number_tokens(vocabulary),
         0 if prompting is None else prompting.tokenizer.vocabulary_size,
@@ -233,7 +238,7 @@ def _train(
         samples.statistics,
         vocabulary,
         _made(training, world, start, log, data),
-        arguments.check_episodes,
+        world.CHECK_EPISODES if arguments.check_episodes is None else arguments.check_episodes,
         arguments.force,
         world.WORLD,
         world.evaluate,

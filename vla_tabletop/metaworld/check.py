@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from vla_tabletop.metaworld.tasks import TASKS
 from vla_tabletop.metaworld.world import MetaWorld
@@ -21,25 +24,28 @@ def check_policy(bundle: Path, recipe: Recipe, episodes: int) -> list[dict[str, 
     """Run each task so often, at the defaults of a study and in the plain wording."""
     if not episodes:
         return []
-    condition = Condition(world='metaworld', families=TASKS)
-    world, source, results = MetaWorld(), PolicySource(bundle), []
-    for index, task in enumerate(TASKS):
-        outcomes = [
-            run_episode(world, source, condition, _FIRST_SEED + number, index)
-            for number in range(episodes)
-        ]
-        steps = [outcome.steps for outcome in outcomes if outcome.success]
-        results.append(
-            {
-                'family': task,
-                'variant': 'still',
-                'wording': 'plain',
-                'seeds': [_FIRST_SEED, _FIRST_SEED + episodes],
-                'replan_interval': condition.replan_interval,
-                'denoise_steps': recipe.denoise_steps,
-                'success': str(SuccessRate(len(steps), episodes)),
-                'mean_steps_to_success': round(sum(steps) / len(steps), 1) if steps else None,
-            }
-        )
-    world.close()
+    condition, results = Condition(world='metaworld', families=TASKS), []
+    with (
+        closing(MetaWorld()) as world,
+        closing(PolicySource(bundle)) as source,
+        tqdm(total=len(TASKS) * episodes, desc='check', unit='episode') as bar,
+    ):
+        for index, task in enumerate(TASKS):
+            steps = []
+            for seed in range(_FIRST_SEED, _FIRST_SEED + episodes):
+                outcome = run_episode(world, source, condition, seed, index)
+                steps += [outcome.steps] if outcome.success else []
+                bar.update()
+            results.append(
+                {
+                    'family': task,
+                    'variant': 'still',
+                    'wording': 'plain',
+                    'seeds': [_FIRST_SEED, _FIRST_SEED + episodes],
+                    'replan_interval': condition.replan_interval,
+                    'denoise_steps': recipe.denoise_steps,
+                    'success': str(SuccessRate(len(steps), episodes)),
+                    'mean_steps_to_success': round(sum(steps) / len(steps), 1) if steps else None,
+                }
+            )
     return results

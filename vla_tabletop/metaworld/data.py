@@ -6,8 +6,8 @@ may be interrupted; then the writer of `to-dataset` puts them together. Beside L
 stages of training, and which episodes are tagged positive.
 
 As in DART (arXiv 1703.09327) the executed command carries noise and the recorded action does not,
-so the policy learns to come back. A good episode is at full speed. A poor one is slow and noisy, or
-fails.
+so the policy learns to come back; in half of the episodes the hand is shoved off its way once. A
+good episode is at full speed. A poor one is slow and noisy, or fails.
 """
 
 from __future__ import annotations
@@ -54,7 +54,11 @@ _NOISE_MEMORY = 0.8
 _ATTEMPTS = 5
 _WIDE_START_SHARE = 0.5
 _WIDE_START_TICKS = (4, 14)
-_MOST_STEPS = 90
+# Once, somewhere within the first steps, at full speed in some direction.
+_SHOVE_SHARE = 0.5
+_SHOVE_BEGINS = (4, 40)
+_SHOVE_STEPS = (3, 8)
+_MOST_STEPS = 110
 # After success, so that the last chunks are not all padding.
 _STEPS_BEYOND = 6
 _NS = 1_000_000_000
@@ -62,11 +66,16 @@ _NS = 1_000_000_000
 
 @dataclass(frozen=True)
 class DataPlan:
-    """Settings of a data set; equal settings give equal files."""
+    """Settings of a data set; equal settings give equal files.
+
+    Attributes:
+        format: raised when tasks, cameras or recording change.
+    """
 
     seed: int = 0
     episodes_per_task: int = 200
     episodes_per_shard: int = 10
+    format: int = 2
 
     def shards(self) -> list[tuple[TaskName, int]]:
         """Task and first episode of each shard; tasks take turns."""
@@ -230,7 +239,7 @@ def _frames(episode: dict[str, np.ndarray]) -> Iterator[DatasetFrame]:
 def _shard_path(folder: Path, plan: DataPlan, shard: tuple[TaskName, int]) -> Path:
     task, first = shard
     # The whole plan: the last shard of a task is shorter where the plan has fewer episodes.
-    settings = f'{plan.seed}_{plan.episodes_per_task}_{plan.episodes_per_shard}'
+    settings = '_'.join(map(str, asdict(plan).values()))
     return folder / f'{settings}_{task}_{first:05d}.npz'
 
 
@@ -255,7 +264,8 @@ def _record(
     """
     key = [seed, TASKS.index(task), number]
     poor = np.random.default_rng(key).uniform() < _POOR_SHARE
-    for attempt in range(_ATTEMPTS):
+    # From 1 on: NumPy takes a key that ends in 0 for the one without it.
+    for attempt in range(1, _ATTEMPTS + 1):
         # Blind first: images are nearly all that an episode costs.
         if poor or _run(simulator, expert, task, poor, [*key, attempt], False)['success'][0]:
             break
@@ -271,6 +281,7 @@ def _run(
     simulator.reset(task, int(rng.integers(2**31)))
     if rng.uniform() < _WIDE_START_SHARE:
         _scatter(simulator, rng)
+    shove = _draw_shove(rng)
     noise, left = np.zeros(3), None
     frames: list[dict[str, np.ndarray]] = []
     while len(frames) < _MOST_STEPS and left != 0:
@@ -282,7 +293,7 @@ def _run(
             command = expert.command(simulator)
             command[:3] *= pace
             commands.append(command.copy())
-            command[:3] += noise
+            command[:3] = shove.get(len(frames), command[:3] + noise)
             simulator.step(command)
         frame['action'] = np.mean(commands, axis=0).astype(np.float32)
         frames.append(frame)
@@ -307,6 +318,16 @@ def _look(simulator: Simulator) -> dict[str, np.ndarray]:
         'points_m': simulator.points_m.astype(np.float32),
         'pixel': np.stack([simulator.project(c) for c in CAMERAS]).astype(np.float32),
     }
+
+
+def _draw_shove(rng: np.random.Generator) -> dict[int, np.ndarray]:
+    """Velocities, (3,) m/s, that a shove puts in place of the expert's, by step; of most none."""
+    if rng.uniform() >= _SHOVE_SHARE:
+        return {}
+    way = rng.normal(size=3)
+    way *= FULL_SPEED_M_S / np.linalg.norm(way)
+    begins, steps = (int(rng.integers(*span)) for span in (_SHOVE_BEGINS, _SHOVE_STEPS))
+    return dict.fromkeys(range(begins, begins + steps), way)
 
 
 def _scatter(simulator: Simulator, rng: np.random.Generator) -> None:

@@ -41,6 +41,7 @@ _CENTRE_M = np.array([0.0, 0.65, 0.15])
 _SCALE_M = 0.1
 # Which of `POINTS` a task's instruction names: of reach the goal, whose object is nothing to it.
 _NAMED = np.array([POINTS.index('goal' if task == 'reach' else 'object') for task in TASKS])
+_HELD_OUT_EVERY = 25
 # Numbers that hardly vary are not blown up.
 _SMALLEST_RANGE = 0.05
 
@@ -115,6 +116,11 @@ class MetaWorldSamples:
         instruction = sample_instruction(TASKS[task], 'training', rng)
         positive = bool(self.data.positive[self.data.episode[frame]])
         return self._prompting.encode(instruction, self._state[frame], positive, rng)
+
+    def held_out(self) -> np.ndarray:
+        """Return the frames of every 25th episode, (F,) bool: so many of each task."""
+        held: np.ndarray = self.episode % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
+        return held
 
     def teaches(self) -> np.ndarray:
         """Return which frames to train on, (F,) bool: without a prompt's tag the good ones only."""

@@ -54,7 +54,12 @@ class Simulator:
         self.task = task
         environment = self._environment()
         environment.seed(seed)
-        self.observation, _ = environment.reset()
+        environment.reset()
+        # It moves pieces and goal after its own last look: what it returns is the scene before.
+        mujoco.mj_forward(environment.model, environment.data)
+        # An observation holds the one before it: the second has this scene in both halves.
+        environment._get_obs()
+        self.observation = environment._get_obs()
         self.success, self.time_s = False, 0.0
 
     def step(self, command: np.ndarray) -> None:

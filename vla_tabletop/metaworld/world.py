@@ -84,15 +84,21 @@ class MetaWorld(Simulator):
         """Shift the cameras or recolour everything, from how the task comes."""
         model = self.model()
         nominal = self._nominal.setdefault(
-            task, (model.cam_pos.copy(), model.mat_rgba.copy(), model.geom_rgba.copy())
+            task, tuple(one.copy() for one in (model.cam_pos, *_colours(model)))
         )
-        model.cam_pos[:], model.mat_rgba[:], model.geom_rgba[:] = nominal
+        for now, then in zip((model.cam_pos, *_colours(model)), nominal, strict=True):
+            now[:] = then
         if variant == 'camera_jitter':
             for camera in CAMERAS:
                 shift = rng.uniform(-_CAMERA_SHIFT_M, _CAMERA_SHIFT_M, size=3)
                 model.cam_pos[model.camera(camera).id] += shift
         elif variant == 'lighting':
             tint = rng.uniform(_DARKEST, _BRIGHTEST, size=3)
-            for colours in (model.mat_rgba, model.geom_rgba):
+            for colours in _colours(model):
                 colours[:, :3] = np.clip(colours[:, :3] * tint, 0.0, 1.0)
         mujoco.mj_forward(model, self.data())
+
+
+def _colours(model: mujoco.MjModel) -> tuple[np.ndarray, ...]:
+    """Every colour of a scene; the balls that show goals are sites."""
+    return model.mat_rgba, model.geom_rgba, model.site_rgba

@@ -31,10 +31,10 @@ def observations_of(bundle: Path, condition: Condition) -> list[Observation]:
     if condition.world == 'tabletop':
         return demo_observations(bundle)
     condition = replace(condition, backend='torch', precision='float32')
-    world, source = make_world(condition.world), _Witness(bundle)
-    for seed in range(_EPISODES):
-        study_episode.run_episode(world, source, condition, seed, seed)
-    return source.seen
+    with closing(make_world(condition.world)) as world, closing(_Witness(bundle)) as source:
+        for seed in range(_EPISODES):
+            study_episode.run_episode(world, source, condition, seed, seed)
+        return source.seen
 
 
 class _Witness(PolicySource):

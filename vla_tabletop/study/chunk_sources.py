@@ -64,23 +64,15 @@ class PolicySource:
         self._first_images: Mapping[str, np.ndarray | None] | None = None
         self.settings = self._policy.settings
 
+    def close(self) -> None:
+        """Free the policy."""
+        self._policy.close()
+
     def begin(self, condition: Condition, seed: int) -> None:
         self._policy.reset()
         self.cache_use = CacheUse()
         self._image_blind, self._first_images = condition.cache == 'image_blind', None
-        settings = PolicySettings(
-            seed=noise_seed(self._policy, seed),
-            denoise_steps=condition.denoise_steps,
-            noise_scheduler=condition.noise_scheduler,
-            advantage=condition.advantage,
-            cfg_mode=condition.cfg_mode,
-            rtc_mode=condition.rtc_mode,
-            samples=condition.samples,
-            cache=_cache_policy(condition),
-        )
-        if condition.beta is not None:
-            settings = replace(settings, cfg_beta=condition.beta)
-        self.settings = settings
+        self.settings = replace(settings_of(condition), seed=noise_seed(self._policy, seed))
 
     def chunk(
         self, world: World, observation: Observation, plan: CommittedPlan | None
@@ -93,6 +85,20 @@ class PolicySource:
         chunk, report = self._policy.infer(observation, settings=self.settings, plan=plan)
         self.cache_use += cache_use_of(report.cache)
         return chunk, report.rtc_mode != 'off'
+
+
+def settings_of(condition: Condition) -> PolicySettings:
+    """Return a condition's settings of the policy."""
+    settings = PolicySettings(
+        denoise_steps=condition.denoise_steps,
+        noise_scheduler=condition.noise_scheduler,
+        advantage=condition.advantage,
+        cfg_mode=condition.cfg_mode,
+        rtc_mode=condition.rtc_mode,
+        samples=condition.samples,
+        cache=_cache_policy(condition),
+    )
+    return settings if condition.beta is None else replace(settings, cfg_beta=condition.beta)
 
 
 def _cache_policy(condition: Condition) -> CachePolicy:

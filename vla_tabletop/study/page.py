@@ -14,15 +14,20 @@ Json = dict[str, Any]
 # What is drawn beside success, where a study has it: summary's field, title, factor.
 _PANELS = (
     ('steps', 'steps to success (of the successes)', 1.0),
+    ('starved_ticks', 'starved ticks an episode', 1.0),
+    ('images_saved', 'image tokens hit or reused, %', 100.0),
+    ('prefixes_saved', 'prefixes hit or reused, %', 100.0),
+)
+# In the units of the tabletop, whose commands are positions of joints.
+_JOINT_PANELS = (
     ('position_jump', 'position jump at seams, mrad', 1e3),
     ('velocity_jump', 'velocity jump at seams, rad/s', 1.0),
     ('jerk_seams', 'jerk at seams, rad/s³', 1.0),
     ('jerk_elsewhere', 'jerk elsewhere, rad/s³', 1.0),
     ('jerk_overall', 'jerk overall, rad/s³', 1.0),
-    ('starved_ticks', 'starved ticks an episode (10 ms each)', 1.0),
-    ('images_saved', 'image tokens hit or reused, %', 100.0),
-    ('prefixes_saved', 'prefixes hit or reused, %', 100.0),
 )
+
+_JERKS = ('seams', 'elsewhere', 'overall')
 
 _COLOURS = (
     '#1f77b4', '#ff7f0e', '#2ca02c', '#d62728', '#9467bd', '#8c564b', '#e377c2', '#7f7f7f',
@@ -87,18 +92,16 @@ def _heads(study: Json) -> list[str]:
         'family',
         'success',
         '95%',
-        'wrong block',
         'time out',
-        'touched what it was told',
         'steps',
         'delay',
+        'steps a chunk',
         'starved ticks',
-        'position jump, mrad',
-        'velocity jump, rad/s',
-        'jerk at seams',
-        'elsewhere',
-        'overall',
     ]
+    if _of_joints(study):
+        heads += ['wrong block', 'touched what it was told']
+        heads += ['position jump, mrad', 'velocity jump, rad/s']
+        heads += ['jerk at seams', 'elsewhere', 'overall']
     if _counts_cache_use(study):
         heads += ['image tokens hit, reused, run', 'prefixes hit, reused, run']
     if any(condition['is_reference'] for condition in study['conditions']):
@@ -124,16 +127,21 @@ def _row(
     cells = [
         f'{success["count"]}/{summary["episodes"]}',
         f'{100 * success["low"]:.0f} to {100 * success["high"]:.0f}',
-        str(summary['wrong_block']),
         str(summary['timeout']),
-        f'{obeyed["count"]}/{summary["episodes"]}',
         _number(summary['steps'], 1),
         _number(summary['delay_steps'], 1),
+        # Studies written before it was counted have none.
+        _number(summary.get('steps_per_chunk', {'value': None}), 1),
         _number(summary['starved_ticks'], 1),
-        _number(summary['position_jump'], 0, 1e3),
-        _number(summary['velocity_jump'], 3),
-        *(_number(summary[name], 0) for name in ('jerk_seams', 'jerk_elsewhere', 'jerk_overall')),
     ]
+    if _of_joints(study):
+        cells += [
+            str(summary['wrong_block']),
+            f'{obeyed["count"]}/{summary["episodes"]}',
+            _number(summary['position_jump'], 0, 1e3),
+            _number(summary['velocity_jump'], 3),
+        ]
+        cells += [_number(summary[f'jerk_{where}'], 0) for where in _JERKS]
     if _counts_cache_use(study):
         use = summary['cache_use']
         cells += [
@@ -143,6 +151,12 @@ def _row(
     if len(names) + 1 + len(cells) < columns:
         cells.append(_versus(condition) if whole else '')
     return '' if whole else 'part', [*names, group], cells
+
+
+def _of_joints(study: Json) -> bool:
+    """Return whether commands are positions of joints, and blocks what an episode is about."""
+    # Studies written before there was another world do not name theirs.
+    return study['conditions'][0]['settings'].get('world', 'tabletop') == 'tabletop'
 
 
 def _counts_cache_use(study: Json) -> bool:
@@ -188,7 +202,8 @@ def success_figure(study: Json) -> str:
 
 def _panels(study: Json) -> list[str]:
     """Success, then whatever else the study has, over x; a curve for each of the other fields."""
-    panels = [('success', 'success, %', 100.0), *(p for p in _PANELS if _has(study, p[0]))]
+    others = (*_PANELS, *_JOINT_PANELS) if _of_joints(study) else _PANELS
+    panels = [('success', 'success, %', 100.0), *(p for p in others if _has(study, p[0]))]
     return [_panel(study, *panel) for panel in panels]
 
 

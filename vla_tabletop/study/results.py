@@ -80,6 +80,7 @@ def study_record(
             'mujoco': mujoco.__version__,
             **{name: metadata.version(name) for name in ('numpy', 'torch')},
             **_backend_versions(study.conditions),
+            **({'metaworld': metadata.version('metaworld')} if study.world == 'metaworld' else {}),
         },
         'machine': f'{platform.system()} {platform.machine()}, {os.cpu_count()} cores; simulated '
         'clock, so its speed makes no difference; another CPU or PyTorch rounds in another way, so '

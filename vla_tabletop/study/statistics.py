@@ -51,13 +51,14 @@ class Summary:
         steps: steps to success, over the successes only (a condition that fails the long ones looks
             quick).
         delay_steps: mean delay counted by the executor.
-        starved_ticks: an episode, of 10 ms.
+        starved_ticks: control periods an episode.
         position_jump: rad, see `EpisodeResult`.
         velocity_jump: rad/s.
         jerk_seams: rad/s³.
         jerk_elsewhere: rad/s³.
         jerk_overall: rad/s³.
         inferences: an episode.
+        steps_per_chunk: steps of an episode over its inferences.
         images_saved: fraction of image tokens found in the cache, of an episode's; 0 to 1.
         prefixes_saved: likewise of the prefixes.
         refused: chunks refused, all episodes together.
@@ -78,6 +79,7 @@ class Summary:
     jerk_elsewhere: Mean
     jerk_overall: Mean
     inferences: Mean
+    steps_per_chunk: Mean
     images_saved: Mean
     prefixes_saved: Mean
     refused: int
@@ -95,6 +97,7 @@ MEANS = (
     'jerk_elsewhere',
     'jerk_overall',
     'inferences',
+    'steps_per_chunk',
     'images_saved',
     'prefixes_saved',
 )
@@ -117,6 +120,7 @@ def summarise(episodes: Sequence[EpisodeResult]) -> Summary:
         jerk_elsewhere=mean_of(e.jerk.elsewhere for e in episodes),
         jerk_overall=mean_of(e.jerk.overall for e in episodes),
         inferences=mean_of(e.inferences for e in episodes),
+        steps_per_chunk=mean_of(e.steps / e.inferences for e in episodes if e.inferences),
         images_saved=mean_of(e.cache_use.images_saved for e in episodes),
         prefixes_saved=mean_of(e.cache_use.prefixes_saved for e in episodes),
         refused=sum(e.refused for e in episodes),

@@ -34,6 +34,7 @@ PATCH_SIZE = 16
 # Arm joints relative to the measured state at the chunk's start, the gripper absolute.
 DELTA = np.array([True, True, True, True, True, False])
 ADVANTAGE_DROP = 0.3
+_HELD_OUT_SHARE = 0.04
 
 # The gripper rests closed in almost every frame: its quantiles would be a point and blow up the few
 # frames where it is open. It is scaled by its range instead.
@@ -184,6 +185,11 @@ class Samples:
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool)
         positive = bool(self.data.positive[self.data.episode[frame]])
         return self._prompting.encode(instruction, self._state[frame], positive, rng)
+
+    def held_out(self) -> np.ndarray:
+        """Return the frames of the last episodes, (F,) bool."""
+        last: np.ndarray = self.episode > int(self.episode.max() * (1 - _HELD_OUT_SHARE))
+        return last
 
     def teaches(self) -> np.ndarray:
         """Return which frames to train on, (F,) bool.

@@ -39,7 +39,6 @@ from vla_tabletop.training.samples import frame_batches
 from vla_tabletop.training.start import Start
 from vla_tabletop.training.world import Batch, TrainingSamples, TrainingWorld
 
-_HELD_OUT_SHARE = 0.04
 _CHECK_EVERY = 250
 _CHECK_FRAMES = 128
 _CHECKPOINT_EVERY = 250
@@ -74,6 +73,7 @@ class TrainingSettings:
         draws: (noise, time) pairs that share one prefix in the third stage.
         learning_rate: peak; 100 steps up, then a cosine to a hundredth.
         average: memory of the exponential moving average that is shipped.
+        data: digest of the facts of its data set.
         start: SHA-256 of the weights that training goes on from; empty for none. With them the
             second stage teaches only the heads, which no bundle holds.
     """
@@ -87,6 +87,7 @@ class TrainingSettings:
     draws: int = 4
     learning_rate: float = 1e-3
     average: float = 0.999
+    data: str = ''
     start: str = ''
 
     def steps(self, stage: str) -> int:
@@ -161,9 +162,9 @@ class Training:
         self.history: list[dict[str, Any]] = []
         self._stage, self._step = 0, 0
         self._optimizer = self._new_optimizer()
-        held_out = int(samples.episode.max() * (1 - _HELD_OUT_SHARE))
-        self._train_frames = np.flatnonzero((samples.episode <= held_out) & samples.teaches())
-        self._check_frames = np.flatnonzero(samples.episode > held_out)
+        held_out = samples.held_out()
+        self._train_frames = np.flatnonzero(~held_out & samples.teaches())
+        self._check_frames = np.flatnonzero(held_out)
         if self._path.exists():
             self._load()
 

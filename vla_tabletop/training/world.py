@@ -101,6 +101,9 @@ class TrainingSamples(Protocol):
     def batch(self, frames: np.ndarray, rng: np.random.Generator) -> Batch:
         """Return a batch of these frames."""
 
+    def held_out(self) -> np.ndarray:
+        """Return which frames no training sees, (F,) bool; whole episodes."""
+
     def teaches(self) -> np.ndarray:
         """Return which frames to train on, (F,) bool."""
 

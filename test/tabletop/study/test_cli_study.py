@@ -118,6 +118,16 @@ def test_a_study_of_one_policy_refuses_a_second_bundle(capsys, untrained, untrai
     assert 'study success runs one policy, not 2' in capsys.readouterr().err
 
 
+def test_a_condition_that_the_policy_cannot_run_is_refused_before_any_is_run(
+    tmp_path, capsys, monkeypatch, untrained_act
+):
+    monkeypatch.setattr(runner, '_run_batch', lambda task: pytest.fail('it ran'))
+    words = ['--out', str(tmp_path / 'out'), '--work', str(tmp_path / 'work'), '--processes', '1']
+    assert main(['study', 'guidance', '--bundle', str(untrained_act), *words]) == 2
+    printed = capsys.readouterr().err
+    assert str(untrained_act) in printed and 'guidance' in printed
+
+
 @needs_ray
 def test_a_cluster_gives_the_results_of_one_process(tmp_path, monkeypatch, untrained):
     conditions = grid(Condition(), replan_interval=(4, 8))

@@ -26,13 +26,17 @@ class WorldModule(Protocol):
 
     Attributes:
         WORLD: sizes and names.
-        EPISODES: default number of demonstrations.
+        EPISODES: default number of demonstrations to train on.
+        DEMONSTRATIONS: likewise of those that are written for others.
+        CHECK_EPISODES: default number of episodes a kind of task in the check of a new policy.
         PACKAGES: packages that must be installed.
         evaluate: bundle, recipe, episodes a kind of task to what the receipt says of success.
     """
 
     WORLD: TrainingWorld
     EPISODES: int
+    DEMONSTRATIONS: int
+    CHECK_EPISODES: int
     PACKAGES: tuple[str, ...]
     evaluate: Callable[[Path, Recipe, int], list[dict[str, Any]]]
 
