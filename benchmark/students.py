@@ -23,12 +23,16 @@ from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 
 _STEPS = (1, 2, 4, 10)
+# As of `distill`.
 _FRAMES = 4096
 _HITS = 25
 
 
 def distances(teacher: Path, student: Path, data: Path) -> dict[str, Any]:
-    """Root mean square beside the teacher's chunk at its own steps, on frames not learned from."""
+    """Root mean square beside the teacher's chunk at its own steps.
+
+    On the frames that `distill` holds out at its own --frames and --seed.
+    """
     taught, learned = read_bundle(teacher), read_bundle(student)
     observations = read_observations(data, taught.spec, _FRAMES)
     found = {}
