@@ -59,6 +59,12 @@ def test_when_old_plan_ends_within_the_blend_expect_it_shortened() -> None:
     assert (blend_rows(np.zeros((0, 1)), np.ones((3, 1)), 5) == 1.0).all()
 
 
+def test_when_blending_expect_columns_that_are_not_blended_to_be_new_at_once() -> None:
+    rows = blend_rows(np.zeros((8, 2)), np.ones((8, 2)), 3, np.array([True, False]))
+    assert rows[:3, 0] == pytest.approx(blend_weights(3))
+    assert (rows[:, 1] == 1.0).all()
+
+
 @pytest.mark.parametrize('order', ['oldest_first', 'newest_first'])
 def test_when_ensembling_expect_exponential_weights_over_the_chunks_of_a_step(order: str) -> None:
     chunks = [

@@ -27,7 +27,9 @@ MOST_STEPS = 1000
 class HandoverParameters:
     """Settings of a hand-over.
 
-    `switch` takes the new rows as they are. `blend` cross-fades over `blend_steps`. `ensemble`
+    `switch` takes the new rows as they are. `blend` cross-fades over `blend_steps`; velocities only
+    from rest, since what a cross-fade keeps back of a velocity is way that is never made up for
+    (docs/appendix/studies.md, Meta-World). `ensemble`
     averages what all live chunks say about a step, with weights `exp(-m·i)` (ACT,
     arXiv 2304.13705, section IV-B; 0 weighs all chunks alike; ACT's order is `oldest_first`).
     `rtc` takes the new rows as they are, which the policy made to continue the plan (real-time
@@ -113,19 +115,24 @@ def blend_weights(steps: int) -> np.ndarray:
     return u * u * (3.0 - 2.0 * u)
 
 
-def blend_rows(old: np.ndarray, new: np.ndarray, steps: int) -> np.ndarray:
+def blend_rows(
+    old: np.ndarray, new: np.ndarray, steps: int, blended: np.ndarray | None = None
+) -> np.ndarray:
     """New rows, cross-faded from the old ones over the first steps.
 
     Args:
         old: (n, columns) rows that the plan in force has for the same steps; as far as it goes.
         new: (m, columns) rows of the new chunk.
         steps: length of the cross-fade; no longer than there are old and new rows.
+        blended: (columns,) bool; None: all of them.
     """
     steps = min(steps, len(old), len(new))
     result = new.copy()
     if steps:
         weight = blend_weights(steps)[:, None]
         result[:steps] = (1.0 - weight) * old[:steps] + weight * new[:steps]
+        if blended is not None:
+            result[:steps, ~blended] = new[:steps, ~blended]
     return result
 
 
@@ -182,6 +189,7 @@ def hand_over(
     old: np.ndarray,
     chunks: Sequence[LiveChunk],
     join_step: int,
+    blended: np.ndarray | None = None,
 ) -> np.ndarray:
     """The rows to execute from `join_step` on.
 
@@ -190,6 +198,7 @@ def hand_over(
         old: (n, columns) rows of the plan in force from `join_step` on, as far as it goes.
         chunks: live chunks, oldest first; the last one takes over.
         join_step: first step of the new chunk that is executed.
+        blended: (columns,) bool, those that a `blend` cross-fades; None: all of them.
 
     Returns:
         (rows left of the new chunk, columns), a new array.
@@ -198,7 +207,7 @@ def hand_over(
     new = newest.rows[join_step - newest.first_step :]
     mode = mode_for(parameters, newest)
     if mode == 'blend':
-        return blend_rows(old, new, parameters.blend_steps)
+        return blend_rows(old, new, parameters.blend_steps, blended)
     if mode == 'ensemble':
         return ensemble_rows(
             chunks, join_step, parameters.ensemble_decay, parameters.ensemble_order

@@ -68,7 +68,7 @@ class Replanner:
         self._counters = counters
         self.parameters = parameters
         self.staged = parameters
-        self.timeline = Timeline(columns.count)
+        self.timeline = Timeline(columns.is_velocity)
         self.history = StepHistory(_HISTORY_TICKS)
         self.order = ChunkOrder()
         self.delays = DelayEstimator()

@@ -57,15 +57,20 @@ class Segment:
 
 
 class Timeline:
-    """The plan in force, the chunk that is spliced in behind it, and the plan time consumed."""
+    """The plan in force, the chunk that is spliced in behind it, and the plan time consumed.
 
-    def __init__(self, columns: int) -> None:
+    Args:
+        is_velocity: (columns,) bool.
+    """
+
+    def __init__(self, is_velocity: np.ndarray) -> None:
+        self._is_velocity = is_velocity
         self._sampler = Sampler()
         self.step_ns = 0
         self.consumed_ns = 0
         self.in_force: Segment | None = None
         self.pending: Segment | None = None
-        self._plan = make_plan(np.zeros((1, columns)))
+        self._plan = make_plan(np.zeros((1, len(is_velocity))))
         self._before_pending = self._plan
 
     @property
@@ -135,7 +140,8 @@ class Timeline:
     ) -> np.ndarray:
         """(rows left of the newest chunk, columns) what follows `joins_at()`; changes nothing."""
         join = self.joins_at()
-        return hand_over(parameters.handover, self._rows_from(join), chunks, join)
+        blended = None if self.in_force is None else ~self._is_velocity
+        return hand_over(parameters.handover, self._rows_from(join), chunks, join, blended)
 
     def splice(
         self,
