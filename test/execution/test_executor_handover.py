@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from execution_rig import Rig, holding
+from execution_rig import STEP_NS, Rig, holding
 
+from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import CommandKind, Reason
 from vla_runtime.execution.handover import HandoverParameters
 
@@ -52,6 +53,27 @@ def test_when_blending_expect_a_softer_seam_than_switching() -> None:
     felt = [rig.executor.seams[-1].velocity_jump[0] for rig in (switched, blended)]
     assert felt[0] == pytest.approx(0.05 / 0.04)
     assert abs(felt[1]) < 0.3 * felt[0]
+
+
+def test_when_blending_expect_velocities_from_rest_to_fade_and_then_to_be_the_new_chunks() -> None:
+    parameters = holding(replan_interval=6, handover=HandoverParameters('blend', blend_steps=4))
+    columns = (Column('a'), Column('b', 'velocity', feedback=False))
+    rig = Rig(parameters, columns, period_ns=STEP_NS).started()
+
+    def rows(position: float, velocity: float) -> list[list[float]]:
+        return [[position, velocity]] * 30
+
+    rig.submit(rows(0.0, 0.2))
+    rig.tick(5)
+    rising = [tick.command.setpoints[1] for tick in rig.ticks if tick.command.setpoints[1] > 0]
+    assert rising[0] < 0.1 and rising[-1] == pytest.approx(0.2)
+    assert rig.submit(rows(0.05, 0.6)).accepted
+    rig.tick(2)
+    first = rig.executor.seams[-1]
+    assert not first.from_hold and first.mode == 'blend'
+    position, velocity = rig.command.setpoints
+    assert velocity == pytest.approx(0.6)
+    assert 0.0 < position < 0.025
 
 
 @pytest.mark.parametrize('mode', ['switch', 'blend', 'ensemble', 'rtc'])
