@@ -27,9 +27,9 @@ MOST_STEPS = 1000
 class HandoverParameters:
     """Settings of a hand-over.
 
-    `switch` takes the new rows as they are. `blend` cross-fades over `blend_steps`; velocities only
-    from rest, since what a cross-fade keeps back of a velocity is way that is never made up for
-    (docs/appendix/studies.md, Meta-World). `ensemble`
+    `switch` takes the new rows as they are. `blend` cross-fades positions over `blend_steps`;
+    velocities it takes as they are, since what a cross-fade keeps back of one is way that is never
+    made up for (docs/appendix/studies.md, Meta-World). `ensemble`
     averages what all live chunks say about a step, with weights `exp(-m·i)` (ACT,
     arXiv 2304.13705, section IV-B; 0 weighs all chunks alike; ACT's order is `oldest_first`).
     `rtc` takes the new rows as they are, which the policy made to continue the plan (real-time

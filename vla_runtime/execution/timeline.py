@@ -140,8 +140,9 @@ class Timeline:
     ) -> np.ndarray:
         """(rows left of the newest chunk, columns) what follows `joins_at()`; changes nothing."""
         join = self.joins_at()
-        blended = None if self.in_force is None else ~self._is_velocity
-        return hand_over(parameters.handover, self._rows_from(join), chunks, join, blended)
+        return hand_over(
+            parameters.handover, self._rows_from(join), chunks, join, ~self._is_velocity
+        )
 
     def splice(
         self,
