@@ -589,7 +589,7 @@ _STUDIES = (
         'serves.',
         (
             *grid(_METAWORLD, replan_interval=(4, 8, 16)),
-            *grid(_METAWORLD, replan_rule=('disagreement',), agreement=(0.05, 0.1, 0.2)),
+            *grid(_METAWORLD, agreement=(0.05, 0.1, 0.2)),
         ),
         x='agreement',
         episodes=_METAWORLD_EPISODES,

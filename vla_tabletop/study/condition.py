@@ -33,7 +33,6 @@ Backend = Literal['torch', 'onnxruntime']
 # Precisions that one backend alone has.
 _BACKEND_OF: dict[str, Backend] = dict.fromkeys(('int8', 'fp8', 'nvfp4'), 'onnxruntime')
 Cache = Literal['off', 'exact', 'bounded', 'image_blind']
-ReplanRule = Literal['fixed', 'disagreement']
 
 TOUCH: tuple[Family, ...] = ('colour', 'position')
 # What a robot is given that changes nothing.
@@ -78,9 +77,9 @@ class Condition:
         cache_max_state_bins: likewise, bins of the state in the prompt; None is no limit.
         samples: chunks that are drawn at once, of which the one nearest to the plan is executed.
         replan_interval: S, steps.
-        replan_rule: `fixed`, or by the `disagreement` of a new chunk with the one before it on the
-            steps that are next: S doubled where it is below `agreement`, else halved.
-        agreement: mean distance of normalised actions; 0 with a fixed S.
+        agreement: 0 is a fixed S. Else it is doubled for a chunk whose mean distance (of normalised
+            actions) from the one before it, on the steps that are next, is below this, and halved
+            for others.
         delay_steps: time from the observation to the chunk's arrival, in steps of the policy; need
             not be whole. The executor's estimate of it begins at the right number, as it would
             after some chunks.
@@ -119,7 +118,6 @@ class Condition:
     cache_max_state_bins: int | None = None
     samples: int = 1
     replan_interval: int = _EXECUTOR.replan_interval
-    replan_rule: ReplanRule = 'fixed'
     agreement: float = 0.0
     delay_steps: float = 1.0
     open_requests: int = 1
@@ -150,7 +148,6 @@ class Condition:
             ('cache', get_args(Cache)),
             ('handover', get_args(HandoverMode)),
             ('rtc_mode', get_args(RtcMode)),
-            ('replan_rule', get_args(ReplanRule)),
         ):
             _require_words(name, (getattr(self, name),), known)
         if _BACKEND_OF.get(self.precision, self.backend) != self.backend:
@@ -188,11 +185,8 @@ class Condition:
             raise ValueError(
                 'condition: instructed, chunk_source and wrist_every are of the tabletop alone'
             )
-        if (self.replan_rule == 'disagreement') != (self.agreement > 0.0):
-            raise ValueError(
-                f"condition: replan_rule is '{self.replan_rule}' and agreement {self.agreement}: "
-                'disagreement needs one above 0, and only that has one'
-            )
+        if not self.agreement >= 0.0:
+            raise ValueError(f'condition: agreement is {self.agreement}, expected 0 or more')
         if self.wrist_every < 1:
             raise ValueError(f'condition: wrist_every is {self.wrist_every}, expected 1 or more')
         if self.handover == 'rtc' and self.rtc_mode == 'off':

@@ -212,7 +212,7 @@ class _Loop:
         assert plan.step is not None
         if self._on_chunk is not None:
             self._on_chunk(plan.step, chunk)
-        if self._condition.replan_rule == 'disagreement':
+        if self._condition.agreement:
             self._replan_by_disagreement(plan.step, chunk.normalised)
         due_ns = max(self._now_ns + self._delay_ns, self._due_ns + self._every_ns)
         self._due_ns = due_ns

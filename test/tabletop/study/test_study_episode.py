@@ -106,7 +106,7 @@ def test_a_request_whose_answer_is_no_chunk_is_answered_at_its_repeat(world, exp
 
 @pytest.mark.parametrize(('agreement', 'apart'), [(1e9, 16.0), (1e-9, 4.0)])
 def test_chunks_that_agree_are_executed_for_longer(world, expert, agreement, apart):
-    condition = replace(EXPERT, replan_rule='disagreement', agreement=agreement)
+    condition = replace(EXPERT, agreement=agreement)
     source = Watching(expert)
     result = run_episode(world, source, condition, 7)
     assert result.success and not result.refused

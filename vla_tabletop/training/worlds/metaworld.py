@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vla_tabletop.training.recipes.recipe import Recipe
 
 WORLD = METAWORLD
-EPISODES = 200 * len(TASKS)
+EPISODES = DataPlan.episodes_per_task * len(TASKS)
 DEMONSTRATIONS = EPISODES
 CHECK_EPISODES = 12
 PACKAGES = ('mujoco', 'metaworld', 'pyarrow')
