@@ -110,7 +110,9 @@ class Learner(nn.Module):
         dims = world.fit(recipe.dims(vocabulary))
         self.network = build_network(recipe.name, dims)
         self.see = SeeObjective(recipe.image_width, world, recipe.see)
-        self.ground = GroundObjective(recipe.image_width, recipe.last_width, world, dims.action_dim)
+        self.ground = GroundObjective(
+            recipe.image_width, recipe.last_width(dims), world, dims.action_dim
+        )
         self.act = chunk_objective(
             recipe.family, dims, draws, torch.from_numpy(step_weight), answers
         )

@@ -107,5 +107,5 @@ RECIPE = Recipe(
     half=True,
     see=see_map,
     image_width=_DIMS.backbone.width,
-    last_width=_DIMS.step_width,
+    last_width=lambda dims: int(dims.step_width),
 )

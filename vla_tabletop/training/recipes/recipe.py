@@ -59,7 +59,8 @@ class Recipe:
         denoise_steps: recommended.
         see: image tokens of images (n, 3, S, S), where they are not those of the vision network: a
             token for every square of `PATCH_SIZE` pixels.
-        image_width, last_width: numbers of an image token, and of what `Prefix.last` is.
+        image_width: numbers of an image token.
+        last_width: the network's dimensions to the numbers of what `Prefix.last` is.
         half: the bundle's weights are stored in float16, which halves it.
     """
 
@@ -76,7 +77,7 @@ class Recipe:
     half: bool = False
     see: Callable[[Any, Tensor], Tensor] | None = None
     image_width: int = WIDTH
-    last_width: int = WIDTH
+    last_width: Callable[[Any], int] = lambda dims: WIDTH
 
     @property
     def family(self) -> Family:
