@@ -411,6 +411,8 @@ def test_a_slow_base_comes_to_rest_before_the_end_and_less_time_than_it_takes_is
         ExecutorParameters(replan_interval=20),
     )
     sent: list[float] = []
+    sent_s: list[float] = []
+    tick_s = [0.0]
     # A simulated clock stands still in the teardown: the thread that takes its messages waits.
     last_ns: list[int] = []
 
@@ -420,11 +422,17 @@ def test_a_slow_base_comes_to_rest_before_the_end_and_less_time_than_it_takes_is
     class Base(Output):
         def send(self, setpoints: np.ndarray, stamp: object, follows: bool) -> None:
             sent.append(float(setpoints[0]))
+            sent_s.append(tick_s[0])
 
     stamps = system_time_ns if clock == 'steady' else None
     loop = ControlLoop(core, [Base()], ros_now_ns, lambda _: None, stamps)
     loop.begin_episode(1)
-    ticks = SteadyLoop(loop.tick, 100.0, 'control', lambda error: None)
+
+    def tick(now_s: float) -> None:
+        tick_s[0] = now_s
+        loop.tick(now_s)
+
+    ticks = SteadyLoop(tick, 100.0, 'control', lambda error: None)
     ticks.start()
     try:
         wait_for(lambda: loop.start(time.monotonic()).started)
@@ -443,9 +451,10 @@ def test_a_slow_base_comes_to_rest_before_the_end_and_less_time_than_it_takes_is
     finally:
         ticks.stop(TIMEOUT_S)
         loop.close()
-    slowed = -np.diff(sent[sent.index(1.0) :])
-    # Within the acceleration at 100 Hz; a late tick may take two steps at once.
-    assert slowed.max() < 0.5 and sent[-1] == 0.0
+    moved = sent.index(1.0)
+    # Within the acceleration, however late a tick is on a busy machine; two ticks' time in doubt.
+    most = 2.0 * (np.diff(sent_s[moved:]) + 0.02)
+    assert (-np.diff(sent[moved:]) <= most).all() and sent[-1] == 0.0
 
 
 def wait_for(condition) -> None:
