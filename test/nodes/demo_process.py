@@ -12,7 +12,7 @@ from paths import ROOT
 from vla_runtime.nodes.node_main import MODULES
 from vla_runtime.processes.parent_death import dies_with_this_process
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 NODES = ('tabletop', 'policy', 'executor')
 _OUTSIDE = re.compile(r'(?:src|href)="(?!data:|#)[^"]*"|<script|<link|@import')
 

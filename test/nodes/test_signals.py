@@ -228,11 +228,15 @@ def test_in_a_simulated_world_a_signal_brakes_velocities_within_their_limits(
         activate(made, '/vla_executor')
         start_motion(made)
         made.wait_for(lambda: len(rates.arm) > 20 and rates.arm[-1][0] > 0.3, 'motion')
+        before = len(rates.tick_ns) - 1
         group.go_through((signal.SIGINT,))
         group.require_clean_ends()
         made.wait_for(lambda: not any(rates.arm[-1]), 'zero velocity', timeout_s=10.0)
-    # 0.02 rad/s a tick; from 0.3 rad/s in fewer steps where a busy machine made ticks late.
-    assert max(-np.diff([row[0] for row in rates.arm])) < 0.2
+        made.wait_for(lambda: not any(rates.gripper[-1]), 'zero velocity', timeout_s=10.0)
+    # Within the acceleration, however late a tick is on a busy machine; two ticks' time in doubt.
+    slowed = -np.diff([row[0] for row in rates.gripper[before:]])
+    most = 2.0 * (np.diff(rates.tick_ns[before:]) * 1e-9 + 0.02)
+    assert len(slowed) > 1 and (slowed <= most).all()
 
 
 # ---------------------------------------------------------------- a launch that is killed

@@ -26,7 +26,6 @@ import ctypes, sys, threading, time
 from rclpy.lifecycle import LifecycleNode, TransitionCallbackReturn
 from std_msgs.msg import String
 from vla_runtime.nodes import node_runner
-node_runner._CALLBACK_S, node_runner._TEARDOWN_S = 0.5, 1.0
 
 def hold_the_interpreter():
     ctypes.PyDLL(None).sleep(1000)
@@ -48,9 +47,9 @@ class Node(LifecycleNode):
 
 
 @contextmanager
-def node(methods: str, make: str = 'Node') -> Iterator[subprocess.Popen[str]]:
+def node(methods: str, make: str = 'Node', bound: str = '') -> Iterator[subprocess.Popen[str]]:
     """A node with these methods, spinning in a process of its own."""
-    script = f'{BEGIN}{methods}\nsys.exit(node_runner.run_node({make}, "hanging"))\n'
+    script = f'{BEGIN}{methods}\n{bound}\nsys.exit(node_runner.run_node({make}, "hanging"))\n'
     process = subprocess.Popen(
         [sys.executable, '-c', script],
         cwd=ROOT,
@@ -126,7 +125,7 @@ def test_a_teardown_that_hangs_ends_with_code_1_and_says_so(hang: str, said: str
     def on_cleanup(self, state):
         {hang}
 """
-    with node(methods) as process:
+    with node(methods, bound='node_runner._TEARDOWN_S = 5.0') as process:
         code, out, err = interrupt(process)
     assert (code, out) == (1, 'holding\n')
     assert said in err

@@ -201,8 +201,8 @@ def test_each_way_to_tie_a_chunk_goes_on_and_off(pair: Pair, mode: str) -> None:
     assert pair.chunk()['rtc_mode'] == 'off'
     pair.set(rtc_mode=mode, real_time_chunking=True, means={'rtc_mode': mode})
     for _ in range(2):
-        report = pair.chunk()
-        assert report['rtc_mode'] == mode
+        # On a busy machine a plan may be over before the frame that its chunk is made of.
+        report = pair.chunk_with('rtc_mode', mode)
         assert int(report['plan_rows']) > 0
     pair.set(rtc_horizon=4)
     assert pair.chunk()['parameter.rtc_horizon'] == '4'

@@ -40,7 +40,8 @@ def test_a_second_node_that_asks_is_warned_of_by_name(executor: Executor) -> Non
 
 
 def test_a_chunk_says_whether_it_was_tied_to_the_plan(executor: Executor) -> None:
-    rows = np.zeros((8, len(JOINTS)))
+    # Five seconds of them, of which a chunk has eight: a busy machine's frames are late.
+    rows = np.zeros((100, len(JOINTS)))
 
     def tied(rows: np.ndarray | None = rows) -> bool:
         (_, header), report = executor.chunk() if rows is None else executor.chunk(rows=rows)

@@ -62,7 +62,7 @@ def profiles(bag) -> dict:
 @pytest.fixture(scope='module')
 def finished(bundle, tmp_path_factory) -> tuple[Demo, str]:
     """Return a demo that ran to its end, and its output."""
-    demo = Demo(bundle, tmp_path_factory.mktemp('finished') / 'out', seconds=3.0)
+    demo = Demo(bundle, tmp_path_factory.mktemp('finished') / 'out', seconds=8.0)
     code, text = demo.end()
     assert code == 0, text
     return demo, text
