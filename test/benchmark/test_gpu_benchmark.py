@@ -80,7 +80,7 @@ def test_it_runs_from_the_source_tree_without_what_a_gpu_machine_lacks(tmp_path)
 def test_an_exit_code_of_1_says_that_a_check_failed(monkeypatch, capsys):
     failing = {'wrong': lambda device, size: gpu_checks.Finding(False, 'off by 1')}
     monkeypatch.setattr(gpu_checks, 'CHECKS', failing)
-    assert gpu.main([*TINY, '--budget-s', '5']) == 1
+    assert gpu.main([*TINY, '--only', 'checks']) == 1
     assert 'FAILED  off by 1' in capsys.readouterr().out
 
 

@@ -47,10 +47,12 @@ def test_a_change_of_normalised_images_is_measured_in_grey_levels(bundle):
     bounds = CachePolicy(mode='bounded', max_age_s=9.0, max_reuses=9, max_image_change=2.5)
     policy = Policy.load(bundle, settings=PolicySettings(cache=bounds))
     grey = {name: np.full((48, 64, 3), 100, np.uint8) for name in ('top', 'wrist')}
-    policy.infer(observation(images=grey))
+    # With stamps, for without one the ages of cache entries would be wall time.
+    policy.infer(observation(images=grey, stamps_ns={'state': 100_000_000}))
     for levels, reuse in ((2, 'reused'), (3, 'miss')):
         brighter = {**grey, 'top': grey['top'] + np.uint8(levels)}
-        _, report = policy.infer(observation(images=brighter))
+        stamps_ns = {'state': levels * 100_000_000}
+        _, report = policy.infer(observation(images=brighter, stamps_ns=stamps_ns))
         outcome = report.cache.images['top']
         assert outcome.reuse.value == reuse
         assert outcome.grey_levels == pytest.approx(levels, rel=1e-4)
