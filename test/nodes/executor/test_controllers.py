@@ -143,7 +143,8 @@ class Bench:
         self.node = f'{namespace}/vla_executor'
         text = (ROOT / 'config' / 'robots' / 'tabletop.yaml').read_text()
         robot = folder / f'{namespace.strip("/")}.yaml'
-        robot.write_text(text + more)
+        # A busy machine must not need a person's start.
+        robot.write_text(f'{text}\n{more}\nrestart_after_outage_s: 600.0\n')
         parameters = {'bundle': bundle, 'robot': robot, 'replan_interval': 8, **PATIENT}
         pairs = [f'{key}:={value}' for key, value in parameters.items()]
         self.process = made.start(

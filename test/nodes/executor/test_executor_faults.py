@@ -114,8 +114,7 @@ def test_a_burst_before_the_start_is_refused_and_moves_nothing(bench):
     bench.start()
     status = bench.wait_for_status('waiting', lambda s: s['reason'] == 'waiting_for_chunk')
     assert np.array_equal(bench.arm.commanded(), np.tile(held, (len(commands), 1)))
-    bench.arm.answer(BURST)
-    bench.wait_for_status('motion', lambda s: s['chunk'] == str(BURST))
+    bench.move(BURST)
 
 
 # ---------------------------------------------------------------- joint states
@@ -123,8 +122,7 @@ def test_a_burst_before_the_start_is_refused_and_moves_nothing(bench):
 
 def test_joint_states_whose_stamps_stand_still_hold_until_they_advance(bench):
     bench.start()
-    bench.arm.answer(0)
-    bench.wait_for_status('motion', lambda s: s['kind'] == 'track')
+    bench.move()
     frozen_ns = bench.arm.now_ns()
     try:
         bench.arm.now_ns = lambda: frozen_ns
@@ -139,8 +137,7 @@ def test_joint_states_whose_stamps_stand_still_hold_until_they_advance(bench):
     bench.wait_for_status('recovery', lambda s: s['reason'] == 'waiting_for_chunk')
     plans = len(bench.arm.plans)
     bench.graph.wait_for(lambda: len(bench.arm.plans) > plans, 'a new request')
-    bench.arm.answer(1)
-    bench.wait_for_status('motion', lambda s: s['chunk'] == '1')
+    bench.move(1)
 
 
 # ---------------------------------------------------------------- the operator
@@ -175,8 +172,7 @@ def test_a_thousand_start_stop_cycles_leave_memory_and_state_as_they_were(bench)
     assert status['mode'] == 'running'
     # All that it ever commanded was to stay; the sentinel is the first chunk that moves it.
     assert np.ptp(bench.arm.commanded(), axis=0).max() < 1e-6
-    bench.arm.answer(0)
-    bench.wait_for_status('motion', lambda s: s['chunk'] == '0')
+    bench.move()
     for client in clients:
         node.destroy_client(client)
 

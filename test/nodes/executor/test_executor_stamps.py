@@ -47,8 +47,7 @@ def move(bench: Bench, number: int) -> None:
     """Answer the next request, and see it executed."""
     plans = len(bench.arm.plans)
     bench.graph.wait_for(lambda: len(bench.arm.plans) > plans, 'a request')
-    bench.arm.answer(number)
-    bench.wait_for_status('motion', lambda s: s['chunk'] == str(number))
+    bench.move(number)
 
 
 @pytest.mark.parametrize(
@@ -63,8 +62,7 @@ def test_joint_states_whose_clock_is_set_hold_and_recover_when_it_is_set_back(
     bench: Bench, by_ns: int, reason: str, words: str
 ) -> None:
     bench.start()
-    bench.arm.answer(0)
-    bench.wait_for_status('motion', lambda s: s['kind'] == 'track')
+    bench.move()
     true_ns = bench.arm.now_ns
     try:
         bench.arm.now_ns = lambda: true_ns() + by_ns  # type: ignore[method-assign]
@@ -99,8 +97,7 @@ def test_joint_states_that_are_stamped_when_they_are_received(
 
         bench.arm.state_ns = stamp_ns  # type: ignore[method-assign]
         bench.start()
-        bench.arm.answer(0)
-        status = bench.wait_for_status('motion', lambda s: s['kind'] == 'track')
+        status = bench.move()
         assert status['stamped_when_received']
         bench.arm.silent = True
         # An outage is one all the same.
@@ -124,8 +121,7 @@ def test_chunks_whose_clock_is_set_are_refused_and_the_next_good_one_moves_on(
         assert (status['accepted'], status['level']) == ('0', 1)
     # The sentinel: the first command that is more than the hold is that of the good chunk.
     assert np.ptp(bench.arm.commanded(), axis=0).max() < 1e-6
-    bench.arm.answer(2)
-    bench.wait_for_status('motion', lambda s: s['chunk'] == '2')
+    bench.move(2)
 
 
 def test_a_blocked_joint_ends_in_a_hold_that_says_so_and_gives_way(

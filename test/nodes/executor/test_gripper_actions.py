@@ -46,7 +46,8 @@ def write_robot(folder, kind: str, command: str = ''):
     )
     assert count == 1
     file = folder / 'robot.yaml'
-    file.write_text(text)
+    # A busy machine must not need a person's start.
+    file.write_text(f'{text}\nrestart_after_outage_s: 600.0\n')
     return file
 
 

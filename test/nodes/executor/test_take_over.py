@@ -94,8 +94,7 @@ def of_executor(bench: Bench) -> list[JointTrajectory]:
 
 def in_motion(bench: Bench) -> None:
     bench.start()
-    bench.arm.answer(0)
-    bench.wait_for_status('motion', lambda s: s['kind'] == 'track')
+    bench.move()
 
 
 def is_silent(status: dict[str, Any]) -> bool:
@@ -119,7 +118,9 @@ def assert_nothing_is_published(bench: Bench, meanwhile: Callable[[], None] | No
 def test_a_publisher_that_does_not_send_stops_nothing(bench: Bench) -> None:
     with leader(bench):
         in_motion(bench)
-        status = bench.wait_for_status('another step', lambda s: s['kind'] == 'track')
+        status = bench.wait_for_status(
+            'another step', lambda s: s['reason'] == 'tracking', meanwhile=bench.answer_new
+        )
         assert (status['mode'], status['level']) == ('running', 0)
 
 

@@ -119,7 +119,8 @@ class Bench:
 def test_what_it_records_replays_bit_for_bit(bundle, robot, tmp_path):
     with graph() as made:
         bench = Bench(made, bundle, robot, tmp_path / 'bag')
-        rows = np.linspace(-0.5, 0.5, 18).reshape(6, 3)
+        # From before the oldest frame that may be used to long after the request.
+        rows = np.linspace(-0.5, 0.5, 600).reshape(200, 3)
         bench.chunk()
         for name, value in (
             ('cfg_enabled', True),
@@ -127,7 +128,7 @@ def test_what_it_records_replays_bit_for_bit(bundle, robot, tmp_path):
             ('real_time_chunking', True),
         ):
             assert made.set_parameter(NODE, name, value).successful
-            bench.chunk(rows=rows, certain=2)
+            bench.chunk(rows=rows, certain=2, ahead_s=-4.0)
         assert made.call(Trigger, f'{NODE}/reset', Trigger.Request()).success
         bench.chunk(rows=rows)
         bench.chunk(episode=4)
