@@ -12,7 +12,7 @@ from vla_tabletop.study.page import success_figure
 from vla_tabletop.study.results import read_studies
 
 ROOT = Path(__file__).resolve().parents[1]
-DRAWN = ('metaworld_replan', 'metaworld_handover', 'metaworld_denoise')
+DRAWN = ('metaworld_replan', 'metaworld_handover', 'metaworld_delay', 'metaworld_denoise')
 
 
 def main() -> None:
