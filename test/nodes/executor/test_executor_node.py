@@ -482,14 +482,12 @@ def test_two_namespaces_do_not_hear_each_other(bundle):
         for bench in (one, other):
             bench.begin()
             bench.start()
-        one.arm.answer(0)
-        # Counted, because the motion may be over.
-        one.wait_for_status('motion', lambda s: int(s['steps']) > 0)
+        one.move()
         # The sentinel: what the other one gets next is its own chunk, and it is the first.
         other.arm.answer(7)
         status = other.wait_for_status('the chunk', lambda s: s['received'] != '0', 'chunks')
         assert (status['received'], status['accepted']) == ('1', '1')
-        other.wait_for_status('motion', lambda s: int(s['steps']) > 0)
+        other.move(7)
         for bench in (one, other):
             bench.arm.close()
 
