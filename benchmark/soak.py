@@ -6,8 +6,10 @@ cameras, a small policy of random weights. Steps of 50 and of 20 Hz; replan inte
 cache changed while it moves; and faults of every kind one after the other in a seeded order: a
 policy that freezes or dies, cameras and joint states that stop, slow down, jump or are malformed,
 stray chunks, participants that are killed, a push against the arm, the operator's services, a
-second publisher of the joints, one to fifty false readings, power that is lost for 0.2 to 30 s or
-an arm that is guided while it is stopped, and another node that commands the robot.
+second publisher of the joints, one to fifty false readings, readings that stay wrong until a person
+calls ~/start, stamps of the future, a servo bus that repeats old positions, joint states at 10 Hz,
+power that is lost for 0.2 to 30 s or an arm that is guided while it is stopped, another node that
+commands the robot, and a second launch of the same robot.
 
 What must hold: the robot stands still no longer than the next frames of all cameras that belong
 together and one inference take (after a fault: one more, which may be under way; after a

@@ -3,7 +3,8 @@
     python benchmark/parts/soak_cameras.py top/image left/image --frames frames.txt
 
 Each line on stdin is a JSON object that changes one camera from then on:
-`{"topic": "top/image", "rate_hz": 12.0, "jitter_s": 0.01, "frozen": false}`. A frame is stamped
+`{"topic": "top/image", "rate_hz": 12.0, "jitter_s": 0.01, "frozen": false}`; a camera that
+is `still` sends one picture under new stamps. A frame is stamped
 with the time of its shutter, as drivers do, however late this process gets to publish it. One line
 a frame goes to the file: index of the camera, stamp, time of publishing, both in nanoseconds. Ends
 with SIGINT or at the end of stdin.
@@ -42,6 +43,7 @@ class Camera:
     rate_hz: float = 30.0
     jitter_s: float = 0.0
     frozen: bool = False
+    still: bool = False
 
 
 def listen(cameras: dict[str, Camera], ended: threading.Event) -> None:
@@ -85,7 +87,7 @@ def publish(
                 count += 1
                 late_ns = round((time.monotonic() - at) * 1e9)
                 stamp_ns = time.time_ns() - late_ns
-                message.data = shown[index][count % len(shown[index])]
+                message.data = shown[index][0 if camera.still else count % len(shown[index])]
                 message.header.stamp = ns_to_stamp(stamp_ns)
                 publishers[index].publish(message)
                 log.write(f'{index} {stamp_ns} {time.time_ns()}\n')

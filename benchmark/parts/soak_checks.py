@@ -47,7 +47,7 @@ _BEFORE_KILL_NS, _AFTER_KILL_NS = 200_000_000, 5_000_000_000
 _NOTICED_NS = 2_000_000_000
 _LOG_LINE = re.compile(r'\[\w+\] \[(\d+)\.(\d+)\] \[\w+\]: (.*)')
 # Faults after which the executor doubts readings that make sense again.
-_DOUBTED = ('joint_states_jump', 'glitch')
+_DOUBTED = ('joint_states_jump', 'glitch', 'bus_repeats', 'reading_stays_wrong')
 # Inferences that count for a stall: within this of it, or else so many nearest ones.
 _INFERENCES_BESIDE_NS = 1_000_000_000
 _NEAREST = 3

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _MATCH_S = 5.0
 # `restart_after_outage_s`, with what a busy machine adds.
 _OUTAGE_S, _RESTS_S = 2.0, 2.5
+# A false reading that is further off than this is plain to see.
+_PLAIN_RAD = 0.2
 # What joins the graph: somebody who looks at images.
 _LISTENER = """
 import sys
@@ -133,6 +135,15 @@ def malformed_images(rig: Rig, random: np.random.Generator) -> str:
     return topic
 
 
+def still_image(rig: Rig, random: np.random.Generator) -> str:
+    """A driver that sends one picture under new stamps: a warning, and no reason to stop."""
+    topic = str(random.choice(rig.camera_topics))
+    rig.change_camera(topic, still=True)
+    seconds = _last(random, 2.0, 5.0)
+    rig.change_camera(topic, still=False)
+    return f'{topic} for {seconds:.2f} s'
+
+
 # ---------------------------------------------------------------- joint states
 
 
@@ -191,6 +202,53 @@ def glitch(rig: Rig, random: np.random.Generator) -> str:
     rig.robot.errs_for = -1
     _last(random, 0.2, 1.0)
     return text + stopped
+
+
+def reading_stays_wrong(rig: Rig, random: np.random.Generator) -> str:
+    """A reading that stays wrong, a person who calls ~/start once as the status says, and no more.
+
+    The first start must be refused: nobody saw the arm go there. Then the true reading is back.
+    """
+    stopped = _stop_first(rig, random)
+    joint, place = _arm_joint(rig, random), rig.robot.positions
+    by = [-float(place[joint]), 2.0 * np.pi, float(random.choice([-1.0, 1.0]))]
+    by = [one for one in by if abs(one) > _PLAIN_RAD]
+    rig.robot.sensor_error[joint] = by[int(random.integers(len(by)))]
+    seconds = _last(random, 0.8, 2.0)
+    text = f'joint {joint} by {rig.robot.sensor_error[joint]:+.2f} rad for {seconds:.2f} s'
+    if not rig.runs:
+        answer = rig.services.insist(Trigger, f'{rig.EXECUTOR}/start', Trigger.Request())
+        if answer.success:
+            rig.problems.append(f'~/start believed a reading that jumped: {text}{stopped}')
+        time.sleep(0.3)
+    rig.robot.sensor_error[joint] = 0.0
+    _last(random, 0.8, 1.5)
+    return text + stopped
+
+
+def state_from_future(rig: Rig, random: np.random.Generator) -> str:
+    """Joint states whose stamps are ahead of the clock, one or a few."""
+    stopped = _stop_first(rig, random)
+    ahead_s, samples = float(random.uniform(0.5, 6.0)), int(random.integers(1, 20))
+    rig.robot.stamp_ahead(ahead_s, samples)
+    _last(random, 0.5, 1.0)
+    return f'{samples} samples by {ahead_s:.1f} s{stopped}'
+
+
+def bus_repeats(rig: Rig, random: np.random.Generator) -> str:
+    """A servo bus that repeats old positions under new stamps, and goes on."""
+    rig.robot.repeats = True
+    seconds = _last(random, 0.05, 0.12)
+    rig.robot.repeats = False
+    _last(random, 0.5, 1.0)
+    return f'for {seconds:.2f} s'
+
+
+def slow_joint_states(rig: Rig, random: np.random.Generator) -> str:
+    rig.robot.every = 10
+    seconds = _last(random, 2.0, 4.0)
+    rig.robot.every = 1
+    return f'at 10 Hz for {seconds:.2f} s'
 
 
 def second_publisher(rig: Rig, random: np.random.Generator) -> str:
@@ -339,6 +397,12 @@ def _nothing(message: JointTrajectory) -> None:
     message.points = []
 
 
+def _wrong_rate(message: JointTrajectory) -> None:
+    for point in message.points:
+        ns = point.time_from_start.sec * 1_000_000_000 + point.time_from_start.nanosec
+        point.time_from_start.sec, point.time_from_start.nanosec = divmod(2 * ns, 1_000_000_000)
+
+
 def _another_frame(message: JointTrajectory) -> None:
     message.header.frame_id = 'world'
 
@@ -350,6 +414,7 @@ _SPOILERS: dict[str, Callable[[JointTrajectory], None]] = {
     'no number': _no_number,
     'no points': _nothing,
     'no chunk': _another_frame,
+    'wrong rate': _wrong_rate,
     'twice': lambda message: None,
 }
 
@@ -369,6 +434,15 @@ def participants(rig: Rig, random: np.random.Generator) -> str:
     for onlooker in onlookers:
         onlooker.kill()
     return f'{count} for {seconds:.2f} s, then SIGKILL'
+
+
+def second_launch(rig: Rig, random: np.random.Generator) -> str:
+    """The same robot is launched again, under the same name or another one."""
+    name = str(random.choice(['vla_executor', 'vla_executor_2']))
+    beside = rig.launch_again(name)
+    seconds = _last(random, 5.0, 8.0)
+    beside.end()
+    return f'as {name} for {seconds:.2f} s'
 
 
 def stop_and_start(rig: Rig, random: np.random.Generator) -> str:
@@ -407,11 +481,16 @@ def fault_kinds() -> dict[str, FaultKind]:
         'policy_killed': FaultKind(policy_killed),
         'cameras_frozen': FaultKind(cameras_frozen),
         'camera_slow': FaultKind(camera_slow, stops=False),
+        'still_image': FaultKind(still_image, stops=False),
         'malformed_images': FaultKind(malformed_images, stops=False),
         'joint_states_silent': FaultKind(joint_states_silent),
         'joint_states_jump': FaultKind(joint_states_jump),
         'malformed_joint_states': FaultKind(malformed_joint_states),
         'glitch': FaultKind(glitch),
+        'reading_stays_wrong': FaultKind(reading_stays_wrong),
+        'state_from_future': FaultKind(state_from_future),
+        'bus_repeats': FaultKind(bus_repeats),
+        'slow_joint_states': FaultKind(slow_joint_states),
         'second_publisher': FaultKind(second_publisher),
         'power_lost': FaultKind(power_lost),
         'guided_while_stopped': FaultKind(guided_while_stopped),
@@ -419,6 +498,7 @@ def fault_kinds() -> dict[str, FaultKind]:
         'push': FaultKind(push),
         'stray_chunks': FaultKind(stray_chunks, stops=False),
         'participants': FaultKind(participants, stops=False),
+        'second_launch': FaultKind(second_launch, stops=False),
         'stop_and_start': FaultKind(stop_and_start),
         'reset': FaultKind(reset),
         'policy_reset': FaultKind(policy_reset),

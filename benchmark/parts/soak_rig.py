@@ -373,6 +373,23 @@ class Rig:
         self.policy = self._start_node('policy', _POLICY, *watched)
         self.services.bring_up(self.POLICY)
 
+    def launch_again(self, name: str) -> Child:
+        """Start another executor of this robot, as a second launch does; it is no part of the rig.
+
+        Args:
+            name: its node's name.
+        """
+        return Child(
+            [
+                *('-m', MODULES['executor_node'], '--ros-args', '-r', f'__node:={name}'),
+                *('--params-file', str(ROOT / 'config' / 'executor.yaml')),
+                *('-p', f'bundle:={self.bundle}', '-p', f'robot:={self.robot_path}'),
+                *('-p', 'autostart:=true'),
+            ],
+            self.folder / 'executor_beside.log',
+            profile=self.profiles.executor,
+        )
+
     def kill_policy(self) -> None:
         """SIGKILL; nobody asks for its exit code."""
         self.policy.kill()

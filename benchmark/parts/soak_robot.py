@@ -71,6 +71,8 @@ class SimulatedRobot:
         powered: the motors are on.
         sensor_error: (joints,) added to what it publishes.
         errs_for: samples for which it errs; none has an end where this is below 0.
+        repeats: True while it publishes what it measured before, under new stamps.
+        every: so many periods lie between two joint states.
         positions: (joints,) where its joints are.
         problems: exceptions of the robot's thread.
         late: when a joint state came late, and by how much, ns.
@@ -81,6 +83,12 @@ class SimulatedRobot:
         self.powered = True
         self.sensor_error = np.zeros(len(positions))
         self.errs_for = -1
+        self.repeats = False
+        self.every = 1
+        # Stamps that are ahead: by how much, ns, and how many are left.
+        self._ahead_ns, self._ahead_for = 0, 0
+        self._periods = 0
+        self._measured = positions.copy()
         self.positions = positions.copy()
         self.problems: list[str] = []
         self.late: list[tuple[int, int]] = []
@@ -115,6 +123,10 @@ class SimulatedRobot:
         """Follow the commands again."""
         self._springs |= np.isfinite(self._pushed)
         self._pushed[:] = np.nan
+
+    def stamp_ahead(self, seconds: float, samples: int) -> None:
+        """Stamp the next joint states so many seconds ahead of the clock."""
+        self._ahead_ns, self._ahead_for = round(seconds * 1e9), samples
 
     def guide(self, by: np.ndarray, seconds: float) -> None:
         """Let a hand move it, within its range, and wait until it is there."""
@@ -191,10 +203,14 @@ class SimulatedRobot:
         now_ns = time.time_ns()
         self._places.extend(self.positions)
         self._times.append(now_ns)
-        if self.silent:
+        self._periods += 1
+        if self.silent or self._periods % self.every:
             return
-        stamp = ns_to_stamp(now_ns)
-        measured = self.positions + self.sensor_error * (self.errs_for != 0)
+        stamp = ns_to_stamp(now_ns + (self._ahead_ns if self._ahead_for > 0 else 0))
+        self._ahead_for -= self._ahead_for > 0
+        if not self.repeats:
+            self._measured = self.positions + self.sensor_error * (self.errs_for != 0)
+        measured = self._measured
         self.errs_for -= self.errs_for > 0
         for side in self._sides:
             message = JointState(name=side.names, position=measured[side.columns].tolist())
