@@ -251,11 +251,17 @@ class _Matcher:
     def match(self) -> RobotMatch:
         cameras = self._match_cameras()
         chains = {pose.name: self._chain(pose) for pose in self._poses}
-        self._chains = {name: chain for name, chain in chains.items() if chain is not None}
+        # Every chain measures its pose; those whose pose no output carries command it, too.
+        self._measuring = {name: chain for name, chain in chains.items() if chain is not None}
+        self._chains = {
+            pose.name: self._measuring[pose.name]
+            for pose in self._poses
+            if pose.name in self._measuring and not self._is_carried(pose)
+        }
         self._measured_pose_of = {
             name: pose
             for pose in self._poses
-            if pose.name in self._chains
+            if pose.name in self._measuring
             for name in (*pose.state_position, *pose.state_rotation)
         }
         tools = tuple(filter(None, map(self._tool, self._poses)))
@@ -296,15 +302,17 @@ class _Matcher:
             for joint, item in zip(state_joints, self._spec.state, strict=True)
             if item.name not in self._measured_pose_of
         ]
-        of_chains = [column.name for name in poses for column in self._chains[name].columns]
+        of_chains = [column.name for name in poses for column in self._measuring[name].columns]
         joints = tuple(dict.fromkeys([*plain, *of_chains])) if poses else tuple(plain)
         places = {item.name: index for index, item in enumerate(self._spec.state)}
         return {
             'measured_joints': joints,
             'measured_poses': tuple(
                 MeasuredPose(
-                    chain=self._chains[pose.name],
-                    joints=tuple(joints.index(one.name) for one in self._chains[pose.name].columns),
+                    chain=self._measuring[pose.name],
+                    joints=tuple(
+                        joints.index(one.name) for one in self._measuring[pose.name].columns
+                    ),
                     state=tuple(
                         places[name] for name in (*pose.state_position, *pose.state_rotation)
                     ),
@@ -316,24 +324,31 @@ class _Matcher:
             ),
         }
 
+    def _is_carried(self, pose: PoseSpec) -> bool:
+        """Return whether an output of the robot carries a pose of this name."""
+        carried = {output.pose for output in self._robot.outputs}
+        return pose.name in by_name(one for one in self._robot.poses if one.name in carried)
+
     def _moves_joints(self, pose: PoseSpec) -> bool:
         """Return whether a twist is the velocities of joints: no output of the robot carries it."""
-        carried = {output.pose for output in self._robot.outputs}
-        of_outputs = by_name(one for one in self._robot.poses if one.name in carried)
         return (
             pose.kind == 'velocity'
-            and pose.name not in of_outputs
+            and not self._is_carried(pose)
             and all(name in self._joints for name in pose.actions)
         )
 
     def _chain(self, pose: PoseSpec) -> JointChain | None:
-        """Return the joints that a pose is commanded through; None where an output carries it."""
+        """Return the joints that a pose is measured through; None where it has no link."""
         robot_pose = by_name(self._robot.poses).get(pose.name)
         if robot_pose is None or robot_pose.link is None or self._robot.urdf_text is None:
             return None
         index = self._robot.poses.index(robot_pose)
-        if pose.kind == 'velocity':
-            self._conflict('poses', f"'{pose.name}' is velocity; only poses go through joints")
+        if pose.kind == 'velocity' and not self._is_carried(pose):
+            self._conflict(
+                'poses',
+                f"'{pose.name}' is velocity; only poses go through joints: give it an output "
+                'twist_stamped',
+            )
             return None
         joints = {joint.in_messages: joint for joint in self._robot.joints}
         try:

@@ -222,15 +222,9 @@ def _check_pose(where: str, pose: RobotPose, robot: RobotSpec) -> None:
 
 
 def _check_link(where: str, pose: RobotPose, robot: RobotSpec) -> None:
-    """Refuse a link without a URDF, or of a pose that an output carries."""
-    if pose.link is None:
-        return
-    if robot.urdf is None:
+    """Refuse a link without a URDF."""
+    if pose.link is not None and robot.urdf is None:
         raise FieldError(f'{where}.link', 'is a link of the URDF, and the file names none (urdf)')
-    if any(output.pose == pose.name for output in robot.outputs):
-        raise FieldError(
-            f'{where}.link', 'goes through joints, but an output carries the pose; keep one of both'
-        )
 
 
 def _check_output(where: str, output: RobotOutput) -> None:

@@ -209,8 +209,8 @@ class RobotPose:
         angular_acceleration: largest change of the angular velocity of a pose, rad/s²; of a twist
             about each axis; unlimited where left out.
         aliases: further names under which policies know it.
-        link: link of the URDF that is this end effector. Where no output carries the pose, it is
-            commanded through the joints between `frame_id` and this link.
+        link: link of the URDF that is this end effector: the pose is measured through the joints
+            between `frame_id` and this link, and commanded through them where no output carries it.
         topic: topic on which the pose is measured (`geometry_msgs/PoseStamped` in `frame_id`), for
             a twist; relative topics are in the node's namespace.
     """
