@@ -28,6 +28,8 @@ root_doc = 'index'
 exclude_patterns = ['_build']
 # Dashes of options stay as they are.
 smartquotes = False
+# A block without a language is a command line: no word of it is a keyword.
+highlight_language = 'none'
 nitpicky = True
 # Anchors of headings are GitHub's, so that a link works on the site and in the repository.
 myst_heading_anchors = 4
@@ -37,6 +39,7 @@ html_theme = 'sphinx_rtd_theme'
 html_theme_options = {'navigation_depth': 3, 'collapse_navigation': False}
 html_static_path = ['_static']
 html_css_files = ['pages.css']
+html_js_files = ['tables.js']
 html_show_sphinx = False
 html_copy_source = False
 

@@ -349,16 +349,50 @@ def test_without_pinocchio_a_pose_through_joints_is_refused_with_what_installs_i
         matched(tmp_path)
 
 
-def test_a_link_needs_a_urdf_and_no_output_of_the_pose(tmp_path):
+def test_a_link_needs_a_urdf(tmp_path):
     (tmp_path / 'arm.urdf').write_text(urdf())
     path = tmp_path / 'arm.yaml'
     path.write_text(robot_text().replace('urdf: arm.urdf\n', ''))
     with pytest.raises(RobotError, match=r'poses\[0\]\.link'):
         load_robot(path)
-    output = '  - {kind: pose_stamped, topic: pose, pose: hand}\non_violation'
-    path.write_text(robot_text().replace('on_violation', output))
-    with pytest.raises(RobotError, match=r'poses\[0\]\.link'):
-        load_robot(path)
+
+
+@pytest.mark.parametrize('kind', ['pose_stamped', 'twist_stamped'])
+def test_the_state_of_a_pose_that_an_output_carries_is_measured_through_the_joints(tmp_path, kind):
+    spec = pose_spec('axis_angle')
+    pose = replace(
+        spec.poses[0],
+        kind='velocity' if kind == 'twist_stamped' else 'absolute',
+        state_position=('px', 'py', 'pz'),
+        state_rotation=('pa', 'pb', 'pc'),
+    )
+    names = (*pose.state_position, *pose.state_rotation)
+    rate = '/s' if pose.kind == 'velocity' else ''
+    spec = replace(
+        spec,
+        dims=replace(spec.dims, action_dim=12),
+        state=tuple(StateSpec(name, 'm' if at < 3 else 'rad') for at, name in enumerate(names)),
+        actions=tuple(ActionSpec(one.name, one.unit + rate, pose.kind) for one in spec.actions),
+        poses=(pose,),
+    )
+    (tmp_path / 'arm.urdf').write_text(urdf())
+    path = tmp_path / 'arm.yaml'
+    text = robot_text().replace(
+        'outputs:\n', f'outputs:\n  - {{kind: {kind}, topic: tool, pose: hand}}\n'
+    )
+    if kind == 'twist_stamped':
+        text = text.replace('frame_id: base', 'frame_id: base, topic: tool_pose')
+    path.write_text(text)
+    match = match_robot(load_robot(path), spec, tmp_path)
+    # The output has the pose's numbers; no joint is commanded.
+    assert [one.output.kind for one in match.outputs] == [kind]
+    assert not set(match.column_names) & set(JOINTS)
+    joints = np.array([0.3, -0.4, 0.9, 0.2, -0.5, 0.1])
+    measured = np.array([joints[JOINTS.index(name)] for name in match.measured_joints])
+    place, turned = pose_of(joints)
+    state = match.policy_state(measured)
+    np.testing.assert_allclose(state[:3], place, atol=1e-9)
+    np.testing.assert_allclose(to_matrix(state[3:], 'axis_angle'), turned, atol=1e-9)
 
 
 def step_spec() -> BundleSpec:

@@ -59,6 +59,10 @@ outputs:
   - {kind: float64_multi_array, topic: hand/commands, joints: [hand]}
   - {kind: float64_multi_array, topic: arm/commands, joints: [turn, lift]}
 """
+# Without a box: nothing measures the tool.
+TWIST_ARM = ARM.replace('pose_stamped', 'twist_stamped').replace(
+    ' lower: [0.1, -0.3, 0.0], upper: [0.5, 0.3, 0.4],', ''
+)
 URDF = """<robot name="arm">
   <joint name="hand" type="prismatic"><limit lower="0" upper="0.1" velocity="1" effort="1"/></joint>
   <joint name="lift" type="revolute"><limit lower="-1" upper="1" velocity="2" effort="1"/></joint>
@@ -408,10 +412,9 @@ def test_an_action_of_a_pose_has_the_poses_limits_and_unit_where_a_joint_is_call
 ):
     rail = RAIL.replace('name: x', called).replace('UNIT', unit)
     turn = '  - {name: roll, unit: deg, lower: -360.0, upper: 360.0, velocity: 90.0}\n'
-    text = ARM.replace('cameras:', f'  - {{{rail}}}\n{turn}cameras:')
+    arm = TWIST_ARM if kind == 'velocity' else ARM
+    text = arm.replace('cameras:', f'  - {{{rail}}}\n{turn}cameras:')
     text = text[: text.index('  - {kind: float64')]
-    if kind == 'velocity':
-        text = text.replace('pose_stamped', 'twist_stamped')
     path = tmp_path / 'arm.yaml'
     path.write_text(text)
     rate = '/s' if kind == 'velocity' else ''
@@ -510,9 +513,7 @@ def test_accelerations_of_a_pose_are_those_of_its_columns(tmp_path):
     limits = match_robot(load_robot(path), pose_policy(), 'bundle').limits
     assert limits.acceleration == pytest.approx([2.0] * 3 + [5.0] * 4)
     assert limits.braking_s == pytest.approx(0.25)
-    path.write_text(
-        ARM.replace('pose_stamped', 'twist_stamped').replace('angular_velocity: 1.0}', given)
-    )
+    path.write_text(TWIST_ARM.replace('angular_velocity: 1.0}', given))
     twist = pose_policy(replace(TOOL, kind='velocity'), 'm/s', 'rad/s')
     limits = match_robot(load_robot(path), twist, 'bundle').limits
     assert limits.acceleration == pytest.approx([2.0] * 3 + [5.0] * 3)
@@ -522,7 +523,7 @@ def test_accelerations_of_a_pose_are_those_of_its_columns(tmp_path):
 @pytest.mark.parametrize('form', ['quaternion_wxyz', 'quaternion_xyzw', 'rotation_6d'])
 def test_a_twist_that_is_no_three_numbers_is_a_conflict_that_says_what_mends_it(tmp_path, form):
     path = tmp_path / 'arm.yaml'
-    path.write_text(ARM.replace('pose_stamped', 'twist_stamped'))
+    path.write_text(TWIST_ARM)
     pose = replace(TOOL, rotation=FORMS[form], form=form, euler_axes=None, kind='velocity')
     with pytest.raises(
         MatchError, match=rf"poses\[0\]\.form: 'tool' is velocity .*{form}.*axis_angle"

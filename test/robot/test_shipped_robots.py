@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from paths import ROOT
 from test_robot_match import lerobot_so101, policy
 
-from vla_runtime.bundle.schema import ActionSpec, BundleSpec, CameraSpec, StateSpec
+from vla_runtime.bundle.schema import (
+    ActionSpec,
+    BundleSpec,
+    CameraSpec,
+    PoseSpec,
+    StateSpec,
+)
 from vla_runtime.robot.file import load_robot
 from vla_runtime.robot.match import RobotMatch, match_robot
 from vla_runtime.robot.schema import Robot
@@ -90,7 +97,30 @@ def test_every_joint_of_a_policy_is_limited_and_carried(name: str) -> None:
     assert len(match.cameras) == len(POLICIES[name]().cameras) - (name.startswith('so101'))
 
 
-@pytest.mark.parametrize('name', [*POLICIES, 'tabletop'])
+def twist_of_a_tool() -> BundleSpec:
+    """A policy that sees the arm's joints and moves its tool."""
+    names = ('vx', 'vy', 'vz', 'wx', 'wy', 'wz')
+    pose = PoseSpec('tool', names[:3], names[3:], 'axis_angle', 'velocity', 'base')
+    units = ('m/s',) * 3 + ('rad/s',) * 3
+    actions = tuple(ActionSpec(*one, 'velocity') for one in zip(names, units, strict=True))  # type: ignore[arg-type]
+    return replace(ur5e(), actions=actions, poses=(pose,))
+
+
+def test_ur5e_under_servo_takes_a_twist_and_keeps_the_tool_in_its_box() -> None:
+    robot = load_robot(ROBOTS / 'ur5e_servo.yaml')
+    match = match_robot(robot, twist_of_a_tool(), 'bundle')
+    assert [one.output.topic for one in match.outputs] == ['servo_node/delta_twist_cmds']
+    assert [one.frame_id for one in match.outputs] == ['base']
+    (tool,) = match.tools
+    assert (tool.topic, tool.axes, tool.frame_id) == (
+        'tcp_pose_broadcaster/pose',
+        (0, 1, 2),
+        'base',
+    )
+    assert match.limits.velocity == pytest.approx([0.25] * 3 + [0.8] * 3)
+
+
+@pytest.mark.parametrize('name', [*POLICIES, 'tabletop', 'ur5e_servo'])
 def test_a_robot_file_says_where_its_numbers_are_from(name: str) -> None:
     head = (ROBOTS / f'{name}.yaml').read_text(encoding='utf-8').partition('\njoint_states:')[0]
     comments = ' '.join(re.findall(r'^# ?(.*)$', head, re.MULTILINE))

@@ -11,6 +11,11 @@ from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.typed_yaml import did_you_mean
 
 
+def is_euler_axes(text: str) -> bool:
+    """Return whether this is transforms3d's code of three axes, such as `sxyz`."""
+    return bool(re.fullmatch(r'[sr]([xyz])(?!\1)([xyz])(?!\2)[xyz]', text))
+
+
 def check_poses(spec: BundleSpec) -> None:
     """Check the poses against the actions and the state that they name (FieldError)."""
     used: dict[str, str] = {}
@@ -40,9 +45,7 @@ def check_poses(spec: BundleSpec) -> None:
                     _check_angle(spec, name, field)
         if (pose.form == 'euler') != (pose.euler_axes is not None):
             raise FieldError(f'{here}.euler_axes', "is for the form 'euler', and needed there")
-        if pose.euler_axes is not None and not re.fullmatch(
-            r'[sr]([xyz])(?!\1)([xyz])(?!\2)[xyz]', pose.euler_axes
-        ):
+        if pose.euler_axes is not None and not is_euler_axes(pose.euler_axes):
             raise FieldError(
                 f'{here}.euler_axes',
                 f"'{pose.euler_axes}' where s or r and three axes are expected, e.g. 'sxyz'",

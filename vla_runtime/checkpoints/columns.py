@@ -22,7 +22,7 @@ from vla_runtime.bundle.statistics import apart_from_states
 from vla_runtime.checkpoints.folder_facts import FolderFacts
 from vla_runtime.checkpoints.missing_facts import MissingFacts
 from vla_runtime.checkpoints.options import DatasetInfo, ExportOptions
-from vla_runtime.checkpoints.pose_steps import stepped_pose
+from vla_runtime.checkpoints.pose_options import declared_poses
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.types import ActionKind
@@ -65,25 +65,26 @@ def resolve_columns(
     action_units = _units(options.units, 'action', action_names, state_names, missing)
     if options.units is None:
         missing.ask('--units', f'unit of all dimensions, or NAME=UNIT for each: {_UNIT_WORDS}')
-    stepped = stepped_pose(options, state_names, action_names, missing)
-    poses = (*_poses(facts, state_names, action_names), *((stepped,) if stepped else ()))
+    declared = declared_poses(options, state_names, action_names, missing)
+    poses = (*_poses(facts, state_names, action_names), *declared)
     for pose in poses:
         for group, units in (('state', state_units), ('action', action_units)):
             if units is not None:
                 _measure_pose(pose, group, units, options.units or (), missing)
     in_pose = {name for pose in poses for name in pose.actions}
     deltas = _deltas(facts, options.deltas, action_names, missing)
-    if stepped and action_names:
-        _refuse_relative(stepped, facts, action_names, missing)
+    for pose in declared:
+        _refuse_relative(pose, facts, action_names or (), missing)
     velocities = _known('--velocity', options.velocities, action_names, missing)
     targets = _known('--target', options.targets, action_names, missing)
     if not (state_names and action_names and state_units and action_units and deltas):
         return None
+    steps = {name for pose in declared if pose.delta_from == 'step' for name in pose.actions}
     actions = []
     for index, name in enumerate(action_names):
         anchor = deltas[index]
         kind: ActionKind = 'absolute'
-        if anchor is not None or (stepped and name in stepped.actions):
+        if anchor is not None or name in steps:
             kind = 'delta'
         if name in velocities:
             if kind == 'delta':
@@ -108,19 +109,21 @@ def resolve_columns(
 
 
 def _refuse_relative(
-    stepped: PoseSpec, facts: FolderFacts, names: tuple[str, ...], missing: MissingFacts
+    pose: PoseSpec, facts: FolderFacts, names: tuple[str, ...], missing: MissingFacts
 ) -> None:
-    """Note steps that the folder says are relative to the state, which is another meaning."""
+    """Note a pose that the folder says is relative to the state, number by number."""
     relative = [
         name
         for name, anchor in zip(names, facts.deltas or (), strict=False)
-        if anchor is not None and name in stepped.actions
+        if anchor is not None and name in pose.actions
     ]
     if relative:
+        option = '--pose-steps' if pose.delta_from == 'step' else f'--pose {pose.name}'
         missing.conflict(
-            f'--pose-steps names {", ".join(relative)}, but the folder says '
+            f'{option} names {", ".join(relative)}, but the folder says '
             f'{"they are" if len(relative) > 1 else "it is"} relative to the state: the policy '
-            'gives differences from the state at the start of a chunk, not steps from row to row'
+            'gives differences from the state at the start of a chunk, number by number, and no '
+            'rotations are composed'
         )
 
 
@@ -166,14 +169,19 @@ def _measure_pose(
     angle: Unit = 'rad' if pose.form in ('axis_angle', 'euler') else '1'
     # The scale of steps makes metres of the actions alone.
     lengths: tuple[Unit, ...] = ('m',) if pose.delta_from == 'step' else ('m', 'mm')
+    of_angles: tuple[Unit, ...] = ('rad', 'deg')
+    of_lengths: tuple[Unit, ...] = get_args(Unit) if angle == '1' else ('m', 'mm')
+    if pose.kind == 'velocity' and group == 'action':
+        angle, lengths = 'rad/s', ('m/s',)
+        of_angles, of_lengths = ('rad', 'deg', 'rad/s', 'deg/s'), ('m', 'mm', 'm/s')
     position, rotation = (
         (pose.position, pose.rotation)
         if group == 'action'
         else (pose.state_position, pose.state_rotation)
     )
     for names, right, of_others in (
-        (position, lengths, ('rad', 'deg')),
-        (rotation, (angle,), ('m', 'mm') if angle == 'rad' else get_args(Unit)),
+        (position, lengths, of_angles),
+        (rotation, (angle,), of_lengths),
     ):
         refused: dict[Unit, list[str]] = {}
         for name in names:

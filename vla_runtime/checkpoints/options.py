@@ -15,7 +15,7 @@ from vla_runtime.checkpoints.feature_names import feature_names
 from vla_runtime.files.input_files import read_text
 from vla_runtime.files.json_file import LARGEST_JSON, JsonMapping, read_json
 from vla_runtime.files.typed_yaml import did_you_mean
-from vla_runtime.types import AdvantageTemplate
+from vla_runtime.types import AdvantageTemplate, PoseFrame
 
 # Releases of LeRobot that treat state and images otherwise than those before and after them:
 # 0.4.0 to 0.4.4, and 0.5.0.
@@ -58,10 +58,13 @@ class ExportOptions:
         velocities: names of the actions that are velocities.
         targets: names of the actions that are positions to reach, though their statistics lie
             apart from those of the states.
+        poses: names of the actions that are one end effector's pose, by the pose's name.
+        pose_rotation: form of the rotation in `poses`: a `RotationForm`, or `euler_` and axes.
+        pose_frame: axes that deltas of `poses` are along.
         pose_steps: names of the six actions that are steps of an end effector's pose, position and
             axis-angle, from row to row.
-        pose_state: names of the state that are that pose, measured.
-        pose_scale: metres and radians that 1 is of those actions.
+        pose_state: names of the state that are the poses, measured, one pose after the other.
+        pose_scale: metres and radians that 1 is of the actions in `pose_steps`.
         horizon: actions of a chunk.
         denoise_steps: Euler steps.
         prompt_length: tokens of the padded prompt.
@@ -92,6 +95,9 @@ class ExportOptions:
     deltas: tuple[str, ...] | None = None
     velocities: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
+    poses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    pose_rotation: str | None = None
+    pose_frame: PoseFrame | None = None
     pose_steps: tuple[str, ...] | None = None
     pose_state: tuple[str, ...] | None = None
     pose_scale: tuple[float, float] | None = None

@@ -9,12 +9,14 @@ import argparse
 import math
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
+from vla_runtime.bundle.pose_rules import is_euler_axes
 from vla_runtime.checkpoints.options import LeRobotRelease
+from vla_runtime.checkpoints.pose_options import ROTATIONS
 from vla_runtime.cli._numbers import at_least
 from vla_runtime.family.listing import family_names, find_family
-from vla_runtime.types import AdvantageTemplate
+from vla_runtime.types import AdvantageTemplate, PoseFrame
 
 if TYPE_CHECKING:
     from vla_runtime.bundle.schema import CameraSpec
@@ -115,6 +117,28 @@ def _add_columns(group: argparse._ArgumentGroup) -> None:
         help='actions that are positions to reach, where statistics speak against it',
     )
     group.add_argument(
+        '--pose',
+        dest='poses',
+        action=_AppendPose,
+        type=_pose,
+        metavar='NAME=ACTION,...',
+        default={},
+        help="actions that are one end effector's pose: x, y, z and the rotation's numbers; once "
+        'for each end effector. Name them all in --velocity for a twist, in --delta for '
+        'differences from the pose at the start of a chunk',
+    )
+    group.add_argument(
+        '--pose-rotation',
+        type=_rotation,
+        metavar='FORM',
+        help=f'form of the rotation in --pose: {", ".join(ROTATIONS)}',
+    )
+    group.add_argument(
+        '--pose-frame',
+        choices=get_args(PoseFrame),
+        help='axes that the deltas of --pose are along',
+    )
+    group.add_argument(
         '--pose-steps',
         type=_words,
         metavar='NAME,...',
@@ -125,7 +149,7 @@ def _add_columns(group: argparse._ArgumentGroup) -> None:
         '--pose-state',
         type=_words,
         metavar='NAME,...',
-        help='the six dimensions of the state that are this pose, measured',
+        help='dimensions of the state that are the pose of --pose or --pose-steps, measured',
     )
     group.add_argument(
         '--pose-scale',
@@ -237,6 +261,38 @@ def _words(text: str) -> tuple[str, ...]:
     if not all(words):
         raise argparse.ArgumentTypeError(f"'{text}' has an empty entry")
     return words
+
+
+class _AppendPose(argparse.Action):
+    """Collects the poses of several `--pose`."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        name, words = values
+        if name in namespace.poses:
+            raise argparse.ArgumentError(self, f"'{name}' is given twice")
+        namespace.poses = {**namespace.poses, name: words}
+
+
+def _pose(text: str) -> tuple[str, tuple[str, ...]]:
+    name, equals, words = text.partition('=')
+    if not equals or not name.strip():
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not NAME=ACTION,..., such as tool=x,y,z,rx,ry,rz"
+        )
+    return name.strip(), _words(words)
+
+
+def _rotation(text: str) -> str:
+    form, _, axes = text.partition('_')
+    if text in ROTATIONS or (form == 'euler' and is_euler_axes(axes)):
+        return text
+    raise argparse.ArgumentTypeError(f"'{text}' is none of {', '.join(ROTATIONS)}")
 
 
 def _scale(text: str) -> tuple[float, float]:

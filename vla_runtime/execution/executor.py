@@ -516,6 +516,7 @@ class ChunkExecutor:
         self._motion.commanded_s = now_s
         if fault is not Reason.CLOCK_JUMP and fault is not Reason.CLOCK_INVALID:
             self._replanner.record(now_ros_ns)
+            self._guard.record(now_ros_ns, command)
         return command
 
     def _move(self, clock_fault: Reason | None, now_s: float, now_ros_ns: int) -> Command:

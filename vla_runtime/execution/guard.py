@@ -15,6 +15,7 @@ from vla_runtime.execution.blocked_joints import BlockedJoints
 from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import Command, CommandKind, Counters, Reason
+from vla_runtime.execution.dead_reckoning import DeadReckoning
 from vla_runtime.execution.following import Following
 from vla_runtime.execution.limits import Limits
 from vla_runtime.execution.state import MeasuredState
@@ -74,6 +75,7 @@ class Guard:
         )
         grips = columns.has_feedback & columns.is_position & np.isinf(tracking_error)
         self._following = Following(columns, grips, limits.hold_distance(columns))
+        self._reckoning = DeadReckoning(columns)
         self._started_s: float | None = None
         self.fault: Reason | None = None
         self.detail = ''
@@ -95,7 +97,15 @@ class Guard:
         # Before the first command there is nothing that a measured angle could be near to.
         if self._columns.any_continuous and command.kind is not CommandKind.IDLE:
             self.state.bring_near(command.setpoints)
+        if self._reckoning:
+            self._reckoning.carry_on(self.state, now_ros_ns)
         return self.state
+
+    def record(self, now_ros_ns: int, command: Command) -> None:
+        """Note the command of a tick, by which the robot goes on until it is measured again."""
+        if self._reckoning:
+            sent = not command.dry_run and command.kind is not CommandKind.IDLE
+            self._reckoning.record(now_ros_ns, command.setpoints, sent=sent)
 
     def observe(
         self, names: Sequence[str], positions: Sequence[float], stamp_ns: int, source: str
@@ -137,6 +147,7 @@ class Guard:
             self._counters.clock_jumps += 1
             # Stamps of before can no longer be compared with those to come.
             self.state.clear()
+            self._reckoning.clear()
         elif fault is Reason.TICK_LATE:
             self._counters.late_ticks += 1
         return fault
@@ -159,6 +170,8 @@ class Guard:
             return fault
         if self._columns.any_continuous:
             state.bring_near(command.setpoints)
+        if self._reckoning:
+            self._reckoning.carry_on(state, now_ros_ns)
         if self.too_far(command, state.positions):
             refused = ''.join(f'; {text}' for text in state.refused)
             self.detail = watch.describe_distance(command.setpoints, state.positions) + refused

@@ -22,6 +22,8 @@ _FAR = 1e9
 _WORTH_COUNTING = 0.01
 # The same where neither is limited, in rad, m or per second of them: no encoder sees less.
 _ROUNDING = 1e-6
+# A robot follows a velocity late. It is braked before a position limit as if by so many seconds.
+_LATE_S = 0.1
 # Share of the acceleration that a plan may need and still be followed exactly.
 _RESERVED = 0.25
 
@@ -89,6 +91,7 @@ class MotionLimiter:
         self._lowest = np.where(columns.is_velocity, -_FAR, self._lower)
         self._highest = np.where(columns.is_velocity, _FAR, self._upper)
         self.velocities = np.zeros(columns.count)
+        self._late_s = np.where(columns.is_velocity & columns.has_feedback, _LATE_S, 0.0)
         self._last_dt_s = 0.0
         self._ones = np.ones(columns.count)
         self._zeros = np.zeros(columns.count)
@@ -272,6 +275,10 @@ class MotionLimiter:
                 return LimitKind.POSITION
             if self._next[column] <= down + slack < 0.0:
                 return LimitKind.POSITION
+            # At its limit a velocity column has no speed left, which is no limit of speed.
+            at_limit = wanted > 0.0 >= up - slack or wanted < 0.0 <= down + slack
+            if self._columns.is_velocity[column] and at_limit:
+                return LimitKind.POSITION
         if speed >= self._speed_kept[column] * self._pace * (1.0 - 1e-9):
             return LimitKind.VELOCITY
         return LimitKind.ACCELERATION
@@ -366,13 +373,17 @@ class MotionLimiter:
         v solves `v·dt + v²/a = d`: after this tick the way left is `v²/a`, enough to brake with
         half the acceleration. Uneven ticks leave half of it at worst, with a long tick after each
         short one (`_span`); and whatever the next tick is, its braking leaves `v²/a` again.
-        Without a limit of acceleration the distance may be covered in one tick.
+        Without a limit of acceleration the distance may be covered in one tick. For a velocity
+        column dt is longer by `_LATE_S`, which asks for a/2 at most, too.
         """
         roots, fastest = self._roots, self._fastest
         np.multiply(self._distance, self._inverse, out=roots)
-        roots += dt_s * dt_s
+        span_s: float | np.ndarray = dt_s
+        if self._columns.any_velocity:
+            span_s = np.add(self._late_s, dt_s, out=self._scratch)
+        roots += span_s * span_s
         np.sqrt(roots, out=roots)
-        roots += dt_s
+        roots += span_s
         np.divide(self._distance, roots, out=fastest)
         fastest *= 2.0
 

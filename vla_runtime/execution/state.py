@@ -334,6 +334,10 @@ class MeasuredState:
         turns = np.round((reference[where] - self._came[where]) / _FULL_TURN)
         self.positions[where] = self._came[where] + np.nan_to_num(turns) * _FULL_TURN
 
+    def carry_on(self, columns: np.ndarray, ways: np.ndarray) -> None:
+        """Add to the measured positions of these columns the ways gone since their stamps."""
+        self.positions[columns] = self._came[columns] + ways
+
     def keep_raw_angles(self) -> None:
         """Take the positions as the driver counts them."""
         np.copyto(self.positions, self._came)

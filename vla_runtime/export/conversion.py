@@ -41,7 +41,7 @@ from vla_runtime.checkpoints.folder_facts import FolderFacts
 from vla_runtime.checkpoints.lerobot_folder import policy_type, read_lerobot_folder
 from vla_runtime.checkpoints.missing_facts import MissingFacts
 from vla_runtime.checkpoints.options import DatasetInfo, ExportOptions, read_dataset_info
-from vla_runtime.checkpoints.pose_steps import scale_steps
+from vla_runtime.checkpoints.pose_options import pose_notes, scale_steps
 from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source, find_reader
 from vla_runtime.checkpoints.tensors import CheckpointError, copy_tensors, read_tensors
 from vla_runtime.families.shape_cache import weight_shapes
@@ -157,7 +157,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     file = facts.statistics_file or checkpoint
     ask_for_targets(spec, statistics, options.targets, facts.deltas, file, missing)
     missing.raise_if_any()
-    notes = (*facts.notes, *settled.notes)
+    notes = (*facts.notes, *settled.notes, *pose_notes(spec))
     files = reader.files(source)
     _check_answers(family, dims, settled.tokenizer, files)
     return ExportPlan(spec, tensors, statistics, settled.tokenizer, notes, files)

@@ -33,10 +33,11 @@ def column_limits(robot: Robot, written: WrittenColumns) -> Limits:
     for column in columns:
         pose = written.pose_of.get(column.name)
         if pose is not None:
-            limit, box = _pose_limits(pose, poses[pose.name], column.name)
-            limits[column.name] = limit
-            if box is not None:
-                workspace[column.name] = box
+            limits[column.name] = _pose_limits(pose, poses[pose.name], column.name)
+            # A velocity is no position: its box is that of the position which is measured.
+            if column.name in pose.position and (pose.kind != 'velocity' or column.feedback):
+                axis = pose.position.index(column.name)
+                workspace[column.name] = poses[pose.name].bounds[axis]
         elif column.name in joints:
             limits[column.name] = _joint_limits(joints[column.name])
     names = tuple(column.name for column in columns)
@@ -74,16 +75,10 @@ def _joint_limits(joint: RobotJoint) -> ColumnLimits:
     return replace(ColumnLimits(), **present)
 
 
-def _pose_limits(
-    pose: PoseSpec, robot_pose: RobotPose, name: str
-) -> tuple[ColumnLimits, tuple[float, float] | None]:
-    """Limits of one pose coordinate, and its side of the workspace box for absolute positions."""
+def _pose_limits(pose: PoseSpec, robot_pose: RobotPose, name: str) -> ColumnLimits:
     if name in pose.position:
-        axis = pose.position.index(name)
-        box = (robot_pose.lower[axis], robot_pose.upper[axis])
-        limits = _limits(robot_pose.velocity, robot_pose.acceleration)
-        return limits, None if pose.kind == 'velocity' else box
-    return _limits(robot_pose.angular_velocity, robot_pose.angular_acceleration), None
+        return _limits(robot_pose.velocity, robot_pose.acceleration)
+    return _limits(robot_pose.angular_velocity, robot_pose.angular_acceleration)
 
 
 def _limits(velocity: float, acceleration: float | None) -> ColumnLimits:

@@ -106,6 +106,25 @@ class MeasuredPose:
 
 
 @dataclass(frozen=True)
+class MeasuredTool:
+    """Measurement of a position that a twist moves, along the axes that the workspace box bounds.
+
+    Attributes:
+        columns: columns of the velocities along these axes.
+        axes: which of x, y and z they are: 0, 1, 2.
+        joints: joints of the robot file that measure the position; empty where a topic does.
+        topic: topic of the pose; None where joints measure it.
+        frame_id: frame in which it is to be measured.
+    """
+
+    columns: tuple[str, ...]
+    axes: tuple[int, ...]
+    joints: tuple[str, ...]
+    topic: str | None
+    frame_id: str
+
+
+@dataclass(frozen=True)
 class RobotMatch:
     """Mapping between one policy and one robot.
 
@@ -124,6 +143,7 @@ class RobotMatch:
         earlier: those of `cameras` that are an earlier frame of another one.
         outputs: outputs that commands go to; those that this policy does not use are left out.
         state_ages_ns: ages of the earlier states that the policy sees, the newest first.
+        tools: positions that twists move, measured for the workspace box.
     """
 
     state_joints: tuple[str, ...]
@@ -137,6 +157,15 @@ class RobotMatch:
     measured_joints: tuple[str, ...]
     measured_poses: tuple[MeasuredPose, ...] = ()
     state_ages_ns: tuple[int, ...] = ()
+    tools: tuple[MeasuredTool, ...] = ()
+
+    def observed_as(self, joint: str) -> str:
+        """Return the column that a measured joint is the position of; empty for none."""
+        for tool in self.tools:
+            if joint in tool.joints:
+                return tool.columns[tool.joints.index(joint)]
+        # A number of a pose is no joint, whatever it is called.
+        return '' if joint in self.written.pose_of else joint
 
     def policy_state(self, measured: np.ndarray) -> np.ndarray:
         """Return measured positions, (measured_joints,) in robot units, as the policy's state.
@@ -222,13 +251,21 @@ class _Matcher:
     def match(self) -> RobotMatch:
         cameras = self._match_cameras()
         chains = {pose.name: self._chain(pose) for pose in self._poses}
-        self._chains = {name: chain for name, chain in chains.items() if chain is not None}
+        # Every chain measures its pose; those whose pose no output carries command it, too.
+        self._measuring = {name: chain for name, chain in chains.items() if chain is not None}
+        self._chains = {
+            pose.name: self._measuring[pose.name]
+            for pose in self._poses
+            if pose.name in self._measuring and not self._is_carried(pose)
+        }
         self._measured_pose_of = {
             name: pose
             for pose in self._poses
-            if pose.name in self._chains
+            if pose.name in self._measuring
             for name in (*pose.state_position, *pose.state_rotation)
         }
+        tools = tuple(filter(None, map(self._tool, self._poses)))
+        self._measured_tools = {name for tool in tools for name in tool.columns}
         state = [self._state_scaling(index) for index in range(len(self._spec.state))]
         columns = [self._column(action) for action in self._spec.actions]
         written = WrittenColumns(columns, self._poses, self._chains)
@@ -253,6 +290,7 @@ class _Matcher:
             earlier=_earlier_frames(self._spec),
             state_ages_ns=_state_ages_ns(self._spec),
             outputs=outputs,
+            tools=tools,
             **self._measured([joint for joint, _, _ in state]),
         )
 
@@ -264,15 +302,17 @@ class _Matcher:
             for joint, item in zip(state_joints, self._spec.state, strict=True)
             if item.name not in self._measured_pose_of
         ]
-        of_chains = [column.name for name in poses for column in self._chains[name].columns]
+        of_chains = [column.name for name in poses for column in self._measuring[name].columns]
         joints = tuple(dict.fromkeys([*plain, *of_chains])) if poses else tuple(plain)
         places = {item.name: index for index, item in enumerate(self._spec.state)}
         return {
             'measured_joints': joints,
             'measured_poses': tuple(
                 MeasuredPose(
-                    chain=self._chains[pose.name],
-                    joints=tuple(joints.index(one.name) for one in self._chains[pose.name].columns),
+                    chain=self._measuring[pose.name],
+                    joints=tuple(
+                        joints.index(one.name) for one in self._measuring[pose.name].columns
+                    ),
                     state=tuple(
                         places[name] for name in (*pose.state_position, *pose.state_rotation)
                     ),
@@ -284,24 +324,31 @@ class _Matcher:
             ),
         }
 
+    def _is_carried(self, pose: PoseSpec) -> bool:
+        """Return whether an output of the robot carries a pose of this name."""
+        carried = {output.pose for output in self._robot.outputs}
+        return pose.name in by_name(one for one in self._robot.poses if one.name in carried)
+
     def _moves_joints(self, pose: PoseSpec) -> bool:
         """Return whether a twist is the velocities of joints: no output of the robot carries it."""
-        carried = {output.pose for output in self._robot.outputs}
-        of_outputs = by_name(one for one in self._robot.poses if one.name in carried)
         return (
             pose.kind == 'velocity'
-            and pose.name not in of_outputs
+            and not self._is_carried(pose)
             and all(name in self._joints for name in pose.actions)
         )
 
     def _chain(self, pose: PoseSpec) -> JointChain | None:
-        """Return the joints that a pose is commanded through; None where an output carries it."""
+        """Return the joints that a pose is measured through; None where it has no link."""
         robot_pose = by_name(self._robot.poses).get(pose.name)
         if robot_pose is None or robot_pose.link is None or self._robot.urdf_text is None:
             return None
         index = self._robot.poses.index(robot_pose)
-        if pose.kind == 'velocity':
-            self._conflict('poses', f"'{pose.name}' is velocity; only poses go through joints")
+        if pose.kind == 'velocity' and not self._is_carried(pose):
+            self._conflict(
+                'poses',
+                f"'{pose.name}' is velocity; only poses go through joints: give it an output "
+                'twist_stamped',
+            )
             return None
         joints = {joint.in_messages: joint for joint in self._robot.joints}
         try:
@@ -319,10 +366,50 @@ class _Matcher:
             columns=tuple(_joint_column(joint, 'position') for joint in chain),
             kinematics=kinematics,
             unit=np.array([SIZE[joint.unit][1] for joint in chain]),
-            lower=np.array(robot_pose.lower),
-            upper=np.array(robot_pose.upper),
+            lower=np.array(robot_pose.bounds)[:, 0],
+            upper=np.array(robot_pose.bounds)[:, 1],
             clamps=self._robot.on_violation.workspace == 'clamp',
         )
+
+    def _tool(self, pose: PoseSpec) -> MeasuredTool | None:
+        """Return where the position that a twist moves is measured; None without a box.
+
+        The box says nothing of velocities. So a twist keeps its tool inside by the measured
+        position, along the axes of the box's frame.
+        """
+        twists = [output.pose for output in self._robot.outputs if output.kind == 'twist_stamped']
+        robot_pose = by_name(one for one in self._robot.poses if one.name in twists).get(pose.name)
+        if pose.kind != 'velocity' or robot_pose is None:
+            return None
+        axes = tuple(np.flatnonzero(np.isfinite(robot_pose.bounds).any(axis=1)).tolist())
+        if not axes:
+            return None
+        where = f'poses[{self._robot.poses.index(robot_pose)}]'
+        otherwise = f'leave out {where}.lower and upper if the controller alone is to bound it'
+        if pose.frame != 'base':
+            self._conflict(
+                f'poses[{self._spec.poses.index(pose)}].frame',
+                f"the twist of '{pose.name}' is in the tool's own frame, so its workspace box in "
+                f"'{robot_pose.frame_id}' cannot be held: command the twist in that frame (frame: "
+                f'base), or {otherwise}',
+            )
+            return None
+        columns = tuple(pose.position[axis] for axis in axes)
+        if robot_pose.topic is not None:
+            return MeasuredTool(columns, axes, (), robot_pose.topic, robot_pose.frame_id)
+        names = pose.state_position or pose.position
+        joints = [self._joints.get(names[axis]) for axis in axes]
+        found = [joint.name for joint in joints if joint is not None and joint.unit == 'm']
+        if len(found) == len(axes):
+            return MeasuredTool(columns, axes, tuple(found), None, robot_pose.frame_id)
+        self._conflict(
+            'poses',
+            f"{where}.lower and upper bound '{pose.name}', but nothing measures where its twist "
+            f'leads: give {where}.topic, on which its pose is measured (PoseStamped in '
+            f"'{robot_pose.frame_id}'), or the bundle's pose a state_position of joints in m; or "
+            f'{otherwise}',
+        )
+        return None
 
     def _conflict(self, bundle_field: str, message: str) -> None:
         self._conflicts.append(
@@ -386,7 +473,7 @@ class _Matcher:
         joint = self._joints.get(action.name)
         # A number of a pose is no joint, whatever it is called: it has the pose's limits and unit.
         if joint is None or action.name in self._pose_of:
-            return Column(action.name, kind, feedback=False)
+            return Column(action.name, kind, feedback=action.name in self._measured_tools)
         return _joint_column(joint, kind)
 
     def _action_scaling(self, index: int) -> tuple[float, float]:

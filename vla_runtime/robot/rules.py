@@ -82,7 +82,7 @@ def check_robot(robot: RobotSpec) -> None:
     for index, joint in enumerate(robot.joints):
         _check_joint(f'joints[{index}]', joint, has_urdf=robot.urdf is not None)
     for index, pose in enumerate(robot.poses):
-        _check_pose(f'poses[{index}]', pose)
+        _check_pose(f'poses[{index}]', pose, robot)
         _check_link(f'poses[{index}]', pose, robot)
     for index, output in enumerate(robot.outputs):
         _check_output(f'outputs[{index}]', output)
@@ -196,24 +196,35 @@ def needed_limits(joint: RobotJoint) -> tuple[str, ...]:
     return ('velocity',) if joint.continuous else ('lower', 'upper', 'velocity')
 
 
-def _check_pose(where: str, pose: RobotPose) -> None:
+def _check_pose(where: str, pose: RobotPose, robot: RobotSpec) -> None:
     limits = ('velocity', 'angular_velocity', 'acceleration', 'angular_acceleration')
     _require_positive(where, pose, limits)
+    is_twist = any(
+        output.pose == pose.name and output.kind == 'twist_stamped' for output in robot.outputs
+    )
+    if pose.topic is not None and not is_twist:
+        raise FieldError(
+            f'{where}.topic',
+            'is for a pose that a twist_stamped output carries: poses are sent, not measured',
+        )
+    if pose.lower is None or pose.upper is None:
+        for key in ('lower', 'upper'):
+            if getattr(pose, key) is None and not (is_twist and pose.lower == pose.upper):
+                raise FieldError(
+                    f'{where}.{key}',
+                    'is missing: give both corners of the workspace box'
+                    + (', or neither' if is_twist else ''),
+                )
+        return
     for axis, (lower, upper) in enumerate(zip(pose.lower, pose.upper, strict=True)):
         if lower >= upper:
             raise FieldError(f'{where}.lower[{axis}]', f'{lower:g} is not smaller than {upper:g}')
 
 
 def _check_link(where: str, pose: RobotPose, robot: RobotSpec) -> None:
-    """Refuse a link without a URDF, or of a pose that an output carries."""
-    if pose.link is None:
-        return
-    if robot.urdf is None:
+    """Refuse a link without a URDF."""
+    if pose.link is not None and robot.urdf is None:
         raise FieldError(f'{where}.link', 'is a link of the URDF, and the file names none (urdf)')
-    if any(output.pose == pose.name for output in robot.outputs):
-        raise FieldError(
-            f'{where}.link', 'goes through joints, but an output carries the pose; keep one of both'
-        )
 
 
 def _check_output(where: str, output: RobotOutput) -> None:
@@ -392,17 +403,23 @@ def _require_unique_names(
 def _check_topics(robot: RobotSpec) -> None:
     """Every topic is one stream, and none is a topic of the package's own nodes."""
     taken: dict[str, tuple[str, str]] = {}
-    groups: dict[str, Sequence[JointStateTopic | RobotCamera | RobotOutput | SpeedScalingTopic]]
+    groups: dict[
+        str,
+        Sequence[JointStateTopic | RobotCamera | RobotOutput | RobotPose | SpeedScalingTopic],
+    ]
     groups = {
         'joint_states': robot.joint_states,
         'cameras': robot.cameras,
         'outputs': robot.outputs,
+        'poses': robot.poses,
         'speed_scaling': () if robot.speed_scaling is None else (robot.speed_scaling,),
     }
     for field, items in groups.items():
         for index, item in enumerate(items):
             where = 'speed_scaling.topic' if field == 'speed_scaling' else f'{field}[{index}].topic'
             topic = item.topic
+            if topic is None:
+                continue
             if not _TOPIC.fullmatch(topic):
                 raise FieldError(
                     where, f"'{topic}' is not a ROS topic name (letters, 0-9, _ and /)"

@@ -5,6 +5,7 @@ Only words and shapes are here; what belongs together is checked in `rules`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +52,8 @@ HoldKind = Literal['silent', 'send']
 POSE_KINDS = ('pose_stamped', 'twist_stamped')
 # Goals of an action instead of messages on a topic.
 ACTION_KINDS = ('gripper_command', 'parallel_gripper_command')
+# A side of a workspace box that is so far away bounds nothing.
+_NO_BOUND_M = 1e3
 # Their messages have no place for more than one joint.
 ONE_JOINT_KINDS = (*ACTION_KINDS, 'joint_single_command')
 
@@ -196,7 +199,8 @@ class RobotPose:
     Attributes:
         name: name of the pose, as in the policy's `poses`.
         frame_id: the frame of its positions, written into each message.
-        lower: (3,) smallest x, y, z that may be commanded, m: one corner of the workspace box.
+        lower: (3,) smallest x, y, z, m: one corner of the workspace box. A commanded pose stays in
+            it, and a twist keeps the measured position in it. Left out only for a twist: no box.
         upper: (3,) the opposite corner.
         velocity: largest speed along each axis, m/s.
         angular_velocity: largest angular velocity of a pose, whatever its axis, rad/s; of a twist
@@ -205,20 +209,36 @@ class RobotPose:
         angular_acceleration: largest change of the angular velocity of a pose, rad/s²; of a twist
             about each axis; unlimited where left out.
         aliases: further names under which policies know it.
-        link: link of the URDF that is this end effector. Where no output carries the pose, it is
-            commanded through the joints between `frame_id` and this link.
+        link: link of the URDF that is this end effector: the pose is measured through the joints
+            between `frame_id` and this link, and commanded through them where no output carries it.
+        topic: topic on which the pose is measured (`geometry_msgs/PoseStamped` in `frame_id`), for
+            a twist; relative topics are in the node's namespace.
     """
 
     name: str
     frame_id: str
-    lower: tuple[float, float, float]
-    upper: tuple[float, float, float]
     velocity: float
     angular_velocity: float
+    lower: tuple[float, float, float] | None = None
+    upper: tuple[float, float, float] | None = None
     acceleration: float | None = None
     angular_acceleration: float | None = None
     aliases: tuple[str, ...] = ()
     link: str | None = None
+    topic: str | None = None
+
+    @property
+    def bounds(self) -> tuple[tuple[float, float], ...]:
+        """Smallest and largest x, y and z, m; infinite where there is no bound."""
+        if self.lower is None or self.upper is None:
+            return ((-math.inf, math.inf),) * 3
+        return tuple(
+            (
+                low if low > -_NO_BOUND_M else -math.inf,
+                high if high < _NO_BOUND_M else math.inf,
+            )
+            for low, high in zip(self.lower, self.upper, strict=True)
+        )
 
 
 @dataclass(frozen=True)

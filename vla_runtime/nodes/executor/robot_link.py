@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from geometry_msgs.msg import PoseStamped
 from rclpy.duration import Duration
 from rclpy.lifecycle import LifecycleNode
 from rclpy.qos import QoSProfile, qos_profile_sensor_data
@@ -34,7 +35,7 @@ from vla_runtime.nodes.message_stamps import MessageStamps
 from vla_runtime.nodes.node_runner import OnError, guarded
 from vla_runtime.nodes.output_types import message_type, require_types
 from vla_runtime.nodes.qos import NEWEST
-from vla_runtime.robot.match import MatchedOutput, RobotMatch
+from vla_runtime.robot.match import MatchedOutput, MeasuredTool, RobotMatch
 from vla_runtime.robot.schema import JointStateTopic, Robot
 
 # Names, positions, stamp (ns, ROS clock) and source (`topic#publisher`) of one message.
@@ -66,7 +67,10 @@ class RobotLink:
         for matched in match.outputs:
             require_types(robot, matched.output)
         self._outputs = [matched for matched in match.outputs if not matched.output.is_action]
+        self._match = match
         self._limits = match.limits
+        # Why the newest message of a measured pose was not taken, by its topic.
+        self._pose_faults: dict[str, str] = {}
         self._subscriptions: list[Subscription] = []
         self._publishers = [
             node.create_lifecycle_publisher(
@@ -131,7 +135,9 @@ class RobotLink:
         self._watch.listen(on_sender, on_error)
         for source in self._robot.joint_states:
             names = source.joints or tuple(joint.name for joint in self._robot.joints)
-            mine = {self._robot.joint(name).in_messages: name for name in names}
+            mine = {
+                self._robot.joint(name).in_messages: self._match.observed_as(name) for name in names
+            }
             stamps = MessageStamps(self._node.get_clock(), source.stamp)
             topic = self._node.resolve_topic_name(source.topic)
             taker = _StateTaker(take, mine, topic, stamps)
@@ -139,6 +145,34 @@ class RobotLink:
             self._subscriptions.append(
                 self._node.create_subscription(JointState, source.topic, callback, _qos(source))
             )
+
+        for tool in self._match.tools:
+            if tool.topic is not None:
+                callback = guarded(on_error, tool.topic, self._pose_taker(take, tool))
+                self._subscriptions.append(
+                    self._node.create_subscription(
+                        PoseStamped, tool.topic, callback, qos_profile_sensor_data
+                    )
+                )
+
+    def _pose_taker(self, take: TakeState, tool: MeasuredTool) -> Callable[[PoseStamped], None]:
+        topic = self._node.resolve_topic_name(str(tool.topic))
+        stamps = MessageStamps(self._node.get_clock(), 'header')
+
+        def take_pose(message: PoseStamped) -> None:
+            frame = message.header.frame_id.removeprefix('/')
+            if frame != tool.frame_id.removeprefix('/'):
+                self._pose_faults[topic] = (
+                    f"{topic}: the pose is measured in '{frame}', the workspace box is in "
+                    f"'{tool.frame_id}' (frame_id of the robot file)"
+                )
+                return
+            self._pose_faults.pop(topic, None)
+            place = message.pose.position
+            place_m = (place.x, place.y, place.z)
+            take(tool.columns, [place_m[axis] for axis in tool.axes], stamps.of(message), topic)
+
+        return take_pose
 
     def watch_controllers(
         self, now_ns: Callable[[], int], *, use_sim_time: bool
@@ -185,13 +219,22 @@ class RobotLink:
         return '; '.join(filter(None, (*reasons, *unserved)))
 
     def silent(self) -> str:
-        """Describe the joint-state topics on which nothing can come; empty without any."""
+        """Describe the topics of measurements on which nothing can come; empty without any."""
         kind = type_name(JointState)
         reasons = []
         for source in self._robot.joint_states:
             topic = self._node.resolve_topic_name(source.topic)
             if why := why_silent(self._node, topic, kind, _qos(source), [kind]):
                 reasons.append(f'{topic}: {why}')
+        for tool in self._match.tools:
+            if tool.topic is None:
+                continue
+            topic = self._node.resolve_topic_name(tool.topic)
+            kind = type_name(PoseStamped)
+            if why := why_silent(self._node, topic, kind, qos_profile_sensor_data, [kind]):
+                reasons.append(f'{topic}: {why}')
+            reasons.append(self._pose_faults.get(topic, ''))
+        reasons = [reason for reason in reasons if reason]
         return '; '.join(reasons)
 
     def _unserved(self) -> list[str]:

@@ -1,8 +1,9 @@
-"""Steps of an end effector's pose (LIBERO's convention): from a folder to absolute poses."""
+"""End-effector poses by option: steps (LIBERO's convention), poses, deltas and twists."""
 
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from libero_folders import ACTIONS, OPTIONS, POSE_OPTIONS, SCALE, STATE, write_l
 from rotation_oracle import rodrigues
 
 from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.checkpoints.pose_options import pose_notes
 from vla_runtime.cli.main import main
 from vla_runtime.policy import Policy
 from vla_runtime.types import CommittedPlan, Observation
@@ -163,3 +165,82 @@ def test_steps_that_the_folder_makes_relative_to_the_state_are_refused(tmp_path,
 @pytest.mark.parametrize('scale', ['0.05', '0.05,0', '1,-1', 'a,b', '1,nan', '1,inf'])
 def test_a_scale_that_is_none_is_refused(folder, scale, capsys):
     assert '--pose-scale' in said(folder, capsys, *POSE_OPTIONS[:4], '--pose-scale', scale)
+
+
+# ------------------------------------------------------------ poses that --pose names
+
+NAMED = ('--pose', f'hand={",".join(ACTIONS[:6])}')
+MEASURED = ('--pose-state', ','.join(STATE[:6]))
+
+
+def exported(folder, tmp_path, *options: str):
+    """The spec of a bundle that these options make."""
+    words = ['export', str(folder), '--out', str(tmp_path / 'bundle'), '--onnx-precision', 'none']
+    assert main([*words, *OPTIONS, *options]) == 0
+    return read_bundle(tmp_path / 'bundle').spec
+
+
+@pytest.mark.parametrize(
+    ('options', 'kind', 'units'),
+    [
+        (MEASURED, 'absolute', ('m', 'rad')),
+        ((), 'absolute', ('m', 'rad')),
+        (
+            (*MEASURED, '--delta', ','.join(ACTIONS[:6]), '--pose-frame', 'tool'),
+            'delta',
+            ('m', 'rad'),
+        ),
+        (('--velocity', ','.join(ACTIONS[:6])), 'velocity', ('m/s', 'rad/s')),
+    ],
+)
+def test_a_pose_has_the_kind_and_the_units_that_its_actions_are_declared_with(
+    folder, tmp_path, options, kind, units
+):
+    spec = exported(folder, tmp_path, *NAMED, '--pose-rotation', 'axis_angle', *options)
+    (pose,) = spec.poses
+    assert (pose.name, pose.kind, pose.form, pose.delta_from) == (
+        'hand',
+        kind,
+        'axis_angle',
+        'chunk',
+    )
+    assert pose.frame == ('tool' if kind == 'delta' else 'base')
+    assert (pose.position, pose.rotation) == (ACTIONS[:3], ACTIONS[3:6])
+    measured = STATE[:6] if '--pose-state' in options else ()
+    assert (*pose.state_position, *pose.state_rotation) == tuple(measured)
+    assert {action.kind for action in spec.actions[:6]} == {kind}
+    assert [action.unit for action in spec.actions[:6]] == [units[0]] * 3 + [units[1]] * 3
+
+
+def test_euler_angles_keep_their_axes(folder, tmp_path):
+    spec = exported(folder, tmp_path, *NAMED, '--pose-rotation', 'euler_rzyx')
+    assert (spec.poses[0].form, spec.poses[0].euler_axes) == ('euler', 'rzyx')
+
+
+@pytest.mark.parametrize(
+    ('options', 'named'),
+    [
+        (NAMED, '--pose-rotation'),
+        ((*NAMED, '--pose-rotation', 'quaternion_xyzw'), '7 are expected'),
+        (('--pose', 'hand=dx,dy,dz,drx,dry,drw', '--pose-rotation', 'axis_angle'), 'drw'),
+        ((*NAMED, '--pose-rotation', 'axis_angle', '--velocity', 'dx,dy'), 'dx, dy'),
+        (
+            (*NAMED, '--pose-rotation', 'axis_angle', '--delta', ','.join(ACTIONS[:6])),
+            '--pose-frame',
+        ),
+        (('--pose-rotation', 'axis_angle'), '--pose-rotation'),
+        ((*NAMED, '--pose-rotation', 'axis_angle', *POSE_OPTIONS), '--pose-steps'),
+        ((*NAMED, '--pose-rotation', 'axis_angle', '--pose-state', 'x,y,z'), '--pose-state'),
+    ],
+)
+def test_a_pose_that_is_not_whole_is_asked_for_by_option(folder, capsys, options, named):
+    assert named in said(folder, capsys, *options)
+
+
+def test_actions_named_as_a_pose_that_nothing_declares_are_pointed_at(tmp_path, capsys):
+    names = ('x', 'y', 'z', 'rx', 'ry', 'rz')
+    spec = SimpleNamespace(poses=(), action_names=('grip', *names))
+    (note,) = pose_notes(spec)
+    assert '--pose tool=x,y,z,rx,ry,rz' in note
+    assert pose_notes(SimpleNamespace(poses=(), action_names=('x', 'y', 'z', 'grip'))) == ()
+    assert pose_notes(SimpleNamespace(poses=('hand',), action_names=names)) == ()
