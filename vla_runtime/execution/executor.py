@@ -305,7 +305,13 @@ class ChunkExecutor:
         For any thread at any time: of what changes it reads where the robot is, as a place to
         begin a search.
         """
-        return check_chunk(chunk, self.columns, self._limits, self._motion.whereabouts())
+        return check_chunk(
+            chunk,
+            self.columns,
+            self._limits,
+            self._motion.whereabouts(),
+            self.config.step_time_s,
+        )
 
     def submit_chunk(
         self,
