@@ -1,4 +1,4 @@
-"""Every shipped robot with drives that lag: never stopped while healthy, soon while they are off."""
+"""Every shipped robot with drives that lag: stopped only, and soon, where they are off."""
 
 from __future__ import annotations
 

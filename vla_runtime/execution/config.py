@@ -117,6 +117,7 @@ class ExecutorStatus:
         pending_chunk: inference number of the chunk that takes over next, -1 for none.
         clamp_latched: too many clamped chunks; `reset` opens the latch.
         dry_run: nothing is published.
+        wrong_stamps: what is wrong with the stamps of the chunks; empty while nothing is.
     """
 
     mode: Mode
@@ -139,3 +140,4 @@ class ExecutorStatus:
     pending_chunk: int
     clamp_latched: bool
     dry_run: bool
+    wrong_stamps: str = ''

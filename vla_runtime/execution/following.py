@@ -26,8 +26,8 @@ _MARGIN_S = 0.1
 _RESTS_AFTER_S = 0.2
 # A joint that has rested for so long is moved by no command of before.
 _RESTED_NS = 300_000_000
-# Gears and friction keep a healthy joint back by less than this many times the allowed distance. Where
-# `max_step` lets no command go so far, this share of it counts.
+# Gears and friction keep a healthy joint back by less than this many times the allowed distance.
+# Where `max_step` lets no command go so far, this share of it counts.
 _FAR, _FULL_REACH = 2.0, 0.9
 
 
