@@ -150,7 +150,8 @@ class CameraBuffer:
     def compare(self) -> None:
         """Look whether the newest frame repeats the ones before it; for each status."""
         if self._kept:
-            self.content.compare(self._kept[-1])
+            newest = self._kept[-1]
+            self.content.compare(newest.stamp_ns, newest.message)
 
     @property
     def frames(self) -> list[Frame]:

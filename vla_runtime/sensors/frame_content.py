@@ -7,12 +7,9 @@ that are equal to the last bit for seconds are one frame, or come from a simulat
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from vla_runtime.sensors.camera_buffer import Frame
 
 # Equal frames for so long, by the stamps, are no chance; so far apart two are compared.
 _REPEATS_NS, _COMPARED_NS = 5_000_000_000, 500_000_000
@@ -31,20 +28,20 @@ class FrameContent:
 
     def clear(self) -> None:
         """Forget all frames."""
-        # The first of the frames that are equal, and the stamp of the last.
-        self._first: Frame | None = None
-        self._last_ns = 0
+        # The first message of those that are equal, its stamp, and the stamp of the last.
+        self._first: Any = None
+        self._first_ns = self._last_ns = 0
         self._black = 0
         self._black_ns = 0
 
-    def compare(self, frame: Frame) -> None:
-        """Compare the newest frame, as it was received, with the last one that was another."""
+    def compare(self, stamp_ns: int, message: Any) -> None:
+        """Compare the newest message, and its stamp, with the last one that was another."""
         first = self._first
-        if first is not None and abs(frame.stamp_ns - self._last_ns) < _COMPARED_NS:
+        if first is not None and abs(stamp_ns - self._last_ns) < _COMPARED_NS:
             return
-        self._last_ns = frame.stamp_ns
-        if first is None or not _equal(first, frame):
-            self._first = frame
+        self._last_ns = stamp_ns
+        if first is None or not _equal(first.data, message.data):
+            self._first, self._first_ns = message, stamp_ns
 
     def note_pixels(self, stamp_ns: int, pixels: np.ndarray) -> None:
         """Take the pixels that an inference uses, (height, width, 3) uint8."""
@@ -66,19 +63,17 @@ class FrameContent:
                 'does not see. Wait after a start of the camera until its exposure has settled, '
                 'before ~/start; else look at its lens cap, its exposure and the light'
             )
-        first = self._first
-        if first is not None and self._last_ns - first.stamp_ns >= _REPEATS_NS:
+        if self._last_ns - self._first_ns >= _REPEATS_NS:
             return (
                 'one frame comes again and again: all pixels have been equal for '
-                f'{(self._last_ns - first.stamp_ns) * 1e-9:.0f} s, under new stamps. Start the '
+                f'{(self._last_ns - self._first_ns) * 1e-9:.0f} s, under new stamps. Start the '
                 "camera's driver again and look at its cable; only a simulated scene at rest has "
                 'equal frames'
             )
         return None
 
 
-def _equal(one: Frame, other: Frame) -> bool:
-    a, b = one.message.data, other.message.data
-    return len(a) == len(b) and bool(
-        np.array_equal(np.frombuffer(a, dtype=np.uint8), np.frombuffer(b, dtype=np.uint8))
+def _equal(one: Any, other: Any) -> bool:
+    return len(one) == len(other) and bool(
+        np.array_equal(np.frombuffer(one, dtype=np.uint8), np.frombuffer(other, dtype=np.uint8))
     )
