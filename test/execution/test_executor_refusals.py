@@ -135,6 +135,19 @@ def test_when_step_time_changes_within_an_episode_expect_refusal_until_reset() -
     assert rig.submit(slower).accepted
 
 
+@pytest.mark.parametrize('rate_hz', [1, 10, 29.97, 30, 50, 60, 120])
+def test_when_the_bundle_says_the_step_time_expect_no_other_from_the_first_chunk_on(
+    rate_hz: float,
+) -> None:
+    rig = Rig(holding(replan_interval=5), step_time_s=1.0 / rate_hz).started()
+    for wrong in (0.5 / rate_hz, 2.0 / rate_hz, 1.01 / rate_hz):
+        result = rig.submit(chunk_of(FLAT, step_time_s=wrong))
+        assert result.refusal is ChunkRefusal.WRONG_STEP_TIME
+        assert f'{wrong:.9g}' in result.text and f'{1.0 / rate_hz:.9g}' in result.text
+    rounded = round(1e9 / rate_hz) * 1e-9
+    assert rig.submit(chunk_of(FLAT, step_time_s=rounded)).accepted
+
+
 def test_when_the_first_chunk_is_refused_expect_its_step_time_not_to_count() -> None:
     rig = rig_of(replan_interval=5)
     too_short = chunk_of([0.0] * 3, step_time_s=0.05)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from builtin_interfaces.msg import Duration
 from hypothesis import given
 from hypothesis import strategies as st
 from rclpy.serialization import deserialize_message, serialize_message
@@ -71,6 +72,32 @@ def test_step_time_that_is_no_whole_nanosecond_keeps_even_spacing():
     chunk = a_chunk(step_time_s=1 / 30, rows=50)
     chunk_read, _ = message_to_chunk(chunk_to_message(chunk, ChunkHeader(0, 0, 0, tied=False)))
     assert chunk_read.step_time_s == pytest.approx(1 / 30, abs=1e-9)
+
+
+@pytest.mark.parametrize('way', ['step', 'floor', 'nearest', 'single precision'])
+def test_every_rate_up_to_120_hz_survives_the_rounding_of_its_times(way: str):
+    for rate_hz in range(1, 121):
+        step_s = 1 / rate_hz
+        message = chunk_to_message(
+            a_chunk(step_time_s=step_s, rows=50), ChunkHeader(0, 0, 0, tied=False)
+        )
+        for index, point in enumerate(message.points):
+            time_ns = {
+                'step': index * round(step_s * 1e9),
+                'floor': int(index * step_s * 1e9),
+                'nearest': round(index * step_s * 1e9),
+                'single precision': round(index * float(np.float32(step_s)) * 1e9),
+            }[way]
+            point.time_from_start = Duration(sec=time_ns // 10**9, nanosec=time_ns % 10**9)
+        chunk, _ = message_to_chunk(message)
+        assert chunk.step_time_s == pytest.approx(step_s, abs=1e-6)
+
+
+def test_a_single_row_that_is_not_meant_for_its_stamp_is_refused():
+    message = chunk_to_message(a_chunk(rows=1), ChunkHeader(0, 0, 0, tied=False))
+    message.points[0].time_from_start.nanosec = 50_000_000
+    with pytest.raises(TrajectoryError, match='time_from_start'):
+        message_to_chunk(message, step_time_s=0.05)
 
 
 def test_single_row_needs_to_be_told_the_step_time():

@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from paths import ROOT
-from tiny_policy import tiny_spec
+from shipped_robots import FILES, matched
 
-from vla_runtime.bundle.schema import ActionSpec, StateSpec
 from vla_runtime.execution.command import Command, CommandKind, Reason
 from vla_runtime.execution.config import ExecutorConfig
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.robot.file import Robot, load_robot
-from vla_runtime.robot.match import RobotMatch, match_robot
 from vla_runtime.types import ActionChunk, ChunkHeader
 
-FILES = sorted((ROOT / 'config' / 'robots').glob('*.yaml'))
 PERIOD_NS = 10_000_000
 STEP_S = 0.05
 HORIZON = 16
 RISE = 0.8  # of a chunk from where the robot is, in rad
-
-
-def matched(robot: Robot) -> RobotMatch:
-    """The robot with a policy that speaks its own names and units and needs no camera."""
-    spec = replace(
-        tiny_spec(),
-        cameras=(),
-        state=tuple(StateSpec(joint.name, joint.unit) for joint in robot.joints),
-        actions=tuple(ActionSpec(joint.name, joint.unit, 'absolute') for joint in robot.joints),
-    )
-    return match_robot(robot, spec, 'bundle')
 
 
 class BlockedArm:

@@ -17,7 +17,7 @@ from vla_runtime.execution.columns import (
     write_alike,
 )
 from vla_runtime.execution.command import ChunkRefusal
-from vla_runtime.execution.intake import Refused
+from vla_runtime.execution.intake import STEP_TIME_SLACK_S, Refused
 from vla_runtime.execution.limits import Limits, check_rows
 from vla_runtime.types import ActionChunk
 
@@ -48,7 +48,11 @@ class CheckedChunk:
 
 
 def check_chunk(
-    chunk: ActionChunk, columns: CommandColumns, limits: Limits, near: np.ndarray
+    chunk: ActionChunk,
+    columns: CommandColumns,
+    limits: Limits,
+    near: np.ndarray,
+    step_time_s: float | None = None,
 ) -> CheckedChunk:
     """Read and check a chunk; never raises, whatever it is.
 
@@ -57,9 +61,10 @@ def check_chunk(
         columns: columns of a command.
         limits: their limits.
         near: (columns,) where the robot is; see `ChunkForm.to_columns`.
+        step_time_s: see `ExecutorConfig`.
     """
     try:
-        return _check(chunk, columns, limits, near)
+        return _check(chunk, columns, limits, near, step_time_s)
     except Refused as refused:
         refusal, text = refused.refusal, str(refused)
     except Exception as error:  # a chunk comes from outside: it must not end anything here
@@ -69,7 +74,11 @@ def check_chunk(
 
 
 def _check(
-    chunk: ActionChunk, columns: CommandColumns, limits: Limits, near: np.ndarray
+    chunk: ActionChunk,
+    columns: CommandColumns,
+    limits: Limits,
+    near: np.ndarray,
+    expected_s: float | None,
 ) -> CheckedChunk:
     written = ordered_rows(chunk, columns)
     step_time_s = float(chunk.step_time_s)
@@ -77,6 +86,14 @@ def _check(
         raise Refused(
             ChunkRefusal.WRONG_STEP_TIME,
             f'step time is {step_time_s} s, expected 0.001 to 10 seconds',
+        )
+    if expected_s is not None and abs(step_time_s - expected_s) > STEP_TIME_SLACK_S:
+        raise Refused(
+            ChunkRefusal.WRONG_STEP_TIME,
+            f'its rows are {step_time_s:.9g} s apart (time_from_start), but a step of the policy '
+            f"is {expected_s:.9g} s (step_time_s in the bundle's policy.yaml): let the policy "
+            'answer in steps of its bundle, or give the executor the bundle of the policy that '
+            'answers',
         )
     rows = _as_commanded(written, columns, near)
     rows = write_alike(rows, columns, rows[0], 0)

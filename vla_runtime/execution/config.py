@@ -42,6 +42,8 @@ class ExecutorConfig:
             that lasted longer, the robot moves again only after `start`. A policy that takes longer
             than this for an answer is lost after three times its usual delay.
         form: how chunks and plans write the columns; as they are when not given.
+        step_time_s: seconds between two rows of a chunk, as the bundle says; None takes those of an
+            episode's first chunk.
     """
 
     columns: tuple[Column, ...]
@@ -58,6 +60,7 @@ class ExecutorConfig:
     control_period_s: float = math.inf
     restart_after_outage_s: float = 1.5
     form: ChunkForm | None = None
+    step_time_s: float | None = None
 
     def __post_init__(self) -> None:
         names = tuple(column.name for column in self.columns)
@@ -114,6 +117,7 @@ class ExecutorStatus:
         pending_chunk: inference number of the chunk that takes over next, -1 for none.
         clamp_latched: too many clamped chunks; `reset` opens the latch.
         dry_run: nothing is published.
+        wrong_stamps: what is wrong with the stamps of the chunks; empty while nothing is.
     """
 
     mode: Mode
@@ -136,3 +140,4 @@ class ExecutorStatus:
     pending_chunk: int
     clamp_latched: bool
     dry_run: bool
+    wrong_stamps: str = ''

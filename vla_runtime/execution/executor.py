@@ -19,9 +19,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from vla_runtime.execution.anchor_check import AnchorCheck
 from vla_runtime.execution.approach import start_limits
 from vla_runtime.execution.blocked_joints import BlockedJoints
 from vla_runtime.execution.chunk_check import CheckedChunk, check_chunk
@@ -109,6 +111,10 @@ class ChunkExecutor:
             blocked_joints,
             self.latch,
             self.counters,
+        )
+        self._anchors = AnchorCheck(
+            self.columns,
+            np.where(np.isinf(tracking_error), np.inf, self._limits.hold_distance(self.columns)),
         )
         self._mode = Mode.IDLE
         self._stop_reason = Reason.NOT_STARTED
@@ -305,7 +311,13 @@ class ChunkExecutor:
         For any thread at any time: of what changes it reads where the robot is, as a place to
         begin a search.
         """
-        return check_chunk(chunk, self.columns, self._limits, self._motion.whereabouts())
+        return check_chunk(
+            chunk,
+            self.columns,
+            self._limits,
+            self._motion.whereabouts(),
+            self.config.step_time_s,
+        )
 
     def submit_chunk(
         self,
@@ -329,13 +341,16 @@ class ChunkExecutor:
             self._motion.hear_policy()
         try:
             self._require_motion()
-            return self._replanner.take(
-                chunk if isinstance(chunk, CheckedChunk) else self.check_chunk(chunk),
+            checked = chunk if isinstance(chunk, CheckedChunk) else self.check_chunk(chunk)
+            result = self._replanner.take(
+                checked,
                 header,
                 now_ros_ns,
                 self.config.watchdog.future_tolerance_s,
                 self._motion.start_state(now_s),
             )
+            late = self._anchors.judge(header.observation_ns, checked.rows[0])
+            return replace(result, text='; '.join(filter(None, (result.text, late))))
         except StartTooFar as far:
             refusal, text = far.refusal, str(far)
             if self.config.start.on_too_far == 'approach':
@@ -477,6 +492,7 @@ class ChunkExecutor:
             pending_chunk=timeline.pending.chunk.number if timeline.pending else -1,
             clamp_latched=self.latch.closed,
             dry_run=command.dry_run,
+            wrong_stamps=self._anchors.warning,
         )
 
     # ------------------------------------------------------------ the tick
@@ -506,6 +522,9 @@ class ChunkExecutor:
         if fault is Reason.CLOCK_JUMP:
             self._replanner.history.clear()
             self._replanner.order.clear()
+            self._anchors.clear()
+        if self._guard.state.complete:
+            self._anchors.note(now_ros_ns, self._guard.state.positions)
         if self._mode is Mode.RUNNING:
             command = self._move(fault, now_s, now_ros_ns)
         else:

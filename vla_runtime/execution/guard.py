@@ -18,6 +18,7 @@ from vla_runtime.execution.command import Command, CommandKind, Counters, Reason
 from vla_runtime.execution.dead_reckoning import DeadReckoning
 from vla_runtime.execution.following import Following
 from vla_runtime.execution.limits import Limits
+from vla_runtime.execution.plausibility import noise_of
 from vla_runtime.execution.state import MeasuredState
 from vla_runtime.execution.watchdog import LOOK, ClockWatch, StateWatch, WatchdogParameters
 
@@ -74,8 +75,14 @@ class Guard:
             simulated=parameters.motion_clock == 'ros',
         )
         grips = columns.has_feedback & columns.is_position & np.isinf(tracking_error)
-        self._following = Following(columns, grips, limits.hold_distance(columns))
         self._reckoning = DeadReckoning(columns)
+        self._following = Following(
+            columns,
+            grips,
+            limits.hold_distance(columns),
+            noise_of(columns, limits),
+            limits.step_from_measured,
+        )
         self._started_s: float | None = None
         self.fault: Reason | None = None
         self.detail = ''
@@ -182,7 +189,7 @@ class Guard:
                 f'{words}. {LOOK}, an arm that sags so far under its load a larger max_step'
             )
             return Reason.TRACKING_ERROR
-        if self._leaves_robot(command):
+        if self._leaves_robot(command, now_ros_ns):
             self.detail = self._following.describe(command.setpoints, state.positions)
             return Reason.TRACKING_ERROR
         if self._latch.closed:
@@ -190,12 +197,12 @@ class Guard:
             return Reason.CLAMP_LATCH
         return None
 
-    def _leaves_robot(self, command: Command) -> bool:
+    def _leaves_robot(self, command: Command, now_ros_ns: int) -> bool:
         """Return whether a command that moves has left a robot that does not."""
         if command.dry_run or command.kind not in _MOTION:
-            self._following.restart(command.setpoints, self.state)
+            self._following.restart(command.setpoints, self.state, now_ros_ns)
             return False
-        return self._following.advance(command.setpoints, self.state)
+        return self._following.advance(command.setpoints, self.state, now_ros_ns)
 
     def too_far(self, command: Command, positions: np.ndarray | None) -> bool:
         """Return whether the command is further from trusted positions than max_tracking_error."""

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from trajectory_msgs.msg import JointTrajectory
 
 _SECOND_NS = 1_000_000_000
+# Times that were seconds in single precision once are rounded by so much.
+_ROUNDING_NS = 1000
 # At most 18 digits each: what fits into 63 bits.
 _N = r'([0-9]{1,18})'
 _STEP = r'(?: step=(-?[0-9]{1,18}))?'
@@ -253,11 +255,15 @@ def _matrix(message: JointTrajectory, field: str, count: int) -> np.ndarray | No
 
 
 def _step_time_s(message: JointTrajectory) -> float | None:
-    """Seconds between two rows; every row must be where i * step time puts it."""
+    """Seconds between two rows, None for less than two; each must be where i * step time is.
+
+    A step of 1/30 s is no whole number of nanoseconds: each row, or the step, is rounded.
+    """
     times = [stamp_to_ns(point.time_from_start) for point in message.points]
-    if len(times) < 2:
+    if not times:
         return None
-    step = times[1]
-    if step <= 0 or any(time != index * step for index, time in enumerate(times)):
+    step = times[-1] / max(1, len(times) - 1)
+    late = (abs(time - index * step) for index, time in enumerate(times))
+    if times[0] or (len(times) > 1 and step <= 0) or max(late) > _ROUNDING_NS:
         raise TrajectoryError('points: time_from_start must be i * step time, beginning with 0')
-    return step / _SECOND_NS
+    return step / _SECOND_NS if len(times) > 1 else None

@@ -22,6 +22,7 @@ from typing import Any
 
 from vla_runtime.execution.state import UNSTAMPED
 from vla_runtime.messages.images import ImageFacts
+from vla_runtime.sensors.frame_content import FrameContent
 from vla_runtime.sensors.future_stamp import describe_ahead, describe_future, old_hint
 
 # Frames kept whatever their distance: 28 MB of 480x640 pixels.
@@ -80,12 +81,14 @@ class CameraBuffer:
     Attributes:
         first_ns: stamp of the first frame since the last `clear`.
         silence: why no message can come, from the graph; '' where one can.
+        content: what the frames show of the camera's faults.
     """
 
     def __init__(self, name: str, topic: str, kept_ns: int = 0) -> None:
         self.name = name
         self.topic = topic
         self.counters = CameraCounters()
+        self.content = FrameContent()
         self.first_ns: int | None = None
         self.silence = ''
         self._kept_ns = kept_ns
@@ -108,6 +111,7 @@ class CameraBuffer:
     def clear(self) -> None:
         """Forget all frames and stamps; counters stay."""
         self._kept.clear()
+        self.content.clear()
         self._usable_from_ns = 0
         self._selected_ns = frozenset()
         self.first_ns = None
@@ -140,7 +144,14 @@ class CameraBuffer:
                 'frames are grey, and the policy was trained with colours: set the driver to a '
                 "colour encoding, or give the colour stream's topic in the robot file"
             )
-        return None
+        content = self.content.warning(last_ns or 0)
+        return f"camera '{self.name}' ({self.topic}): {content}" if content else None
+
+    def compare(self) -> None:
+        """Look whether the newest frame repeats the ones before it; for each status."""
+        if self._kept:
+            newest = self._kept[-1]
+            self.content.compare(newest.stamp_ns, newest.message)
 
     @property
     def frames(self) -> list[Frame]:

@@ -162,6 +162,12 @@ class Synchronizer:
             of = self._earlier[camera].camera if camera in self._earlier else camera
             self._cameras[of].discard(frame, reason)
 
+    def note_pixels(self, camera: str, frame: Frame, pixels: np.ndarray) -> None:
+        """Take the pixels that an inference uses of a camera, (height, width, 3) uint8."""
+        with self._lock:
+            if camera in self._cameras:
+                self._cameras[camera].content.note_pixels(frame.stamp_ns, pixels)
+
     def add_joints(
         self,
         topic: str,
@@ -231,6 +237,8 @@ class Synchronizer:
         with self._lock:
             self._see(now_ns)
             problems = {item.source: item.text for item in self._missing_cameras(now_ns)}
+            for buffer in self._cameras.values():
+                buffer.compare()
             return tuple(
                 CameraStatus(
                     buffer.name,

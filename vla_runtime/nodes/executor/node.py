@@ -156,8 +156,14 @@ class ExecutorNode(ManagedNode):
         parameters = values(self, EXECUTOR_PARAMETERS)
         self._live = parameters
         use_sim_time = bool(self.get_parameter('use_sim_time').value)
+        assert self._spec is not None
         core = make_core(
-            parameters, self._robot, self._match, self._latch, use_sim_time=use_sim_time
+            parameters,
+            self._robot,
+            self._match,
+            self._latch,
+            use_sim_time=use_sim_time,
+            step_time_s=self._spec.step_time_s,
         )
         self._session = ExecutorSession(
             self,

@@ -87,8 +87,18 @@ def make_core(
     latch: ClampLatch,
     *,
     use_sim_time: bool,
+    step_time_s: float | None = None,
 ) -> ChunkExecutor:
-    """Make an executor that has commanded nothing yet; it keeps the latch of the one before."""
+    """Make an executor that has commanded nothing yet; it keeps the latch of the one before.
+
+    Args:
+        given: parameters of the node.
+        robot: the robot file.
+        match: match of the robot and the bundle.
+        latch: see `ClampLatch`.
+        use_sim_time: plans follow the ROS clock.
+        step_time_s: time of a step of the bundle's policy.
+    """
     config = ExecutorConfig(
         columns=match.columns,
         limits=match.limits,
@@ -99,5 +109,6 @@ def make_core(
         clamp_latch=given['clamp_latch'],
         control_period_s=1.0 / given['control_rate_hz'],
         restart_after_outage_s=robot.restart_after_outage_s,
+        step_time_s=step_time_s,
     )
     return ChunkExecutor(config, executor_parameters(given), given['dry_run'], latch)

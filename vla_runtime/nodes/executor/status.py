@@ -224,10 +224,13 @@ def _who(answers: Answers) -> str:
 def chunks(status: LoopStatus, answers: Answers) -> StatusItem:
     """Return the status of the chunks: counts of accepted and refused ones."""
     counters = status.counters
-    level = Level.WARN if answers.last_refusal else Level.OK
+    stamps = status.executor.wrong_stamps
+    level = Level.WARN if answers.last_refusal or stamps else Level.OK
     text = f'{counters.received} received, {counters.accepted} accepted'
     if answers.last_refusal:
         text += f'; the newest was refused: {answers.last_refusal}'
+    if stamps:
+        text += f'; {stamps}'
     return StatusItem('chunks', level, text, _chunk_values(counters, answers, status.executor))
 
 

@@ -161,10 +161,12 @@ class Responder:
         images: dict[str, np.ndarray | None] = {}
         for name, frame in selection.frames.items():
             try:
-                images[name] = self._robot_policy.pixels(name, frame.message, frame.facts)
+                pixels = self._robot_policy.pixels(name, frame.message, frame.facts)
             except ImageError as error:
                 self._synchronizer.discard_frame(name, frame, str(error))
                 return MissingInput(f'camera {name}', f"camera '{name}': {error}")
+            self._synchronizer.note_pixels(name, frame, pixels)
+            images[name] = pixels
         return images
 
 

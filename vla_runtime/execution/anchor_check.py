@@ -1,0 +1,96 @@
+"""Chunks that begin where the robot was some time before their stamp.
+
+A chunk's stamp is the time of its observation, and the executor joins it at the row of now. A
+policy that stamps its chunks when it sends them, or that is given an old state, sends rows that
+begin at a place of the past: at every seam the robot goes back by the way between. A time alone
+does not show that, for an answer may be quick; the place of the first row does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from vla_runtime.execution.columns import CommandColumns
+
+# Places of the last 2.5 s are kept, so far apart.
+_KEPT, _APART_NS = 128, 20_000_000
+# A first row contradicts its stamp that lies behind the robot, further from its place at the stamp
+# than this many times `hold_follows`, and nearer by this share to where it was so long before.
+_AWAY, _SHARE, _BEFORE_NS = 1.2, 0.33, 200_000_000
+# Stamps this far apart are judged. So many of the last that contradict are no turning round.
+_JUDGED_NS = 100_000_000
+_OF_LAST, _CONTRADICT = 8, 6
+
+
+class AnchorCheck:
+    """Compares the first row of each chunk with where the robot was.
+
+    Args:
+        columns: the executor's.
+        allowed: (columns,) `hold_follows`; infinite for columns that are not looked at.
+
+    Attributes:
+        warning: what is wrong with the stamps, in words; empty while nothing is.
+    """
+
+    def __init__(self, columns: CommandColumns, allowed: np.ndarray) -> None:
+        looked_at = columns.has_feedback & columns.is_position & ~columns.is_continuous
+        self._looked_at = np.flatnonzero(looked_at & ~columns.in_rotation & np.isfinite(allowed))
+        self._allowed = allowed[self._looked_at]
+        self._stamps = np.zeros(_KEPT, dtype=np.int64)
+        self._places = np.zeros((_KEPT, columns.count))
+        self._verdicts: deque[bool] = deque(maxlen=_OF_LAST)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all places: after a clock jump their times mean nothing."""
+        self._count = self._judged_ns = 0
+        self._verdicts.clear()
+        self.warning = ''
+
+    def note(self, now_ros_ns: int, positions: np.ndarray) -> None:
+        """Take the measured positions of a tick, (columns,)."""
+        if self._count and now_ros_ns - self._stamps[(self._count - 1) % _KEPT] < _APART_NS:
+            return
+        slot = self._count % _KEPT
+        self._stamps[slot] = now_ros_ns
+        self._places[slot] = positions
+        self._count += 1
+
+    def judge(self, stamp_ns: int, row: np.ndarray) -> str:
+        """Take the first row of a chunk, (columns,), and its stamp.
+
+        Returns:
+            What this chunk shows to be wrong with the stamps, in words; empty where nothing is.
+        """
+        known = min(self._count, _KEPT)
+        stamps = self._stamps[:known]
+        early = not known or stamp_ns - _JUDGED_NS < max(self._judged_ns, stamps.min())
+        if early or not len(self._looked_at):
+            return ''
+        self._judged_ns = stamp_ns
+        # In units of `hold_follows`, from the robot's places to the row.
+        ways = (row - self._places[:known])[:, self._looked_at] / self._allowed
+        away = np.abs(ways).max(axis=1)
+        at, last = (
+            int(np.argmax(np.where(stamps <= time_ns, stamps, 0)))
+            for time_ns in (stamp_ns, stamp_ns - _JUDGED_NS)
+        )
+        behind = float(np.dot(ways[last] - ways[at], ways[at])) < 0.0
+        before = np.where(stamps <= stamp_ns - _BEFORE_NS, away, np.inf)
+        nearest = int(np.argmin(before))
+        self._verdicts.append(behind and away[at] > _AWAY and before[nearest] < _SHARE * away[at])
+        if sum(self._verdicts) < _CONTRADICT:
+            self.warning = ''
+            return ''
+        if not self._verdicts[-1]:
+            return ''
+        self.warning = (
+            f'{sum(self._verdicts)} of the last {_OF_LAST} chunks begin where the robot was before '
+            f'their header.stamp, this one {(stamp_ns - stamps[nearest]) * 1e-9:.2f} s before, so '
+            'that the robot goes back at every seam: the policy stamps chunks when it sends them, '
+            'or is given an old state; header.stamp has to be the time of the observation'
+        )
+        return self.warning
