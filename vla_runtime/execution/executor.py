@@ -475,7 +475,7 @@ class ChunkExecutor:
             observation_age_ms=replanner.observation_age_ns * 1e-6 if tracks else 0.0,
             chunk=timeline.in_force.chunk.number if timeline.in_force else -1,
             pending_chunk=timeline.pending.chunk.number if timeline.pending else -1,
-            clamp_latched=self.latch.closed,
+            clamp_latched=self.latch.text if self.latch.closed else '',
             dry_run=command.dry_run,
         )
 

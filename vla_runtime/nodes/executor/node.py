@@ -70,7 +70,7 @@ from vla_runtime.types import PlanRequest
 
 PLAN_TOPIC = 'committed_plan'
 _NAME = 'vla_executor'
-_LATCH_CLOSED = 'clamp_latch_closed'
+_CLAMPED = 'clamp_latch_cause'
 _ONE_EXECUTOR = (
     'one policy answers one executor: end the other one, or run it in a namespace of its '
     'own (a node that was killed leaves the graph after some 20 s)'
@@ -106,9 +106,12 @@ class ExecutorNode(ManagedNode):
         before = state_before()
         self._latch = ClampLatch(
             self._fixed['clamp_latch'],
-            closed=before is not None and bool(before.notes.get(_LATCH_CLOSED)),
+            cause=str(before.notes.get(_CLAMPED, '')) if before is not None else '',
+            reset_call=(
+                f'ros2 service call {self.get_fully_qualified_name()}/reset std_srvs/srv/Trigger'
+            ),
         )
-        note(_LATCH_CLOSED, lambda: self._latch.closed)
+        note(_CLAMPED, lambda: self._latch.cause)
         share_interpreter()
         # Counted from the wall clock, so that a node that is started again never goes on with an
         # episode of the one before it.
