@@ -393,7 +393,7 @@ class TestMissing:
             '--dataset',
             str(tmp_path / 'dataset'),
             '--units',
-            'deg',
+            'rad',
             '--vision-heads',
             '4',
         ]

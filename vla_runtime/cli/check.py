@@ -86,8 +86,8 @@ def _of_robot(robot: Robot) -> list[str]:
 
 def _of_both(robot: Robot, bundle: Bundle) -> list[str]:
     """Match the files; return what becomes of the policy's names on this robot."""
-    from vla_runtime.bundle.statistics import statistics_notes
-    from vla_runtime.bundle.summary import line, task_notes
+    from vla_runtime.bundle.notes import bundle_notes
+    from vla_runtime.bundle.summary import line
     from vla_runtime.robot.match import match_robot
 
     match = match_robot(robot, bundle.spec, bundle.folder)
@@ -101,5 +101,5 @@ def _of_both(robot: Robot, bundle: Bundle) -> list[str]:
         line(what, f'{theirs} -> {ours}') for what, both in pairs.items() for theirs, ours in both
     ]
     rate = f'{1.0 / spec.step_time_s:g} steps a second: control_rate_hz must be that or more'
-    notes = [*task_notes(spec), *statistics_notes(spec, bundle.statistics)]
+    notes = bundle_notes(spec, bundle.statistics)
     return [*lines, line('rate', rate), *(line('note', note) for note in notes)]
