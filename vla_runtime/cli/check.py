@@ -51,11 +51,13 @@ def main(arguments: argparse.Namespace) -> int:
         for text in _of_robot(robot):
             print(text)
         if arguments.bundle is None:
+            for text in _of_units(robot, None):
+                print(text)
             return 0
         bundle = read_bundle(arguments.bundle.expanduser())
         check_contents(bundle)
         print(line('policy', f'{bundle.spec.name} ({bundle.folder})'))
-        for text in _of_both(robot, bundle):
+        for text in (*_of_both(robot, bundle), *_of_units(robot, bundle)):
             print(text)
     except (BundleError, ValueError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
@@ -82,6 +84,18 @@ def _of_robot(robot: Robot) -> list[str]:
         text = f'{robot.urdf} says nothing about {", ".join(beyond)}: the robot file alone limits'
         lines.append(line('note', text))
     return lines
+
+
+def _of_units(robot: Robot, bundle: Bundle | None) -> list[str]:
+    from vla_runtime.bundle.summary import line
+    from vla_runtime.robot.match import match_robot
+    from vla_runtime.robot.unit_slips import UnitCheck, trained_ranges
+
+    if bundle is None:
+        return [line('units', note) for note in UnitCheck(robot).notes()]
+    match = match_robot(robot, bundle.spec, bundle.folder)
+    trained = trained_ranges(bundle.spec, bundle.statistics, match)
+    return [line('units', note) for note in UnitCheck(robot, match, trained).notes()]
 
 
 def _of_both(robot: Robot, bundle: Bundle) -> list[str]:

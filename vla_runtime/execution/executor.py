@@ -295,6 +295,18 @@ class ChunkExecutor:
         """Take measured positions by name; see `MeasuredState.observe`."""
         self._guard.observe(names, positions, stamp_ns, source)
 
+    def measured(self, now_ros_ns: int) -> dict[str, float]:
+        """Return the measured positions by column; empty while they are not to be trusted."""
+        state = self._guard.trusted_state(now_ros_ns, self._commander.command)
+        if state is None:
+            return {}
+        pairs = zip(self.columns.names, state.positions.tolist(), strict=True)
+        return {
+            name: position
+            for (name, position), seen in zip(pairs, self.columns.has_feedback, strict=True)
+            if seen
+        }
+
     def seat_after_gap(self, now_s: float, now_ros_ns: int) -> Command | None:
         """Return a command to send at once after a measurement; see `Motion.seat_after_gap`."""
         return self._motion.seat_after_gap(now_s, now_ros_ns)

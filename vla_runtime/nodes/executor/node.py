@@ -134,7 +134,7 @@ class ExecutorNode(ManagedNode):
     # ------------------------------------------------------------ transitions
 
     def _load(self) -> None:
-        robot, spec, match = read_files(self._fixed)
+        robot, spec, match, self._units = read_files(self._fixed)
         self._spec = spec
         conflict = self._parameter_conflict(values(self, EXECUTOR_PARAMETERS))
         if conflict is not None:
@@ -153,6 +153,10 @@ class ExecutorNode(ManagedNode):
                 f'{robot.urdf} says nothing about {", ".join(beyond)}: the robot file alone limits '
                 'them'
             )
+
+        self._unit_notes = self._units.notes()
+        for text in self._unit_notes:
+            self.get_logger().warning(text)
 
     def _open(self) -> None:
         assert self._link is not None
@@ -233,7 +237,9 @@ class ExecutorNode(ManagedNode):
                 text = '; '.join(filter(None, (text, self._link.silent())))
         if result.started and self._live['dry_run'] and (later := self._why_not_command()):
             text = f'{text or "started"}; with dry_run false ~/start is refused: {later}'
-        response.success, response.message = result.started, text or 'started'
+        if result.started:
+            text = '; '.join((text or 'started', *self._unit_notes))
+        response.success, response.message = result.started, text
         if result.started:
             self.get_logger().info('started')
             watch = self._session.watch if self._session is not None else None
@@ -257,7 +263,11 @@ class ExecutorNode(ManagedNode):
             return f'{senders}; {_ONE_SENDER}'
         if self._link is not None and (unheard := self._link.unheard()):
             return f'{unheard}; {_LISTENERS}'
-        return why_refused(self._verdicts())
+        return why_refused(self._verdicts()) or self._why_not_units()
+
+    def _why_not_units(self) -> str:
+        """Return why the state is not in the robot file's units; empty if it may be."""
+        return '' if self._loop is None else self._units.why_not_start(self._loop.measured())
 
     def _on_stop(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         if self._loop is None:
