@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 import rclpy
+from executor_bench import HOME
 from rclpy.parameter import Parameter
 from std_srvs.srv import Trigger
 from tabletop_policy import write_tabletop_policy
 
 from vla_runtime.nodes import restart
 from vla_runtime.nodes.executor.node import ExecutorNode
+from vla_tabletop.sim.world import JOINT_NAMES
 
 pytestmark = pytest.mark.graph
 
@@ -131,6 +133,23 @@ def test_reset_opens_the_latch_of_an_inactive_node_too(node: ExecutorNode) -> No
     node._on_reset(None, Trigger.Response())
     node.trigger_activate()
     assert not node._loop.status().executor.clamp_latched
+
+
+# ---------------------------------------------------------------- units
+
+
+def test_a_state_in_another_unit_is_a_reason_not_to_command(
+    node: ExecutorNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = dict(zip(JOINT_NAMES, HOME.tolist(), strict=True))
+    monkeypatch.setattr(node._loop, 'measured', lambda: home)
+    assert node._why_not_units() == ''
+    degrees = {name: position * 57.3 for name, position in home.items()}
+    monkeypatch.setattr(node._loop, 'measured', lambda: degrees)
+    assert 'unit: rad' in node._why_not_units()
+    # Nothing is known of a robot that is not measured.
+    monkeypatch.undo()
+    assert node._loop.measured() == {} and node._why_not_units() == ''
 
 
 # ---------------------------------------------------------------- parameters that are not taken up
