@@ -59,30 +59,36 @@ def test_the_robot_files_of_the_package_have_no_doubtful_unit(path: Path) -> Non
     assert UnitCheck(robot).why_not_start(middle) == ''
 
 
-@pytest.mark.parametrize('scale', [1.0, DEGREES], ids=['rad', 'deg'])
+@pytest.fixture(scope='module', params=[1.0, DEGREES], ids=['rad', 'deg'])
+def healthy(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, demo: Bundle
+) -> tuple[float, Robot, UnitCheck]:
+    """The tabletop in either unit; the size of a radian in it, its file and its check."""
+    unit = 'rad' if request.param == 1.0 else 'deg'
+    robot = robot_of(tmp_path_factory.mktemp('robot'), request.param, unit)
+    return request.param, robot, check_of(robot, demo)
+
+
 @given(share=st.lists(st.floats(0.0, 1.0), min_size=6, max_size=6))
 def test_a_robot_anywhere_in_its_training_starts_in_either_unit(
-    tmp_path_factory: pytest.TempPathFactory, demo: Bundle, scale: float, share: list[float]
+    healthy: tuple[float, Robot, UnitCheck], demo: Bundle, share: list[float]
 ) -> None:
-    unit = 'rad' if scale == 1.0 else 'deg'
-    robot = robot_of(tmp_path_factory.mktemp('robot'), scale, unit)
+    scale, _, check = healthy
     low, high = (demo.statistics[f'state.{name}'] for name in ('q01', 'q99'))
     positions = scale * (low + np.array(share) * (high - low))
-    assert check_of(robot, demo).why_not_start(state(positions)) == ''
+    assert check.why_not_start(state(positions)) == ''
 
 
-@pytest.mark.parametrize('scale', [1.0, DEGREES], ids=['rad', 'deg'])
 @given(share=st.lists(st.floats(0.05, 0.95), min_size=6, max_size=6))
 def test_a_robot_anywhere_in_its_limits_starts_unless_it_is_all_but_at_zero(
-    tmp_path_factory: pytest.TempPathFactory, demo: Bundle, scale: float, share: list[float]
+    healthy: tuple[float, Robot, UnitCheck], share: list[float]
 ) -> None:
-    robot = robot_of(tmp_path_factory.mktemp('robot'), scale, 'rad' if scale == 1.0 else 'deg')
-    low, high = (
-        np.array([getattr(robot.joint(name), key) for name in JOINTS]) for key in ('lower', 'upper')
-    )
+    scale, robot, check = healthy
+    joints = [robot.joint(name) for name in JOINTS]
+    low, high = (np.array([getattr(one, key) for one in joints]) for key in ('lower', 'upper'))
     positions = low + np.array(share) * (high - low)
     near_zero = np.abs(positions[:5]).max() < 6.0 and scale != 1.0
-    assert near_zero or check_of(robot, demo).why_not_start(state(positions)) == ''
+    assert near_zero or check.why_not_start(state(positions)) == ''
 
 
 def test_a_driver_in_radians_is_not_started_where_the_file_says_degrees(
