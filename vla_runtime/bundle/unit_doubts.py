@@ -45,9 +45,14 @@ class UnitDoubt:
 
     def describe(self) -> str:
         """Ask whether another unit is meant."""
-        only = 'only ' if self.unit in _SMALL else ''
+        only = 'only ' if self.is_small else ''
         names = ', '.join(map(quoted, self.names))
         return f'{names} reach {only}{self.reach:.3g} {self.unit}: are these {self.meant}?'
+
+    @property
+    def is_small(self) -> bool:
+        """True where the numbers are too small for their unit; a motor may turn far."""
+        return self.unit in _SMALL
 
     @property
     def meant(self) -> str:

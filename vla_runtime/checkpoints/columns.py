@@ -383,7 +383,7 @@ def ask_about_units(
     file: Path,
     missing: MissingFacts,
 ) -> None:
-    """Ask about units that the statistics contradict, but where they were given by name.
+    """Ask about units that the statistics are too small for, but where they were given by name.
 
     Args:
         spec: a checked spec.
@@ -400,7 +400,8 @@ def ask_about_units(
             if colon and group in ('state', 'action') and not one.startswith(group):
                 continue
             sure |= {(one, name if colon else target), (one, target)}
-    for doubt in unit_doubts(spec, statistics, sure):
+    # Numbers that are too large are a note: a continuous joint or a motor may turn far.
+    for doubt in (one for one in unit_doubts(spec, statistics, sure) if one.is_small):
         by_name = ','.join(f'{name}={doubt.unit}' for name in doubt.names)
         missing.ask(
             '--units',

@@ -246,8 +246,8 @@ def test_a_full_size_policy_is_planned_without_reading_its_weights(folder, capsy
     )
     edit_config(folder, chunk_size=50, resize_imgs_with_padding=[512, 512])
     arguments = ['--state-names', ','.join(JOINTS), '--action-names', ','.join(JOINTS)]
-    arguments += ['--units', 'rad', '--rate-hz', '30', '--dry-run']
+    arguments += ['--units', 'deg', '--rate-hz', '30', '--dry-run']
     assert main(['export', str(folder), '--out', str(folder / 'b'), *arguments]) == 0
     assert 'vision 12x768, language 16x960, expert 16x720' in capsys.readouterr().out
-    options = ExportOptions(state_names=JOINTS, action_names=JOINTS, units=('rad',), rate_hz=30.0)
+    options = ExportOptions(state_names=JOINTS, action_names=JOINTS, units=('deg',), rate_hz=30.0)
     assert plan(folder, options).spec.dims == SMOLVLA
