@@ -374,6 +374,20 @@ class TestMissing:
         text = fails(capsys, lerobot_folder(), tmp_path / 'b', *arguments)
         assert 'unit of the state shoulder_pan, shoulder_lift, wrist_flex, wrist_roll:' in text
 
+    @pytest.mark.parametrize(('unit', 'meant'), [('deg', 'radians'), ('percent', 'radians')])
+    def test_units_that_the_statistics_contradict_are_asked_about_once(
+        self, tmp_path, capsys, unit, meant
+    ):
+        arguments = lerobot_arguments()
+        arguments[arguments.index('rad')] = unit
+        text = fails(capsys, lerobot_folder(), tmp_path / 'b', *arguments)
+        assert f'are these {meant}' in text and '--units' in text
+        # The answer that the question asks for.
+        by_name = ','.join(f'{name}={unit}' for name in joints().split(','))
+        assert by_name in text
+        arguments[arguments.index(unit)] = by_name
+        assert export(lerobot_folder(), tmp_path / 'b', *arguments) == 0
+
     def test_units_may_differ_between_state_and_action(self, tmp_path):
         arguments = lerobot_arguments()
         arguments[arguments.index('rad')] = 'rad,gripper=1,action:gripper=rad/s'
@@ -393,7 +407,7 @@ class TestMissing:
             '--dataset',
             str(tmp_path / 'dataset'),
             '--units',
-            'deg',
+            'rad',
             '--vision-heads',
             '4',
         ]

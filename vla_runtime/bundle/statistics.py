@@ -125,13 +125,13 @@ def statistics_notes(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> 
         and actions that are far from their states.
     """
     notes = []
-    actions = _range(spec, 'actions', statistics)
+    actions = network_range(spec, 'actions', statistics)
     if names := _constant(spec.action_names, actions):
         notes.append(
             f'actions {names} have no range: the data set never moved them, so the policy always '
             'commands the same number'
         )
-    state = _range(spec, 'state', statistics)
+    state = network_range(spec, 'state', statistics)
     if names := _constant(spec.state_names, state):
         notes.append(
             f'states {names} have no range: whatever differs from the data set is blown up for the '
@@ -196,7 +196,7 @@ def apart_from_states(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) ->
     Returns:
         name of each such action to both ranges in words.
     """
-    actions, state = (_seen(spec, group, statistics) for group in ('actions', 'state'))
+    actions, state = (seen_range(spec, group, statistics) for group in ('actions', 'state'))
     if actions is None or state is None:
         return {}
     places = {one.name: (index, one.unit) for index, one in enumerate(spec.state)}
@@ -217,11 +217,11 @@ def apart_from_states(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) ->
     return apart
 
 
-def _seen(
+def seen_range(
     spec: BundleSpec, group: str, statistics: Mapping[str, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Return where a group's numbers were in training; three spreads around their mean."""
-    found = _range(spec, group, statistics)
+    found = network_range(spec, group, statistics)
     if found is None or not getattr(spec.normalisation, group).startswith('mean_std'):
         return found
     low, high = found
@@ -230,7 +230,7 @@ def _seen(
 
 def _check_reach(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> None:
     """Check that actions of -1 and +1 on the network's scale are within a robot's reach."""
-    found = _range(spec, 'actions', statistics)
+    found = network_range(spec, 'actions', statistics)
     if found is None:
         return
     limits = _limits([action.unit for action in spec.actions])
@@ -242,11 +242,11 @@ def _check_reach(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> None
                 f'actions.{first}, actions.{second}',
                 f"the policy's {number} is {values[index]:g} {action.unit} for "
                 f'{quoted(action.name)}, beyond the {limits[index]:g} that any robot reaches; '
-                'export with the statistics of the data set',
+                'correct its unit (--units), or export with the statistics of the data set',
             )
 
 
-def _range(
+def network_range(
     spec: BundleSpec, group: str, statistics: Mapping[str, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Return -1 and +1 of the network's scale in robot units; None for `identity`."""

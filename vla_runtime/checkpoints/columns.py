@@ -19,6 +19,7 @@ from vla_runtime.bundle.schema import (
     Unit,
 )
 from vla_runtime.bundle.statistics import apart_from_states
+from vla_runtime.bundle.unit_doubts import unit_doubts
 from vla_runtime.checkpoints.folder_facts import FolderFacts
 from vla_runtime.checkpoints.missing_facts import MissingFacts
 from vla_runtime.checkpoints.options import DatasetInfo, ExportOptions
@@ -380,6 +381,40 @@ def ask_for_targets(
             '--velocity and their unit with --units action:NAME=UNIT, differences from the state '
             "at the start of a chunk with --delta, steps of an end effector's pose with "
             '--pose-steps. Other deltas from step to step are not supported: train on targets',
+        )
+
+
+def ask_about_units(
+    spec: BundleSpec,
+    statistics: Mapping[str, np.ndarray],
+    given: tuple[str, ...] | None,
+    file: Path,
+    missing: MissingFacts,
+) -> None:
+    """Ask about units that the statistics are too small for, but where they were given by name.
+
+    Args:
+        spec: a checked spec.
+        statistics: statistics that fit it.
+        given: `--units`.
+        file: file of the statistics, for the message.
+        missing: takes the question.
+    """
+    sure = set()
+    for text in given or ():
+        target = text.rpartition('=')[0]
+        group, colon, name = target.rpartition(':')
+        for one in ('state', 'actions'):
+            if colon and group in ('state', 'action') and not one.startswith(group):
+                continue
+            sure |= {(one, name if colon else target), (one, target)}
+    # Numbers that are too large are a note: a continuous joint or a motor may turn far.
+    for doubt in (one for one in unit_doubts(spec, statistics, sure) if one.is_small):
+        by_name = ','.join(f'{name}={doubt.unit}' for name in doubt.names)
+        missing.ask(
+            '--units',
+            f'in {file} {doubt.describe()} Then say {doubt.other}. If it is {doubt.unit} all the '
+            f'same, say so by name: {by_name}',
         )
 
 

@@ -51,11 +51,13 @@ def main(arguments: argparse.Namespace) -> int:
         for text in _of_robot(robot):
             print(text)
         if arguments.bundle is None:
+            for text in _of_units(robot, None):
+                print(text)
             return 0
         bundle = read_bundle(arguments.bundle.expanduser())
         check_contents(bundle)
         print(line('policy', f'{bundle.spec.name} ({bundle.folder})'))
-        for text in _of_both(robot, bundle):
+        for text in (*_of_both(robot, bundle), *_of_units(robot, bundle)):
             print(text)
     except (BundleError, ValueError, OSError) as error:
         print(f'error: {error}', file=sys.stderr)
@@ -84,10 +86,22 @@ def _of_robot(robot: Robot) -> list[str]:
     return lines
 
 
+def _of_units(robot: Robot, bundle: Bundle | None) -> list[str]:
+    from vla_runtime.bundle.summary import line
+    from vla_runtime.robot.match import match_robot
+    from vla_runtime.robot.unit_slips import UnitCheck, trained_ranges
+
+    if bundle is None:
+        return [line('units', note) for note in UnitCheck(robot).notes()]
+    match = match_robot(robot, bundle.spec, bundle.folder)
+    trained = trained_ranges(bundle.spec, bundle.statistics, match)
+    return [line('units', note) for note in UnitCheck(robot, match, trained).notes()]
+
+
 def _of_both(robot: Robot, bundle: Bundle) -> list[str]:
     """Match the files; return what becomes of the policy's names on this robot."""
-    from vla_runtime.bundle.statistics import statistics_notes
-    from vla_runtime.bundle.summary import line, task_notes
+    from vla_runtime.bundle.notes import bundle_notes
+    from vla_runtime.bundle.summary import line
     from vla_runtime.robot.match import match_robot
 
     match = match_robot(robot, bundle.spec, bundle.folder)
@@ -101,5 +115,5 @@ def _of_both(robot: Robot, bundle: Bundle) -> list[str]:
         line(what, f'{theirs} -> {ours}') for what, both in pairs.items() for theirs, ours in both
     ]
     rate = f'{1.0 / spec.step_time_s:g} steps a second: control_rate_hz must be that or more'
-    notes = [*task_notes(spec), *statistics_notes(spec, bundle.statistics)]
+    notes = bundle_notes(spec, bundle.statistics)
     return [*lines, line('rate', rate), *(line('note', note) for note in notes)]

@@ -133,8 +133,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _export_checkpoint(arguments: argparse.Namespace) -> bool:
     """Export a checkpoint folder; False for a dry run."""
-    from vla_runtime.bundle.statistics import statistics_notes
-    from vla_runtime.bundle.summary import describe, line, task_notes
+    from vla_runtime.bundle.notes import bundle_notes
+    from vla_runtime.bundle.summary import describe, line
     from vla_runtime.checkpoints.errors import ExportError
     from vla_runtime.export.conversion import plan_export, write_export
     from vla_runtime.export.onnx.bundle import add_onnx, check_attention, check_packages
@@ -158,8 +158,7 @@ def _export_checkpoint(arguments: argparse.Namespace) -> bool:
         check_attention(arguments.attention, arguments.onnx_precision, plan.spec)
     print(describe(plan.spec))
     print(line('weights', f'{len(plan.tensors)} tensors, {plan.weight_bytes / 1e6:,.1f} MB'))
-    notes = (*task_notes(plan.spec), *statistics_notes(plan.spec, plan.statistics))
-    for note in (*plan.notes, *notes):
+    for note in (*plan.notes, *bundle_notes(plan.spec, plan.statistics)):
         print(line('note', note))
     if arguments.dry_run:
         return False

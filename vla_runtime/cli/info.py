@@ -35,8 +35,8 @@ def main(arguments: argparse.Namespace) -> int:
     """Read and print; 2 where a check fails."""
     try:
         from vla_runtime.bundle.folder import BundleError, read_bundle
-        from vla_runtime.bundle.statistics import statistics_notes
-        from vla_runtime.bundle.summary import describe, line, task_notes
+        from vla_runtime.bundle.notes import bundle_notes
+        from vla_runtime.bundle.summary import describe, line
         from vla_runtime.engines.tensorrt.store import state_of
         from vla_runtime.files.quotes import join_truncated
     except ModuleNotFoundError as error:
@@ -63,7 +63,7 @@ def main(arguments: argparse.Namespace) -> int:
     if huge:
         shown = join_truncated(huge, ', ')
         print(line('note', f'weights above 10,000, as of a training that failed: {shown}'))
-    for note in (*task_notes(bundle.spec), *statistics_notes(bundle.spec, bundle.statistics)):
+    for note in bundle_notes(bundle.spec, bundle.statistics):
         print(line('note', note))
     return 0
 

@@ -115,7 +115,7 @@ class ExecutorStatus:
         observation_age_ms: age of the observation behind what is executed; 0 while nothing is.
         chunk: inference number of the chunk in force, -1 for none.
         pending_chunk: inference number of the chunk that takes over next, -1 for none.
-        clamp_latched: too many clamped chunks; `reset` opens the latch.
+        clamp_latched: reason of the closed latch, which `reset` opens; empty: it is open.
         dry_run: nothing is published.
         wrong_stamps: what is wrong with the stamps of the chunks; empty while nothing is.
     """
@@ -138,6 +138,6 @@ class ExecutorStatus:
     observation_age_ms: float
     chunk: int
     pending_chunk: int
-    clamp_latched: bool
+    clamp_latched: str
     dry_run: bool
     wrong_stamps: str = ''

@@ -301,6 +301,18 @@ class ChunkExecutor:
         """Take measured positions by name; see `MeasuredState.observe`."""
         self._guard.observe(names, positions, stamp_ns, source)
 
+    def measured(self, now_ros_ns: int) -> dict[str, float]:
+        """Return the measured positions by column; empty while they are not to be trusted."""
+        state = self._guard.trusted_state(now_ros_ns, self._commander.command)
+        if state is None:
+            return {}
+        pairs = zip(self.columns.names, state.positions.tolist(), strict=True)
+        return {
+            name: position
+            for (name, position), seen in zip(pairs, self.columns.has_feedback, strict=True)
+            if seen
+        }
+
     def seat_after_gap(self, now_s: float, now_ros_ns: int) -> Command | None:
         """Return a command to send at once after a measurement; see `Motion.seat_after_gap`."""
         return self._motion.seat_after_gap(now_s, now_ros_ns)
@@ -490,7 +502,7 @@ class ChunkExecutor:
             observation_age_ms=replanner.observation_age_ns * 1e-6 if tracks else 0.0,
             chunk=timeline.in_force.chunk.number if timeline.in_force else -1,
             pending_chunk=timeline.pending.chunk.number if timeline.pending else -1,
-            clamp_latched=self.latch.closed,
+            clamp_latched=self.latch.text if self.latch.closed else '',
             dry_run=command.dry_run,
             wrong_stamps=self._anchors.warning,
         )

@@ -196,7 +196,7 @@ class ChunkCheck:
         rejected: reason why it may not be used at all; empty when it may.
         clamped: values that were outside and are clamped, in words; empty when there were none, or
             positions by no more than a policy scatters around a rest at the limit (2% of the
-            joint's range).
+            joint's range), or those of a gripper that closes beyond its limit.
         rows: (steps, columns) positions clamped into the limits. Speed and acceleration are
             left to the motion limiter, which knows what is being commanded.
     """
@@ -236,8 +236,11 @@ def check_rows(
         if not (excess > 0.0).any():
             continue
         beyond = True
-        if kind == 'position' and action == 'clamp' and not (excess > _scatter(limits)).any():
-            continue
+        if action == 'clamp':
+            excess[:, _grips(limits)] = -np.inf
+            least = _scatter(limits) if kind == 'position' else 0.0
+            if not (excess > least).any():
+                continue
         row, column = divmod(int(np.argmax(excess)), excess.shape[1])
         text = f"{kind} of '{columns.labels[column]}' in row {row}: {describe(row, column)}"
         (rejected if action == 'reject' else clamped).append(text)
@@ -249,6 +252,11 @@ def check_rows(
             rows[:, where], limits.hard_lower[where], limits.hard_upper[where]
         )
     return ChunkCheck('; '.join(rejected), '; '.join(clamped), inside)
+
+
+def _grips(limits: Limits) -> np.ndarray:
+    """Columns of grippers, (columns,) bool: they close on an object, whatever is beyond it."""
+    return np.isinf(limits.tracking_error)
 
 
 def _scatter(limits: Limits) -> np.ndarray:
@@ -279,6 +287,8 @@ def check_handed_over(
     excess, describe = _too_fast(np.vstack([before, rows]), step_time_s, limits, columns)
     # A velocity column's own value was checked with the chunk; `before` is not of the chunk.
     excess[0] = -np.inf
+    if limits.actions.velocity == 'clamp':
+        excess[:, _grips(limits)] = -np.inf
     row, column = divmod(int(np.argmax(excess)), excess.shape[1])
     if not excess[row, column] > 0.0:
         return ''
@@ -294,7 +304,11 @@ def _outside(
     excess[:, columns.is_velocity] = -np.inf
 
     def describe(row: int, column: int) -> str:
-        return f'{rows[row, column]:.4g}, allowed {lower[column]:.4g} to {upper[column]:.4g}'
+        value, low, high = rows[row, column], lower[column], upper[column]
+        return (
+            f'{value:.4g}, allowed {low:.4g} to {high:.4g} '
+            f'({"lower" if value < low else "upper"} of the robot file)'
+        )
 
     return excess, describe
 
@@ -309,7 +323,11 @@ def _too_fast(
     excess = speed / limits.velocity - 1.0 - 1e-6
 
     def describe(row: int, column: int) -> str:
-        return f'{speed[row, column]:.4g} a second, allowed {limits.velocity[column]:.4g}'
+        field = 'angular_velocity' if columns.in_rotation[column] else 'velocity'
+        return (
+            f'{speed[row, column]:.4g} a second, allowed {limits.velocity[column]:.4g} '
+            f'({field} of the robot file)'
+        )
 
     return excess, describe
 

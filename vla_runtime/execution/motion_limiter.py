@@ -23,7 +23,7 @@ _WORTH_COUNTING = 0.01
 # The same where neither is limited, in rad, m or per second of them: no encoder sees less.
 _ROUNDING = 1e-6
 # A robot follows a velocity late. It is braked before a position limit as if by so many seconds.
-_LATE_S = 0.1
+_LATE_S = 0.2
 # Share of the acceleration that a plan may need and still be followed exactly.
 _RESERVED = 0.25
 

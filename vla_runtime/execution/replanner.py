@@ -260,9 +260,9 @@ class Replanner:
             found.append(too_fast)
         clamped = '; '.join(text for text in found if text)
         self._counters.clamped += bool(clamped)
-        self._latch.count(clamped=bool(clamped))
+        self._latch.count(clamped)
         if self._latch.closed:
-            raise Refused(ChunkRefusal.CLAMP_LATCH, f'{self._latch.text}; the last: {clamped}')
+            raise Refused(ChunkRefusal.CLAMP_LATCH, self._latch.text)
         return clamped
 
     def _too_fast(self, rows: np.ndarray) -> str:
@@ -316,7 +316,7 @@ class Replanner:
         if too_fast and not self._pending_clamped:
             self._pending_clamped = True
             self._counters.clamped += 1
-            self._latch.count(clamped=True)
+            self._latch.count(too_fast)
         self._splice(rows)
 
     def _splice(self, rows: np.ndarray | None = None) -> Segment:

@@ -32,6 +32,7 @@ from vla_runtime.checkpoints.adapters import find_base, is_adapter, read_adapted
 from vla_runtime.checkpoints.cameras import camera_notes, settle_cameras
 from vla_runtime.checkpoints.columns import (
     Columns,
+    ask_about_units,
     ask_for_targets,
     cut_statistics,
     resolve_columns,
@@ -156,6 +157,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     _check_valid(checkpoint, spec, statistics)
     file = facts.statistics_file or checkpoint
     ask_for_targets(spec, statistics, options.targets, facts.deltas, file, missing)
+    ask_about_units(spec, statistics, options.units, file, missing)
     missing.raise_if_any()
     notes = (*facts.notes, *settled.notes, *pose_notes(spec))
     files = reader.files(source)

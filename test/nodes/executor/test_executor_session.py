@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 import rclpy
+from executor_bench import HOME
 from rclpy.parameter import Parameter
 from std_srvs.srv import Trigger
 from tabletop_policy import write_tabletop_policy
 
 from vla_runtime.nodes import restart
 from vla_runtime.nodes.executor.node import ExecutorNode
+from vla_tabletop.sim.world import JOINT_NAMES
 
 pytestmark = pytest.mark.graph
 
@@ -60,16 +62,16 @@ def fail(*_: object) -> None:
 # ---------------------------------------------------------------- starting again in its place
 
 
-@pytest.mark.parametrize('closed', [True, False])
+@pytest.mark.parametrize('cause', ["position of 'elbow'", ''])
 def test_the_latch_is_as_the_process_before_left_it(
-    node: ExecutorNode, monkeypatch: pytest.MonkeyPatch, closed: bool
+    node: ExecutorNode, monkeypatch: pytest.MonkeyPatch, cause: str
 ) -> None:
-    node._latch.closed = closed
+    node._latch.cause = cause
     handed_over = json.dumps(asdict(restart.state_of(node)))
     monkeypatch.setenv(restart._VARIABLE, handed_over)
     after = ExecutorNode()
     try:
-        assert after._latch.closed == closed
+        assert after._latch.cause == cause
     finally:
         after.destroy_node()
 
@@ -116,20 +118,38 @@ def test_when_the_control_thread_hangs_the_dead_man_finds_the_gap_and_holds(
 
 
 def test_only_reset_opens_the_latch_whatever_transitions_come_between(node: ExecutorNode) -> None:
-    node._latch.closed = True
+    node._latch.cause = "position of 'elbow'"
     for transition in ('deactivate', 'activate', 'deactivate', 'cleanup', 'configure', 'activate'):
         getattr(node, f'trigger_{transition}')()
-    assert node._loop.status().executor.clamp_latched
+    why = node._loop.status().executor.clamp_latched
+    assert f'ros2 service call {node.get_fully_qualified_name()}/reset ' in why
     node._on_reset(None, Trigger.Response())
     assert not node._loop.status().executor.clamp_latched
 
 
 def test_reset_opens_the_latch_of_an_inactive_node_too(node: ExecutorNode) -> None:
-    node._latch.closed = True
+    node._latch.cause = "position of 'elbow'"
     node.trigger_deactivate()
     node._on_reset(None, Trigger.Response())
     node.trigger_activate()
     assert not node._loop.status().executor.clamp_latched
+
+
+# ---------------------------------------------------------------- units
+
+
+def test_a_state_in_another_unit_is_a_reason_not_to_command(
+    node: ExecutorNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = dict(zip(JOINT_NAMES, HOME.tolist(), strict=True))
+    monkeypatch.setattr(node._loop, 'measured', lambda: home)
+    assert node._why_not_units() == ''
+    degrees = {name: position * 57.3 for name, position in home.items()}
+    monkeypatch.setattr(node._loop, 'measured', lambda: degrees)
+    assert 'unit: rad' in node._why_not_units()
+    # Nothing is known of a robot that is not measured.
+    monkeypatch.undo()
+    assert node._loop.measured() == {} and node._why_not_units() == ''
 
 
 # ---------------------------------------------------------------- parameters that are not taken up

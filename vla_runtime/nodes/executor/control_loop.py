@@ -455,6 +455,11 @@ class ControlLoop:
             )
             return LoopStatus(self._executor.status(), copied, self._sent)
 
+    def measured(self) -> dict[str, float]:
+        """Return the measured positions by column; empty while some are missing or in doubt."""
+        with self._lock:
+            return self._executor.measured(self._ros_now_ns())
+
     def take_handovers(self) -> list[TimedHandover]:
         """The seams passed since the last call, oldest first."""
         taken = []

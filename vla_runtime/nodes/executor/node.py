@@ -70,7 +70,7 @@ from vla_runtime.types import PlanRequest
 
 PLAN_TOPIC = 'committed_plan'
 _NAME = 'vla_executor'
-_LATCH_CLOSED = 'clamp_latch_closed'
+_CLAMPED = 'clamp_latch_cause'
 _ONE_EXECUTOR = (
     'one policy answers one executor: end the other one, or run it in a namespace of its '
     'own (a node that was killed leaves the graph after some 20 s)'
@@ -106,9 +106,12 @@ class ExecutorNode(ManagedNode):
         before = state_before()
         self._latch = ClampLatch(
             self._fixed['clamp_latch'],
-            closed=before is not None and bool(before.notes.get(_LATCH_CLOSED)),
+            cause=str(before.notes.get(_CLAMPED, '')) if before is not None else '',
+            reset_call=(
+                f'ros2 service call {self.get_fully_qualified_name()}/reset std_srvs/srv/Trigger'
+            ),
         )
-        note(_LATCH_CLOSED, lambda: self._latch.closed)
+        note(_CLAMPED, lambda: self._latch.cause)
         share_interpreter()
         # Counted from the wall clock, so that a node that is started again never goes on with an
         # episode of the one before it.
@@ -131,7 +134,7 @@ class ExecutorNode(ManagedNode):
     # ------------------------------------------------------------ transitions
 
     def _load(self) -> None:
-        robot, spec, match = read_files(self._fixed)
+        robot, spec, match, self._units = read_files(self._fixed)
         self._spec = spec
         conflict = self._parameter_conflict(values(self, EXECUTOR_PARAMETERS))
         if conflict is not None:
@@ -150,6 +153,10 @@ class ExecutorNode(ManagedNode):
                 f'{robot.urdf} says nothing about {", ".join(beyond)}: the robot file alone limits '
                 'them'
             )
+
+        self._unit_notes = self._units.notes()
+        for text in self._unit_notes:
+            self.get_logger().warning(text)
 
     def _open(self) -> None:
         assert self._link is not None
@@ -236,7 +243,9 @@ class ExecutorNode(ManagedNode):
                 text = '; '.join(filter(None, (text, self._link.silent())))
         if result.started and self._live['dry_run'] and (later := self._why_not_command()):
             text = f'{text or "started"}; with dry_run false ~/start is refused: {later}'
-        response.success, response.message = result.started, text or 'started'
+        if result.started:
+            text = '; '.join((text or 'started', *self._unit_notes))
+        response.success, response.message = result.started, text
         if result.started:
             self.get_logger().info('started')
             watch = self._session.watch if self._session is not None else None
@@ -260,7 +269,11 @@ class ExecutorNode(ManagedNode):
             return f'{senders}; {_ONE_SENDER}'
         if self._link is not None and (unheard := self._link.unheard()):
             return f'{unheard}; {_LISTENERS}'
-        return why_refused(self._verdicts())
+        return why_refused(self._verdicts()) or self._why_not_units()
+
+    def _why_not_units(self) -> str:
+        """Return why the state is not in the robot file's units; empty if it may be."""
+        return '' if self._loop is None else self._units.why_not_start(self._loop.measured())
 
     def _on_stop(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         if self._loop is None:

@@ -21,6 +21,7 @@ from vla_runtime.nodes.parameter_table import ParameterError
 from vla_runtime.robot.file import find_robot, load_robot
 from vla_runtime.robot.match import RobotMatch, match_robot
 from vla_runtime.robot.schema import Robot
+from vla_runtime.robot.unit_slips import UnitCheck, trained_ranges
 
 
 def check_fixed(given: Mapping[str, Any]) -> tuple[int, ...]:
@@ -58,8 +59,8 @@ def check_rate(control_rate_hz: float, spec: BundleSpec) -> None:
         )
 
 
-def read_files(given: Mapping[str, Any]) -> tuple[Robot, BundleSpec, RobotMatch]:
-    """Read the robot file and the bundle's policy.yaml, and match them.
+def read_files(given: Mapping[str, Any]) -> tuple[Robot, BundleSpec, RobotMatch, UnitCheck]:
+    """Read the robot file and the bundle's policy.yaml and statistics, and match them.
 
     Raises:
         ParameterError: `robot` or `bundle` is not set, the bundle cannot be used, or the
@@ -72,12 +73,15 @@ def read_files(given: Mapping[str, Any]) -> tuple[Robot, BundleSpec, RobotMatch]
     robot = load_robot(find_robot(given['robot'], share_folder() / 'config' / 'robots'))
     bundle = os.path.expanduser(given['bundle'])
     try:
-        # Only policy.yaml is used here; the policy node checks the weights.
-        spec = read_bundle(bundle, verify=False).spec
+        # The policy node checks the weights.
+        read = read_bundle(bundle, verify=False)
     except BundleError as error:
         raise ParameterError(f'parameter bundle: {error}') from error
+    spec = read.spec
     check_rate(given['control_rate_hz'], spec)
-    return robot, spec, match_robot(robot, spec, bundle)
+    match = match_robot(robot, spec, bundle)
+    units = UnitCheck(robot, match, trained_ranges(spec, read.statistics, match))
+    return robot, spec, match, units
 
 
 def make_core(

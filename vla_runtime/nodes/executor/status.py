@@ -116,6 +116,8 @@ def control(
             text = 'coming to rest, to release the robot'
         # Nobody called for it: another node has taken the robot.
         level = Level.WARN if executor.detail else Level.OK
+    if executor.clamp_latched and executor.mode is not Mode.RUNNING:
+        level, text = Level.ERROR, f'stopped: {executor.clamp_latched}'
     if executor.detail and (reason not in _TEXTS or reason in (Reason.BRAKING, Reason.RELEASED)):
         text += f': {executor.detail}'
     if reason in DOUBTED and state_publishers:
@@ -186,7 +188,7 @@ def _control_values(status: LoopStatus) -> dict[str, object]:
         'most_open_requests': executor.most_open_requests,
         'observation_age_ms': executor.observation_age_ms,
         'observation_age_mean_ms': counters.mean_observation_age_ms,
-        'clamp_latched': executor.clamp_latched,
+        'clamp_latched': bool(executor.clamp_latched),
         'dry_run': executor.dry_run,
         'sent': status.sent,
         'steps': counters.steps,
