@@ -79,6 +79,8 @@ class Rig:
         self.ros_ns = ROS_START_NS
         self.measured = np.zeros(len(columns))
         self.state_arrives = True
+        # Whether the driver has said anything yet.
+        self.reports = False
         self.robot_follows = True
         self.ticks: list[Tick] = []
         self.number = 0
@@ -102,8 +104,12 @@ class Rig:
         return self.command
 
     def measure(self) -> None:
-        if self.state_arrives:
-            self.executor.observe_state(list(self.names), list(self.measured), self.ros_ns)
+        if not self.state_arrives:
+            return
+        if not self.reports:
+            self.reports = True
+            self.report()
+        self.executor.observe_state(list(self.names), list(self.measured), self.ros_ns)
 
     def tick_now(self) -> Command:
         """Tick without any time passing."""
@@ -116,6 +122,12 @@ class Rig:
             moves = np.array([kind == 'position' for kind in self.kinds])
             self.measured[moves] = kept.setpoints[moves]
         return kept
+
+    def report(self) -> None:
+        """Let the driver have reported for the half second that a start needs."""
+        for ago in range(6, 0, -1):
+            stamp_ns = self.ros_ns - ago * 100_000_000
+            self.executor.observe_state(list(self.names), list(self.measured), stamp_ns)
 
     def started(self) -> Rig:
         """Tick once, then start."""

@@ -164,11 +164,6 @@ class AnythingGoes(RuleBasedStateMachine):
         self.known = self.measured.copy()
         self.lowest = min(self.lowest, self.known[1])
         self.highest = max(self.highest, self.known[1])
-        found = self.executor.seat_after_gap(self.now_s, self.ros_ns)
-        if found is not None:
-            assert found.kind is not CommandKind.IDLE
-            self.check_seat(found, 0.0)
-            self.remember(found)
 
     def check_seat(self, command: Command, dt_s: float) -> None:
         """A command that begins where the robot is: its columns stay, or are as measured."""
