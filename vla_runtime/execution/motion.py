@@ -190,9 +190,10 @@ class Motion:
     def _require_no_person(self, fault: Reason | None, now_s: float, now_ros_ns: int) -> None:
         """Raise `OperatorRequired` after a fault that does not heal alone, or lasts too long."""
         guard, plausibility = self._guard, self._guard.state.plausibility
-        unseen = plausibility.moved_unseen and not self._commander.joining.active
-        if unseen and fault in (None, Reason.TRACKING_ERROR, Reason.CLAMP_LATCH):
-            guard.detail = plausibility.describe_unseen(plausibility.unseen) + ', then call ~/start'
+        unseen = plausibility.unseen
+        settled = fault in (None, Reason.TRACKING_ERROR, Reason.CLAMP_LATCH)
+        if settled and np.count_nonzero(unseen) and not self._commander.joining.active:
+            guard.detail = plausibility.describe_unseen(unseen) + ', then call ~/start'
             raise OperatorRequired(Reason.STATE_IMPLAUSIBLE)
         if fault is Reason.TRACKING_ERROR or fault is Reason.STATE_DOUBLED:
             # Whether to push on against whatever is in the way is for a person to decide.

@@ -165,11 +165,6 @@ class Plausibility:
         self.reports = np.zeros(columns.count, dtype=np.int64)
 
     @property
-    def moved_unseen(self) -> bool:
-        """True while a column's place was given up, or found after a gap: no robot goes on so."""
-        return bool(np.count_nonzero(self.taken_over) or np.count_nonzero(self.returned))
-
-    @property
     def unseen(self) -> np.ndarray:
         """Columns that are said to be where nobody saw them go, (columns,) bool."""
         return self.taken_over | self.returned | (np.abs(self._hole) > self._follows)
@@ -265,53 +260,33 @@ class Plausibility:
             rests_s = np.where(silent_ns > outage_ns, _RESTS_S, _RESTS_AFTER_GAP_S)
             self.rests_s[target[begins]] = rests_s[begins]
             self._since_gap[target[begins & ~first]] = 0
-        self._note_unseen(target, way, off, silent_ns, stays | away)
-        self._note_doubt(target, values, stays, away, near, stamp_ns, source)
+        jumps = stays | away | self._jumps(target, off, silent_ns)
+        self._hole[target[jumps]] += way[jumps]
+        back = near | (np.abs(self._hole[target]) <= self._follows[target])
+        self.trust(target[back])
+        self.taken_over[target[stays & ~back]] = True
+        self._note_return(target[away & ~back], source)
+        fresh = jumps & ~stays & ~back
+        if np.count_nonzero(fresh):
+            worst = int(np.argmax(np.where(fresh, np.abs(way), -1.0)))
+            self._note(int(target[worst]), values[worst], last[worst], source)
+            self.doubted_until_ns = max(self.doubted_until_ns, stamp_ns + DOUBT_NS)
         self._take(target, values, stamp_ns, source, begins=lost)
         self._step[target] = np.nan_to_num(np.abs(way))
         return lost | (wrong & ~stays)
 
-    def _note_unseen(
-        self,
-        target: np.ndarray,
-        way: np.ndarray,
-        off: np.ndarray,
-        silent_ns: np.ndarray,
-        sure: np.ndarray,
-    ) -> None:
-        """Add up the ways (n,) that no joint goes from one message to the next."""
+    def _jumps(self, target: np.ndarray, off: np.ndarray, silent_ns: np.ndarray) -> np.ndarray:
+        """Return the values (n,) that no joint comes to from one message to the next."""
         seconds = silent_ns * 1e-9
         swift = self._swiftest[target] * seconds * seconds + 2.0 * self._step[target]
-        jumps = sure | (self._judged[target] & (off > self._follows[target] + swift))
-        if np.count_nonzero(jumps):
-            self._hole[target[jumps]] += way[jumps]
+        return self._judged[target] & (off > self._follows[target] + swift)
 
-    def _note_doubt(
-        self,
-        target: np.ndarray,
-        values: np.ndarray,
-        stays: np.ndarray,
-        away: np.ndarray,
-        near: np.ndarray,
-        stamp_ns: int,
-        source: str,
-    ) -> None:
-        """Note which places nobody saw the joints go to, and which ones are in no doubt."""
-        back = near | (np.abs(self._hole[target]) <= self._follows[target])
-        if np.count_nonzero(back):
-            self.trust(target[back])
-        stays, away = stays & ~back, away & ~back
-        self.taken_over[target[stays]] = True
-        if not np.count_nonzero(away):
-            return
-        self.doubted_until_ns = max(self.doubted_until_ns, stamp_ns + DOUBT_NS)
-        for at in np.flatnonzero(away).tolist():
-            column = int(target[at])
+    def _note_return(self, columns: np.ndarray, source: str) -> None:
+        """Note which columns (n,) were found elsewhere after a gap, and whether the same say so."""
+        for column in columns.tolist():
             before = self._sources[column]
-            other = bool('#' in source and before and before != source)
-            self.taken_over[column] |= other
+            self.taken_over[column] |= '#' in source and before not in ('', source)
             self.returned[column] = not self.taken_over[column]
-            self._note(column, float(values[at]), float(self._last[column]), source)
 
     def _wraps(self, target: np.ndarray, values: np.ndarray, last: np.ndarray) -> np.ndarray | None:
         """Return which of two values (n,) a driver that wraps may have a turn apart, if any."""
