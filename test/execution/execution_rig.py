@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+from reported_states import report
 
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import Command, CommandKind, SubmitResult
@@ -125,9 +126,7 @@ class Rig:
 
     def report(self) -> None:
         """Let the driver have reported for the half second that a start needs."""
-        for ago in range(6, 0, -1):
-            stamp_ns = self.ros_ns - ago * 100_000_000
-            self.executor.observe_state(list(self.names), list(self.measured), stamp_ns)
+        report(self.executor.observe_state, self.names, list(self.measured), self.ros_ns)
 
     def started(self) -> Rig:
         """Tick once, then start."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from paths import ROOT
+from reported_states import report
 from tiny_policy import tiny_spec
 
 from vla_runtime.bundle.schema import ActionSpec, StateSpec
@@ -107,6 +108,8 @@ class BlockedArm:
         return command
 
     def start(self) -> None:
+        positions = self.positions.tolist()
+        report(self.executor.observe_state, self.columns.names, positions, self.ros_ns)
         self.tick()
         self.tick()
         result = self.executor.start(self.now_s, self.ros_ns)
