@@ -439,3 +439,24 @@ def test_whatever_is_read_and_whenever_it_is_started_no_command_steps(seed: int)
         assert robot.longest_step <= LONGEST_STEP, (seed, event)
         if stopped and event != 3:
             assert robot.moved <= STAYS, (seed, event)
+
+
+@pytest.mark.parametrize('after_s', [0.0, 0.2, 1.2])
+@pytest.mark.parametrize('gap_s', [2.0, 15.0])
+@pytest.mark.parametrize('rate_hz', [50.0, 100.0, 500.0])
+def test_an_arm_that_was_moved_in_an_outage_is_caught_when_its_motors_come_on(
+    rate_hz: float, gap_s: float, after_s: float
+) -> None:
+    """With the first joint states, before the hold has come there, and while it comes."""
+    robot = robot_in('stopped', rate_hz)
+    robot.motors = False
+    robot.reads = lambda _: None
+    robot.run(gap_s)
+    robot.place[1] -= 0.8
+    robot.reads = lambda place: place
+    robot.run(0.02 + after_s)
+    robot.motors = True
+    robot.watch()
+    robot.run(1.0)
+    # Two messages, and what the servo needs to stop.
+    assert robot.moved <= 0.15

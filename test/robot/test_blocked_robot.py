@@ -64,7 +64,8 @@ class BlockedArm:
         self.columns = self.executor.columns
         self.at = [self.columns.names.index(joint) for joint in joints]
         lower, upper = match.limits.lower, match.limits.upper
-        self.positions = 0.5 * (lower + upper)
+        # Exactly zero is what a driver says that has not heard from its robot.
+        self.positions = 0.501 * upper + 0.499 * lower
         self.positions[self.at] = lower[self.at] + 0.1 * (upper[self.at] - lower[self.at])
         self.goal = upper[self.at]
         self.blocked_at = self.positions[self.at] + way

@@ -246,6 +246,7 @@ class ChunkExecutor:
         self._stop_reason = reason
         if reason is Reason.STOPPED:
             self.detail = ''
+        self._commander.joining.end()
         self._motion.begin_stop(reason)
 
     def release(self) -> None:

@@ -189,7 +189,8 @@ class Guard:
             )
             return Reason.TRACKING_ERROR
         if self._leaves_robot(command):
-            self.detail = self._following.describe(command.setpoints, state.positions)
+            words = self._following.describe(command.setpoints, state.positions)
+            self.detail = f'{words}. A servo bus that repeats old positions looks the same'
             return Reason.TRACKING_ERROR
         if self._latch.closed:
             self.detail = self._latch.text

@@ -162,6 +162,9 @@ class Motion:
         """Come to where the robot was found, as a person said; raise where it is not there."""
         commander, guard = self._commander, self._guard
         pace = self.scaling.wanted
+        if commander.catch(guard.state):
+            guard.detail = 'the motors came on before the command had come to the robot'
+            raise OperatorRequired(Reason.STATE_IMPLAUSIBLE)
         ended = commander.join_tick(Reason.APPROACHING, guard.state, dt_s, now_s, pace)
         if ended:
             guard.detail = ended
@@ -220,7 +223,6 @@ class Motion:
         """Stop for this reason, braking or at once; return whether the robot brakes."""
         commander = self._commander
         commander.approach.stop()
-        commander.joining.end()
         self._presses |= reason in _PRESSES
         if commander.in_motion and not self._on_stop.freezes(reason):
             if self._pace is None:
@@ -249,6 +251,8 @@ class Motion:
             return self._commander.hold_while_clock_stopped(reason, now_s)
         commander = self._commander
         self._name_refused_readings()
+        if not (self.braking or (commander.moving and not commander.joining.active)):
+            commander.catch(self._guard.state)
         state = self._trusted_state(now_ros_ns)
         blocked = self._guard.blocked(commander.command, None if state is None else state.positions)
         if self.braking:
