@@ -148,15 +148,15 @@ def test_the_executor_follows_its_chunk(bundle: Path) -> None:
         ExecutorParameters(replan_interval=5, overrun='hold'),
     )
     measured, period_ns = chunk.actions[0].copy(), 10_000_000
-    for n in range(1, 60):
+    for n in range(1, 120):
         now_s, now_ns = 1e-9 * n * period_ns, n * period_ns
         executor.observe_state(JOINTS, measured.tolist(), now_ns)
         command = executor.tick(now_s, now_ns)
         if command.kind is not CommandKind.IDLE:
             measured = command.setpoints.copy()
-        if n == 2:
+        if n == 60:
             assert executor.start(now_s, now_ns).started
-        if n == 3:
+        if n == 61:
             result = executor.submit_chunk(
                 chunk, ChunkHeader(now_ns, executor.episode, 1), now_s, now_ns
             )

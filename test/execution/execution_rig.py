@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+from reported_states import report
 
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import Command, CommandKind, SubmitResult
@@ -79,6 +80,8 @@ class Rig:
         self.ros_ns = ROS_START_NS
         self.measured = np.zeros(len(columns))
         self.state_arrives = True
+        # Whether the driver has said anything yet.
+        self.reports = False
         self.robot_follows = True
         self.ticks: list[Tick] = []
         self.number = 0
@@ -102,8 +105,12 @@ class Rig:
         return self.command
 
     def measure(self) -> None:
-        if self.state_arrives:
-            self.executor.observe_state(list(self.names), list(self.measured), self.ros_ns)
+        if not self.state_arrives:
+            return
+        if not self.reports:
+            self.reports = True
+            self.report()
+        self.executor.observe_state(list(self.names), list(self.measured), self.ros_ns)
 
     def tick_now(self) -> Command:
         """Tick without any time passing."""
@@ -116,6 +123,10 @@ class Rig:
             moves = np.array([kind == 'position' for kind in self.kinds])
             self.measured[moves] = kept.setpoints[moves]
         return kept
+
+    def report(self) -> None:
+        """Let the driver have reported for the half second that a start needs."""
+        report(self.executor.observe_state, self.names, list(self.measured), self.ros_ns)
 
     def started(self) -> Rig:
         """Tick once, then start."""

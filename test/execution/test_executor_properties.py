@@ -29,6 +29,7 @@ from execution_rig import ROS_START_NS, chunk_of
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from reported_states import report
 
 from vla_runtime.execution.approach import StartParameters
 from vla_runtime.execution.columns import Column
@@ -101,6 +102,7 @@ class AnythingGoes(RuleBasedStateMachine):
         self.kind = CommandKind.IDLE
         self.number = 0
         self.seen: list[Observed] = []
+        report(self.executor.observe_state, NAMES, list(self.measured), self.ros_ns)
         self.joined: dict[int, tuple[SubmitResult, Observed]] = {}
         self.executed: list[tuple[int, int, int]] = []
         self.interval_of: dict[int, tuple[int, int]] = {}
@@ -164,11 +166,6 @@ class AnythingGoes(RuleBasedStateMachine):
         self.known = self.measured.copy()
         self.lowest = min(self.lowest, self.known[1])
         self.highest = max(self.highest, self.known[1])
-        found = self.executor.seat_after_gap(self.now_s, self.ros_ns)
-        if found is not None:
-            assert found.kind is not CommandKind.IDLE
-            self.check_seat(found, 0.0)
-            self.remember(found)
 
     def check_seat(self, command: Command, dt_s: float) -> None:
         """A command that begins where the robot is: its columns stay, or are as measured."""

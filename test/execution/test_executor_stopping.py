@@ -177,6 +177,7 @@ def test_when_no_tick_follows_the_start_expect_the_dead_man_to_give_the_hold() -
     # Ticks had stopped long before the start, which begins anew.
     rig.now_s += 60.0
     rig.ros_ns += 60_000_000_000
+    rig.report()
     rig.measure()
     assert rig.executor.start(rig.now_s, rig.ros_ns).started
     assert rig.executor.dead_man(rig.now_s + 0.04) is None

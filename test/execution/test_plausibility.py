@@ -24,8 +24,6 @@ class Driver:
         )
         self.now_ns, self.period_ns = START_NS, round(1e9 / rate_hz)
         self.send(*at)
-        # As the executor does once it has looked.
-        self.state.plausibility.forget_returns()
 
     def send(self, elbow: float, wrist: float = 0.0, source: str = '/joint_states#1') -> bool:
         """Publish once; return whether it was taken."""

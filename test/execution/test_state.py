@@ -136,8 +136,7 @@ def test_when_a_driver_wraps_expect_its_numbers_brought_near(numbers: list[float
         state.observe(['a'], [number], stamp)
     state.bring_near(np.array([20.0]))
     assert abs(state.positions[0] - 20.0) <= math.pi
-    state.keep_raw_angles()
-    assert state.positions.tolist() == numbers[-1:]
+    assert state.near(None).tolist() == numbers[-1:]
 
 
 def test_when_a_clock_jumped_in_between_expect_no_angle_taken_for_wrapped() -> None:

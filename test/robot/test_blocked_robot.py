@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from reported_states import report
 from shipped_robots import FILES, matched
 
 from vla_runtime.execution.command import Command, CommandKind, Reason
@@ -47,7 +48,8 @@ class BlockedArm:
         self.columns = self.executor.columns
         self.at = [self.columns.names.index(joint) for joint in joints]
         lower, upper = match.limits.lower, match.limits.upper
-        self.positions = 0.5 * (lower + upper)
+        # Exactly zero is what a driver says that has not heard from its robot.
+        self.positions = 0.501 * upper + 0.499 * lower
         self.positions[self.at] = lower[self.at] + 0.1 * (upper[self.at] - lower[self.at])
         self.goal = upper[self.at]
         self.blocked_at = self.positions[self.at] + way
@@ -91,6 +93,8 @@ class BlockedArm:
         return command
 
     def start(self) -> None:
+        positions = self.positions.tolist()
+        report(self.executor.observe_state, self.columns.names, positions, self.ros_ns)
         self.tick()
         self.tick()
         result = self.executor.start(self.now_s, self.ros_ns)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from reported_states import report
 from tiny_policy import tiny_spec
 
 from vla_runtime.bundle.schema import ActionSpec, BundleSpec, PoseSpec, StateSpec
@@ -127,6 +128,7 @@ class Arm:
         self.match, self.joints, self.tick = match, start.copy(), 0
         self.core = make_core(GIVEN, robot, match, ClampLatch(0), use_sim_time=False)
         self.results = []
+        report(self.core.observe_state, match.column_names, self.joints.tolist(), ROS_NS)
         self._measure()
         self.core.tick(0.0, ROS_NS)
         assert self.core.start(0.0, ROS_NS).started

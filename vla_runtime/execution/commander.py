@@ -5,7 +5,8 @@ commanded there is nothing to hold: the command is `IDLE` and must not be publis
 
 A hold gives way a little, at the speed of an approach (`GivingWay`). A robot that is stopped takes
 its command along: where a person has moved it, the command is set to where it is (`MovedJoints`),
-because no motion follows from that. A gripper is left out: the distance is the force of its grip.
+because no motion follows from that. To a place that nobody saw the robot go to the command comes
+slowly (`Joining`). A gripper is left out: the distance is the force of its grip.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from vla_runtime.execution.approach import NEGLIGIBLE, Approach, StartParameters
 from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import Command, CommandKind, Counters, Reason
 from vla_runtime.execution.giving_way import GivingWay
+from vla_runtime.execution.joining import Joining
 from vla_runtime.execution.limits import Limits
 from vla_runtime.execution.motion_limiter import MotionLimiter
 from vla_runtime.execution.moved_joints import MovedJoints
+from vla_runtime.execution.plausibility import noise_of
 from vla_runtime.execution.state import MeasuredState
 from vla_runtime.execution.timeline import Segment
 
@@ -59,9 +62,9 @@ class Commander:
         self.approach = Approach(columns, self._tolerance, speed, start.approach_timeout_s)
         self.grips = self._grips = self._guarded & np.isinf(tracking_error)
         self._follows = limits.hold_distance(columns)
-        self.moved_joints = MovedJoints(
-            columns, self._guarded & ~self._grips & ~columns.in_rotation, self._follows
-        )
+        self._movable = self._guarded & ~self._grips & ~columns.in_rotation
+        self.moved_joints = MovedJoints(columns, self._movable, self._follows)
+        self.joining = Joining(columns, noise_of(columns, limits), self._follows, speed)
         self._same = np.minimum(limits.velocity * control_period_s, _SAME_SHARE * self._follows)
         # Whether the next tick's command begins where the robot is.
         self._seated = False
@@ -105,8 +108,19 @@ class Commander:
         """True when the last command followed a plan or an approach, and moved."""
         return self.moving and self.command.kind in (CommandKind.TRACK, CommandKind.APPROACH)
 
+    @property
+    def places(self) -> np.ndarray | None:
+        """Places (columns,) that the robot is commanded to, not-a-number where to none.
+
+        None before the first command, and in a dry run.
+        """
+        if not self.has_commanded or self.command.dry_run:
+            return None
+        return np.where(self._guarded, self.command.setpoints, np.nan)
+
     def forget(self, dry_run: bool) -> None:
         """Forget the last command: it says nothing about the robot any more."""
+        self.joining.end()
         self.has_commanded = False
         self.command.dry_run = dry_run
 
@@ -114,56 +128,76 @@ class Commander:
         """Note whether the command of this tick begins where the robot is."""
         self.command.seats, self._seated = self._seated, False
 
-    def take_position(self, state: MeasuredState, references: np.ndarray) -> str:
+    def why_not_take(self, state: MeasuredState, references: np.ndarray) -> str:
+        """Describe why `take_position` cannot be done; empty when it can."""
+        _, measured, _ = self._found(state, references)
+        _, _, excess = self._goal_of(measured)
+        tolerated = 1.0 if self._goes_back else NEGLIGIBLE
+        worst = int(np.argmax(excess))
+        return self._describe_outside(worst, measured[worst]) if excess[worst] > tolerated else ''
+
+    @property
+    def _goes_back(self) -> bool:
+        """Whether a robot that is found outside its limits is brought back inside."""
+        return self._start.on_too_far == 'approach' and not self.unknown.any()
+
+    def _found(
+        self, state: MeasuredState, references: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return where the robot is measured and taken to be, and how far from its command."""
+        # Where nothing that the setpoints say is of the robot the driver's own number counts.
+        positions = state.near(self.command.setpoints if self.has_commanded else None)
+        # An arm that sags under its controller would drop by as much again.
+        sags = np.abs(references - positions) <= self._follows
+        measured = np.where(sags, references, positions)
+        return positions, measured, np.abs(self.command.setpoints - measured)
+
+    def _goal_of(self, measured: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return which columns stay as they are commanded, where all go, and how far outside."""
+        setpoints, guarded = self.command.setpoints, self._guarded
+        near = self._grips | (np.abs(setpoints - measured) <= self._follows)
+        stays = self._grips | near[guarded].all()
+        goal = np.where(stays, setpoints, measured) if self.has_commanded else measured
+        inside = np.where(guarded, self._inside(goal), setpoints)
+        return stays, inside, np.where(guarded, np.abs(goal - inside) / self._tolerance, 0.0)
+
+    def take_position(
+        self, state: MeasuredState, references: np.ndarray, unseen: np.ndarray
+    ) -> None:
         """Set the position to set out from: the measured one, or its controller's near to it.
 
         A command that was somewhere else stays so for no controller that is switched on: it is set
         to where the robot is, and `set_out_first` takes it back to where it held, as far as an arm
         sags (`hold_follows`). Grippers keep their grip. A robot that is found outside its limits is
-        held where it is, and brought back inside the same way.
+        held where it is, and brought back inside the same way. Where nobody saw it go (`unseen`),
+        the command comes there slowly.
 
         Args:
-            state: plausible measured positions.
+            state: plausible measured positions; `why_not_take` has nothing against them.
             references: (columns,) where the controllers hold the robot; not-a-number where nobody
                 says so.
-
-        Returns:
-            Why that cannot be done; empty when it was.
+            unseen: (columns,) bool.
         """
         setpoints, guarded = self.command.setpoints, self._guarded
-        if self.has_commanded:
-            state.bring_near(setpoints)
-        else:
-            # Nothing that the setpoints say is of the robot: the driver's own number counts.
-            state.keep_raw_angles()
-        # An arm that sags under its controller would drop by as much again.
-        sags = np.abs(references - state.positions) <= self._follows
-        measured = np.where(sags, references, state.positions)
-        away = np.abs(setpoints - measured)
-        near = self._grips | (away <= self._follows)
-        stays = self._grips | near[guarded].all()
-        goal = np.where(stays, setpoints, measured) if self.has_commanded else measured
-        inside = np.where(guarded, self._inside(goal), setpoints)
-        excess = np.where(guarded, np.abs(goal - inside) / self._tolerance, 0.0)
-        goes_back = self._start.on_too_far == 'approach' and not self.unknown.any()
-        tolerated = 1.0 if goes_back else NEGLIGIBLE
-        worst = int(np.argmax(excess))
-        if excess[worst] > tolerated:
-            return self._describe_outside(worst, measured[worst])
+        positions, measured, away = self._found(state, references)
+        np.copyto(state.positions, positions)
+        stays, inside, excess = self._goal_of(measured)
         self._was_moved = self.has_commanded and not stays[guarded].all()
+        joins = unseen & self._movable & (away > self._follows) & self.has_commanded
         if self.has_commanded:
-            self._seat(guarded & ~self._grips & (away > self._same), measured)
+            self._seat(guarded & ~self._grips & ~joins & (away > self._same), measured)
             self._leave_place()
         else:
             # A robot that is outside by a rounding is commanded inside at once.
-            outside = goes_back & (excess > NEGLIGIBLE)
+            outside = self._goes_back & (excess > NEGLIGIBLE)
             np.copyto(setpoints, np.where(outside, measured, inside), where=guarded)
-        self._seated = True
-        self._first_goal = None if (setpoints == inside).all() else inside
-        self._found_outside = goes_back and self._limiter.outside(setpoints)
+        state.trust(~joins)
+        self.joining.begin(joins, positions, self._inside(positions))
+        self._seated = not self.joining.active
+        self._first_goal = None if self.joining.active or (setpoints == inside).all() else inside
+        self._found_outside = self._goes_back and self._limiter.outside(setpoints)
         if not self._unguarded.any():
             self.has_commanded = True
-        return ''
 
     def a_turn_off(self, measured: np.ndarray) -> np.ndarray:
         """Return the continuous columns that are whole turns from their command, (columns,) bool.
@@ -180,6 +214,71 @@ class Commander:
         lead = np.where(columns, np.abs(self.command.setpoints - measured), 0.0)
         worst = int(np.argmax(lead / self._columns.scale))
         return f"'{self._columns.names[worst]}' by {lead[worst]:.3g}"
+
+    def join_returned(self, state: MeasuredState) -> None:
+        """Let the hold of a stopped robot come to joints that rest where they were found.
+
+        After a gap, by the same publisher's word. A joint of which that says a whole turn more is
+        left to a person.
+        """
+        plausibility = state.plausibility
+        if not np.count_nonzero(plausibility.returned):
+            return
+        columns = plausibility.returned & self._movable & ~self.a_turn_off(state.positions)
+        columns &= state.still_for(plausibility.rests_s)
+        columns &= np.abs(self._inside(state.positions) - state.positions) <= self._tolerance
+        self.joining.begin(columns, state.positions, self._inside(state.positions))
+
+    def catch(self, state: MeasuredState) -> bool:
+        """Hold joints that were found elsewhere, and swing back to their command, where they are.
+
+        Their motors came on before the command had come to them. To be called while the command
+        waits for them to rest, or comes; return whether there were any.
+        """
+        plausibility, joining = state.plausibility, self.joining
+        if not (np.count_nonzero(plausibility.returned) or joining.active):
+            return False
+        waited = plausibility.returned | (joining.columns & joining.active)
+        swings = waited & self._movable & plausibility.swings_back
+        if not self.seat(swings & ~self.a_turn_off(state.positions), state.positions):
+            return False
+        joining.end()
+        return True
+
+    def join_tick(
+        self, reason: Reason, state: MeasuredState, dt_s: float, now_s: float, pace: float = 1.0
+    ) -> str:
+        """One tick of a hold that comes to where the robot was found; return why it ended early.
+
+        Args:
+            reason: reason of the hold.
+            state: plausible measured positions.
+            dt_s: seconds since the last command; 0.0 where that is unknown.
+            now_s: steady clock.
+            pace: share of its speed.
+        """
+        command, joining = self.command, self.joining
+        changed = joining.changed(state.positions)
+        if np.count_nonzero(changed):
+            joining.end()
+            state.plausibility.give_up(changed & state.plausibility.unseen)
+            self.hold_tick(reason, state, dt_s, now_s)
+            return joining.describe_change(state.positions)
+        if dt_s > 0.0:
+            speed = joining.aim(command.setpoints, self.target, dt_s) * pace
+            command.velocities[:] = 0.0
+            # It is far from the robot and comes nearer: no distance from there limits it.
+            around = np.where(self._columns.is_velocity, state.positions, command.setpoints)
+            self._limiter.apply(
+                command.setpoints, self.target, command.velocities, around, dt_s, speed
+            )
+            self.giving_way.seat(joining.columns, command.setpoints)
+        self._describe_hold(reason, now_s)
+        if joining.arrived(command.setpoints):
+            joining.end()
+            state.trust(joining.columns)
+            self.moved_joints.seat(joining.columns, command.setpoints, state.positions)
+        return ''
 
     def seat(self, columns: np.ndarray, measured: np.ndarray) -> bool:
         """Set the command to where the robot is; return whether that changed it.
@@ -242,6 +341,8 @@ class Commander:
         return self._describe_move()
 
     def _describe_move(self) -> str:
+        if self.joining.active:
+            return 'the command comes to where the robot is said to be, at the approach speed'
         if self._was_moved:
             return 'the robot was moved while it held: it sets out from where it is'
         return ''
@@ -259,7 +360,13 @@ class Commander:
 
         From outside the limits also where the approach was interrupted, and is about to go on.
         """
-        return self.approach.active or self.outside
+        return self.approach.active or self.joining.active or self.outside
+
+    @property
+    def progress(self) -> str:
+        """Name the column that is furthest from where the approach goes; empty without one."""
+        setpoints = self.command.setpoints
+        return self.joining.progress(setpoints) or self.approach.progress(setpoints)
 
     def go_back_inside(self) -> str:
         """Go on with an interrupted way back inside the limits; return its description."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -49,6 +49,18 @@ from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.replanner import Replanner
 from vla_runtime.execution.watchdog import tick_timeout, tracking_error_limits
 from vla_runtime.types import ActionChunk, ChunkHeader, PlanRequest
+
+# A person who was asked to look at the robot answers within so long.
+_ANSWERS_WITHIN_S = 60.0
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A refused start: its time, and the columns that nobody saw go where they are."""
+
+    at_s: float
+    columns: np.ndarray
+    places: np.ndarray
 
 
 class ChunkExecutor:
@@ -118,6 +130,8 @@ class ChunkExecutor:
         )
         self._mode = Mode.IDLE
         self._stop_reason = Reason.NOT_STARTED
+        # What a start was refused for, until a person answers.
+        self._asked: _Asked | None = None
         # A change that waits until the robot has come to rest.
         self._wanted_dry_run = dry_run
         # A release and a dry run wait until a tick has commanded the rest.
@@ -136,22 +150,26 @@ class ChunkExecutor:
     # ------------------------------------------------------------ the operator
 
     def start(self, now_s: float, now_ros_ns: int) -> StartResult:
-        """Allow motion. Needs a fresh state and an open latch; commands nothing by itself.
+        """Allow motion; commands nothing by itself. `why_not_start` says what it needs.
 
         The robot sets out from where it is measured. Where it merely sags below the last command
         (`hold_follows`) it goes back there at the approach speed. Chunks whose observation is more
         than `max_state_age_s` older than the start are not taken.
+
+        A place that nobody saw the robot go to is refused once, so that a person looks at it. The
+        next call within a minute accepts it, and the command comes there at the approach speed.
         """
         if self._mode is Mode.RUNNING:
             return StartResult(True, 'already started')
-        refused, fault = self._guard.why_not_start(now_ros_ns)
-        if self._wanted_dry_run != self._commander.command.dry_run:
-            refused = 'dry_run changes when the robot has come to rest; start it again then'
-        braking = self._motion.braking
-        if not refused and not braking:
-            refused = self._commander.take_position(self._guard.state, self._motion.references)
+        refused, fault = self.why_not_start(now_s, now_ros_ns)
         if refused:
+            if fault is Reason.STATE_IMPLAUSIBLE and self._unseen.any():
+                self._asked = _Asked(now_s, self._unseen, self._guard.state.positions.copy())
             return StartResult(False, refused, fault)
+        braking = self._motion.braking
+        if not braking:
+            self._commander.take_position(self._guard.state, self._motion.references, self._unseen)
+        self._asked = None
         self._mode = Mode.RUNNING
         self._releases = False
         # While the robot moves ticks have been coming, and the time since the last one counts.
@@ -169,6 +187,61 @@ class ChunkExecutor:
         self.detail = self._commander.set_out_first()
         return StartResult(True, self.detail)
 
+    def why_not_start(self, now_s: float, now_ros_ns: int) -> tuple[str, Reason | None]:
+        """Describe what `start` would be refused for now; changes nothing.
+
+        A start needs an open latch, a fresh state that one publisher has reported for half a
+        second, and a robot that was seen going where it is, or a person who says so.
+
+        Args:
+            now_s: steady clock.
+            now_ros_ns: ROS clock.
+
+        Returns:
+            text: empty when it would not be refused.
+            fault: of the measured state, or the latch; None otherwise.
+        """
+        if self._wanted_dry_run != self._commander.command.dry_run:
+            return 'dry_run changes when the robot has come to rest; start it again then', None
+        refused, fault = self._guard.why_not_start(now_ros_ns)
+        if refused:
+            return refused, fault
+        unseen, braking = self._unseen, self._motion.braking
+        if unseen.any() and (braking or not self._was_asked(unseen, now_s)):
+            return self._describe_unseen(unseen), Reason.STATE_IMPLAUSIBLE
+        if braking:
+            return '', None
+        state, references = self._guard.state, self._motion.references
+        return self._commander.why_not_take(state, references), None
+
+    @property
+    def _unseen(self) -> np.ndarray:
+        """Columns that are said to be where nobody saw them go, (columns,) bool."""
+        state = self._guard.state
+        unseen = state.plausibility.unseen
+        return unseen if self._commander.has_commanded else unseen | state.at_nothing
+
+    def _was_asked(self, unseen: np.ndarray, now_s: float) -> bool:
+        """Return whether a person was asked for these columns, where they are, a moment ago."""
+        asked = self._asked
+        if asked is None or not 0.0 <= now_s - asked.at_s <= _ANSWERS_WITHIN_S:
+            return False
+        moved = np.abs(self._guard.state.positions - asked.places)
+        follows = self._limits.hold_distance(self.columns)
+        return not (unseen & ~(asked.columns & (moved <= follows))).any()
+
+    def _describe_unseen(self, unseen: np.ndarray) -> str:
+        state = self._guard.state
+        again = '. Where it is there, call ~/start again within a minute'
+        if state.plausibility.unseen.any():
+            return f'{state.plausibility.describe_unseen(unseen)}{again}'
+        name = self.columns.names[int(np.argmax(unseen))]
+        return (
+            f"'{name}' and {int(unseen.sum()) - 1} more joints have been at exactly 0 since the "
+            'first joint state, as a driver says that has not heard from its robot: look at the '
+            f'robot{again}'
+        )
+
     def stop(self, reason: Reason = Reason.STOPPED) -> None:
         """Come to rest as `StopActions` says, with the next ticks, and hold until `start`."""
         if self._mode is not Mode.RUNNING:
@@ -178,6 +251,7 @@ class ChunkExecutor:
         self._stop_reason = reason
         if reason is Reason.STOPPED:
             self.detail = ''
+        self._commander.joining.end()
         self._motion.begin_stop(reason)
 
     def release(self) -> None:
@@ -297,10 +371,18 @@ class ChunkExecutor:
         positions: Sequence[float],
         stamp_ns: int,
         source: str = '',
+        now_ros_ns: int | None = None,
     ) -> None:
-        """Take measured positions by name; see `MeasuredState.observe`."""
-        self._guard.observe(names, positions, stamp_ns, source)
+        """Take measured positions by name; see `MeasuredState.observe`.
 
+        Args:
+            names: joint names.
+            positions: one for each, rad or m.
+            stamp_ns: the message's stamp, ROS clock.
+            source: topic and publisher.
+            now_ros_ns: ROS clock when it came; None: not earlier than its stamp.
+        """
+        self._guard.observe(names, positions, stamp_ns, source, now_ros_ns, self._commander.places)
     def measured(self, now_ros_ns: int) -> dict[str, float]:
         """Return the measured positions by column; empty while they are not to be trusted."""
         state = self._guard.trusted_state(now_ros_ns, self._commander.command)
@@ -312,10 +394,6 @@ class ChunkExecutor:
             for (name, position), seen in zip(pairs, self.columns.has_feedback, strict=True)
             if seen
         }
-
-    def seat_after_gap(self, now_s: float, now_ros_ns: int) -> Command | None:
-        """Return a command to send at once after a measurement; see `Motion.seat_after_gap`."""
-        return self._motion.seat_after_gap(now_s, now_ros_ns)
 
     def check_chunk(self, chunk: ActionChunk) -> CheckedChunk:
         """Read a chunk and check all that does not depend on the robot's motion; never raises.
@@ -488,7 +566,7 @@ class ChunkExecutor:
             kind=command.kind,
             reason=command.reason,
             detail=self.detail,
-            progress=self._commander.approach.progress(command.setpoints),
+            progress=self._commander.progress,
             gave_way=self._commander.giving_way.describe(),
             episode=replanner.episode,
             step=timeline.current_step,

@@ -71,9 +71,9 @@ class GivingWay:
             return False
         np.greater(self._lead, self._near, out=self._far)
         np.logical_and(self._active, self._far, out=self._active)
-        # What still moves, or was taken for wrong before, is not followed.
+        # What still moves, or went where it is unseen, is not followed.
         self._active &= state.still_for(RESTS_AFTER_S)
-        self._active &= ~state.plausibility.taken_over
+        self._active &= ~state.plausibility.unseen
         return bool(np.count_nonzero(self._active))
 
     def aim(self, setpoints: np.ndarray, positions: np.ndarray, target: np.ndarray) -> np.ndarray:

@@ -115,10 +115,17 @@ class Guard:
             self._reckoning.record(now_ros_ns, command.setpoints, sent=sent)
 
     def observe(
-        self, names: Sequence[str], positions: Sequence[float], stamp_ns: int, source: str
+        self,
+        names: Sequence[str],
+        positions: Sequence[float],
+        stamp_ns: int,
+        source: str,
+        now_ros_ns: int | None,
+        commanded: np.ndarray | None,
     ) -> None:
         """Take measured positions by name; see `MeasuredState.observe`."""
-        self.state.observe(names, positions, stamp_ns, source)
+        latest_ns = None if now_ros_ns is None else self._state_watch.latest_ns(now_ros_ns)
+        self.state.observe(names, positions, stamp_ns, source, latest_ns, commanded)
         self._counters.states_implausible = self.state.plausibility.refused
         self._counters.states_malformed = self.state.malformed
         self._counters.states_out_of_order = self.state.out_of_order
@@ -128,8 +135,9 @@ class Guard:
         if self._latch.closed:
             return self._latch.text, Reason.CLAMP_LATCH
         fault = self._state_watch.check(self.state, now_ros_ns)
-        text = self._state_watch.describe(fault, self.state, now_ros_ns) if fault else ''
-        return text, fault
+        if fault:
+            return self._state_watch.describe(fault, self.state, now_ros_ns), fault
+        return self.state.too_new(), None
 
     def restart(self, now_s: float, *, ticks_come: bool) -> None:
         """Clear earlier faults: the operator has started the robot.
@@ -141,7 +149,6 @@ class Guard:
         """
         self._started_s = now_s
         self._blocked_joints.restart()
-        self.state.plausibility.trust_again()
         self.fault = None
         self.detail = ''
         if not ticks_come:
@@ -159,16 +166,25 @@ class Guard:
             self._counters.late_ticks += 1
         return fault
 
-    def check(self, clock_fault: Reason | None, now_ros_ns: int, command: Command) -> Reason | None:
-        """Check clocks and measured state; sets `fault`, and `detail` when one begins."""
+    def check(
+        self, clock_fault: Reason | None, now_ros_ns: int, command: Command, *, joins: bool
+    ) -> Reason | None:
+        """Check clocks and measured state; sets `fault`, and `detail` when one begins.
+
+        Args:
+            clock_fault: fault of the clocks; None without one.
+            now_ros_ns: ROS clock.
+            command: the last one.
+            joins: it is on its way to a robot that is far from it and rests.
+        """
         if clock_fault is not None:
             self.detail = self._clock.detail
             self.fault = clock_fault
         else:
-            self.fault = self._check_state(now_ros_ns, command)
+            self.fault = self._check_state(now_ros_ns, command, joins=joins)
         return self.fault
 
-    def _check_state(self, now_ros_ns: int, command: Command) -> Reason | None:
+    def _check_state(self, now_ros_ns: int, command: Command, *, joins: bool) -> Reason | None:
         state, watch = self.state, self._state_watch
         fault = watch.check(state, now_ros_ns)
         if fault is not None:
@@ -179,6 +195,9 @@ class Guard:
             state.bring_near(command.setpoints)
         if self._reckoning:
             self._reckoning.carry_on(state, now_ros_ns)
+        if joins:
+            self._following.restart(command.setpoints, state, now_ros_ns)
+            return None
         if self.too_far(command, state.positions):
             refused = ''.join(f'; {text}' for text in state.refused)
             self.detail = watch.describe_distance(command.setpoints, state.positions) + refused
@@ -190,7 +209,8 @@ class Guard:
             )
             return Reason.TRACKING_ERROR
         if self._leaves_robot(command, now_ros_ns):
-            self.detail = self._following.describe(command.setpoints, state.positions)
+            words = self._following.describe(command.setpoints, state.positions)
+            self.detail = f'{words}. A servo bus that repeats old positions looks the same'
             return Reason.TRACKING_ERROR
         if self._latch.closed:
             self.detail = self._latch.text

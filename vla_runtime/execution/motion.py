@@ -121,7 +121,10 @@ class Motion:
         Raises:
             OperatorRequired: the robot must stop, and not go on by itself.
         """
-        fault = self._guard.check(clock_fault, now_ros_ns, self._commander.command)
+        joining = self._commander.joining
+        fault = self._guard.check(
+            clock_fault, now_ros_ns, self._commander.command, joins=joining.active
+        )
         self._changed_s = now_s
         self._commander.command.settled = False
         self._require_no_person(fault, now_s, now_ros_ns)
@@ -137,6 +140,8 @@ class Motion:
         if dt_ns == 0:
             return self._commander.command
         dt_s = dt_ns * 1e-9
+        if joining.active:
+            return self._join_tick(dt_s, now_s)
         if self.scaling.factor != self.scaling.wanted:
             self.scaling.advance(dt_s, self._commander.slower(dt_s))
         factor = self.scaling.factor
@@ -152,6 +157,22 @@ class Motion:
                 self._guard.detail = self._commander.go_back_inside()
             return self._end_of_plan_tick(dt_s, now_s)
         return self._track(dt_ns, plan_ns, factor, now_s, now_ros_ns)
+
+    def _join_tick(self, dt_s: float, now_s: float) -> Command:
+        """Come to where the robot was found, as a person said; raise where it is not there."""
+        commander, guard = self._commander, self._guard
+        pace = self.scaling.wanted
+        if commander.catch(guard.state):
+            guard.detail = 'the motors came on before the command had come to the robot'
+            raise OperatorRequired(Reason.STATE_IMPLAUSIBLE)
+        ended = commander.join_tick(Reason.APPROACHING, guard.state, dt_s, now_s, pace)
+        if ended:
+            guard.detail = ended
+            raise OperatorRequired(Reason.STATE_IMPLAUSIBLE)
+        if not commander.joining.active:
+            guard.detail = ''
+            self.drop_plan()
+        return commander.command
 
     def restart(self, now_s: float, now_ros_ns: int) -> None:
         """Note a start: no outage lasts, and the robot has not moved since."""
@@ -171,14 +192,16 @@ class Motion:
 
     def _require_no_person(self, fault: Reason | None, now_s: float, now_ros_ns: int) -> None:
         """Raise `OperatorRequired` after a fault that does not heal alone, or lasts too long."""
-        guard = self._guard
+        guard, plausibility = self._guard, self._guard.state.plausibility
+        unseen = plausibility.unseen
+        settled = fault in (None, Reason.TRACKING_ERROR, Reason.CLAMP_LATCH)
+        if settled and np.count_nonzero(unseen) and not self._commander.joining.active:
+            guard.detail = plausibility.describe_unseen(unseen) + ', then call ~/start'
+            raise OperatorRequired(Reason.STATE_IMPLAUSIBLE)
         if fault is Reason.TRACKING_ERROR or fault is Reason.STATE_DOUBLED:
             # Whether to push on against whatever is in the way is for a person to decide.
             self._presses = fault is Reason.TRACKING_ERROR
             raise OperatorRequired(fault)
-        if np.count_nonzero(guard.state.plausibility.taken_over):
-            guard.detail = guard.state.plausibility.describe() + '; it stayed there: call ~/start'
-            raise OperatorRequired(Reason.STATE_IMPLAUSIBLE)
         clock_s = now_ros_ns * 1e-9 if self._on_ros_clock else now_s
         if fault in _HEALTHY:
             self._good_s = clock_s
@@ -228,6 +251,8 @@ class Motion:
             return self._commander.hold_while_clock_stopped(reason, now_s)
         commander = self._commander
         self._name_refused_readings()
+        if not (self.braking or (commander.moving and not commander.joining.active)):
+            commander.catch(self._guard.state)
         state = self._trusted_state(now_ros_ns)
         blocked = self._guard.blocked(commander.command, None if state is None else state.positions)
         if self.braking:
@@ -236,10 +261,15 @@ class Motion:
             self.stop_tick(reason, dt_s, now_s, now_ros_ns)
         elif commander.command.settled and self._others_lead(state):
             return commander.hold(reason, now_s, dt_s)
+        elif commander.joining.active and state is not None:
+            self._guard.detail = (
+                commander.join_tick(reason, state, dt_s, now_s) or self._guard.detail
+            )
         else:
             commander.hold_tick(reason, state, dt_s, now_s)
             if state is not None and not commander.moving and not commander.command.dry_run:
                 self._take_along(state)
+                commander.join_returned(state)
         command = commander.command
         if self.braking or commander.moving:
             self._changed_s = now_s
@@ -262,7 +292,7 @@ class Motion:
         if not np.count_nonzero(led):
             return False
         if state is not None and commander.seat(
-            led & state.still_for(RESTS_AFTER_S), state.positions
+            led & state.still_for(RESTS_AFTER_S) & ~state.plausibility.unseen, state.positions
         ):
             self._replanner.drop(commander.command.setpoints)
         return True
@@ -279,35 +309,6 @@ class Motion:
         moved = commander.moved_joints.find(setpoints, state, pressed=pressed)
         self._seat(moved, state)
         self._gave_up |= pressed & moved
-
-    def seat_after_gap(self, now_s: float, now_ros_ns: int) -> Command | None:
-        """Set the command to where the robot is found at the first measurement after a gap.
-
-        Whatever the controller still has is of before the gap. To be called with every measurement:
-        a controller whose motors come on goes to its last command at once.
-
-        Returns:
-            The command to send; None where it needs none.
-        """
-        commander, plausibility = self._commander, self._guard.state.plausibility
-        if not np.count_nonzero(plausibility.returned):
-            return None
-        command = commander.command
-        if command.dry_run or not commander.has_commanded or commander.moving or self.braking:
-            plausibility.forget_returns()
-            return None
-        state = self._trusted_state(now_ros_ns)
-        if state is None:
-            return None
-        away = commander.moved_joints.away(command.setpoints, state.positions)
-        away &= plausibility.returned & ~plausibility.taken_over
-        away &= ~commander.a_turn_off(state.positions)
-        plausibility.forget_returns()
-        if not self._seat(away, state):
-            return None
-        self._changed_s = now_s
-        command.settled = False
-        return command
 
     def _seat(self, columns: np.ndarray, state: MeasuredState) -> bool:
         """Set the command of columns to where they are, and say so; return whether any was set."""

@@ -25,13 +25,8 @@ _SAMPLES = 3
 _RESTS_SHARE, _SWIFT_SHARE, _DRIFT_SHARE = 0.8, 0.4, 0.3
 # Way of a joint at rest, as a share of `hold_follows`, that is worth a new command.
 _MOVED_SHARE = 0.5
-# The same after an outage: the command is sent at once, but a motor that came on may have begun to
-# move.
-_AWAY_SHARE = 0.3
 # A joint that has stayed at its new command for so many looks is held there.
 _PROVEN = 2
-# Looks for which a joint has to rest where it was found after a time without messages.
-_UNSEEN_RESTS = 3
 # An arm that arrives covers no more from one message to the next, as a share of `hold_follows`.
 _ARRIVES_SHARE = 2.0
 # Looks within which a joint has come to rest beside another one that a person moved.
@@ -57,7 +52,6 @@ class MovedJoints:
         self._movable = movable
         self._follows = follows
         self._small = _MOVED_SHARE * follows
-        self._away = _AWAY_SHARE * follows
         self._begun = False
         # No look at them has ended yet: the arm arrives.
         self._arrives = np.ones(count, dtype=bool)
@@ -78,8 +72,7 @@ class MovedJoints:
         self._rests = np.zeros(count, dtype=bool)
         self._moves = np.zeros(count, dtype=bool)
         self._swift = np.zeros(count, dtype=bool)
-        # Looks for which it has rested, and since it last moved swiftly.
-        self._rested = np.zeros(count, dtype=np.int64)
+        # Looks since it last moved swiftly.
         self._since_swift = np.full(count, _LONG_AGO)
 
     def leave(self) -> None:
@@ -116,7 +109,7 @@ class MovedJoints:
             found &= state.still_for(RESTS_AFTER_S) & (state.largest_step <= self._small)
         if np.count_nonzero(looked):
             found |= self._was_moved(looked, lead, measured, state, found)
-        return found & self._movable & ~state.plausibility.taken_over
+        return found & self._movable & ~state.plausibility.unseen
 
     def _was_moved(
         self,
@@ -139,10 +132,7 @@ class MovedJoints:
         found = (
             (self._swift | beside) & (way > self._small) & (np.abs(lead - self._sag) > self._small)
         )
-        self._rested[looked] += 1
-        self._rested[looked & ~self._rests] = 0
-        unseen = state.over_gap & (self._rested >= _UNSEEN_RESTS)
-        found &= (state.largest_step <= _SEEN_SHARE * way) | unseen
+        found &= state.largest_step <= _SEEN_SHARE * way
         again = lead * self._left > 0.0
         again &= np.abs(lead) <= _SINKS_AGAIN * np.abs(self._left) + self._small
         sinks = rests & found & again
@@ -171,7 +161,6 @@ class MovedJoints:
         self._known[:] = False
         self._sag[:] = 0.0
         self._left[:] = 0.0
-        self._rested[:] = 0
         self._rests[:] = self._swift[:] = False
         self._since_swift[:] = _LONG_AGO
         self._mean[:] = np.nan
@@ -219,7 +208,3 @@ class MovedJoints:
         self._known |= columns
         self._swift[columns] = False
         state.largest_step[columns] = 0.0
-
-    def away(self, command: np.ndarray, measured: np.ndarray) -> np.ndarray:
-        """Return the joints that are not where their command holds them, (columns,) bool."""
-        return self._movable & (np.abs(command - measured - self._sag) > self._away)

@@ -32,13 +32,34 @@ _DOUBT_REACH_NS = 100_000_000
 _PROBATION = 5
 # A driver that sends seldom has an outage after so many of its intervals.
 _SELDOM = 4
+# One that sends seldom has lost a message after so many of its intervals.
+_LOST = 2
+# A joint that is found elsewhere after an outage rests there for so long before a hold comes to it,
+# and after a shorter gap, in which nobody moves an arm far, for so long.
+_RESTS_S, _RESTS_AFTER_GAP_S = 0.5, 2.0
+# A joint whose motors came on has gone back by so many times the noise of an encoder.
+_SWINGS = 2.0
+# No hand, and no fall, accelerates a joint by more, rad/s2. What jumps further was not seen going.
+_SWIFTEST = 15.0
+# One publisher has reported a joint for so long, and by so many messages, before a start.
+REPORTED_NS, REPORTED_SAMPLES = 500_000_000, 3
 _FULL_TURN = 2.0 * math.pi
+# A driver that wraps stays within one turn; so much beyond is rounding.
+ONE_TURN = _FULL_TURN + 0.01
 
 
 def noise_of(columns: CommandColumns, limits: Limits) -> np.ndarray:
     """Return the distance below which a joint counts as still, (columns,)."""
     span = limits.upper - limits.lower
     return np.minimum(_NOISE * columns.scale, _NOISE_SHARE * span)
+
+
+def _way(to: np.ndarray, last: np.ndarray, wraps: np.ndarray | None) -> np.ndarray:
+    """Return the ways (n,) from the last values, without whole turns where these are wrapped."""
+    way = to - last
+    if wraps is not None:
+        way[wraps] -= _FULL_TURN * np.round(way[wraps] / _FULL_TURN)
+    return way
 
 
 class _Candidate:
@@ -64,11 +85,15 @@ class Plausibility:
     """Judges the values of a message by the last ones that were taken.
 
     A joint may be as far from its last place as 1.5 times its `velocity` allows in the time
-    between the two stamps, and in that between the two before: drivers send unevenly. A joint
-    without a `velocity` (the robot file has none without) is not judged. After a gap, where any
-    distance may be allowed, a value is refused that lies outside the position limits, or is exactly
-    zero, which is what a failed read looks like. Another publisher than before a gap is not
-    believed where it puts the robot elsewhere.
+    between the two stamps, and in that between the two before: drivers send unevenly. All that lies
+    between its last place and its command counts as its last place: a servo bus that repeated an
+    old position for a moment comes back there. A joint without a `velocity` (the robot file has
+    none without) is not judged. After a gap, where any distance may be allowed, a value is refused
+    that lies outside the position limits, or is exactly zero, which is what a failed read looks
+    like.
+
+    A way that no joint goes from one message to the next was not seen (`unseen`), whether it was
+    refused first or not. It is forgotten where the joint is back, or is where it is commanded.
 
     Args:
         columns: the executor's.
@@ -81,10 +106,15 @@ class Plausibility:
     Attributes:
         doubted_until_ns: nothing measured is to be trusted before this stamp.
         refused: count of refused messages.
-        returned: (columns,) bool, columns that came back after an outage, until `forget_returns`.
+        returned: (columns,) bool, columns that were found elsewhere after a gap, by the same
+            publisher: a hold comes to them once they have rested there for `rests_s`.
         taken_over: (columns,) bool, columns whose place was given up for values that had been
-            refused and stayed, or that are of another publisher, until `trust_again`. No hold
-            follows them there.
+            refused and stayed, or that are of another publisher. No hold follows them there.
+        rests_s: (columns,) see `returned`.
+        counts: (columns,) bool, continuous columns whose driver counts turns.
+        reported_since_ns: (columns,) stamp since which one publisher has reported each without a
+            gap.
+        reports: (columns,) int, its messages since then.
     """
 
     def __init__(
@@ -99,7 +129,10 @@ class Plausibility:
     ) -> None:
         self._columns = columns
         self._speed = _MARGIN * limits.velocity
+        # Quaternions change their signs at will.
+        self._judged = np.isfinite(limits.velocity) & ~columns.in_rotation
         self._floor = _NOISE * columns.scale
+        self._swiftest = 0.5 * _SWIFTEST * columns.scale
         self._follows = limits.hold_distance(columns)
         self._lower = np.where(columns.is_continuous, -np.inf, limits.lower - tolerance)
         self._upper = np.where(columns.is_continuous, np.inf, limits.upper + tolerance)
@@ -117,7 +150,11 @@ class Plausibility:
         # The clock jumped: no stamp of before says anything.
         self._unstamped = np.ones(columns.count, dtype=bool)
         self._since_gap = np.full(columns.count, _PROBATION)
-        self._after_outage = np.zeros(columns.count, dtype=bool)
+        # The last way from message to message, and the sum of those that were not seen.
+        self._step = np.zeros(columns.count)
+        self._hole = np.zeros(columns.count)
+        # Way towards its old place, by readings that a motion explains, since the last of those.
+        self._back = np.zeros(columns.count)
         self._candidate: _Candidate | None = None
         self._worst = 0
         self._value = self._before = 0.0
@@ -126,6 +163,23 @@ class Plausibility:
         self.refused = 0
         self.returned = np.zeros(columns.count, dtype=bool)
         self.taken_over = np.zeros(columns.count, dtype=bool)
+        self.rests_s = np.full(columns.count, _RESTS_S)
+        self.counts = np.zeros(columns.count, dtype=bool)
+        self.reported_since_ns = np.zeros(columns.count, dtype=np.int64)
+        self.reports = np.zeros(columns.count, dtype=np.int64)
+
+    @property
+    def unseen(self) -> np.ndarray:
+        """Columns that are said to be where nobody saw them go, (columns,) bool."""
+        return self.taken_over | self.returned | (np.abs(self._hole) > self._follows)
+
+    @property
+    def swings_back(self) -> np.ndarray:
+        """Unseen columns that are on their way to where they were, (columns,) bool.
+
+        A reading that is merely wrong does not do so: the joint is there, and its motors came on.
+        """
+        return (self.returned | (self._hole != 0.0)) & (self._back > _SWINGS * self._floor)
 
     def clear(self) -> None:
         """Compare no stamp with those of before: the clock jumped.
@@ -135,19 +189,27 @@ class Plausibility:
         self._unstamped[:] = True
         if self._simulated:
             self._last[:] = np.nan
+            self.trust(np.ones(len(self._last), dtype=bool))
         self._candidate = None
         self.doubted_until_ns = 0
 
-    def trust_again(self) -> None:
-        """Believe the columns that were taken over: the operator has started the robot."""
-        self.taken_over[:] = False
+    def trust(self, columns: np.ndarray) -> None:
+        """Believe that these columns, a mask or places, are where they are said to be."""
+        self._hole[columns] = 0.0
+        self.taken_over[columns] = self.returned[columns] = False
 
-    def forget_returns(self) -> None:
-        """Note that the columns that came back after an outage have been seen to."""
-        self.returned[:] = False
+    def give_up(self, columns: np.ndarray) -> None:
+        """Let no hold come to these columns (columns,) bool: their readings are wrong."""
+        self.taken_over |= columns
+        self.returned[columns] = False
 
     def accepts(
-        self, target: np.ndarray, values: np.ndarray, stamp_ns: int, source: str
+        self,
+        target: np.ndarray,
+        values: np.ndarray,
+        stamp_ns: int,
+        source: str,
+        commanded: np.ndarray | None = None,
     ) -> np.ndarray | None:
         """Judge a message; return None to refuse it, else which values are the first after a gap.
 
@@ -156,6 +218,8 @@ class Plausibility:
             values: (n,) float64; what is not a number is left to the watchdog.
             stamp_ns: its stamp.
             source: publisher that it came from; '' where that is unknown.
+            commanded: (columns,) places that are commanded, not-a-number where none is; None before
+                the first command.
         """
         last, interval_ns = self._last[target], self._interval[target]
         elapsed_ns = np.abs(stamp_ns - self._stamps[target])
@@ -169,61 +233,96 @@ class Plausibility:
         self._heard[target] = stamp_ns
         self._interval[target] = silent_ns
         slack_ns = np.minimum(interval_ns, _DOUBT_REACH_NS)
-        jump, reach = self._jump(target, values, last, elapsed_ns + slack_ns)
-        wrong = jump > reach
+        wraps = self._wraps(target, values, last)
+        way = _way(values, last, wraps)
+        off, near = np.abs(way), np.zeros(len(target), dtype=bool)
+        if commanded is not None:
+            off, near = self._off(target, way, _way(commanded[target], last, wraps))
+        reach = self._reach(target, elapsed_ns + slack_ns)
+        wrong = off > reach
         first = np.isnan(last)
-        begins = returns = (silent_ns > self._gap_ns) | first
-        if self._candidate is not None and not returns.any():
-            wrong |= self._goes_on(self._candidate, target, values, jump)
-        if returns.any():
+        begins = (silent_ns > self._gap_ns) | first
+        lost = first | (silent_ns > np.maximum(self._gap_ns, _LOST * interval_ns))
+        if self._candidate is not None and not begins.any():
+            goes_on = self._goes_on(self._candidate, target, values, np.abs(way))
+            wrong |= goes_on & (off > self._follows[target])
+        if begins.any():
             outside = (values < self._lower[target]) | (values > self._upper[target])
             failed = (values == 0.0) & (last != 0.0)
-            wrong |= returns & (jump > self._follows[target]) & (outside | failed)
+            wrong |= begins & (off > self._follows[target]) & (outside | failed)
+        stays = np.zeros(len(target), dtype=bool)
+        away = begins & ~first & (off > self._follows[target])
         if wrong.any():
-            worst = int(np.argmax(np.where(wrong, jump / reach, -1.0)))
+            worst = int(np.argmax(np.where(wrong, off / reach, -1.0)))
+            self._note(int(target[worst]), values[worst], last[worst], source)
             if (self._since_gap[target[wrong]] < _PROBATION).all():
                 # The first sample after the gap was wrong, or this one is: this one is newer.
-                returns = wrong
+                away |= wrong
             elif self._persists(target, wrong, values, stamp_ns, source):
-                self.taken_over[target[wrong]] = True
+                stays = wrong
                 self.doubted_until_ns = 0
             else:
-                self._refuse(int(target[worst]), values[worst], last[worst], source, stamp_ns)
+                self.refused += 1
+                self.doubted_until_ns = stamp_ns + DOUBT_NS
                 return None
         elif self._candidate is not None and np.isin(target, self._candidate.target).any():
             self._candidate = None
         if begins.any():
-            away = begins & ~first & (jump > self._follows[target])
-            self._note_return(target, values, away, source)
             outage_ns = np.maximum(self._outage_ns, _SELDOM * interval_ns)
-            self._after_outage[target[begins]] = (silent_ns > outage_ns)[begins]
+            rests_s = np.where(silent_ns > outage_ns, _RESTS_S, _RESTS_AFTER_GAP_S)
+            self.rests_s[target[begins]] = rests_s[begins]
             self._since_gap[target[begins & ~first]] = 0
-        self.returned[target] |= returns & self._after_outage[target]
-        self._take(target, values, stamp_ns, source)
-        return returns
+        jumps = stays | away | self._jumps(target, off, silent_ns)
+        self._hole[target[jumps]] += way[jumps]
+        walks = ~jumps & (np.abs(way) <= self._reach(target, silent_ns))
+        back_way = self._back[target] - way * np.sign(self._hole[target])
+        self._back[target] = np.where(walks, np.maximum(back_way, 0.0), 0.0)
+        back = near | (np.abs(self._hole[target]) <= self._follows[target])
+        self.trust(target[back])
+        self.taken_over[target[stays & ~back]] = True
+        self._note_return(target[away & ~back], source)
+        fresh = jumps & ~stays & ~back
+        if np.count_nonzero(fresh):
+            worst = int(np.argmax(np.where(fresh, np.abs(way), -1.0)))
+            self._note(int(target[worst]), values[worst], last[worst], source)
+            self.doubted_until_ns = max(self.doubted_until_ns, stamp_ns + DOUBT_NS)
+        self._take(target, values, stamp_ns, source, begins=lost)
+        self._step[target] = np.nan_to_num(np.abs(way))
+        return lost | (wrong & ~stays)
 
-    def _note_return(
-        self, target: np.ndarray, values: np.ndarray, away: np.ndarray, source: str
-    ) -> None:
-        """Do not believe another publisher that puts joints elsewhere than they were."""
-        for at in np.flatnonzero(away):
-            column = int(target[at])
+    def _jumps(self, target: np.ndarray, off: np.ndarray, silent_ns: np.ndarray) -> np.ndarray:
+        """Return the values (n,) that no joint comes to from one message to the next."""
+        seconds = silent_ns * 1e-9
+        swift = self._swiftest[target] * seconds * seconds + 2.0 * self._step[target]
+        return self._judged[target] & (off > self._follows[target] + swift)
+
+    def _note_return(self, columns: np.ndarray, source: str) -> None:
+        """Note which columns (n,) were found elsewhere after a gap, and whether the same say so."""
+        for column in columns.tolist():
             before = self._sources[column]
-            if '#' in source and before and before != source:
-                self.taken_over[column] = True
-                self._worst, self._value, self._source = column, float(values[at]), source
-                self._before = float(self._last[column])
+            self.taken_over[column] |= '#' in source and before not in ('', source)
+            self.returned[column] = not self.taken_over[column]
 
-    def _jump(
-        self, target: np.ndarray, values: np.ndarray, last: np.ndarray, elapsed_ns: np.ndarray
+    def _wraps(self, target: np.ndarray, values: np.ndarray, last: np.ndarray) -> np.ndarray | None:
+        """Return which of two values (n,) a driver that wraps may have a turn apart, if any."""
+        if not self._columns.any_continuous:
+            return None
+        wraps = self._columns.is_continuous[target] & ~self.counts[target]
+        return wraps & (np.maximum(np.abs(values), np.abs(last)) <= ONE_TURN)
+
+    def _off(
+        self, target: np.ndarray, way: np.ndarray, lead: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the distances from the last values, and those that the time allows."""
-        jump = values - last
-        if self._columns.any_continuous:
-            angles = self._columns.is_continuous[target]
-            jump[angles] -= _FULL_TURN * np.round(jump[angles] / _FULL_TURN)
-        reach = self._speed[target] * (elapsed_ns * 1e-9 + self._jitter_s) + self._floor[target]
-        return np.abs(jump), reach
+        """Return how far beside the way to their command (n,) values are, and which are at it."""
+        known = ~np.isnan(lead)
+        lead = np.where(known, lead, 0.0)
+        beside = np.maximum(np.minimum(lead, 0.0) - way, way - np.maximum(lead, 0.0))
+        near = known & (np.abs(way - lead) <= self._follows[target])
+        return np.maximum(beside, 0.0), near
+
+    def _reach(self, target: np.ndarray, elapsed_ns: np.ndarray) -> np.ndarray:
+        """Return the distances (n,) that the time allows."""
+        return self._speed[target] * (elapsed_ns * 1e-9 + self._jitter_s) + self._floor[target]
 
     @staticmethod
     def _goes_on(
@@ -252,8 +351,9 @@ class Plausibility:
             self._candidate = _Candidate(source, target, wrong, values, stamp_ns)
             return False
         elapsed_ns = np.full(len(target), abs(stamp_ns - candidate.last_ns))
-        jump, reach = self._jump(target, values, candidate.values, elapsed_ns)
-        if (jump > reach).any() or elapsed_ns[0] > self._gap_ns:
+        wraps = self._wraps(target, values, candidate.values)
+        jump = np.abs(_way(values, candidate.values, wraps))
+        if (jump > self._reach(target, elapsed_ns)).any() or elapsed_ns[0] > self._gap_ns:
             self._candidate = _Candidate(source, target, wrong, values, stamp_ns)
             return False
         candidate.wrong = wrong
@@ -264,13 +364,19 @@ class Plausibility:
         self._candidate = None
         return True
 
-    def _refuse(self, column: int, value: float, before: float, source: str, stamp_ns: int) -> None:
-        self.refused += 1
-        self.doubted_until_ns = stamp_ns + DOUBT_NS
+    def _note(self, column: int, value: float, before: float, source: str) -> None:
         self._worst, self._value, self._before = column, value, before
         self._source = source
 
-    def _take(self, target: np.ndarray, values: np.ndarray, stamp_ns: int, source: str) -> None:
+    def _take(
+        self,
+        target: np.ndarray,
+        values: np.ndarray,
+        stamp_ns: int,
+        source: str,
+        *,
+        begins: np.ndarray,
+    ) -> None:
         known = ~np.isnan(values)
         if known.all():
             self._last[target] = values
@@ -280,8 +386,13 @@ class Plausibility:
         self._since_gap[target] += 1
         # All columns of a message share its publisher.
         if self._sources[int(target[0])] != source:
+            begins = np.ones(len(target), dtype=bool)
             for column in target.tolist():
                 self._sources[column] = source
+        self.reports[target] += 1
+        if begins.any():
+            self.reported_since_ns[target[begins]] = stamp_ns
+            self.reports[target[begins]] = 1
 
     def describe(self) -> str:
         """Name the joint, the value and the topic of the newest refused message."""
@@ -289,6 +400,23 @@ class Plausibility:
         where = f' on {source}' if source else ''
         return (
             f"'{name}' was at {self._before:.4g} and is said to be at {self._value:.4g}{where}, "
-            'which is further than it can have moved: the reading is wrong, or a second node '
-            'publishes this joint'
+            'which is further than it can have moved: the reading is wrong, the bus repeated an '
+            'old position for long, or a second node publishes this joint'
+        )
+
+    def describe_unseen(self, columns: np.ndarray) -> str:
+        """Name the joint, of these columns (columns,) bool, that went furthest unseen.
+
+        And how far, and what to look at.
+        """
+        ways = np.where(columns, np.abs(self._hole), -1.0) / self._columns.scale
+        worst = int(np.argmax(ways))
+        others = int(np.count_nonzero(columns)) - 1
+        beside = f' ({others} more joints alike)' if others else ''
+        topic = self._sources[worst].split('#')[0]
+        where = f' on {topic}' if topic else ''
+        return (
+            f"'{self._columns.names[worst]}' is said to be at {self._last[worst]:.4g}{where}"
+            f'{beside}, {abs(self._hole[worst]):.3g} from where it was, and nobody saw it go '
+            'there: look at the robot. Where it is not there, mend the driver or the encoder'
         )

@@ -12,13 +12,19 @@ import numpy as np
 from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.doubled_joints import DoubledJoints
 from vla_runtime.execution.limits import Limits, make_limits
-from vla_runtime.execution.plausibility import Plausibility, noise_of
+from vla_runtime.execution.plausibility import (
+    ONE_TURN,
+    REPORTED_NS,
+    REPORTED_SAMPLES,
+    Plausibility,
+    noise_of,
+)
 
 _NEVER = np.iinfo(np.int64).min
 _FULL_TURN = 2.0 * math.pi
-# A driver that wraps stays within one turn; so much beyond is rounding.
-_ONE_TURN = _FULL_TURN + 0.01
 _SOURCES_KEPT = 32
+# So many joints, and more than half of them, are at exactly zero by chance on no real robot.
+_ZEROS = 3
 # No joint of any robot measures more, in any unit; far from where single precision overflows.
 FURTHEST = 1e9
 # Fault of a message with a zero stamp, in the words of every node that reads it.
@@ -84,9 +90,8 @@ class MeasuredState:
         stamps: (columns,) int64, stamps that they came with; the least number before the first.
         since_ns: (columns,) int64, stamp since which each has stayed where it is, but for noise.
         samples: (columns,) int, messages since then.
-        largest_step: (columns,) largest distance from one message to the next; for the reader to
-            set to zero.
-        over_gap: (columns,) bool, columns whose largest step was over a time without messages.
+        largest_step: (columns,) largest distance from one message to the next, but for those over
+            a time without messages; for the reader to set to zero.
     """
 
     def __init__(
@@ -111,7 +116,6 @@ class MeasuredState:
         self.since_ns = np.zeros(columns.count, dtype=np.int64)
         self.samples = np.zeros(columns.count, dtype=np.int64)
         self.largest_step = np.zeros(columns.count)
-        self.over_gap = np.zeros(columns.count, dtype=bool)
         self._index = {
             name: column
             for column, name in enumerate(columns.names)
@@ -134,6 +138,10 @@ class MeasuredState:
         self._newest = _NEVER
         # Columns whose stamp an older message may replace.
         self._distrusted = np.zeros(columns.count, dtype=bool)
+        # Stamp of the newest message, where that was of the future and was not taken.
+        self._ahead = np.full(columns.count, _NEVER, dtype=np.int64)
+        # Columns that have been at exactly zero since the first message.
+        self._only_zero = columns.has_feedback & columns.is_position
         self.malformed = 0
         self.out_of_order = 0
 
@@ -184,6 +192,7 @@ class MeasuredState:
         self._oldest = _NEVER if self._index else None
         self._newest = _NEVER
         self._distrusted[:] = False
+        self._ahead[:] = _NEVER
         self.plausibility.clear()
         self.doubled.clear()
         # A simulated world that begins anew puts joints elsewhere: no driver wrapped an angle.
@@ -198,12 +207,19 @@ class MeasuredState:
         self._distrusted |= self.stamps > stamp_ns
 
     def observe(
-        self, names: Sequence[str], positions: Sequence[float], stamp_ns: int, source: str = ''
+        self,
+        names: Sequence[str],
+        positions: Sequence[float],
+        stamp_ns: int,
+        source: str = '',
+        latest_ns: int | None = None,
+        commanded: np.ndarray | None = None,
     ) -> None:
         """Take one message. Names that are not commanded are ignored; bad messages are counted.
 
         A message older than the last one is dropped, unless that one is distrusted. One that
         names a commanded joint twice is refused whole: which of the numbers is right is unknown.
+        One with a stamp of the future is noted as that (`ahead`), and changes nothing else.
 
         Args:
             names: joint names, in the message's order.
@@ -212,6 +228,8 @@ class MeasuredState:
             stamp_ns: the message's stamp, ROS clock.
             source: topic and publisher that it came from, as `topic#publisher`; the topic alone
                 where the middleware does not tell publishers apart.
+            latest_ns: stamp beyond which a message is of the future; None: all are believed.
+            commanded: (columns,) places that are commanded; see `Plausibility.accepts`.
         """
         key = tuple(names)
         found = self._maps.get(key)
@@ -230,6 +248,10 @@ class MeasuredState:
             return
         if self._refused:
             self._forgive(target)
+        if latest_ns is not None and stamp_ns > latest_ns:
+            self._ahead[target] = stamp_ns
+            return
+        self._ahead[target] = _NEVER
         if '#' in source:
             self.doubled.observe(target, source, stamp_ns)
         if stamp_ns < np.where(self._distrusted[target], _NEVER, self.stamps[target]).max():
@@ -237,9 +259,10 @@ class MeasuredState:
             return
         values = np.asarray(positions, dtype=np.float64)[places]
         values = np.where(np.abs(values) <= FURTHEST, values, np.nan)
-        returns = self.plausibility.accepts(target, values, stamp_ns, source)
+        returns = self.plausibility.accepts(target, values, stamp_ns, source, commanded)
         if returns is None:
             return
+        self._only_zero[target] &= values == 0.0
         self._note_motion(target, values, returns, stamp_ns)
         self._came[target] = values
         self.positions[target] = values
@@ -258,18 +281,10 @@ class MeasuredState:
         if self._columns.any_continuous:
             # A driver that wraps angles stays within a turn: so may this step be none.
             angles = self._columns.is_continuous[target]
-            angles = angles & (np.maximum(np.abs(values), np.abs(self._came[target])) <= _ONE_TURN)
+            angles = angles & (np.maximum(np.abs(values), np.abs(self._came[target])) <= ONE_TURN)
             step[angles] = np.minimum(step[angles], np.abs(_FULL_TURN - step[angles]))
-        larger = step > self.largest_step[target]
-        turns = self._columns.is_continuous[target] & (step >= 0.5 * _FULL_TURN)
-        self.over_gap[target] = np.where(larger, returns & ~turns, self.over_gap[target])
-        np.fmax(step, self.largest_step[target], out=step)
-        # After an outage nobody saw the way; after a short gap it is no way that was seen.
-        unseen = returns & self.plausibility.returned[target]
-        # Nobody turns a joint once around within a message.
-        unseen &= ~self._columns.is_continuous[target] | (step < 0.5 * _FULL_TURN)
-        step[unseen] = 0.0
-        self.largest_step[target] = step
+        step[returns] = 0.0
+        self.largest_step[target] = np.fmax(step, self.largest_step[target])
         # Not near its place either where there is none.
         moved = ~(np.abs(values - self._place[target]) <= self._noise[target]) | returns
         self.samples[target] += 1
@@ -279,12 +294,49 @@ class MeasuredState:
             self.since_ns[at] = stamp_ns
             self.samples[at] = 0
 
-    def still_for(self, seconds: float) -> np.ndarray:
+    def still_for(self, seconds: float | np.ndarray) -> np.ndarray:
         """Return which columns have stayed where they are for so long, (columns,) bool.
 
         By their stamps, and by more than two messages: one that is heard of seldom is not still.
         """
-        return (self.stamps - self.since_ns >= round(seconds * 1e9)) & (self.samples >= 3)
+        return (self.stamps - self.since_ns >= np.round(seconds * 1e9)) & (self.samples >= 3)
+
+    def ahead(self, latest_ns: int) -> tuple[int, list[str]] | None:
+        """Return the newest stamp beyond `latest_ns`, and its columns; None without one."""
+        newest = int(self._ahead.max(initial=_NEVER))
+        if newest <= latest_ns:
+            return None
+        return newest, [self._columns.names[at] for at in np.flatnonzero(self._ahead == newest)]
+
+    def too_new(self) -> str:
+        """Say which column one publisher has not reported for long enough; empty without one."""
+        needed = self._columns.has_feedback
+        lasted = np.where(needed, self.stamps - self.plausibility.reported_since_ns, REPORTED_NS)
+        short = needed & (self.plausibility.reports < REPORTED_SAMPLES)
+        short |= lasted < REPORTED_NS
+        if not short.any():
+            return ''
+        worst = int(np.argmin(np.where(short, lasted, REPORTED_NS)))
+        return (
+            f"the position of '{self._columns.names[worst]}' has been coming from one publisher "
+            f'for {lasted[worst] * 1e-9:.2f} s, and a start needs {REPORTED_NS * 1e-9:g} s of '
+            'it: call ~/start again'
+        )
+
+    @property
+    def at_nothing(self) -> np.ndarray:
+        """Columns that have never been anywhere but at exactly zero, (columns,) bool.
+
+        None where they are few: a driver that has not heard from its robot yet says zeros.
+        """
+        count, of = int(self._only_zero.sum()), int(self._columns.has_feedback.sum())
+        many = count >= _ZEROS and 2 * count > of
+        return self._only_zero if many else np.zeros_like(self._only_zero)
+
+    def trust(self, columns: np.ndarray) -> None:
+        """Believe that these columns (columns,) bool are where they are said to be."""
+        self.plausibility.trust(columns)
+        self._only_zero[columns] = False
 
     def _map(self, names: tuple[str, ...]) -> _Mapping:
         pairs = [(at, self._index[name]) for at, name in enumerate(names) if name in self._index]
@@ -322,8 +374,19 @@ class MeasuredState:
             self._before[at] = came
             lowest, highest = min(self._lowest[at], came), max(self._highest[at], came)
             self._lowest[at], self._highest[at] = lowest, highest
-            counts = max(highest - lowest, highest, -lowest) > _ONE_TURN
+            counts = max(highest - lowest, highest, -lowest) > ONE_TURN
+            self.plausibility.counts[at] = counts
             self._wraps[at] = self._jumped[at] and not counts
+
+    def near(self, reference: np.ndarray | None) -> np.ndarray:
+        """Return the positions (columns,), angles that are wrapped counted nearest to a reference.
+
+        Without a reference as the driver counts them.
+        """
+        if reference is None:
+            return self._came.copy()
+        turns = np.round((reference - self._came) / _FULL_TURN)
+        return np.where(self._wraps, self._came + np.nan_to_num(turns) * _FULL_TURN, self.positions)
 
     def bring_near(self, reference: np.ndarray) -> None:
         """Count whole turns of angles that are wrapped so that they lie nearest to the reference.
@@ -337,7 +400,3 @@ class MeasuredState:
     def carry_on(self, columns: np.ndarray, ways: np.ndarray) -> None:
         """Add to the measured positions of these columns the ways gone since their stamps."""
         self.positions[columns] = self._came[columns] + ways
-
-    def keep_raw_angles(self) -> None:
-        """Take the positions as the driver counts them."""
-        np.copyto(self.positions, self._came)

@@ -26,6 +26,8 @@ MotionClock = Literal['steady', 'ros']
 # A joint further from its command than this share of its range is blocked, or not driven at all.
 # Grippers have none (`grips: true`).
 _TRACKING_SHARE = 0.75
+# A clock message of a simulated world comes so much later than what is stamped by it.
+_SIMULATED_LATE_NS = 100_000_000
 # Advice after a stop that only a person may end.
 LOOK = (
     'The robot holds near where it is: look what is in its way and whether its motors are on, then '
@@ -244,18 +246,28 @@ class StateWatch:
         self._max_age_ns = round(parameters.max_state_age_s * 1e9)
         self._future_ns = round(parameters.future_tolerance_s * 1e9)
 
+    def latest_ns(self, now_ros_ns: int) -> int:
+        """Return the stamp beyond which a message is of the future when it comes.
+
+        In a simulated world the clock message of its time may still be on its way.
+        """
+        late_ns = _SIMULATED_LATE_NS if self._parameters.motion_clock == 'ros' else 0
+        return now_ros_ns + self._future_ns + late_ns
+
     def check(self, state: MeasuredState, now_ros_ns: int) -> Reason | None:
         """Return why the robot must not move on the measured state; None when it may."""
         if not state.guarded:
             return None
+        # Every source counts: one that is ahead would otherwise hide behind one that is not.
+        latest_ns = now_ros_ns + self._future_ns
+        if state.ahead(latest_ns) is not None:
+            return Reason.STATE_FROM_FUTURE
         if not state.complete:
             return Reason.STATE_MISSING
         if now_ros_ns < state.doubled.until_ns:
             return Reason.STATE_DOUBLED
         if now_ros_ns < state.plausibility.doubted_until_ns:
             return Reason.STATE_IMPLAUSIBLE
-        # Every source counts: one that is ahead would otherwise hide behind one that is not.
-        latest_ns = now_ros_ns + self._future_ns
         if state.newest_stamp_ns > latest_ns:
             state.distrust_beyond(latest_ns)
             return Reason.STATE_FROM_FUTURE
@@ -283,13 +295,15 @@ class StateWatch:
             names = [self._columns.names[column] for column in wrong]
             return f'the measured position of {names} is not a number that a joint can have'
         if reason is Reason.STATE_FROM_FUTURE:
-            ahead_s = (state.newest_stamp_ns - now_ros_ns) * 1e-9
+            ahead = state.ahead(now_ros_ns + self._future_ns)
+            newest_ns, columns = ahead or (state.newest_stamp_ns, state.newest_columns())
+            ahead_s = (newest_ns - now_ros_ns) * 1e-9
             question = (
                 "; are the computers' clocks synchronised, is use_sim_time the same everywhere? A "
                 "driver with a clock of its own needs 'stamp: receive' in the robot file"
             )
             return (
-                f'the measured position of {state.newest_columns()} is stamped {ahead_s:.3f} s in '
+                f'the measured position of {columns} is stamped {ahead_s:.3f} s in '
                 f'the future{clock_hint(-ahead_s, question)}'
             )
         if state.oldest_stamp_ns == 0:

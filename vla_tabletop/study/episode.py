@@ -31,6 +31,8 @@ from vla_tabletop.study.world import World
 _COMPARED_STEPS = 8
 # Somewhere in 2023: stamps of zero mean 'no time' in ROS.
 _START_NS = 1_700_000_000_000_000_000
+# A start needs half a second of joint states.
+_REPORTS, _REPORT_PERIOD_NS = 7, 100_000_000
 
 # For a recorder: plan step of the observation, and the chunk that came of it.
 ChunkListener = Callable[[int, ActionChunk], None]
@@ -162,7 +164,8 @@ class _Loop:
         self._delays: list[int] = []
         self._setpoints: list[np.ndarray] = []  # one a tick
         self._takeovers: list[int] = []  # ticks
-        self._measure()
+        for ago in range(_REPORTS - 1, -1, -1):
+            self._measure(self._now_ns - ago * _REPORT_PERIOD_NS)
         self._executor.tick(self._now_s, self._now_ns)
         started = self._executor.start(self._now_s, self._now_ns)
         if not started.started:
@@ -175,7 +178,7 @@ class _Loop:
     def tick(self) -> None:
         """One control period."""
         executor, counters = self._executor, self._executor.counters
-        self._measure()
+        self._measure(self._now_ns)
         self._deliver()
         taken_over = counters.taken_over
         command = executor.tick(self._now_s, self._now_ns)
@@ -194,9 +197,9 @@ class _Loop:
         self._world.step(self._setpoints[-1] if self._setpoints else self._world.measured())
         self._now_ns += self._period_ns
 
-    def _measure(self) -> None:
+    def _measure(self, stamp_ns: int) -> None:
         positions = self._world.measured().tolist()
-        self._executor.observe_state(self._names, positions, self._now_ns)
+        self._executor.observe_state(self._names, positions, stamp_ns)
 
     def _infer(self, plan: PlanRequest) -> None:
         """Answer a request with what is seen now; the chunk arrives after the delay."""

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+from reported_states import report
 
 from vla_runtime.execution.chunk_check import CheckedChunk
 from vla_runtime.execution.columns import Column
@@ -58,6 +59,7 @@ def test_when_a_chunk_is_being_checked_expect_ticks_and_the_dead_man_not_to_wait
         loop.observe_state(NAMES, [0.0, 0.0], now_ns[0])
         loop.tick(now_s)
 
+    report(loop.observe_state, NAMES, [0.0, 0.0], now_ns[0])
     tick(1.0)
     assert loop.start(1.0).started
     tick(1.01)
@@ -110,6 +112,7 @@ class Bench:
         self.first, self.second = Output(), Output()
         outputs: list = [self.first, self.second]
         self.loop = ControlLoop(self.core, outputs, lambda: self.now_ns, lambda _: None)
+        report(self.loop.observe_state, ['a'], [0.0], self.now_ns)
         self.tick()
         assert self.loop.start(self.now_s).started
         self.tick()
@@ -139,6 +142,7 @@ def test_a_command_bears_the_time_that_its_motion_was_computed_for() -> None:
         lambda _: None,
         ros_time_of_ns=lambda now_s: 10**18 + round(now_s * 1e9),
     )
+    report(loop.observe_state, ['a'], [0.0], now_ns[0])
     for tick, late in enumerate((0, 0, 7_000_000, 0, 20_000_000), start=1):
         now_ns[0], late_ns[0] = 10**18 + tick * 10_000_000, late
         loop.observe_state(['a'], [0.0], now_ns[0])
@@ -200,6 +204,7 @@ def test_what_a_hanging_thread_sends_after_a_dry_run_began_is_what_it_had() -> N
 
     outputs: list = [Slow(), Output()]
     loop = ControlLoop(core, outputs, lambda: 10**18, lambda _: None)
+    report(loop.observe_state, ['a'], [0.7], 10**18)
     loop.observe_state(['a'], [0.7], 10**18)
     loop.tick(1.0)
     assert loop.start(1.0).started
@@ -271,6 +276,7 @@ def test_when_a_start_comes_in_the_middle_of_a_tick_expect_the_request_with_the_
         loop.observe_state(['a'], [0.0], now_ns[0])
         loop.tick(now_s)
 
+    report(loop.observe_state, ['a'], [0.0], now_ns[0])
     tick(1.0)
     assert loop.start(1.0).started
     tick(1.01)

@@ -104,7 +104,7 @@ class Arm:
         self._request = None
 
     def start(self) -> None:
-        self.run(0.05)
+        self.run(0.6)
         assert self.loop.start(self.now_s).started
 
 

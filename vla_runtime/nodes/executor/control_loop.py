@@ -81,8 +81,8 @@ class LoopStatus:
 class _Outgoing:
     """A command on its way to the outputs, copied from the core under its lock.
 
-    The control thread has one, rclpy's has one, and all others share one, so that a thread that is
-    kept waiting on its way sends what it took, or nothing where a newer command has been sent.
+    The control thread has one, and all others share one, so that a thread that is kept waiting on
+    its way sends what it took, or nothing where a newer command has been sent.
 
     Attributes:
         setpoints: (columns,) float64.
@@ -141,7 +141,6 @@ class ControlLoop:
         # One sender at a time: the writers' messages are used again and again.
         self._sending = Lock()
         self._of_tick = _Outgoing(executor.columns.count)
-        self._of_states = _Outgoing(executor.columns.count)
         self._of_others = _Outgoing(executor.columns.count)
         self._repeats_hold = any(writer.repeats_hold for writer in writers)
         # Whether the last command was for sending.
@@ -415,14 +414,9 @@ class ControlLoop:
         stamp_ns: int,
         source: str = '',
     ) -> None:
-        """Take measured positions; the first after a gap may have a command sent at once."""
+        """Take measured positions."""
         with self._lock:
-            self._executor.observe_state(names, positions, stamp_ns, source)
-            now_ns = self._ros_now_ns()
-            command = self._executor.seat_after_gap(self._computed_s, now_ns)
-            sends = command is not None and self._take(command, self._of_states, now_ns)
-        if sends:
-            self._send(self._of_states)
+            self._executor.observe_state(names, positions, stamp_ns, source, self._ros_now_ns())
 
     def submit(self, chunk: ActionChunk, header: ChunkHeader, now_s: float) -> SubmitResult:
         # Most of the work, and none that the tick would have to wait for.
@@ -485,7 +479,6 @@ class ControlLoop:
             # Nobody knows what the core is doing: hold where the last command was.
             last = max(
                 self._of_tick,
-                self._of_states,
                 self._of_others,
                 key=lambda outgoing: outgoing.number,
             )
@@ -493,7 +486,7 @@ class ControlLoop:
             last.stamp_ns = self._ros_now_ns()
             sends = self._sent > 0
         # What a thread that hangs in an output is about to send becomes a hold as well.
-        for outgoing in (self._of_tick, self._of_states, self._of_others):
+        for outgoing in (self._of_tick, self._of_others):
             if sends:
                 np.copyto(outgoing.setpoints, last.setpoints)
             outgoing.setpoints[self._executor.columns.is_velocity] = 0.0

@@ -1,0 +1,87 @@
+"""A hold that comes to joints which are said to be where nobody saw them go.
+
+Where such a joint really is there, with its motors off, nothing moves while the command comes, and
+it stays there when they come on. Where the reading is wrong and the motors are on, the arm goes
+along with the command. So the command comes slowly, at first very slowly, and a reading that
+changes meanwhile ends it: it goes along, or has come back.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vla_runtime.execution.columns import CommandColumns
+
+# For so long the command comes no further than this share of `hold_follows`.
+_CREEPS_S, _CREEP_SHARE = 0.5, 0.8
+
+
+class Joining:
+    """Where the command is on its way to; every array is (columns,).
+
+    Args:
+        columns: the executor's.
+        noise: distance below which a joint counts as still.
+        follows: see `Limits.hold_distance`.
+        speed: of an approach.
+    """
+
+    def __init__(
+        self, columns: CommandColumns, noise: np.ndarray, follows: np.ndarray, speed: np.ndarray
+    ) -> None:
+        self._names, self._scale = columns.names, columns.scale
+        self._same = 2.0 * noise
+        self._speed = speed
+        self._creep = np.minimum(speed, _CREEP_SHARE * follows / _CREEPS_S)
+        self.columns = np.zeros(columns.count, dtype=bool)
+        self._found = np.zeros(columns.count)
+        self._goal = np.zeros(columns.count)
+        self._since_s = 0.0
+        self.active = False
+
+    def begin(self, columns: np.ndarray, found: np.ndarray, goal: np.ndarray) -> None:
+        """Set out for these columns (bool): where they were found, and the goal near to it."""
+        np.copyto(self.columns, columns)
+        np.copyto(self._found, found)
+        np.copyto(self._goal, goal)
+        self._since_s = 0.0
+        self.active = bool(np.count_nonzero(columns))
+
+    def end(self) -> None:
+        self.active = False
+
+    def changed(self, measured: np.ndarray) -> np.ndarray:
+        """Return the columns that are no longer where they were found, bool."""
+        return self.columns & ~(np.abs(measured - self._found) <= self._same)
+
+    def aim(self, setpoints: np.ndarray, target: np.ndarray, dt_s: float) -> np.ndarray:
+        """Write into `target` where to move in this tick; return the speed."""
+        np.copyto(target, setpoints)
+        np.copyto(target, self._goal, where=self.columns)
+        self._since_s += dt_s
+        return self._creep if self._since_s < _CREEPS_S else self._speed
+
+    def arrived(self, setpoints: np.ndarray) -> bool:
+        return bool((np.abs(setpoints - self._goal)[self.columns] <= 1e-9).all())
+
+    def progress(self, setpoints: np.ndarray) -> str:
+        """Name the column furthest from its goal, and its distance; empty without any."""
+        if not self.active:
+            return ''
+        left = np.where(self.columns, np.abs(setpoints - self._goal), 0.0)
+        left_s = left / self._speed
+        worst = int(np.argmax(left_s))
+        return (
+            f"'{self._names[worst]}' has {left[worst]:.3g} to go, to {self._goal[worst]:.3g}, for "
+            f'{left_s[worst]:.1f} s'
+        )
+
+    def describe_change(self, measured: np.ndarray) -> str:
+        """Name the column whose reading has changed most."""
+        by = np.where(self.columns, np.abs(measured - self._found), 0.0) / self._scale
+        worst = int(np.argmax(by))
+        return (
+            f"'{self._names[worst]}' was said to be at {self._found[worst]:.4g}, and at "
+            f'{measured[worst]:.4g} when the command came there: the reading is wrong, or the '
+            'joint was moved; look at the robot, then call ~/start'
+        )
