@@ -59,9 +59,9 @@ class Commander:
         self.approach = Approach(columns, self._tolerance, speed, start.approach_timeout_s)
         self.grips = self._grips = self._guarded & np.isinf(tracking_error)
         self._follows = limits.hold_distance(columns)
-        self.moved_joints = MovedJoints(
-            columns, self._guarded & ~self._grips & ~columns.in_rotation, self._follows
-        )
+        # Positions whose command may be set to where the robot is: a gripper keeps its grip.
+        self.movable = self._guarded & ~self._grips & ~columns.in_rotation
+        self.moved_joints = MovedJoints(columns, self.movable, self._follows)
         self._same = np.minimum(limits.velocity * control_period_s, _SAME_SHARE * self._follows)
         # Whether the next tick's command begins where the robot is.
         self._seated = False
@@ -136,9 +136,7 @@ class Commander:
         else:
             # Nothing that the setpoints say is of the robot: the driver's own number counts.
             state.keep_raw_angles()
-        # An arm that sags under its controller would drop by as much again.
-        sags = np.abs(references - state.positions) <= self._follows
-        measured = np.where(sags, references, state.positions)
+        measured = self.held_at(references, state)
         away = np.abs(setpoints - measured)
         near = self._grips | (away <= self._follows)
         stays = self._grips | near[guarded].all()
@@ -164,6 +162,30 @@ class Commander:
         if not self._unguarded.any():
             self.has_commanded = True
         return ''
+
+    def held_at(self, references: np.ndarray, state: MeasuredState) -> np.ndarray:
+        """Return where the controllers hold the robot (columns,): the references near to it.
+
+        An arm that sags under its controller would drop by as much again at the measured position.
+        """
+        sags = np.abs(references - state.positions) <= self._follows
+        return np.where(sags, references, state.positions)
+
+    def go_along(self, columns: np.ndarray, references: np.ndarray, state: MeasuredState) -> None:
+        """Set the command of columns that nobody is sent to where the robot is held.
+
+        Args:
+            columns: (columns,) bool, all `movable`.
+            references: (columns,) see `take_position`.
+            state: plausible measured positions.
+        """
+        place = self.held_at(references, state)
+        inside = self._inside(place)
+        place = np.where(np.abs(inside - place) <= self._tolerance, place, inside)
+        columns = columns & (place != self.command.setpoints)
+        if np.count_nonzero(columns):
+            self.moved_joints.seat(columns, self.command.setpoints, place)
+            self._seat(columns, place)
 
     def a_turn_off(self, measured: np.ndarray) -> np.ndarray:
         """Return the continuous columns that are whole turns from their command, (columns,) bool.

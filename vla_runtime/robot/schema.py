@@ -237,6 +237,7 @@ class RobotOutput:
         interface: meaning of the numbers of a joint output.
         hold: `silent` sends nothing more once a stopped robot has come to rest and its controller
             has the hold; `send` repeats the hold, for a controller that forgets its last command.
+            Where left out, `send` for velocities and `silent` for all others.
         group: name of the joint group in a `joint_group_command`; `arm` where left out.
         deadband: least change of the joint, in its unit, that is a new goal of an action; a
             hundredth of its range where left out.
@@ -255,7 +256,7 @@ class RobotOutput:
     joints: tuple[str, ...] = ()
     pose: str | None = None
     interface: Interface = 'position'
-    hold: HoldKind = 'silent'
+    hold: HoldKind | None = None
     group: str | None = None
     deadband: float | None = None
     goals_hz: float | None = None
@@ -267,6 +268,13 @@ class RobotOutput:
     @property
     def is_action(self) -> bool:
         return self.kind in ACTION_KINDS
+
+    @property
+    def repeats_hold(self) -> bool:
+        """True where a hold is sent on and on: whoever misses a zero velocity goes on for ever."""
+        if self.hold is not None:
+            return self.hold == 'send'
+        return self.interface == 'velocity' or self.kind == 'twist_stamped'
 
     @property
     def command_topic(self) -> str:

@@ -90,7 +90,7 @@ class OutputWriter:
         self.topic = matched.output.topic
         self.controller: TrajectoryController | None = None
         self.scaling = 1.0
-        self.repeats_hold = matched.output.hold == 'send'
+        self.repeats_hold = matched.output.repeats_hold
         self._publisher = publisher
         self._columns = np.array(matched.columns, dtype=np.int64)
         self._units = matched.units
