@@ -19,8 +19,9 @@ from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.limits import ColumnLimits, make_limits
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.nodes.executor.control_loop import ControlLoop
-from vla_runtime.nodes.executor.controller_watch import Stall, Verdict
+from vla_runtime.nodes.executor.controller_watch import Verdict
 from vla_runtime.nodes.executor.outputs import OutputWriter
+from vla_runtime.nodes.executor.silences import Silence
 from vla_runtime.nodes.executor.trajectory_message import TrajectoryController
 from vla_runtime.robot.match import MatchedOutput
 from vla_runtime.robot.schema import RobotOutput
@@ -40,7 +41,7 @@ class Watch:
     now: dict[str, bool] = field(default_factory=dict)
     held: np.ndarray = field(default_factory=lambda: np.full(2, np.nan))
     knows_trajectories: bool = True
-    ended: Stall | None = None
+    ended: Silence | None = None
 
     @property
     def verdicts(self):
@@ -52,7 +53,7 @@ class Watch:
     def scaling(self):
         return 1.0
 
-    def stall(self):
+    def newest_silence(self):
         return self.ended
 
     def references(self, count):
@@ -265,7 +266,7 @@ def test_a_jump_after_a_silence_of_all_is_a_stall_of_controller_manager_and_no_s
     bench = Bench()
     bench.move()
     silent_s = 0.15
-    bench.loop._states_s['states#1'] = time.monotonic() - silent_s
+    bench.loop._silences['states#1']._heard_s = time.monotonic() - silent_s
     bench.now_ns += round(silent_s * 1e9)
     measured = bench.measured
 
@@ -278,7 +279,7 @@ def test_a_jump_after_a_silence_of_all_is_a_stall_of_controller_manager_and_no_s
         states(0.0)
     # The newest of what was sent meanwhile, in one cycle.
     states(0.117)
-    bench.watch.ended = Stall(time.monotonic(), silent_s)
+    bench.watch.ended = Silence(time.monotonic(), silent_s)
     reasons = []
     for _ in range(10):
         states(0.117)

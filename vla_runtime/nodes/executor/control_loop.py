@@ -47,14 +47,13 @@ from vla_runtime.execution.handover import Handover
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.messages.trajectories import ns_to_stamp
 from vla_runtime.nodes.executor.controller_watch import (
-    STALL_S,
     ControllerWatch,
-    Stall,
     Verdict,
     why_refused,
 )
 from vla_runtime.nodes.executor.outputs import Output, OutputWriter
 from vla_runtime.nodes.executor.realtime import QuietGarbage
+from vla_runtime.nodes.executor.silences import Silence, StreamSilences
 from vla_runtime.nodes.worker import join_thread
 from vla_runtime.types import ActionChunk, ChunkHeader, PlanRequest
 
@@ -177,9 +176,8 @@ class ControlLoop:
         # Topics that got the last command, and the steady time of the last one on each.
         self._up_to_date: frozenset[str] = frozenset()
         self._sent_s: dict[str, float] = {}
-        # The last time of a silence of all joint states that ended, and its length.
-        self._states_s: dict[str, float] = {}
-        self._states_stall = Stall(-math.inf, 0.0)
+        # Of the publishers of joint states.
+        self._silences: dict[str, StreamSilences] = {}
 
     # ------------------------------------------------------------ control thread
 
@@ -422,7 +420,7 @@ class ControlLoop:
             if refused and executor.mode is Mode.RUNNING and not executor.dry_run:
                 executor.stop(Reason.CONTROLLER)
                 executor.detail = refused
-            self._name_stall(watch.stall())
+            self._name_stall(watch.newest_silence())
 
     def _unsent_columns(self, verdicts: Sequence[Verdict]) -> np.ndarray:
         """Return the columns of controllers that are sent nothing, (columns,) bool."""
@@ -432,18 +430,23 @@ class ControlLoop:
                 unsent[list(verdict.columns)] = True
         return unsent
 
-    def _name_stall(self, stall: Stall | None) -> None:
-        """Say of a reading that jumped after a silence of all that it was no false one."""
-        if stall is None or time.monotonic() - stall.ended_s > _STALL_COUNTS_S:
+    def _name_stall(self, controller: Silence | None) -> None:
+        """Say of a reading that jumped after a silence of all that it was no false one.
+
+        Args:
+            controller: newest silence of a controller; None before the first.
+        """
+        if controller is None or time.monotonic() - controller.ended_s > _STALL_COUNTS_S:
             return
-        states = self._states_stall
-        if abs(states.ended_s - stall.ended_s) > _TOGETHER_S:
+        silences = [one.newest for one in self._silences.values() if one.newest is not None]
+        states = max(silences, key=lambda silence: silence.ended_s, default=None)
+        if states is None or abs(states.ended_s - controller.ended_s) > _TOGETHER_S:
             return
         executor = self._executor
         if executor.reason is not Reason.STATE_IMPLAUSIBLE or executor.detail.startswith(_STALLED):
             return
         text = (
-            f'{_STALLED} for {max(stall.lasted_s, states.lasted_s):.2g} s (joint states and '
+            f'{_STALLED} for {max(controller.lasted_s, states.lasted_s):.2g} s (joint states and '
             'controller_state were silent together), then the robot went to the newest command at '
             'once: give controller_manager a real-time priority and its computer less to do'
         )
@@ -510,21 +513,13 @@ class ControlLoop:
     ) -> None:
         """Take measured positions; the first after a gap may have a command sent at once."""
         with self._lock:
-            self._note_silence(source)
+            self._silences.setdefault(source, StreamSilences()).hear(time.monotonic())
             self._executor.observe_state(names, positions, stamp_ns, source)
             now_ns = self._ros_now_ns()
             command = self._executor.seat_after_gap(self._computed_s, now_ns)
             sends = command is not None and self._take(command, self._of_states, now_ns)
         if sends:
             self._send(self._of_states)
-
-    def _note_silence(self, source: str) -> None:
-        """Note a silence of a publisher of joint states that has just ended."""
-        now_s = time.monotonic()
-        silent_s = now_s - self._states_s.get(source, now_s)
-        if silent_s > STALL_S:
-            self._states_stall = Stall(now_s, silent_s)
-        self._states_s[source] = now_s
 
     def submit(self, chunk: ActionChunk, header: ChunkHeader, now_s: float) -> SubmitResult:
         # Most of the work, and none that the tick would have to wait for.

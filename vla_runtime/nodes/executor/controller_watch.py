@@ -31,6 +31,7 @@ from vla_runtime.messages.trajectories import stamp_to_ns
 from vla_runtime.nodes.executor.controller_conflicts import interface_conflict, joint_conflict
 from vla_runtime.nodes.executor.controller_parameters import ControllerParameters
 from vla_runtime.nodes.executor.polled_topics import PolledTopics
+from vla_runtime.nodes.executor.silences import Silence, StreamSilences
 from vla_runtime.nodes.executor.trajectory_message import TrajectoryController
 from vla_runtime.nodes.qos import LATCHED
 from vla_runtime.nodes.service_call import ServiceCall
@@ -38,18 +39,12 @@ from vla_runtime.robot.match import MatchedOutput
 from vla_runtime.robot.schema import RobotOutput, SpeedScalingTopic
 
 LOOKS_HZ = 100.0
-# Silence of an active controller that is a stall of its process, and not of a busy machine.
-STALL_S = 0.1
 # A controller publishes its state 50 times a second, or in each of its cycles.
 _SILENT_S = 0.5
 _SILENT = 'silent'
 _LISTS_EVERY_S = 0.1
-# A controller that misses so many of its states is asked after at once, within these bounds.
-_STATES_MISSED = 3
-_SOONEST_S, _LATEST_S = 0.03, _LISTS_EVERY_S
 # A controller is listed as active so long before it publishes its first state.
 _BEGINS_WITHIN_S = 0.5
-_SMOOTHING = 0.1
 # Way of a reference that is a motion, rad or m, and how long it counts.
 _MOTION, _MOTION_COUNTS_S = 1e-3, 0.3
 # What was sent is on its way for no longer than this, with the delay of a trajectory.
@@ -74,19 +69,6 @@ def _message_type(package: str, part: str, name: str) -> type | None:
     except (ImportError, AttributeError):
         return None
     return found
-
-
-@dataclass(frozen=True)
-class Stall:
-    """A time in which an active controller published nothing.
-
-    Attributes:
-        ended_s: steady time.
-        lasted_s: seconds.
-    """
-
-    ended_s: float
-    lasted_s: float
 
 
 @dataclass(frozen=True)
@@ -207,10 +189,10 @@ class ControllerWatch:
             found[list(controller.columns)] = controller.reference
         return found
 
-    def stall(self) -> Stall | None:
-        """Return the newest silence of an active controller that ended by itself."""
-        stalls = [one.stall for one in self._controllers if one.stall is not None]
-        return max(stalls, key=lambda stall: stall.ended_s, default=None)
+    def newest_silence(self) -> Silence | None:
+        """Return the newest silence of an active controller that has ended by itself."""
+        found = [one.silence for one in self._controllers if one.silence is not None]
+        return max(found, key=lambda silence: silence.ended_s, default=None)
 
     def why_led(self, sent_s: Mapping[str, float], now_s: float) -> str:
         """Name the controllers that follow another node; empty where none does.
@@ -286,8 +268,7 @@ class _Controller:
             self._goals = topics.subscribe(GoalStatusArray, status, LATCHED)
         self._published_s: float | None = None
         self._heard_s: float | None = None
-        # Usual time between two states, as they are looked at.
-        self._interval_s = 0.0
+        self._silences = StreamSilences()
         self._asked_after_s: float | None = None
         # Steady times: found not to be active, listed as active again, the reference moved.
         self._off_s: float | None = None
@@ -295,7 +276,6 @@ class _Controller:
         self._moved_s = -np.inf
         # Goals of its action that are alive, and the steady times at which they were seen first.
         self._live: dict[bytes, float] = {}
-        self.stall: Stall | None = None
         self._heard_ros_ns = 0
         self._ages_ns: deque[int] = deque(maxlen=_CLOCKS_KEPT)
         self._scales = False
@@ -307,13 +287,17 @@ class _Controller:
         self._stood_at = self.reference
         self.trajectory: TrajectoryController | None = None
 
+    @property
+    def silence(self) -> Silence | None:
+        """The newest silence while it was active; None before the first."""
+        return self._silences.newest
+
     def ask_after(self, now_s: float) -> None:
         """Ask controller_manager at once where a state is overdue."""
         heard_s = self._heard_s
         if heard_s is None or heard_s == self._asked_after_s or self._off_s is not None:
             return
-        patience_s = min(max(_STATES_MISSED * self._interval_s, _SOONEST_S), _LATEST_S)
-        if now_s - heard_s > patience_s:
+        if now_s - heard_s > self._silences.longest_usual_s:
             self._asked_after_s = heard_s
             self._listed.ask_soon()
 
@@ -326,6 +310,7 @@ class _Controller:
         if active is False and self._off_s is None:
             self._off_s = now_s
             self._parameters.ask_anew()
+            self._silences.pause()
         elif active:
             self._off_s = None
         if not active:
@@ -358,7 +343,7 @@ class _Controller:
         if taken is None:
             return
         state = taken.message
-        self._note_interval(now_s)
+        self._silences.hear(now_s)
         self._heard_s, self._heard_ros_ns = now_s, self._now_ns()
         here_ns = self._heard_ros_ns if self._use_sim_time else taken.received_ns
         self._ages_ns.append(here_ns - stamp_to_ns(state.header.stamp))
@@ -374,14 +359,6 @@ class _Controller:
             self._stood_at = found
         self._note_lag(names, state.error.positions)
         self._note_scaling(state)
-
-    def _note_interval(self, now_s: float) -> None:
-        if self._heard_s is None or self._off_s is not None:
-            return
-        silent_s = now_s - self._heard_s
-        if silent_s > max(STALL_S, _STATES_MISSED * self._interval_s):
-            self.stall = Stall(now_s, silent_s)
-        self._interval_s += _SMOOTHING * (silent_s - self._interval_s)
 
     def _hear_goals(self, now_s: float) -> None:
         """Note which goals of its action are alive."""
