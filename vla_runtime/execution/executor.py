@@ -464,9 +464,10 @@ class ChunkExecutor:
         return self._mode
 
     @property
-    def reason(self) -> Reason:
-        """Reason of the last command."""
-        return self._commander.command.reason
+    def doubts_state(self) -> bool:
+        """True while the robot stops, or is stopped, for a reading that was not believed."""
+        doubted = Reason.STATE_IMPLAUSIBLE
+        return doubted in (self._guard.fault, self._commander.command.reason)
 
     @property
     def dry_run(self) -> bool:

@@ -443,7 +443,7 @@ class ControlLoop:
         if states is None or abs(states.ended_s - controller.ended_s) > _TOGETHER_S:
             return
         executor = self._executor
-        if executor.reason is not Reason.STATE_IMPLAUSIBLE or executor.detail.startswith(_STALLED):
+        if not executor.doubts_state or executor.detail.startswith(_STALLED):
             return
         text = (
             f'{_STALLED} for {max(controller.lasted_s, states.lasted_s):.2g} s (joint states and '

@@ -81,6 +81,7 @@ class Verdict:
         columns: its columns of a command.
         active: None where nobody says so.
         asked: somebody is about to say so.
+        unread: its parameters are about to come.
         refusal: why it takes no commands, and what mends it; empty where nothing is known of it.
         warning: why its motion is not what it could be; empty without a reason.
     """
@@ -90,6 +91,7 @@ class Verdict:
     columns: tuple[int, ...] = ()
     active: bool | None = None
     asked: bool = False
+    unread: bool = False
     refusal: str = ''
     warning: str = ''
 
@@ -224,7 +226,8 @@ def why_not_yet(verdicts: Sequence[Verdict]) -> str:
     """Name the controllers that have just been asked; empty where all is known."""
     asked = [f"'{verdict.name}'" for verdict in verdicts if verdict.asked]
     if not asked:
-        return ''
+        unread = any(verdict.unread for verdict in verdicts)
+        return 'the parameters of a controller are being read: call ~/start again' if unread else ''
     return f'{", ".join(asked)} was just asked whether it is active: call ~/start again'
 
 
@@ -316,13 +319,13 @@ class _Controller:
         if not active:
             self.reference = self._stood_at = np.full(len(self.columns), np.nan)
         asked = active is None and (self._listed.asked or self._published_s is not None)
-        asked = asked or self._parameters.is_awaited()
         return Verdict(
             self.name,
             self.topic,
             self.columns,
             active,
             asked,
+            self._parameters.is_awaited(),
             self._refusal(active, state),
             self._warning(active),
         )
