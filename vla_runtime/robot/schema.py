@@ -270,16 +270,16 @@ class RobotOutput:
         return self.kind in ACTION_KINDS
 
     @property
-    def repeats_hold(self) -> bool:
-        """True where a hold is sent on and on: whoever misses a zero velocity goes on for ever."""
-        if self.hold is not None:
-            return self.hold == 'send'
-        return self.interface == 'velocity' or self.kind == 'twist_stamped'
-
-    @property
     def command_topic(self) -> str:
         """Topic on which the commands can be heard; of an action the goals as `JointState`."""
         return f'{self.topic}/goal' if self.is_action else self.topic
+
+
+def repeats_hold(output: RobotOutput) -> bool:
+    """Return whether a hold is sent on and on: whoever misses a zero velocity goes on for ever."""
+    if output.hold is not None:
+        return output.hold == 'send'
+    return output.interface == 'velocity' or output.kind == 'twist_stamped'
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vla_runtime.nodes.executor.controller_conflicts import interface_conflict, joint_conflict
-from vla_runtime.robot.schema import RobotOutput
+from vla_runtime.robot.schema import RobotOutput, repeats_hold
 
 NAME = '/arm_controller'
 
@@ -82,4 +82,4 @@ def test_joints_behind_the_name_of_another_controller_are_those_joints():
     ],
 )
 def test_zero_velocities_are_sent_on_and_on_unless_the_robot_file_says_otherwise(one, repeats):
-    assert one.repeats_hold is repeats
+    assert repeats_hold(one) is repeats

@@ -242,26 +242,6 @@ def test_when_one_controller_is_off_the_arm_of_the_other_brakes_within_its_limit
     assert np.abs(np.diff(speeds)).max() <= 1.5 * 8.0 * 0.012
 
 
-def test_an_output_that_was_skipped_begins_anew_and_not_at_what_it_was_sent_before():
-    """A stopped robot whose other output repeats the hold: the stream of commands goes on."""
-    bench = Bench()
-    bench.loop._writers[1].repeats_hold = True
-    bench.loop._repeats_hold = True
-    bench.move()
-    bench.loop.stop()
-    bench.run(1.5)
-    count = len(bench.sent[0])
-    # Led away by another node while it is silent.
-    bench.rules[0].output = bench.rules[0].output - 0.4
-    bench.rules[0].measured = bench.rules[0].output.copy()
-    bench.rules[0].switch(on=True)
-    bench.run(1.5)
-    assert len(bench.sent[0]) == count < len(bench.sent[1])
-    bench.largest_step()
-    bench.move()
-    assert bench.largest_step() <= 1.2
-
-
 def test_a_jump_after_a_silence_of_all_is_a_stall_of_controller_manager_and_no_second_publisher():
     bench = Bench()
     bench.move()

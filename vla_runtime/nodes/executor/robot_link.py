@@ -38,7 +38,7 @@ from vla_runtime.nodes.output_types import message_type, require_types
 from vla_runtime.nodes.qos import NEWEST
 from vla_runtime.robot.file import RobotError
 from vla_runtime.robot.match import MatchedOutput, RobotMatch
-from vla_runtime.robot.schema import JointStateTopic, Robot
+from vla_runtime.robot.schema import JointStateTopic, Robot, repeats_hold
 
 # Names, positions, stamp (ns, ROS clock) and source (`topic#publisher`) of one message.
 TakeState = Callable[[Sequence[str], Sequence[float], int, str], None]
@@ -122,7 +122,7 @@ class RobotLink:
 
     def repeated_holds(self) -> str:
         """Name the topics on which a hold is sent on and on; empty without any."""
-        return ', '.join(one.output.topic for one in self._outputs if one.output.repeats_hold)
+        return ', '.join(one.output.topic for one in self._outputs if repeats_hold(one.output))
 
     def writers(self, period_s: float) -> list[Output]:
         """Return the outputs that take a command's columns once a control period."""
