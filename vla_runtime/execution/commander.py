@@ -175,7 +175,7 @@ class Commander:
         """Set the command of columns that nobody is sent to where the robot is held.
 
         Args:
-            columns: (columns,) bool, all `movable`.
+            columns: (columns,) bool, all measured positions.
             references: (columns,) see `take_position`.
             state: plausible measured positions.
         """

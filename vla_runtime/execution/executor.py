@@ -282,7 +282,7 @@ class ChunkExecutor:
         Args:
             columns: (columns,) bool: their controllers are off, or were and have had nothing since.
         """
-        np.copyto(self._motion.unsent, columns)
+        self._motion.note_unsent(columns)
 
     @property
     def unsent_placed(self) -> bool:

@@ -104,6 +104,8 @@ class Motion:
         self.references = np.full(len(commander.blocked), np.nan)
         self.unsent = np.zeros_like(commander.blocked)
         self.unsent_placed = False
+        # Grippers among them that moved when it began, and so hold nothing.
+        self._free = np.zeros_like(commander.blocked)
         # Plan time per time while the robot brakes, 1.0 to 0.0; None while it does not.
         self._pace: float | None = None
         self._cause = Reason.NOT_STARTED
@@ -254,13 +256,22 @@ class Motion:
         command.settled = now_s - self._changed_s > _REPEATED_S
         return command
 
+    def note_unsent(self, columns: np.ndarray) -> None:
+        """Note which columns are commanded to nobody, (columns,) bool."""
+        begun = columns & ~self.unsent
+        if np.count_nonzero(begun):
+            rests = self._guard.state.still_for(RESTS_AFTER_S)
+            self._free |= begun & self._commander.grips & ~rests
+        self._free &= columns
+        np.copyto(self.unsent, columns)
+
     def _place_unsent(self, state: MeasuredState | None) -> None:
         """Take the command of unsent columns along, so that it is true when they are sent again."""
         self.unsent_placed = False
         commander = self._commander
         if self.braking or commander.moving or not commander.has_commanded:
             return
-        columns = self.unsent & commander.movable
+        columns = self.unsent & (commander.movable | self._free)
         if np.count_nonzero(columns):
             if state is None or np.count_nonzero(columns & state.plausibility.taken_over):
                 return
