@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from stopping_rig import moving, rig_of
+import pytest
+from execution_rig import Rig
+from stopping_rig import RAMP, SWITCH, TWO, moving, rig_of
+
+from vla_runtime.execution.command import Reason
+from vla_runtime.execution.limits import ColumnLimits, make_limits
+from vla_runtime.execution.parameters import ExecutorParameters
 
 RESTS_TICKS = 120
 
@@ -78,3 +84,54 @@ def test_a_stopped_arm_that_a_person_moves_is_still_held_where_it_is_put() -> No
         if not command.settled:
             sent.append(command.setpoints.copy())
     assert sent and np.allclose(sent[-1], rig.measured)
+
+
+def switched_off(rig: Rig, *columns: bool) -> None:
+    """The controllers of these columns are off: the robot no longer follows, the executor stops."""
+    rig.robot_follows = False
+    rig.executor.note_unsent(np.array(columns))
+    rig.executor.stop(Reason.CONTROLLER)
+
+
+def test_the_command_of_columns_that_nobody_is_sent_goes_where_the_robot_is_held():
+    rig = moving()
+    switched_off(rig, True, False)
+    rig.measured = rig.command.setpoints - [0.2, 0.0]
+    rig.tick(RESTS_TICKS)
+    assert rig.command.setpoints[0] == pytest.approx(rig.measured[0])
+    assert rig.executor.unsent_placed
+    # Its controller is on again and holds it a little higher than it hangs.
+    rig.executor.note_references(np.array([rig.measured[0] + 0.02, np.nan]))
+    assert rig.tick().setpoints[0] == pytest.approx(rig.measured[0] + 0.02)
+    # The other column is commanded as ever.
+    assert rig.command.setpoints[1] == rig.measured[1]
+
+
+def test_a_robot_that_is_not_measured_is_nowhere_for_what_nobody_is_sent():
+    rig = moving()
+    switched_off(rig, True, True)
+    rig.state_arrives = False
+    rig.tick(RESTS_TICKS)
+    assert not rig.executor.unsent_placed
+    rig.state_arrives = True
+    rig.tick(RESTS_TICKS)
+    assert rig.executor.unsent_placed
+
+
+@pytest.mark.parametrize('holds_something', [True, False])
+def test_a_gripper_whose_controller_was_off_keeps_what_it_holds_and_jumps_nowhere(holds_something):
+    limits = make_limits(
+        TWO, {'a': ColumnLimits(), 'b': ColumnLimits(-1.0, 9.0, 1.0, np.inf, np.inf, np.inf)}
+    )
+    rig = Rig(ExecutorParameters(replan_interval=20, handover=SWITCH), limits=limits).started()
+    assert rig.submit(RAMP).accepted
+    rig.tick(30)
+    rig.robot_follows = not holds_something
+    rig.tick(70)
+    switched_off(rig, False, True)
+    # It did not take the newest commands any more.
+    rig.measured[1] -= 0.02
+    rig.tick(10)
+    command, measured = rig.command.setpoints[1], rig.measured[1]
+    rig.tick(RESTS_TICKS)
+    assert rig.command.setpoints[1] == pytest.approx(command if holds_something else measured)

@@ -62,8 +62,9 @@ class Commander:
         self.approach = Approach(columns, self._tolerance, speed, start.approach_timeout_s)
         self.grips = self._grips = self._guarded & np.isinf(tracking_error)
         self._follows = limits.hold_distance(columns)
-        self._movable = self._guarded & ~self._grips & ~columns.in_rotation
-        self.moved_joints = MovedJoints(columns, self._movable, self._follows)
+        # Positions whose command may be set to where the robot is: a gripper keeps its grip.
+        self.movable = self._guarded & ~self._grips & ~columns.in_rotation
+        self.moved_joints = MovedJoints(columns, self.movable, self._follows)
         self.joining = Joining(columns, noise_of(columns, limits), self._follows, speed)
         self._same = np.minimum(limits.velocity * control_period_s, _SAME_SHARE * self._follows)
         # Whether the next tick's command begins where the robot is.
@@ -147,9 +148,7 @@ class Commander:
         """Return where the robot is measured and taken to be, and how far from its command."""
         # Where nothing that the setpoints say is of the robot the driver's own number counts.
         positions = state.near(self.command.setpoints if self.has_commanded else None)
-        # An arm that sags under its controller would drop by as much again.
-        sags = np.abs(references - positions) <= self._follows
-        measured = np.where(sags, references, positions)
+        measured = self.held_at(references, positions)
         return positions, measured, np.abs(self.command.setpoints - measured)
 
     def _goal_of(self, measured: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -183,7 +182,7 @@ class Commander:
         np.copyto(state.positions, positions)
         stays, inside, excess = self._goal_of(measured)
         self._was_moved = self.has_commanded and not stays[guarded].all()
-        joins = unseen & self._movable & (away > self._follows) & self.has_commanded
+        joins = unseen & self.movable & (away > self._follows) & self.has_commanded
         if self.has_commanded:
             self._seat(guarded & ~self._grips & ~joins & (away > self._same), measured)
             self._leave_place()
@@ -198,6 +197,30 @@ class Commander:
         self._found_outside = self._goes_back and self._limiter.outside(setpoints)
         if not self._unguarded.any():
             self.has_commanded = True
+
+    def held_at(self, references: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Return where the controllers hold the robot (columns,): the references near to it.
+
+        An arm that sags under its controller would drop by as much again at the measured position.
+        """
+        sags = np.abs(references - positions) <= self._follows
+        return np.where(sags, references, positions)
+
+    def go_along(self, columns: np.ndarray, references: np.ndarray, state: MeasuredState) -> None:
+        """Set the command of columns that nobody is sent to where the robot is held.
+
+        Args:
+            columns: (columns,) bool, all measured positions.
+            references: (columns,) see `take_position`.
+            state: plausible measured positions.
+        """
+        place = self.held_at(references, state.positions)
+        inside = self._inside(place)
+        place = np.where(np.abs(inside - place) <= self._tolerance, place, inside)
+        columns = columns & (place != self.command.setpoints)
+        if np.count_nonzero(columns):
+            self.moved_joints.seat(columns, self.command.setpoints, place)
+            self._seat(columns, place)
 
     def a_turn_off(self, measured: np.ndarray) -> np.ndarray:
         """Return the continuous columns that are whole turns from their command, (columns,) bool.
@@ -224,7 +247,7 @@ class Commander:
         plausibility = state.plausibility
         if not np.count_nonzero(plausibility.returned):
             return
-        columns = plausibility.returned & self._movable & ~self.a_turn_off(state.positions)
+        columns = plausibility.returned & self.movable & ~self.a_turn_off(state.positions)
         columns &= state.still_for(plausibility.rests_s)
         columns &= np.abs(self._inside(state.positions) - state.positions) <= self._tolerance
         self.joining.begin(columns, state.positions, self._inside(state.positions))
@@ -239,7 +262,7 @@ class Commander:
         if not (np.count_nonzero(plausibility.returned) or joining.active):
             return False
         waited = plausibility.returned | (joining.columns & joining.active)
-        swings = waited & self._movable & plausibility.swings_back
+        swings = waited & self.movable & plausibility.swings_back
         if not self.seat(swings & ~self.a_turn_off(state.positions), state.positions):
             return False
         joining.end()

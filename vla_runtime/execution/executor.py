@@ -356,6 +356,27 @@ class ChunkExecutor:
         """
         np.copyto(self._motion.references, positions)
 
+    def note_unsent(self, columns: np.ndarray) -> None:
+        """Note which columns are sent to nobody; their command goes where the robot is held.
+
+        Args:
+            columns: (columns,) bool: their controllers are off, or were and have had nothing since.
+        """
+        self._motion.note_unsent(columns)
+
+    @property
+    def unsent_placed(self) -> bool:
+        """True when the last command has the unsent columns where the robot is held."""
+        return self._motion.unsent_placed
+
+    @property
+    def is_silent(self) -> bool:
+        """True when the robot has come to rest, and its controllers need no more commands."""
+        command = self._commander.command
+        silent = command.settled and not self._releases
+        silent |= command.dry_run or command.kind is CommandKind.IDLE
+        return silent and self.at_rest and self._mode is not Mode.RUNNING
+
     def set_speed_scaling(self, factor: float) -> None:
         """Follow plans and approaches at this share of their speed: 0.0 holds, 1.0 is full speed.
 
@@ -546,6 +567,12 @@ class ChunkExecutor:
     @property
     def mode(self) -> Mode:
         return self._mode
+
+    @property
+    def doubts_state(self) -> bool:
+        """True while the robot stops, or is stopped, for a reading that was not believed."""
+        doubted = Reason.STATE_IMPLAUSIBLE
+        return doubted in (self._guard.fault, self._commander.command.reason)
 
     @property
     def dry_run(self) -> bool:

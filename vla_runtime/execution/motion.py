@@ -62,6 +62,9 @@ class Motion:
         scaling: speed at which plans and approaches are followed.
         references: (columns,) where the controllers hold or lead the robot; not-a-number where
             nobody says so.
+        unsent: (columns,) bool, columns that are commanded to nobody: their controllers are off, or
+            were and have not been sent anything since.
+        unsent_placed: the last command of the unsent columns is where the robot is.
     """
 
     def __init__(
@@ -99,6 +102,10 @@ class Motion:
         self.commanded_s: float | None = None
         self.scaling = SpeedScaling()
         self.references = np.full(len(commander.blocked), np.nan)
+        self.unsent = np.zeros_like(commander.blocked)
+        self.unsent_placed = False
+        # Grippers among them that moved when it began, and so hold nothing.
+        self._free = np.zeros_like(commander.blocked)
         # Plan time per time while the robot brakes, 1.0 to 0.0; None while it does not.
         self._pace: float | None = None
         self._cause = Reason.NOT_STARTED
@@ -254,6 +261,7 @@ class Motion:
         if not (self.braking or (commander.moving and not commander.joining.active)):
             commander.catch(self._guard.state)
         state = self._trusted_state(now_ros_ns)
+        self._place_unsent(state)
         blocked = self._guard.blocked(commander.command, None if state is None else state.positions)
         if self.braking:
             # What is in the way is not pushed any further.
@@ -277,6 +285,34 @@ class Motion:
             self._changed_s = now_s - _REPEATED_S + _SEAT_REPEATED_S
         command.settled = now_s - self._changed_s > _REPEATED_S
         return command
+
+    def note_unsent(self, columns: np.ndarray) -> None:
+        """Note which columns are commanded to nobody, (columns,) bool."""
+        begun = columns & ~self.unsent
+        if np.count_nonzero(begun):
+            rests = self._guard.state.still_for(RESTS_AFTER_S)
+            self._free |= begun & self._commander.grips & ~rests
+        self._free &= columns
+        np.copyto(self.unsent, columns)
+
+    def _place_unsent(self, state: MeasuredState | None) -> None:
+        """Take the command of unsent columns along, so that it is true when they are sent again."""
+        self.unsent_placed = False
+        commander = self._commander
+        if self.braking or commander.moving or not commander.has_commanded:
+            return
+        columns = self.unsent & (commander.movable | self._free)
+        if np.count_nonzero(columns):
+            if state is None:
+                return
+            plausibility = state.plausibility
+            rested = plausibility.returned & state.still_for(plausibility.rests_s)
+            doubted = plausibility.unseen & (plausibility.taken_over | ~rested)
+            if np.count_nonzero(columns & doubted):
+                return
+            commander.go_along(columns, self.references, state)
+            state.trust(columns)
+        self.unsent_placed = True
 
     def _name_refused_readings(self) -> None:
         """Say of a stopped robot, too, what was not believed."""

@@ -43,6 +43,7 @@ class StopActions:
     tick_late: OnStop = 'brake'
     clock_jump: OnStop = 'brake'
     clamp_latch: OnStop = 'brake'
+    controller: OnStop = 'brake'
     internal_error: OnStop = 'brake'
 
     def __post_init__(self) -> None:

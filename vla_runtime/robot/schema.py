@@ -257,6 +257,7 @@ class RobotOutput:
         interface: meaning of the numbers of a joint output.
         hold: `silent` sends nothing more once a stopped robot has come to rest and its controller
             has the hold; `send` repeats the hold, for a controller that forgets its last command.
+            Where left out, `send` for velocities and `silent` for all others.
         group: name of the joint group in a `joint_group_command`; `arm` where left out.
         deadband: least change of the joint, in its unit, that is a new goal of an action; a
             hundredth of its range where left out.
@@ -275,7 +276,7 @@ class RobotOutput:
     joints: tuple[str, ...] = ()
     pose: str | None = None
     interface: Interface = 'position'
-    hold: HoldKind = 'silent'
+    hold: HoldKind | None = None
     group: str | None = None
     deadband: float | None = None
     goals_hz: float | None = None
@@ -292,6 +293,13 @@ class RobotOutput:
     def command_topic(self) -> str:
         """Topic on which the commands can be heard; of an action the goals as `JointState`."""
         return f'{self.topic}/goal' if self.is_action else self.topic
+
+
+def repeats_hold(output: RobotOutput) -> bool:
+    """Return whether a hold is sent on and on: whoever misses a zero velocity goes on for ever."""
+    if output.hold is not None:
+        return output.hold == 'send'
+    return output.interface == 'velocity' or output.kind == 'twist_stamped'
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from action_msgs.msg import GoalStatus, GoalStatusArray
 from diagnostic_msgs.msg import DiagnosticArray
 from executor_bench import HOME, Arm
-from graph import RELIABLE, Graph, graph
+from graph import LATCHED, RELIABLE, Graph, graph
 from paths import ROOT
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
@@ -20,9 +21,10 @@ from std_srvs.srv import Trigger
 from tabletop_policy import write_tabletop_policy
 from trajectory_controller import TrajectoryController
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
+from velocity_robot import VelocityRobot, write_velocity_robot
 
 from vla_runtime.messages.diagnostics import values_of
-from vla_runtime.messages.trajectories import ns_to_stamp
+from vla_runtime.messages.trajectories import ns_to_stamp, stamp_to_ns
 from vla_tabletop.sim.world import JOINT_NAMES
 
 pytestmark = pytest.mark.graph
@@ -203,6 +205,20 @@ class Bench:
                     return {**values_of(status), 'text': status.message}
         return {}
 
+    def counts_after(self, stamp_ns: int, count: int) -> list[str]:
+        """Wait for statuses from after a time; return how many commands had been sent at each."""
+
+        def found() -> list[str]:
+            return [
+                values_of(status)['sent']
+                for message in list(self.diagnostics)
+                if stamp_to_ns(message.header.stamp) > stamp_ns
+                for status in message.status
+                if status.name == f'{self.node}: control'
+            ]
+
+        return self.graph.wait_for(lambda: len(found()) >= count and found(), 'statuses')
+
     def wait_for_reason(self, reason: str):
         self.graph.wait_for(lambda: self.status().get('reason') == reason, f'reason {reason}')
         return self.status()
@@ -371,6 +387,85 @@ def test_speed_scaling_slows_the_plan_down_and_holds_it_at_zero(bench):
     finally:
         stop.set()
         thread.join()
+
+
+def test_a_stop_answers_when_nothing_is_sent_any_more(bench, made):
+    one = bench('/rest')
+    one.start()
+    one.arm.answer(1, rise_rad=0.02)
+    one.wait_for_motion()
+    answer = one.call('stop')
+    assert answer.success, answer.message
+    answered_ns = made.node.get_clock().now().nanoseconds
+    counts = one.counts_after(answered_ns, 4)
+    assert len(set(counts)) == 1
+    # One that rests already answers as well, and nothing is sent for it.
+    assert one.call('stop').success and one.call('release').success
+    assert one.counts_after(made.node.get_clock().now().nanoseconds, 2)[-1] == counts[0]
+
+
+def test_a_start_amid_the_goal_of_another_node_is_refused_with_its_name(bench, made):
+    one = bench('/amid')
+    action = '/amid/arm_controller/follow_joint_trajectory'
+    statuses = made.node.create_publisher(GoalStatusArray, f'{action}/_action/status', LATCHED)
+
+    def say(status: int) -> None:
+        said = GoalStatus(status=status)
+        said.goal_info.goal_id.uuid[0] = 7
+        statuses.publish(GoalStatusArray(status_list=[said]))
+
+    say(GoalStatus.STATUS_EXECUTING)
+    text = one.refusal('carries out a goal')
+    assert '/amid/arm_controller' in text and action in text
+    assert not one.arm.commands
+    say(GoalStatus.STATUS_SUCCEEDED)
+    one.graph.wait_for(lambda: one.call('start').success, 'a start after the goal')
+    # A goal that comes while commands are sent is replaced by them: it is no reason.
+    say(GoalStatus.STATUS_EXECUTING)
+    sent = len(one.arm.commands)
+    one.graph.wait_for(lambda: len(one.arm.commands) > sent + 20, 'commands')
+    assert one.call('stop').success
+    one.graph.wait_for(lambda: one.call('start').success, 'a start after the stop')
+
+
+@pytest.mark.parametrize('interface', ['position', 'effort'])
+def test_a_controller_that_takes_velocities_for_something_else_is_refused(
+    made, tmp_path, tmp_path_factory, interface
+):
+    namespace = f'/takes_{interface}'
+    bundle = write_tabletop_policy(tmp_path_factory.mktemp('rates') / 'rates', velocities=True)
+    robot, arm = write_velocity_robot(tmp_path / 'rates.yaml'), VelocityRobot(made, namespace)
+    controller = Node('arm', namespace=namespace, context=made.node.context)
+    controller.declare_parameter('interface_name', interface)
+    spinning = SingleThreadedExecutor(context=made.node.context)
+    spinning.add_node(controller)
+    thread = threading.Thread(target=spinning.spin, daemon=True)
+    thread.start()
+    node = f'{namespace}/vla_executor'
+    pairs = {'bundle': bundle, 'robot': robot, **PATIENT}
+    words = [word for key, value in pairs.items() for word in ('-p', f'{key}:={value}')]
+    process = made.start(MODULE, '--ros-args', *words, '-r', f'__ns:={namespace}', name=node)
+
+    def refused() -> bool:
+        # Until the controller is discovered only a start can find out.
+        if not made.transition(node, 'configure'):
+            return True
+        assert made.transition(node, 'activate')
+        assert not made.call(Trigger, f'{node}/start', Trigger.Request()).success
+        assert made.transition(node, 'deactivate') and made.transition(node, 'cleanup')
+        return False
+
+    try:
+        made.wait_for(refused, 'a refused transition')
+        said = [line for line in process.output().splitlines() if 'configure failed' in line]
+        assert f'{namespace}/arm' in said[-1] and f'interface_name: {interface}' in said[-1]
+        assert "'arm/rates'" in said[-1] and 'interface: velocity' in said[-1]
+        assert not arm.arm
+    finally:
+        process.stop()
+        spinning.shutdown()
+        thread.join()
+        controller.destroy_node()
 
 
 @needs_control_msgs

@@ -10,6 +10,7 @@ from rclpy.serialization import deserialize_message, serialize_message
 
 from vla_runtime.bundle.schema import PoseSpec
 from vla_runtime.nodes.executor.outputs import OutputWriter
+from vla_runtime.nodes.executor.trajectory_message import TrajectoryController
 from vla_runtime.nodes.output_types import message_type
 from vla_runtime.robot.match import MatchedOutput, Scaling
 from vla_runtime.robot.schema import RobotOutput
@@ -64,6 +65,30 @@ def test_joint_trajectory_goes_from_the_last_command_to_this_one_in_a_period():
     due = [(point.time_from_start.sec, point.time_from_start.nanosec) for point in second.points]
     assert due == [(0, 0), (0, 10_000_000)]
     assert (first.header.stamp.sec, first.header.stamp.nanosec) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    'controller',
+    [None, TrajectoryController(0.004, True), TrajectoryController(0.004, False)],
+)
+def test_an_output_that_was_withheld_for_a_while_begins_where_the_robot_is(controller):
+    wire = Wire('joint_trajectory')
+    writer = OutputWriter(joint_output('joint_trajectory'), wire, period_s=0.01)
+    writer.controller = controller
+
+    def send(position, at_ms):
+        stamp = Time(sec=1000 + at_ms // 1000, nanosec=at_ms % 1000 * 1_000_000)
+        writer.send(np.full(3, position), stamp, follows=True)
+
+    for tick in range(50):
+        send(0.5 + 0.008 * tick, 10 * tick)
+    moving = [point.positions[0] for point in wire.messages[-1].points]
+    assert moving[0] < moving[-1]
+    send(0.7, 2490)
+    assert all(point.positions[0] == 0.7 for point in wire.messages[-1].points)
+    # From there on it goes on as ever.
+    send(0.71, 2500)
+    assert {point.positions[0] for point in wire.messages[-1].points} >= {0.7, 0.71}
 
 
 def test_joint_trajectory_goes_on_from_what_was_sent_unless_the_command_is_a_new_beginning():

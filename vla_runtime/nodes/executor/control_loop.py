@@ -12,7 +12,10 @@ Invariants:
 - a command that cannot be sent stops the executor; an output that fails keeps no other one from its
   command, so the hold reaches all that can be reached;
 - a controller that is not active gets nothing: it would take the newest command when it is switched
-  on, in one cycle;
+  on, in one cycle. One that comes back holds the robot by itself and gets nothing of before: until
+  `start`, until the hold is set to where the robot is, or, on outputs that repeat it, from the
+  moment when the hold is where the robot is;
+- a command goes on from the one before it only on outputs that got that one;
 - a stopped robot at rest gets its hold for a moment, then nothing (`Command.settled`), but on
   outputs that repeat it: others may command it then;
 - after `close` nothing is sent any more, and the last command sent was a hold; even where a thread
@@ -24,7 +27,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock, Thread
 
@@ -43,9 +46,14 @@ from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.handover import Handover
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.messages.trajectories import ns_to_stamp
-from vla_runtime.nodes.executor.controller_watch import ControllerWatch, why_refused
+from vla_runtime.nodes.executor.controller_watch import (
+    ControllerWatch,
+    Verdict,
+    why_refused,
+)
 from vla_runtime.nodes.executor.outputs import Output, OutputWriter
 from vla_runtime.nodes.executor.realtime import QuietGarbage
+from vla_runtime.nodes.executor.silences import Silence, StreamSilences
 from vla_runtime.nodes.worker import join_thread
 from vla_runtime.types import ActionChunk, ChunkHeader, PlanRequest
 
@@ -57,6 +65,9 @@ _COLLECT_EVERY_S = 1.0
 # Whoever keeps a lock or a command for so long at the end is not going to give it back.
 _HANGS_AFTER_S = 1.0
 _LOOKS_EVERY_S = 0.005
+# Silences that end within this were one, and explain readings for so long.
+_TOGETHER_S, _STALL_COUNTS_S = 0.2, 3.0
+_STALLED = 'controller_manager stood still'
 
 
 @dataclass(frozen=True)
@@ -87,6 +98,7 @@ class _Outgoing:
     Attributes:
         setpoints: (columns,) float64.
         follows: the command before it was for sending too, so that it goes on from there.
+        withheld: topics of outputs that do not get it.
         settled: only outputs that repeat a hold get it.
         number: counts commands in the order in which they were computed.
         stamp_ns: header stamp.
@@ -95,6 +107,7 @@ class _Outgoing:
     def __init__(self, columns: int) -> None:
         self.setpoints = np.zeros(columns)
         self.follows = False
+        self.withheld: frozenset[str] = frozenset()
         self.settled = False
         self.number = 0
         self.stamp_ns = 0
@@ -157,6 +170,13 @@ class ControlLoop:
         self._taken: frozenset[str] = frozenset()
         # Topics whose controllers would refuse a command, or take it when they are switched on.
         self._refusing: frozenset[str] = frozenset()
+        # The same, and those whose controllers have come back and not been sent anything since.
+        self._returned: frozenset[str] = frozenset()
+        # Topics that got the last command, and the steady time of the last one on each.
+        self._up_to_date: frozenset[str] = frozenset()
+        self._sent_s: dict[str, float] = {}
+        # Of the publishers of joint states.
+        self._silences: dict[str, StreamSilences] = {}
 
     # ------------------------------------------------------------ control thread
 
@@ -219,9 +239,22 @@ class ControlLoop:
         np.copyto(outgoing.setpoints, command.setpoints)
         outgoing.follows, self._follows = self._follows and not command.seats, True
         outgoing.settled = command.settled
+        if self._returned:
+            self._send_again(seats=command.seats)
+        outgoing.withheld = self._returned
         self._computed += 1
         outgoing.number, outgoing.stamp_ns = self._computed, stamp_ns
         return True
+
+    def _send_again(self, *, seats: bool) -> None:
+        """Send to outputs that came back, where the command is where the robot is; under the lock.
+
+        Args:
+            seats: it was set there because the robot had moved: all of them need it.
+        """
+        if self._executor.unsent_placed:
+            again = (one.topic for one in self._writers if seats or one.repeats_hold)
+            self._returned = self._refusing | self._returned.difference(again)
 
     def _send(self, outgoing: _Outgoing) -> None:
         """Send to every output, unless a newer command was sent.
@@ -244,21 +277,32 @@ class ControlLoop:
 
     def _send_to_all(self, outgoing: _Outgoing) -> tuple[Exception, ...]:
         """Send to every output, also after one failed; return the failures."""
-        stamp = ns_to_stamp(outgoing.stamp_ns)
+        stamp, now_s = ns_to_stamp(outgoing.stamp_ns), time.monotonic()
         errors: tuple[Exception, ...] = ()
+        got = []
         for writer in self._writers:
-            rests = outgoing.settled and not writer.repeats_hold
-            if rests or self._belongs_to_others(writer.topic):
+            if not self._is_for(writer, outgoing):
                 continue
+            topic = writer.topic
             try:
-                writer.send(outgoing.setpoints, stamp, outgoing.follows)
+                writer.send(
+                    outgoing.setpoints, stamp, outgoing.follows and topic in self._up_to_date
+                )
             except Exception as error:
                 errors += (error,)
+            got.append(topic)
+            self._sent_s[topic] = now_s
+        if len(got) != len(self._up_to_date) or not self._up_to_date.issuperset(got):
+            self._up_to_date = frozenset(got)
         self._sent += not errors
         return errors
 
-    def _belongs_to_others(self, topic: str) -> bool:
-        return topic in self._taken or topic in self._refusing
+    def _is_for(self, writer: Output, outgoing: _Outgoing) -> bool:
+        """Return whether an output gets this command."""
+        if outgoing.settled and not writer.repeats_hold:
+            return False
+        withheld = (outgoing.withheld, self._taken, self._refusing)
+        return not any(writer.topic in topics for topics in withheld)
 
     def _send_side_by_side(self, outgoing: _Outgoing) -> tuple[Exception, ...]:
         """Send to every output in a thread of its own; return the failures, hanging ones too."""
@@ -267,15 +311,15 @@ class ControlLoop:
 
         def send(writer: Output) -> None:
             try:
-                writer.send(outgoing.setpoints, stamp, outgoing.follows)
+                follows = outgoing.follows and writer.topic in self._up_to_date
+                writer.send(outgoing.setpoints, stamp, follows)
             except Exception as error:
                 errors.append(error)
 
         threads = [
             Thread(target=send, args=(writer,), name=f'hold on {writer.topic}', daemon=True)
             for writer in self._writers
-            if (writer.repeats_hold or not outgoing.settled)
-            and not self._belongs_to_others(writer.topic)
+            if self._is_for(writer, outgoing)
         ]
         for thread in threads:
             thread.start()
@@ -306,7 +350,23 @@ class ControlLoop:
             result = self._executor.start(now_s, self._ros_now_ns())
             if result.started:
                 self._taken = frozenset()
+                self._returned = self._refusing
             return result
+
+    @property
+    def sent_s(self) -> Mapping[str, float]:
+        """Steady time of the last command on each output, by its topic in the robot file."""
+        return self._sent_s.copy()
+
+    def is_started(self) -> bool:
+        """Return whether the executor is started."""
+        with self._lock:
+            return self._executor.mode is Mode.RUNNING
+
+    def is_silent(self) -> bool:
+        """Return whether the robot has come to rest and only holds are sent, that are repeated."""
+        with self._lock:
+            return self._executor.is_silent
 
     def stop(self) -> None:
         """Come to rest with the next ticks, and hold."""
@@ -346,15 +406,51 @@ class ControlLoop:
         for writer in self._writers:
             if isinstance(writer, OutputWriter):
                 writer.controller, writer.scaling = controllers.get(writer.topic), scaling
-        refused = why_refused(watch.verdicts)
-        self._refusing = frozenset(one.topic for one in watch.verdicts if one.refusal)
+        verdicts = watch.verdicts
+        refused = why_refused(verdicts)
+        refusing = frozenset(one.topic for one in verdicts if one.refusal)
         with self._lock:
             executor = self._executor
+            self._refusing = refusing
+            self._returned |= refusing
             executor.set_speed_scaling(scaling)
             executor.note_references(watch.references(executor.columns.count))
+            executor.note_unsent(self._unsent_columns(verdicts))
             if refused and executor.mode is Mode.RUNNING and not executor.dry_run:
                 executor.stop(Reason.CONTROLLER)
                 executor.detail = refused
+            self._name_stall(watch.newest_silence())
+
+    def _unsent_columns(self, verdicts: Sequence[Verdict]) -> np.ndarray:
+        """Return the columns of controllers that are sent nothing, (columns,) bool."""
+        unsent = np.zeros(self._executor.columns.count, dtype=bool)
+        for verdict in verdicts:
+            if verdict.topic in self._returned:
+                unsent[list(verdict.columns)] = True
+        return unsent
+
+    def _name_stall(self, controller: Silence | None) -> None:
+        """Say of a reading that jumped after a silence of all that it was no false one.
+
+        Args:
+            controller: newest silence of a controller; None before the first.
+        """
+        if controller is None or time.monotonic() - controller.ended_s > _STALL_COUNTS_S:
+            return
+        silences = [one.newest for one in self._silences.values() if one.newest is not None]
+        states = max(silences, key=lambda silence: silence.ended_s, default=None)
+        if states is None or abs(states.ended_s - controller.ended_s) > _TOGETHER_S:
+            return
+        executor = self._executor
+        if not executor.doubts_state or executor.detail.startswith(_STALLED):
+            return
+        text = (
+            f'{_STALLED} for {max(controller.lasted_s, states.lasted_s):.2g} s (joint states and '
+            'controller_state were silent together), then the robot went to the newest command at '
+            'once: give controller_manager a real-time priority and its computer less to do'
+        )
+        is_started = executor.mode is Mode.RUNNING
+        executor.detail = text if is_started else f'{text}; look at the robot, then ~/start'
 
     def stop_and_wait(self, timeout_s: float) -> bool:
         """Stop, and wait until the ticks have brought the robot to rest; whether they have.
@@ -416,6 +512,7 @@ class ControlLoop:
     ) -> None:
         """Take measured positions."""
         with self._lock:
+            self._silences.setdefault(source, StreamSilences()).hear(time.monotonic())
             self._executor.observe_state(names, positions, stamp_ns, source, self._ros_now_ns())
 
     def submit(self, chunk: ActionChunk, header: ChunkHeader, now_s: float) -> SubmitResult:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rcl_interfaces.msg import ParameterType, ParameterValue
 from rcl_interfaces.srv import GetParameters, ListParameters
+from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 
 from vla_runtime.nodes.service_call import ServiceCall
 
 _AGAIN_S = 3.0
+# A node that has the services and does not answer within this never will.
+_ANSWERS_WITHIN_S = 3.0
+_SPIN_S = 0.02
 _FIELDS = {
     ParameterType.PARAMETER_BOOL: 'bool_value',
     ParameterType.PARAMETER_INTEGER: 'integer_value',
@@ -25,8 +30,6 @@ def is_wanted(name: str) -> bool:
     """Return whether a parameter is one of those that say how commands are taken."""
     return name in (
         'joints',
-        'command_joints',
-        'command_interfaces',
         'interface_name',
         'interface_names',
         'allow_partial_joints_goal',
@@ -45,7 +48,7 @@ class ControllerParameters:
 
     Attributes:
         values: those that are wanted and known, by name; empty before the first answer.
-        known: there was an answer.
+        known: there was an answer, of this process as far as anybody knows.
     """
 
     def __init__(self, node: Node, name: str) -> None:
@@ -55,8 +58,10 @@ class ControllerParameters:
         self._call: ServiceCall | None = None
         self._names: list[str] | None = None
         self._next_s = 0.0
-        self.values: dict[str, Any] = {}
         self.known = False
+        # Since when the node is there and has not answered.
+        self._silent_since_s: float | None = None
+        self.values: dict[str, Any] = {}
 
     def look(self) -> None:
         """Take an answer, or ask what is due."""
@@ -73,6 +78,20 @@ class ControllerParameters:
         self.values = dict(zip(self._names, map(_value, answer.values), strict=False))
         self.known = True
         self._names, self._next_s = None, time.monotonic() + _AGAIN_S
+
+    def is_awaited(self) -> bool:
+        """Return whether the node is there and its first answer is to be expected."""
+        if self.known or not self._list.service_is_ready():
+            self._silent_since_s = None
+            return False
+        now_s = time.monotonic()
+        if self._silent_since_s is None:
+            self._silent_since_s = now_s
+        return now_s - self._silent_since_s < _ANSWERS_WITHIN_S
+
+    def ask_anew(self) -> None:
+        """Ask at once: it may be another process by now, with other parameters."""
+        self.known, self._next_s = False, 0.0
 
     def _ask(self) -> None:
         if time.monotonic() < self._next_s:
@@ -93,3 +112,48 @@ def _value(value: ParameterValue) -> Any:
         return None
     found = getattr(value, field)
     return list(found) if field == 'string_array_value' else found
+
+
+def ask_parameters(
+    node: Node, controllers: Iterable[str], timeout_s: float
+) -> Mapping[str, Mapping[str, Any]]:
+    """Ask the controllers that are there for their parameters, and wait for the answers.
+
+    Not with the node's own callbacks, which may be waiting for this one: another node asks.
+
+    Args:
+        node: its context and its view of the graph are used.
+        controllers: full names of their nodes.
+        timeout_s: longest time to wait.
+
+    Returns:
+        The parameters of those that have answered, by name.
+    """
+    there = {
+        f'{namespace.rstrip("/")}/{name}'
+        for name, namespace in node.get_node_names_and_namespaces()
+    }
+    names = [name for name in dict.fromkeys(controllers) if name in there]
+    if not names:
+        return {}
+    asking = Node(
+        f'_{node.get_name()}_asks',
+        namespace=node.get_namespace(),
+        context=node.context,
+        use_global_arguments=False,
+        enable_rosout=False,
+        start_parameter_services=False,
+    )
+    executor = SingleThreadedExecutor(context=node.context)
+    executor.add_node(asking)
+    asked = {name: ControllerParameters(asking, name) for name in names}
+    try:
+        end_s = time.monotonic() + timeout_s
+        while time.monotonic() < end_s and not all(one.known for one in asked.values()):
+            for one in asked.values():
+                one.look()
+            executor.spin_once(timeout_sec=_SPIN_S)
+    finally:
+        executor.shutdown()
+        asking.destroy_node()
+    return {name: one.values for name, one in asked.items()}

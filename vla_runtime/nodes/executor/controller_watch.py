@@ -9,24 +9,31 @@ no controller of ros2_control, nothing is known and nothing is required.
 Invariants:
 - nothing here waits: `look` runs in a thread of its own, all else reads what it found;
 - an output's controller is the node that its topic lies under: `arm_controller/joint_trajectory`;
+- a controller that was off is on again once its own state says so, where it publishes one: from
+  then on it is known where it holds the robot;
 - silence of `/clock` is no silence of a controller.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import numpy as np
-from rclpy.node import Node
+from action_msgs.msg import GoalStatus, GoalStatusArray
+from rclpy.action import get_action_client_names_and_types_by_node
+from rclpy.node import Node, NodeNameNonExistentError
 
 from vla_runtime.messages.trajectories import stamp_to_ns
+from vla_runtime.nodes.executor.controller_conflicts import interface_conflict, joint_conflict
 from vla_runtime.nodes.executor.controller_parameters import ControllerParameters
 from vla_runtime.nodes.executor.polled_topics import PolledTopics
+from vla_runtime.nodes.executor.silences import Silence, StreamSilences
 from vla_runtime.nodes.executor.trajectory_message import TrajectoryController
+from vla_runtime.nodes.qos import LATCHED
 from vla_runtime.nodes.service_call import ServiceCall
 from vla_runtime.robot.match import MatchedOutput
 from vla_runtime.robot.schema import RobotOutput, SpeedScalingTopic
@@ -36,6 +43,13 @@ LOOKS_HZ = 100.0
 _SILENT_S = 0.5
 _SILENT = 'silent'
 _LISTS_EVERY_S = 0.1
+# A controller is listed as active so long before it publishes its first state.
+_BEGINS_WITHIN_S = 0.5
+# Way of a reference that is a motion, rad or m, and how long it counts.
+_MOTION, _MOTION_COUNTS_S = 1e-3, 0.3
+# What was sent is on its way for no longer than this, with the delay of a trajectory.
+_ON_ITS_WAY_S = 0.3
+_LIVE_GOALS = (GoalStatus.STATUS_ACCEPTED, GoalStatus.STATUS_EXECUTING, GoalStatus.STATUS_CANCELING)
 # An answer that took longer than this says nothing of now.
 _LIST_IS_OLD_S = 1.0
 _CLOCKS_KEPT = 20
@@ -64,16 +78,20 @@ class Verdict:
     Attributes:
         name: full name of its node.
         topic: the output's topic in the robot file.
+        columns: its columns of a command.
         active: None where nobody says so.
         asked: somebody is about to say so.
+        unread: its parameters are about to come.
         refusal: why it takes no commands, and what mends it; empty where nothing is known of it.
         warning: why its motion is not what it could be; empty without a reason.
     """
 
     name: str
     topic: str
+    columns: tuple[int, ...] = ()
     active: bool | None = None
     asked: bool = False
+    unread: bool = False
     refusal: str = ''
     warning: str = ''
 
@@ -119,6 +137,8 @@ class ControllerWatch:
         """Take what came, and judge; `now_s` is the steady clock."""
         for listed in self._lists.values():
             listed.look(now_s)
+        for controller in self._controllers:
+            controller.ask_after(now_s)
         if self._scaling is not None:
             self._scaling.look()
         self._verdicts = tuple(controller.look(now_s) for controller in self._controllers)
@@ -168,8 +188,26 @@ class ControllerWatch:
         """
         found = np.full(columns, np.nan)
         for controller in self._controllers:
-            found[controller.columns] = controller.reference
+            found[list(controller.columns)] = controller.reference
         return found
+
+    def newest_silence(self) -> Silence | None:
+        """Return the newest silence of an active controller that has ended by itself."""
+        found = [one.silence for one in self._controllers if one.silence is not None]
+        return max(found, key=lambda silence: silence.ended_s, default=None)
+
+    def why_led(self, sent_s: Mapping[str, float], now_s: float) -> str:
+        """Name the controllers that follow another node; empty where none does.
+
+        Args:
+            sent_s: steady time of the last command on each output, by topic in the robot file.
+            now_s: steady clock.
+        """
+        found = (
+            controller.why_led(sent_s.get(controller.topic, -np.inf), now_s)
+            for controller in self._controllers
+        )
+        return '; '.join(filter(None, found))
 
     def close(self) -> None:
         for controller in self._controllers:
@@ -188,7 +226,8 @@ def why_not_yet(verdicts: Sequence[Verdict]) -> str:
     """Name the controllers that have just been asked; empty where all is known."""
     asked = [f"'{verdict.name}'" for verdict in verdicts if verdict.asked]
     if not asked:
-        return ''
+        unread = any(verdict.unread for verdict in verdicts)
+        return 'the parameters of a controller are being read: call ~/start again' if unread else ''
     return f'{", ".join(asked)} was just asked whether it is active: call ~/start again'
 
 
@@ -215,18 +254,31 @@ class _Controller:
         self._output: RobotOutput = matched.output
         self.topic = matched.output.topic
         self._joints = tuple(matched.message_names)
-        self.columns = list(matched.columns)
+        self.columns = tuple(matched.columns)
         self._units = matched.units
         self._listed = listed
         self._now_ns, self._use_sim_time = now_ns, use_sim_time
         self._parameters = ControllerParameters(node, name)
         self._state_topic = f'{name}/controller_state'
         self._states = None
-        state_type = _message_type('control_msgs', 'msg', 'JointTrajectoryControllerState')
-        if state_type is not None and matched.output.kind == 'joint_trajectory':
-            self._states = topics.subscribe(state_type, self._state_topic)
+        self._action = f'{name}/follow_joint_trajectory'
+        self._goals = None
+        if matched.output.kind == 'joint_trajectory':
+            state_type = _message_type('control_msgs', 'msg', 'JointTrajectoryControllerState')
+            if state_type is not None:
+                self._states = topics.subscribe(state_type, self._state_topic)
+            status = f'{self._action}/_action/status'
+            self._goals = topics.subscribe(GoalStatusArray, status, LATCHED)
         self._published_s: float | None = None
         self._heard_s: float | None = None
+        self._silences = StreamSilences()
+        self._asked_after_s: float | None = None
+        # Steady times: found not to be active, listed as active again, the reference moved.
+        self._off_s: float | None = None
+        self._listed_s: float | None = None
+        self._moved_s = -np.inf
+        # Goals of its action that are alive, and the steady times at which they were seen first.
+        self._live: dict[bytes, float] = {}
         self._heard_ros_ns = 0
         self._ages_ns: deque[int] = deque(maxlen=_CLOCKS_KEPT)
         self._scales = False
@@ -234,21 +286,46 @@ class _Controller:
         self.scaling = 1.0
         # (joints,) robot units; not-a-number where it is unknown.
         self.reference = np.full(len(self.columns), np.nan)
+        # Where the reference was when it moved last.
+        self._stood_at = self.reference
         self.trajectory: TrajectoryController | None = None
+
+    @property
+    def silence(self) -> Silence | None:
+        """The newest silence while it was active; None before the first."""
+        return self._silences.newest
+
+    def ask_after(self, now_s: float) -> None:
+        """Ask controller_manager at once where a state is overdue."""
+        heard_s = self._heard_s
+        if heard_s is None or heard_s == self._asked_after_s or self._off_s is not None:
+            return
+        if now_s - heard_s > self._silences.longest_usual_s:
+            self._asked_after_s = heard_s
+            self._listed.ask_soon()
 
     def look(self, now_s: float) -> Verdict:
         self._parameters.look()
         self._hear(now_s)
+        self._hear_goals(now_s)
         active, state = self._is_active(now_s)
         self.trajectory = self._as_trajectory_controller()
+        if active is False and self._off_s is None:
+            self._off_s = now_s
+            self._parameters.ask_anew()
+            self._silences.pause()
+        elif active:
+            self._off_s = None
         if not active:
-            self.reference[:] = np.nan
+            self.reference = self._stood_at = np.full(len(self.columns), np.nan)
         asked = active is None and (self._listed.asked or self._published_s is not None)
         return Verdict(
             self.name,
             self.topic,
+            self.columns,
             active,
             asked,
+            self._parameters.is_awaited(),
             self._refusal(active, state),
             self._warning(active),
         )
@@ -269,6 +346,7 @@ class _Controller:
         if taken is None:
             return
         state = taken.message
+        self._silences.hear(now_s)
         self._heard_s, self._heard_ros_ns = now_s, self._now_ns()
         here_ns = self._heard_ros_ns if self._use_sim_time else taken.received_ns
         self._ages_ns.append(here_ns - stamp_to_ns(state.header.stamp))
@@ -278,8 +356,47 @@ class _Controller:
         if self._units is not None:
             found = (found - self._units.offset) / self._units.scale
         self.reference = found
+        if np.count_nonzero(np.abs(found - self._stood_at) > _MOTION):
+            self._moved_s, self._stood_at = now_s, found
+        elif np.isnan(self._stood_at).any():
+            self._stood_at = found
         self._note_lag(names, state.error.positions)
         self._note_scaling(state)
+
+    def _hear_goals(self, now_s: float) -> None:
+        """Note which goals of its action are alive."""
+        taken = None if self._goals is None else self._goals.take()
+        if taken is None:
+            return
+        live = (
+            bytes(one.goal_info.goal_id.uuid)
+            for one in taken.message.status_list
+            if one.status in _LIVE_GOALS
+        )
+        self._live = {goal: self._live.get(goal, now_s) for goal in live}
+
+    def why_led(self, sent_s: float, now_s: float) -> str:
+        """Describe the command of another node that it follows; empty where it follows none.
+
+        A command that was sent here after that replaced it.
+        """
+        if self._off_s is not None:
+            return ''
+        if any(since_s > sent_s for since_s in list(self._live.values())):
+            clients = _action_clients(self._node, self._action)
+            whose = f' of {" or ".join(clients)}' if clients else ''
+            return (
+                f"controller '{self.name}' carries out a goal{whose} ({self._action}): wait for "
+                f'its end, or cancel it (ros2 service call {self._action}/_action/cancel_goal '
+                'action_msgs/srv/CancelGoal), then ~/start'
+            )
+        moves = now_s - self._moved_s < _MOTION_COUNTS_S
+        if moves and self._moved_s > sent_s + _ON_ITS_WAY_S:
+            return (
+                f"controller '{self.name}' moves the robot, and nothing is sent from here: another "
+                'node commands it; let it end first, then ~/start'
+            )
+        return ''
 
     def _note_lag(self, names: Sequence[str], errors: Sequence[float]) -> None:
         for name, error in zip(names, errors, strict=False):
@@ -297,7 +414,10 @@ class _Controller:
         """Return whether it is active, and its state in a word; None where nobody says so."""
         listed = self._listed.state_of(self.name)
         if listed is not None:
-            return listed == 'active', listed
+            if listed != 'active':
+                self._listed_s = None
+                return False, listed
+            return not self._begins(now_s), listed
         if self._states is None:
             return None, ''
         if self._heard_s is None:
@@ -311,6 +431,14 @@ class _Controller:
         if self._use_sim_time:
             silent_s = min(silent_s, (self._now_ns() - self._heard_ros_ns) * 1e-9)
         return silent_s <= _SILENT_S, _SILENT
+
+    def _begins(self, now_s: float) -> bool:
+        """Return whether it has just been switched on, and its first state is to come."""
+        if self._off_s is None or self._heard_s is None or self._heard_s > self._off_s:
+            return False
+        if self._listed_s is None:
+            self._listed_s = now_s
+        return now_s - self._listed_s < _BEGINS_WITHIN_S
 
     def _as_trajectory_controller(self) -> TrajectoryController | None:
         known = 'interpolation_method' in self._parameters.values
@@ -327,6 +455,8 @@ class _Controller:
 
     def _refusal(self, active: bool | None, state: str) -> str:
         if active is False:
+            if state == 'active':
+                return f"controller '{self.name}' has just been activated: call ~/start again"
             how = f'{state} in {self._listed.manager}'
             if state == _SILENT:
                 how = f'not active ({self._state_topic} is silent)'
@@ -334,35 +464,11 @@ class _Controller:
                 f"controller '{self.name}' is {how}: activate it (ros2 control "
                 f'switch_controllers --activate {self.name.rpartition("/")[2]}), then ~/start'
             )
-        return self._parameter_conflict()
-
-    def _parameter_conflict(self) -> str:
-        """Compare the joints with those of the controller."""
-        values = self._parameters.values
-        theirs = values.get('joints')
-        if not theirs:
-            return ''
-        where = f"the robot file's output '{self._output.topic}'"
-        if self._output.kind == 'float64_multi_array':
-            if list(theirs) == list(self._joints):
-                return ''
-            return (
-                f"controller '{self.name}' takes {', '.join(theirs)} in this order, but {where} "
-                f"has {', '.join(self._joints)}: write the joints in the controller's order"
-            )
-        strange = [name for name in self._joints if name not in theirs]
-        missing = [name for name in theirs if name not in self._joints]
-        if strange:
-            return (
-                f"controller '{self.name}' refuses every command: it has no joint "
-                f'{", ".join(strange)} (it has {", ".join(theirs)}); mend the joints of {where}'
-            )
-        if missing and not values.get('allow_partial_joints_goal', False):
-            return (
-                f"controller '{self.name}' refuses every command: {where} lacks its joints "
-                f'{", ".join(missing)}; add them, or set its allow_partial_joints_goal: true'
-            )
-        return ''
+        name, output, values = self.name, self._output, self._parameters.values
+        kind = self._listed.type_of(name)
+        return interface_conflict(name, output, values, kind) or joint_conflict(
+            name, output, self._joints, values
+        )
 
     def _warning(self, active: bool | None) -> str:
         if active is False or self._output.kind != 'joint_trajectory':
@@ -388,6 +494,19 @@ class _Controller:
         return '; '.join(found)
 
 
+def _action_clients(node: Node, action: str) -> list[str]:
+    """Return the full names of the nodes that send goals to an action."""
+    found = []
+    for name, namespace in node.get_node_names_and_namespaces():
+        try:
+            clients = get_action_client_names_and_types_by_node(node, name, namespace)
+        except NodeNameNonExistentError:  # it left the graph in between
+            continue
+        if any(client == action for client, _ in clients):
+            found.append(f"'{namespace.rstrip('/')}/{name}'")
+    return found
+
+
 class _ControllerList:
     """controller_manager's list of controllers."""
 
@@ -400,7 +519,8 @@ class _ControllerList:
             self._client = node.create_client(self._type, f'{manager}/list_controllers')
         self._call: ServiceCall | None = None
         self._next_s = 0.0
-        self._states: dict[str, str] = {}
+        # State and type of each controller.
+        self._states: dict[str, tuple[str, str]] = {}
         self._answered_s = 0.0
 
     def look(self, now_s: float) -> None:
@@ -419,7 +539,11 @@ class _ControllerList:
             return
         self._call, self._answered_s = None, now_s
         self._next_s = now_s + _LISTS_EVERY_S
-        self._states = {one.name: one.state for one in answer.controller}
+        self._states = {one.name: (one.state, one.type) for one in answer.controller}
+
+    def ask_soon(self) -> None:
+        """Ask with the next look."""
+        self._next_s = 0.0
 
     @property
     def asked(self) -> bool:
@@ -428,7 +552,11 @@ class _ControllerList:
 
     def state_of(self, controller: str) -> str | None:
         """Return a controller's lifecycle state; None where the list does not have it."""
-        return self._states.get(controller.rpartition('/')[2])
+        return self._states.get(controller.rpartition('/')[2], (None, ''))[0]
+
+    def type_of(self, controller: str) -> str:
+        """Return a controller's type; '' where the list does not have it."""
+        return self._states.get(controller.rpartition('/')[2], (None, ''))[1]
 
     def is_unreadable(self) -> bool:
         """Return whether controller_manager is there and the type of its list is not installed."""

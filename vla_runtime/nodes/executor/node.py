@@ -7,6 +7,8 @@ Invariants:
   node holds the robot and goes on asking;
 - an active node commands nothing until `~/start`, and each activation begins like the first, but
   for the latch of clamped chunks, which only `~/reset` opens;
+- `~/stop` and `~/release` answer when the robot rests and others may command it, or after a time
+  that the answer states;
 - teardown, on deactivation and on shutdown: the session ends, with the hold as the last command on
   the wire, then the publishers go.
 """
@@ -55,6 +57,7 @@ from vla_runtime.nodes.executor.robot_link import RobotLink
 from vla_runtime.nodes.executor.session import CHUNK_TOPIC, ExecutorSession, SessionHooks
 from vla_runtime.nodes.executor.setup import check_fixed, make_core, read_files
 from vla_runtime.nodes.graph_faults import other_publishers
+from vla_runtime.nodes.later_service import Complete, LaterService
 from vla_runtime.nodes.managed_node import ManagedNode, place_of_bug
 from vla_runtime.nodes.middleware import keep_to_udp
 from vla_runtime.nodes.node_parameters import refuse_unknown
@@ -84,6 +87,7 @@ _LISTENERS = (
     'nobody needs to listen'
 )
 _STATUS_PERIOD_S = 0.2
+_REST_LOOK_S = 0.02
 
 
 class ExecutorNode(ManagedNode):
@@ -122,14 +126,14 @@ class ExecutorNode(ManagedNode):
         self._steady = Clock(clock_type=ClockType.STEADY_TIME)
         self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', 10)
         self._report = self.create_publisher(DiagnosticArray, '~/report', 10)
-        for name, callback in (
-            ('start', self._on_start),
-            ('stop', self._on_stop),
-            ('release', self._on_release),
-            ('reset', self._on_reset),
-        ):
+        for name, callback in (('start', self._on_start), ('reset', self._on_reset)):
             self.create_service(Trigger, f'~/{name}', self._guarded(name, callback))
+        self._stops = [
+            LaterService(self, Trigger, f'~/{name}', begin, self._on_error)
+            for name, begin in (('stop', self._on_stop), ('release', self._on_release))
+        ]
         self._every(_STATUS_PERIOD_S, 'status', self._publish_status)
+        self._every(_REST_LOOK_S, 'rest', self._answer_stops)
 
     # ------------------------------------------------------------ transitions
 
@@ -141,6 +145,9 @@ class ExecutorNode(ManagedNode):
             raise ParameterError(conflict)
         self._robot, self._match = robot, match
         self._link = RobotLink(self, robot, match, self._on_error)
+        # A dry run sends nothing, and names at its start what would refuse the commands.
+        if not self.get_parameter('dry_run').value:
+            self._link.require_interfaces()
         self._plan_publisher = self.create_lifecycle_publisher(
             JointTrajectory, PLAN_TOPIC, RELIABLE
         )
@@ -189,6 +196,7 @@ class ExecutorNode(ManagedNode):
 
     def _shut(self) -> None:
         session, self._session = self._session, None
+        self._answer_stops()
         if session is not None:
             session.end()
 
@@ -269,30 +277,67 @@ class ExecutorNode(ManagedNode):
             return f'{senders}; {_ONE_SENDER}'
         if self._link is not None and (unheard := self._link.unheard()):
             return f'{unheard}; {_LISTENERS}'
-        return why_refused(self._verdicts()) or self._why_not_units()
+        return why_refused(self._verdicts()) or self._why_led() or self._why_not_units()
+
+    def _why_led(self) -> str:
+        """Return whose goal a controller carries out; empty without any."""
+        session = self._session
+        if session is None or session.watch is None or session.loop is None:
+            return ''
+        return session.watch.why_led(session.loop.sent_s, time.monotonic())
 
     def _why_not_units(self) -> str:
         """Return why the state is not in the robot file's units; empty if it may be."""
         return '' if self._loop is None else self._units.why_not_start(self._loop.measured())
 
-    def _on_stop(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        if self._loop is None:
-            response.success, response.message = True, 'the executor is not active: nothing moves'
-            return response
-        self._loop.stop()
-        response.success, response.message = True, 'stopping: the robot comes to rest and holds'
-        self.get_logger().info('stopped: holding')
-        return response
+    def _on_stop(self, _: Trigger.Request, response: Trigger.Response) -> Complete:
+        text = 'stopped: the robot rests and nothing is sent, until ~/start'
+        if self._link is not None and (topics := self._link.repeated_holds()):
+            text = (
+                f'stopped: the robot rests; its hold is sent on {topics} on and on (hold: send): '
+                'call ~/release before another node commands it'
+            )
+        if self._loop is not None:
+            self._loop.stop()
+            self.get_logger().info('stopped: holding')
+        return self._at_rest(response, text)
 
-    def _on_release(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        response.success = True
-        if self._loop is None:
-            response.message = 'the executor is not active: nothing is published'
-            return response
-        self._loop.release()
-        response.message = 'released: once at rest nothing is published, until ~/start'
-        self.get_logger().info(response.message)
-        return response
+    def _on_release(self, _: Trigger.Request, response: Trigger.Response) -> Complete:
+        if self._loop is not None:
+            self._loop.release()
+            self.get_logger().info('released: once at rest nothing is published, until ~/start')
+        return self._at_rest(response, 'released: nothing is published, until ~/start')
+
+    def _at_rest(self, response: Trigger.Response, text: str) -> Complete:
+        """Return what completes the answer to a stop, with this text where it succeeds."""
+        session, loop = self._session, self._loop
+        longest_s = 0.0 if session is None else session.rests_within_s
+        end_s = time.monotonic() + longest_s
+
+        def complete() -> bool:
+            response.success = True
+            if loop is None or loop is not self._loop:
+                response.message = 'the executor is not active: nothing moves'
+            elif loop.is_silent():
+                response.message = text
+            elif loop.is_started():
+                response.success = False
+                response.message = 'the robot was started again before it had come to rest'
+            elif time.monotonic() > end_s:
+                response.success = False
+                response.message = (
+                    f'the robot has not come to rest within {longest_s:g} s; the stop goes on, and '
+                    '/diagnostics says what keeps it'
+                )
+            else:
+                return False
+            return True
+
+        return complete
+
+    def _answer_stops(self) -> None:
+        for service in self._stops:
+            service.look()
 
     def _on_reset(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         self._forget_answers()

@@ -20,6 +20,7 @@ from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory
 
+from vla_runtime.messages.trajectories import stamp_to_ns
 from vla_runtime.nodes.executor.trajectory_message import (
     DelayedWay,
     LineOnArrival,
@@ -28,11 +29,15 @@ from vla_runtime.nodes.executor.trajectory_message import (
 )
 from vla_runtime.nodes.output_types import message_type
 from vla_runtime.robot.match import MatchedOutput
+from vla_runtime.robot.schema import repeats_hold
 
 # Lowest and highest of each of an output's numbers.
 Bounds = tuple[np.ndarray, np.ndarray]
 # Of all Interbotix arms of the X series; the motor configuration of another robot may have others.
 _GROUP = 'arm'
+# Silence, also by the interval before it, after which a controller is no longer on its way to what
+# it was sent: it has come to rest there, or another one has led the robot elsewhere.
+_SILENT_NS, _INTERVALS = 200_000_000, 4
 
 
 class Output(Protocol):
@@ -90,13 +95,14 @@ class OutputWriter:
         self.topic = matched.output.topic
         self.controller: TrajectoryController | None = None
         self.scaling = 1.0
-        self.repeats_hold = matched.output.hold == 'send'
+        self.repeats_hold = repeats_hold(matched.output)
         self._publisher = publisher
         self._columns = np.array(matched.columns, dtype=np.int64)
         self._units = matched.units
         count = len(matched.columns)
         self._numbers = Numbers(np.zeros(count), np.zeros(count))
         self._sent: np.ndarray | None = None
+        self._sent_ns = self._interval_ns = 0
         self._message: Any
         self._fill: _Fill
         if matched.output.kind == 'joint_trajectory':
@@ -113,10 +119,12 @@ class OutputWriter:
         Args:
             setpoints: (columns,) of the whole command, robot units.
             stamp: ROS time of the tick.
-            follows: the command goes on from the last one. It does not where the robot was not
-                commanded in between or was seated where it is.
+            follows: the command goes on from the last one, if that was a moment ago. It does not
+                where the robot was not commanded in between or was seated where it is.
         """
         numbers, now = self._numbers, self._numbers.now
+        silent_ns = stamp_to_ns(stamp) - self._sent_ns
+        follows = follows and silent_ns <= max(_SILENT_NS, _INTERVALS * self._interval_ns)
         np.take(setpoints, self._columns, out=now)
         if self._units is not None:
             np.multiply(now, self._units.scale, out=now)
@@ -128,6 +136,7 @@ class OutputWriter:
         if self._sent is None:
             self._sent = np.zeros_like(now)
         np.copyto(self._sent, now)
+        self._sent_ns, self._interval_ns = self._sent_ns + silent_ns, silent_ns
 
 
 _Fill = Callable[[Time], None]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rclpy.node import Node
+from rclpy.qos import QoSProfile
 from rclpy.subscription import Subscription
 
 from vla_runtime.nodes.qos import NEWEST_HEARD
@@ -40,11 +41,11 @@ class PolledTopics:
             start_parameter_services=False,
         )
 
-    def subscribe(self, message_type: type, topic: str) -> PolledTopic:
+    def subscribe(
+        self, message_type: type, topic: str, qos: QoSProfile = NEWEST_HEARD
+    ) -> PolledTopic:
         """Subscribe to a topic by its full name."""
-        return PolledTopic(
-            self._node.create_subscription(message_type, topic, lambda _: None, NEWEST_HEARD)
-        )
+        return PolledTopic(self._node.create_subscription(message_type, topic, lambda _: None, qos))
 
     def close(self) -> None:
         self._node.destroy_node()

@@ -20,6 +20,8 @@ from vla_runtime.nodes.executor.command_watch import (
     OwnPublisher,
     WatchedTopic,
 )
+from vla_runtime.nodes.executor.controller_conflicts import interface_conflict
+from vla_runtime.nodes.executor.controller_parameters import ask_parameters
 from vla_runtime.nodes.executor.controller_watch import ControllerWatch
 from vla_runtime.nodes.executor.gripper_outputs import GripperOutput
 from vla_runtime.nodes.executor.outputs import Bounds, Output, OutputWriter
@@ -35,8 +37,9 @@ from vla_runtime.nodes.message_stamps import MessageStamps
 from vla_runtime.nodes.node_runner import OnError, guarded
 from vla_runtime.nodes.output_types import message_type, require_types
 from vla_runtime.nodes.qos import NEWEST
+from vla_runtime.robot.file import RobotError
 from vla_runtime.robot.match import MatchedOutput, MeasuredTool, RobotMatch
-from vla_runtime.robot.schema import JointStateTopic, Robot
+from vla_runtime.robot.schema import JointStateTopic, Robot, repeats_hold
 
 # Names, positions, stamp (ns, ROS clock) and source (`topic#publisher`) of one message.
 TakeState = Callable[[Sequence[str], Sequence[float], int, str], None]
@@ -44,6 +47,8 @@ TakeState = Callable[[Sequence[str], Sequence[float], int, str], None]
 _UNCOUNTED = 2**64 - 1
 
 _ACKNOWLEDGE = Duration(seconds=0.5)
+# A controller that is there answers at once, unless its computer is far too busy.
+_ANSWERS_WITHIN_S = 1.0
 
 
 class RobotLink:
@@ -101,6 +106,27 @@ class RobotLink:
                 )
             ],
         )
+
+    def require_interfaces(self) -> None:
+        """Refuse controllers that take the numbers for something else, where they can be asked.
+
+        Those that are not there yet are looked at again before a start.
+
+        Raises:
+            RobotError: there are some.
+        """
+        outputs = {
+            publisher.topic_name.rpartition('/')[0]: matched.output
+            for matched, publisher in zip(self._outputs, self._publishers, strict=True)
+            if matched.output.kind == 'float64_multi_array'
+        }
+        for name, values in ask_parameters(self._node, outputs, _ANSWERS_WITHIN_S).items():
+            if conflict := interface_conflict(name, outputs[name], values):
+                raise RobotError(self._robot.file, 'outputs', conflict)
+
+    def repeated_holds(self) -> str:
+        """Name the topics on which a hold is sent on and on; empty without any."""
+        return ', '.join(one.output.topic for one in self._outputs if repeats_hold(one.output))
 
     def writers(self, period_s: float) -> list[Output]:
         """Return the outputs that take a command's columns once a control period."""

@@ -176,9 +176,14 @@ class ExecutorSession:
                 steps.callback(self._node.destroy_subscription, self._chunks)
             steps.callback(self._link.ignore)
 
-    def _stop_and_wait(self, loop: ControlLoop) -> None:
+    @property
+    def rests_within_s(self) -> float:
+        """Seconds within which a robot that is stopped has come to rest and its hold is known."""
         wanted_s = max(self._braking_s + _BRAKING_SLACK_S, _SHORTEST_BRAKING_S)
-        longest_s = min(wanted_s, _LONGEST_BRAKING_S)
+        return min(wanted_s, _LONGEST_BRAKING_S)
+
+    def _stop_and_wait(self, loop: ControlLoop) -> None:
+        longest_s = self.rests_within_s
         if not loop.stop_and_wait(longest_s):
             self._hooks.on_error(
                 'stop',

@@ -1,0 +1,103 @@
+"""What a controller of ros2_control and an output of the robot file say differently of one stream.
+
+A controller takes the numbers for what its own parameters say: a velocity that it takes for a
+position is a step of its whole size, a position that it takes for a velocity runs away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vla_runtime.robot.schema import RobotOutput
+
+# Interfaces whose meaning is known. Others have names of their hardware's own, and pass.
+_MEANINGS = {
+    'position': 'positions',
+    'velocity': 'velocities',
+    'acceleration': 'accelerations',
+    'effort': 'efforts',
+    'torque': 'torques',
+    'force': 'forces',
+    'current': 'currents',
+}
+# Packages whose controllers are forward_command_controllers of one interface.
+_PACKAGES = {f'{one}_controllers': one for one in ('position', 'velocity', 'effort')}
+
+
+def interface_conflict(
+    name: str, output: RobotOutput, values: Mapping[str, Any], kind: str = ''
+) -> str:
+    """Compare the meaning of the numbers; empty where they agree, or nobody knows.
+
+    A `joint_trajectory` has positions, and its controller takes positions whatever it commands to
+    the hardware.
+
+    Args:
+        name: full name of the controller's node.
+        output: the output that it takes the commands of.
+        values: its parameters, as far as they are known.
+        kind: its type, as controller_manager lists it; '' where that is unknown.
+    """
+    if output.kind != 'float64_multi_array':
+        return ''
+    field, taken = _taken(values, kind)
+    strange = [one for one in taken if one in _MEANINGS and one != output.interface]
+    if not strange and len(taken) < 2:
+        return ''
+    sends = _MEANINGS[output.interface]
+    takes = ' and '.join(_MEANINGS.get(one, f"'{one}'") for one in taken)
+    return (
+        f"controller '{name}' takes {takes} ({field}: {', '.join(taken)}), but the robot file's "
+        f"output '{output.topic}' sends {sends} (interface: {output.interface}): name a controller "
+        f'of {sends} there, or give the output the interface of the controller and use a policy '
+        'that commands it'
+    )
+
+
+def _taken(values: Mapping[str, Any], kind: str) -> tuple[str, tuple[str, ...]]:
+    """Return where it is written, and the interfaces that the controller's numbers are for."""
+    if one := values.get('interface_name'):
+        return 'interface_name', (one,)
+    if several := values.get('interface_names'):
+        return 'interface_names', tuple(several)
+    package = kind.partition('/')[0]
+    return kind, (_PACKAGES[package],) if package in _PACKAGES else ()
+
+
+def joint_conflict(
+    name: str, output: RobotOutput, joints: Sequence[str], values: Mapping[str, Any]
+) -> str:
+    """Compare the joints; empty where the controller would take them.
+
+    Args:
+        name: full name of the controller's node.
+        output: the output that it takes the commands of.
+        joints: the output's joints, as its messages name them.
+        values: the controller's parameters, as far as they are known.
+    """
+    theirs = values.get('joints')
+    if not theirs:
+        return ''
+    where = f"the robot file's output '{output.topic}'"
+    if output.kind == 'float64_multi_array':
+        # One that leads to another controller names its joints behind that one's name.
+        if [joint.rpartition('/')[2] for joint in theirs] == list(joints):
+            return ''
+        return (
+            f"controller '{name}' takes {', '.join(theirs)} in this order, but {where} "
+            f"has {', '.join(joints)}: write the joints in the controller's order"
+        )
+    strange = [joint for joint in joints if joint not in theirs]
+    missing = [joint for joint in theirs if joint not in joints]
+    if strange:
+        return (
+            f"controller '{name}' refuses every command: it has no joint "
+            f'{", ".join(strange)} (it has {", ".join(theirs)}); mend the joints of {where}'
+        )
+    if missing and not values.get('allow_partial_joints_goal', False):
+        return (
+            f"controller '{name}' refuses every command: {where} lacks its joints "
+            f'{", ".join(missing)}; add them, or set its allow_partial_joints_goal: true'
+        )
+    return ''
