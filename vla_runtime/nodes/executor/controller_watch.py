@@ -321,7 +321,11 @@ class _Controller:
         same_clock = self._output.same_clock
         if same_clock is None:
             same_clock = bool(self._ages_ns) and least_ns <= min(self._ages_ns) <= most_ns
-        return TrajectoryController(1.0 / (rate_hz or _DEFAULT_RATE_HZ), same_clock)
+        return TrajectoryController(
+            1.0 / (rate_hz or _DEFAULT_RATE_HZ),
+            same_clock,
+            splines=self._parameters.values.get('interpolation_method') == 'splines',
+        )
 
     # ------------------------------------------------------------ what is wrong with it
 

@@ -21,8 +21,9 @@ from vla_runtime.nodes.executor.command_watch import (
 )
 from vla_runtime.nodes.executor.controller_watch import ControllerWatch
 from vla_runtime.nodes.executor.gripper_outputs import GripperOutput
-from vla_runtime.nodes.executor.outputs import Bounds, Output, OutputWriter
+from vla_runtime.nodes.executor.outputs import Output, OutputWriter
 from vla_runtime.nodes.executor.publisher_streams import PublisherStreams
+from vla_runtime.nodes.executor.trajectory_message import WayLimits
 from vla_runtime.nodes.graph_faults import (
     several_publishers,
     type_name,
@@ -104,21 +105,23 @@ class RobotLink:
             gripper.begin()
         return [
             *(
-                OutputWriter(matched, publisher, period_s, self._bounds(matched))
+                OutputWriter(matched, publisher, period_s, self._way_limits(matched))
                 for matched, publisher in zip(self._outputs, self._own, strict=True)
             ),
             *self._grippers,
         ]
 
-    def _bounds(self, matched: MatchedOutput) -> Bounds | None:
-        """Return the position limits of an output's joints, in the units of its messages."""
+    def _way_limits(self, matched: MatchedOutput) -> WayLimits | None:
+        """Return the limits of an output's joints, in the units of its messages."""
         if not matched.message_names:
             return None
         columns = list(matched.columns)
         lower, upper = self._limits.hard_lower[columns], self._limits.hard_upper[columns]
+        acceleration = self._limits.acceleration[columns]
         if matched.units is not None:
             lower, upper = matched.units.to_robot(lower), matched.units.to_robot(upper)
-        return np.minimum(lower, upper), np.maximum(lower, upper)
+            acceleration = acceleration * np.abs(matched.units.scale)
+        return WayLimits(np.minimum(lower, upper), np.maximum(lower, upper), acceleration)
 
     def listen(self, take: TakeState, on_sender: OnSender, on_error: OnError) -> None:
         """Hear joint states and other nodes' commands, until `ignore`.
