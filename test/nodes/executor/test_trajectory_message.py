@@ -285,7 +285,7 @@ def test_the_way_neither_jumps_nor_turns_round_after_a_stall_and_is_caught_up_wi
     assert np.abs(run.speeds).max() < 1.2 * SPEED
     # Behind the newest command as before.
     cycles = rate_hz // 10
-    assert run.lags[-cycles:].max() == pytest.approx(run.lags[:cycles].max(), rel=0.1)
+    assert run.lags[-cycles:].max() == pytest.approx(run.lags[:cycles].max(), rel=0.15)
 
 
 def sampled(message: JointTrajectory, at_s: float) -> np.ndarray:

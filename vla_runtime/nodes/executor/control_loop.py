@@ -347,8 +347,10 @@ class ControlLoop:
         for writer in self._writers:
             if isinstance(writer, OutputWriter):
                 writer.controller, writer.scaling = controllers.get(writer.topic), scaling
-        refused = why_refused(watch.verdicts)
-        self._refusing = frozenset(one.topic for one in watch.verdicts if one.refusal)
+        # A gripper behind an action heeds its own.
+        verdicts = [one for one in watch.verdicts if not one.of_action]
+        refused = why_refused(verdicts)
+        self._refusing = frozenset(one.topic for one in verdicts if one.refusal)
         with self._lock:
             executor = self._executor
             executor.set_speed_scaling(scaling)

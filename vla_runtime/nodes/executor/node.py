@@ -252,9 +252,11 @@ class ExecutorNode(ManagedNode):
         """Return why the robot must not be commanded now, or could not be; empty if it may."""
         if self._link is not None and (senders := self._link.senders()):
             return f'{senders}; {_ONE_SENDER}'
-        if self._link is not None and (unheard := self._link.unheard()):
-            return f'{unheard}; {_LISTENERS}'
-        return why_refused(self._verdicts())
+        # A gripper's controller that was never active has no action server: inactive says more.
+        if refused := why_refused(self._verdicts()):
+            return refused
+        unheard = '' if self._link is None else self._link.unheard()
+        return f'{unheard}; {_LISTENERS}' if unheard else ''
 
     def _on_stop(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         if self._loop is None:

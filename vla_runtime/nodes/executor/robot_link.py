@@ -66,6 +66,7 @@ class RobotLink:
         self._robot = robot
         for matched in match.outputs:
             require_types(robot, matched.output)
+        self._all_outputs = match.outputs
         self._outputs = [matched for matched in match.outputs if not matched.output.is_action]
         self._limits = match.limits
         self._subscriptions: list[Subscription] = []
@@ -137,7 +138,7 @@ class RobotLink:
             mine = {self._robot.joint(name).in_messages: name for name in names}
             stamps = MessageStamps(self._node.get_clock(), source.stamp)
             topic = self._node.resolve_topic_name(source.topic)
-            taker = _StateTaker(take, mine, topic, stamps)
+            taker = _StateTaker(take, mine, topic, stamps, self._grippers)
             callback = with_info(guarded(on_error, source.topic, taker))
             self._subscriptions.append(
                 self._node.create_subscription(JointState, source.topic, callback, _qos(source))
@@ -149,7 +150,7 @@ class RobotLink:
         """Look at the outputs' controllers, until the watch is closed."""
         outputs = [
             (matched, self._node.resolve_topic_name(matched.output.topic))
-            for matched in self._outputs
+            for matched in self._all_outputs
         ]
         return ControllerWatch(
             self._node,
@@ -158,6 +159,12 @@ class RobotLink:
             use_sim_time=use_sim_time,
             now_ns=now_ns,
         )
+
+    def heed_controllers(self, watch: ControllerWatch) -> None:
+        """Let the grippers know what their controllers would do with a goal."""
+        refusals = {one.topic: one.refusal for one in watch.verdicts}
+        for gripper in self._grippers:
+            gripper.refusal = refusals.get(gripper.topic, '')
 
     def state_publishers(self) -> str:
         """Name the publishers of joint-state topics that have several; empty without any."""
@@ -241,9 +248,15 @@ class _StateTaker:
     """One topic's messages under the robot's joint names."""
 
     def __init__(
-        self, take: TakeState, mine: Mapping[str, str], topic: str, stamps: MessageStamps
+        self,
+        take: TakeState,
+        mine: Mapping[str, str],
+        topic: str,
+        stamps: MessageStamps,
+        grippers: Sequence[GripperOutput],
     ) -> None:
         self._topic = topic
+        self._grippers = grippers
         self._streams = PublisherStreams()
         self._take = take
         self._mine = mine
@@ -261,3 +274,5 @@ class _StateTaker:
         if number is not None and number != _UNCOUNTED:
             source = f'{source}#{self._streams.name_of(number, tuple(self._in_message))}'
         self._take(self._names, message.position, self._stamps.of(message), source)
+        for gripper in self._grippers:
+            gripper.observe_state(self._names, message.position)
