@@ -3,8 +3,8 @@
 Invariants:
 - the control thread only leaves the newest setpoint here. Goals are sent, and answers taken, in the
   thread of the node's callbacks: rclpy's action client is for one thread. No tick waits for it;
-- a goal is never cancelled here: a controller of ros2_control that is not active would look for a
-  position where it has none any more, and take controller_manager with it;
+- a goal is never cancelled here: a controller of ros2_controllers 4.26 that is not active reads an
+  interface then that it has given back;
 - at most `goals_hz` goals a second; the newest setpoint is sent when its turn comes, also when no
   other comes after it;
 - `flush` sends what is left at once: the hold before the node is deactivated.
