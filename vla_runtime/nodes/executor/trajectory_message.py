@@ -51,9 +51,11 @@ _LEAST_NS = 100_000
 _SLOWEST = 0.02
 # A tail takes at least this long; the controller's time has nanoseconds.
 _SHORTEST_TAIL_NS = 1_000_000
-# Share of a command's own motion by which the way waits for commands that it is ahead of, and by
-# which it is faster than commands that come towards it.
+# Largest share of a command's own motion by which the way waits for commands that it is ahead of,
+# and by which it is faster than commands that come towards it.
 _WAITS, _HURRIES = 0.5, 0.1
+# What it is ahead by gets smaller as over this time, and by this share of the motion in the end.
+_CATCHES_UP_NS, _AT_LEAST = 100_000_000, 0.01
 
 
 def float_view(message: Any, field: str, count: int) -> np.ndarray:
@@ -214,7 +216,10 @@ class DelayedWay:
     def _append(self, now: np.ndarray, at_ns: int) -> None:
         moved = now - self._command
         if self._ahead.any():
-            waits = np.where(moved * self._ahead > 0.0, _WAITS, _HURRIES) * np.abs(moved)
+            share = min((at_ns - self._at_ns) / _CATCHES_UP_NS, 1.0)
+            most = np.where(moved * self._ahead > 0.0, _WAITS, _HURRIES) * np.abs(moved)
+            waits = share * np.abs(self._ahead) + _AT_LEAST * np.abs(moved)
+            np.minimum(waits, most, out=waits)
             self._ahead -= np.clip(self._ahead, -waits, waits)
         self._knots[:-1] = self._knots[1:]
         np.add(now, self._ahead, out=self._knots[-1])
