@@ -9,7 +9,7 @@ no controller of ros2_control, nothing is known and nothing is required.
 Invariants:
 - nothing here waits: `look` runs in a thread of its own, all else reads what it found;
 - an output's controller is the node that its topic or action lies under:
-  `arm_controller/joint_trajectory`. One that controller_manager does not list, such as MoveIt
+  `arm_controller/joint_trajectory`. A node that controller_manager does not list, such as MoveIt
   Servo, is no controller;
 - silence of `/clock` is no silence of a controller.
 """
@@ -26,6 +26,7 @@ import numpy as np
 from rclpy.node import Node
 
 from vla_runtime.messages.trajectories import stamp_to_ns
+from vla_runtime.nodes.executor.controller_chains import ControllerChains
 from vla_runtime.nodes.executor.controller_parameters import ControllerParameters
 from vla_runtime.nodes.executor.polled_topics import PolledTopics
 from vla_runtime.nodes.executor.trajectory_message import TrajectoryController
@@ -36,6 +37,7 @@ from vla_runtime.robot.schema import RobotOutput, SpeedScalingTopic
 LOOKS_HZ = 100.0
 # A controller publishes its state 50 times a second, or in each of its cycles.
 _SILENT_S = 0.5
+_SILENT = 'silent'
 _LISTS_EVERY_S = 0.1
 # An answer that took longer than this says nothing of now.
 _LIST_IS_OLD_S = 1.0
@@ -46,11 +48,8 @@ _SAME_SIMULATED_CLOCK_NS = (-100_000_000, 100_000_000)
 _DEFAULT_RATE_HZ = 100.0
 # A controller holds, and begins anew, where its error comes to a path constraint.
 _CONSTRAINT_SHARE = 0.8
-# Whose state and parameters are known too, and of whom the list alone tells.
-_WATCHED = ('joint_trajectory', 'float64_multi_array')
-_LISTED = ('pose_stamped', 'twist_stamped')
-# What a stop needs after its cause has gone; a gripper goes on by itself.
-_THEN = ', then ~/start'
+# Of their controllers, and of those behind actions, the list alone tells.
+_LISTED_KINDS = ('pose_stamped', 'twist_stamped')
 _SCALING_FIELDS = {'std_msgs/Float64': 'data', 'control_msgs/SpeedScalingFactor': 'factor'}
 
 
@@ -73,8 +72,8 @@ class Verdict:
         active: None where nobody says so.
         asked: somebody is about to say so.
         refusal: why it takes no commands, and what mends it; empty where nothing is known of it.
-        of_action: the output is an action, of a gripper: its faults do not stop the arm.
         warning: why its motion is not what it could be; empty without a reason.
+        of_action: the output is an action, of a gripper: its faults do not stop the arm.
     """
 
     name: str
@@ -111,28 +110,22 @@ class ControllerWatch:
         self._controllers: list[_Controller] = []
         self._listed: list[_ListedController] = []
         for matched, topic in outputs:
-            name, kind = topic.rpartition('/')[0], matched.output.kind
-            if not name or not (kind in (*_WATCHED, *_LISTED) or matched.output.is_action):
-                continue
-            listed = self._list_beside(name, node)
-            if kind in _WATCHED:
+            name = topic.rpartition('/')[0]
+            if name and matched.output.kind in ('joint_trajectory', 'float64_multi_array'):
+                manager = f'{name.rpartition("/")[0]}/controller_manager'
+                listed = self._lists.setdefault(manager, _ControllerList(node, manager))
                 controller = _Controller(
                     node, name, matched, self._topics, listed, now_ns, use_sim_time=use_sim_time
                 )
                 self._controllers.append(controller)
-            else:
+            elif name and (matched.output.kind in _LISTED_KINDS or matched.output.is_action):
+                manager = f'{name.rpartition("/")[0]}/controller_manager'
+                listed = self._lists.setdefault(manager, _ControllerList(node, manager))
                 self._listed.append(_ListedController(name, matched.output, listed))
         self._scaling = None
         if scaling_topic is not None:
             self._scaling = _ScalingTopic(self._topics, node, scaling_topic)
         self._verdicts: tuple[Verdict, ...] = ()
-
-    def _list_beside(self, name: str, node: Node) -> _ControllerList:
-        """Return the list of the controller_manager in a controller's namespace."""
-        manager = f'{name.rpartition("/")[0]}/controller_manager'
-        if manager not in self._lists:
-            self._lists[manager] = _ControllerList(node, manager)
-        return self._lists[manager]
 
     def look(self, now_s: float) -> None:
         """Take what came, and judge; `now_s` is the steady clock."""
@@ -140,10 +133,8 @@ class ControllerWatch:
             listed.look(now_s)
         if self._scaling is not None:
             self._scaling.look()
-        self._verdicts = (
-            *(controller.look(now_s) for controller in self._controllers),
-            *(controller.look() for controller in self._listed),
-        )
+        self._verdicts = tuple(controller.look(now_s) for controller in self._controllers)
+        self._verdicts += tuple(controller.look() for controller in self._listed)
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -219,25 +210,6 @@ def warnings_of(verdicts: Sequence[Verdict]) -> str:
     return '; '.join(verdict.warning for verdict in verdicts if verdict.warning)
 
 
-class _ListedController:
-    """An output's controller of which controller_manager's list alone tells."""
-
-    def __init__(self, name: str, output: RobotOutput, listed: _ControllerList) -> None:
-        self._name, self._output, self._listed = name, output, listed
-
-    def look(self) -> Verdict:
-        state = self._listed.state_of(self._name)
-        refusal = self._listed.refusal_of(self._name)
-        return Verdict(
-            self._name,
-            self._output.topic,
-            active=None if state is None else state == 'active',
-            asked=state is None and self._listed.asked,
-            refusal=f'{refusal}{_THEN}' if refusal and not self._output.is_action else refusal,
-            of_action=self._output.is_action,
-        )
-
-
 class _Controller:
     """One output's controller."""
 
@@ -280,7 +252,7 @@ class _Controller:
     def look(self, now_s: float) -> Verdict:
         self._parameters.look()
         self._hear(now_s)
-        active = self._is_active(now_s)
+        active, state = self._is_active(now_s)
         self.trajectory = self._as_trajectory_controller()
         if not active:
             self.reference[:] = np.nan
@@ -290,7 +262,7 @@ class _Controller:
             self.topic,
             active,
             asked,
-            self._refusal(active),
+            self._refusal(active, state),
             self._warning(active),
         )
 
@@ -334,24 +306,24 @@ class _Controller:
         if factor is not None and self._scales and np.isfinite(factor):
             self.scaling = min(max(float(factor), 0.0), 1.0)
 
-    def _is_active(self, now_s: float) -> bool | None:
-        """Return whether it is active; None where nobody says so."""
+    def _is_active(self, now_s: float) -> tuple[bool | None, str]:
+        """Return whether it is active, and its state in a word; None where nobody says so."""
         listed = self._listed.state_of(self.name)
         if listed is not None:
-            return listed == 'active'
+            return listed == 'active', listed
         if self._states is None:
-            return None
+            return None, ''
         if self._heard_s is None:
             if self._published_s is None:
                 if self._node.count_publishers(self._state_topic):
                     self._published_s = now_s
-                return None
+                return None, ''
             silent_s = now_s - self._published_s
-            return False if silent_s > _SILENT_S else None
+            return (False if silent_s > _SILENT_S else None), _SILENT
         silent_s = now_s - self._heard_s
         if self._use_sim_time:
             silent_s = min(silent_s, (self._now_ns() - self._heard_ros_ns) * 1e-9)
-        return silent_s <= _SILENT_S
+        return silent_s <= _SILENT_S, _SILENT
 
     def _as_trajectory_controller(self) -> TrajectoryController | None:
         known = 'interpolation_method' in self._parameters.values
@@ -362,22 +334,22 @@ class _Controller:
         same_clock = self._output.same_clock
         if same_clock is None:
             same_clock = bool(self._ages_ns) and least_ns <= min(self._ages_ns) <= most_ns
-        return TrajectoryController(
-            1.0 / (rate_hz or _DEFAULT_RATE_HZ),
-            same_clock,
-            splines=self._parameters.values.get('interpolation_method') == 'splines',
-        )
+        splines = self._parameters.values.get('interpolation_method') == 'splines'
+        return TrajectoryController(1.0 / (rate_hz or _DEFAULT_RATE_HZ), same_clock, splines)
 
     # ------------------------------------------------------------ what is wrong with it
 
-    def _refusal(self, active: bool | None) -> str:
-        if listed := self._listed.refusal_of(self.name):
-            return f'{listed}{_THEN}'
+    def _refusal(self, active: bool | None, state: str) -> str:
         if active is False:
+            how = f'{state} in {self._listed.manager}'
+            if state == _SILENT:
+                how = f'not active ({self._state_topic} is silent)'
             return (
-                f"controller '{self.name}' is not active ({self._state_topic} is silent): "
-                f'{_activate(self.name)}{_THEN}'
+                f"controller '{self.name}' is {how}: activate it (ros2 control "
+                f'switch_controllers --activate {self.name.rpartition("/")[2]}), then ~/start'
             )
+        if chained := self._listed.chain_refusal_of(self.name):
+            return chained
         return self._parameter_conflict()
 
     def _parameter_conflict(self) -> str:
@@ -432,11 +404,6 @@ class _Controller:
         return '; '.join(found)
 
 
-def _activate(name: str) -> str:
-    short = name.rpartition('/')[2]
-    return f'activate it (ros2 control switch_controllers --activate {short})'
-
-
 class _ControllerList:
     """controller_manager's list of controllers."""
 
@@ -449,13 +416,13 @@ class _ControllerList:
             self._client = node.create_client(self._type, f'{manager}/list_controllers')
         self._call: ServiceCall | None = None
         self._next_s = 0.0
-        # Messages of the list, by name.
-        self._found: dict[str, Any] = {}
+        self._states: dict[str, str] = {}
+        self._chains = ControllerChains()
         self._answered_s = 0.0
 
     def look(self, now_s: float) -> None:
         if self._client is None or not self._client.service_is_ready():
-            self._found, self._call = {}, None
+            self._states, self._call = {}, None
             return
         if self._call is None:
             if now_s >= self._next_s:
@@ -465,51 +432,27 @@ class _ControllerList:
         if answer is None:
             # What is on its way may be long overtaken.
             if now_s - self._answered_s > _LIST_IS_OLD_S:
-                self._found = {}
+                self._states = {}
             return
         self._call, self._answered_s = None, now_s
         self._next_s = now_s + _LISTS_EVERY_S
-        self._found = {one.name: one for one in answer.controller}
+        self._states = {one.name: one.state for one in answer.controller}
+        self._chains.take(answer.controller)
 
     @property
     def asked(self) -> bool:
         """True until the first answer comes."""
-        return self._call is not None and not self._found
+        return self._call is not None and not self._states
 
     def state_of(self, controller: str) -> str | None:
         """Return a controller's lifecycle state; None where the list does not have it."""
-        found = self._found.get(controller.rpartition('/')[2])
-        return None if found is None else str(found.state)
+        return self._states.get(controller.rpartition('/')[2])
 
-    def refusal_of(self, controller: str) -> str:
-        """Name what keeps a controller, or one below it in its chain, from following its topic."""
-        name = controller.rpartition('/')[2]
-        for one in self._chain_of(name):
-            if one.state != 'active':
-                path = controller.rpartition('/')[0]
-                commanded = '' if one.name == name else f", which '{controller}' commands,"
-                return (
-                    f"controller '{path}/{one.name}'{commanded} is {one.state} in {self.manager}: "
-                    + _activate(one.name)
-                )
-        above = [one.name for one in self._found.values() if name in _below(one)]
-        if above and self._found[name].is_chained:
-            return (
-                f"controller '{controller}' takes its commands from '{above[0]}' and none from "
-                f"its topic: give the robot file's output the topic of '{above[0]}', or "
-                f'deactivate it (ros2 control switch_controllers --deactivate {above[0]})'
-            )
-        return ''
-
-    def _chain_of(self, name: str) -> list[Any]:
-        """Return a controller's entry and those of all that it commands, the highest first."""
-        chain: list[Any] = []
-        names = [name]
-        for next_name in names:
-            if next_name in self._found:
-                chain.append(self._found[next_name])
-                names += [below for below in _below(chain[-1]) if below not in names]
-        return chain
+    def chain_refusal_of(self, controller: str, *, then_start: bool = True) -> str:
+        """Name what keeps a controller, or one that it commands, from following its topic."""
+        if self.state_of(controller) is None:
+            return ''
+        return self._chains.refusal_of(controller, self.manager, then_start=then_start)
 
     def is_unreadable(self) -> bool:
         """Return whether controller_manager is there and the type of its list is not installed."""
@@ -520,11 +463,6 @@ class _ControllerList:
     def close(self) -> None:
         if self._client is not None:
             self._node.destroy_client(self._client)
-
-
-def _below(controller: Any) -> list[str]:
-    """Names of the controllers that an entry of the list commands."""
-    return [connection.name for connection in controller.chain_connections]
 
 
 class _ScalingTopic:
@@ -548,3 +486,21 @@ class _ScalingTopic:
             return
         factor = float(getattr(taken.message, _SCALING_FIELDS[self._given.type])) / self._given.full
         self.factor = min(factor, 1.0) if factor > 0.0 else 0.0
+
+
+class _ListedController:
+    """An output's controller of which controller_manager's list alone tells."""
+
+    def __init__(self, name: str, output: RobotOutput, listed: _ControllerList) -> None:
+        self._name, self._output, self._list = name, output, listed
+
+    def look(self) -> Verdict:
+        state, of_action = self._list.state_of(self._name), self._output.is_action
+        return Verdict(
+            self._name,
+            self._output.topic,
+            active=None if state is None else state == 'active',
+            asked=state is None and self._list.asked,
+            refusal=self._list.chain_refusal_of(self._name, then_start=not of_action),
+            of_action=of_action,
+        )
