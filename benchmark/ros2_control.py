@@ -1,4 +1,4 @@
-"""The executor under real ros2_control: ripple, velocity interfaces, speed scaling, switching.
+"""The executor under real ros2_control: ripple, its end, velocities, speed scaling, switching.
 
 Needs ros2_control and ros2_controllers (controller_manager, joint_trajectory_controller,
 forward_command_controller, joint_state_broadcaster, mock_components) in the environment:
@@ -34,7 +34,13 @@ _RUN_S = 120
 
 def runs(cases: list[str]) -> list[tuple[str, int]]:
     """Return case and controller rate of every run."""
-    rates = {'ripple': RATES_HZ, 'forward': (100,), 'velocity': (100, 500), 'scaling': (500,)}
+    rates = {
+        'ripple': RATES_HZ,
+        'kill': RATES_HZ,
+        'forward': (100,),
+        'velocity': (100, 500),
+        'scaling': (500,),
+    }
     return [(case, rate) for case in cases for rate in rates.get(case, (500,))]
 
 
@@ -64,7 +70,8 @@ def run(case: str, rate: int, code: Path, words: argparse.Namespace) -> dict[str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    every = ['ripple', 'forward', 'velocity', 'scaling', 'switch', 'partial', 'inactive', 'steps']
+    every = ['ripple', 'kill', 'forward', 'velocity', 'scaling']
+    every += ['switch', 'partial', 'inactive', 'steps']
     parser.add_argument('--cases', nargs='+', default=every, choices=every)
     parser.add_argument('--before', type=Path, help='checkout of an earlier state')
     parser.add_argument('--rounds', type=int, default=3)

@@ -6,8 +6,8 @@ Each rule was compared with ros2_controllers 4.26.0 (ros2_control 4.32.0), where
 - a cycle reads the trajectory one period ahead of its time;
 - trajectory time is the clock's at the first cycle of a message, and goes on by the measured
   period times the speed scaling;
-- between points it goes in a straight line (there are no velocities), before the first one from
-  the measured position, behind the last one it stands, with velocity 0;
+- between points it goes in a straight line, or, where both have velocities, along a cubic; before
+  the first one from the measured position; behind the last one it stands, with velocity 0;
 - switched on, it holds the measured position until the first message comes; what came while it was
   off counts for nothing;
 - a message whose joints are not all of its own, or that ends in the past, is refused.
@@ -61,7 +61,7 @@ class TrajectoryController:
         self.output, self.reference = self.measured.copy(), self.measured.copy()
         self.velocity = np.zeros(len(self.joints))
         self._new: JointTrajectory | None = None
-        self._points: tuple[np.ndarray, np.ndarray] | None = None
+        self._points: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     def take(self, message: JointTrajectory, now_s: float) -> None:
         """Get a message."""
@@ -95,18 +95,33 @@ class TrajectoryController:
         assert (np.diff(times_s) > 0.0).all()
         start_s = _seconds(message.header.stamp)
         positions = np.array([list(point.positions) for point in message.points])[:, order]
-        self._points = times_s + (start_s or now_s), positions
+        speeds = [list(point.velocities) or [np.nan] * len(order) for point in message.points]
+        self._points = times_s + (start_s or now_s), positions, np.array(speeds)[:, order]
         self._before = now_s, self.measured.copy()
         self._time_s = now_s
 
     def _sample(self, at_s: float) -> tuple[np.ndarray, np.ndarray]:
-        times_s, positions = self._points
+        times_s, positions, speeds = self._points
         if at_s < times_s[0]:
             times_s = np.array([self._before[0], times_s[0]])
             positions = np.array([self._before[1], positions[0]])
+            speeds = np.full_like(positions, np.nan)
         index = int(np.searchsorted(times_s, at_s, side='right')) - 1
         if index >= len(times_s) - 1:
             return positions[-1].copy(), np.zeros(len(self.joints))
         span_s = times_s[index + 1] - times_s[index]
         way = positions[index + 1] - positions[index]
-        return positions[index] + way * (at_s - times_s[index]) / span_s, way / span_s
+        if not np.isfinite(speeds[index : index + 2]).all():
+            return positions[index] + way * (at_s - times_s[index]) / span_s, way / span_s
+        begin, end = speeds[index], speeds[index + 1]
+        cubic = [
+            (begin + end - 2.0 * way / span_s) / span_s**2,
+            (3.0 * way / span_s - 2.0 * begin - end) / span_s,
+            begin,
+            positions[index],
+        ]
+        since_s = at_s - times_s[index]
+        return (
+            np.array([np.polyval(column, since_s) for column in np.array(cubic).T]),
+            np.array([np.polyval(np.polyder(column), since_s) for column in np.array(cubic).T]),
+        )

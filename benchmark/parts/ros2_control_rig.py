@@ -240,6 +240,9 @@ class Rig:
             stderr=subprocess.STDOUT,
         )
 
+    def kill_executor(self) -> None:
+        self._executor.kill()
+
     def start(self, tries: int = 20) -> Any:
         """Call `~/start` until it is done; return the last answer."""
         for _ in range(tries):
@@ -361,6 +364,37 @@ def measure_ripple(rig: Rig) -> dict[str, Any]:
     return motion(rows[:, 0], rows[:, 1], rig.words.rate)
 
 
+def measure_kill(rig: Rig) -> dict[str, Any]:
+    """Kill the executor at 0.7 rad/s or more, and see how the arm comes to rest."""
+    rig.start()
+    time.sleep(3.0)
+    end_s = time.monotonic() + 10.0
+    while time.monotonic() < end_s:
+        (before_s, before, *_), (after_s, after, *_) = rig.states[-20], rig.states[-1]
+        if abs(after - before) > 0.7 * (after_s - before_s):
+            break
+        time.sleep(0.002)
+    rig.kill_executor()
+    killed_s = rig.node.get_clock().now().nanoseconds * 1e-9
+    time.sleep(1.0)
+    rows = np.array(rig.states)
+    stamps_s, first = np.unique(rows[:, 0], return_index=True)
+    recent = stamps_s > killed_s - 0.1
+    stamps_s, positions = stamps_s[recent], rows[first[recent], 1]
+    speeds = np.diff(positions) / np.diff(stamps_s)
+    braking = stamps_s[2:] > killed_s - 0.02
+    every_s = np.arange(stamps_s[0], stamps_s[-1], 0.01)
+    smooth = np.diff(np.interp(every_s, stamps_s, positions), 2) * 1e4
+    moving = np.abs(speeds) > 0.01
+    return {
+        'speed': float(np.abs(speeds[stamps_s[1:] < killed_s]).mean()),
+        'braking_in_a_cycle': float(np.abs(np.diff(speeds) / np.diff(stamps_s)[1:])[braking].max()),
+        'braking_over_10_ms': float(np.abs(smooth[every_s[2:] > killed_s - 0.02]).max()),
+        'way': float(abs(positions[-1] - np.interp(killed_s, stamps_s, positions))),
+        'seconds': float(stamps_s[1:][moving][-1] - killed_s),
+    }
+
+
 def measure_velocity(rig: Rig) -> dict[str, Any]:
     rig.start()
     time.sleep(3.0)
@@ -421,6 +455,7 @@ def measure_refusal(rig: Rig) -> dict[str, Any]:
 
 CASES: dict[str, Any] = {
     'ripple': measure_ripple,
+    'kill': measure_kill,
     'forward': measure_ripple,
     'velocity': measure_velocity,
     'scaling': measure_scaling,

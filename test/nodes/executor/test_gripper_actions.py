@@ -283,6 +283,36 @@ def test_a_gripper_behind_an_action_from_start_to_deactivation(bundle, tmp_path,
             arm.close()
 
 
+@needs_control_msgs
+def test_a_goal_that_never_ends_is_noticed_and_one_that_its_server_dropped_is_sent_again(
+    bundle, tmp_path
+):
+    kind = 'gripper_command'
+    with graph() as made:
+        bench = Bench(made, bundle, write_robot(tmp_path, kind), '/dropped')
+        gripper = Gripper(made, kind, '/dropped', bench.arm, lambda command: command)
+        try:
+            bench.begin()
+            made.wait_for(lambda: bench.call('start').success, 'a start')
+            bench.wait_for('reached', 0.4)
+
+            # As a controller that is not active: it takes the goal, and nothing moves.
+            gripper.hangs = True
+            bench.wait_for('moving', 0.6)
+            status = bench.wait_for('unended', None)
+            assert status['level'] == Level.ERROR
+            assert float(status['stopped_at']) == pytest.approx(bench.arm.positions[5], abs=0.01)
+
+            # As one that is switched off and on: a new server, which knows nothing of the goal.
+            former, gripper = gripper, Gripper(made, kind, '/dropped', bench.arm, lambda one: one)
+            former.server.destroy()
+            status = bench.wait_for('reached', None)
+            assert int(status['forgotten']) + int(status['no_server']) >= 1
+            assert gripper.goals == pytest.approx([former.goals[-1]])
+        finally:
+            bench.arm.close()
+
+
 @pytest.mark.skipif(find_spec('control_msgs') is not None, reason='control_msgs is installed')
 def test_configuring_without_control_msgs_says_what_to_install(bundle, tmp_path):
     robot = write_robot(tmp_path, 'gripper_command')

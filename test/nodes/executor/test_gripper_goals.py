@@ -145,3 +145,87 @@ def test_a_goal_that_ended_is_not_repeated():
     counters = driver.goals.counters
     assert (counters.reached, counters.stalled) == (1, 1)
     assert (counters.aborted, counters.taken_over) == (1, 1)
+
+
+def moving(position: float = 0.4) -> Driver:
+    driver = Driver()
+    driver.run([position] * 20)
+    assert driver.goals.state is GoalState.MOVING
+    return driver
+
+
+def measured(driver: Driver, positions) -> None:
+    """The robot is commanded and measured; a goal is looked at ten times a second."""
+    for position in positions:
+        driver.run([driver.positions[-1]])
+        if position is not None:
+            driver.goals.measure(float(position), driver.now_s)
+        driver.goals.look(driver.now_s)
+
+
+def test_a_goal_that_never_ends_is_no_motion_for_ever():
+    driver = moving()
+    measured(driver, [0.2] * 290)
+    assert driver.goals.state is GoalState.MOVING
+    measured(driver, [0.2] * 30)
+    assert driver.goals.state is GoalState.UNENDED and driver.goals.measured == 0.2
+    # Whoever carries it out after all is on its way again, and is not told a second time.
+    measured(driver, np.linspace(0.2, 0.3, 50))
+    assert driver.goals.state is GoalState.MOVING and len(driver.sent) == 1
+
+
+def test_a_slow_gripper_is_moving_and_one_that_is_there_has_reached_its_goal():
+    driver = moving()
+    measured(driver, np.linspace(0.2, 0.4, 2000))
+    assert driver.goals.state is GoalState.MOVING
+    measured(driver, [0.4] * 350)
+    assert driver.goals.state is GoalState.REACHED and driver.goals.counters.reached == 1
+
+
+def test_a_goal_of_a_gripper_that_nobody_sees_has_more_time():
+    driver = moving()
+    measured(driver, [None] * 900)
+    assert driver.goals.state is GoalState.MOVING
+    measured(driver, [None] * 150)
+    assert driver.goals.state is GoalState.UNENDED and driver.goals.measured is None
+
+
+def test_a_goal_that_was_dropped_is_sent_again_while_the_robot_is_commanded():
+    driver = moving()
+    driver.run([0.4] * 200)
+    driver.goals.note(GoalState.FORGOTTEN)
+    driver.run([0.4] * 20)
+    assert driver.positions == [0.4, 0.4] and driver.goals.state is GoalState.MOVING
+
+
+def test_a_goal_of_an_inactive_controller_is_lost_and_sent_again_when_it_is_active():
+    driver = moving()
+    for _ in range(50):
+        driver.run([0.4])
+        driver.goals.bar(driver.now_s)
+    assert driver.goals.state is GoalState.REFUSED and driver.goals.counters.refused == 1
+    driver.run([0.4] * 80)
+    assert len(driver.sent) == 1
+    driver.run([0.4] * 40)
+    assert driver.positions == [0.4, 0.4] and driver.goals.state is GoalState.MOVING
+
+
+def test_a_controller_that_comes_back_on_to_a_silent_executor_moves_nothing():
+    driver = moving()
+    driver.goals.bar(driver.now_s)
+    driver.run([None] * 300)
+    assert len(driver.sent) == 1
+
+
+def test_a_goal_that_ended_stays_ended_beside_an_inactive_controller_while_nothing_is_commanded():
+    driver = Driver()
+    driver.answers = GoalState.REACHED
+    driver.run([0.4] * 20)
+    driver.run([None] * 100)
+    driver.goals.bar(driver.now_s)
+    assert driver.goals.state is GoalState.REACHED
+    # A gripper that held something has let go of it: the goal is sent again.
+    driver.run([0.4] * 2)
+    driver.goals.bar(driver.now_s)
+    driver.run([0.4] * 150)
+    assert driver.positions == [0.4, 0.4]

@@ -7,12 +7,19 @@ import pytest
 from trajectory_controller import TrajectoryController
 from trajectory_msgs.msg import JointTrajectory
 
-from vla_runtime.nodes.executor.trajectory_message import DelayedWay, LineOnArrival
+from vla_runtime.nodes.executor.trajectory_message import DelayedWay, LineOnArrival, WayLimits
 
 PERIOD_S, T0_S = 0.01, 1000.0
 RATES_HZ = [100, 125, 250, 500, 1000]
+# Points with positions alone, and with velocities and a tail.
+WAYS = ['way', 'splines']
 AMPLITUDE, OMEGA = 0.5, 0.5 * np.pi
 SPEED = AMPLITUDE * OMEGA
+ACCELERATION = 8.0
+
+
+def limits(position: float = 9.0, acceleration: float = ACCELERATION) -> WayLimits:
+    return WayLimits(np.array([-position]), np.array([position]), np.array([acceleration]))
 
 
 class Run:
@@ -22,6 +29,7 @@ class Run:
         speeds: (cycles,) of the output, rad/s.
         cycles_s: (cycles,) their times.
         lags: (cycles,) distance of the output from the command of this moment, rad.
+        outputs, times_s: (all cycles,) the output, and when.
     """
 
     def __init__(
@@ -34,24 +42,31 @@ class Run:
         scaling: float = 1.0,
         offset_s: float = 0.0,
         same_clock: bool = True,
+        stall_s: tuple[float, float] = (np.inf, np.inf),
+        seconds: float = 6.0,
         plan=lambda at_s: AMPLITUDE * np.sin(OMEGA * at_s),
     ) -> None:
         random = np.random.default_rng(0)
-        bounds = np.array([-2.0]), np.array([2.0])
-        line, way = LineOnArrival(1, PERIOD_S), DelayedWay(1, PERIOD_S, 1.0 / rate_hz, *bounds)
+        line = LineOnArrival(1, PERIOD_S)
+        way = DelayedWay(1, PERIOD_S, 1.0 / rate_hz, limits(), splines=form == 'splines')
         self.message = JointTrajectory(joint_names=['j'])
         self.message.points = (line if form == 'line' else way).points
         self.controller = TrajectoryController(['j'], 1.0 / rate_hz, np.zeros(1), scaling=scaling)
-        on_its_way, tick_s, before, last_s = [], 0.0, np.zeros(1), -PERIOD_S
+        on_its_way, tick_s, before, last_s, speed = [], 0.0, np.zeros(1), -PERIOD_S, SPEED
         output, cycles, lags, earlier_s = [], [], [], 0.0
         cycle_s = 0.0
-        while cycle_s < 6.0 / scaling:
+        while cycle_s < seconds / scaling:
             cycle_s = len(cycles) / rate_hz + 1e-4 * random.random() + 1.3e-4
             while tick_s <= cycle_s:
                 now = np.array([plan(tick_s * scaling)])
-                # As the core: what a pause has cost is not made up for in one command.
-                reach = 1.1 * SPEED * min(tick_s - last_s, 1.5 * PERIOD_S)
-                now = np.clip(now, before - reach, before + reach)
+                # As the core: what a pause has cost is not made up for in one command, and the
+                # speed, of the whole pause, changes by the acceleration.
+                span_s = tick_s - last_s
+                fastest = 1.1 * SPEED * min(1.0, 1.5 * PERIOD_S / span_s)
+                change = ACCELERATION * min(span_s, PERIOD_S)
+                wanted = np.clip((now - before) / span_s, speed - change, speed + change)
+                speed = np.clip(wanted, -fastest, fastest)
+                now = before + span_s * speed
                 at_ns = round((T0_S + tick_s) * 1e9)
                 if form == 'line':
                     line.fill(self.message, before, now)
@@ -67,6 +82,8 @@ class Run:
                     late_s += 1e-3 * paused_ms * random.random()
                 # Deadlines lie on one grid; those that have passed are left out.
                 tick_s = (np.floor(tick_s / PERIOD_S + 1e-6) + 1) * PERIOD_S + late_s
+                if stall_s[0] <= tick_s < stall_s[1]:
+                    tick_s = stall_s[1]
             while on_its_way and on_its_way[0][0] <= cycle_s:
                 self.controller.take(on_its_way.pop(0)[1], T0_S + offset_s + cycle_s)
             self.controller.measured = self.controller.output
@@ -74,6 +91,7 @@ class Run:
             cycles.append(cycle_s)
             lags.append(abs(before[0] - output[-1]))
             earlier_s = cycle_s
+        self.outputs, self.times_s = np.array(output), np.array(cycles)
         begun = int(0.5 * rate_hz)
         self.cycles_s = np.array(cycles)[begun:]
         self.speeds = np.diff(output)[begun - 1 :] / np.diff(cycles)[begun - 1 :]
@@ -100,8 +118,11 @@ def _copy(message: JointTrajectory) -> JointTrajectory:
 
 @pytest.mark.parametrize('rate_hz', RATES_HZ)
 @pytest.mark.parametrize('late_ms', [1.0, 4.0])
-def test_the_delayed_way_does_not_ripple_at_any_rate(rate_hz: int, late_ms: float) -> None:
-    run = Run(rate_hz, 'way', late_ms=late_ms)
+@pytest.mark.parametrize('form', WAYS)
+def test_the_delayed_way_does_not_ripple_at_any_rate(
+    rate_hz: int, late_ms: float, form: str
+) -> None:
+    run = Run(rate_hz, form, late_ms=late_ms)
     assert run.ripple() < 0.03
     assert np.abs(run.speeds).max() < 1.02 * SPEED
     # Two periods of the executor: no more than the line on arrival lags at its worst.
@@ -113,28 +134,33 @@ def test_the_line_on_arrival_ripples_where_its_period_does_not_fit_the_cycles() 
 
 
 @pytest.mark.parametrize('rate_hz', RATES_HZ)
-def test_a_late_tick_is_neither_a_standstill_nor_a_jump(rate_hz: int) -> None:
-    run = Run(rate_hz, 'way', paused_ms=8.0)
+@pytest.mark.parametrize('form', WAYS)
+def test_a_late_tick_is_neither_a_standstill_nor_a_jump(rate_hz: int, form: str) -> None:
+    run = Run(rate_hz, form, paused_ms=8.0)
     assert run.ripple() < 0.03
-    run = Run(rate_hz, 'way', paused_ms=40.0)
+    run = Run(rate_hz, form, paused_ms=40.0)
     # It rests where the last line ends, and the next command makes up for nothing.
     assert np.abs(run.speeds).max() < 1.3 * SPEED
 
 
 @pytest.mark.parametrize('rate_hz', RATES_HZ)
 @pytest.mark.parametrize('offset_s', [-3.0, 0.02])
-def test_another_clock_is_as_good_as_a_line_on_arrival(rate_hz: int, offset_s: float) -> None:
-    run = Run(rate_hz, 'way', offset_s=offset_s, same_clock=False)
+@pytest.mark.parametrize('form', WAYS)
+def test_another_clock_is_as_good_as_a_line_on_arrival(
+    rate_hz: int, offset_s: float, form: str
+) -> None:
+    run = Run(rate_hz, form, offset_s=offset_s, same_clock=False)
     assert run.controller.refused == 0
     assert run.ripple() < max(1.1 * Run(rate_hz, 'line').ripple(), 0.2)
 
 
 @pytest.mark.parametrize('rate_hz', RATES_HZ)
 @pytest.mark.parametrize('scaling', [0.5, 0.1])
+@pytest.mark.parametrize('form', WAYS)
 def test_a_scaled_controller_is_never_as_fast_as_an_unscaled_one(
-    rate_hz: int, scaling: float
+    rate_hz: int, scaling: float, form: str
 ) -> None:
-    run = Run(rate_hz, 'way', scaling=scaling)
+    run = Run(rate_hz, form, scaling=scaling)
     assert np.mean(np.abs(run.speeds)) == pytest.approx(
         scaling * np.mean(np.abs(SPEED * np.cos(np.linspace(0.5 * OMEGA, 6.0 * OMEGA, 5000)))),
         rel=0.25,
@@ -146,10 +172,11 @@ def test_a_scaled_controller_is_never_as_fast_as_an_unscaled_one(
 
 def test_a_velocity_interface_reads_the_speed_of_the_commands() -> None:
     velocities = {}
-    for form in ('line', 'way'):
+    for form in ('line', *WAYS):
         run = Run(100, form, plan=lambda at_s: 0.2 * at_s)
         velocities[form] = float(run.controller.velocity[0])
     assert velocities['way'] == pytest.approx(0.2, rel=0.02)
+    assert velocities['splines'] == pytest.approx(0.2, rel=0.02)
     assert velocities['line'] == 0.0
 
 
@@ -159,8 +186,9 @@ def made(way: DelayedWay, message: JointTrajectory) -> tuple[np.ndarray, np.ndar
     return stamp + np.array(spans), np.array([p.positions[0] for p in message.points])
 
 
-def test_nothing_goes_beyond_the_position_limits_or_the_last_line() -> None:
-    way = DelayedWay(1, PERIOD_S, 0.002, np.array([-1.0]), np.array([1.0]))
+@pytest.mark.parametrize('splines', [False, True])
+def test_nothing_goes_beyond_the_position_limits_or_the_last_line(splines) -> None:
+    way = DelayedWay(1, PERIOD_S, 0.002, limits(1.0), splines=splines)
     message = JointTrajectory(points=way.points)
     way.begin(np.array([0.97]), 0)
     for tick, position in enumerate((0.98, 0.99, 1.0)):
@@ -169,11 +197,12 @@ def test_nothing_goes_beyond_the_position_limits_or_the_last_line() -> None:
         times, positions = made(way, message)
         assert (np.diff(times) > 0.0).all() and times[0] < at_ns * 1e-9
         assert positions.max() <= 1.0
-        assert positions[-1] - position <= 0.01 + 1e-9
+        assert positions[len(positions) - 1 - splines] - position <= 0.01 + 1e-9
 
 
-def test_commands_at_one_time_and_a_clock_that_stands_still_make_no_speed() -> None:
-    way = DelayedWay(1, PERIOD_S, 0.002, np.array([-9.0]), np.array([9.0]))
+@pytest.mark.parametrize('splines', [False, True])
+def test_commands_at_one_time_and_a_clock_that_stands_still_make_no_speed(splines) -> None:
+    way = DelayedWay(1, PERIOD_S, 0.002, limits(), splines=splines)
     message = JointTrajectory(points=way.points)
     at_ns = 5_000_000_000
     way.begin(np.zeros(1), at_ns)
@@ -194,8 +223,9 @@ def test_commands_at_one_time_and_a_clock_that_stands_still_make_no_speed() -> N
     assert positions[-1] < 0.0405 + 0.002
 
 
-def test_a_clock_that_is_set_back_begins_anew_where_the_command_is() -> None:
-    way = DelayedWay(1, PERIOD_S, 0.002, np.array([-9.0]), np.array([9.0]))
+@pytest.mark.parametrize('splines', [False, True])
+def test_a_clock_that_is_set_back_begins_anew_where_the_command_is(splines) -> None:
+    way = DelayedWay(1, PERIOD_S, 0.002, limits(), splines=splines)
     message = JointTrajectory(points=way.points)
     way.begin(np.zeros(1), 5_000_000_000)
     way.fill(message, np.array([0.01]), 5_010_000_000, same_clock=True, scaling=1.0)
@@ -203,3 +233,106 @@ def test_a_clock_that_is_set_back_begins_anew_where_the_command_is() -> None:
     times, positions = made(way, message)
     assert times[0] < 1.0 < times[-1] < 1.1
     assert (positions == 0.02).all()
+
+
+def straight(at_s: float) -> float:
+    return SPEED * at_s
+
+
+def accelerations(run: Run, begin_s: float, end_s: float) -> np.ndarray:
+    """Accelerations of the output over 10 ms, whatever the cycle."""
+    at_s = np.arange(begin_s, end_s, 0.01)
+    speeds = np.diff(np.interp(at_s, run.times_s, run.outputs)) / 0.01
+    return np.diff(speeds) / 0.01
+
+
+@pytest.mark.parametrize('rate_hz', RATES_HZ)
+@pytest.mark.parametrize('same_clock', [True, False])
+@pytest.mark.parametrize('scaling', [1.0, 0.4])
+def test_an_executor_that_is_killed_ends_in_a_stop_within_the_acceleration(
+    rate_hz: int, same_clock: bool, scaling: float
+) -> None:
+    run = Run(
+        rate_hz,
+        'splines',
+        same_clock=same_clock,
+        scaling=scaling,
+        stall_s=(1.0, np.inf),
+        seconds=1.9 * scaling,
+        plan=straight,
+    )
+    assert np.abs(accelerations(run, 1.02, 1.8)).max() < 1.2 * ACCELERATION
+    # On the way that the commands were on: a period, and half of speed squared over acceleration.
+    speed = SPEED * scaling
+    way = run.outputs[-1] - speed * (1.0 - PERIOD_S)
+    assert way == pytest.approx(speed * PERIOD_S + speed**2 / (2.0 * ACCELERATION), abs=0.004)
+    assert (np.diff(run.outputs[run.times_s > 1.02]) > -1e-6).all()
+
+
+def test_without_a_tail_it_ends_in_a_jump_of_the_speed() -> None:
+    run = Run(250, 'way', stall_s=(1.0, np.inf), seconds=1.9, plan=straight)
+    assert np.abs(accelerations(run, 0.95, 1.8)).max() > 4.0 * ACCELERATION
+
+
+@pytest.mark.parametrize('rate_hz', [100, 250, 1000])
+@pytest.mark.parametrize('stall_ms', [30, 100, 500])
+def test_the_way_neither_jumps_nor_turns_round_after_a_stall_and_is_caught_up_with(
+    rate_hz: int, stall_ms: int
+) -> None:
+    stall_s = 1.0, 1.0 + 1e-3 * stall_ms
+    run = Run(rate_hz, 'splines', stall_s=stall_s, seconds=2.5, plan=straight)
+    assert (np.diff(run.outputs) > -1e-6).all()
+    assert np.abs(run.speeds).max() < 1.2 * SPEED
+    # Behind the newest command as before.
+    cycles = rate_hz // 10
+    assert run.lags[-cycles:].max() == pytest.approx(run.lags[:cycles].max(), rel=0.15)
+
+
+def sampled(message: JointTrajectory, at_s: float) -> np.ndarray:
+    """(times,) positions that a controller goes through from a time on."""
+    copy = _copy(message)
+    copy.joint_names = ['j']
+    controller = TrajectoryController(['j'], 0.004, np.zeros(1))
+    controller.take(copy, at_s)
+    return np.array([controller.update(at_s + 1e-3 * ms, 1e-3)[0] for ms in range(300)])
+
+
+def test_splines_and_tail_stay_within_the_position_limits() -> None:
+    way = DelayedWay(1, PERIOD_S, 0.002, limits(1.0), splines=True)
+    message = JointTrajectory(points=way.points)
+    way.begin(np.array([0.9]), 0)
+    position = 0.9
+    for tick in range(1, 60):
+        # Fast towards its limit, and there it stops as no limiter would let it.
+        position = min(position + 0.013, 1.0)
+        at_ns = tick * 10_000_000
+        way.fill(message, np.array([position]), at_ns, same_clock=True, scaling=1.0)
+        assert sampled(message, 1e-9 * at_ns).max() <= 1.0 + 1e-9
+
+
+def test_a_stop_after_a_stall_leaves_the_arm_where_its_tail_has_led_it() -> None:
+    way = DelayedWay(1, PERIOD_S, 0.004, limits(), splines=True)
+    message = JointTrajectory(points=way.points)
+    way.begin(np.zeros(1), 0)
+    for tick in range(1, 50):
+        command = np.array([0.008 * tick])
+        way.fill(message, command, tick * 10_000_000, same_clock=True, scaling=1.0)
+    end = sampled(message, 0.49)[-1]
+    assert end - command[0] > 0.03
+    for tick in range(150, 200):
+        way.fill(message, command, tick * 10_000_000, same_clock=True, scaling=1.0)
+        assert sampled(message, 0.01 * tick) == pytest.approx(end, abs=1e-5)
+
+
+def test_velocities_end_with_none_and_fit_a_slower_time() -> None:
+    speeds = {}
+    for scaling in (1.0, 0.5):
+        way = DelayedWay(1, PERIOD_S, 0.004, limits(), splines=True)
+        message = JointTrajectory(points=way.points)
+        way.begin(np.zeros(1), 0)
+        for tick in range(1, 50):
+            command = np.array([0.008 * tick])
+            way.fill(message, command, tick * 10_000_000, same_clock=True, scaling=scaling)
+        assert list(message.points[-1].velocities) == [0.0]
+        speeds[scaling] = message.points[-3].velocities[0]
+    assert speeds[1.0] == pytest.approx(0.8) and speeds[0.5] == pytest.approx(1.6)

@@ -406,7 +406,8 @@ class ControlLoop:
         for writer in self._writers:
             if isinstance(writer, OutputWriter):
                 writer.controller, writer.scaling = controllers.get(writer.topic), scaling
-        verdicts = watch.verdicts
+        # A gripper behind an action heeds its own.
+        verdicts = [one for one in watch.verdicts if not one.of_action]
         refused = why_refused(verdicts)
         refusing = frozenset(one.topic for one in verdicts if one.refusal)
         with self._lock:

@@ -8,7 +8,9 @@ no controller of ros2_control, nothing is known and nothing is required.
 
 Invariants:
 - nothing here waits: `look` runs in a thread of its own, all else reads what it found;
-- an output's controller is the node that its topic lies under: `arm_controller/joint_trajectory`;
+- an output's controller is the node that its topic or action lies under:
+  `arm_controller/joint_trajectory`. A node that controller_manager does not list, such as MoveIt
+  Servo, is no controller;
 - a controller that was off is on again once its own state says so, where it publishes one: from
   then on it is known where it holds the robot;
 - silence of `/clock` is no silence of a controller.
@@ -29,6 +31,7 @@ from rclpy.node import Node, NodeNameNonExistentError
 
 from vla_runtime.messages.trajectories import stamp_to_ns
 from vla_runtime.nodes.executor.controller_conflicts import interface_conflict, joint_conflict
+from vla_runtime.nodes.executor.controller_chains import ControllerChains
 from vla_runtime.nodes.executor.controller_parameters import ControllerParameters
 from vla_runtime.nodes.executor.polled_topics import PolledTopics
 from vla_runtime.nodes.executor.silences import Silence, StreamSilences
@@ -59,6 +62,8 @@ _SAME_SIMULATED_CLOCK_NS = (-100_000_000, 100_000_000)
 _DEFAULT_RATE_HZ = 100.0
 # A controller holds, and begins anew, where its error comes to a path constraint.
 _CONSTRAINT_SHARE = 0.8
+# Of their controllers, and of those behind actions, the list alone tells.
+_LISTED_KINDS = ('pose_stamped', 'twist_stamped')
 _SCALING_FIELDS = {'std_msgs/Float64': 'data', 'control_msgs/SpeedScalingFactor': 'factor'}
 
 
@@ -84,6 +89,7 @@ class Verdict:
         unread: its parameters are about to come.
         refusal: why it takes no commands, and what mends it; empty where nothing is known of it.
         warning: why its motion is not what it could be; empty without a reason.
+        of_action: the output is an action, of a gripper: its faults do not stop the arm.
     """
 
     name: str
@@ -94,6 +100,7 @@ class Verdict:
     unread: bool = False
     refusal: str = ''
     warning: str = ''
+    of_action: bool = False
 
 
 class ControllerWatch:
@@ -119,6 +126,7 @@ class ControllerWatch:
         self._topics = PolledTopics(node)
         self._lists: dict[str, _ControllerList] = {}
         self._controllers: list[_Controller] = []
+        self._listed: list[_ListedController] = []
         for matched, topic in outputs:
             name = topic.rpartition('/')[0]
             if name and matched.output.kind in ('joint_trajectory', 'float64_multi_array'):
@@ -128,6 +136,10 @@ class ControllerWatch:
                     node, name, matched, self._topics, listed, now_ns, use_sim_time=use_sim_time
                 )
                 self._controllers.append(controller)
+            elif name and (matched.output.kind in _LISTED_KINDS or matched.output.is_action):
+                manager = f'{name.rpartition("/")[0]}/controller_manager'
+                listed = self._lists.setdefault(manager, _ControllerList(node, manager))
+                self._listed.append(_ListedController(name, matched.output, listed))
         self._scaling = None
         if scaling_topic is not None:
             self._scaling = _ScalingTopic(self._topics, node, scaling_topic)
@@ -142,6 +154,7 @@ class ControllerWatch:
         if self._scaling is not None:
             self._scaling.look()
         self._verdicts = tuple(controller.look(now_s) for controller in self._controllers)
+        self._verdicts += tuple(controller.look() for controller in self._listed)
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -449,7 +462,8 @@ class _Controller:
         same_clock = self._output.same_clock
         if same_clock is None:
             same_clock = bool(self._ages_ns) and least_ns <= min(self._ages_ns) <= most_ns
-        return TrajectoryController(1.0 / (rate_hz or _DEFAULT_RATE_HZ), same_clock)
+        splines = self._parameters.values.get('interpolation_method') == 'splines'
+        return TrajectoryController(1.0 / (rate_hz or _DEFAULT_RATE_HZ), same_clock, splines)
 
     # ------------------------------------------------------------ what is wrong with it
 
@@ -464,6 +478,8 @@ class _Controller:
                 f"controller '{self.name}' is {how}: activate it (ros2 control "
                 f'switch_controllers --activate {self.name.rpartition("/")[2]}), then ~/start'
             )
+        if chained := self._listed.chain_refusal_of(self.name):
+            return chained
         name, output, values = self.name, self._output, self._parameters.values
         kind = self._listed.type_of(name)
         return interface_conflict(name, output, values, kind) or joint_conflict(
@@ -521,6 +537,7 @@ class _ControllerList:
         self._next_s = 0.0
         # State and type of each controller.
         self._states: dict[str, tuple[str, str]] = {}
+        self._chains = ControllerChains()
         self._answered_s = 0.0
 
     def look(self, now_s: float) -> None:
@@ -540,6 +557,7 @@ class _ControllerList:
         self._call, self._answered_s = None, now_s
         self._next_s = now_s + _LISTS_EVERY_S
         self._states = {one.name: (one.state, one.type) for one in answer.controller}
+        self._chains.take(answer.controller)
 
     def ask_soon(self) -> None:
         """Ask with the next look."""
@@ -557,6 +575,12 @@ class _ControllerList:
     def type_of(self, controller: str) -> str:
         """Return a controller's type; '' where the list does not have it."""
         return self._states.get(controller.rpartition('/')[2], (None, ''))[1]
+
+    def chain_refusal_of(self, controller: str, *, then_start: bool = True) -> str:
+        """Name what keeps a controller, or one that it commands, from following its topic."""
+        if self.state_of(controller) is None:
+            return ''
+        return self._chains.refusal_of(controller, self.manager, then_start=then_start)
 
     def is_unreadable(self) -> bool:
         """Return whether controller_manager is there and the type of its list is not installed."""
@@ -590,3 +614,21 @@ class _ScalingTopic:
             return
         factor = float(getattr(taken.message, _SCALING_FIELDS[self._given.type])) / self._given.full
         self.factor = min(factor, 1.0) if factor > 0.0 else 0.0
+
+
+class _ListedController:
+    """An output's controller of which controller_manager's list alone tells."""
+
+    def __init__(self, name: str, output: RobotOutput, listed: _ControllerList) -> None:
+        self._name, self._output, self._list = name, output, listed
+
+    def look(self) -> Verdict:
+        state, of_action = self._list.state_of(self._name), self._output.is_action
+        return Verdict(
+            self._name,
+            self._output.topic,
+            active=None if state is None else state == 'active',
+            asked=state is None and self._list.asked,
+            refusal=self._list.chain_refusal_of(self._name, then_start=not of_action),
+            of_action=of_action,
+        )

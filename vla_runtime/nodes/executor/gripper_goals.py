@@ -4,8 +4,11 @@ Invariants:
 - a setpoint is a new goal when it differs from the last goal by more than the deadband, comes to an
   end of the joint's range, or is the first after the robot was not commanded;
 - nothing is sent while the server owes an answer, for a second;
-- a goal that no server took is sent again once a second while the robot is commanded, and never
-  after that: a gripper must not move by itself when its controller comes back.
+- a goal that no server took, or that one has dropped, is sent again once a second while the robot
+  is commanded, and never after that: a gripper must not move by itself when its controller comes
+  back;
+- a goal that was taken and has no result is no motion for ever: it counts as reached, or as not
+  ended, when the gripper stands still.
 """
 
 from __future__ import annotations
@@ -18,8 +21,16 @@ from typing import NamedTuple
 # A server answers within milliseconds.
 ANSWERS_WITHIN_S = 1.0
 AGAIN_AFTER_S = 1.0
+# A controller ends a goal about a second after the gripper has come to a stand (`stall_timeout`).
+STANDS_S = 3.0
+# The same where nobody says where the gripper is.
+UNSEEN_S = 10.0
+# A measured position of this age says nothing of now.
+_OLD_AFTER_S = 1.0
 # A setpoint of this age is no command any more: the executor has fallen silent.
 _SILENT_AFTER_S = 0.5
+# Of the deadband: a smaller change of the measured position is no motion.
+_STANDS = 0.5
 # Of the range: closer to its end than this is at its end.
 _AT_END = 1e-6
 
@@ -33,6 +44,8 @@ class GoalState(str, Enum):
     UNANSWERED = 'unanswered'
     REFUSED = 'refused'
     MOVING = 'moving'
+    UNENDED = 'unended'
+    FORGOTTEN = 'forgotten'
     REACHED = 'reached'
     STALLED = 'stalled'
     ABORTED = 'aborted'
@@ -40,8 +53,10 @@ class GoalState(str, Enum):
     FINISHED = 'finished'
 
 
-# Not taken by any server.
-_LOST = (GoalState.NO_SERVER, GoalState.UNANSWERED, GoalState.REFUSED)
+# No server is about to carry it out.
+_LOST = (GoalState.NO_SERVER, GoalState.UNANSWERED, GoalState.REFUSED, GoalState.FORGOTTEN)
+# Taken by a server that owes the result.
+_OPEN = (GoalState.MOVING, GoalState.UNENDED)
 
 
 class Setpoint(NamedTuple):
@@ -66,6 +81,8 @@ class GoalCounters:
     no_server: int = 0
     unanswered: int = 0
     refused: int = 0
+    forgotten: int = 0
+    unended: int = 0
     reached: int = 0
     stalled: int = 0
     aborted: int = 0
@@ -84,6 +101,7 @@ class GripperGoals:
         goal: the newest goal; None before the first.
         state: what became of it.
         stopped_at: where the server said that the gripper is at its end; None where it did not.
+        measured: where the gripper is; None where nobody says so.
         counters: what happened.
     """
 
@@ -95,6 +113,9 @@ class GripperGoals:
         self.goal: Setpoint | None = None
         self.state = GoalState.NONE
         self.stopped_at: float | None = None
+        self.measured: float | None = None
+        self._measured_s = -math.inf
+        self._stood_at, self._moved_s = math.nan, -math.inf
         self.counters = GoalCounters()
 
     def want(self, position: float, now_s: float, *, follows: bool) -> None:
@@ -120,9 +141,48 @@ class GripperGoals:
         if wanted is None:
             return None
         if self.state in _LOST:
-            commanded = now_s - wanted.at_s < _SILENT_AFTER_S
-            return wanted if commanded and now_s - self._sent_s >= AGAIN_AFTER_S else None
+            again = self._is_commanded(now_s) and now_s - self._sent_s >= AGAIN_AFTER_S
+            return wanted if again else None
         return wanted if self._is_new(wanted) else None
+
+    def bar(self, now_s: float) -> None:
+        """Note that no controller would carry out a goal now: what is under way is lost."""
+        under_way = self.state is GoalState.SENT or self.is_open or self._is_commanded(now_s)
+        if under_way and self.state is not GoalState.REFUSED:
+            self.note(GoalState.REFUSED)
+        self._sent_s = now_s
+
+    def measure(self, position: float, now_s: float) -> None:
+        """Take the gripper's measured position, in the joint's unit."""
+        self.measured, self._measured_s = position, now_s
+        if not abs(position - self._stood_at) <= _STANDS * self._deadband:
+            self._stood_at, self._moved_s = position, now_s
+
+    def look(self, now_s: float) -> None:
+        """Judge a goal without a result by the gripper's motion."""
+        seen = now_s - self._measured_s < _OLD_AFTER_S
+        if not seen:
+            self.measured = None
+        stood_s = now_s - max(self._sent_s, self._moved_s)
+        stands = stood_s > (STANDS_S if seen else UNSEEN_S)
+        if self.state is GoalState.MOVING and stands:
+            self.note(GoalState.REACHED if self._is_there() else GoalState.UNENDED)
+        elif self.state is GoalState.UNENDED and not stands:
+            self.state = GoalState.MOVING
+
+    @property
+    def is_open(self) -> bool:
+        """True while a server that took the goal owes its result."""
+        return self.state in _OPEN
+
+    def _is_there(self) -> bool:
+        goal, measured = self.goal, self.measured
+        if goal is None or measured is None:
+            return False
+        return abs(measured - goal.position) <= self._deadband
+
+    def _is_commanded(self, now_s: float) -> bool:
+        return self._wanted is not None and now_s - self._wanted.at_s < _SILENT_AFTER_S
 
     def last(self) -> Setpoint | None:
         """Return the newest setpoint if it is a new goal, whatever is still owed."""

@@ -275,9 +275,12 @@ class ExecutorNode(ManagedNode):
         """Return why the robot must not be commanded now, or could not be; empty if it may."""
         if self._link is not None and (senders := self._link.senders()):
             return f'{senders}; {_ONE_SENDER}'
+        # A gripper's controller that was never active has no action server: inactive says more.
+        if refused := why_refused(self._verdicts()):
+            return refused
         if self._link is not None and (unheard := self._link.unheard()):
             return f'{unheard}; {_LISTENERS}'
-        return why_refused(self._verdicts()) or self._why_led() or self._why_not_units()
+        return self._why_led() or self._why_not_units()
 
     def _why_led(self) -> str:
         """Return whose goal a controller carries out; empty without any."""

@@ -25,14 +25,13 @@ from vla_runtime.nodes.executor.trajectory_message import (
     DelayedWay,
     LineOnArrival,
     TrajectoryController,
+    WayLimits,
     float_view,
 )
 from vla_runtime.nodes.output_types import message_type
 from vla_runtime.robot.match import MatchedOutput
 from vla_runtime.robot.schema import repeats_hold
 
-# Lowest and highest of each of an output's numbers.
-Bounds = tuple[np.ndarray, np.ndarray]
 # Of all Interbotix arms of the X series; the motor configuration of another robot may have others.
 _GROUP = 'arm'
 # Silence, also by the interval before it, after which a controller is no longer on its way to what
@@ -75,7 +74,7 @@ class OutputWriter:
         matched: the output and its columns of a command.
         publisher: publisher of the kind's `message_type`.
         period_s: control period.
-        bounds: (joints,) each, position limits in the units of the message; none where left out.
+        limits: of the joints, in the units of the message; none where left out.
 
     Attributes:
         topic: name of the topic in the robot file.
@@ -90,7 +89,7 @@ class OutputWriter:
         matched: MatchedOutput,
         publisher: Publisher,
         period_s: float,
-        bounds: Bounds | None = None,
+        limits: WayLimits | None = None,
     ) -> None:
         self.topic = matched.output.topic
         self.controller: TrajectoryController | None = None
@@ -106,9 +105,9 @@ class OutputWriter:
         self._message: Any
         self._fill: _Fill
         if matched.output.kind == 'joint_trajectory':
-            bounds = bounds or (np.full(count, -np.inf), np.full(count, np.inf))
+            limits = limits or WayLimits.none(count)
             self._message = JointTrajectory(joint_names=list(matched.message_names))
-            self._fill = _Trajectories(self, self._message, self._numbers, period_s, bounds).fill
+            self._fill = _Trajectories(self, self._message, self._numbers, period_s, limits).fill
         else:
             filler = _FILLERS[matched.output.kind]
             self._message, self._fill = filler(matched, self._numbers, period_s)
@@ -151,11 +150,11 @@ class _Trajectories:
         message: JointTrajectory,
         numbers: Numbers,
         period_s: float,
-        bounds: Bounds,
+        limits: WayLimits,
     ) -> None:
         self._writer, self._message, self._numbers = writer, message, numbers
-        self._period_s, self._bounds = period_s, bounds
-        self._update_period_s: float | None = None
+        self._period_s, self._limits = period_s, limits
+        self._made_for: tuple[float, bool] | None = None
         self._form: LineOnArrival | DelayedWay = LineOnArrival(len(numbers.now), period_s)
         message.points = self._form.points
 
@@ -176,15 +175,22 @@ class _Trajectories:
 
     def _choose_form(self, controller: TrajectoryController | None) -> bool:
         """Take up the form for this controller; return whether it is another one."""
-        wanted_s = None if controller is None else controller.update_period_s
-        if wanted_s == self._update_period_s:
+        wanted = None
+        if controller is not None:
+            # Without a limit of acceleration there is no way to brake on.
+            splines = controller.splines and bool(np.isfinite(self._limits.acceleration).all())
+            wanted = controller.update_period_s, splines
+        if wanted == self._made_for:
             return False
-        self._update_period_s = wanted_s
+        self._made_for = wanted
         count = len(self._numbers.now)
-        if wanted_s is None:
+        if wanted is None:
             self._form = LineOnArrival(count, self._period_s)
         else:
-            self._form = DelayedWay(count, self._period_s, wanted_s, *self._bounds)
+            update_period_s, splines = wanted
+            self._form = DelayedWay(
+                count, self._period_s, update_period_s, self._limits, splines=splines
+            )
         self._message.points = self._form.points
         return True
 

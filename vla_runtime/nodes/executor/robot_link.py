@@ -24,8 +24,9 @@ from vla_runtime.nodes.executor.controller_conflicts import interface_conflict
 from vla_runtime.nodes.executor.controller_parameters import ask_parameters
 from vla_runtime.nodes.executor.controller_watch import ControllerWatch
 from vla_runtime.nodes.executor.gripper_outputs import GripperOutput
-from vla_runtime.nodes.executor.outputs import Bounds, Output, OutputWriter
+from vla_runtime.nodes.executor.outputs import Output, OutputWriter
 from vla_runtime.nodes.executor.publisher_streams import PublisherStreams
+from vla_runtime.nodes.executor.trajectory_message import WayLimits
 from vla_runtime.nodes.graph_faults import (
     several_publishers,
     type_name,
@@ -71,6 +72,7 @@ class RobotLink:
         self._robot = robot
         for matched in match.outputs:
             require_types(robot, matched.output)
+        self._all_outputs = match.outputs
         self._outputs = [matched for matched in match.outputs if not matched.output.is_action]
         self._match = match
         self._limits = match.limits
@@ -134,21 +136,23 @@ class RobotLink:
             gripper.begin()
         return [
             *(
-                OutputWriter(matched, publisher, period_s, self._bounds(matched))
+                OutputWriter(matched, publisher, period_s, self._way_limits(matched))
                 for matched, publisher in zip(self._outputs, self._own, strict=True)
             ),
             *self._grippers,
         ]
 
-    def _bounds(self, matched: MatchedOutput) -> Bounds | None:
-        """Return the position limits of an output's joints, in the units of its messages."""
+    def _way_limits(self, matched: MatchedOutput) -> WayLimits | None:
+        """Return the limits of an output's joints, in the units of its messages."""
         if not matched.message_names:
             return None
         columns = list(matched.columns)
         lower, upper = self._limits.hard_lower[columns], self._limits.hard_upper[columns]
+        acceleration = self._limits.acceleration[columns]
         if matched.units is not None:
             lower, upper = matched.units.to_robot(lower), matched.units.to_robot(upper)
-        return np.minimum(lower, upper), np.maximum(lower, upper)
+            acceleration = acceleration * np.abs(matched.units.scale)
+        return WayLimits(np.minimum(lower, upper), np.maximum(lower, upper), acceleration)
 
     def listen(self, take: TakeState, on_sender: OnSender, on_error: OnError) -> None:
         """Hear joint states and other nodes' commands, until `ignore`.
@@ -166,7 +170,7 @@ class RobotLink:
             }
             stamps = MessageStamps(self._node.get_clock(), source.stamp)
             topic = self._node.resolve_topic_name(source.topic)
-            taker = _StateTaker(take, mine, topic, stamps)
+            taker = _StateTaker(take, mine, topic, stamps, self._grippers)
             callback = with_info(guarded(on_error, source.topic, taker))
             self._subscriptions.append(
                 self._node.create_subscription(JointState, source.topic, callback, _qos(source))
@@ -206,7 +210,7 @@ class RobotLink:
         """Look at the outputs' controllers, until the watch is closed."""
         outputs = [
             (matched, self._node.resolve_topic_name(matched.output.topic))
-            for matched in self._outputs
+            for matched in self._all_outputs
         ]
         return ControllerWatch(
             self._node,
@@ -215,6 +219,12 @@ class RobotLink:
             use_sim_time=use_sim_time,
             now_ns=now_ns,
         )
+
+    def heed_controllers(self, watch: ControllerWatch) -> None:
+        """Let the grippers know what their controllers would do with a goal."""
+        refusals = {one.topic: one.refusal for one in watch.verdicts}
+        for gripper in self._grippers:
+            gripper.refusal = refusals.get(gripper.topic, '')
 
     def state_publishers(self) -> str:
         """Name the publishers of joint-state topics that have several; empty without any."""
@@ -307,9 +317,15 @@ class _StateTaker:
     """One topic's messages under the robot's joint names."""
 
     def __init__(
-        self, take: TakeState, mine: Mapping[str, str], topic: str, stamps: MessageStamps
+        self,
+        take: TakeState,
+        mine: Mapping[str, str],
+        topic: str,
+        stamps: MessageStamps,
+        grippers: Sequence[GripperOutput],
     ) -> None:
         self._topic = topic
+        self._grippers = grippers
         self._streams = PublisherStreams()
         self._take = take
         self._mine = mine
@@ -327,3 +343,5 @@ class _StateTaker:
         if number is not None and number != _UNCOUNTED:
             source = f'{source}#{self._streams.name_of(number, tuple(self._in_message))}'
         self._take(self._names, message.position, self._stamps.of(message), source)
+        for gripper in self._grippers:
+            gripper.observe_state(self._names, message.position)

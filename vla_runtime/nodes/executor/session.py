@@ -130,6 +130,7 @@ class ExecutorSession:
         def look(now_s: float) -> None:
             watch.look(now_s)
             loop.heed_controllers(watch)
+            self._link.heed_controllers(watch)
 
         self._watching = SteadyLoop(
             look, LOOKS_HZ, 'controllers', lambda error: hooks.on_error('controllers', error)

@@ -10,17 +10,23 @@ The controller goes from one to the next by its own clock, whenever the message 
 moves as the commands do. A last line goes on for one period at the same velocity: a message that is
 late by less is not felt, and a velocity interface reads the right velocity.
 
+Where the controller interpolates with splines, points have velocities too, and after the last line
+comes a tail that brakes to a stop on the same way, as fast as the acceleration limits allow. So an
+executor that stalls, or is killed, ends in that stop.
+
 Where the controller has another clock, or lets the time of its trajectories pass more slowly (speed
 scaling), the same way begins on arrival, from where the controller should be by then. Its points
 lie closer together as the scaling says: commands slow down by themselves.
 
 Invariants of the delayed way:
 - every setpoint that the controller reads lies between two commands, or on the last line, which
-  keeps to the velocity of the last command and to the position limits;
+  keeps to the velocity of the last command and to the position limits, or on the tail, which keeps
+  to them as well;
 - the first point lies in the past when the message arrives: to one that lies ahead the controller
   would go from the measured position;
-- what the controller has begun stays as it was sent. Where the last line was begun, because this
-  command is late, the way goes on from there;
+- what the controller has begun stays as it was sent. Where the last line or the tail was begun,
+  because this command is late, the way goes on from there: ahead of the commands, which know of
+  no pause. They catch up while they move, and the way never turns round for it;
 - the last point has no velocity: the controller would refuse it.
 """
 
@@ -43,6 +49,13 @@ _ARRIVAL_NS = 1_000_000
 _LEAST_NS = 100_000
 # Times of points must ascend, also where the time of the trajectory stands still.
 _SLOWEST = 0.02
+# A tail takes at least this long; the controller's time has nanoseconds.
+_SHORTEST_TAIL_NS = 1_000_000
+# Largest share of a command's own motion by which the way waits for commands that it is ahead of,
+# and by which it is faster than commands that come towards it.
+_WAITS, _HURRIES = 0.5, 0.1
+# What it is ahead by gets smaller as over this time, and by this share of the motion in the end.
+_CATCHES_UP_NS, _AT_LEAST = 100_000_000, 0.01
 
 
 def float_view(message: Any, field: str, count: int) -> np.ndarray:
@@ -62,10 +75,31 @@ class TrajectoryController:
         update_period_s: seconds between two of its cycles. A cycle reads its trajectory where the
             next one will be.
         same_clock: its clock is the executor's.
+        splines: it is known to go through the velocities of the points, too.
     """
 
     update_period_s: float
     same_clock: bool
+    splines: bool = False
+
+
+@dataclass(frozen=True)
+class WayLimits:
+    """Limits of an output's joints, in the units of its messages.
+
+    Attributes:
+        lowest, highest: (joints,) positions, infinite where there are none.
+        acceleration: (joints,) largest of a tail, infinite where there is none.
+    """
+
+    lowest: np.ndarray
+    highest: np.ndarray
+    acceleration: np.ndarray
+
+    @classmethod
+    def none(cls, count: int) -> WayLimits:
+        """Limit nothing."""
+        return cls(np.full(count, -np.inf), np.full(count, np.inf), np.full(count, np.inf))
 
 
 class LineOnArrival:
@@ -90,7 +124,8 @@ class DelayedWay:
         count: number of joints.
         period_s: control period.
         update_period_s: seconds between two cycles of the controller.
-        lowest, highest: (joints,) position limits, infinite where there are none.
+        limits: of the joints.
+        splines: points have velocities, and a tail.
 
     Attributes:
         points: points of the message.
@@ -101,21 +136,33 @@ class DelayedWay:
         count: int,
         period_s: float,
         update_period_s: float,
-        lowest: np.ndarray,
-        highest: np.ndarray,
+        limits: WayLimits,
+        *,
+        splines: bool = False,
     ) -> None:
         self._period_ns = round(period_s * _SECOND_NS)
         self._update_ns = round(update_period_s * _SECOND_NS)
         self._delay_ns = self._period_ns + self._update_ns + max(self._period_ns // 2, _LATE_NS)
-        self._bounds = lowest, highest
+        self._limits, self._splines = limits, splines
         knots = math.ceil(self._delay_ns / self._period_ns) + 2
         self._knots = np.zeros((knots, count))
         self._due_ns = [0] * knots
         self._command = np.zeros(count)
+        # A nanosecond, as the other velocities here.
         self._rate = np.zeros(count)
+        # How far the way is ahead of the commands.
+        self._ahead = np.zeros(count)
         self._at_ns = 0
-        self.points = [JointTrajectoryPoint() for _ in range(knots + 1)]
+        self._line_end, self._stop = np.zeros(count), np.zeros(count)
+        self._end_rate = np.zeros(count)
+        self._tail_ns = _SHORTEST_TAIL_NS
+        self._slopes = np.zeros((knots, count))
+        # The tail has a point more.
+        self.points = [JointTrajectoryPoint() for _ in range(knots + 1 + splines)]
         self._views = [float_view(point, 'positions', count) for point in self.points]
+        self._speeds: list[np.ndarray] = []
+        if splines:
+            self._speeds = [float_view(point, 'velocities', count) for point in self.points]
 
     def begin(self, position: np.ndarray, at_ns: int) -> None:
         """Stand at a position (joints,) up to now: the way begins here."""
@@ -125,7 +172,10 @@ class DelayedWay:
             self._due_ns[index] = at_ns + self._delay_ns - (back + 1) * self._period_ns
         np.copyto(self._command, position)
         self._rate[:] = 0.0
+        self._ahead[:] = 0.0
+        self._slopes[:] = 0.0
         self._at_ns = at_ns - self._period_ns
+        self._find_end()
 
     def fill(
         self,
@@ -152,36 +202,104 @@ class DelayedWay:
         # While the clock stands still a command is sent again and again.
         if at_ns > self._at_ns or not np.array_equal(now, self._command):
             at_ns = max(at_ns, self._at_ns + _LEAST_NS)
-            self._go_on_from_last_line(read_ns)
+            self._go_on_from_end(read_ns)
+            begun = read_ns > self._due_ns[-2]
             self._append(now, at_ns)
+            self._find_end()
+            if self._splines:
+                self._find_slopes(begun=begun)
         if same_clock and scaling == 1.0:
             self._write_stamped(message)
         else:
             self._write_on_arrival(message, read_ns, max(scaling, _SLOWEST))
 
     def _append(self, now: np.ndarray, at_ns: int) -> None:
+        moved = now - self._command
+        if self._ahead.any():
+            share = min((at_ns - self._at_ns) / _CATCHES_UP_NS, 1.0)
+            most = np.where(moved * self._ahead > 0.0, _WAITS, _HURRIES) * np.abs(moved)
+            waits = share * np.abs(self._ahead) + _AT_LEAST * np.abs(moved)
+            np.minimum(waits, most, out=waits)
+            self._ahead -= np.clip(self._ahead, -waits, waits)
         self._knots[:-1] = self._knots[1:]
-        self._knots[-1] = now
+        np.add(now, self._ahead, out=self._knots[-1])
         self._due_ns.append(at_ns + self._delay_ns)
         del self._due_ns[0]
-        np.subtract(now, self._command, out=self._rate)
-        self._rate /= max(at_ns - self._at_ns, self._period_ns // 2)
+        np.divide(moved, max(at_ns - self._at_ns, self._period_ns // 2), out=self._rate)
         np.copyto(self._command, now)
         self._at_ns = at_ns
 
-    def _go_on_from_last_line(self, read_ns: int) -> None:
+    def _find_end(self) -> None:
+        """Find the end of the last line, and the tail behind it."""
+        last, end, rate = self._knots[-1], self._line_end, self._end_rate
+        # A robot that is found outside its limits is not drawn inside by a line.
+        lowest = np.minimum(self._limits.lowest, last)
+        highest = np.maximum(self._limits.highest, last)
+        np.multiply(self._rate, self._period_ns, out=end)
+        end += last
+        np.clip(end, lowest, highest, out=end)
+        if not self._splines:
+            return
+        np.copyto(rate, self._rate)
+        room = np.where(rate > 0.0, highest - end, end - lowest)
+        rate[room <= 0.0] = 0.0
+        moves = rate != 0.0
+        tail_ns = 0.0
+        if moves.any():
+            speed = np.abs(rate[moves])
+            wanted = speed * (_SECOND_NS**2) / self._limits.acceleration[moves]
+            # The way of a tail is half of its time at the velocity that it begins with.
+            tail_ns = min(wanted.max(), (2.0 * room[moves] / speed).min())
+        self._tail_ns = max(round(tail_ns), _SHORTEST_TAIL_NS)
+        np.multiply(rate, 0.5 * self._tail_ns, out=self._stop)
+        self._stop += end
+        np.clip(self._stop, lowest, highest, out=self._stop)
+
+    def _go_on_from_end(self, read_ns: int) -> None:
         """Replace the last knot, where the controller is past it, by where the controller is."""
         past_ns = read_ns - self._due_ns[-1]
-        if past_ns > 0:
-            self._knots[-1] = self._ahead(min(past_ns, self._period_ns))
-            self._due_ns[-1] = read_ns
+        if past_ns <= 0:
+            return
+        on_line_ns = min(past_ns, self._period_ns)
+        self._knots[-1] += on_line_ns / self._period_ns * (self._line_end - self._knots[-1])
+        if self._splines:
+            on_tail_ns = min(past_ns - on_line_ns, self._tail_ns)
+            share = on_tail_ns / self._tail_ns
+            self._knots[-1] += self._end_rate * on_tail_ns * (1.0 - 0.5 * share)
+            np.multiply(self._end_rate, 1.0 - share, out=self._slopes[-1])
+            np.subtract(self._knots[-1], self._command, out=self._ahead)
+        self._due_ns[-1] = read_ns
 
-    def _ahead(self, span_ns: int) -> np.ndarray:
-        """(joints,) where the last line is so long after the last command is due."""
-        lowest, highest = self._bounds
-        ahead = self._command + self._rate * span_ns
-        # A robot that is found outside its limits is not drawn inside by a line.
-        return np.clip(ahead, np.minimum(lowest, self._command), np.maximum(highest, self._command))
+    def _find_slopes(self, *, begun: bool) -> None:
+        """Find the velocities of the last two knots: of parabolas through the knots beside them.
+
+        The splines stay between the knots (Fritsch and Carlson, Monotone Piecewise Cubic
+        Interpolation, 1980).
+
+        Args:
+            begun: the controller is on its way to the last knot but one; its velocity stays.
+        """
+        slopes, spans = self._slopes, np.diff(self._due_ns[-3:])
+        before, last = np.diff(self._knots[-3:], axis=0) / spans[:, None]
+        line = (self._line_end - self._knots[-1]) / self._period_ns
+        slopes[:-1] = slopes[1:]
+        if begun:
+            lowest, highest = np.minimum(3.0 * last, 0.0), np.maximum(3.0 * last, 0.0)
+            np.clip(slopes[-2], lowest, highest, out=slopes[-2])
+        else:
+            slopes[-2] = _slope(before, spans[0], last, spans[1])
+        slopes[-1] = _slope(last, spans[1], line, self._period_ns)
+
+    def _write_end(self, ends_ns: int, scaling: float) -> None:
+        """Write the last line and the tail; the line ends so long after the first point."""
+        line = len(self._knots)
+        np.copyto(self._views[line], self._line_end)
+        _set(self.points[line].time_from_start, ends_ns)
+        if self._splines:
+            np.multiply(self._end_rate, _SECOND_NS / scaling, out=self._speeds[line])
+            np.copyto(self._views[line + 1], self._stop)
+            stops_ns = ends_ns + round(scaling * self._tail_ns)
+            _set(self.points[line + 1].time_from_start, stops_ns)
 
     def _write_stamped(self, message: JointTrajectory) -> None:
         # In the past, also after commands that were sent one upon another.
@@ -190,15 +308,17 @@ class DelayedWay:
         message.header.stamp = Time(sec=seconds, nanosec=nanoseconds)
         for view, knot in zip(self._views, self._knots, strict=False):
             np.copyto(view, knot)
-        np.copyto(self._views[-1], self._ahead(self._period_ns))
-        for point, due_ns in zip(self.points[1:-1], self._due_ns[1:], strict=True):
+        for point, due_ns in zip(self.points[1:], self._due_ns[1:], strict=False):
             _set(point.time_from_start, due_ns - first_ns)
-        _set(self.points[-1].time_from_start, self._due_ns[-1] + self._period_ns - first_ns)
+        if self._splines:
+            for speed, slope in zip(self._speeds, self._slopes, strict=False):
+                np.multiply(slope, _SECOND_NS, out=speed)
+        self._write_end(self._due_ns[-1] + self._period_ns - first_ns, 1.0)
 
     def _write_on_arrival(self, message: JointTrajectory, read_ns: int, scaling: float) -> None:
         """Write the way from where the controller is at `read_ns`, to begin on arrival."""
         message.header.stamp = Time()
-        here, passed = self._where(read_ns)
+        here, slope, passed = self._where(read_ns)
         for index in range(passed):
             np.copyto(self._views[index], here)
             _set(self.points[index].time_from_start, self._update_ns * index // (passed - 1))
@@ -206,18 +326,48 @@ class DelayedWay:
             np.copyto(self._views[index], self._knots[index])
             ahead_ns = round(scaling * (self._due_ns[index] - read_ns))
             _set(self.points[index].time_from_start, self._update_ns + ahead_ns)
-        np.copyto(self._views[-1], self._ahead(self._period_ns))
+        if self._splines:
+            per_s = _SECOND_NS / scaling
+            for speed in self._speeds[: passed - 1]:
+                speed[:] = 0.0
+            np.multiply(slope, per_s, out=self._speeds[passed - 1])
+            for index in range(passed, len(self._due_ns)):
+                np.multiply(self._slopes[index], per_s, out=self._speeds[index])
         ahead_ns = round(scaling * (self._due_ns[-1] + self._period_ns - read_ns))
-        _set(self.points[-1].time_from_start, self._update_ns + ahead_ns)
+        self._write_end(self._update_ns + ahead_ns, scaling)
 
-    def _where(self, read_ns: int) -> tuple[np.ndarray, int]:
-        """(joints,) where the way is at a time, and the number of knots up to there, at least 2."""
+    def _where(self, read_ns: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """Find where the way is at a time.
+
+        Returns:
+            (joints,) position, (joints,) velocity, and the number of knots up to there, at least 2.
+        """
         dues = self._due_ns
         passed = max(sum(due_ns <= read_ns for due_ns in dues), 2)
         begin_ns, end_ns = dues[passed - 1 : passed + 1]
-        share = min(max((read_ns - begin_ns) / (end_ns - begin_ns), 0.0), 1.0)
-        here = self._knots[passed - 1] + share * (self._knots[passed] - self._knots[passed - 1])
-        return here, passed
+        span_ns = end_ns - begin_ns
+        share = min(max((read_ns - begin_ns) / span_ns, 0.0), 1.0)
+        begin = self._knots[passed - 1]
+        way = self._knots[passed] - begin
+        here, slope = begin + share * way, way / span_ns
+        if self._splines:
+            # The cubic's distance from the line, and its velocity (Hermite).
+            first, last = (self._slopes[passed - 1 : passed + 1] - slope) * span_ns
+            rest = 1.0 - share
+            here += share * rest * (rest * first - share * last)
+            slope += (
+                rest * (1.0 - 3.0 * share) * first + share * (3.0 * share - 2.0) * last
+            ) / span_ns
+        return here, slope, passed
+
+
+def _slope(before: np.ndarray, before_ns: int, after: np.ndarray, after_ns: int) -> np.ndarray:
+    """(joints,) velocity between two lines: at most twice the slower, none where they turn."""
+    slope = (before * after_ns + after * before_ns) / (before_ns + after_ns)
+    most = 2.0 * np.minimum(np.abs(before), np.abs(after))
+    most[before * after <= 0.0] = 0.0
+    clipped: np.ndarray = np.clip(slope, -most, most)
+    return clipped
 
 
 def _set(duration: Duration, span_ns: int) -> None:
