@@ -104,6 +104,14 @@ def several_publishers(node: Node, topic: str) -> str:
     return f'{count} publishers on {topic}: {_listed(publisher_names(node, topic, 0))}'
 
 
+def full_names(node: Node) -> list[str]:
+    """Return the full names of all nodes; a name that several nodes bear is there so often."""
+    return [
+        f'{namespace.rstrip("/")}/{name}'
+        for name, namespace in node.get_node_names_and_namespaces()
+    ]
+
+
 def publisher_names(node: Node, topic: str, own: int) -> list[str]:
     """Return the full names of the nodes with a publisher on a topic; '' where none is known yet.
 

@@ -309,6 +309,11 @@ class ControlLoop:
                 self._taken = frozenset()
             return result
 
+    @property
+    def has_started(self) -> bool:
+        """Whether there was a start, other than of a dry run that has been switched off since."""
+        return self._executor.mode is not Mode.IDLE
+
     def stop(self) -> None:
         """Come to rest with the next ticks, and hold."""
         with self._lock:

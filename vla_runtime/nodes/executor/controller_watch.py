@@ -25,8 +25,8 @@ from rclpy.node import Node
 
 from vla_runtime.messages.trajectories import stamp_to_ns
 from vla_runtime.nodes.executor.controller_parameters import ControllerParameters
-from vla_runtime.nodes.executor.polled_topics import PolledTopics
 from vla_runtime.nodes.executor.trajectory_message import TrajectoryController
+from vla_runtime.nodes.polled_topics import PolledTopics
 from vla_runtime.nodes.service_call import ServiceCall
 from vla_runtime.robot.match import MatchedOutput
 from vla_runtime.robot.schema import RobotOutput, SpeedScalingTopic

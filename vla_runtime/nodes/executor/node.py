@@ -5,6 +5,7 @@ Invariants:
   are rclpy's callbacks, which nothing that moves the robot waits for;
 - it asks (`committed_plan`) and the policy answers (`action_chunk`); when the policy dies, this
   node holds the robot and goes on asking;
+- of two executors of one name or one output the second is not configured, and never sends;
 - an active node commands nothing until `~/start`, and each activation begins like the first, but
   for the latch of clamped chunks, which only `~/reset` opens;
 - teardown, on deactivation and on shutdown: the session ends, with the hold as the last command on
@@ -51,10 +52,11 @@ from vla_runtime.nodes.executor.controller_watch import (
 )
 from vla_runtime.nodes.executor.parameters import EXECUTOR_PARAMETERS, executor_parameters
 from vla_runtime.nodes.executor.realtime import prefer_this_thread, share_interpreter
-from vla_runtime.nodes.executor.robot_link import RobotLink
+from vla_runtime.nodes.executor.robot_link import RobotLink, command_topics
 from vla_runtime.nodes.executor.session import CHUNK_TOPIC, ExecutorSession, SessionHooks
 from vla_runtime.nodes.executor.setup import check_fixed, make_core, read_files
 from vla_runtime.nodes.graph_faults import other_publishers
+from vla_runtime.nodes.heard_status import HeardStatus
 from vla_runtime.nodes.managed_node import ManagedNode, place_of_bug
 from vla_runtime.nodes.middleware import keep_to_udp
 from vla_runtime.nodes.node_parameters import refuse_unknown
@@ -64,6 +66,7 @@ from vla_runtime.nodes.parameters import declare, values
 from vla_runtime.nodes.qos import RELIABLE
 from vla_runtime.nodes.restart import note, state_before
 from vla_runtime.nodes.status_board import log_item
+from vla_runtime.nodes.twins import ITEM, Claim, Twins, node_item, why_second
 from vla_runtime.robot.schema import received_topics
 from vla_runtime.robot.urdf_limits import beyond_urdf
 from vla_runtime.types import PlanRequest
@@ -71,10 +74,12 @@ from vla_runtime.types import PlanRequest
 PLAN_TOPIC = 'committed_plan'
 _NAME = 'vla_executor'
 _LATCH_CLOSED = 'clamp_latch_closed'
+_OWN_NAMESPACE = 'give this one a robot and a namespace of its own (namespace:=left at launch)'
 _ONE_EXECUTOR = (
     'one policy answers one executor: end the other one, or run it in a namespace of its '
     'own (a node that was killed leaves the graph after some 20 s)'
 )
+_ONE_POLICY = 'end one of them, or run it in a namespace of its own'
 _ONE_SENDER = (
     'let it stop sending first, then call ~/start; a node that may always send there is named in '
     'shared_with of the output in the robot file'
@@ -95,6 +100,10 @@ class ExecutorNode(ManagedNode):
         self._link: RobotLink | None = None
         self._plan_publisher: LifecyclePublisher | None = None
         self._session: ExecutorSession | None = None
+        self._heard = HeardStatus(self, (ITEM,))
+        self._twins = Twins(self, self._heard)
+        # Full names of the outputs' topics, and who may send there too.
+        self._commanded: dict[str, frozenset[str]] = {}
         declare(self, EXECUTOR_PARAMETERS, self._parameter_conflict)
         refuse_unknown(self, EXECUTOR_PARAMETERS)
         self.add_on_set_parameters_callback(self._refuse_other_clock)
@@ -128,6 +137,10 @@ class ExecutorNode(ManagedNode):
             self.create_service(Trigger, f'~/{name}', self._guarded(name, callback))
         self._every(_STATUS_PERIOD_S, 'status', self._publish_status)
 
+    def destroy_node(self) -> None:
+        self._heard.close()
+        super().destroy_node()
+
     # ------------------------------------------------------------ transitions
 
     def _load(self) -> None:
@@ -137,6 +150,8 @@ class ExecutorNode(ManagedNode):
         if conflict is not None:
             raise ParameterError(conflict)
         self._robot, self._match = robot, match
+        self._commanded = command_topics(self, match)
+        self._require_no_other()
         self._link = RobotLink(self, robot, match, self._on_error)
         self._plan_publisher = self.create_lifecycle_publisher(
             JointTrajectory, PLAN_TOPIC, RELIABLE
@@ -155,6 +170,7 @@ class ExecutorNode(ManagedNode):
         assert self._link is not None
         parameters = values(self, EXECUTOR_PARAMETERS)
         self._live = parameters
+        self._require_no_other()
         use_sim_time = bool(self.get_parameter('use_sim_time').value)
         core = make_core(
             parameters, self._robot, self._match, self._latch, use_sim_time=use_sim_time
@@ -242,6 +258,12 @@ class ExecutorNode(ManagedNode):
 
     def _why_not_start(self) -> str:
         """Return why the robot must not start beside these nodes and topics; empty if it may."""
+        self._heard.take()
+        mine = self._claim()
+        if first := self._twins.first(mine, self._commanded):
+            return why_second(mine, first, _OWN_NAMESPACE)
+        if several := self._several_policies():
+            return f'{several}; {_ONE_POLICY}'
         if conflict := self._conflict():
             return f'{conflict}; {_ONE_EXECUTOR}'
         if self._live['dry_run']:
@@ -297,9 +319,13 @@ class ExecutorNode(ManagedNode):
         return True
 
     def _publish_status(self) -> None:
+        self._heard.take()
+        self._give_way_to_first()
+        who = node_item(self._claim(), self._problem)
         loop, session = self._loop, self._session
         if loop is None or session is None:
-            self._publish(self._diagnostics, [executor_status.inactive()])
+            inactive = executor_status.inactive(self.lifecycle, self._problem)
+            self._publish(self._diagnostics, [inactive, who])
             return
         self._follow_parameters()
         status = loop.status()
@@ -316,7 +342,7 @@ class ExecutorNode(ManagedNode):
         control = executor_status.control(
             status,
             answers,
-            self._conflict(),
+            self._two_of_one(),
             self._unsubscribed_outputs(),
             self._link.state_publishers() if doubted and self._link is not None else '',
             received_topics(self._robot),
@@ -330,7 +356,7 @@ class ExecutorNode(ManagedNode):
                 log_item(self, gripper)
         rate_hz = self._fixed['control_rate_hz']
         timing = executor_status.timing(session.lateness(), rate_hz, status.counters)
-        items = [control, executor_status.chunks(status, answers), timing, *grippers]
+        items = [control, executor_status.chunks(status, answers), timing, *grippers, who]
         self._publish(self._diagnostics, items)
         for timed in loop.take_handovers():
             self._publish(self._report, [executor_status.seam(timed, self._match.column_names)])
@@ -374,6 +400,47 @@ class ExecutorNode(ManagedNode):
         parameters = executor_parameters(wanted)
         if parameters != executor_parameters(before):
             self._guarded('parameters', loop.set_parameters)(parameters)
+
+    # ------------------------------------------------------------ other nodes
+
+    def _claim(self) -> Claim:
+        """Return what this node says of itself, and what it claims while it is active."""
+        loop = self._loop
+        if loop is None:
+            return self._twins.claim(self.lifecycle)
+        return self._twins.claim(
+            self.lifecycle, moves=loop.has_started, topics=self._claimed_topics()
+        )
+
+    def _claimed_topics(self) -> list[str]:
+        """Return the topics that only one executor may send on; a dry run commands nothing."""
+        commanded = () if self.get_parameter('dry_run').value else self._commanded
+        return [self.resolve_topic_name(PLAN_TOPIC), *commanded]
+
+    def _require_no_other(self) -> None:
+        """Refuse to go on beside an executor of this name, or on these topics."""
+        mine = self._twins.claim(self.lifecycle, topics=self._claimed_topics())
+        self._twins.require_first(mine, _OWN_NAMESPACE, self._commanded)
+
+    def _give_way_to_first(self) -> None:
+        """Give up what is configured where another executor was first and is heard only now."""
+        if self.lifecycle not in ('inactive', 'active'):
+            return
+        mine = self._claim()
+        if not mine.moves and (first := self._twins.first(mine, self._commanded)):
+            self._withdraw(why_second(mine, first, _OWN_NAMESPACE))
+
+    def _two_of_one(self) -> str:
+        """Name two executors that ask one policy, or policies that answer; empty without any."""
+        if conflict := self._conflict():
+            return f'two executors ask one policy: {conflict}'
+        return self._several_policies()
+
+    def _several_policies(self) -> str:
+        """Name the policies that answer, where there are several; empty otherwise."""
+        topic = self.resolve_topic_name(CHUNK_TOPIC)
+        found = sorted(one.describe() for one in self._twins.others() if topic in one.topics)
+        return f'{len(found)} policies answer on {topic}: {", ".join(found)}' if found[1:] else ''
 
     # ------------------------------------------------------------ helpers
 

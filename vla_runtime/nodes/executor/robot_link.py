@@ -223,6 +223,20 @@ class RobotLink:
             self._node.destroy_lifecycle_publisher(publisher)
 
 
+def command_topics(node: LifecycleNode, match: RobotMatch) -> dict[str, frozenset[str]]:
+    """Return the full names of the topics and actions of the outputs.
+
+    Returns:
+        full name to the full names of the nodes that may send there too
+    """
+    return {
+        node.resolve_topic_name(matched.output.topic): frozenset(
+            _full_name(node, name) for name in matched.output.shared_with
+        )
+        for matched in match.outputs
+    }
+
+
 def _qos(source: JointStateTopic) -> QoSProfile:
     if source.reliability == 'best_effort':
         return qos_profile_sensor_data

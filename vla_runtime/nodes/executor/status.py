@@ -66,9 +66,17 @@ class Answers:
     last_refusal: str
 
 
-def inactive() -> StatusItem:
-    """Return the status before activation and after deactivation."""
-    return StatusItem('control', Level.OK, 'inactive: nothing is commanded', {'mode': 'inactive'})
+def inactive(lifecycle: str, problem: str = '') -> StatusItem:
+    """Return the status before activation and after deactivation.
+
+    Args:
+        lifecycle: label of the node's state.
+        problem: why it is not further; '' where nothing went wrong.
+    """
+    text = f'{lifecycle}: nothing is commanded'
+    if problem:
+        text += f'; {problem}'
+    return StatusItem('control', Level.ERROR if problem else Level.OK, text, {'mode': 'inactive'})
 
 
 def control(
@@ -85,7 +93,8 @@ def control(
     Args:
         status: status of the loop.
         answers: answers that came.
-        conflict: other executor that asks the same policy; empty without one.
+        conflict: two executors that ask one policy, or policies that answer one executor; empty
+            without any.
         unheard: outputs that no node takes commands from; empty without any.
         state_publishers: publishers of joint-state topics that have several; empty without any.
         received: topics of joint states that are stamped when they are received.
@@ -136,7 +145,7 @@ def control(
         text = f'{unheard}: is the controller running? {text}'
     if conflict and executor.mode is Mode.RUNNING:
         level = Level.ERROR
-        text = f'two executors ask one policy: {conflict}; stop one of them; {text}'
+        text = f'{conflict}; end one of them; {text}'
     if executor.dry_run:
         text = f'dry run, nothing is published: {text}'
     values = _control_values(status) | {'stamped_when_received': ', '.join(received)}

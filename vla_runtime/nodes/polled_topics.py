@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rclpy.node import Node
+from rclpy.qos import QoSProfile
 from rclpy.subscription import Subscription
 
 from vla_runtime.nodes.qos import NEWEST_HEARD
@@ -28,11 +29,16 @@ class Taken:
 
 
 class PolledTopics:
-    """Subscriptions of a hidden node that nobody spins, in the context of the node given."""
+    """Subscriptions of a hidden node that nobody spins, in the context of the node given.
 
-    def __init__(self, node: Node) -> None:
+    Args:
+        node: gives the hidden one its context, namespace and first name.
+        purpose: second name of the hidden node.
+    """
+
+    def __init__(self, node: Node, purpose: str = 'watch') -> None:
         self._node = Node(
-            f'_{node.get_name()}_watch',
+            f'_{node.get_name()}_{purpose}',
             namespace=node.get_namespace(),
             context=node.context,
             use_global_arguments=False,
@@ -40,11 +46,11 @@ class PolledTopics:
             start_parameter_services=False,
         )
 
-    def subscribe(self, message_type: type, topic: str) -> PolledTopic:
+    def subscribe(
+        self, message_type: type, topic: str, qos: QoSProfile = NEWEST_HEARD
+    ) -> PolledTopic:
         """Subscribe to a topic by its full name."""
-        return PolledTopic(
-            self._node.create_subscription(message_type, topic, lambda _: None, NEWEST_HEARD)
-        )
+        return PolledTopic(self._node.create_subscription(message_type, topic, lambda _: None, qos))
 
     def close(self) -> None:
         self._node.destroy_node()
@@ -65,3 +71,10 @@ class PolledTopic:
             return None
         message, info = taken
         return Taken(message, int(info['received_timestamp']))
+
+    def take_bytes(self) -> bytes | None:
+        """Return the oldest message that waits, not decoded; None without one."""
+        handle = self._subscription.handle
+        with handle:
+            taken = handle.take_message(self._subscription.msg_type, True)
+        return None if taken is None else taken[0]
