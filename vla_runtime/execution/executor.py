@@ -163,6 +163,11 @@ class ChunkExecutor:
         self.detail = self._commander.set_out_first()
         return StartResult(True, self.detail)
 
+    def why_not_start(self, now_s: float, now_ros_ns: int) -> StartResult:
+        """Return what would refuse a start now, as far as the measured state and the latch tell."""
+        refused, fault = self._guard.why_not_start(now_ros_ns)
+        return StartResult(not refused, refused, fault)
+
     def stop(self, reason: Reason = Reason.STOPPED) -> None:
         """Come to rest as `StopActions` says, with the next ticks, and hold until `start`."""
         if self._mode is not Mode.RUNNING:

@@ -53,10 +53,10 @@ class HeardStatus:
 
     Args:
         node: whose graph is heard.
-        items: subjects of the lines that are kept.
+        items: subjects of the lines that are kept; all where left out.
     """
 
-    def __init__(self, node: Node, items: Collection[str]) -> None:
+    def __init__(self, node: Node, items: Collection[str] = ()) -> None:
         self._topics = PolledTopics(node, 'status')
         topic = node.resolve_topic_name('/diagnostics')
         self._topic = self._topics.subscribe(DiagnosticArray, topic, _HEARD)
@@ -70,20 +70,20 @@ class HeardStatus:
         now_s = time.monotonic()
         while (raw := self._topic.take_bytes()) is not None:
             # Others publish much there; most of it is not worth decoding.
-            if not any(mark in raw for mark in self._marks):
+            if self._items and not any(mark in raw for mark in self._marks):
                 continue
             for status in deserialize_message(raw, DiagnosticArray).status:
                 found = read_item(status, now_s)
-                if found.item in self._items:
+                if found.item in self._items or not self._items:
                     key = found.node, found.item, found.values.get('since_ns', '')
                     self._heard[key] = found
         self._heard = {
             key: found for key, found in self._heard.items() if now_s - found.heard_s < FRESH_S
         }
 
-    def items(self, item: str) -> Iterator[HeardItem]:
-        """Return the lines of one subject, as they were taken."""
-        return (found for found in self._heard.values() if found.item == item)
+    def items(self, item: str = '') -> Iterator[HeardItem]:
+        """Return the lines of one subject, or all, as they were taken."""
+        return (found for found in self._heard.values() if item in ('', found.item))
 
     def of(self, node: str, item: str) -> HeardItem | None:
         """Return a node's newest line of a subject; None where it has said none."""

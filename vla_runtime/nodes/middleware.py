@@ -68,6 +68,17 @@ def keep_to_udp(environment: MutableMapping[str, str], config: Path) -> None:
     environment.update(dict.fromkeys(PROFILE_VARIABLES, str(config / profile)))
 
 
+def describe_reach(environment: Mapping[str, str]) -> str:
+    """Describe the graph that this process is in, by the variables that choose it."""
+    reach = environment.get(_RANGE)
+    profiles = {Path(environment.get(name, '')).name for name in PROFILE_VARIABLES}
+    # `keep_to_udp` has left the reach to the profile.
+    if 'fastdds_executor_localhost.xml' in profiles:
+        reach = 'LOCALHOST'
+    domain = environment.get('ROS_DOMAIN_ID') or '0'
+    return f'ROS_DOMAIN_ID {domain}, {_RANGE} {reach or "SUBNET"}'
+
+
 def _is_fast_dds(environment: Mapping[str, str]) -> bool:
     middleware = environment.get('RMW_IMPLEMENTATION') or 'rmw_fastrtps_cpp'
     return middleware.startswith('rmw_fastrtps')

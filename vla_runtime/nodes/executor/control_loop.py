@@ -309,6 +309,11 @@ class ControlLoop:
                 self._taken = frozenset()
             return result
 
+    def why_not_start(self, now_s: float) -> StartResult:
+        """Return what the core would answer to a start now; nothing begins."""
+        with self._lock:
+            return self._executor.why_not_start(now_s, self._ros_now_ns())
+
     @property
     def has_started(self) -> bool:
         """Whether there was a start, other than of a dry run that has been switched off since."""

@@ -38,8 +38,10 @@ from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.execution.clamp_latch import ClampLatch
-from vla_runtime.execution.command import ChunkRefusal, StartResult
+from vla_runtime.execution.command import ChunkRefusal, Reason, StartResult
+from vla_runtime.execution.config import Mode
 from vla_runtime.files.package_files import share_folder
+from vla_runtime.files.quotes import join_truncated
 from vla_runtime.messages.diagnostics import REPEAT_LOG_S, StatusItem, Throttle, to_message
 from vla_runtime.messages.trajectories import TrajectoryError, message_to_chunk, plan_to_message
 from vla_runtime.nodes.executor import status as executor_status
@@ -55,7 +57,7 @@ from vla_runtime.nodes.executor.realtime import prefer_this_thread, share_interp
 from vla_runtime.nodes.executor.robot_link import RobotLink, command_topics
 from vla_runtime.nodes.executor.session import CHUNK_TOPIC, ExecutorSession, SessionHooks
 from vla_runtime.nodes.executor.setup import check_fixed, make_core, read_files
-from vla_runtime.nodes.graph_faults import other_publishers
+from vla_runtime.nodes.graph_faults import other_publishers, publisher_names
 from vla_runtime.nodes.heard_status import HeardStatus
 from vla_runtime.nodes.managed_node import ManagedNode, place_of_bug
 from vla_runtime.nodes.middleware import keep_to_udp
@@ -89,6 +91,8 @@ _LISTENERS = (
     'nobody needs to listen'
 )
 _STATUS_PERIOD_S = 0.2
+# Item of the policy's status that says what it waits for.
+_OBSERVATION = 'observation'
 
 
 class ExecutorNode(ManagedNode):
@@ -100,7 +104,7 @@ class ExecutorNode(ManagedNode):
         self._link: RobotLink | None = None
         self._plan_publisher: LifecyclePublisher | None = None
         self._session: ExecutorSession | None = None
-        self._heard = HeardStatus(self, (ITEM,))
+        self._heard = HeardStatus(self, (ITEM, _OBSERVATION))
         self._twins = Twins(self, self._heard)
         # Full names of the outputs' topics, and who may send there too.
         self._commanded: dict[str, frozenset[str]] = {}
@@ -238,12 +242,7 @@ class ExecutorNode(ManagedNode):
         self._follow_parameters()
         refused = self._why_not_start()
         result = StartResult(False, refused) if refused else self._loop.start(time.monotonic())
-        text = result.text
-        if self._link is not None:
-            if result.reason in executor_status.DOUBTED:
-                text = '; '.join(filter(None, (text, self._link.state_publishers())))
-            elif not (result.started or refused):
-                text = '; '.join(filter(None, (text, self._link.silent())))
+        text = refused or self._with_topics(result)
         if result.started and self._live['dry_run'] and (later := self._why_not_command()):
             text = f'{text or "started"}; with dry_run false ~/start is refused: {later}'
         response.success, response.message = result.started, text or 'started'
@@ -255,6 +254,26 @@ class ExecutorNode(ManagedNode):
         else:
             self.get_logger().error(f'not started: {text}')
         return response
+
+    def _with_topics(self, result: StartResult) -> str:
+        """Return what the core answers to a start, with the topics and nodes that it is about."""
+        if result.started or self._link is None:
+            return result.text
+        if nothing := self._link.nothing_there():
+            return nothing
+        return '; '.join(filter(None, (result.text, self._about_states(result.reason))))
+
+    def _about_states(self, reason: Reason | None) -> str:
+        """Name the topics and publishers behind a fault of the measured state."""
+        if self._link is None or reason not in executor_status.OF_STATES:
+            return ''
+        if reason in executor_status.DOUBTED:
+            return self._link.state_publishers()
+        return self._link.state_faults(self._now_ns(), self._live['max_state_age_s'])
+
+    def _would_refuse(self, loop: ControlLoop) -> str:
+        """Return what ~/start would answer now; empty where it would start."""
+        return self._why_not_start() or self._with_topics(loop.why_not_start(time.monotonic()))
 
     def _why_not_start(self) -> str:
         """Return why the robot must not start beside these nodes and topics; empty if it may."""
@@ -272,6 +291,8 @@ class ExecutorNode(ManagedNode):
 
     def _why_not_command(self) -> str:
         """Return why the robot must not be commanded now, or could not be; empty if it may."""
+        if self._link is not None and (nothing := self._link.nothing_there()):
+            return nothing
         if self._link is not None and (senders := self._link.senders()):
             return f'{senders}; {_ONE_SENDER}'
         if self._link is not None and (unheard := self._link.unheard()):
@@ -331,22 +352,26 @@ class ExecutorNode(ManagedNode):
         status = loop.status()
         asked_s = status.executor.silent_since_s
         chunk_topic = self.resolve_topic_name(CHUNK_TOPIC)
+        waits = status.executor.mode is not Mode.RUNNING
+        nothing = self._link.nothing_there() if waits and self._link is not None else ''
         answers = executor_status.Answers(
             silent_s=None if asked_s is None else time.monotonic() - asked_s,
             policies=self.count_publishers(chunk_topic),
             topic=chunk_topic,
             unreadable=self._unreadable,
             last_refusal=self._last_refusal,
+            policy_waits='' if nothing else self._policy_waits(chunk_topic),
         )
-        doubted = status.executor.reason in executor_status.DOUBTED
         control = executor_status.control(
             status,
             answers,
             self._two_of_one(),
             self._unsubscribed_outputs(),
-            self._link.state_publishers() if doubted and self._link is not None else '',
+            self._about_states(status.executor.reason),
             received_topics(self._robot),
             controllers=warnings_of(self._verdicts()),
+            state_ages_ms={} if self._link is None else self._link.state_ages_ms(self._now_ns()),
+            start_refused=nothing or self._would_refuse(loop) if waits else '',
         )
         if control.level > 0 and self._throttle.passes(control.text, time.monotonic()):
             log_item(self, control)
@@ -429,6 +454,18 @@ class ExecutorNode(ManagedNode):
         mine = self._claim()
         if not mine.moves and (first := self._twins.first(mine, self._commanded)):
             self._withdraw(why_second(mine, first, _OWN_NAMESPACE))
+
+    def _policy_waits(self, chunk_topic: str) -> str:
+        """Repeat what a policy node that could answer says is missing; empty where nothing is."""
+        said = []
+        for name in dict.fromkeys(publisher_names(self, chunk_topic, 0)):
+            observation, who = self._heard.of(name, _OBSERVATION), self._heard.of(name, ITEM)
+            if who is not None and who.values.get('lifecycle') != 'active':
+                said.append(f'{name} is {who.text}')
+            elif observation is not None and observation.level > 0:
+                missing = [v for k, v in observation.values.items() if k.startswith('refused.')]
+                said.append(f'{name} waits: {join_truncated(dict.fromkeys(missing), "; ", 2)}')
+        return '; '.join(said)
 
     def _two_of_one(self) -> str:
         """Name two executors that ask one policy, or policies that answer; empty without any."""

@@ -128,6 +128,7 @@ def camera(status: CameraStatus, stamp: StampSource) -> StatusItem:
         'topic': status.topic,
         'stamp': stamp,
         'rate_hz': status.rate_hz,
+        'age_ms': '' if status.age_s is None else 1e3 * status.age_s,
         'received': counters.received,
         'lost': counters.lost,
         'late': counters.late,
