@@ -48,12 +48,12 @@ def join_truncated(items: Iterable[str], between: str = '\n  ', most: int = _MOS
     return between.join([*items[:most], *more])
 
 
-def named(names: Sequence[str], most: int = 3) -> str:
-    """Name a few things in words: `'a', 'b' and 14 more`."""
-    shown = [f"'{name}'" for name in names[: most if len(names) > most + 1 else most + 1]]
-    if more := len(names) - len(shown):
-        return f'{", ".join(shown)} and {more} more'
-    return ' and '.join(filter(None, (', '.join(shown[:-1]), *shown[-1:])))
+def named(names: Sequence[str]) -> str:
+    """Name a few things in words: `'a'`, `'a' and 'b'`, `'a' and 14 more`."""
+    if len(names) == 2:
+        return f"'{names[0]}' and '{names[1]}'"
+    more = f' and {len(names) - 1} more' if len(names) > 1 else ''
+    return f"'{names[0]}'{more}" if names else 'none'
 
 
 def _clean(text: str) -> str:

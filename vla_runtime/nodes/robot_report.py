@@ -139,13 +139,17 @@ class RobotReport:
         why, state = self.why(), self.state()
         headline = f'{state}; {why}' if why and self.is_moving else why or state
         lines = [f'{self.namespace or "/"}: {headline}']
-        if refused := self._value('start_refused'):
+        refused = self._value('start_refused')
+        if refused and '~/start' not in headline:
             lines.append(f'  ~/start would be refused: {refused}')
         if ages := self._ages():
             lines.append(f'  ages: {ages}')
         for node in self.nodes:
             lines.append(f'  {node.claim.describe() if node.claim else _silent(node.name)}')
-            lines += [f'    {_line_of(item, now_s)}' for item in node.items if item.item != ITEM]
+            # What the first line has said already.
+            items = [one for one in node.items if one.item != ITEM and one.text != why]
+            width = max((len(one.item) for one in items), default=0)
+            lines += [f'    {one.item:<{width}}  {_line_of(one, now_s)}' for one in items]
         if remedy := self.remedy():
             lines.append(f'  what to do: {remedy}')
         return lines
@@ -244,7 +248,7 @@ def _importance(item: HeardItem) -> tuple[int, str]:
 def _line_of(item: HeardItem, now_s: float) -> str:
     level = '' if not item.level else f'{_LEVELS[item.level].upper()}: '
     old = f' ({now_s - item.heard_s:.1f} s ago)' if now_s - item.heard_s > _OLD_S else ''
-    return f'{item.item:<14}{level}{item.text}{old}'
+    return f'{level}{item.text}{old}'
 
 
 def _age(ms: float) -> str:

@@ -219,26 +219,35 @@ class RobotLink:
             now_ns: ROS clock.
             oldest_s: age above which a message is of no use.
         """
-        reasons = (self._state_fault(taker, now_ns, oldest_s) for taker in self._takers)
-        return '; '.join(filter(None, reasons))
+        topics: dict[tuple[str, str], list[str]] = {}
+        for taker in self._takers:
+            if fault := self._state_fault(taker, now_ns, oldest_s):
+                topics.setdefault(fault, []).append(taker.topic)
+        return '; '.join(
+            f'{begins} on {" and ".join(named)} {ends}' for (begins, ends), named in topics.items()
+        )
 
-    def _state_fault(self, taker: _StateTaker, now_ns: int, oldest_s: float) -> str:
+    def _state_fault(
+        self, taker: _StateTaker, now_ns: int, oldest_s: float
+    ) -> tuple[str, str] | None:
+        """Return what is before and behind the topic's name in a text; None without a fault."""
         kind, source = type_name(JointState), taker.source
         heard_s = time.monotonic() - taker.heard_s
         if heard_s > max(oldest_s, _QUIET_S):
-            since = '' if math.isinf(heard_s) else f' for {heard_s:.1f} s'
+            since = 'yet' if math.isinf(heard_s) else f'for {heard_s:.2g} s'
             if why := why_silent(self._node, taker.topic, kind, _qos(source), [kind]):
-                return f'nothing comes on {taker.topic}{since}: {why}'
+                return 'nothing has come', f'{since}: {why}'
             names = describe_publishers(self._node, publisher_names(self._node, taker.topic, 0))
-            return f'nothing comes on {taker.topic}{since}, though {names} publishes it'
+            return 'nothing has come', f'{since}, though {names} publishes there'
         age_s = (now_ns - taker.stamp_ns) * 1e-9
         if taker.stamp_ns == 0 or -_AHEAD_S < age_s <= oldest_s:
-            return ''
+            return None
         names = describe_publishers(self._node, publisher_names(self._node, taker.topic, 0))
         when = f'{age_s:.1f} s ago' if age_s > 0 else f'{-age_s:.1f} s ahead'
         return (
-            f'messages come on {taker.topic} from {names}, stamped {when}: its clock is not this '
-            f"node's, or was set; set the clocks right (chrony) or give the topic 'stamp: receive'"
+            f'{names} publishes',
+            f"messages stamped {when}: its clock is not this node's, or was set; set the clocks "
+            "right (chrony), or give the topic 'stamp: receive'",
         )
 
     def _unserved(self) -> list[str]:

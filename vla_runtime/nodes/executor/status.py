@@ -182,7 +182,7 @@ def _before_start(executor: ExecutorStatus, refused: str, policy_waits: str) -> 
     """Say what ~/start would answer, and what the policy waits for."""
     if not refused:
         text = ': call ~/start' if executor.reason is Reason.NOT_STARTED else ''
-    elif executor.detail and without_numbers(refused).startswith(without_numbers(executor.detail)):
+    elif without_numbers(refused.split(';')[0]) in without_numbers(executor.detail):
         text = '; ~/start is refused as long as it stays so'
     else:
         text = f'; ~/start would be refused: {refused}'
