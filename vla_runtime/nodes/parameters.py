@@ -90,8 +90,8 @@ def _say_what_mends(node: Node, rows: Mapping[str, ParameterSpec]) -> None:
             return f'parameter {name} is unknown{nearest(parameter.name, rows)}'
         if parameter.name in rows and rows[parameter.name].read_only:
             return (
-                f'parameter {name} is read when the node starts: end the node and launch it again '
-                f'with another {name}, as a launch argument or in params_file'
+                f'parameter {name} is read-only, because it is read when the node starts: end the '
+                f'node and launch again with another {name}, as a launch argument or in params_file'
             )
         return ''
 
