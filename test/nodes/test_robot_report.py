@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ def item(node: str, name: str, text: str = 'fine', level: int = 0, **values: str
 def who(node: str, lifecycle: str = 'active', since_ns: int = 1, problem: str = '') -> HeardItem:
     said = node_item(Claim(node, 'process 1 on robot', since_ns, lifecycle), problem)
     values = {name: str(value).lower() for name, value in said.values.items()}
-    return HeardItem(node, said.name, int(said.level), said.text, values, 10.0)
+    return HeardItem(node, said.name, int(said.level), said.text, values, 10.0, values['since_ns'])
 
 
 def control(text: str = 'executing', level: int = 0, node: str = EXECUTOR, **values: str) -> Any:
@@ -82,9 +83,22 @@ def test_others_on_the_topic_are_left_out() -> None:
 
 
 def test_two_nodes_of_one_name_are_both_shown() -> None:
-    heard = [who(EXECUTOR, since_ns=1), who(EXECUTOR, 'unconfigured', 2), control()]
+    inactive = {'mode': 'inactive', 'kind': '', 'reason': ''}
+    heard = [
+        who(EXECUTOR, since_ns=1),
+        replace(control(), since_ns='1'),
+        who(EXECUTOR, 'unconfigured', 2),
+        replace(control('unconfigured', **inactive), since_ns='2'),
+    ]
     (robot,) = robot_reports(heard, [])
-    assert [node.claim and node.claim.since_ns for node in robot.nodes] == [1, 2]
+    shown = {
+        node.claim.lifecycle: item.text
+        for node in robot.nodes
+        if node.claim is not None and (item := node.item('control')) is not None
+    }
+    assert shown == {'active': 'executing', 'unconfigured': 'unconfigured'}
+    # The robot is what moves it.
+    assert robot.is_moving and exit_code([robot]) == WRONG
 
 
 def test_the_json_has_what_the_text_has() -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.node import Node
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.serialization import deserialize_message
@@ -32,6 +32,7 @@ class HeardItem:
         node: full name of the node.
         item: subject of the line.
         heard_s: steady seconds.
+        since_ns: the process's own mark, where the message had it; two nodes may have one name.
     """
 
     node: str
@@ -40,12 +41,18 @@ class HeardItem:
     text: str
     values: Mapping[str, str]
     heard_s: float
+    since_ns: str = ''
 
 
-def read_item(status: DiagnosticStatus, heard_s: float) -> HeardItem:
-    """Read a line as `to_message` wrote it; of others the node is ''."""
-    node, _, item = status.name.rpartition(': ')
-    return HeardItem(node, item, status.level[0], status.message, values_of(status), heard_s)
+def read_items(message: DiagnosticArray, heard_s: float) -> list[HeardItem]:
+    """Read lines as `to_message` wrote them; of others the node is ''."""
+    found = []
+    for status in message.status:
+        node, _, item = status.name.rpartition(': ')
+        values = values_of(status)
+        found.append(HeardItem(node, item, status.level[0], status.message, values, heard_s))
+    mark = next((one.values['since_ns'] for one in found if 'since_ns' in one.values), '')
+    return [replace(one, since_ns=mark) for one in found]
 
 
 class HeardStatus:
@@ -62,7 +69,7 @@ class HeardStatus:
         self._topic = self._topics.subscribe(DiagnosticArray, topic, _HEARD)
         self._items = frozenset(items)
         self._marks = tuple(f': {item}\0'.encode() for item in items)
-        # By node, item and the process's own mark: two nodes may have one name.
+        # By node, item and the process's own mark.
         self._heard: dict[tuple[str, str, str], HeardItem] = {}
 
     def take(self) -> None:
@@ -72,11 +79,9 @@ class HeardStatus:
             # Others publish much there; most of it is not worth decoding.
             if self._items and not any(mark in raw for mark in self._marks):
                 continue
-            for status in deserialize_message(raw, DiagnosticArray).status:
-                found = read_item(status, now_s)
+            for found in read_items(deserialize_message(raw, DiagnosticArray), now_s):
                 if found.item in self._items or not self._items:
-                    key = found.node, found.item, found.values.get('since_ns', '')
-                    self._heard[key] = found
+                    self._heard[found.node, found.item, found.since_ns] = found
         self._heard = {
             key: found for key, found in self._heard.items() if now_s - found.heard_s < FRESH_S
         }

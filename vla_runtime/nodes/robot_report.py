@@ -76,8 +76,13 @@ class RobotReport:
 
     @property
     def executor(self) -> NodeReport | None:
-        """The executor, or the first of several."""
-        return next((node for node in self.nodes if node.is_executor), None)
+        """The executor; of several the one that is furthest."""
+        found = [
+            (node.claim.order, index, node)
+            for index, node in enumerate(self.nodes)
+            if node.claim is not None and node.is_executor
+        ]
+        return min(found)[2] if found else None
 
     @property
     def is_moving(self) -> bool:
@@ -92,6 +97,9 @@ class RobotReport:
             return 'no executor node says anything in this namespace'
         if control.level:
             return control.text
+        names = [node.name for node in self.nodes]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            return f'two nodes have one name, {", ".join(twice)}: end one of them'
         problems = [
             f'{node.name}, {item.item}: {item.text}'
             for node in self.nodes
@@ -137,6 +145,8 @@ class RobotReport:
     def lines(self, now_s: float) -> list[str]:
         """Return lines of text for a person."""
         why, state = self.why(), self.state()
+        if state == 'held' and not why and self.executor is not None:
+            why = next(item.text for item in self.executor.items if item.item == 'control')
         headline = f'{state}; {why}' if why and self.is_moving else why or state
         lines = [f'{self.namespace or "/"}: {headline}']
         refused = self._value('start_refused')
@@ -218,9 +228,11 @@ def robot_reports(
         claim = read_claim(who) if who.item == ITEM else None
         if claim is None:
             continue
-        # Two of one name are told apart by their claims alone.
-        own = [one for one in items if one.node == who.node and (one.item != ITEM or one is who)]
-        nodes.append(NodeReport(who.node, claim, sorted(own, key=_importance)))
+        # News come without the mark that tells two nodes of one name apart.
+        marks = ('', who.since_ns)
+        own = [one for one in items if one.node == who.node and one.since_ns in marks]
+        newest = {one.item: one for one in sorted(own, key=lambda one: one.heard_s)}
+        nodes.append(NodeReport(who.node, claim, sorted(newest.values(), key=_importance)))
     known = {node.name for node in nodes}
     nodes += [NodeReport(name, None) for name in sorted(silent) if name not in known]
     robots: dict[str, list[NodeReport]] = {}
