@@ -46,18 +46,23 @@ def main(arguments: argparse.Namespace) -> int:
     namespace = None
     if arguments.namespace is not None:
         namespace = f'/{arguments.namespace.strip("/")}'.rstrip('/')
-    with joined() as graph:
-        robots = graph.wait(namespace)
-        try:
+    robots: list[RobotReport] = []
+    try:
+        with joined() as graph:
+            robots = graph.wait(namespace)
+            _show(robots, as_json=arguments.json)
             while arguments.watch:
+                time.sleep(_WATCH_PERIOD_S)
+                robots = graph.look(namespace)
                 if sys.stdout.isatty():
                     print(_CLEAR, end='')
                 _show(robots, as_json=arguments.json)
-                time.sleep(_WATCH_PERIOD_S)
-                robots = graph.look(namespace)
-        except KeyboardInterrupt:
-            return exit_code(robots)
-        _show(robots, as_json=arguments.json)
+    except ValueError as error:
+        print(f'error: {error}', file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        if not arguments.watch:
+            raise
     return exit_code(robots)
 
 

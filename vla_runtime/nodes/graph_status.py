@@ -16,6 +16,7 @@ from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
 from vla_runtime.files.package_files import share_folder
+from vla_runtime.files.quotes import quoted
 from vla_runtime.nodes.heard_status import HeardStatus
 from vla_runtime.nodes.middleware import describe_reach, keep_to_udp
 from vla_runtime.nodes.robot_report import RobotReport, robot_reports
@@ -24,6 +25,8 @@ _NAME = '_vla_status'
 # What nodes of this package publish beside their names, and others do not.
 _REPORT_TYPE = 'diagnostic_msgs/msg/DiagnosticArray'
 _LOOKS_S = 0.05
+# Of more the ports would be beyond the last.
+_HIGHEST_DOMAIN = 232
 # Nodes that announce themselves every 0.5 s are all there after so long.
 _MEET_S = 1.3
 # Without the shipped profile a node announces itself every 3 s.
@@ -90,7 +93,17 @@ def _process_age_s() -> float:
 
 @contextmanager
 def joined() -> Iterator[GraphStatus]:
-    """Join the graph that the environment names."""
+    """Join the graph that the environment names.
+
+    Raises:
+        ValueError: there is no such graph.
+    """
+    domain = os.environ.get('ROS_DOMAIN_ID') or '0'
+    if not domain.isdecimal() or int(domain) > _HIGHEST_DOMAIN:
+        raise ValueError(
+            f'ROS_DOMAIN_ID is {quoted(domain)}: it must be a whole number of 0 to '
+            f'{_HIGHEST_DOMAIN}'
+        )
     keep_to_udp(os.environ, share_folder() / 'config')
     rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
     node = Node(

@@ -15,6 +15,8 @@ from paths import ROOT
 from tabletop_policy import write_tabletop_policy
 from test_executor_node import PATIENT_ROBOT, Bench, start
 
+from vla_runtime.cli.main import main
+
 pytestmark = pytest.mark.graph
 
 
@@ -58,6 +60,15 @@ def test_an_empty_graph_gives_2_and_says_what_was_looked_at() -> None:
     assert code == 2
     for word in ('ROS_DOMAIN_ID', 'ROS_AUTOMATIC_DISCOVERY_RANGE', 'docs/'):
         assert word in text
+
+
+@pytest.mark.parametrize('domain', ['abc', '233', '-1'])
+def test_a_domain_that_is_none_is_named(
+    domain: str, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setenv('ROS_DOMAIN_ID', domain)
+    assert main(['status']) == 2
+    assert f"ROS_DOMAIN_ID is '{domain}'" in capsys.readouterr().err
 
 
 def test_a_robot_that_is_ready_gives_0(bench: Bench) -> None:
