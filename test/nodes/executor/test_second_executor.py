@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from diagnostic_msgs.msg import DiagnosticArray
 from graph import graph
 from tabletop_policy import write_tabletop_policy
 from test_executor_node import Bench, start
 from tiny_policy import tiny_spec, write_tiny_policy
 from tiny_robot import write_robot
 
+from vla_runtime.messages.diagnostics import values_of
 from vla_runtime.nodes.autostart import COULD_NOT_START
 
 pytestmark = pytest.mark.graph
@@ -79,6 +81,28 @@ def test_after_a_kill_the_next_one_is_not_locked_out(bundle: Path) -> None:
         start(made, bundle, '-r', '__ns:=/killed', *AUTOSTART, name='next')
         bench.wait_for_status('that it is active', lambda s: s['reason'] == 'not_started')
         bench.arm.close()
+
+
+def test_of_two_that_come_up_at_once_one_gives_way(bundle: Path) -> None:
+    with graph() as made:
+        said = made.collect(DiagnosticArray, '/diagnostics')
+        remap = ('-r', '__ns:=/both', *AUTOSTART)
+        both = [start(made, bundle, *remap, name=f'number {index}') for index in range(2)]
+
+        def states() -> list[str]:
+            """Newest of each process that runs."""
+            found = {}
+            for message in list(said):
+                for item in message.status:
+                    if item.name == '/both/vla_executor: node':
+                        values = values_of(item)
+                        found[values['process'].split()[1]] = values['lifecycle']
+            return sorted(found.get(str(one.pid), '') if one.running else 'ended' for one in both)
+
+        made.wait_for(
+            lambda: states() in (['active', 'unconfigured'], ['active', 'ended']),
+            'one that is active',
+        )
 
 
 def test_a_second_policy_node_refuses_and_names_the_first(tmp_path: Path) -> None:
