@@ -136,8 +136,8 @@ class Twins:
         if not found:
             return []
         names = full_names(self._node)
-        names.remove(self._node.get_fully_qualified_name())
-        return [one for one in found if one.node in names]
+        mine = self._node.get_fully_qualified_name()
+        return [one for one in found if names.count(one.node) > (one.node == mine)]
 
     def first(
         self, mine: Claim, shared_with: Mapping[str, Collection[str]] | None = None
@@ -186,7 +186,7 @@ class Twins:
         """
         if found := self.wait_for_first(mine, shared_with):
             raise TwinError(why_second(mine, found, mend))
-        if self.is_named_twice():
+        if self.is_named_twice() and all(one.node != mine.node for one in self.others()):
             self._node.get_logger().warning(
                 f'the graph has another node of the name {mine.node}, which says nothing: one '
                 'that was killed leaves the graph within some 20 s; one that hangs is to be ended'
