@@ -138,6 +138,15 @@ def test_a_package_that_is_missing_is_named_with_what_installs_it(backend, monke
         check_backend(backend, device)
 
 
+@pytest.mark.parametrize('devices', [0, 1])
+def test_tensorrt_without_package_and_gpu_tells_both_at_once(devices, driver, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'tensorrt', None)
+    driver(FakeDriver(devices=devices))
+    with pytest.raises(ValueError, match="'tensorrt' is not installed") as error:
+        check_backend('tensorrt', 'cuda')
+    assert ('no CUDA device answers' in str(error.value)) == (devices == 0)
+
+
 def test_what_is_here_passes():
     check_backend('torch', 'cpu')
     check_backend('onnxruntime', 'cpu')

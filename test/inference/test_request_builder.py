@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from vla_runtime.inference.real_time_chunking import PlanSchedule
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.request_builder import RequestBuilder
 from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.nodes.policy.settings import live_settings, settings_from
 from vla_runtime.policy import Policy
 from vla_runtime.types import CommittedPlan
 
@@ -104,3 +107,13 @@ def test_an_observation_was_made_at_its_newest_stamp(
         assert told == f'top: miss ({age_s:.3f} s old; limit 1.000)'
     else:
         assert told.startswith(f'top: reused (1 in a row; {age_s:.3f} s old; ')
+
+
+def test_a_policy_without_steps_refuses_the_switch_that_was_set(tmp_path: Path) -> None:
+    checked = read_bundle(write_tiny_policy(tmp_path / 'act', tiny_spec('act')))
+    engine: Any = SimpleNamespace(max_rows=1, backend='torch', features=())
+    single = RequestBuilder(PolicyCodec(checked), engine)
+    given = {row.name: row.default for row in live_settings().values()}
+    single.check(settings_from(given))
+    with pytest.raises(ValueError, match=r'^real_time_chunking is on .*to false$'):
+        single.check(settings_from(given | {'real_time_chunking': True}))

@@ -99,9 +99,14 @@ def far_profile(address: str) -> str:
 def _announce_often(root: ElementTree.Element) -> None:
     (element,) = root.iterfind('.//{*}rtps')
     for name in ('builtin', 'discovery_config', 'leaseAnnouncement'):
-        element = _add(element, name)
+        element = _child(element, name)
     for name, value in (('sec', 0), ('nanosec', _PERIOD_NS)):
-        _add(element, name).text = str(value)
+        _child(element, name).text = str(value)
+
+
+def _child(parent: ElementTree.Element, name: str) -> ElementTree.Element:
+    found = parent.find(f'{{*}}{name}')
+    return _add(parent, name) if found is None else found
 
 
 def _add(parent: ElementTree.Element, name: str) -> ElementTree.Element:

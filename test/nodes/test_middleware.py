@@ -15,7 +15,13 @@ from graph import Graph, graph
 from paths import ROOT
 from thorough import thorough_but
 
-from vla_runtime.nodes.middleware import PROFILE_VARIABLES, REACH_VARIABLES, keep_to_udp
+from vla_runtime.nodes.middleware import (
+    PROFILE_VARIABLES,
+    REACH_VARIABLES,
+    describe_reach,
+    keep_to_udp,
+    why_no_shared_memory,
+)
 
 CONFIG = ROOT / 'config'
 SHIPPED = str(CONFIG / 'fastdds.xml')
@@ -58,6 +64,48 @@ def test_the_profile_without_shared_memory_is_taken_in_the_shipped_ones_place(
     given = dict(environment)
     assert profile_with(given) == profile
     assert {name: given[name] for name in REACH_VARIABLES if name in given} == reach
+
+
+@pytest.mark.parametrize(
+    'given',
+    [{}, {RANGE: 'LOCALHOST', 'ROS_DOMAIN_ID': '7'}, {RANGE: 'OFF'}],
+)
+def test_the_reach_is_described_as_it_was_given(given: dict[str, str]) -> None:
+    environment = dict(given)
+    keep_to_udp(environment, CONFIG)
+    said = describe_reach(environment)
+    assert said == describe_reach(given)
+    assert given.get(RANGE, 'SUBNET') in said and given.get('ROS_DOMAIN_ID', '0') in said
+
+
+MB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ('environment', 'free_mb', 'fits'),
+    [
+        (dict.fromkeys(PROFILE_VARIABLES, SHIPPED), 64, False),
+        (dict.fromkeys(PROFILE_VARIABLES, SHIPPED), 66, True),
+        ({}, 0, False),
+        ({}, 8, True),
+        # They take none.
+        (dict.fromkeys(PROFILE_VARIABLES, str(CONFIG / UDP)), 0, True),
+        ({'RMW_IMPLEMENTATION': 'rmw_cyclonedds_cpp'}, 0, True),
+    ],
+)
+def test_a_full_shared_memory_is_told_in_our_words(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    environment: dict[str, str],
+    free_mb: int,
+    fits: bool,
+) -> None:
+    usage = shutil._ntuple_diskusage(64 * MB, 0, free_mb * MB)
+    monkeypatch.setattr(shutil, 'disk_usage', lambda _: usage)
+    said = why_no_shared_memory(environment, tmp_path)
+    assert (said == '') == fits
+    if not fits:
+        assert str(tmp_path) in said and '--shm-size' in said
 
 
 def test_a_profile_of_the_users_own_stays_in_force(tmp_path: Path) -> None:

@@ -701,6 +701,27 @@ def test_a_robot_is_found_by_name_or_path(tmp_path: Path, monkeypatch: pytest.Mo
         find_robot('my_arm.yaml', ROBOTS)
 
 
+@pytest.mark.parametrize(
+    ('named', 'near'),
+    [
+        ('dou.yaml', 'duo.yaml'),
+        ('dou', 'duo.yaml'),
+        ('mine/robto.yaml', 'mine/robot.yml'),
+        # What comes with the package, and nothing that only ends alike.
+        ('so101.yaml', 'so101'),
+    ],
+)
+def test_a_file_that_is_not_there_names_the_one_that_is_near(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, near: str
+) -> None:
+    (tmp_path / 'mine').mkdir()
+    for name in ('duo.yaml', 'mine/robot.yml', 'mine/robots.txt'):
+        (tmp_path / name).write_text('')
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=f"did you mean '{near}'"):
+        find_robot(named, ROBOTS)
+
+
 @pytest.mark.parametrize('name', ['fifo', '/dev/zero', 'folder', 'large', 'bytes'])
 def test_only_a_regular_file_of_text_is_read(tmp_path, name):
     os.mkfifo(tmp_path / 'fifo')

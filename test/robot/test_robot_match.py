@@ -344,6 +344,34 @@ def test_all_conflicts_are_told_at_once(arm: Robot) -> None:
     assert len(str(caught.value).splitlines()) == 4
 
 
+def test_a_bundle_of_another_robot_is_one_line_with_the_names_of_both() -> None:
+    names = [f'{side}_joint{index}' for side in ('left', 'right') for index in range(8)]
+    spec = policy(
+        measured(*((name, 'rad') for name in names)),
+        absolute(*((name, 'rad') for name in names)),
+        (CameraSpec('head'), CameraSpec('wrist')),
+    )
+    with pytest.raises(MatchError) as caught:
+        match_robot(load_robot(ROBOTS / 'so101.yaml'), spec, 'bundle')
+    (told,) = str(caught.value).splitlines()
+    for word in ('bundle/policy.yaml', 'so101.yaml', 'left_joint0', 'shoulder_pan', 'aliases'):
+        assert word in told
+
+
+def test_a_few_unknown_names_are_told_one_by_one() -> None:
+    robot = load_robot(ROBOTS / 'so101.yaml')
+    names = [joint.name for joint in robot.joints]
+    spec = policy(
+        measured(*((name, 'rad') for name in (*names[1:], 'waist'))),
+        absolute(*((name, 'rad') for name in names)),
+        (CameraSpec('head'),),
+    )
+    with pytest.raises(MatchError) as caught:
+        match_robot(robot, spec, 'bundle')
+    fields = [line.split(': ')[1] for line in str(caught.value).splitlines()]
+    assert fields == ['cameras[0].name', 'state[5].name']
+
+
 def test_a_joints_tolerances_scale_with_its_unit(tmp_path):
     path = tmp_path / 'arm.yaml'
     path.write_text(

@@ -34,7 +34,12 @@ from vla_runtime.family.listing import find_family
 from vla_runtime.files.checkpoint_folders import checkpoint_below, has_tensors
 from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.hub_id import download_hint
-from vla_runtime.files.input_files import UnreadableFileError, read_text, regular_file
+from vla_runtime.files.input_files import (
+    UnreadableFileError,
+    near_path,
+    read_text,
+    regular_file,
+)
 from vla_runtime.files.large_files import file_sha256
 from vla_runtime.files.typed_yaml import LARGEST_FILE
 
@@ -167,7 +172,8 @@ def _read_spec(folder: Path) -> BundleSpec:
         if folder.is_dir():
             raise BundleError(f'{path}: is missing; is this folder a policy bundle?') from None
         raise BundleError(
-            f'{folder}: no such folder; expected a policy bundle{download_hint(folder)}'
+            f'{folder}: no such folder; expected a policy bundle'
+            f'{near_path(folder, Path.is_dir) or download_hint(folder)}'
         ) from None
     except NotADirectoryError:
         file = next((path for path in (folder, *folder.parents) if path.exists()), folder)

@@ -67,7 +67,17 @@ def check_backend(backend: str, device: str) -> None:
 
         # These raise with install advice. An installed TensorRT is slow to import, so it is not.
         if missing_backend(backend):
-            import_tensorrt()
+            try:
+                import_tensorrt()
+            except ValueError as error:
+                count, reason = _cuda_devices()
+                if count:
+                    raise
+                # Whoever installs it would read the other fact next.
+                raise ValueError(
+                    f'{error}; and no CUDA device answers here ({reason}), without which it runs '
+                    "nothing: backend 'auto' takes what can run here"
+                ) from error
         # Through the package that the backend uses, so that a driver it cannot use is seen here.
         CudaDriver(import_cuda()).find_device(index)
         return

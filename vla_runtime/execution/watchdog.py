@@ -19,6 +19,7 @@ from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import Reason
 from vla_runtime.execution.limits import Limits
 from vla_runtime.execution.state import UNSTAMPED, MeasuredState, clock_hint
+from vla_runtime.files.quotes import named
 from vla_runtime.files.setting_fields import check_settings, setting
 
 MotionClock = Literal['steady', 'ros']
@@ -283,8 +284,8 @@ class StateWatch:
         refused = ''.join(f'; {text}' for text in state.refused)
         if reason is Reason.STATE_MISSING:
             return (
-                f'no measured position has come for {state.missing}; check the joint_states '
-                f"topics and the robot file's joint names{refused}"
+                f'no measured position has come for {named(state.missing)}; check the '
+                f"joint_states topics and the robot file's joint names{refused}"
             )
         if reason is Reason.STATE_DOUBLED:
             return state.doubled.describe()
@@ -293,7 +294,7 @@ class StateWatch:
         if reason is Reason.STATE_NOT_FINITE:
             wrong = np.flatnonzero(~np.isfinite(state.positions))
             names = [self._columns.names[column] for column in wrong]
-            return f'the measured position of {names} is not a number that a joint can have'
+            return f'the measured position of {named(names)} is not a number that a joint can have'
         if reason is Reason.STATE_FROM_FUTURE:
             ahead = state.ahead(now_ros_ns + self._future_ns)
             newest_ns, columns = ahead or (state.newest_stamp_ns, state.newest_columns())
@@ -303,16 +304,16 @@ class StateWatch:
                 "driver with a clock of its own needs 'stamp: receive' in the robot file"
             )
             return (
-                f'the measured position of {columns} is stamped {ahead_s:.3f} s in '
+                f'the measured position of {named(columns)} is stamped {ahead_s:.3f} s in '
                 f'the future{clock_hint(-ahead_s, question)}'
             )
         if state.oldest_stamp_ns == 0:
-            return f'the measured position of {state.oldest_columns()}: {UNSTAMPED}{refused}'
+            return f'the measured position of {named(state.oldest_columns())}: {UNSTAMPED}{refused}'
         age_s = (now_ros_ns - state.oldest_stamp_ns) * 1e-9
         limit_s = self._parameters.max_state_age_s
         return (
-            f'the measured position of {state.oldest_columns()} is {age_s:.3f} s old, at most '
-            f'{limit_s:g} s allowed (max_state_age_s){clock_hint(age_s)}{refused}'
+            f'the measured position of {named(state.oldest_columns())} is {age_s:.3f} s old, at '
+            f'most {limit_s:g} s allowed (max_state_age_s){clock_hint(age_s)}{refused}'
         )
 
     def too_far(self, commanded: np.ndarray, measured: np.ndarray) -> bool:

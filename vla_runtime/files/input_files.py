@@ -7,8 +7,10 @@ waited for without end, and a device may have no end.
 
 from __future__ import annotations
 
+import difflib
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 _KINDS = (
@@ -22,6 +24,22 @@ _KINDS = (
 
 class UnreadableFileError(ValueError):
     """A file that is not read; the message is the reason, without the path."""
+
+
+def near_path(path: Path, accepts: Callable[[Path], bool]) -> str:
+    """Return a hint at the nearest name beside a path that is not there; '' without one.
+
+    Args:
+        path: what was named; its suffix may have been left out.
+        accepts: whether something is of the kind that was meant.
+    """
+    try:
+        # By their stems: the suffix, which is alike, may be missing too.
+        known = {one.stem: one for one in sorted(path.parent.iterdir()) if accepts(one)}
+    except OSError:
+        return ''
+    close = difflib.get_close_matches(path.stem, known, n=1, cutoff=0.6)
+    return f"; did you mean '{known[close[0]]}'?" if close else ''
 
 
 def regular_file(path: str | Path) -> Path:

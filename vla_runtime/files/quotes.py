@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 QUOTE_LENGTH = 60
@@ -41,10 +41,19 @@ def one_line(text: str, longest: int) -> str:
     return f'{clean[:half]} … {_clean(tail or head)[-half:]}'
 
 
-def join_truncated(items: Sequence[str], between: str = '\n  ') -> str:
+def join_truncated(items: Iterable[str], between: str = '\n  ', most: int = _MOST_ITEMS) -> str:
     """The first items of a list, and how many more there are."""
-    more = [f'and {len(items) - _MOST_ITEMS} more'] if len(items) > _MOST_ITEMS else []
-    return between.join([*items[:_MOST_ITEMS], *more])
+    items = list(items)
+    more = [f'and {len(items) - most} more'] if len(items) > most else []
+    return between.join([*items[:most], *more])
+
+
+def named(names: Sequence[str]) -> str:
+    """Name a few things in words: `'a'`, `'a' and 'b'`, `'a' and 14 more`."""
+    if len(names) == 2:
+        return f"'{names[0]}' and '{names[1]}'"
+    more = f' and {len(names) - 1} more' if len(names) > 1 else ''
+    return f"'{names[0]}'{more}" if names else 'none'
 
 
 def _clean(text: str) -> str:

@@ -439,8 +439,12 @@ def _check_unset(
     for item in fields(settings):
         value = getattr(settings, item.name)
         if item.name in names and value != item.default:
+            # A node has a switch for it, and that is what was set.
+            said = f'{item.name} is {value!r}'
+            if item.name == 'rtc_mode':
+                said = f'real_time_chunking is on (rtc_mode {value!r})'
             raise ValueError(
-                f'{item.name} is {value!r}: the head of {family.name} ({family.head}) {reason}; '
+                f'{said}: the head of {family.name} ({family.head}) {reason}; '
                 f'{_REMEDIES.get(item.name, "leave it at its default")}'
             )
 

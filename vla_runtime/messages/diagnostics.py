@@ -93,6 +93,11 @@ def _text(value: object) -> str:
 _NUMBER = re.compile(r'(?<![\w.])[-+]?(?:\d+(?:\.\d+)?(?:e[-+]?\d+)?|(?:nan|inf)\b)')
 
 
+def without_numbers(text: str) -> str:
+    """Return a text with a mark for each number: two that say the same at two times are equal."""
+    return _NUMBER.sub('#', text)
+
+
 class Throttle:
     """Lets each text through once a period."""
 
@@ -108,7 +113,7 @@ class Throttle:
                 in it does not make it new.
             now_s: steady seconds.
         """
-        words = _NUMBER.sub('#', text)
+        words = without_numbers(text)
         if now_s - self._passed_s.get(words, float('-inf')) < self._period_s:
             return False
         # Nothing is kept longer than it matters.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from rclpy.duration import Duration
 from rclpy.node import Node
 from rclpy.qos import QoSProfile
 from rclpy.topic_endpoint_info import TopicEndpointInfo
+
+from vla_runtime.nodes.middleware import describe_reach
 
 # Whether these listen makes no difference to the robot.
 _RECORDERS = ('vla_recorder', 'rosbag2_recorder')
@@ -104,6 +107,14 @@ def several_publishers(node: Node, topic: str) -> str:
     return f'{count} publishers on {topic}: {_listed(publisher_names(node, topic, 0))}'
 
 
+def full_names(node: Node) -> list[str]:
+    """Return the full names of all nodes; a name that several nodes bear is there so often."""
+    return [
+        f'{namespace.rstrip("/")}/{name}'
+        for name, namespace in node.get_node_names_and_namespaces()
+    ]
+
+
 def publisher_names(node: Node, topic: str, own: int) -> list[str]:
     """Return the full names of the nodes with a publisher on a topic; '' where none is known yet.
 
@@ -125,6 +136,26 @@ def describe_publishers(node: Node, names: Iterable[str]) -> str:
     )
 
 
+def nothing_of_robot(node: Node, heard: Iterable[str], commanded: Iterable[str]) -> str:
+    """Say that no node of the robot is in the graph; empty where one is.
+
+    Args:
+        node: asks the graph.
+        heard: full names of the topics that the robot's drivers publish.
+        commanded: full names of the topics and actions that its controllers take commands from.
+    """
+    if any(map(node.count_publishers, heard)) or any(
+        # This node subscribes to its outputs itself. An action is known by its status topic.
+        _listeners(node, topic, 1) or node.count_publishers(f'{topic}/_action/status')
+        for topic in commanded
+    ):
+        return ''
+    return (
+        f'nothing of the robot is in this graph ({describe_reach(os.environ)}): is its driver on, '
+        'and started with the same two?'
+    )
+
+
 def why_unheard(
     node: Node, topic: str, message_type: str, offered: QoSProfile, own_subscriptions: int
 ) -> str:
@@ -138,11 +169,8 @@ def why_unheard(
         own_subscriptions: subscriptions that this node has there itself; like recorders they
             make no difference to the robot.
     """
-    infos = _without_own(node.get_subscriptions_info_by_topic(topic), node, own_subscriptions)
     reasons = []
-    for info in infos:
-        if info.node_name.startswith(_RECORDERS):
-            continue
+    for info in _listeners(node, topic, own_subscriptions):
         if info.topic_type != message_type:
             reasons.append(f'{_called(info)} takes {info.topic_type} there, not {message_type}')
         elif wrong := qos_conflicts(offered, info.qos_profile):
@@ -198,6 +226,12 @@ def _near_topics(node: Node, topic: str, types: Sequence[str]) -> list[str]:
     ).ratio()
     nearest = sorted(found, key=lambda name: (-likeness(name), name))[:_MOST_NEAR]
     return [f'{name} ({found[name]})' for name in nearest]
+
+
+def _listeners(node: Node, topic: str, own: int) -> list[TopicEndpointInfo]:
+    """Return subscriptions that make a difference to the robot, without the node's own."""
+    infos = _without_own(node.get_subscriptions_info_by_topic(topic), node, own)
+    return [info for info in infos if not info.node_name.startswith(_RECORDERS)]
 
 
 def _without_own(

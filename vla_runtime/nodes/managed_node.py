@@ -3,7 +3,8 @@
 Invariants:
 - a step that raises fails its transition and reports the cause, which rclpy would swallow;
 - what a failed `_load` or `_open` began is torn down before the transition returns;
-- a transition that the state does not allow is refused and changes nothing.
+- a transition that the state does not allow is refused and changes nothing;
+- why a node is not further than it is stays known, for its status.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ class ManagedNode(LifecycleNode):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
+        # Why the last transition failed, or the node left its state by itself; '' after one that
+        # succeeded.
+        self._problem = ''
         for service in self.services:
             if service.srv_name.endswith('/change_state'):
                 # rclpy raises out of this callback where the state does not allow the transition.
@@ -53,12 +57,27 @@ class ManagedNode(LifecycleNode):
     def _on_state(self, label: str) -> None:
         """Report that the node is `inactive` or `unconfigured` now; nothing by default."""
 
+    @property
+    def lifecycle(self) -> str:
+        """Label of the state that the node is in."""
+        return str(self._state_machine.current_state[1])
+
+    def _withdraw(self, why: str) -> None:
+        """Give up the work, and what it took, because another node does it."""
+        self.get_logger().error(f'{why}; this node gives up what it has configured')
+        if self.lifecycle == 'active':
+            self.trigger_deactivate()
+        if self.lifecycle == 'inactive':
+            self.trigger_cleanup()
+        self._problem = why
+
     # Transitions.
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         if not self._managed('configure', self._load):
             self._managed('configure', self._free)
             return _FAILURE
+        self._problem = ''
         self._on_state('inactive')
         return super().on_configure(state)
 
@@ -66,6 +85,7 @@ class ManagedNode(LifecycleNode):
         # Publishers first: the first message may be there before this returns.
         super().on_activate(state)
         if self._managed('activate', self._open):
+            self._problem = ''
             return _SUCCESS
         self._managed('activate', self._shut)
         super().on_deactivate(state)
@@ -97,6 +117,7 @@ class ManagedNode(LifecycleNode):
         try:
             step()
         except Exception as error:
+            self._problem = f'{transition} failed: {error}'
             self._on_exception(f'{transition} failed', error)
             return False
         return True

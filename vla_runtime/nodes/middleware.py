@@ -5,7 +5,10 @@ Nothing here imports ROS 2: the environment is read by `rclpy.init` and by child
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 
 PROFILE_VARIABLES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
@@ -13,6 +16,7 @@ PROFILE_VARIABLES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES
 _RANGE = 'ROS_AUTOMATIC_DISCOVERY_RANGE'
 _LOCAL = 'ROS_LOCALHOST_ONLY'
 REACH_VARIABLES = (_RANGE, _LOCAL)
+_MB = 1 << 20
 _STATIC_PEERS = 'ROS_STATIC_PEERS'
 
 
@@ -66,6 +70,50 @@ def keep_to_udp(environment: MutableMapping[str, str], config: Path) -> None:
         # A '0' would be a reach of its own to Jazzy, the network's.
         environment.pop(_LOCAL, None)
     environment.update(dict.fromkeys(PROFILE_VARIABLES, str(config / profile)))
+
+
+def why_no_shared_memory(environment: Mapping[str, str], folder: Path = Path('/dev/shm')) -> str:
+    """Return why Fast DDS can have no shared memory, beside its own words; empty where it can.
+
+    Args:
+        environment: environment variables of this process, before `rclpy.init`.
+        folder: where the segments are.
+    """
+    if not _is_fast_dds(environment) or not folder.is_dir():
+        return ''
+    wanted = _segment_bytes(environment)
+    usage = shutil.disk_usage(folder)
+    if usage.free >= wanted:
+        return ''
+    return (
+        f'{folder} has {usage.free / _MB:.0f} MB free of {usage.total / _MB:.0f}, and Fast DDS '
+        f'wants {wanted / _MB:.0f} for this process: messages go by UDP and large images are lost. '
+        f'Remove what fills it (du -a {folder}; fastdds shm clean), or give the container more '
+        '(--shm-size=1g)'
+    )
+
+
+def _segment_bytes(environment: Mapping[str, str]) -> int:
+    """Return the shared memory that a participant takes; 0 where its profile has none."""
+    for given in filter(None, map(environment.get, PROFILE_VARIABLES)):
+        with suppress(OSError):
+            profile = Path(given).read_text(errors='replace')
+            if found := re.search(r'<segment_size>\s*(\d+)', profile):
+                return int(found[1]) + _MB
+            if '<useBuiltinTransports>false' in profile and '<type>SHM' not in profile:
+                return 0
+    return 2 * _MB
+
+
+def describe_reach(environment: Mapping[str, str]) -> str:
+    """Describe the graph that this process is in, by the variables that choose it."""
+    reach = environment.get(_RANGE)
+    profiles = {Path(environment.get(name, '')).name for name in PROFILE_VARIABLES}
+    # `keep_to_udp` has left the reach to the profile.
+    if 'fastdds_executor_localhost.xml' in profiles:
+        reach = 'LOCALHOST'
+    domain = environment.get('ROS_DOMAIN_ID') or '0'
+    return f'ROS_DOMAIN_ID {domain}, {_RANGE} {reach or "SUBNET"}'
 
 
 def _is_fast_dds(environment: Mapping[str, str]) -> bool:

@@ -38,6 +38,7 @@ from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
 from vla_runtime.nodes.autostart import COULD_NOT_START, bring_up
+from vla_runtime.nodes.middleware import why_no_shared_memory
 from vla_runtime.nodes.parameter_file import check_files_on_command_line
 from vla_runtime.nodes.restart import (
     NodeState,
@@ -97,6 +98,8 @@ def run_node(make_node: Callable[[], Node], name: str, args: list[str] | None = 
             for warning in () if LAUNCH_VARIABLE in os.environ else warnings:
                 print(f'warning: {warning}', file=sys.stderr)
             remove_dead_segments()
+            if full := why_no_shared_memory(os.environ):
+                print(f'warning: {full}', file=sys.stderr)
             rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
         except Exception as error:
             # No logger yet; rclpy's errors are of many classes that differ between distributions.

@@ -8,7 +8,7 @@ one after the other; `values` returns those from before until all of them are st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -75,31 +75,38 @@ def declare(node: Node, table: ParameterTable, check: JointCheck | None = None) 
     for row in table:
         _declare_one(node, row)
     node.add_on_set_parameters_callback(on_set)
-    _name_the_nearest(node, rows)
+    _say_what_mends(node, rows)
 
 
-def _name_the_nearest(node: Node, names: Collection[str]) -> None:
-    """Suggest the nearest name in the answer to setting an unknown parameter.
+def _say_what_mends(node: Node, rows: Mapping[str, ParameterSpec]) -> None:
+    """Say in the answer to setting an unknown or a read-only parameter what mends it.
 
-    rclpy refuses it before any callback is asked, with a reason for programmers.
+    rclpy refuses them before any callback is asked, with a reason for programmers.
     """
 
-    def unknown(parameters: Sequence[ParameterMessage]) -> str:
-        return '; '.join(
-            f'parameter {one_line(p.name, 100)} is unknown{nearest(p.name, names)}'
-            for p in parameters
-            if not node.has_parameter(p.name)
-        )
+    def why(parameter: ParameterMessage) -> str:
+        name = one_line(parameter.name, 100)
+        if not node.has_parameter(parameter.name):
+            return f'parameter {name} is unknown{nearest(parameter.name, rows)}'
+        if parameter.name in rows and rows[parameter.name].read_only:
+            return (
+                f'parameter {name} is read-only, because it is read when the node starts: end the '
+                f'node and launch again with another {name}, as a launch argument or in params_file'
+            )
+        return ''
+
+    def refused(parameters: Sequence[ParameterMessage]) -> str:
+        return '; '.join(filter(None, map(why, parameters)))
 
     def each(answer: Callable[..., Any], request: Any, response: Any) -> Any:
         response = answer(request, response)
         for parameter, result in zip(request.parameters, response.results, strict=True):
-            result.reason = unknown([parameter]) or result.reason
+            result.reason = refused([parameter]) or result.reason
         return response
 
     def together(answer: Callable[..., Any], request: Any, response: Any) -> Any:
         response = answer(request, response)
-        response.result.reason = unknown(request.parameters) or response.result.reason
+        response.result.reason = refused(request.parameters) or response.result.reason
         return response
 
     for service in node.services:

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from vla_runtime.files.field_error import FieldError
-from vla_runtime.files.input_files import read_text, regular_file
+from vla_runtime.files.input_files import near_path, read_text, regular_file
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import LARGEST_FILE, did_you_mean, loads, parse
 from vla_runtime.robot.rules import check_robot, check_with_limits
@@ -116,9 +116,12 @@ def find_robot(name_or_path: str | Path, folder: Path) -> Path:
         except (OSError, ValueError) as error:
             reason = getattr(error, 'strerror', None) or error
             raise ValueError(f'robot {path}: {reason}') from None
+    near = ''
+    if path.stem not in shipped:
+        near = near_path(path, lambda one: one.suffix in ('.yaml', '.yml'))
     raise ValueError(
         f'robot {quoted(str(name_or_path))} is neither a file nor one that comes with the package'
-        f'{did_you_mean(str(name_or_path), shipped)}'
+        f'{near or did_you_mean(path.stem, shipped)}'
     )
 
 

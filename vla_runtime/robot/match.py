@@ -17,6 +17,7 @@ from vla_runtime.bundle.schema import SPEC_FILE, ActionSpec, BundleSpec, PoseSpe
 from vla_runtime.execution.columns import Column, ColumnKind
 from vla_runtime.execution.limits import Limits
 from vla_runtime.family.declaration import observation_steps
+from vla_runtime.files.quotes import join_truncated
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.processing.poses import from_matrix
 from vla_runtime.robot.kinematics import ArmKinematics, KinematicsError
@@ -236,6 +237,10 @@ def match_robot(robot: Robot, spec: BundleSpec, bundle_folder: str | Path) -> Ro
     return _Matcher(robot, spec, Path(bundle_folder) / SPEC_FILE).match()
 
 
+# So many unknown names may be slips; of more, and most of all, the files are of two robots.
+_SLIPS = 4
+
+
 class _Matcher:
     """Collects every mismatch, so that the files can be mended in one go."""
 
@@ -244,6 +249,9 @@ class _Matcher:
         self._spec = spec
         self._bundle_file = bundle_file
         self._conflicts: list[str] = []
+        # Names of joints and cameras that the policy asked for; of unknown ones what was said.
+        self._asked: set[str] = set()
+        self._unknown: dict[str, list[str]] = {}
         self._joints = by_name(robot.joints)
         self._poses = tuple(pose for pose in spec.poses if not self._moves_joints(pose))
         self._pose_of = {name: pose for pose in self._poses for name in pose.actions}
@@ -274,7 +282,7 @@ class _Matcher:
         self._check_repeated('actions', [column.name for column in written.columns])
         outputs = self._match_outputs(written) if not self._conflicts else ()
         if self._conflicts:
-            raise MatchError('\n'.join(self._conflicts))
+            raise MatchError('\n'.join(self._told()))
         try:
             limits = column_limits(self._robot, written)
             written.take_limits(limits, self._spec.step_time_s)
@@ -416,6 +424,28 @@ class _Matcher:
             f'{self._bundle_file}: {bundle_field}: {message} (robot file {self._robot.file})'
         )
 
+    def _note_unknown(self, field: str, name: str, message: str) -> None:
+        """Note a joint or camera of the policy that the robot file does not have."""
+        self._conflict(field, message)
+        self._unknown.setdefault(name, []).append(self._conflicts[-1])
+
+    def _told(self) -> list[str]:
+        """Return the conflicts; one for all unknown names where most are another robot's."""
+        if len(self._unknown) <= max(_SLIPS, len(self._asked) // 2):
+            return self._conflicts
+        of_names = {text for texts in self._unknown.values() for text in texts}
+        joints = [joint.name for joint in self._robot.joints]
+        cameras = [camera.name for camera in self._robot.cameras]
+        robots = join_truncated([*joints, *cameras], ', ')
+        policys = join_truncated(self._unknown, ', ')
+        return [
+            f'{self._bundle_file}: is of another robot than {self._robot.file}: '
+            f'{len(self._unknown)} of the {len(self._asked)} names of its joints and cameras are '
+            f'unknown there ({policys}; the robot has {robots}). Take the bundle that was made for '
+            "this robot; if only the names differ, give them as 'aliases' in the robot file",
+            *(text for text in self._conflicts if text not in of_names),
+        ]
+
     def _check_repeated(self, field: str, names: Sequence[str]) -> None:
         for name in sorted({name for name in names if names.count(name) > 1}):
             self._conflict(field, f"two names of the policy mean the robot's joint '{name}'")
@@ -427,12 +457,14 @@ class _Matcher:
             if not camera.present:
                 continue
             name = camera.frame_of or camera.name
+            self._asked.add(name)
             if name in known:
                 found[camera.name] = known[name]
                 self._check_image_size(index, known[name])
             else:
-                self._conflict(
+                self._note_unknown(
                     f'cameras[{index}].name',
+                    name,
                     f"no camera '{name}' in cameras (name or aliases){did_you_mean(name, known)}",
                 )
         return found
@@ -452,9 +484,10 @@ class _Matcher:
 
     def _joint_of(self, field: str, name: str) -> RobotJoint | None:
         joint = self._joints.get(name)
+        self._asked.add(name)
         if joint is None:
             hint = did_you_mean(name, self._joints)
-            self._conflict(field, f"no joint '{name}' in joints (name or aliases){hint}")
+            self._note_unknown(field, name, f"no joint '{name}' in joints (name or aliases){hint}")
         return joint
 
     def _state_scaling(self, index: int) -> tuple[str, float, float]:

@@ -242,14 +242,18 @@ class CameraBuffer:
         """
         return min(self._kept, key=lambda frame: abs(frame.stamp_ns - stamp_ns))
 
+    def age_s(self, now_ns: int) -> float | None:
+        """Return the age of the newest frame by its stamp; None before the first."""
+        return None if self._last_ns is None else (now_ns - self._last_ns) * 1e-9
+
     def why_empty(self, now_ns: int, max_age_ns: int) -> str:
         """Describe why no frame can be used."""
         if self.fault is not None:
             return f"camera '{self.name}' ({self.topic}): {self.fault}"
         why = f': {self.silence}' if self.silence else ''
-        if self._last_ns is None:
+        age_s = self.age_s(now_ns)
+        if age_s is None:
             return f"camera '{self.name}': no frame yet on {self.topic}{why}"
-        age_s = (now_ns - self._last_ns) * 1e-9
         return (
             f"camera '{self.name}' ({self.topic}): last frame is {age_s:.2f} s old, limit "
             f'{max_age_ns * 1e-9:g} s{why}'

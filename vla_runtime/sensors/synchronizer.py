@@ -91,6 +91,7 @@ class CameraStatus:
     Attributes:
         usable: there is a frame fresh enough to be used.
         problem: fault of the camera's messages; None without one.
+        age_s: of the newest frame, by its stamp; None before the first.
     """
 
     name: str
@@ -99,6 +100,7 @@ class CameraStatus:
     rate_hz: float
     usable: bool
     problem: str | None
+    age_s: float | None = None
 
 
 class Synchronizer:
@@ -247,6 +249,7 @@ class Synchronizer:
                     buffer.rate_hz,
                     f'camera {buffer.name}' not in problems,
                     problems.get(f'camera {buffer.name}', buffer.fault or buffer.warning),
+                    buffer.age_s(now_ns),
                 )
                 for buffer in self._cameras.values()
             )

@@ -49,11 +49,13 @@ from vla_runtime.messages.diagnostics import (
 )
 from vla_runtime.messages.trajectories import ns_to_stamp
 from vla_runtime.nodes.executor.steady_loop import SteadyLoop
+from vla_runtime.nodes.heard_status import HeardStatus
 from vla_runtime.nodes.node_parameters import refuse_unknown
 from vla_runtime.nodes.node_runner import guarded, run_node
 from vla_runtime.nodes.output_types import message_type
 from vla_runtime.nodes.parameters import declare, values
 from vla_runtime.nodes.qos import LATCHED, RELIABLE
+from vla_runtime.nodes.twins import ITEM, Claim, Twins, node_item
 from vla_runtime.robot.file import find_robot, load_robot
 from vla_tabletop.nodes.messages import command_taker, image_message, joint_state_message
 from vla_tabletop.nodes.parameters import TABLETOP_PARAMETERS
@@ -65,6 +67,7 @@ from vla_tabletop.sim.scene import Scene, sample_scene
 from vla_tabletop.sim.world import Tabletop
 
 _NAME = 'tabletop'
+_OWN_NAMESPACE = 'give this one a namespace of its own (namespace:=left at launch)'
 _RATE_HZ = 100.0
 _CATCH_UP_STEPS = 5
 _STATUS_PERIOD_S = 1.0
@@ -90,6 +93,9 @@ class TabletopNode(Node):
         given = values(self, TABLETOP_PARAMETERS)
         self._robot = load_robot(find_robot(given['robot'], share_folder() / 'config' / 'robots'))
         require_tabletop(self._robot)
+        self._heard = HeardStatus(self, (ITEM,))
+        self._twins = Twins(self, self._heard)
+        self._twins.require_first(self._claim('unconfigured'), _OWN_NAMESPACE)
         self._throttle = Throttle(REPEAT_LOG_S)
         self._lock = Lock()
         self._snapshot: _Snapshot | None = None
@@ -121,7 +127,13 @@ class TabletopNode(Node):
     def destroy_node(self) -> None:
         for loop in (self._cameras, self._physics):
             loop.stop()
+        self._heard.close()
         super().destroy_node()
+
+    def _claim(self, lifecycle: str = 'active') -> Claim:
+        """Return what this node says of itself."""
+        topics = [self.resolve_topic_name(source.topic) for source in self._robot.joint_states]
+        return self._twins.claim(lifecycle, topics=topics)
 
     def _make_publishers(self) -> None:
         self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', RELIABLE)
@@ -292,6 +304,7 @@ class TabletopNode(Node):
                         'current': self._episode.instruction or '',
                     },
                 ),
+                node_item(self._claim()),
             ],
         )
 

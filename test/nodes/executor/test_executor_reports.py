@@ -12,9 +12,8 @@ import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
 from graph import graph
 from pages import text_of
-from std_srvs.srv import Trigger
 from tabletop_policy import HORIZON, write_tabletop_policy
-from test_executor_node import Bench, start
+from test_executor_node import Bench
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.messages.diagnostics import values_of
@@ -167,26 +166,6 @@ def test_a_second_executor_while_it_runs_is_an_error(bench: Reported) -> None:
     finally:
         node.destroy_publisher(rival)
     bench.wait_for_status('its end', lambda s: 'two executors' not in s['text'])
-
-
-def test_of_two_real_executors_neither_starts(bundle: Path) -> None:
-    with graph() as made:
-        bench = Bench(made, bundle, '/pair')
-        remap = ('-r', '__ns:=/pair', '-r', '__node:=other')
-        start(made, bundle, *remap, name='/pair/other')
-        assert made.transition('/pair/other', 'configure')
-        assert made.transition('/pair/other', 'activate')
-        bench.begin()
-
-        def refused(node: str, rival: str) -> bool:
-            response = made.call(Trigger, f'{node}/start', Trigger.Request())
-            if response.success:
-                made.call(Trigger, f'{node}/stop', Trigger.Request())
-            return f'is also published by {rival};' in response.message
-
-        for node, rival in ((bench.node, '/pair/other'), ('/pair/other', bench.node)):
-            made.wait_for(lambda n=node, r=rival: refused(n, r), f'a refusal by {node}')  # type: ignore[misc]
-        bench.arm.close()
 
 
 def test_a_node_of_the_same_name_is_told_from_oneself() -> None:

@@ -11,6 +11,7 @@ from vla_runtime.execution.command import LimitKind, Reason
 from vla_runtime.execution.config import ExecutorConfig, Mode
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.messages.diagnostics import Level
 from vla_runtime.nodes.executor.control_loop import LoopStatus
 from vla_runtime.nodes.executor.status import Answers, control
 
@@ -86,3 +87,55 @@ def test_the_joint_and_the_limit_that_changed_commands_most_are_named() -> None:
     assert (values['limited_ticks'], values['limited.b.acceleration']) == (2, 2)
     assert values['limited.a.velocity'] == 1
     assert values['limited_most'] == "'b' by acceleration, 2 ticks"
+
+
+def status_of(mode: Mode, reason: Reason, detail: str = '') -> LoopStatus:
+    executor = ChunkExecutor(ExecutorConfig((Column('a'),)), ExecutorParameters())
+    shown = replace(executor.status(), mode=mode, reason=reason, detail=detail)
+    return LoopStatus(shown, executor.counters, 0)
+
+
+def test_before_a_start_the_status_says_what_would_refuse_it() -> None:
+    idle = status_of(Mode.IDLE, Reason.NOT_STARTED)
+    ready = control(idle, ANSWERS)
+    assert (ready.level, ready.text) == (Level.OK, 'not started: call ~/start')
+    refused = control(idle, ANSWERS, start_refused='the latch is closed')
+    assert refused.level == Level.WARN
+    assert refused.values['start_refused'] in refused.text
+    assert 'call ~/start' not in refused.text
+
+
+def test_a_stop_whose_cause_stays_is_not_told_twice() -> None:
+    detail = 'the measured position of a is 0.2 s old; this lasted for 1.5 s'
+    stopped = status_of(Mode.STOPPED, Reason.STATE_STALE, detail)
+    same = control(stopped, ANSWERS, start_refused='the measured position of a is 9.1 s old')
+    assert same.text.count('measured position') == 1
+    assert '~/start' in same.text
+    other = control(stopped, ANSWERS, start_refused='the latch is closed')
+    assert 'the latch is closed' in other.text
+
+
+@pytest.mark.parametrize(
+    ('mode', 'reason'),
+    [
+        (Mode.IDLE, Reason.NOT_STARTED),
+        (Mode.RUNNING, Reason.WAITING_FOR_CHUNK),
+        (Mode.RUNNING, Reason.STARVED),
+        (Mode.STOPPED, Reason.STARVED),
+    ],
+)
+def test_what_the_policy_waits_for_is_repeated(mode: Mode, reason: Reason) -> None:
+    waits = '/vla_policy waits: the camera'
+    said = control(status_of(mode, reason), replace(ANSWERS, policy_waits=waits))
+    assert said.text.count(waits) == 1
+    asked = replace(ANSWERS, policy_waits=waits, silent_s=5.0)
+    assert control(status_of(mode, reason), asked).text.count(waits) == 1
+    moving = control(status_of(Mode.RUNNING, Reason.TRACKING), asked)
+    assert waits not in moving.text
+
+
+def test_only_the_first_chunk_is_called_the_first() -> None:
+    waiting = status_of(Mode.RUNNING, Reason.WAITING_FOR_CHUNK)
+    assert 'first chunk' in control(waiting, ANSWERS).text
+    waiting.counters.taken_over = 19
+    assert 'first chunk' not in control(waiting, ANSWERS).text

@@ -250,7 +250,7 @@ def test_value_out_of_range_is_refused_with_the_range_and_changes_nothing(
 def test_structural_parameter_cannot_be_changed(executor):
     result = executor.graph.set_parameter(executor.node, 'bundle', 'elsewhere')
     assert not result.successful
-    assert 'read-only' in result.reason
+    assert 'read-only' in result.reason and 'launch again' in result.reason
 
 
 def silence(source):

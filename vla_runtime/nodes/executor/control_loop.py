@@ -368,6 +368,17 @@ class ControlLoop:
         with self._lock:
             return self._executor.is_silent
 
+    def why_not_start(self, now_s: float) -> StartResult:
+        """Return what the core would answer to a start now; nothing begins."""
+        with self._lock:
+            refused, fault = self._executor.why_not_start(now_s, self._ros_now_ns())
+        return StartResult(not refused, refused, fault)
+
+    @property
+    def has_started(self) -> bool:
+        """Whether there was a start, other than of a dry run that has been switched off since."""
+        return self._executor.mode is not Mode.IDLE
+
     def stop(self) -> None:
         """Come to rest with the next ticks, and hold."""
         with self._lock:

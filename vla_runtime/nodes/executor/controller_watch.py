@@ -33,9 +33,9 @@ from vla_runtime.messages.trajectories import stamp_to_ns
 from vla_runtime.nodes.executor.controller_conflicts import interface_conflict, joint_conflict
 from vla_runtime.nodes.executor.controller_chains import ControllerChains
 from vla_runtime.nodes.executor.controller_parameters import ControllerParameters
-from vla_runtime.nodes.executor.polled_topics import PolledTopics
 from vla_runtime.nodes.executor.silences import Silence, StreamSilences
 from vla_runtime.nodes.executor.trajectory_message import TrajectoryController
+from vla_runtime.nodes.polled_topics import PolledTopics
 from vla_runtime.nodes.qos import LATCHED
 from vla_runtime.nodes.service_call import ServiceCall
 from vla_runtime.robot.match import MatchedOutput

@@ -5,6 +5,7 @@ Invariants:
   are rclpy's callbacks, which nothing that moves the robot waits for;
 - it asks (`committed_plan`) and the policy answers (`action_chunk`); when the policy dies, this
   node holds the robot and goes on asking;
+- of two executors of one name or one output the second is not configured, and never sends;
 - an active node commands nothing until `~/start`, and each activation begins like the first, but
   for the latch of clamped chunks, which only `~/reset` opens;
 - `~/stop` and `~/release` answer when the robot rests and others may command it, or after a time
@@ -39,8 +40,10 @@ from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.execution.clamp_latch import ClampLatch
-from vla_runtime.execution.command import ChunkRefusal, StartResult
+from vla_runtime.execution.command import ChunkRefusal, Reason, StartResult
+from vla_runtime.execution.config import Mode
 from vla_runtime.files.package_files import share_folder
+from vla_runtime.files.quotes import join_truncated
 from vla_runtime.messages.diagnostics import REPEAT_LOG_S, StatusItem, Throttle, to_message
 from vla_runtime.messages.trajectories import TrajectoryError, message_to_chunk, plan_to_message
 from vla_runtime.nodes.executor import status as executor_status
@@ -53,10 +56,11 @@ from vla_runtime.nodes.executor.controller_watch import (
 )
 from vla_runtime.nodes.executor.parameters import EXECUTOR_PARAMETERS, executor_parameters
 from vla_runtime.nodes.executor.realtime import prefer_this_thread, share_interpreter
-from vla_runtime.nodes.executor.robot_link import RobotLink
+from vla_runtime.nodes.executor.robot_link import RobotLink, command_topics
 from vla_runtime.nodes.executor.session import CHUNK_TOPIC, ExecutorSession, SessionHooks
 from vla_runtime.nodes.executor.setup import check_fixed, make_core, read_files
-from vla_runtime.nodes.graph_faults import other_publishers
+from vla_runtime.nodes.graph_faults import other_publishers, publisher_names
+from vla_runtime.nodes.heard_status import HeardStatus
 from vla_runtime.nodes.later_service import Complete, LaterService
 from vla_runtime.nodes.managed_node import ManagedNode, place_of_bug
 from vla_runtime.nodes.middleware import keep_to_udp
@@ -67,6 +71,7 @@ from vla_runtime.nodes.parameters import declare, values
 from vla_runtime.nodes.qos import RELIABLE
 from vla_runtime.nodes.restart import note, state_before
 from vla_runtime.nodes.status_board import log_item
+from vla_runtime.nodes.twins import ITEM, Claim, Twins, node_item, why_second
 from vla_runtime.robot.schema import received_topics
 from vla_runtime.robot.urdf_limits import beyond_urdf
 from vla_runtime.types import PlanRequest
@@ -74,10 +79,12 @@ from vla_runtime.types import PlanRequest
 PLAN_TOPIC = 'committed_plan'
 _NAME = 'vla_executor'
 _CLAMPED = 'clamp_latch_cause'
+_OWN_NAMESPACE = 'give this one a robot and a namespace of its own (namespace:=left at launch)'
 _ONE_EXECUTOR = (
     'one policy answers one executor: end the other one, or run it in a namespace of its '
     'own (a node that was killed leaves the graph after some 20 s)'
 )
+_ONE_POLICY = 'end one of them, or run it in a namespace of its own'
 _ONE_SENDER = (
     'let it stop sending first, then call ~/start; a node that may always send there is named in '
     'shared_with of the output in the robot file'
@@ -88,6 +95,8 @@ _LISTENERS = (
 )
 _STATUS_PERIOD_S = 0.2
 _REST_LOOK_S = 0.02
+# Item of the policy's status that says what it waits for.
+_OBSERVATION = 'observation'
 
 
 class ExecutorNode(ManagedNode):
@@ -99,6 +108,10 @@ class ExecutorNode(ManagedNode):
         self._link: RobotLink | None = None
         self._plan_publisher: LifecyclePublisher | None = None
         self._session: ExecutorSession | None = None
+        self._heard = HeardStatus(self, (ITEM, _OBSERVATION))
+        self._twins = Twins(self, self._heard)
+        # Full names of the outputs' topics, and who may send there too.
+        self._commanded: dict[str, frozenset[str]] = {}
         declare(self, EXECUTOR_PARAMETERS, self._parameter_conflict)
         refuse_unknown(self, EXECUTOR_PARAMETERS)
         self.add_on_set_parameters_callback(self._refuse_other_clock)
@@ -135,6 +148,10 @@ class ExecutorNode(ManagedNode):
         self._every(_STATUS_PERIOD_S, 'status', self._publish_status)
         self._every(_REST_LOOK_S, 'rest', self._answer_stops)
 
+    def destroy_node(self) -> None:
+        self._heard.close()
+        super().destroy_node()
+
     # ------------------------------------------------------------ transitions
 
     def _load(self) -> None:
@@ -144,6 +161,8 @@ class ExecutorNode(ManagedNode):
         if conflict is not None:
             raise ParameterError(conflict)
         self._robot, self._match = robot, match
+        self._commanded = command_topics(self, match)
+        self._require_no_other()
         self._link = RobotLink(self, robot, match, self._on_error)
         # A dry run sends nothing, and names at its start what would refuse the commands.
         if not self.get_parameter('dry_run').value:
@@ -169,6 +188,7 @@ class ExecutorNode(ManagedNode):
         assert self._link is not None
         parameters = values(self, EXECUTOR_PARAMETERS)
         self._live = parameters
+        self._require_no_other()
         use_sim_time = bool(self.get_parameter('use_sim_time').value)
         assert self._spec is not None
         core = make_core(
@@ -243,12 +263,7 @@ class ExecutorNode(ManagedNode):
         self._follow_parameters()
         refused = self._why_not_start()
         result = StartResult(False, refused) if refused else self._loop.start(time.monotonic())
-        text = result.text
-        if self._link is not None:
-            if result.reason in executor_status.DOUBTED:
-                text = '; '.join(filter(None, (text, self._link.state_publishers())))
-            elif not (result.started or refused):
-                text = '; '.join(filter(None, (text, self._link.silent())))
+        text = refused or self._with_topics(result)
         if result.started and self._live['dry_run'] and (later := self._why_not_command()):
             text = f'{text or "started"}; with dry_run false ~/start is refused: {later}'
         if result.started:
@@ -263,8 +278,34 @@ class ExecutorNode(ManagedNode):
             self.get_logger().error(f'not started: {text}')
         return response
 
+    def _with_topics(self, result: StartResult) -> str:
+        """Return what the core answers to a start, with the topics and nodes that it is about."""
+        if result.started or self._link is None:
+            return result.text
+        if nothing := self._link.nothing_there():
+            return nothing
+        return '; '.join(filter(None, (result.text, self._about_states(result.reason))))
+
+    def _about_states(self, reason: Reason | None) -> str:
+        """Name the topics and publishers behind a fault of the measured state."""
+        if self._link is None or reason not in executor_status.OF_STATES:
+            return ''
+        if reason in executor_status.DOUBTED:
+            return self._link.state_publishers()
+        return self._link.state_faults(self._now_ns(), self._live['max_state_age_s'])
+
+    def _would_refuse(self, loop: ControlLoop) -> str:
+        """Return what ~/start would answer now; empty where it would start."""
+        return self._why_not_start() or self._with_topics(loop.why_not_start(time.monotonic()))
+
     def _why_not_start(self) -> str:
         """Return why the robot must not start beside these nodes and topics; empty if it may."""
+        self._heard.take()
+        mine = self._claim()
+        if first := self._twins.first(mine, self._commanded):
+            return why_second(mine, first, _OWN_NAMESPACE)
+        if several := self._several_policies():
+            return f'{several}; {_ONE_POLICY}'
         if conflict := self._conflict():
             return f'{conflict}; {_ONE_EXECUTOR}'
         if self._live['dry_run']:
@@ -273,6 +314,8 @@ class ExecutorNode(ManagedNode):
 
     def _why_not_command(self) -> str:
         """Return why the robot must not be commanded now, or could not be; empty if it may."""
+        if self._link is not None and (nothing := self._link.nothing_there()):
+            return nothing
         if self._link is not None and (senders := self._link.senders()):
             return f'{senders}; {_ONE_SENDER}'
         # A gripper's controller that was never active has no action server: inactive says more.
@@ -364,30 +407,38 @@ class ExecutorNode(ManagedNode):
         return True
 
     def _publish_status(self) -> None:
+        self._heard.take()
+        self._give_way_to_first()
+        who = node_item(self._claim(), self._problem)
         loop, session = self._loop, self._session
         if loop is None or session is None:
-            self._publish(self._diagnostics, [executor_status.inactive()])
+            inactive = executor_status.inactive(self.lifecycle, self._problem)
+            self._publish(self._diagnostics, [inactive, who])
             return
         self._follow_parameters()
         status = loop.status()
         asked_s = status.executor.silent_since_s
         chunk_topic = self.resolve_topic_name(CHUNK_TOPIC)
+        waits = status.executor.mode is not Mode.RUNNING
+        nothing = self._link.nothing_there() if waits and self._link is not None else ''
         answers = executor_status.Answers(
             silent_s=None if asked_s is None else time.monotonic() - asked_s,
             policies=self.count_publishers(chunk_topic),
             topic=chunk_topic,
             unreadable=self._unreadable,
             last_refusal=self._last_refusal,
+            policy_waits='' if nothing else self._policy_waits(chunk_topic),
         )
-        doubted = status.executor.reason in executor_status.DOUBTED
         control = executor_status.control(
             status,
             answers,
-            self._conflict(),
+            self._two_of_one(),
             self._unsubscribed_outputs(),
-            self._link.state_publishers() if doubted and self._link is not None else '',
+            self._about_states(status.executor.reason),
             received_topics(self._robot),
             controllers=warnings_of(self._verdicts()),
+            state_ages_ms={} if self._link is None else self._link.state_ages_ms(self._now_ns()),
+            start_refused=nothing or self._would_refuse(loop) if waits else '',
         )
         if control.level > 0 and self._throttle.passes(control.text, time.monotonic()):
             log_item(self, control)
@@ -397,7 +448,7 @@ class ExecutorNode(ManagedNode):
                 log_item(self, gripper)
         rate_hz = self._fixed['control_rate_hz']
         timing = executor_status.timing(session.lateness(), rate_hz, status.counters)
-        items = [control, executor_status.chunks(status, answers), timing, *grippers]
+        items = [control, executor_status.chunks(status, answers), timing, *grippers, who]
         self._publish(self._diagnostics, items)
         for timed in loop.take_handovers():
             self._publish(self._report, [executor_status.seam(timed, self._match.column_names)])
@@ -441,6 +492,59 @@ class ExecutorNode(ManagedNode):
         parameters = executor_parameters(wanted)
         if parameters != executor_parameters(before):
             self._guarded('parameters', loop.set_parameters)(parameters)
+
+    # ------------------------------------------------------------ other nodes
+
+    def _claim(self) -> Claim:
+        """Return what this node says of itself, and what it claims while it is active."""
+        loop = self._loop
+        if loop is None:
+            return self._twins.claim(self.lifecycle)
+        return self._twins.claim(
+            self.lifecycle, moves=loop.has_started, topics=self._claimed_topics()
+        )
+
+    def _claimed_topics(self) -> list[str]:
+        """Return the topics that only one executor may send on; a dry run commands nothing."""
+        commanded = () if self.get_parameter('dry_run').value else self._commanded
+        return [self.resolve_topic_name(PLAN_TOPIC), *commanded]
+
+    def _require_no_other(self) -> None:
+        """Refuse to go on beside an executor of this name, or on these topics."""
+        mine = self._twins.claim(self.lifecycle, topics=self._claimed_topics())
+        self._twins.require_first(mine, _OWN_NAMESPACE, self._commanded)
+
+    def _give_way_to_first(self) -> None:
+        """Give up what is configured where another executor was first and is heard only now."""
+        if self.lifecycle not in ('inactive', 'active'):
+            return
+        mine = self._claim()
+        if not mine.moves and (first := self._twins.first(mine, self._commanded)):
+            self._withdraw(why_second(mine, first, _OWN_NAMESPACE))
+
+    def _policy_waits(self, chunk_topic: str) -> str:
+        """Repeat what a policy node that could answer says is missing; empty where nothing is."""
+        said = []
+        for name in dict.fromkeys(publisher_names(self, chunk_topic, 0)):
+            observation, who = self._heard.of(name, _OBSERVATION), self._heard.of(name, ITEM)
+            if who is not None and who.values.get('lifecycle') != 'active':
+                said.append(f'{name} is {who.text}')
+            elif observation is not None and observation.level > 0:
+                missing = [v for k, v in observation.values.items() if k.startswith('refused.')]
+                said.append(f'{name} waits: {join_truncated(dict.fromkeys(missing), "; ", 2)}')
+        return '; '.join(said)
+
+    def _two_of_one(self) -> str:
+        """Name two executors that ask one policy, or policies that answer; empty without any."""
+        if conflict := self._conflict():
+            return f'two executors ask one policy: {conflict}'
+        return self._several_policies()
+
+    def _several_policies(self) -> str:
+        """Name the policies that answer, where there are several; empty otherwise."""
+        topic = self.resolve_topic_name(CHUNK_TOPIC)
+        found = sorted(one.describe() for one in self._twins.others() if topic in one.topics)
+        return f'{len(found)} policies answer on {topic}: {", ".join(found)}' if found[1:] else ''
 
     # ------------------------------------------------------------ helpers
 

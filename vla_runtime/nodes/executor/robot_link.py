@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +30,9 @@ from vla_runtime.nodes.executor.outputs import Output, OutputWriter
 from vla_runtime.nodes.executor.publisher_streams import PublisherStreams
 from vla_runtime.nodes.executor.trajectory_message import WayLimits
 from vla_runtime.nodes.graph_faults import (
+    describe_publishers,
+    nothing_of_robot,
+    publisher_names,
     several_publishers,
     type_name,
     why_silent,
@@ -47,6 +52,10 @@ TakeState = Callable[[Sequence[str], Sequence[float], int, str], None]
 # rmw's number of messages that the middleware does not count.
 _UNCOUNTED = 2**64 - 1
 
+# The slowest drivers send ten times a second.
+_QUIET_S = 0.3
+# Clocks of two computers differ by as much.
+_AHEAD_S = 0.05
 _ACKNOWLEDGE = Duration(seconds=0.5)
 # A controller that is there answers at once, unless its computer is far too busy.
 _ANSWERS_WITHIN_S = 1.0
@@ -79,6 +88,7 @@ class RobotLink:
         # Why the newest message of a measured pose was not taken, by its topic.
         self._pose_faults: dict[str, str] = {}
         self._subscriptions: list[Subscription] = []
+        self._takers: list[_StateTaker] = []
         self._publishers = [
             node.create_lifecycle_publisher(
                 message_type(matched.output.kind), matched.output.topic, NEWEST
@@ -170,7 +180,8 @@ class RobotLink:
             }
             stamps = MessageStamps(self._node.get_clock(), source.stamp)
             topic = self._node.resolve_topic_name(source.topic)
-            taker = _StateTaker(take, mine, topic, stamps, self._grippers)
+            taker = _StateTaker(take, mine, topic, stamps, source, self._grippers)
+            self._takers.append(taker)
             callback = with_info(guarded(on_error, source.topic, taker))
             self._subscriptions.append(
                 self._node.create_subscription(JointState, source.topic, callback, _qos(source))
@@ -237,6 +248,7 @@ class RobotLink:
     def ignore(self) -> None:
         """Stop hearing."""
         self._watch.ignore()
+        self._takers = []
         subscriptions, self._subscriptions = self._subscriptions, []
         for subscription in subscriptions:
             self._node.destroy_subscription(subscription)
@@ -254,24 +266,72 @@ class RobotLink:
         unserved = (f'no node takes the goals of {action}' for action in self._unserved())
         return '; '.join(filter(None, (*reasons, *unserved)))
 
-    def silent(self) -> str:
-        """Describe the topics of measurements on which nothing can come; empty without any."""
-        kind = type_name(JointState)
-        reasons = []
-        for source in self._robot.joint_states:
-            topic = self._node.resolve_topic_name(source.topic)
-            if why := why_silent(self._node, topic, kind, _qos(source), [kind]):
-                reasons.append(f'{topic}: {why}')
+    def nothing_there(self) -> str:
+        """Say that no node of the robot is in the graph; empty where one is."""
+        resolve = self._node.resolve_topic_name
+        heard = [resolve(source.topic) for source in self._robot.joint_states]
+        commanded = [publisher.topic_name for publisher in self._publishers]
+        commanded += [resolve(gripper.topic) for gripper in self._grippers]
+        return nothing_of_robot(self._node, heard, commanded)
+
+    def state_ages_ms(self, now_ns: int) -> dict[str, float]:
+        """Return the age of the newest message of each joint-state topic that was heard."""
+        return {
+            taker.topic: (now_ns - taker.stamp_ns) * 1e-6
+            for taker in self._takers
+            if math.isfinite(taker.heard_s)
+        }
+
+    def state_faults(self, now_ns: int, oldest_s: float) -> str:
+        """Describe the joint-state topics whose messages do not come or are of another time.
+
+        Args:
+            now_ns: ROS clock.
+            oldest_s: age above which a message is of no use.
+        """
+        topics: dict[tuple[str, str], list[str]] = {}
+        for taker in self._takers:
+            if fault := self._state_fault(taker, now_ns, oldest_s):
+                topics.setdefault(fault, []).append(taker.topic)
+        faults = [
+            f'{begins} on {" and ".join(named)} {ends}' for (begins, ends), named in topics.items()
+        ]
+        return '; '.join([*faults, *self._tool_faults()])
+
+    def _tool_faults(self) -> list[str]:
+        """Describe the topics of measured poses that bring none."""
+        kind, faults = type_name(PoseStamped), []
         for tool in self._match.tools:
             if tool.topic is None:
                 continue
             topic = self._node.resolve_topic_name(tool.topic)
-            kind = type_name(PoseStamped)
-            if why := why_silent(self._node, topic, kind, qos_profile_sensor_data, [kind]):
-                reasons.append(f'{topic}: {why}')
-            reasons.append(self._pose_faults.get(topic, ''))
-        reasons = [reason for reason in reasons if reason]
-        return '; '.join(reasons)
+            why = why_silent(self._node, topic, kind, qos_profile_sensor_data, [kind])
+            faults += [f'{topic}: {why}'] if why else []
+            faults += filter(None, [self._pose_faults.get(topic, '')])
+        return faults
+
+    def _state_fault(
+        self, taker: _StateTaker, now_ns: int, oldest_s: float
+    ) -> tuple[str, str] | None:
+        """Return what is before and behind the topic's name in a text; None without a fault."""
+        kind, source = type_name(JointState), taker.source
+        heard_s = time.monotonic() - taker.heard_s
+        if heard_s > max(oldest_s, _QUIET_S):
+            since = 'yet' if math.isinf(heard_s) else f'for {heard_s:.2g} s'
+            if why := why_silent(self._node, taker.topic, kind, _qos(source), [kind]):
+                return 'nothing has come', f'{since}: {why}'
+            names = describe_publishers(self._node, publisher_names(self._node, taker.topic, 0))
+            return 'nothing has come', f'{since}, though {names} publishes there'
+        age_s = (now_ns - taker.stamp_ns) * 1e-9
+        if taker.stamp_ns == 0 or -_AHEAD_S < age_s <= oldest_s:
+            return None
+        names = describe_publishers(self._node, publisher_names(self._node, taker.topic, 0))
+        when = f'{age_s:.1f} s ago' if age_s > 0 else f'{-age_s:.1f} s ahead'
+        return (
+            f'{names} publishes',
+            f"messages stamped {when}: its clock is not this node's, or was set; set the clocks "
+            "right (chrony), or give the topic 'stamp: receive'",
+        )
 
     def _unserved(self) -> list[str]:
         """Full names of the actions that no server takes goals of."""
@@ -302,6 +362,20 @@ class RobotLink:
             self._node.destroy_lifecycle_publisher(publisher)
 
 
+def command_topics(node: LifecycleNode, match: RobotMatch) -> dict[str, frozenset[str]]:
+    """Return the full names of the topics and actions of the outputs.
+
+    Returns:
+        full name to the full names of the nodes that may send there too
+    """
+    return {
+        node.resolve_topic_name(matched.output.topic): frozenset(
+            _full_name(node, name) for name in matched.output.shared_with
+        )
+        for matched in match.outputs
+    }
+
+
 def _qos(source: JointStateTopic) -> QoSProfile:
     if source.reliability == 'best_effort':
         return qos_profile_sensor_data
@@ -322,10 +396,13 @@ class _StateTaker:
         mine: Mapping[str, str],
         topic: str,
         stamps: MessageStamps,
+        source: JointStateTopic,
         grippers: Sequence[GripperOutput],
     ) -> None:
-        self._topic = topic
         self._grippers = grippers
+        self.topic, self.source = topic, source
+        # Steady seconds of the newest message, and its stamp.
+        self.heard_s, self.stamp_ns = -math.inf, 0
         self._streams = PublisherStreams()
         self._take = take
         self._mine = mine
@@ -339,9 +416,10 @@ class _StateTaker:
             # Joints of other topics may bear the same name there: an empty name is nobody's.
             self._names = tuple(self._mine.get(name, '') for name in message.name)
         number = info.get('publication_sequence_number')
-        source = self._topic
+        source = self.topic
+        self.heard_s, self.stamp_ns = time.monotonic(), self._stamps.of(message)
         if number is not None and number != _UNCOUNTED:
             source = f'{source}#{self._streams.name_of(number, tuple(self._in_message))}'
-        self._take(self._names, message.position, self._stamps.of(message), source)
+        self._take(self._names, message.position, self.stamp_ns, source)
         for gripper in self._grippers:
             gripper.observe_state(self._names, message.position)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
 from vla_runtime.execution.command import CommandKind, Counters, LimitKind, Reason
 from vla_runtime.execution.config import ExecutorStatus, Mode
 from vla_runtime.execution.parameters import ExecutorParameters
-from vla_runtime.messages.diagnostics import Level, StatusItem
+from vla_runtime.messages.diagnostics import Level, StatusItem, without_numbers
 from vla_runtime.nodes.executor.control_loop import LoopStatus, TimedHandover
 from vla_runtime.nodes.executor.parameters import values_in_force
 from vla_runtime.nodes.executor.steady_loop import Lateness
@@ -20,10 +21,10 @@ _TEXTS = {
     Reason.OVERRUN: 'the next chunk is late: going on with chunk {chunk}, step {step}',
     Reason.APPROACHING: 'approaching at the set speed: {progress}',
     Reason.BRAKING: 'coming to rest, to hold',
-    Reason.NOT_STARTED: 'not started: call ~/start',
+    Reason.NOT_STARTED: 'not started',
     Reason.STOPPED: 'stopped until ~/start',
     Reason.RELEASED: 'released: nothing is published, others may command until ~/start',
-    Reason.WAITING_FOR_CHUNK: '{stands}: waiting for the first chunk',
+    Reason.WAITING_FOR_CHUNK: '{stands}: waiting for the {which} chunk',
     Reason.SYNCHRONOUS_WAIT: '{stands}: waiting for the next chunk',
     Reason.STARVED: '{stands}: no chunk came in time',
     Reason.SPEED_SCALED_TO_ZERO: "{stands}: the robot's speed scaling is 0",
@@ -31,6 +32,14 @@ _TEXTS = {
 _WAITING = (Reason.WAITING_FOR_CHUNK, Reason.SYNCHRONOUS_WAIT, Reason.STARVED, Reason.OVERRUN)
 # Faults that a second publisher of joint states may be behind.
 DOUBTED = (Reason.STATE_IMPLAUSIBLE, Reason.STATE_DOUBLED)
+# Faults of the measured state, which the node knows the topics of.
+OF_STATES = (
+    *DOUBTED,
+    Reason.STATE_MISSING,
+    Reason.STATE_STALE,
+    Reason.STATE_FROM_FUTURE,
+    Reason.STATE_NOT_FINITE,
+)
 # A request is answered within an inference; after so long, say who does not answer.
 _SILENT_AFTER_S = 1.0
 # p99 of the lateness above this share of the period is worth a warning.
@@ -57,6 +66,7 @@ class Answers:
         topic: the chunk topic.
         unreadable: messages on it that were no chunks.
         last_refusal: reason why the newest chunk was refused; '' when it was not.
+        policy_waits: what the policy node says is missing; '' where nothing is.
     """
 
     silent_s: float | None
@@ -64,11 +74,20 @@ class Answers:
     topic: str
     unreadable: int
     last_refusal: str
+    policy_waits: str = ''
 
 
-def inactive() -> StatusItem:
-    """Return the status before activation and after deactivation."""
-    return StatusItem('control', Level.OK, 'inactive: nothing is commanded', {'mode': 'inactive'})
+def inactive(lifecycle: str, problem: str = '') -> StatusItem:
+    """Return the status before activation and after deactivation.
+
+    Args:
+        lifecycle: label of the node's state.
+        problem: why it is not further; '' where nothing went wrong.
+    """
+    text = f'{lifecycle}: nothing is commanded'
+    if problem:
+        text += f'; {problem}'
+    return StatusItem('control', Level.ERROR if problem else Level.OK, text, {'mode': 'inactive'})
 
 
 def control(
@@ -76,20 +95,25 @@ def control(
     answers: Answers,
     conflict: str = '',
     unheard: str = '',
-    state_publishers: str = '',
+    about_states: str = '',
     received: Sequence[str] = (),
     controllers: str = '',
+    start_refused: str = '',
+    state_ages_ms: Mapping[str, float] = MappingProxyType({}),
 ) -> StatusItem:
     """Return the status of the present command: its kind and its reason.
 
     Args:
         status: status of the loop.
         answers: answers that came.
-        conflict: other executor that asks the same policy; empty without one.
+        conflict: two executors that ask one policy, or policies that answer one executor; empty
+            without any.
         unheard: outputs that no node takes commands from; empty without any.
-        state_publishers: publishers of joint-state topics that have several; empty without any.
+        about_states: topics and publishers behind a fault of the measured state; empty without one.
         received: topics of joint states that are stamped when they are received.
         controllers: controllers that make the motion worse than it could be; empty without any.
+        start_refused: what ~/start would answer; empty where it would start, and while it runs.
+        state_ages_ms: topic of joint states to the age of its newest message.
     """
     executor = status.executor
     reason = executor.reason
@@ -98,6 +122,7 @@ def control(
         chunk=executor.chunk,
         step=executor.step,
         progress=executor.progress,
+        which='next' if status.counters.taken_over else 'first',
     )
     level = Level.OK
     if reason in (Reason.STARVED, Reason.OVERRUN):
@@ -107,6 +132,8 @@ def control(
     if reason in _WAITING and answers.silent_s is not None and answers.silent_s > _SILENT_AFTER_S:
         level = Level.WARN
         text += f'; asked {answers.silent_s:.1f} s ago, {_who(answers)}'
+    elif reason in _WAITING and answers.policy_waits:
+        text += f'; {answers.policy_waits}'
     if reason in (Reason.STARVED, Reason.OVERRUN):
         text += _too_slow(executor)
     if reason is Reason.STARVED and executor.mode is not Mode.RUNNING:
@@ -120,8 +147,8 @@ def control(
         level, text = Level.ERROR, f'stopped: {executor.clamp_latched}'
     if executor.detail and (reason not in _TEXTS or reason in (Reason.BRAKING, Reason.RELEASED)):
         text += f': {executor.detail}'
-    if reason in DOUBTED and state_publishers:
-        text += f'; {state_publishers}'
+    if about_states:
+        text += f'; {about_states}'
     if executor.detail and reason is Reason.APPROACHING:
         text += f'; {executor.detail}'
     if executor.gave_way:
@@ -138,11 +165,30 @@ def control(
         text = f'{unheard}: is the controller running? {text}'
     if conflict and executor.mode is Mode.RUNNING:
         level = Level.ERROR
-        text = f'two executors ask one policy: {conflict}; stop one of them; {text}'
+        text = f'{conflict}; end one of them; {text}'
+    if executor.mode is not Mode.RUNNING:
+        level = max(level, Level.WARN if start_refused or answers.policy_waits else Level.OK)
+        text += _before_start(executor, start_refused, answers.policy_waits)
     if executor.dry_run:
         text = f'dry run, nothing is published: {text}'
-    values = _control_values(status) | {'stamped_when_received': ', '.join(received)}
+    values = _control_values(status) | {
+        'stamped_when_received': ', '.join(received),
+        'start_refused': start_refused,
+        'policy_waits': answers.policy_waits,
+        **{f'age_ms.{topic}': age_ms for topic, age_ms in state_ages_ms.items()},
+    }
     return StatusItem('control', level, text, values)
+
+
+def _before_start(executor: ExecutorStatus, refused: str, policy_waits: str) -> str:
+    """Say what ~/start would answer, and what the policy waits for."""
+    if not refused:
+        text = ': call ~/start' if executor.reason is Reason.NOT_STARTED else ''
+    elif without_numbers(refused.split(';')[0]) in without_numbers(executor.detail):
+        text = '; ~/start is refused as long as it stays so'
+    else:
+        text = f'; ~/start would be refused: {refused}'
+    return text + (f'; {policy_waits}' if policy_waits else '')
 
 
 def _goes_on_by_itself(executor: ExecutorStatus) -> bool:
@@ -218,6 +264,8 @@ def _parameters(parameters: ExecutorParameters, *, dry_run: bool) -> dict[str, o
 
 
 def _who(answers: Answers) -> str:
+    if answers.policy_waits:
+        return answers.policy_waits
     if not answers.policies:
         return f'and nobody publishes {answers.topic}: is the policy node running, and active?'
     return 'without an answer: is the policy node running, and what does its status say?'

@@ -15,6 +15,8 @@ Invariants:
   answer to an instruction that was changed since: its request is answered anew;
 - parameters are read at the start of each inference;
 - the instruction is a parameter, which a message on `~/instruction` sets as well, in any state;
+- of two policy nodes of one name the second is not configured; of two on one topic it is not
+  activated;
 - no exception leaves a callback.
 """
 
@@ -50,6 +52,7 @@ from vla_runtime.inference.packed import DroppedError
 from vla_runtime.messages.diagnostics import Level, StatusItem
 from vla_runtime.messages.trajectories import chunk_to_message, message_to_plan
 from vla_runtime.nodes.graph_faults import several_publishers
+from vla_runtime.nodes.heard_status import HeardStatus
 from vla_runtime.nodes.managed_node import ManagedNode, place_of_bug
 from vla_runtime.nodes.node_parameters import refuse_unknown
 from vla_runtime.nodes.node_runner import guarded, run_node
@@ -66,6 +69,7 @@ from vla_runtime.nodes.policy.settings import check_answerable, settings_from
 from vla_runtime.nodes.policy.subscriptions import Sensors, make_synchronizer
 from vla_runtime.nodes.qos import LATCHED, RELIABLE, REPEATED
 from vla_runtime.nodes.status_board import StatusBoard
+from vla_runtime.nodes.twins import ITEM, Claim, Twins, node_item, why_second
 from vla_runtime.nodes.worker import LatestJobWorker
 from vla_runtime.policy import Policy
 from vla_runtime.processing.fast_tokens import AnswerError
@@ -77,6 +81,7 @@ from vla_runtime.types import PlanRequest
 
 _NAME = 'vla_policy'
 _REQUEST_TOPIC = 'committed_plan'
+_OWN_NAMESPACE = 'give this one a namespace of its own (namespace:=left at launch)'
 # A waiting request is tried again when data comes, and this often, steady seconds: a clock starts
 # again without a message.
 _POLL_S = 0.05
@@ -113,6 +118,8 @@ class PolicyNode(ManagedNode):
         self._discarded = 0
         # Answers since the start of the node whose tokens were no chunk.
         self._refused_answers = 0
+        self._heard = HeardStatus(self, (ITEM,))
+        self._twins = Twins(self, self._heard)
 
         declare(self, POLICY_PARAMETERS, self._check_parameters)
         refuse_unknown(self, POLICY_PARAMETERS)
@@ -133,6 +140,10 @@ class PolicyNode(ManagedNode):
             self.add_post_set_parameters_callback(self._await_publication)
         self._say(Level.OK, 'unconfigured')
 
+    def destroy_node(self) -> None:
+        self._heard.close()
+        super().destroy_node()
+
     # Transitions.
 
     def _load(self) -> None:
@@ -142,6 +153,7 @@ class PolicyNode(ManagedNode):
             if not given[name]:
                 raise ValueError(f"parameter '{name}' is not set; give it as -p {name}:=PATH")
         settings = settings_from(given)
+        self._require_no_other()
         self.get_logger().info(f'loading {given["bundle"]} ...')
         if warning := unused_gpu(given['device']):
             self.get_logger().warning(warning)
@@ -187,6 +199,7 @@ class PolicyNode(ManagedNode):
         )
 
     def _open(self) -> None:
+        self._require_no_other()
         self._say(Level.OK, 'preparing settings')
         assert self._policy is not None and self._robot is not None and self._match is not None
         limits = limits_from(values(self, POLICY_PARAMETERS))
@@ -406,6 +419,9 @@ class PolicyNode(ManagedNode):
     def _sensor_status(self) -> Iterator[StatusItem]:
         """Yield the status of cameras and joints as they are now."""
         self._instruction.follow()
+        self._heard.take()
+        self._give_way_to_first()
+        yield node_item(self._claim(self.lifecycle), self._problem)
         synchronizer, responder = self._synchronizer, self._responder
         if synchronizer is None or responder is None:
             return
@@ -428,6 +444,24 @@ class PolicyNode(ManagedNode):
             synchronizer.clock_jumps,
             received_topics(robot),
         )
+
+    def _claim(self, lifecycle: str, *, is_opened: bool = False) -> Claim:
+        """Return what this node says of itself, and what it claims while it is active."""
+        is_active = is_opened or self._responder is not None
+        return self._twins.claim(lifecycle, topics=[self._chunks.topic_name] if is_active else [])
+
+    def _require_no_other(self) -> None:
+        """Refuse to go on beside a policy node of this name; to be activated, on this topic."""
+        is_opened = self.lifecycle == 'activating'
+        mine = self._claim(self.lifecycle, is_opened=is_opened)
+        self._twins.require_first(mine, _OWN_NAMESPACE)
+
+    def _give_way_to_first(self) -> None:
+        """Give up the work where another node was first and is heard only now."""
+        if self.lifecycle in ('inactive', 'active'):
+            mine = self._claim(self.lifecycle)
+            if first := self._twins.first(mine):
+                self._withdraw(why_second(mine, first, _OWN_NAMESPACE))
 
     def _check_parameters(self, given: Mapping[str, Any]) -> str | None:
         """Return why this policy cannot be run with these values, or None; free of side effects."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from vla_runtime.bundle.schema import earlier_name
+from vla_runtime.files.quotes import join_truncated
 from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.messages.diagnostics import Level, StatusItem
 from vla_runtime.messages.images import content_id
@@ -103,7 +104,7 @@ def observation(missing: Iterable[MissingInput]) -> StatusItem:
     return StatusItem(
         'observation',
         Level.WARN if only_awaited else Level.ERROR,
-        'no inference: ' + _together(item.text for item in missing),
+        'no inference: ' + join_truncated(dict.fromkeys(i.text for i in missing), '; ', 2),
         {f'refused.{item.source}': item.text for item in missing},
     )
 
@@ -128,6 +129,7 @@ def camera(status: CameraStatus, stamp: StampSource) -> StatusItem:
         'topic': status.topic,
         'stamp': stamp,
         'rate_hz': status.rate_hz,
+        'age_ms': '' if status.age_s is None else 1e3 * status.age_s,
         'received': counters.received,
         'lost': counters.lost,
         'late': counters.late,

@@ -29,11 +29,16 @@ class Taken:
 
 
 class PolledTopics:
-    """Subscriptions of a hidden node that nobody spins, in the context of the node given."""
+    """Subscriptions of a hidden node that nobody spins, in the context of the node given.
 
-    def __init__(self, node: Node) -> None:
+    Args:
+        node: gives the hidden one its context, namespace and first name.
+        purpose: second name of the hidden node.
+    """
+
+    def __init__(self, node: Node, purpose: str = 'watch') -> None:
         self._node = Node(
-            f'_{node.get_name()}_watch',
+            f'_{node.get_name()}_{purpose}',
             namespace=node.get_namespace(),
             context=node.context,
             use_global_arguments=False,
@@ -66,3 +71,10 @@ class PolledTopic:
             return None
         message, info = taken
         return Taken(message, int(info['received_timestamp']))
+
+    def take_bytes(self) -> bytes | None:
+        """Return the oldest message that waits, not decoded; None without one."""
+        handle = self._subscription.handle
+        with handle:
+            taken = handle.take_message(self._subscription.msg_type, True)
+        return None if taken is None else taken[0]

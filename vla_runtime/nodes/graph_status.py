@@ -1,0 +1,124 @@
+"""Look at the nodes of this package in a graph from outside, without disturbing them.
+
+By UDP alone, as the executor itself does: a newcomer's shared memory can keep a node from sending.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import rclpy
+from rclpy.node import Node
+from rclpy.signals import SignalHandlerOptions
+
+from vla_runtime.files.package_files import share_folder
+from vla_runtime.files.quotes import quoted
+from vla_runtime.nodes.heard_status import HeardStatus
+from vla_runtime.nodes.middleware import describe_reach, keep_to_udp
+from vla_runtime.nodes.robot_report import RobotReport, robot_reports
+
+_NAME = '_vla_status'
+# What nodes of this package publish beside their names, and others do not.
+_REPORT_TYPE = 'diagnostic_msgs/msg/DiagnosticArray'
+_LOOKS_S = 0.05
+# Of more the ports would be beyond the last.
+_HIGHEST_DOMAIN = 232
+# Nodes that announce themselves every 0.5 s are all there after so long.
+_MEET_S = 1.3
+# Without the shipped profile a node announces itself every 3 s.
+_GIVE_UP_S = 2.8
+# A person waits for the whole of the process, which a busy machine starts slowly.
+_END_S, _SHORTEST_S = 4.5, 0.8
+
+
+class GraphStatus:
+    """Hears what the nodes say; see `joined`.
+
+    Args:
+        node: joins the graph.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._heard = HeardStatus(node)
+        self._begin_s = time.monotonic()
+
+    def wait(self, namespace: str | None = None) -> list[RobotReport]:
+        """Listen until all nodes that are in the graph were heard, within seconds."""
+        longest_s = max(min(_GIVE_UP_S, _END_S - _process_age_s()), _SHORTEST_S)
+        while True:
+            reports = self.look(namespace)
+            waited_s = time.monotonic() - self._begin_s
+            complete = reports and all(node.claim for one in reports for node in one.nodes)
+            if waited_s > min(longest_s, _MEET_S if complete else _GIVE_UP_S):
+                return reports
+            time.sleep(_LOOKS_S)
+
+    def look(self, namespace: str | None = None) -> list[RobotReport]:
+        """Return what was heard in the last seconds, by robot."""
+        self._heard.take()
+        return robot_reports(self._heard.items(), self._in_graph(), namespace)
+
+    def _in_graph(self) -> list[str]:
+        """Return the full names of this package's nodes."""
+        reports = (
+            topic.rpartition('/')[0]
+            for topic, types in self._node.get_topic_names_and_types()
+            if topic.endswith('/report') and _REPORT_TYPE in types
+        )
+        return [
+            name
+            for name in reports
+            if any(
+                f'{info.node_namespace.rstrip("/")}/{info.node_name}' == name
+                for info in self._node.get_publishers_info_by_topic(f'{name}/report')
+            )
+        ]
+
+
+def _process_age_s() -> float:
+    """Return the time since this process was started; 0.0 where the system does not say."""
+    try:
+        # The name of the program may have spaces.
+        fields = Path('/proc/self/stat').read_text().rpartition(')')[2].split()
+        started_s = int(fields[19]) / os.sysconf('SC_CLK_TCK')
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
+    except (OSError, AttributeError, ValueError):
+        return 0.0
+
+
+@contextmanager
+def joined() -> Iterator[GraphStatus]:
+    """Join the graph that the environment names.
+
+    Raises:
+        ValueError: there is no such graph.
+    """
+    domain = os.environ.get('ROS_DOMAIN_ID') or '0'
+    if not domain.isdecimal() or int(domain) > _HIGHEST_DOMAIN:
+        raise ValueError(
+            f'ROS_DOMAIN_ID is {quoted(domain)}: it must be a whole number of 0 to '
+            f'{_HIGHEST_DOMAIN}'
+        )
+    keep_to_udp(os.environ, share_folder() / 'config')
+    rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
+    node = Node(
+        _NAME,
+        use_global_arguments=False,
+        enable_rosout=False,
+        start_parameter_services=False,
+    )
+    try:
+        yield GraphStatus(node)
+    finally:
+        node.destroy_node()
+        rclpy.try_shutdown()
+
+
+def where() -> str:
+    """Describe the graph that is looked at."""
+    return describe_reach(os.environ)

@@ -1,0 +1,274 @@
+"""What the nodes in a graph say, put together: does each robot move, and if not, why.
+
+Nodes of one namespace are one robot's. A robot is right whose executor runs or waits for `~/start`
+alone, and whose policy misses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vla_runtime.nodes.heard_status import HeardItem
+from vla_runtime.nodes.twins import ITEM, Claim, read_claim
+
+# Exit codes of `vla_runtime status`.
+RIGHT, WRONG, NOTHING = 0, 1, 2
+_LEVELS = ('ok', 'warning', 'error', 'stale')
+_WHY, _MESSAGES = 'docs/howto/why_stopped.md', 'docs/reference/messages.md'
+# Holds of a robot that goes on with the next answer.
+_MOMENTS = ('waiting_for_chunk', 'synchronous_wait')
+# Items whose warning keeps a robot from moving as it should.
+_SERIOUS = ('control', 'observation', 'requests')
+# What a person looks for first.
+_ORDER = ('control', 'observation', 'inference', 'joint states')
+# The slowest node says everything once a second.
+_OLD_S = 1.5
+_SECOND_MS = 1e3
+_REMEDIES = {
+    'controller': 'docs/howto/ros2_control.md#what-the-executor-finds-out',
+    'starved': f'{_MESSAGES}#no-chunk-comes',
+    'waiting_for_chunk': f'{_MESSAGES}#no-chunk-comes',
+}
+
+
+@dataclass
+class NodeReport:
+    """One node.
+
+    Attributes:
+        claim: what it says of itself; None where it is in the graph and says nothing.
+        items: lines of its status, the most important first.
+    """
+
+    name: str
+    claim: Claim | None
+    items: list[HeardItem] = field(default_factory=list)
+
+    def item(self, name: str) -> HeardItem | None:
+        """Return the line of a subject; None without it."""
+        return next((item for item in self.items if item.item == name), None)
+
+    @property
+    def is_executor(self) -> bool:
+        """Whether it moves a robot."""
+        return self.item('control') is not None
+
+    def problems(self) -> Iterator[HeardItem]:
+        """Yield the lines that keep the robot from moving as it should."""
+        for item in self.items:
+            if item.level > 1 or (item.level and item.item in _SERIOUS):
+                yield item
+
+
+@dataclass
+class RobotReport:
+    """The nodes of one namespace.
+
+    Attributes:
+        namespace: full name.
+        nodes: its nodes, the executor first.
+    """
+
+    namespace: str
+    nodes: list[NodeReport]
+
+    @property
+    def executor(self) -> NodeReport | None:
+        """The executor; of several the one that is furthest."""
+        found = [
+            (node.claim.order, index, node)
+            for index, node in enumerate(self.nodes)
+            if node.claim is not None and node.is_executor
+        ]
+        return min(found)[2] if found else None
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether the robot is commanded along a plan, or to where one begins."""
+        return self._value('kind') in ('track', 'approach')
+
+    def why(self) -> str:
+        """Return why the robot does not move, or not as it should; '' where nothing is wrong."""
+        executor = self.executor
+        control = None if executor is None else executor.item('control')
+        if control is None:
+            return 'no executor node says anything in this namespace'
+        if control.level:
+            return control.text
+        names = [node.name for node in self.nodes]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            return f'two nodes have one name, {", ".join(twice)}: end one of them'
+        problems = [
+            f'{node.name}, {item.item}: {item.text}'
+            for node in self.nodes
+            for item in node.problems()
+        ]
+        silent = [f'{node.name} says nothing' for node in self.nodes if node.claim is None]
+        if problems or silent:
+            return '; '.join([*problems, *silent])
+        mode, reason = control.values.get('mode'), control.values.get('reason', '')
+        is_held = control.values.get('kind') == 'hold' and reason not in _MOMENTS
+        if mode == 'inactive' or (mode == 'running' and is_held):
+            return control.text
+        return ''
+
+    def state(self) -> str:
+        """Describe the robot in a word or two."""
+        mode = self._value('mode')
+        if self.is_moving:
+            return 'moving'
+        if mode == 'running':
+            return 'held'
+        if mode in ('idle', 'stopped'):
+            return 'not started' if self.why() else 'ready: call ~/start'
+        return 'not active'
+
+    def remedy(self) -> str:
+        """Return the page that says what to do; '' where nothing is wrong."""
+        if not self.why():
+            return ''
+        executor = self.executor
+        if executor is None or self._value('mode') == 'inactive':
+            return 'docs/howto/launch.md#when-a-node-has-died'
+        reason = self._value('reason')
+        if self._value('policy_waits') and not self._value('start_refused'):
+            return f'{_MESSAGES}#no-chunk-comes'
+        return _REMEDIES.get(reason, _WHY)
+
+    def _value(self, key: str) -> str:
+        executor = self.executor
+        control = None if executor is None else executor.item('control')
+        return '' if control is None else control.values.get(key, '')
+
+    def lines(self, now_s: float) -> list[str]:
+        """Return lines of text for a person."""
+        why, state = self.why(), self.state()
+        if state == 'held' and not why and self.executor is not None:
+            why = next(item.text for item in self.executor.items if item.item == 'control')
+        headline = f'{state}; {why}' if why and self.is_moving else why or state
+        lines = [f'{self.namespace or "/"}: {headline}']
+        refused = self._value('start_refused')
+        if refused and '~/start' not in headline:
+            lines.append(f'  ~/start would be refused: {refused}')
+        if ages := self._ages():
+            lines.append(f'  ages: {ages}')
+        for node in self.nodes:
+            lines.append(f'  {node.claim.describe() if node.claim else _silent(node.name)}')
+            # What the first line has said already.
+            items = [one for one in node.items if one.item != ITEM and one.text != why]
+            width = max((len(one.item) for one in items), default=0)
+            lines += [f'    {one.item:<{width}}  {_line_of(one, now_s)}' for one in items]
+        if remedy := self.remedy():
+            lines.append(f'  what to do: {remedy}')
+        return lines
+
+    def _ages(self) -> str:
+        """Describe the ages of what the nodes see."""
+        found = {}
+        for node in self.nodes:
+            for item in node.items:
+                for key, value in item.values.items():
+                    if key.startswith('age_ms.') and value:
+                        found[key.removeprefix('age_ms.')] = value
+                    elif key == 'age_ms' and value:
+                        found[item.item] = value
+        observation = self._value('observation_age_ms')
+        if observation and self.is_moving:
+            found['observation behind the action'] = observation
+        return ', '.join(f'{what} {_age(float(ms))}' for what, ms in found.items())
+
+    def as_json(self, now_s: float) -> dict[str, Any]:
+        """Return everything, of plain types."""
+        return {
+            'namespace': self.namespace or '/',
+            'state': self.state(),
+            'moving': self.is_moving,
+            'mode': self._value('mode'),
+            'reason': self._value('reason'),
+            'why': self.why(),
+            'start_refused': self._value('start_refused'),
+            'policy_waits': self._value('policy_waits'),
+            'remedy': self.remedy(),
+            'nodes': [
+                {
+                    'name': node.name,
+                    'process': node.claim.process if node.claim else '',
+                    'lifecycle': node.claim.lifecycle if node.claim else '',
+                    'items': [
+                        {
+                            'item': item.item,
+                            'level': _LEVELS[item.level],
+                            'text': item.text,
+                            'heard_s_ago': round(now_s - item.heard_s, 3),
+                            'values': dict(item.values),
+                        }
+                        for item in node.items
+                    ],
+                }
+                for node in self.nodes
+            ],
+        }
+
+
+def robot_reports(
+    heard: Iterable[HeardItem], silent: Iterable[str], namespace: str | None = None
+) -> list[RobotReport]:
+    """Put together what was heard.
+
+    Args:
+        heard: lines of status of any nodes.
+        silent: full names of this package's nodes that are in the graph and were not heard.
+        namespace: full name of the one that is asked for; None for all.
+    """
+    items = sorted(heard, key=lambda item: item.item)
+    nodes = []
+    for who in items:
+        claim = read_claim(who) if who.item == ITEM else None
+        if claim is None:
+            continue
+        # News come without the mark that tells two nodes of one name apart.
+        marks = ('', who.since_ns)
+        own = [one for one in items if one.node == who.node and one.since_ns in marks]
+        newest = {one.item: one for one in sorted(own, key=lambda one: one.heard_s)}
+        nodes.append(NodeReport(who.node, claim, sorted(newest.values(), key=_importance)))
+    known = {node.name for node in nodes}
+    nodes += [NodeReport(name, None) for name in sorted(silent) if name not in known]
+    robots: dict[str, list[NodeReport]] = {}
+    for node in nodes:
+        robots.setdefault(node.name.rpartition('/')[0], []).append(node)
+    return [
+        RobotReport(name, sorted(of, key=lambda node: not node.is_executor))
+        for name, of in sorted(robots.items())
+        if namespace in (None, name)
+    ]
+
+
+def exit_code(robots: Sequence[RobotReport]) -> int:
+    """Return the exit code of what was found."""
+    if not robots:
+        return NOTHING
+    return WRONG if any(robot.why() for robot in robots) else RIGHT
+
+
+def _importance(item: HeardItem) -> tuple[int, str]:
+    rank = _ORDER.index(item.item) if item.item in _ORDER else len(_ORDER)
+    return rank, item.item
+
+
+def _line_of(item: HeardItem, now_s: float) -> str:
+    level = '' if not item.level else f'{_LEVELS[item.level].upper()}: '
+    old = f' ({now_s - item.heard_s:.1f} s ago)' if now_s - item.heard_s > _OLD_S else ''
+    return f'{level}{item.text}{old}'
+
+
+def _age(ms: float) -> str:
+    return f'{ms:.0f} ms' if abs(ms) < _SECOND_MS else f'{ms / _SECOND_MS:.1f} s'
+
+
+def _silent(name: str) -> str:
+    return (
+        f'{name}: in the graph and says nothing: it loads a policy, hangs, or was killed in the '
+        'last 20 s'
+    )
