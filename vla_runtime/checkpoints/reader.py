@@ -126,8 +126,14 @@ class CheckpointReader:
         return {}
 
 
-def find_reader(folder: Path) -> tuple[CheckpointReader, LeRobotPolicy | None]:
+def find_reader(
+    folder: Path, weights: Path | None = None
+) -> tuple[CheckpointReader, LeRobotPolicy | None]:
     """Find the reader of a folder and, where `lerobot_folder` reads it, the policy's description.
+
+    Args:
+        folder: folder of the checkpoint.
+        weights: folder of the weights, where they are in another: those below an adapter.
 
     Raises:
         ExportError: a policy that is not served, or no checkpoint at all.
@@ -145,7 +151,7 @@ def find_reader(folder: Path) -> tuple[CheckpointReader, LeRobotPolicy | None]:
         of_type = [policy for policy, _ in described if policy.type == found]
         chosen = described_policy(folder, of_type)
         return next(reader for policy, reader in described if policy is chosen), chosen
-    stored = read_tensors(folder)
+    stored = read_tensors(weights or folder)
     for prefix in prefixes(stored):
         names = [name.removeprefix(prefix) for name in stored]
         for reader in readers:

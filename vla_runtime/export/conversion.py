@@ -28,7 +28,12 @@ from vla_runtime.bundle.schema import (
 from vla_runtime.bundle.statistics import check_statistics
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
-from vla_runtime.checkpoints.adapters import find_base, is_adapter, read_adapted
+from vla_runtime.checkpoints.adapters import (
+    find_base,
+    is_adapter,
+    read_adapted,
+    refuse_unmerged,
+)
 from vla_runtime.checkpoints.cameras import camera_notes, settle_cameras
 from vla_runtime.checkpoints.columns import (
     Columns,
@@ -49,6 +54,7 @@ from vla_runtime.family.declaration import LanguageDims, PolicyDims, image_sizes
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.json_file import JsonError
+from vla_runtime.files.size_text import size_text
 from vla_runtime.processing.prompt_layout import PromptLayout
 from vla_runtime.processing.prompts import PromptFormat, prompt_parts
 from vla_runtime.processing.tokenizer import Tokenizer
@@ -94,15 +100,19 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         ExportError: all that is missing or contradictory at once, else the first defect.
         JsonError: a JSON file of the checkpoint that cannot be used.
     """
-    reader, policy = find_reader(checkpoint)
-    if policy is not None and is_adapter(checkpoint):
-        base = find_base(checkpoint, options.base)
-        policy_type(base, [policy.type], [policy])
-        tensors = read_adapted(checkpoint, base, reader.names)
-    else:
+    adapter = is_adapter(checkpoint)
+    base = find_base(checkpoint, options.base) if adapter else checkpoint
+    reader, policy = find_reader(checkpoint, base)
+    if not adapter:
         if options.base is not None:
             raise ExportError(f'--base says {options.base}, but {checkpoint} is no adapter (LoRA)')
+        if policy is None:
+            refuse_unmerged(checkpoint)
         tensors = read_tensors(checkpoint, reader.names)
+    else:
+        if policy is not None:
+            policy_type(base, [policy.type], [policy])
+        tensors = read_adapted(checkpoint, base, reader.names)
     shown = reader.family(checkpoint, tensors)
     if policy is not None:
         facts = read_lerobot_folder(checkpoint, policy, options.lerobot)
@@ -237,10 +247,11 @@ def write_export(
         free = shutil.disk_usage(folder).free
         needed = plan.weight_bytes + further_bytes
         if free < needed:
-            of_onnx = f' ({further_bytes / 1e9:.1f} GB of them in ONNX files)'
+            of_onnx = f' ({size_text(further_bytes)} of them in ONNX files)'
             raise ExportError(
-                f'{target}: {needed / 1e9:.1f} GB of weights{of_onnx if further_bytes else ""} do '
-                f'not fit on this disk, which has {free / 1e9:.1f} GB left'
+                f'{target}: {size_text(needed)} of weights{of_onnx if further_bytes else ""} do '
+                f'not fit on this disk, which has {size_text(free)} left: make room, name a folder '
+                'on another disk with --out, or leave the ONNX files out (--onnx-precision none)'
             )
         copy_tensors(plan.tensors, folder / WEIGHTS_FILE, advance=advance)
         write_statistics(folder, plan.statistics)
@@ -431,7 +442,7 @@ def _dataset(options: ExportOptions) -> DatasetInfo | None:
         raise ExportError(f'--dataset says {options.dataset}, but there is no such folder')
     try:
         return read_dataset_info(options.dataset)
-    except JsonError as error:
+    except (ExportError, JsonError) as error:
         raise ExportError(f'--dataset says {options.dataset}, but {error}') from None
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vla_runtime.files.input_files import UnreadableFileError, read_text
+from vla_runtime.files.input_files import DOWNLOAD_AGAIN, UnreadableFileError, read_text
 from vla_runtime.files.quotes import one_line, quoted
 
 _REQUIRED = object()
@@ -130,7 +130,10 @@ def read_document(path: Path, most_bytes: int = LARGEST_JSON) -> Any:
         JsonError: missing, not a regular file, too large, or not JSON.
     """
     try:
-        return json.loads(read_text(path, most_bytes))
+        text = read_text(path, most_bytes)
+        if not text:
+            raise UnreadableFileError(f'is empty: {DOWNLOAD_AGAIN}')
+        return json.loads(text)
     except FileNotFoundError:
         raise JsonError(f'{path}: is missing') from None
     except UnreadableFileError as error:

@@ -60,7 +60,11 @@ class _OfMaster(ComputedTensor):
         Raises:
             CheckpointError: numbers that are not finite.
         """
-        numbers = read_array(self.master)
+        numbers = (
+            np.frombuffer(self.master.data(), '<f4').reshape(self.master.shape)
+            if isinstance(self.master, ComputedTensor)
+            else read_array(self.master)
+        )
         if not np.isfinite(numbers).all():
             raise CheckpointError(
                 f"{self.path}: tensor '{self.name}' has numbers that are not finite: the training "

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from vla_runtime.bundle.tensors import StoredTensor
+from vla_runtime.checkpoints.adapters import is_adapter
+from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.checkpoints.folder_facts import FolderFacts
 from vla_runtime.checkpoints.missing_facts import MissingFacts
+from vla_runtime.checkpoints.norm_stats import STATISTICS_JSON
 from vla_runtime.checkpoints.oft_folder import read_heads
 from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source
@@ -58,6 +61,12 @@ class OpenVlaReader(CheckpointReader):
         return _OFT if is_oft(folder) else 'openvla'
 
     def read_folder(self, folder: Path, family: str, options: ExportOptions) -> FolderFacts:
+        if is_adapter(folder) and not (folder / STATISTICS_JSON).is_file():
+            # Those in config.json are of the policy below.
+            raise ExportError(
+                f'{folder}: is an adapter (LoRA) without {STATISTICS_JSON}, which its training '
+                'wrote into the run folder (run_root_dir): copy it from there'
+            )
         read = read_oft_folder if family == _OFT else read_openvla_folder
         return read(folder, options.unnorm_key)
 
