@@ -1,8 +1,9 @@
 """Adapters (LoRA) of PEFT's form, merged into the policy that they were trained on.
 
-A training saves it as `adapter_config.json` and `adapter_model.safetensors`: LeRobot beside
-config.json and the processors, OpenVLA in a folder of its own (`adapter_tmp_dir`). A merged weight is W + s * B A with s = alpha / r, or
-alpha / sqrt(r) (arXiv 2106.09685, 2312.03732). It is float32, whatever W is stored in.
+A training saves one as `adapter_config.json` and `adapter_model.safetensors`: LeRobot beside
+config.json and the processors, OpenVLA in a folder of its own (`adapter_tmp_dir`). A merged weight
+is W + s * B A with s = alpha / r, or alpha / sqrt(r) (arXiv 2106.09685, 2312.03732). It is float32,
+whatever W is stored in.
 """
 
 from __future__ import annotations
@@ -213,7 +214,7 @@ def _check(config: JsonMapping) -> None:
                 key, f'{found!r} is not merged here; merge it with PEFT (merge_and_unload) first'
             )
     for key in _OFF:
-        if config.values.get(key):
+        if config.value(key):
             raise config.error(
                 key, 'is given, which is not merged here; merge with PEFT (merge_and_unload) first'
             )

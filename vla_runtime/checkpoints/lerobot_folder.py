@@ -409,7 +409,7 @@ def _denoise_steps(config: JsonMapping, policy: LeRobotPolicy) -> int:
     key, trained = policy.denoise_steps_key, policy.train_steps_key
     if key is None:
         return 1
-    return config.count(trained if trained and config.values.get(key) is None else key)
+    return config.count(trained if trained and config.value(key) is None else key)
 
 
 def _check_values(config: JsonMapping, policy: LeRobotPolicy) -> None:
@@ -628,7 +628,7 @@ def _source(
     elif release is not None:
         source['lerobot'] = release
     for key in policy.source:
-        value = config.values.get(key)
+        value = config.value(key)
         if isinstance(value, (str, int, float)):
             source[key] = str(value)
     renamed = _renamed(before)

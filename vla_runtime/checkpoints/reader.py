@@ -65,6 +65,9 @@ class CheckpointReader:
         lerobot_types: LeRobot policy types with processors of their own, whose folders it reads.
         projects: other projects that write such policies, for messages.
         wanted: option to the sentence that asks for it, where the family needs its own.
+        known: patterns of the fields of configurations that play no part at inference or that the
+            tensors show; those that are read need none. Settings that change the network and are
+            not served are refused where they are read (`LeRobotPolicy.fixed`).
     """
 
     names: ClassVar[TensorNames]
@@ -72,6 +75,7 @@ class CheckpointReader:
     lerobot_types: ClassVar[tuple[str, ...]] = ()
     projects: ClassVar[tuple[str, ...]] = ()
     wanted: ClassVar[Mapping[str, str]] = {}
+    known: ClassVar[tuple[str, ...]] = ()
 
     def recognises(self, names: Collection[str]) -> bool:
         """Return whether tensors of these names are the family's; not asked for LeRobot folders."""

@@ -49,11 +49,12 @@ from vla_runtime.checkpoints.options import DatasetInfo, ExportOptions, read_dat
 from vla_runtime.checkpoints.pose_steps import scale_steps
 from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source, find_reader
 from vla_runtime.checkpoints.tensors import CheckpointError, copy_tensors, read_tensors
+from vla_runtime.checkpoints.unread_keys import unread_notes
 from vla_runtime.families.shape_cache import weight_shapes
 from vla_runtime.family.declaration import LanguageDims, PolicyDims, image_sizes, language_dims
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.field_error import FieldError
-from vla_runtime.files.json_file import JsonError
+from vla_runtime.files.json_file import JsonError, noting_keys
 from vla_runtime.files.size_text import size_text
 from vla_runtime.processing.prompt_layout import PromptLayout
 from vla_runtime.processing.prompts import PromptFormat, prompt_parts
@@ -114,17 +115,18 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
             policy_type(base, [policy.type], [policy])
         tensors = read_adapted(checkpoint, base, reader.names)
     shown = reader.family(checkpoint, tensors)
-    if policy is not None:
-        facts = read_lerobot_folder(checkpoint, policy, options.lerobot)
-    else:
-        assert shown is not None, 'a reader of its own folders knows the family by the tensors'
-        facts = reader.read_folder(checkpoint, shown, options)
-    family = shown or facts.family
-    missing = MissingFacts(checkpoint, facts)
-    _check_facts(facts, family, missing, options)
-    source = Source(checkpoint, tensors, facts, options, missing)
-    tensors = reader.select(source)
-    make_dims = reader.sizes(source._replace(tensors=tensors))
+    with noting_keys() as noted:
+        if policy is not None:
+            facts = read_lerobot_folder(checkpoint, policy, options.lerobot)
+        else:
+            assert shown is not None, 'a reader of its own folders knows the family by the tensors'
+            facts = reader.read_folder(checkpoint, shown, options)
+        family = shown or facts.family
+        missing = MissingFacts(checkpoint, facts)
+        _check_facts(facts, family, missing, options)
+        source = Source(checkpoint, tensors, facts, options, missing)
+        tensors = reader.select(source)
+        make_dims = reader.sizes(source._replace(tensors=tensors))
     # Sizes that are not known yet may use them once they are.
     if make_dims is not None:
         missing.refuse_unused(options.reader_options)
@@ -167,7 +169,8 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     file = facts.statistics_file or checkpoint
     ask_for_targets(spec, statistics, options.targets, facts.deltas, file, missing)
     missing.raise_if_any()
-    notes = (*facts.notes, *settled.notes)
+    unread = unread_notes(checkpoint, noted, reader.known)
+    notes = (*facts.notes, *settled.notes, *unread)
     files = reader.files(source)
     _check_answers(family, dims, settled.tokenizer, files)
     return ExportPlan(spec, tensors, statistics, settled.tokenizer, notes, files)

@@ -20,6 +20,7 @@ from vla_runtime.checkpoints.oft_folder import read_heads
 from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source
 from vla_runtime.checkpoints.tensors import CheckpointError, ComputedTensor
+from vla_runtime.checkpoints.unread_keys import TRANSFORMERS_KEYS
 from vla_runtime.families.bitvla.declaration import PROMPT, STOP
 from vla_runtime.families.bitvla.dimensions import BitVlaDims
 from vla_runtime.families.bitvla.folder import read_bitvla_folder, read_model
@@ -85,6 +86,10 @@ class _Scale(_OfMaster):
 
 class BitVlaReader(CheckpointReader):
     names = NAMES
+    known = (
+        *TRANSFORMERS_KEYS,
+        'image_token_index|image_seq_length|n_action_bins|norm_stats(\\..*)?',
+    )
     projects = ('BitVLA',)
     wanted: ClassVar[Mapping[str, str]] = {
         '--horizon': "actions of a chunk (NUM_ACTIONS_CHUNK of the training; LIBERO's have 8)",

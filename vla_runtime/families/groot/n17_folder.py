@@ -58,6 +58,18 @@ _AFTER = (_DECODE, _UNPACK, 'device_processor')
 _HORIZON = 40
 _HORIZONS = {'groot_n16': 16, 'groot_n17': _HORIZON}
 _VERSIONS = {'groot_n16': 'N1.6', 'groot_n17': 'N1.7'}
+# Settings of NVIDIA's config.json that the networks are written for.
+_NETWORK = {
+    'reproject_vision': False,
+    'add_pos_embed': True,
+    'use_vlln': True,
+    'num_timestep_buckets': 1000,
+    'strict_action_padding_mask': False,
+    'state_history_length': 1,
+    'exclude_state': False,
+    'use_mean_std': False,
+}
+_DIT = {'norm_type': 'ada_norm', 'interleave_self_attention': True}
 _IMAGE_SIZE = Question(
     '--image-size',
     "height and width of the cameras' images in pixels, such as 480x640: this policy keeps their "
@@ -77,6 +89,7 @@ class _Settings:
         modality: groups of dimensions, cameras and frames of this robot.
         columns: columns of state and actions.
         horizon: actions that the network makes.
+        denoise_steps: Euler steps.
         raw_images: (height, width) of the cameras' images, where the folder says it.
         cameras: names, where `modality` has none.
     """
@@ -88,6 +101,7 @@ class _Settings:
     modality: JsonMapping
     columns: GroupedColumns
     horizon: int
+    denoise_steps: int
     raw_images: tuple[tuple[int, int], ...]
     cameras: tuple[str, ...]
 
@@ -143,7 +157,7 @@ def read_n17_folder(folder: Path, family: str, options: ExportOptions) -> Folder
         usual_prompt_length=USUAL_PROMPT_LENGTH,
         horizon=found.horizon,
         real_horizon=columns.horizon,
-        denoise_steps=DENOISE_STEPS,
+        denoise_steps=found.denoise_steps,
         image_sizes=() if cut is None else (cut,),
         tokenizer=find_tokenizer(folder),
         source={
@@ -220,6 +234,7 @@ def _lerobot(folder: Path) -> _Settings:
         modality=modality,
         columns=columns,
         horizon=pack.count('action_horizon', _HORIZON),
+        denoise_steps=config.count('num_inference_timesteps', DENOISE_STEPS),
         raw_images=tuple(feature_image(config, key) for key in cameras),
         cameras=tuple(key.removeprefix(CAMERA_FEATURE) for key in cameras),
     )
@@ -248,6 +263,12 @@ def _nvidia(folder: Path, family: str, options: ExportOptions) -> _Settings:
         relative=processor.get('use_relative_action', bool, False),
     )
     config = read_json(folder / CONFIG_FILE)
+    dit = config.mapping('diffusion_model_cfg', optional=True)
+    for where, fixed in ((config, _NETWORK), (dit, _DIT)):
+        for key, expected in fixed.items():
+            expect(where, key, expected)
+    if dit.value('positional_embeddings') is not None:
+        raise dit.error('positional_embeddings', 'is not supported; expected null')
     return _Settings(
         kind='NVIDIA',
         tag=tag,
@@ -256,6 +277,7 @@ def _nvidia(folder: Path, family: str, options: ExportOptions) -> _Settings:
         modality=modality,
         columns=columns,
         horizon=config.count('action_horizon', _HORIZONS[family]),
+        denoise_steps=config.count('num_inference_timesteps', DENOISE_STEPS),
         raw_images=(),
         cameras=(),
     )

@@ -18,6 +18,7 @@ from vla_runtime.checkpoints.lerobot_folder import LeRobotPolicy
 from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source
 from vla_runtime.checkpoints.tensor_names import SIGLIP, TensorNames, row, rows_under
 from vla_runtime.checkpoints.tensors import CheckpointError
+from vla_runtime.checkpoints.unread_keys import LEROBOT_KEYS
 from vla_runtime.families.blocks.block_sizes import Shapes, check_stated, checked_dims
 from vla_runtime.families.blocks.dimensions import VisionDims
 from vla_runtime.families.blocks.scheduler_config import common_image, pair, read_scheduler
@@ -135,6 +136,15 @@ _FLOW = replace(
 
 class MultiTaskDitReader(CheckpointReader):
     names = NAMES
+    known = (
+        *LEROBOT_KEYS,
+        'objective|timestep_sampling_.*|sigma_min',
+        'hidden_dim|num_layers|timestep_embed_dim|use_positional_encoding|rope_base',
+        'vision_encoder_.*|text_encoder_name|image_crop_is_random|tokenizer_(padding.*|truncation)',
+        'use_separate_rgb_encoder_per_camera',
+        'noise_scheduler_type|num_train_timesteps|beta_.*|prediction_type|clip_sample.*',
+        'num_inference_steps|num_integration_steps|integration_method',
+    )
     lerobot = (_DIFFUSION, _FLOW)
     wanted: ClassVar[Mapping[str, str]] = {
         '--tokenizer': (

@@ -17,6 +17,7 @@ from vla_runtime.checkpoints.oft_folder import read_heads
 from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source
 from vla_runtime.checkpoints.tensors import CheckpointError
+from vla_runtime.checkpoints.unread_keys import TRANSFORMERS_KEYS
 from vla_runtime.families.blocks.block_sizes import (
     Shapes,
     check_stated,
@@ -41,6 +42,10 @@ _LANGUAGE_HEADS = {4096: 32, 5120: 40}
 
 class OpenVlaReader(CheckpointReader):
     names = NAMES
+    known = (
+        *TRANSFORMERS_KEYS,
+        'vision_backbone_id|llm_.*|hf_llm_id|image_sizes|timm_model_ids|norm_stats(\\..*)?',
+    )
     projects = ('OpenVLA', 'OpenVLA-OFT')
     wanted: ClassVar[Mapping[str, str]] = {
         '--horizon': 'actions of a chunk (NUM_ACTIONS_CHUNK of the training)',
