@@ -96,4 +96,4 @@ def unread_notes(folder: Path, noted: NotedMappings, known: Sequence[str]) -> tu
 
 
 def _shown(field: str, value: object) -> str:
-    return one_line(f'{field}: {json.dumps(value, default=str)}', _LONGEST_VALUE)
+    return f'{one_line(field, 200)}: {one_line(json.dumps(value, default=str), _LONGEST_VALUE)}'

@@ -200,10 +200,13 @@ def _lerobot(folder: Path) -> _Settings:
     cameras = sorted(key for key in inputs.values if key.startswith(CAMERA_FEATURE))
     modality = pack.mapping('modality_config', optional=True)
     if pack.get('raw_stats', dict, None) and _DECODE in after.steps:
+        percentiles = pack.get('use_percentiles', bool, False)
+        # The actions that it decodes were normalised by the other step.
+        expect(decode, 'use_percentiles', percentiles)
         columns = grouped_columns(
             pack.mapping('raw_stats'),
             modality,
-            percentiles=pack.get('use_percentiles', bool, False),
+            percentiles=percentiles,
             relative=decode.get('use_relative_action', bool, False),
         )
         _refuse_transform(decode, tag)
