@@ -275,13 +275,13 @@ def _of_feature(
         statistics[name] = values.reshape(length)
     for name in STATISTICS_OF[kind]:
         if name not in statistics:
-            raise ExportError(f"{path}: has no '{feature}.{name}'; {_why_missing(found)}")
+            raise ExportError(f"{path}: has no '{feature}.{name}'; {_why_missing(found, feature)}")
     return statistics
 
 
-def _why_missing(found: Mapping[str, np.ndarray]) -> str:
+def _why_missing(found: Mapping[str, np.ndarray], feature: str) -> str:
     others = sorted({key.rpartition('.')[0] for key in found})
-    if not others:
+    if not others or has_statistics(found, feature):
         return (
             'a policy that was never trained on a data set (a base model) has none and cannot '
             'drive a robot yet'

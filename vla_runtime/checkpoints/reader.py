@@ -65,6 +65,8 @@ class CheckpointReader:
         lerobot_types: LeRobot policy types with processors of their own, whose folders it reads.
         projects: other projects that write such policies, for messages.
         wanted: option to the sentence that asks for it, where the family needs its own.
+        marks: tokens that tell the vocabulary of the policy's language model from others that fit
+            its text table; those that its prompts have are asked for anyway.
         known: patterns of the fields of configurations that play no part at inference or that the
             tensors show; those that are read need none. Settings that change the network and are
             not served are refused where they are read (`LeRobotPolicy.fixed`).
@@ -75,6 +77,7 @@ class CheckpointReader:
     lerobot_types: ClassVar[tuple[str, ...]] = ()
     projects: ClassVar[tuple[str, ...]] = ()
     wanted: ClassVar[Mapping[str, str]] = {}
+    marks: ClassVar[tuple[str, ...]] = ()
     known: ClassVar[tuple[str, ...]] = ()
 
     def recognises(self, names: Collection[str]) -> bool:

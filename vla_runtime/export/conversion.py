@@ -60,6 +60,8 @@ from vla_runtime.processing.prompt_layout import PromptLayout
 from vla_runtime.processing.prompts import PromptFormat, prompt_parts
 from vla_runtime.processing.tokenizer import Tokenizer
 
+# Share of the text table's rows that a tokenizer of the policy's own has tokens for.
+_LEAST_SHARE = 0.9
 # No instruction is shorter.
 _SHORTEST_TASK = 'a'
 
@@ -139,6 +141,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     given = {'targets': ', '.join(options.targets)} if options.targets else {}
     if settled.wordless is not None:
         given[WORDLESS_TASKS] = settled.wordless
+    prompt, tokenizer_notes = _prompt(reader, settled, facts, dims, options)
     spec = BundleSpec(
         name=options.name or default_name,
         family=family,
@@ -150,7 +153,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         poses=settled.columns.poses,
         step_time_s=1.0 / settled.rate_hz,
         denoise_steps=settled.denoise_steps,
-        prompt=_prompt(settled, facts, dims, options),
+        prompt=prompt,
         normalisation=facts.normalisation,
         tokenizer=f'tokenizer{settled.tokenizer.suffix}' if settled.tokenizer else None,
         joint_space=facts.joint_space,
@@ -170,7 +173,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     ask_for_targets(spec, statistics, options.targets, facts.deltas, file, missing)
     missing.raise_if_any()
     unread = unread_notes(checkpoint, noted, reader.known)
-    notes = (*facts.notes, *settled.notes, *unread)
+    notes = (*facts.notes, *settled.notes, *tokenizer_notes, *unread)
     files = reader.files(source)
     _check_answers(family, dims, settled.tokenizer, files)
     return ExportPlan(spec, tensors, statistics, settled.tokenizer, notes, files)
@@ -208,18 +211,23 @@ def _check_answers(
 
 
 def _prompt(
-    settled: _Settled, facts: FolderFacts, dims: PolicyDims, options: ExportOptions
-) -> PromptFormat | None:
-    """Check the tokenizer and return the form of the prompts; None without language."""
+    reader: CheckpointReader,
+    settled: _Settled,
+    facts: FolderFacts,
+    dims: PolicyDims,
+    options: ExportOptions,
+) -> tuple[PromptFormat | None, tuple[str, ...]]:
+    """Check the tokenizer; return the form of the prompts, None without language, and notes."""
     if settled.language is None:
-        return None
+        return None, ()
     tokenizer, template, _ = settled.language
     layout = find_family(facts.family).templates[template]
-    loaded = _load_tokenizer(tokenizer, layout, language_dims(dims).vocabulary)
+    rows = language_dims(dims).vocabulary
+    loaded = _load_tokenizer(tokenizer, layout, rows)
     bins = facts.state_bins if find_family(facts.family).templates[template].has_state else None
     form = PromptFormat(template, facts.cleaning, options.advantage, bins)
     _check_length(loaded, layout, form, language_dims(dims), len(settled.columns.state))
-    return form
+    return form, _tokenizer_notes(tokenizer, loaded, reader.marks, rows)
 
 
 def write_export(
@@ -502,6 +510,22 @@ def _load_tokenizer(path: Path, layout: PromptLayout, vocabulary: int) -> Tokeni
             'to another policy'
         )
     return loaded
+
+
+def _tokenizer_notes(
+    path: Path, loaded: Tokenizer, marks: tuple[str, ...], rows: int
+) -> tuple[str, ...]:
+    """Return a note on a vocabulary that fits the text table and may be another model's."""
+    faults = [f"has no '{mark}'" for mark in marks if loaded.id_of(mark) is None]
+    # Tables are padded, by less than a hundredth in published policies.
+    if loaded.vocabulary_size < _LEAST_SHARE * rows:
+        faults.append(f"has {loaded.vocabulary_size} tokens for the text table's {rows} rows")
+    if not faults:
+        return ()
+    return (
+        f'{path} {" and ".join(faults)}: is it the tokenizer that the policy was trained with? '
+        "With another model's the policy reads other words and acts on them",
+    )
 
 
 def _check_length(

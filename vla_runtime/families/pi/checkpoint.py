@@ -68,6 +68,8 @@ _PI0 = replace(
 
 class PiReader(CheckpointReader):
     names = NAMES
+    # PaliGemma's.
+    marks = ('<loc0000>', '<seg000>')
     known = (
         *LEROBOT_KEYS,
         'action_expert_variant|time_sampling_.*|memory_.*|relative_exclude_joints',

@@ -36,6 +36,8 @@ _OPTION = '--action-tokenizer'
 
 class Pi0FastReader(CheckpointReader):
     names = NAMES
+    # PaliGemma's.
+    marks = ('<loc0000>', '<seg000>')
     known = (
         *LEROBOT_KEYS,
         'action_expert_variant|max_action_tokens|text_tokenizer_name|action_tokenizer_name',

@@ -61,6 +61,8 @@ _KV_HEADS = {576: 3, 960: 5, 2048: 32}
 
 class SmolVlaReader(CheckpointReader):
     names = NAMES
+    # SmolVLM2's.
+    marks = ('<fake_token_around_image>', '<end_of_utterance>')
     known = (
         *LEROBOT_KEYS,
         'vlm_model_name|load_vlm_weights|num_vlm_layers|expert_width_multiplier',
