@@ -92,6 +92,7 @@ class DitDims(HistoryDims):
         vision: CLIP's vision transformer; its image is what is left after resize and crop.
         text_width: numbers of a prompt's projected features.
         state_dim: measured state of a step.
+        separate_encoders: every camera has a vision transformer of its own.
     """
 
     vision: VisionDims
@@ -109,6 +110,7 @@ class DitDims(HistoryDims):
     state_dim: int
     resize: tuple[int, int] | None = None
     crop: tuple[int, int] | None = None
+    separate_encoders: bool = False
 
     def __post_init__(self) -> None:
         check_vision(self.vision)
