@@ -102,6 +102,7 @@ class CropSpec:
         size: height and width after the cut, where they are not those of the network, which the
             image is resized to once more.
         last: filter of that last resize; None: `bicubic_uint8`.
+        letterbox: black bars make the image a square before all this.
     """
 
     edge: int
@@ -109,6 +110,7 @@ class CropSpec:
     fraction_across: float | None = None
     size: tuple[int, int] | None = None
     last: LastResample | None = None
+    letterbox: bool = False
 
 
 @dataclass(frozen=True)

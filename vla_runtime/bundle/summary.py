@@ -87,7 +87,8 @@ def _images(spec: BundleSpec) -> str:
     crop = spec.images.crop
     if crop is not None:
         across = '' if crop.fraction_across is None else f' x {crop.fraction_across:.0%}'
-        resized += f', {crop.fraction:.0%}{across} of {crop.edge} px'
+        squared = ' of a letterboxed square' if crop.letterbox else ''
+        resized += f', {crop.fraction:.0%}{across} of {crop.edge} px{squared}'
     if spec.images.bars is not None:
         resized += f', bars {spec.images.bars:g}'
     if spec.images.padding == 'none':

@@ -189,7 +189,6 @@ def test_small_images_are_enlarged_as_the_backbone_s_processor_does(
         ({'modality_config': modality(delta_indices=[0, 5])}, 'steps back that end in 0'),
         ({'clip_outliers': False}, 'clip_outliers'),
         ({'formalize_language': False}, 'formalize_language'),
-        ({'letter_box_transform': True}, 'letter_box_transform'),
         ({'action_decode_transform': 'libero'}, 'action_decode_transform'),
         ({'image_target_size': None}, 'image_target_size'),
     ],
@@ -315,3 +314,51 @@ def test_statistics_of_mean_and_spread_are_refused_by_name(tmp_path, tokenizer):
     folder = write_nvidia_folder(tmp_path / 'policy', CASE, use_mean_std=True)
     with pytest.raises(REFUSED, match='use_mean_std'):
         plan(folder, tokenizer)
+
+
+@pytest.mark.parametrize('kind', WRITERS)
+def test_letterboxed_images_are_squares_before_they_are_cut(tmp_path, tokenizer, kind):
+    usual = plan(WRITERS[kind](tmp_path / 'usual', CASE), tokenizer).spec
+    folder = WRITERS[kind](tmp_path / 'policy', CASE, letter_box_transform=True)
+    spec = plan(folder, tokenizer).spec
+    assert spec.images == replace(usual.images, crop=replace(usual.images.crop, letterbox=True))
+    assert spec.dims == usual.dims
+
+
+@pytest.mark.parametrize('kind', WRITERS)
+def test_letterboxed_images_need_no_size_of_the_cameras(tmp_path, tokenizer, kind):
+    """OpenCV keeps the aspect, and that of a square is known."""
+    changes = {'letter_box_transform': True, 'use_albumentations': True}
+    changes |= {'shortest_image_edge': 64, 'crop_fraction': 0.9}
+    made = plan(WRITERS[kind](tmp_path / 'policy', CASE, **changes), tokenizer)
+    assert made.spec.images == ImageSpec('crop', 'area', CropSpec(64, 0.9, letterbox=True))
+    height, width = made.spec.dims.image
+    assert height == width
+    # What older releases of NVIDIA's did is told.
+    assert [note for note in made.notes if 'letter_box_transform' in note] or kind == 'LeRobot'
+
+
+@pytest.mark.parametrize(
+    ('key', 'value'),
+    [
+        ('strict_action_padding_mask', True),
+        ('state_history_length', 2),
+        ('num_timestep_buckets', 500),
+        ('add_pos_embed', False),
+        ('diffusion_model_cfg', {'interleave_self_attention': False}),
+    ],
+)
+def test_settings_of_the_network_that_are_not_served_are_refused(tmp_path, tokenizer, key, value):
+    folder = write_nvidia_folder(tmp_path / 'policy', CASE)
+    config = json.loads((folder / 'config.json').read_text())
+    (folder / 'config.json').write_text(json.dumps({**config, key: value}))
+    with pytest.raises(REFUSED, match=key):
+        plan(folder, tokenizer)
+
+
+@pytest.mark.parametrize('kind', WRITERS)
+def test_the_steps_that_the_folder_says_are_taken(tmp_path, tokenizer, kind):
+    folder = WRITERS[kind](tmp_path / 'policy', CASE)
+    config = json.loads((folder / 'config.json').read_text())
+    (folder / 'config.json').write_text(json.dumps({**config, 'num_inference_timesteps': 7}))
+    assert plan(folder, tokenizer).spec.denoise_steps == 7

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vla_runtime.bundle.schema import CameraSpec, NormalisationSpec, earlier_name
+from vla_runtime.bundle.schema import CameraSpec, ImageSpec, NormalisationSpec, earlier_name
 from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.checkpoints.feature_names import CAMERA_FEATURE
 from vla_runtime.checkpoints.folder_facts import (
@@ -136,6 +136,9 @@ def read_n17_folder(folder: Path, family: str, options: ExportOptions) -> Folder
         )
     _check(found)
     images = image_spec(found.images, nvidia=found.kind == 'NVIDIA')
+    if family == 'groot_n16':
+        # Its processor has no such transform.
+        expect(found.images, 'letter_box_transform', False)
     if family == 'groot_n16' and images.crop is not None:
         # Eagle's processor resizes with Pillow, Qwen's with torchvision.
         images = replace(images, crop=replace(images.crop, last='bicubic_pillow'))
@@ -165,6 +168,22 @@ def read_n17_folder(folder: Path, family: str, options: ExportOptions) -> Folder
             'embodiment': found.tag or '',
         },
         questions=() if cut else (_IMAGE_SIZE,),
+        notes=_letterbox_notes(found, images),
+    )
+
+
+def _letterbox_notes(found: _Settings, images: ImageSpec) -> tuple[str, ...]:
+    """Return a note where the release of the training decides whether images were padded."""
+    if (
+        found.kind != 'NVIDIA'
+        or images.resample != 'area'
+        or not found.images.get('letter_box_transform', bool, False)
+    ):
+        return ()
+    return (
+        'letter_box_transform: images get black bars to a square, as Isaac-GR00T does today; '
+        'before its issue 541 it left them out where use_albumentations is true, and such a policy '
+        'wants letter_box_transform false in processor_config.json',
     )
 
 
@@ -313,7 +332,6 @@ def _check(found: _Settings) -> None:
         ('formalize_language', True),
         ('clip_outliers', True),
         ('apply_sincos_state_encoding', False),
-        ('letter_box_transform', False),
         ('exclude_state', False),
         ('use_tactile', False),
         # Their statistics would be others.
