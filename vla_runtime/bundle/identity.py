@@ -21,6 +21,8 @@ def spec_identity(spec: BundleSpec) -> str:
     # Recordings name bundles by an identity from before there were such fields.
     if spec.normalisation.images is None:
         del contents['normalisation']['images']
+    if not spec.normalisation.angles:
+        del contents['normalisation']['angles']
     if spec.joint_space is None:
         del contents['joint_space']
     crop = contents['images']['crop']

@@ -200,11 +200,14 @@ class NormalisationSpec:
         state, actions: kind of normaliser for each dimension.
         images: kind of normaliser for each camera's colour channels, from [0, 1]; None: images go
             in as [-1, 1].
+        angles: groups of names of the state, neighbours in its order: in place of its normalised
+            numbers a group goes in as their sines, then their cosines.
     """
 
     state: NormaliserKind
     actions: NormaliserKind
     images: NormaliserKind | None = None
+    angles: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,8 @@ def describe(spec: BundleSpec) -> str:
         line(
             'normalised',
             f'state {spec.normalisation.state}, actions {spec.normalisation.actions}'
-            + (f', images {spec.normalisation.images}' if spec.normalisation.images else ''),
+            + (f', images {spec.normalisation.images}' if spec.normalisation.images else '')
+            + _angles(spec),
         ),
     ]
     for index, (key, text) in enumerate(spec.source.items()):
@@ -75,6 +76,12 @@ def task_notes(spec: BundleSpec) -> list[str]:
 
 def _vocabulary(spec: BundleSpec) -> list[str]:
     return [] if spec.prompt is None else [f'vocabulary {language_dims(spec.dims).vocabulary}']
+
+
+def _angles(spec: BundleSpec) -> str:
+    """Names of the state that go in as sine and cosine."""
+    names = [name for group in spec.normalisation.angles for name in group]
+    return f'; sine and cosine of {", ".join(names)}' if names else ''
 
 
 def _images(spec: BundleSpec) -> str:

@@ -154,7 +154,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         step_time_s=1.0 / settled.rate_hz,
         denoise_steps=settled.denoise_steps,
         prompt=prompt,
-        normalisation=facts.normalisation,
+        normalisation=replace(facts.normalisation, angles=_angles(facts, settled.columns)),
         tokenizer=f'tokenizer{settled.tokenizer.suffix}' if settled.tokenizer else None,
         joint_space=facts.joint_space,
         trained_delay_steps=facts.trained_delay_steps,
@@ -177,6 +177,12 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     files = reader.files(source)
     _check_answers(family, dims, settled.tokenizer, files)
     return ExportPlan(spec, tensors, statistics, settled.tokenizer, notes, files)
+
+
+def _angles(facts: FolderFacts, columns: Columns) -> tuple[tuple[str, ...], ...]:
+    """Names of the groups of the state that go in as sines and cosines."""
+    names = tuple(one.name for one in columns.state)
+    return tuple(names[first : first + count] for first, count in facts.angles)
 
 
 def _images(facts: FolderFacts, dims: PolicyDims) -> ImageSpec:

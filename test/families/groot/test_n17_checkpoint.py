@@ -13,17 +13,21 @@ from groot_cases import load_groot_case
 from groot_n17_folders import (
     cameras_of,
     joints_of,
+    observation_of,
     write_backbone,
     write_lerobot_folder,
     write_nvidia_folder,
 )
 from reference_cases import shipped
 
+from vla_runtime.bundle.rules import check_spec
 from vla_runtime.bundle.schema import CropSpec, ImageSpec
 from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.checkpoints.options import ExportOptions
-from vla_runtime.export.conversion import ExportPlan, plan_export
+from vla_runtime.export.conversion import ExportPlan, plan_export, write_export
+from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.json_file import JsonError
+from vla_runtime.inference.codec import PolicyCodec
 
 CASE = shipped('groot_n17_a')
 REFUSED = (ExportError, JsonError)
@@ -362,3 +366,63 @@ def test_the_steps_that_the_folder_says_are_taken(tmp_path, tokenizer, kind):
     config = json.loads((folder / 'config.json').read_text())
     (folder / 'config.json').write_text(json.dumps({**config, 'num_inference_timesteps': 7}))
     assert plan(folder, tokenizer).spec.denoise_steps == 7
+
+
+class TestAngles:
+    """`apply_sincos_state_encoding`, of NVIDIA's processor alone."""
+
+    def made(self, target: Path, tokenizer: Path, keys: list[str] | None, said: bool = True):
+        wrong = json.loads(json.dumps(modality()))
+        wrong['state']['sin_cos_embedding_keys'] = keys
+        tag = json.loads(CASE.read_text())['embodiment_tag']
+        wrong['video'] = {'modality_keys': list(cameras_of(CASE)), 'delta_indices': [0]}
+        folder = write_nvidia_folder(
+            target, CASE, modality_configs={tag: wrong}, apply_sincos_state_encoding=said
+        )
+        return plan(folder, tokenizer)
+
+    def test_the_network_gets_sines_and_cosines_of_the_group_in_its_place(
+        self, tmp_path, tokenizer
+    ):
+        group, *others = modality()['state']['modality_keys']
+        d = json.loads(CASE.read_text())
+        width = len(d['statistics']['state'][group]['min'])
+        made = self.made(tmp_path / 'policy', tokenizer, [group])
+        assert made.spec.normalisation.angles == (made.spec.state_names[:width],)
+        assert len(made.spec.state) == len(joints_of(CASE))
+        bundle = write_export(made, tmp_path / 'bundle')
+        codec, usual = PolicyCodec(bundle), replace(observation_of(CASE), instruction='go')
+        found = codec.check(usual)
+        raw = usual.state.astype(np.float32)
+        np.testing.assert_allclose(found[:width], np.sin(raw[:width]), atol=1e-6)
+        np.testing.assert_allclose(found[width : 2 * width], np.cos(raw[:width]), atol=1e-6)
+        plain = PolicyCodec(
+            write_export(self.made(tmp_path / 'p', tokenizer, None), tmp_path / 'plain')
+        )
+        np.testing.assert_array_equal(found[2 * width :], plain.check(usual)[width:])
+        # What the network sees is padded behind all of it.
+        rows = codec.rows('go', found, (None,))
+        assert rows['state'].shape == (1, made.spec.dims.state_dim)
+        np.testing.assert_array_equal(rows['state'][0, : len(found)], found)
+        assert not rows['state'][0, len(found) :].any()
+        assert others
+
+    @pytest.mark.parametrize(('keys', 'said'), [(None, True), ([], True), (['arm'], False)])
+    def test_without_groups_or_without_the_word_nothing_changes(
+        self, tmp_path, tokenizer, keys, said
+    ):
+        made = self.made(tmp_path / 'policy', tokenizer, keys, said)
+        assert made.spec.normalisation.angles == ()
+
+    def test_a_group_that_the_state_lacks_is_refused(self, tmp_path, tokenizer):
+        with pytest.raises(REFUSED, match=r'sin_cos_embedding_keys.*tail'):
+            self.made(tmp_path / 'policy', tokenizer, ['tail'])
+
+    def test_more_numbers_than_the_network_has_places_for_are_refused(self, tmp_path, tokenizer):
+        spec = self.made(tmp_path / 'policy', tokenizer, ['arm']).spec
+        few = replace(spec, dims=replace(spec.dims, state_dim=len(spec.state)))
+        with pytest.raises(FieldError, match='cosines'):
+            check_spec(few)
+        lost = replace(spec.normalisation, angles=(spec.state_names[1::-1],))
+        with pytest.raises(FieldError, match='angles'):
+            check_spec(replace(spec, normalisation=lost))

@@ -150,6 +150,7 @@ def read_n17_folder(folder: Path, family: str, options: ExportOptions) -> Folder
         cameras=_cameras(found),
         images=images,
         normalisation=NormalisationSpec('clipped_range', 'clipped_range'),
+        angles=columns.angles,
         statistics=columns.statistics,
         cleaning='letters',
         state_length=columns.state,
@@ -283,6 +284,7 @@ def _nvidia(folder: Path, family: str, options: ExportOptions) -> _Settings:
         modality,
         percentiles=processor.get('use_percentiles', bool, False),
         relative=processor.get('use_relative_action', bool, False),
+        sines=processor.get('apply_sincos_state_encoding', bool, False),
     )
     config = read_json(folder / CONFIG_FILE)
     dit = config.mapping('diffusion_model_cfg', optional=True)
@@ -331,7 +333,6 @@ def _check(found: _Settings) -> None:
     for key, expected in (
         ('formalize_language', True),
         ('clip_outliers', True),
-        ('apply_sincos_state_encoding', False),
         ('exclude_state', False),
         ('use_tactile', False),
         # Their statistics would be others.
