@@ -1,9 +1,9 @@
 """Adapters (LoRA) of PEFT's form, merged into the policy that they were trained on.
 
-A training saves one as `adapter_config.json` and `adapter_model.safetensors`: LeRobot beside
-config.json and the processors, OpenVLA in a folder of its own (`adapter_tmp_dir`). A merged weight
-is W + s * B A with s = alpha / r, or alpha / sqrt(r) (arXiv 2106.09685, 2312.03732). It is float32,
-whatever W is stored in.
+LeRobot saves such a training as `adapter_config.json` and `adapter_model.safetensors` beside
+config.json and the processors; others may save those two alone. A merged weight is W + s * B A with
+s = alpha / r, or alpha / sqrt(r) (arXiv 2106.09685, 2312.03732). It is float32, whatever W is
+stored in.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -87,8 +87,13 @@ def is_adapter(folder: Path) -> bool:
     return os.path.lexists(folder / ADAPTER_TENSORS) and not has_tensors(folder)
 
 
-def find_base(folder: Path, given: Path | None) -> Path:
+def find_base(folder: Path, given: Path | None, beside: Sequence[str] = ()) -> Path:
     """Return the folder of the policy that an adapter was trained on.
+
+    Args:
+        folder: folder of the adapter.
+        given: folder of the policy, as the user says.
+        beside: what an adapter of other projects than LeRobot needs beside it, for messages.
 
     Raises:
         ExportError: it is neither given nor where the adapter says, or the adapter lies alone.
@@ -97,22 +102,16 @@ def find_base(folder: Path, given: Path | None) -> Path:
     base = given or (Path(stated) if stated and has_tensors(Path(stated)) else None)
     wanted = []
     if not os.path.lexists(folder / CONFIG_FILE):
+        listed = '; '.join(('of LeRobot the policy_*processor* files', *beside))
         wanted.append(
-            f'copy {CONFIG_FILE} and what else its training wrote into the folder: of LeRobot the '
-            'policy_*processor* files; of OpenVLA dataset_statistics.json of the run folder, and '
-            f'{CONFIG_FILE}, preprocessor_config.json and the tokenizer of the policy below'
+            f'copy {CONFIG_FILE} and what else its training wrote into the folder ({listed})'
         )
     if base is None:
         wanted.append('download that policy and give its folder with --base')
     if base is None or wanted:
         named = f", which {ADAPTER_CONFIG} names '{stated}'" if stated else ''
-        merged = (
-            ". OpenVLA's finetune.py also merges its adapter, into a folder below run_root_dir "
-            '(runs/): that one is exported without --base'
-        )
         raise ExportError(
             f'{folder}: is an adapter (LoRA) of another policy{named}; {"; and ".join(wanted)}'
-            + (merged if len(wanted) > (base is None) else '')
         )
     return base
 

@@ -500,7 +500,10 @@ def _cameras(
     empty = [f'empty_camera_{index}' for index in range(config.get('empty_cameras', int, 0))]
     present = [name for name in names if name not in empty]
     if not present:
-        raise config.error('input_features', 'no camera (a feature of type VISUAL); a policy that sees no image is not served')
+        raise config.error(
+            'input_features',
+            'no camera (a feature of type VISUAL); a policy that sees no image is not served',
+        )
     if views_key is not None:
         views = config.count(views_key)
         if len(present) > views:

@@ -64,6 +64,7 @@ class CheckpointReader:
         lerobot: LeRobot policy types that it describes, and `lerobot_folder` reads.
         lerobot_types: LeRobot policy types with processors of their own, whose folders it reads.
         projects: other projects that write such policies, for messages.
+        beside_adapter: what an adapter of such a project needs beside it, for messages.
         wanted: option to the sentence that asks for it, where the family needs its own.
         marks: tokens that tell the vocabulary of the policy's language model from others that fit
             its text table; those that its prompts have are asked for anyway.
@@ -76,6 +77,7 @@ class CheckpointReader:
     lerobot: ClassVar[tuple[LeRobotPolicy, ...]] = ()
     lerobot_types: ClassVar[tuple[str, ...]] = ()
     projects: ClassVar[tuple[str, ...]] = ()
+    beside_adapter: ClassVar[str] = ''
     wanted: ClassVar[Mapping[str, str]] = {}
     marks: ClassVar[tuple[str, ...]] = ()
     known: ClassVar[tuple[str, ...]] = ()
@@ -170,6 +172,11 @@ def find_reader(
         f'LeRobot folders name their policy type, and {", ".join(projects)} are known by their '
         'tensors'
     )
+
+
+def beside_adapters() -> list[str]:
+    """What adapters of the projects need beside them, for messages."""
+    return [reader.beside_adapter for reader in _readers() if reader.beside_adapter]
 
 
 def _readers() -> list[CheckpointReader]:

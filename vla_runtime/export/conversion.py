@@ -47,7 +47,13 @@ from vla_runtime.checkpoints.lerobot_folder import policy_type, read_lerobot_fol
 from vla_runtime.checkpoints.missing_facts import MissingFacts
 from vla_runtime.checkpoints.options import DatasetInfo, ExportOptions, read_dataset_info
 from vla_runtime.checkpoints.pose_steps import scale_steps
-from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source, find_reader
+from vla_runtime.checkpoints.reader import (
+    CheckpointReader,
+    MakeDims,
+    Source,
+    beside_adapters,
+    find_reader,
+)
 from vla_runtime.checkpoints.tensors import CheckpointError, copy_tensors, read_tensors
 from vla_runtime.checkpoints.unread_keys import unread_notes
 from vla_runtime.families.shape_cache import weight_shapes
@@ -104,7 +110,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         JsonError: a JSON file of the checkpoint that cannot be used.
     """
     adapter = is_adapter(checkpoint)
-    base = find_base(checkpoint, options.base) if adapter else checkpoint
+    base = find_base(checkpoint, options.base, beside_adapters()) if adapter else checkpoint
     reader, policy = find_reader(checkpoint, base)
     if not adapter:
         if options.base is not None:

@@ -1,4 +1,4 @@
-"""Angles of a state as their sines and cosines, as GR00T's `sin_cos_embedding_keys` asks."""
+"""Angles of a state as their sines and cosines, group by group."""
 
 from __future__ import annotations
 

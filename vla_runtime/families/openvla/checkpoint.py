@@ -47,6 +47,11 @@ class OpenVlaReader(CheckpointReader):
         'vision_backbone_id|llm_.*|hf_llm_id|image_sizes|timm_model_ids|norm_stats(\\..*)?',
     )
     projects = ('OpenVLA', 'OpenVLA-OFT')
+    beside_adapter = (
+        'of OpenVLA dataset_statistics.json of the run folder, below run_root_dir, and config.json, '
+        'preprocessor_config.json and the tokenizer of the policy below; its training also merges '
+        'the adapter into that run folder, which is exported without --base'
+    )
     wanted: ClassVar[Mapping[str, str]] = {
         '--horizon': 'actions of a chunk (NUM_ACTIONS_CHUNK of the training)',
         '--tokenizer': (
