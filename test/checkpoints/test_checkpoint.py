@@ -252,11 +252,12 @@ class TestFiles:
         ('found', 'hint'),
         [
             ('params/x', 'convert_jax_model_to_pytorch'),
-            ('adapter_model.safetensors', 'an adapter .LoRA.: copy config.json'),
+            ('model.safetensors.incomplete', 'not finished .* hf download'),
+            ('.cache/huggingface/download/model.safetensors.ab12.incomplete', 'not finished'),
         ],
     )
     def test_the_usual_wrong_folders_get_a_hint(self, tmp_path, found, hint):
-        (tmp_path / found).parent.mkdir(exist_ok=True)
+        (tmp_path / found).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / found).write_text('x')
         self.refuses(tmp_path, hint)
 
@@ -302,6 +303,29 @@ class TestFiles:
         path = folder / 'model.safetensors'
         path.write_bytes(path.read_bytes()[:-100])
         self.refuses(folder, r'model\.safetensors: is not a whole safetensors file')
+
+    @pytest.mark.parametrize(
+        ('content', 'remedy'),
+        [
+            (b'', 'is empty: .* get the file again'),
+            (
+                b'version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n',
+                'git lfs pull',
+            ),
+        ],
+        ids=['empty', 'pointer of git lfs'],
+    )
+    def test_a_file_that_never_arrived_is_named_with_the_remedy(self, tmp_path, content, remedy):
+        folder = copy_lerobot_folder(tmp_path / 'c')
+        (folder / 'model.safetensors').write_bytes(content)
+        self.refuses(folder, rf'model\.safetensors: .*{remedy}')
+
+    def test_an_unfinished_download_is_seen_in_the_cache_of_the_hub(self, tmp_path):
+        (tmp_path / 'blobs').mkdir()
+        (tmp_path / 'blobs' / 'ab12.incomplete').write_text('x')
+        snapshot = tmp_path / 'snapshots' / 'main'
+        snapshot.mkdir(parents=True)
+        self.refuses(snapshot, r'not finished \(ab12\.incomplete\)')
 
     def test_a_lost_shard_is_named(self, tmp_path):
         write_shards(tmp_path, tiny_tensors())

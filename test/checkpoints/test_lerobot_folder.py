@@ -32,6 +32,7 @@ REFUSED = (ExportError, JsonError)
 
 STATISTICS = 'policy_preprocessor_step_3_normalizer_processor.safetensors'
 NAMES = joints().split(',')
+STATE = 'observation.state'
 
 
 def read_lerobot_folder(folder: Path) -> FolderFacts:
@@ -113,6 +114,48 @@ def test_a_state_that_the_processor_leaves_alone_is_not_normalised(folder):
     assert read_lerobot_folder(folder).normalisation.state == 'identity'
 
 
+class TestRenamedInTraining:
+    """LeRobot 0.4 to 0.6.1 normalises by the new names what the statistics have under the old."""
+
+    FRONT = 'observation.images.front'
+
+    def rename(self, folder: Path, renamed: dict[str, str]) -> None:
+        edit_step(folder, 'rename_observations_processor', rename_map=renamed)
+        back = {ours: theirs for theirs, ours in renamed.items()}
+        for path in folder.glob('policy_*_step_*.safetensors'):
+            stored = load_file(path)
+            for ours, theirs in back.items():
+                for key in [key for key in stored if key.startswith(f'{ours}.')]:
+                    stored[key.replace(ours, theirs, 1)] = stored.pop(key)
+            save_file(stored, path)
+
+    def test_a_state_that_was_renamed_is_as_it_is_and_noted(self, folder):
+        self.rename(folder, {'observation.joints': 'observation.state'})
+        facts = read_lerobot_folder(folder)
+        assert facts.normalisation.state == 'identity'
+        assert facts.normalisation.actions == 'quantiles_lerobot'
+        (note,) = facts.notes
+        assert 'observation.state (from observation.joints)' in note
+
+    def test_cameras_that_no_training_normalises_need_no_note(self, folder):
+        self.rename(folder, {self.FRONT: 'observation.images.top'})
+        assert read_lerobot_folder(folder).notes == ()
+
+    def test_a_state_with_statistics_of_both_names_is_normalised(self, folder):
+        edit_step(folder, 'rename_observations_processor', rename_map={'a.joints': STATE})
+        path = folder / STATISTICS
+        stored = load_file(path)
+        stored |= {key.replace(STATE, 'a.joints'): v for key, v in stored.items() if STATE in key}
+        save_file(stored, path)
+        facts = read_lerobot_folder(folder)
+        assert (facts.normalisation.state, facts.notes) == ('quantiles_lerobot', ())
+
+    def test_statistics_under_a_name_that_nothing_renames_are_listed(self, folder):
+        self.rename(folder, {'observation.joints': 'observation.state'})
+        edit_step(folder, 'rename_observations_processor', rename_map={})
+        refuses(folder, r"has no 'observation\.state\.q01'; it has those of .*observation\.joints")
+
+
 class TestRelativeActions:
     def test_excluded_joints_stay_absolute(self, folder):
         make_relative(folder)
@@ -163,6 +206,10 @@ class TestRelativeActions:
 MODES = {'VISUAL': 'IDENTITY', 'STATE': 'QUANTILES', 'ACTION': 'QUANTILES'}
 
 DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    'no type': (
+        lambda f: edit_json(f / 'config.json', lambda d: d.pop('type')),
+        r"field type: is missing.*train_config\.json.*'pi05'",
+    ),
     'another policy': (
         lambda f: edit_config(f, type='diffusion'),
         "field type: policies of type 'diffusion' are not served, only 'pi05'",

@@ -105,6 +105,7 @@ VARIANTS = {
     'three steps': replace(_TINY, cameras=6, observation_steps=3, real_horizon=6),
     'resized, all of it seen': replace(_TINY, resize=(40, 40), crop=None),
     'learned positions': replace(_TINY, transformer=replace(_PLAIN, learned_positions=True)),
+    'encoders for each camera': replace(_TINY, separate_encoders=True),
     'ddim on samples': replace(
         _TINY, scheduler=NoiseScheduler('ddim', 9, 'linear', 1e-4, 0.02, 'sample')
     ),

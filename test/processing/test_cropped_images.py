@@ -5,6 +5,7 @@ PyTorch's own resizing stands for torchvision's transforms, which are a call of 
 
 from __future__ import annotations
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -84,3 +85,25 @@ def test_lerobot_s_images_are_cut_out_of_a_square_of_the_height(size, target, ke
         resample='bicubic_uint8',
     )
     np.testing.assert_array_equal(found, expected.permute(1, 2, 0).numpy())
+
+
+@pytest.mark.parametrize('resample', ['area', 'bicubic_uint8', 'bilinear_uint8'])
+@pytest.mark.parametrize('size', [(60, 85), (85, 60), (61, 61), (7, 90)])
+def test_a_letterboxed_image_is_a_square_with_black_bars_before_it_is_cut(resample, size):
+    image = picture(*size)
+    down, across = (max(size) - side for side in size)
+    # The training projects' own: cv2.copyMakeBorder, halves rounded down above and on the left.
+    square = cv2.copyMakeBorder(
+        image,
+        down // 2,
+        down - down // 2,
+        across // 2,
+        across - across // 2,
+        cv2.BORDER_CONSTANT,
+        value=0,
+    )
+    given = {'edge': 48, 'fraction': 0.95, 'resample': resample}
+    expected = cropped(square, (48, 48), **given)
+    np.testing.assert_array_equal(cropped(image, (48, 48), letterbox=True, **given), expected)
+    if down or across:
+        assert (expected[0] == 0).all() or (expected[:, 0] == 0).all()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
+from typing import Any, cast
 
 from vla_runtime.bundle.schema import VERIFICATION_FILE, BundleSpec
+from vla_runtime.family.declaration import LATER
 
 
 def spec_identity(spec: BundleSpec) -> str:
@@ -19,6 +21,8 @@ def spec_identity(spec: BundleSpec) -> str:
     # Recordings name bundles by an identity from before there were such fields.
     if spec.normalisation.images is None:
         del contents['normalisation']['images']
+    if not spec.normalisation.angles:
+        del contents['normalisation']['angles']
     if spec.joint_space is None:
         del contents['joint_space']
     crop = contents['images']['crop']
@@ -28,6 +32,11 @@ def spec_identity(spec: BundleSpec) -> str:
         for key in ('fraction_across', 'size'):
             if crop[key] is None:
                 del crop[key]
+        if not crop['letterbox']:
+            del crop['letterbox']
+    for one in fields(cast(Any, spec.dims)):
+        if LATER in one.metadata and contents['dims'][one.name] == one.default:
+            del contents['dims'][one.name]
     for pose in contents['poses']:
         if pose['delta_from'] == 'chunk':
             del pose['delta_from']

@@ -426,12 +426,34 @@ def _check_state(spec: BundleSpec) -> None:
             'dimensions.state_dim',
             f'{padded} where 0 is expected: {spec.family} has no state token',
         )
-    if token and padded < len(spec.state):
+    angles = spec.normalisation.angles
+    _check_angles(angles, spec.state_names)
+    if angles and not token:
+        raise FieldError(
+            'normalisation.angles', f'is for a network with a state token; {spec.family} has none'
+        )
+    added = sum(map(len, angles))
+    if token and padded < len(spec.state) + added:
+        cosines = f' and {added} cosines' if added else ''
         raise FieldError(
             'dimensions.state_dim',
-            f'{padded} is less than the {len(spec.state)} entries of state; {spec.family} pads '
-            'them up to it',
+            f'{padded} is less than the {len(spec.state)} entries of state{cosines}; '
+            f'{spec.family} pads them up to it',
         )
+
+
+def _check_angles(angles: tuple[tuple[str, ...], ...], state: tuple[str, ...]) -> None:
+    """Refuse groups that are no neighbours in the state, or not in its order."""
+    end = 0
+    for group in angles:
+        first = state.index(group[0], end) if group and group[0] in state[end:] else -1
+        if first < 0 or state[first : first + len(group)] != group:
+            raise FieldError(
+                'normalisation.angles',
+                f'{", ".join(group) or "an empty group"}: expected names of the state that follow '
+                'each other there, group by group in its order',
+            )
+        end = first + len(group)
 
 
 def _check_actions(spec: BundleSpec) -> None:

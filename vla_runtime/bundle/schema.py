@@ -102,6 +102,7 @@ class CropSpec:
         size: height and width after the cut, where they are not those of the network, which the
             image is resized to once more.
         last: filter of that last resize; None: `bicubic_uint8`.
+        letterbox: black bars make the image a square before all this.
     """
 
     edge: int
@@ -109,6 +110,7 @@ class CropSpec:
     fraction_across: float | None = None
     size: tuple[int, int] | None = None
     last: LastResample | None = None
+    letterbox: bool = False
 
 
 @dataclass(frozen=True)
@@ -198,11 +200,14 @@ class NormalisationSpec:
         state, actions: kind of normaliser for each dimension.
         images: kind of normaliser for each camera's colour channels, from [0, 1]; None: images go
             in as [-1, 1].
+        angles: groups of names of the state, neighbours in its order: in place of its normalised
+            numbers a group goes in as their sines, then their cosines.
     """
 
     state: NormaliserKind
     actions: NormaliserKind
     images: NormaliserKind | None = None
+    angles: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,8 @@ def describe(spec: BundleSpec) -> str:
         line(
             'normalised',
             f'state {spec.normalisation.state}, actions {spec.normalisation.actions}'
-            + (f', images {spec.normalisation.images}' if spec.normalisation.images else ''),
+            + (f', images {spec.normalisation.images}' if spec.normalisation.images else '')
+            + _angles(spec),
         ),
     ]
     for index, (key, text) in enumerate(spec.source.items()):
@@ -77,6 +78,12 @@ def _vocabulary(spec: BundleSpec) -> list[str]:
     return [] if spec.prompt is None else [f'vocabulary {language_dims(spec.dims).vocabulary}']
 
 
+def _angles(spec: BundleSpec) -> str:
+    """Names of the state that go in as sine and cosine."""
+    names = [name for group in spec.normalisation.angles for name in group]
+    return f'; sine and cosine of {", ".join(names)}' if names else ''
+
+
 def _images(spec: BundleSpec) -> str:
     """Size of the images, and how a camera's image gets there: `224 px, centre, antialias`."""
     sizes = image_sizes(spec.dims)
@@ -87,7 +94,8 @@ def _images(spec: BundleSpec) -> str:
     crop = spec.images.crop
     if crop is not None:
         across = '' if crop.fraction_across is None else f' x {crop.fraction_across:.0%}'
-        resized += f', {crop.fraction:.0%}{across} of {crop.edge} px'
+        squared = ' of a letterboxed square' if crop.letterbox else ''
+        resized += f', {crop.fraction:.0%}{across} of {crop.edge} px{squared}'
     if spec.images.bars is not None:
         resized += f', bars {spec.images.bars:g}'
     if spec.images.padding == 'none':

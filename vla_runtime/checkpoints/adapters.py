@@ -1,8 +1,9 @@
 """Adapters (LoRA) of PEFT's form, merged into the policy that they were trained on.
 
 LeRobot saves such a training as `adapter_config.json` and `adapter_model.safetensors` beside
-config.json and the processors. A merged weight is W + s * B A with s = alpha / r, or
-alpha / sqrt(r) (arXiv 2106.09685, 2312.03732). It is float32, whatever W is stored in.
+config.json and the processors; others may save those two alone. A merged weight is W + s * B A with
+s = alpha / r, or alpha / sqrt(r) (arXiv 2106.09685, 2312.03732). It is float32, whatever W is
+stored in.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,8 +20,9 @@ import numpy as np
 from vla_runtime.bundle.schema import WEIGHT_BYTES
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, read_array, read_header
 from vla_runtime.checkpoints.errors import ExportError
+from vla_runtime.checkpoints.folder_facts import CONFIG_FILE
 from vla_runtime.checkpoints.tensor_names import TensorNames
-from vla_runtime.checkpoints.tensors import CheckpointError, ComputedTensor, read_tensors
+from vla_runtime.checkpoints.tensors import CheckpointError, ComputedTensor, cut, read_tensors
 from vla_runtime.files.checkpoint_folders import has_tensors
 from vla_runtime.files.json_file import JsonMapping, read_json
 
@@ -85,22 +87,49 @@ def is_adapter(folder: Path) -> bool:
     return os.path.lexists(folder / ADAPTER_TENSORS) and not has_tensors(folder)
 
 
-def find_base(folder: Path, given: Path | None) -> Path:
+def find_base(folder: Path, given: Path | None, beside: Sequence[str] = ()) -> Path:
     """Return the folder of the policy that an adapter was trained on.
 
+    Args:
+        folder: folder of the adapter.
+        given: folder of the policy, as the user says.
+        beside: what an adapter of other projects than LeRobot needs beside it, for messages.
+
     Raises:
-        ExportError: it is neither given nor where the adapter says.
+        ExportError: it is neither given nor where the adapter says, or the adapter lies alone.
     """
-    if given is not None:
-        return given
     stated = read_json(folder / ADAPTER_CONFIG).get('base_model_name_or_path', str, '')
-    if stated and has_tensors(Path(stated)):
-        return Path(stated)
-    raise ExportError(
-        f'{folder}: is an adapter (LoRA) of another policy'
-        + (f", which {ADAPTER_CONFIG} names '{stated}'" if stated else '')
-        + '; download that policy and give its folder with --base'
-    )
+    base = given or (Path(stated) if stated and has_tensors(Path(stated)) else None)
+    wanted = []
+    if not os.path.lexists(folder / CONFIG_FILE):
+        listed = '; '.join(('of LeRobot the policy_*processor* files', *beside))
+        wanted.append(
+            f'copy {CONFIG_FILE} and what else its training wrote into the folder ({listed})'
+        )
+    if base is None:
+        wanted.append('download that policy and give its folder with --base')
+    if base is None or wanted:
+        named = f", which {ADAPTER_CONFIG} names '{stated}'" if stated else ''
+        raise ExportError(
+            f'{folder}: is an adapter (LoRA) of another policy{named}; {"; and ".join(wanted)}'
+        )
+    return base
+
+
+def refuse_unmerged(folder: Path) -> None:
+    """Refuse an adapter beside a policy's weights, which may be merged into them or not.
+
+    Raises:
+        ExportError: names the files.
+    """
+    files = [name for name in ADAPTER_FILES if os.path.lexists(folder / name)]
+    if files and has_tensors(folder):
+        raise ExportError(
+            f'{folder}: has {" and ".join(files)} (LoRA) beside the weights of a policy. Where '
+            'they are merged into these weights already, move them out of the folder; where not, '
+            f'give them a folder of their own, with {CONFIG_FILE} and what else the training '
+            'wrote, and name the folder of the weights with --base'
+        )
 
 
 def read_adapted(folder: Path, base: Path, names: TensorNames) -> dict[str, StoredTensor]:
@@ -139,8 +168,11 @@ def read_adapted(folder: Path, base: Path, names: TensorNames) -> dict[str, Stor
             continue
         if module != name:
             up = found.get(module + _UP)
-            ours = _ours(f'{module}.weight', stored, names, tensors)
-            tensors[ours] = _merged(config, module, tensors[ours], stored, up)
+            parts = _ours(f'{module}.weight', stored, names, tensors)
+            # Several of ours may be stacked in the weight that was adapted; all read the same A.
+            ups = [(parts[0], up)] if up is None else cut(up, parts)
+            for ours, of_part in ups:
+                tensors[ours] = _merged(config, module, tensors[ours], stored, of_part)
         elif 'lora_' in name:
             raise CheckpointError(
                 f"{path}: tensor '{stored.name}' is of an adapter that this runtime does not "
@@ -148,7 +180,7 @@ def read_adapted(folder: Path, base: Path, names: TensorNames) -> dict[str, Stor
             )
         else:
             # Trained as a whole beside the adapters.
-            tensors[_ours(name, stored, names, tensors)] = stored
+            tensors |= cut(stored, _ours(name, stored, names, tensors))
     return tensors
 
 
@@ -181,7 +213,7 @@ def _check(config: JsonMapping) -> None:
                 key, f'{found!r} is not merged here; merge it with PEFT (merge_and_unload) first'
             )
     for key in _OFF:
-        if config.values.get(key):
+        if config.value(key):
             raise config.error(
                 key, 'is given, which is not merged here; merge with PEFT (merge_and_unload) first'
             )
@@ -195,14 +227,14 @@ def _check(config: JsonMapping) -> None:
 
 def _ours(
     name: str, stored: StoredTensor, names: TensorNames, tensors: Mapping[str, StoredTensor]
-) -> str:
+) -> tuple[str, ...]:
     ours = names.parts(name)
-    if len(ours) != 1 or ours[0] not in tensors:
+    if not ours or not tensors.keys() >= set(ours):
         raise CheckpointError(
-            f"{stored.path}: adapts '{name}', which the policy below does not have as one weight: "
-            'is --base the policy that the adapter was trained on?'
+            f"{stored.path}: adapts '{name}', which the policy below does not have: is --base the "
+            'policy that the adapter was trained on?'
         )
-    return ours[0]
+    return ours
 
 
 def _merged(

@@ -65,6 +65,7 @@ class FolderFacts:
         action_length: number of real action dimensions.
         deltas: column of the state that each action is relative to; None for an absolute one.
         poses: groups of actions that are end-effector poses; deltas are in the tool's frame.
+        angles: groups of the state that go in as sines and cosines: first column and number.
         joint_space: joints that the policy was trained on; None: those of the robot.
         template: template of the prompt; not asked for without language.
         state_bins: numbers of the state in the prompt, where it is padded; None: as it is.
@@ -110,6 +111,7 @@ class FolderFacts:
     action_length: int | None = None
     deltas: tuple[int | None, ...] | None = None
     poses: tuple[FolderPose, ...] = ()
+    angles: tuple[tuple[int, int], ...] = ()
     joint_space: JointSpaceName | None = None
     template: str | None = None
     state_bins: int | None = None

@@ -45,6 +45,7 @@ from vla_runtime.checkpoints.lerobot_statistics import (
     StoredStatistics,
     camera_statistics,
     has_statistics,
+    left_raw,
     read_normalisation,
     read_statistics,
     stored_length,
@@ -63,6 +64,8 @@ _PREPROCESSORS = (
     'device_processor',
 )
 _POSTPROCESSORS = ('unnormalizer_processor', 'absolute_actions_processor', 'device_processor')
+# Of every config.json of LeRobot's since 2025.
+_FEATURES = 'input_features'
 # Of config.json since 0.5.1.
 _LATER_KEY = 'use_relative_actions'
 _LATER: LeRobotRelease = '0.5'
@@ -154,7 +157,7 @@ def is_lerobot_folder(folder: Path) -> bool:
     if not os.path.lexists(path):
         return False
     config = read_json(path)
-    return 'type' in config or is_of_2024(config)
+    return 'type' in config or _FEATURES in config or is_of_2024(config)
 
 
 def policy_type(folder: Path, known: Sequence[str], policies: Sequence[LeRobotPolicy] = ()) -> str:
@@ -169,10 +172,16 @@ def policy_type(folder: Path, known: Sequence[str], policies: Sequence[LeRobotPo
     """
     config = read_config(folder)
     shown = [policy.type for policy in policies if policy.of_2024 and policy.of_2024 in config]
+    *others, last = (f"'{name}'" for name in known)
+    served = f'{", ".join(others)} and {last}' if others else last
+    if config.get('type', str, None) is None and not shown:
+        raise config.error(
+            'type',
+            'is missing, which says what kind of policy it is; copy config.json again, or add it '
+            f'(train_config.json beside it has it as policy.type). Served are {served}',
+        )
     found: str = config.get('type', str, *shown[:1])
     if found not in known:
-        *others, last = (f"'{name}'" for name in known)
-        served = f'{", ".join(others)} and {last}' if others else last
         raise config.error('type', f"policies of type '{found}' are not served, only {served}")
     return found
 
@@ -216,7 +225,7 @@ def read_lerobot_folder(
     if early:
         policy = policy.early or policy
     _check_values(config, policy)
-    _check_merged(config, folder)
+    merged = _check_merged(config, folder)
     features = _features(config)
     if early:
         before, after = early_pipelines(config)
@@ -228,11 +237,14 @@ def read_lerobot_folder(
             *state_file(folder, before, 'normalizer_processor'),
             *state_file(folder, after, 'unnormalizer_processor'),
         )
+        stored = replace(stored, raw=left_raw(stored.before, _renamed(before)))
     padded = _padded(config) if policy.padded else {}
     features, notes = _fitted(features, config, stored, padded)
     state_length, action_length = sum(features.state.values()), features.action
     plain = policy.images.padding == 'none'
-    normalisation = read_normalisation(config, before, after, features, normalised_images=plain)
+    normalisation = read_normalisation(
+        config, before, after, features, stored.raw, normalised_images=plain
+    )
     statistics = read_statistics(config, stored, normalisation, features, padded=padded)
     cameras = _cameras(config, features, policy.views_key)
     if policy.image_statistics is not None:
@@ -279,7 +291,12 @@ def read_lerobot_folder(
         questions=questions,
         absent_cameras=policy.absent_cameras,
         renamed=_renamed(before),
-        notes=(*notes, *_camera_notes(config, features, stored)),
+        notes=(
+            *notes,
+            *merged,
+            *_camera_notes(config, features, stored),
+            *_raw_notes(config, stored, normalised_images=plain),
+        ),
     )
 
 
@@ -316,7 +333,7 @@ def _fitted(
     whatever state arrives; the statistics are those of the training.
     """
     stated, longest = features.state[STATE], padded.get(STATE, 0)
-    found = stored_length(stored.before, STATE)
+    found = stored_length(stored.before, stored.raw.get(STATE, STATE))
     if found is None or found in (stated, longest) or not 0 < found < longest:
         return features, []
     note = (
@@ -328,13 +345,35 @@ def _fitted(
 
 def _camera_notes(config: JsonMapping, features: Features, stored: StoredStatistics) -> list[str]:
     """Return a note on cameras that the data of the training seem to have lacked."""
-    seen = [key for key in features.cameras if has_statistics(stored.before, key)]
+    seen = [
+        key for key in features.cameras if has_statistics(stored.before, key) or key in stored.raw
+    ]
     unseen = [name for key, name in features.cameras.items() if key not in seen]
     if not seen or not unseen:
         return []
     return [
         f'{config.path.name} lists {", ".join(unseen)}, but only other cameras have statistics: '
         f'if the training lacked it, say --cameras …,{unseen[0]}=absent'
+    ]
+
+
+def _raw_notes(
+    config: JsonMapping, stored: StoredStatistics, *, normalised_images: bool
+) -> list[str]:
+    """Return a note on features that training did not normalise, though it was told to."""
+    modes = config.mapping('normalization_mapping')
+    kinds = {STATE: 'STATE', ENVIRONMENT: 'ENV'}
+    raw = [
+        f'{ours} (from {theirs})'
+        for ours, theirs in stored.raw.items()
+        if modes.get(kinds.get(ours, 'VISUAL'), str, 'IDENTITY') != 'IDENTITY'
+        and (ours in kinds or normalised_images)
+    ]
+    if not raw:
+        return []
+    return [
+        f'{", ".join(raw)}: LeRobot 0.4 to 0.6.1 does not normalise what --rename_map renames; '
+        'the policy was trained on these numbers as they are (images 0 to 1), and gets them so'
     ]
 
 
@@ -370,7 +409,7 @@ def _denoise_steps(config: JsonMapping, policy: LeRobotPolicy) -> int:
     key, trained = policy.denoise_steps_key, policy.train_steps_key
     if key is None:
         return 1
-    return config.count(trained if trained and config.values.get(key) is None else key)
+    return config.count(trained if trained and config.value(key) is None else key)
 
 
 def _check_values(config: JsonMapping, policy: LeRobotPolicy) -> None:
@@ -386,18 +425,25 @@ def _check_values(config: JsonMapping, policy: LeRobotPolicy) -> None:
             )
 
 
-def _check_merged(config: JsonMapping, folder: Path) -> None:
+def _check_merged(config: JsonMapping, folder: Path) -> list[str]:
     """Refuse a policy with an adapter beside it, which may be merged into it or not.
 
     One alone with `use_peft` is merged: PEFT leaves config.json as it is.
+
+    Returns:
+        a note where config.json says that the weights are the policy's.
     """
     files = [name for name in ADAPTER_FILES if os.path.lexists(folder / name)]
-    if config.get('use_peft', bool, False) and files and not is_adapter(folder):
-        raise config.error(
-            'use_peft',
-            f'is true, and {" and ".join(files)} beside the weights of a policy: where they are '
-            'merged already, set it to false; else move the weights to the folder of --base',
-        )
+    if not files or is_adapter(folder):
+        return []
+    listed = f'{" and ".join(files)} (LoRA)'
+    if config.get('use_peft', bool, None) is False:
+        return [f'{listed} beside the weights is left out: {CONFIG_FILE} says use_peft false']
+    raise config.error(
+        'use_peft',
+        f'is not false, and {listed} lies beside the weights of a policy: where they are merged '
+        'already, set it to false; else move the weights to the folder of --base',
+    )
 
 
 def _features(config: JsonMapping) -> Features:
@@ -454,7 +500,10 @@ def _cameras(
     empty = [f'empty_camera_{index}' for index in range(config.get('empty_cameras', int, 0))]
     present = [name for name in names if name not in empty]
     if not present:
-        raise config.error('input_features', 'no camera (a feature of type VISUAL)')
+        raise config.error(
+            'input_features',
+            'no camera (a feature of type VISUAL); a policy that sees no image is not served',
+        )
     if views_key is not None:
         views = config.count(views_key)
         if len(present) > views:
@@ -582,7 +631,7 @@ def _source(
     elif release is not None:
         source['lerobot'] = release
     for key in policy.source:
-        value = config.values.get(key)
+        value = config.value(key)
         if isinstance(value, (str, int, float)):
             source[key] = str(value)
     renamed = _renamed(before)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.checkpoints.folder_facts import CONFIG_FILE
 from vla_runtime.checkpoints.lerobot_processors import Pipeline
 from vla_runtime.files.json_file import JsonMapping
+from vla_runtime.files.quotes import join_truncated
 from vla_runtime.types import NormaliserKind
 
 STATE, ENVIRONMENT, ACTION = 'observation.state', 'observation.environment_state', 'action'
@@ -42,12 +43,16 @@ class StoredStatistics:
         before: what observations are normalised with.
         after_path: file of `after`.
         after: what actions are decoded with.
+        raw: features that training left as they are, to the names that their statistics have.
+            LeRobot 0.4 to 0.6.1 trains with `--rename_map` and looks the data set's statistics up
+            by the new names; what it does not find, it does not normalise.
     """
 
     path: Path
     before: Mapping[str, np.ndarray]
     after_path: Path
     after: Mapping[str, np.ndarray]
+    raw: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,7 @@ def read_normalisation(
     before: Pipeline,
     after: Pipeline,
     features: Features,
+    raw: Collection[str] = (),
     *,
     normalised_images: bool,
 ) -> NormalisationSpec:
@@ -78,6 +84,7 @@ def read_normalisation(
     Args:
         config: config.json.
         before, after: the processors.
+        raw: features that training left as they are.
         normalised_images: images go in from [0, 1] as `VISUAL` says; else as [-1, 1].
 
     Raises:
@@ -99,6 +106,10 @@ def read_normalisation(
             )
         if left_out:
             modes['VISUAL'] = 'IDENTITY'
+    if STATE in raw:
+        modes['STATE'] = 'IDENTITY'
+    if ENVIRONMENT in raw:
+        modes['ENV'] = 'IDENTITY'
     state = _normaliser(stated, 'STATE', modes['STATE'])
     if ENVIRONMENT in features.state and modes['ENV'] not in ('IDENTITY', modes['STATE']):
         raise stated.error(
@@ -174,7 +185,11 @@ def read_statistics(
         ]
     for feature, group, length, kind in groups:
         padded_length = padded.get(feature, length)
-        of_group = _of_feature(path, found, feature, length, kind, padded_length)
+        of_group = (
+            _unchanged(length, kind)
+            if feature in stored.raw
+            else _of_feature(path, found, feature, length, kind, padded_length)
+        )
         statistics |= {f'{group}.{name}': values for name, values in of_group.items()}
     for key, values in found.items():
         if key.startswith(f'{ACTION}.') and key in other and not np.array_equal(values, other[key]):
@@ -187,7 +202,7 @@ def read_statistics(
         length, kind = features.state[ENVIRONMENT], normalisation.state
         added = (
             _unchanged(length, kind)
-            if untouched == 'IDENTITY'
+            if untouched == 'IDENTITY' or ENVIRONMENT in stored.raw
             else _of_feature(path, found, ENVIRONMENT, length, kind)
         )
         joined = {
@@ -197,6 +212,15 @@ def read_statistics(
         statistics = {k: v for k, v in statistics.items() if not k.startswith('state.')}
         statistics |= {f'state.{name}': values for name, values in joined.items()}
     return statistics
+
+
+def left_raw(found: Mapping[str, np.ndarray], renamed: Mapping[str, str]) -> dict[str, str]:
+    """Return the renamed features whose statistics have the data set's name: see `raw`."""
+    return {
+        ours: theirs
+        for theirs, ours in renamed.items()
+        if has_statistics(found, theirs) and not has_statistics(found, ours)
+    }
 
 
 def stored_length(found: Mapping[str, np.ndarray], feature: str) -> int | None:
@@ -251,11 +275,21 @@ def _of_feature(
         statistics[name] = values.reshape(length)
     for name in STATISTICS_OF[kind]:
         if name not in statistics:
-            raise ExportError(
-                f"{path}: has no '{feature}.{name}'; a policy that was never trained on a data "
-                'set (a base model) has none and cannot drive a robot yet'
-            )
+            raise ExportError(f"{path}: has no '{feature}.{name}'; {_why_missing(found, feature)}")
     return statistics
+
+
+def _why_missing(found: Mapping[str, np.ndarray], feature: str) -> str:
+    others = sorted({key.rpartition('.')[0] for key in found})
+    if not others or has_statistics(found, feature):
+        return (
+            'a policy that was never trained on a data set (a base model) has none and cannot '
+            'drive a robot yet'
+        )
+    return (
+        f'it has those of {join_truncated(others, ", ")}: are features named otherwise than in the '
+        f'training? {CONFIG_FILE}, rename_map of the preprocessor and this file belong together'
+    )
 
 
 def camera_statistics(

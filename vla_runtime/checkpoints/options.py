@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Literal, get_args
 from vla_runtime.bundle.schema import CameraSpec, Unit
 from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.checkpoints.feature_names import feature_names
+from vla_runtime.checkpoints.folder_facts import TOKENIZER_FILES, find_tokenizer
 from vla_runtime.files.input_files import read_text
 from vla_runtime.files.json_file import LARGEST_JSON, JsonMapping, read_json
 from vla_runtime.files.typed_yaml import did_you_mean
@@ -22,6 +24,7 @@ from vla_runtime.types import AdvantageTemplate, PoseFrame
 LeRobotRelease = Literal['0.4', '0.5']
 
 
+_INFO = Path('meta/info.json')
 # Units as people write them out.
 _SHORT = {
     'radian': 'rad',
@@ -41,7 +44,7 @@ class ExportOptions:
 
     Attributes:
         name: name of the policy, for people.
-        tokenizer: `*.json` or `*.model`.
+        tokenizer: `*.json` or `*.model`, or the folder that holds one.
         statistics: openpi's norm_stats.json.
         asset_id: name of the statistics of an openpi folder.
         action_tokenizer: folder or tokenizer.json of the tokenizer of the actions.
@@ -114,6 +117,8 @@ class ExportOptions:
     base: Path | None = None
 
     def __post_init__(self) -> None:
+        if self.tokenizer is not None and self.tokenizer.is_dir():
+            object.__setattr__(self, 'tokenizer', _tokenizer_in(self.tokenizer))
         if self.units is not None:
             object.__setattr__(self, 'units', tuple(map(_in_short, self.units)))
         words = get_args(Unit)
@@ -163,7 +168,12 @@ def read_dataset_info(path: Path) -> DatasetInfo:
     Raises:
         ExportError: no such file, or not of that form.
     """
-    path = path / 'meta' / 'info.json' if path.is_dir() else path
+    if path.is_file() and path.suffix != '.json':
+        raise ExportError(_no_data_set(path, f"is a '{path.suffix}' file"))
+    if path.is_dir():
+        folder, path = path, path / _INFO
+        if not os.path.lexists(path):
+            raise ExportError(_no_data_set(folder, f'has no {_INFO}'))
     info = read_json(path)
     features = info.mapping('features')
     rate_hz = info.get('fps', (int, float), None)
@@ -179,6 +189,14 @@ def read_dataset_info(path: Path) -> DatasetInfo:
             for key, feature in features.values.items()
             if isinstance(feature, Mapping) and feature.get('dtype') in ('image', 'video')
         ),
+    )
+
+
+def _no_data_set(path: Path, why: str) -> str:
+    return (
+        f'{path} {why}: expected the folder of a LeRobot data set. Convert the data set to '
+        "LeRobot's form (HDF5, RLDS and Zarr do not say what their columns are), or give "
+        '--state-names, --action-names and --rate-hz in place of --dataset'
     )
 
 
@@ -211,6 +229,16 @@ def _names(features: JsonMapping, *keys: str) -> tuple[str, ...] | None:
             length = shape[0] if isinstance(shape, list) and len(shape) == 1 else None
             return feature_names(feature.get('names'), length if type(length) is int else None)
     return None
+
+
+def _tokenizer_in(folder: Path) -> Path:
+    found = find_tokenizer(folder)
+    if found is None:
+        raise ExportError(
+            f'--tokenizer says {folder}, which has neither {" nor ".join(TOKENIZER_FILES)}; give '
+            'the folder, or the file, of the model that the policy was trained from'
+        )
+    return found
 
 
 def _in_short(text: str) -> str:

@@ -64,14 +64,23 @@ class CheckpointReader:
         lerobot: LeRobot policy types that it describes, and `lerobot_folder` reads.
         lerobot_types: LeRobot policy types with processors of their own, whose folders it reads.
         projects: other projects that write such policies, for messages.
+        beside_adapter: what an adapter of such a project needs beside it, for messages.
         wanted: option to the sentence that asks for it, where the family needs its own.
+        marks: tokens that tell the vocabulary of the policy's language model from others that fit
+            its text table; those that its prompts have are asked for anyway.
+        known: patterns of the fields of configurations that play no part at inference or that the
+            tensors show; those that are read need none. Settings that change the network and are
+            not served are refused where they are read (`LeRobotPolicy.fixed`).
     """
 
     names: ClassVar[TensorNames]
     lerobot: ClassVar[tuple[LeRobotPolicy, ...]] = ()
     lerobot_types: ClassVar[tuple[str, ...]] = ()
     projects: ClassVar[tuple[str, ...]] = ()
+    beside_adapter: ClassVar[str] = ''
     wanted: ClassVar[Mapping[str, str]] = {}
+    marks: ClassVar[tuple[str, ...]] = ()
+    known: ClassVar[tuple[str, ...]] = ()
 
     def recognises(self, names: Collection[str]) -> bool:
         """Return whether tensors of these names are the family's; not asked for LeRobot folders."""
@@ -126,8 +135,14 @@ class CheckpointReader:
         return {}
 
 
-def find_reader(folder: Path) -> tuple[CheckpointReader, LeRobotPolicy | None]:
+def find_reader(
+    folder: Path, weights: Path | None = None
+) -> tuple[CheckpointReader, LeRobotPolicy | None]:
     """Find the reader of a folder and, where `lerobot_folder` reads it, the policy's description.
+
+    Args:
+        folder: folder of the checkpoint.
+        weights: folder of the weights, where they are in another: those below an adapter.
 
     Raises:
         ExportError: a policy that is not served, or no checkpoint at all.
@@ -145,7 +160,7 @@ def find_reader(folder: Path) -> tuple[CheckpointReader, LeRobotPolicy | None]:
         of_type = [policy for policy, _ in described if policy.type == found]
         chosen = described_policy(folder, of_type)
         return next(reader for policy, reader in described if policy is chosen), chosen
-    stored = read_tensors(folder)
+    stored = read_tensors(weights or folder)
     for prefix in prefixes(stored):
         names = [name.removeprefix(prefix) for name in stored]
         for reader in readers:
@@ -157,6 +172,11 @@ def find_reader(folder: Path) -> tuple[CheckpointReader, LeRobotPolicy | None]:
         f'LeRobot folders name their policy type, and {", ".join(projects)} are known by their '
         'tensors'
     )
+
+
+def beside_adapters() -> list[str]:
+    """What adapters of the projects need beside them, for messages."""
+    return [reader.beside_adapter for reader in _readers() if reader.beside_adapter]
 
 
 def _readers() -> list[CheckpointReader]:

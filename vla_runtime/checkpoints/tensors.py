@@ -20,7 +20,12 @@ from vla_runtime.bundle.schema import WEIGHT_BYTES
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, read_header
 from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.checkpoints.tensor_names import TensorNames
-from vla_runtime.files.checkpoint_folders import INDEX_FILE, SINGLE_FILE, checkpoint_below
+from vla_runtime.files.checkpoint_folders import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    checkpoint_below,
+    unfinished_download,
+)
 from vla_runtime.files.hub_id import download_hint
 from vla_runtime.files.json_file import read_json
 from vla_runtime.files.quotes import join_truncated
@@ -72,7 +77,7 @@ def read_tensors(folder: str | Path, names: TensorNames = _THEIR_NAMES) -> dict[
         bare = stored.name.removeprefix(prefix)
         if names.is_unused(bare):
             continue
-        for name, part in _parts(stored, names.parts(bare) or (bare,)):
+        for name, part in cut(stored, names.parts(bare) or (bare,)):
             if name in tensors:
                 raise CheckpointError(
                     f"{stored.path}: tensors '{tensors[name].name}' and '{stored.name}' are the "
@@ -121,8 +126,12 @@ def _prefix(stored: Collection[str], names: TensorNames) -> str:
     return ''
 
 
-def _parts(stored: StoredTensor, names: tuple[str, ...]) -> list[tuple[str, StoredTensor]]:
-    """Cut a tensor along its first axis into equal parts; none is copied."""
+def cut(stored: StoredTensor, names: tuple[str, ...]) -> list[tuple[str, StoredTensor]]:
+    """Cut a tensor along its first axis into equal parts, by name; none is copied.
+
+    Raises:
+        CheckpointError: it does not divide.
+    """
     if len(names) == 1:
         return [(names[0], stored)]
     length, *rest = stored.shape or (0,)
@@ -238,14 +247,11 @@ def _nearby(folder: Path) -> str:
             "; this looks like openpi's JAX checkpoint: convert it with openpi's "
             'examples/convert_jax_model_to_pytorch.py'
         )
+    if (part := unfinished_download(folder)) is not None:
+        return f'; its download is not finished ({part.name}): run the same hf download again'
     below = checkpoint_below(folder)
     if below is not None:
         return f'; did you mean {below}?'
-    if (folder / 'adapter_model.safetensors').exists():
-        return (
-            '; this is an adapter (LoRA): copy config.json and the processors of its training too, '
-            'and give the policy below with --base'
-        )
     return ''
 
 
@@ -261,7 +267,10 @@ def _read_shards(index: Path) -> list[StoredTensor]:
             )
         path = index.parent / file
         if not os.path.lexists(path):
-            raise CheckpointError(f'{path}: is missing, but {INDEX_FILE} names it')
+            raise CheckpointError(
+                f'{path}: is missing, but {INDEX_FILE} names it; download the folder again, or '
+                'copy all of its files'
+            )
         for stored in _header(path):
             if shards.get(stored.name) != file:
                 raise CheckpointError(

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from vla_runtime.bundle.schema import WEIGHT_BYTES
 from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.checkpoints.tensors import CheckpointError
-from vla_runtime.files.input_files import UnreadableFileError, regular_file
+from vla_runtime.files.input_files import UnreadableFileError, whole_file
 from vla_runtime.files.quotes import one_line, quoted
 
 _DTYPES = {'FloatStorage': 'F32', 'BFloat16Storage': 'BF16', 'HalfStorage': 'F16'}
@@ -65,7 +65,7 @@ def read_archive(path: Path) -> list[StoredTensor]:
             something to call.
     """
     try:
-        regular_file(path)
+        whole_file(path)
         with zipfile.ZipFile(path) as archive, path.open('rb') as file:
             described, root = _read_pickle(path, archive)
             found = [

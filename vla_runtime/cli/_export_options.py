@@ -38,7 +38,7 @@ def _add_files(group: argparse._ArgumentGroup) -> None:
         '--tokenizer',
         type=Path,
         metavar='FILE',
-        help='tokenizer.json or tokenizer.model that the policy was trained with',
+        help='tokenizer.json or tokenizer.model that the policy was trained with, or its folder',
     )
     group.add_argument(
         '--statistics', type=Path, metavar='FILE', help='norm_stats.json of an openpi policy'

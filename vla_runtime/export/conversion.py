@@ -28,7 +28,12 @@ from vla_runtime.bundle.schema import (
 from vla_runtime.bundle.statistics import check_statistics
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
-from vla_runtime.checkpoints.adapters import find_base, is_adapter, read_adapted
+from vla_runtime.checkpoints.adapters import (
+    find_base,
+    is_adapter,
+    read_adapted,
+    refuse_unmerged,
+)
 from vla_runtime.checkpoints.cameras import camera_notes, settle_cameras
 from vla_runtime.checkpoints.columns import (
     Columns,
@@ -43,17 +48,27 @@ from vla_runtime.checkpoints.lerobot_folder import policy_type, read_lerobot_fol
 from vla_runtime.checkpoints.missing_facts import MissingFacts
 from vla_runtime.checkpoints.options import DatasetInfo, ExportOptions, read_dataset_info
 from vla_runtime.checkpoints.pose_options import pose_notes, scale_steps
-from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source, find_reader
+from vla_runtime.checkpoints.reader import (
+    CheckpointReader,
+    MakeDims,
+    Source,
+    beside_adapters,
+    find_reader,
+)
 from vla_runtime.checkpoints.tensors import CheckpointError, copy_tensors, read_tensors
+from vla_runtime.checkpoints.unread_keys import unread_notes
 from vla_runtime.families.shape_cache import weight_shapes
 from vla_runtime.family.declaration import LanguageDims, PolicyDims, image_sizes, language_dims
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.field_error import FieldError
-from vla_runtime.files.json_file import JsonError
+from vla_runtime.files.json_file import JsonError, noting_keys
+from vla_runtime.files.size_text import size_text
 from vla_runtime.processing.prompt_layout import PromptLayout
 from vla_runtime.processing.prompts import PromptFormat, prompt_parts
 from vla_runtime.processing.tokenizer import Tokenizer
 
+# Share of the text table's rows that a tokenizer of the policy's own has tokens for.
+_LEAST_SHARE = 0.9
 # No instruction is shorter.
 _SHORTEST_TASK = 'a'
 
@@ -95,32 +110,37 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         ExportError: all that is missing or contradictory at once, else the first defect.
         JsonError: a JSON file of the checkpoint that cannot be used.
     """
-    reader, policy = find_reader(checkpoint)
-    if policy is not None and is_adapter(checkpoint):
-        base = find_base(checkpoint, options.base)
-        policy_type(base, [policy.type], [policy])
-        tensors = read_adapted(checkpoint, base, reader.names)
-    else:
+    adapter = is_adapter(checkpoint)
+    base = find_base(checkpoint, options.base, beside_adapters()) if adapter else checkpoint
+    reader, policy = find_reader(checkpoint, base)
+    if not adapter:
         if options.base is not None:
             raise ExportError(f'--base says {options.base}, but {checkpoint} is no adapter (LoRA)')
+        if policy is None:
+            refuse_unmerged(checkpoint)
         tensors = read_tensors(checkpoint, reader.names)
-    shown = reader.family(checkpoint, tensors)
-    if policy is not None:
-        facts = read_lerobot_folder(checkpoint, policy, options.lerobot)
     else:
-        assert shown is not None, 'a reader of its own folders knows the family by the tensors'
-        facts = reader.read_folder(checkpoint, shown, options)
-    family = shown or facts.family
-    missing = MissingFacts(checkpoint, facts)
-    _check_facts(facts, family, missing, options)
-    source = Source(checkpoint, tensors, facts, options, missing)
-    tensors = reader.select(source)
-    make_dims = reader.sizes(source._replace(tensors=tensors))
-    # Sizes that are not known yet may use them once they are.
-    if make_dims is not None:
-        missing.refuse_unused(options.reader_options)
-    settled = _settle(reader, facts, make_dims, options, missing)
-    dims = settled.dims
+        if policy is not None:
+            policy_type(base, [policy.type], [policy])
+        tensors = read_adapted(checkpoint, base, reader.names)
+    shown = reader.family(checkpoint, tensors)
+    with noting_keys() as noted:
+        if policy is not None:
+            facts = read_lerobot_folder(checkpoint, policy, options.lerobot)
+        else:
+            assert shown is not None, 'a reader of its own folders knows the family by the tensors'
+            facts = reader.read_folder(checkpoint, shown, options)
+        family = shown or facts.family
+        missing = MissingFacts(checkpoint, facts)
+        _check_facts(facts, family, missing, options)
+        source = Source(checkpoint, tensors, facts, options, missing)
+        tensors = reader.select(source)
+        make_dims = reader.sizes(source._replace(tensors=tensors))
+        # Sizes that are not known yet may use them once they are.
+        if make_dims is not None:
+            missing.refuse_unused(options.reader_options)
+        settled = _settle(reader, facts, make_dims, options, missing)
+        dims = settled.dims
     try:
         check_tensors(tensors, weight_shapes(family, dims))
     except TensorsError as error:
@@ -128,6 +148,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     given = {'targets': ', '.join(options.targets)} if options.targets else {}
     if settled.wordless is not None:
         given[WORDLESS_TASKS] = settled.wordless
+    prompt, tokenizer_notes = _prompt(reader, settled, facts, dims, options)
     spec = BundleSpec(
         name=options.name or default_name,
         family=family,
@@ -139,8 +160,8 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         poses=settled.columns.poses,
         step_time_s=1.0 / settled.rate_hz,
         denoise_steps=settled.denoise_steps,
-        prompt=_prompt(settled, facts, dims, options),
-        normalisation=facts.normalisation,
+        prompt=prompt,
+        normalisation=replace(facts.normalisation, angles=_angles(facts, settled.columns)),
         tokenizer=f'tokenizer{settled.tokenizer.suffix}' if settled.tokenizer else None,
         joint_space=facts.joint_space,
         trained_delay_steps=facts.trained_delay_steps,
@@ -159,10 +180,17 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
     ask_for_targets(spec, statistics, options.targets, facts.deltas, file, missing)
     ask_about_units(spec, statistics, options.units, file, missing)
     missing.raise_if_any()
-    notes = (*facts.notes, *settled.notes, *pose_notes(spec))
+    unread = unread_notes(checkpoint, noted, reader.known)
+    notes = (*facts.notes, *settled.notes, *tokenizer_notes, *pose_notes(spec), *unread)
     files = reader.files(source)
     _check_answers(family, dims, settled.tokenizer, files)
     return ExportPlan(spec, tensors, statistics, settled.tokenizer, notes, files)
+
+
+def _angles(facts: FolderFacts, columns: Columns) -> tuple[tuple[str, ...], ...]:
+    """Names of the groups of the state that go in as sines and cosines."""
+    names = tuple(one.name for one in columns.state)
+    return tuple(names[first : first + count] for first, count in facts.angles)
 
 
 def _images(facts: FolderFacts, dims: PolicyDims) -> ImageSpec:
@@ -197,18 +225,23 @@ def _check_answers(
 
 
 def _prompt(
-    settled: _Settled, facts: FolderFacts, dims: PolicyDims, options: ExportOptions
-) -> PromptFormat | None:
-    """Check the tokenizer and return the form of the prompts; None without language."""
+    reader: CheckpointReader,
+    settled: _Settled,
+    facts: FolderFacts,
+    dims: PolicyDims,
+    options: ExportOptions,
+) -> tuple[PromptFormat | None, tuple[str, ...]]:
+    """Check the tokenizer; return the form of the prompts, None without language, and notes."""
     if settled.language is None:
-        return None
+        return None, ()
     tokenizer, template, _ = settled.language
     layout = find_family(facts.family).templates[template]
-    loaded = _load_tokenizer(tokenizer, layout, language_dims(dims).vocabulary)
+    rows = language_dims(dims).vocabulary
+    loaded = _load_tokenizer(tokenizer, layout, rows)
     bins = facts.state_bins if find_family(facts.family).templates[template].has_state else None
     form = PromptFormat(template, facts.cleaning, options.advantage, bins)
     _check_length(loaded, layout, form, language_dims(dims), len(settled.columns.state))
-    return form
+    return form, _tokenizer_notes(tokenizer, loaded, reader.marks, rows)
 
 
 def write_export(
@@ -239,10 +272,11 @@ def write_export(
         free = shutil.disk_usage(folder).free
         needed = plan.weight_bytes + further_bytes
         if free < needed:
-            of_onnx = f' ({further_bytes / 1e9:.1f} GB of them in ONNX files)'
+            of_onnx = f' ({size_text(further_bytes)} of them in ONNX files)'
             raise ExportError(
-                f'{target}: {needed / 1e9:.1f} GB of weights{of_onnx if further_bytes else ""} do '
-                f'not fit on this disk, which has {free / 1e9:.1f} GB left'
+                f'{target}: {size_text(needed)} of weights{of_onnx if further_bytes else ""} do '
+                f'not fit on this disk, which has {size_text(free)} left: make room, name a folder '
+                'on another disk with --out, or leave the ONNX files out (--onnx-precision none)'
             )
         copy_tensors(plan.tensors, folder / WEIGHTS_FILE, advance=advance)
         write_statistics(folder, plan.statistics)
@@ -433,7 +467,7 @@ def _dataset(options: ExportOptions) -> DatasetInfo | None:
         raise ExportError(f'--dataset says {options.dataset}, but there is no such folder')
     try:
         return read_dataset_info(options.dataset)
-    except JsonError as error:
+    except (ExportError, JsonError) as error:
         raise ExportError(f'--dataset says {options.dataset}, but {error}') from None
 
 
@@ -490,6 +524,22 @@ def _load_tokenizer(path: Path, layout: PromptLayout, vocabulary: int) -> Tokeni
             'to another policy'
         )
     return loaded
+
+
+def _tokenizer_notes(
+    path: Path, loaded: Tokenizer, marks: tuple[str, ...], rows: int
+) -> tuple[str, ...]:
+    """Return a note on a vocabulary that fits the text table and may be another model's."""
+    faults = [f"has no '{mark}'" for mark in marks if loaded.id_of(mark) is None]
+    # Tables are padded, by less than a hundredth in published policies.
+    if loaded.vocabulary_size < _LEAST_SHARE * rows:
+        faults.append(f"has {loaded.vocabulary_size} tokens for the text table's {rows} rows")
+    if not faults:
+        return ()
+    return (
+        f'{path} {" and ".join(faults)}: is it the tokenizer that the policy was trained with? '
+        "With another model's the policy reads other words and acts on them",
+    )
 
 
 def _check_length(

@@ -23,6 +23,20 @@ def has_tensors(folder: Path) -> bool:
     return (folder / SINGLE_FILE).is_file() or (folder / INDEX_FILE).is_file()
 
 
+def unfinished_download(folder: Path) -> Path | None:
+    """Return a file that `hf download` had not finished, in a folder or in the Hub's cache of it.
+
+    None where there is none.
+    """
+    places = (folder, folder / '.cache/huggingface/download')
+    # A snapshot's files are links into the blobs.
+    blobs = folder.parent.parent / 'blobs' if folder.parent.name == 'snapshots' else None
+    for place in (*places, *([blobs] if blobs else [])):
+        for path in sorted(place.glob('*.incomplete')):
+            return path
+    return None
+
+
 def checkpoint_below(folder: Path) -> Path | None:
     """Return the newest checkpoint below a folder; None where there is none."""
     for pattern in _BELOW:

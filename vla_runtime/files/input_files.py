@@ -22,6 +22,12 @@ _KINDS = (
 )
 
 
+# First bytes of what Git leaves in place of a large file where its LFS is not installed.
+_GIT_LFS = b'version https://git-lfs.github.com/spec/'
+# For a file whose end, or all of it, is lost.
+DOWNLOAD_AGAIN = 'a download or a copy was cut off; get the file again'
+
+
 class UnreadableFileError(ValueError):
     """A file that is not read; the message is the reason, without the path."""
 
@@ -53,7 +59,8 @@ def regular_file(path: str | Path) -> Path:
 
     Raises:
         FileNotFoundError: there is nothing.
-        UnreadableFileError: a folder, FIFO, device or socket; a link to one, or to nothing.
+        UnreadableFileError: a folder, FIFO, device or socket; a link to one, or to nothing; a
+            pointer of Git LFS.
         OSError: it may not be looked at.
     """
     path = Path(path)
@@ -73,6 +80,24 @@ def regular_file(path: str | Path) -> Path:
     if not stat.S_ISREG(mode):
         kind = next((name for check, name in _KINDS if check(mode)), 'no file')
         raise UnreadableFileError(f'{link}is {kind}; expected a regular file')
+    with target.open('rb') as file:
+        if file.read(len(_GIT_LFS)) == _GIT_LFS:
+            raise UnreadableFileError(
+                "is Git LFS's pointer to a file, not the file: run 'git lfs pull' in its folder, "
+                "or download the folder with 'hf download'"
+            )
+    return target
+
+
+def whole_file(path: str | Path) -> Path:
+    """Follow the links of a path to a regular file that is not empty.
+
+    Raises:
+        As `regular_file`; UnreadableFileError for an empty file too.
+    """
+    target = regular_file(path)
+    if not target.stat().st_size:
+        raise UnreadableFileError(f'is empty: {DOWNLOAD_AGAIN}')
     return target
 
 

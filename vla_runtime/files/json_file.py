@@ -1,14 +1,20 @@
-"""JSON files: values are checked when read; errors name file and field."""
+"""JSON files: values are checked when read; errors name file and field.
+
+Within `noting_keys` every mapping notes which of its keys somebody asked for, so that a reader can
+name those that nobody did.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vla_runtime.files.input_files import UnreadableFileError, read_text
+from vla_runtime.files.input_files import DOWNLOAD_AGAIN, UnreadableFileError, read_text
 from vla_runtime.files.quotes import one_line, quoted
 
 _REQUIRED = object()
@@ -18,6 +24,42 @@ LARGEST_JSON = 4 << 20
 # Results that the package wrote itself: half a million episodes of a study.
 LARGEST_RESULT = 256 << 20
 _LONGEST_FIELD = 200
+
+
+@dataclass
+class NotedKeys:
+    """Keys of one mapping.
+
+    Attributes:
+        values: the mapping.
+        asked: keys that somebody asked for.
+    """
+
+    values: Mapping[str, Any]
+    asked: set[str] = field(default_factory=set)
+
+    @property
+    def unread(self) -> list[str]:
+        """Keys that nobody asked for, in order; null says nothing."""
+        return [
+            key for key, value in self.values.items() if key not in self.asked and value is not None
+        ]
+
+
+# File and place of each mapping that was looked into.
+NotedMappings = dict[tuple[Path, str], NotedKeys]
+_NOTED: ContextVar[NotedMappings | None] = ContextVar('noted', default=None)
+
+
+@contextmanager
+def noting_keys() -> Iterator[NotedMappings]:
+    """Note the mappings that are made meanwhile, of all files, and the keys that are asked for."""
+    noted: NotedMappings = {}
+    token = _NOTED.set(noted)
+    try:
+        yield noted
+    finally:
+        _NOTED.reset(token)
 
 
 class JsonError(ValueError):
@@ -38,8 +80,18 @@ class JsonMapping:
     values: Mapping[str, Any]
     field: str = ''
 
+    def __post_init__(self) -> None:
+        self._note()
+
     def __contains__(self, key: str) -> bool:
+        self._note(key)
         return key in self.values
+
+    def _note(self, *asked: str) -> None:
+        noted = _NOTED.get()
+        if noted is not None:
+            keys = noted.setdefault((self.path, self.field), NotedKeys(self.values))
+            keys.asked.update(asked)
 
     def get(self, key: str, kind: type | tuple[type, ...], default: Any = _REQUIRED) -> Any:
         """Return one value, checked for its type.
@@ -52,7 +104,7 @@ class JsonMapping:
         Raises:
             JsonError: missing or of another type.
         """
-        value = self.values.get(key)
+        value = self.value(key)
         if value is None:
             if default is _REQUIRED:
                 raise self.error(key, 'is missing')
@@ -65,6 +117,11 @@ class JsonMapping:
                 shown += f' ({type(value).__name__})'
             raise self.error(key, f'{shown} where {expected} is expected')
         return value
+
+    def value(self, key: str) -> Any:
+        """Return one value as it stands; None where it is missing."""
+        self._note(key)
+        return self.values.get(key)
 
     def count(self, key: str, default: Any = _REQUIRED) -> Any:
         """Return a whole number of at least 1; `default` where it is missing or null.
@@ -130,7 +187,10 @@ def read_document(path: Path, most_bytes: int = LARGEST_JSON) -> Any:
         JsonError: missing, not a regular file, too large, or not JSON.
     """
     try:
-        return json.loads(read_text(path, most_bytes))
+        text = read_text(path, most_bytes)
+        if not text:
+            raise UnreadableFileError(f'is empty: {DOWNLOAD_AGAIN}')
+        return json.loads(text)
     except FileNotFoundError:
         raise JsonError(f'{path}: is missing') from None
     except UnreadableFileError as error:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vla_runtime.files.input_files import UnreadableFileError, regular_file
+from vla_runtime.files.input_files import DOWNLOAD_AGAIN, UnreadableFileError, whole_file
 from vla_runtime.files.quotes import one_line
 
 _DTYPES = {'F64': '<f8', 'F32': '<f4', 'F16': '<f2', 'BF16': '<u2'}
@@ -60,9 +60,9 @@ def bounded_file(path: Path) -> Path:
 
     Raises:
         OSError: it cannot be read.
-        UnreadableFileError: no regular file, or a header that is too large.
+        UnreadableFileError: no regular file, an empty one, or a header that is too large.
     """
-    target = regular_file(path)
+    target = whole_file(path)
     with target.open('rb') as file:
         length = int.from_bytes(file.read(8), 'little')
     if _LARGEST_HEADER < length < target.stat().st_size:
@@ -87,7 +87,7 @@ def safetensors_errors(path: Path) -> Iterator[None]:
             reason = (
                 f'cannot be read: {error.strerror or reason}'
                 if isinstance(error, OSError)
-                else f'is not a whole safetensors file: {reason}'
+                else f'is not a whole safetensors file ({reason}): {DOWNLOAD_AGAIN}'
             )
         raise SafetensorsError(f'{path}: {reason}') from None
 

@@ -121,6 +121,7 @@ class CameraImages:
                 fraction_across=crop.fraction_across,
                 cut=crop.size,
                 last=crop.last or 'bicubic_uint8',
+                letterbox=crop.letterbox,
             )
         fill = self._spec.images.fill
         if fill is not None:

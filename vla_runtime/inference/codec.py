@@ -23,6 +23,7 @@ from vla_runtime.family.declaration import (
 from vla_runtime.family.listing import find_family
 from vla_runtime.inference.camera_images import CameraImages
 from vla_runtime.processing.actions import ActionSpace, PoseColumns
+from vla_runtime.processing.angles import with_angles
 from vla_runtime.processing.joint_spaces import joint_space
 from vla_runtime.processing.normalization import Normalizer
 from vla_runtime.processing.prompt_layout import Piece
@@ -53,6 +54,9 @@ class PolicyCodec:
         )
         self.action_space = _action_space(bundle)
         self._joint_space = joint_space(spec.joint_space)
+        self._angles = [
+            (spec.state_names.index(group[0]), len(group)) for group in spec.normalisation.angles
+        ]
         # None: the network takes one state, without an axis of steps.
         self._history = observation_steps(spec.dims)
 
@@ -69,7 +73,7 @@ class PolicyCodec:
         """Refuse an observation that does not fit the bundle.
 
         Returns:
-            its normalised state, (S,) float32
+            its normalised state, (S,) float32; S with `normalisation.angles` and the cosines
 
         Raises:
             ValueError: wrong cameras, image type or shape, state length or values, instruction.
@@ -112,7 +116,8 @@ class PolicyCodec:
                 f'the newest first, got {len(given)}'
             )
         states = [self._checked_state('earlier_states', one) for one in given]
-        return np.array(states, dtype=np.float32).reshape(expected, len(self.spec.state))
+        width = len(self.spec.state) + sum(count for _, count in self._angles)
+        return np.array(states, dtype=np.float32).reshape(expected, width)
 
     def _checked_state(self, field: str, state: np.ndarray) -> np.ndarray:
         names = self.spec.state_names
@@ -124,13 +129,14 @@ class PolicyCodec:
             )
         with np.errstate(over='ignore', invalid='ignore'):
             # Checked after normalising, where a number too large for float32 shows.
-            normalised = self._state_normalizer.normalise(
-                self._joint_space.state_to_policy(state).astype(np.float32)
-            )
+            in_policy_space = self._joint_space.state_to_policy(state).astype(np.float32)
+            normalised = self._state_normalizer.normalise(in_policy_space)
         bad = [f'{names[i]} = {state[i]}' for i in np.flatnonzero(~np.isfinite(normalised))]
         if bad:
             raise ValueError(f'observation.{field}: no usable number: {", ".join(bad)}')
-        return normalised
+        if not self._angles:
+            return normalised
+        return with_angles(normalised, in_policy_space, self._angles)
 
     def _state(self, observation: Observation) -> np.ndarray:
         """Return the state (S,) in float64 that deltas are relative to."""
@@ -176,7 +182,7 @@ class PolicyCodec:
         shape = (len(advantages), len(states), self.spec.dims.state_dim)
         padded = np.zeros(shape, dtype=np.float32)
         if self.spec.dims.state_dim:
-            padded[:, :, : len(self.spec.state)] = states[::-1]
+            padded[:, :, : states.shape[1]] = states[::-1]
         return {**rows, 'state': padded[:, 0] if self._history is None else padded}
 
     def plan(self, plan: CommittedPlan, observation: Observation) -> np.ndarray:

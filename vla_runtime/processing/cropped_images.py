@@ -25,6 +25,7 @@ def cropped(
     fraction_across: float | None = None,
     cut: tuple[int, int] | None = None,
     last: LastResample = 'bicubic_uint8',
+    letterbox: bool = False,
 ) -> np.ndarray:
     """Cut the middle of an image and resize it to the network's size.
 
@@ -43,6 +44,8 @@ def cropped(
         cut: height and width after the cut; the result is stretched to `size` from there. None:
             those of `size`.
         last: filter of the last resize, to `size`.
+        letterbox: black bars make the image a square first; of an odd number of lines the larger
+            half is below or on the right.
 
     Returns:
         (height, width, 3) uint8
@@ -50,6 +53,8 @@ def cropped(
     Raises:
         ValueError: with `area`, an image of an aspect that `size` was not made for.
     """
+    if letterbox:
+        image = _squared(image)
     if resample == 'lanczos':
         return _points_of_middle(stretched(image, (edge, edge), resample), size, fraction)
     if resample != 'area':
@@ -83,6 +88,15 @@ def shortest_edge_size(size: tuple[int, int], edge: int) -> tuple[int, int]:
         return size
     scale = edge / float(min(height, width))
     return max(1, round(height * scale)), max(1, round(width * scale))
+
+
+def _squared(image: np.ndarray) -> np.ndarray:
+    height, width = image.shape[:2]
+    edge = max(height, width)
+    top, left = (edge - height) // 2, (edge - width) // 2
+    square = np.zeros((edge, edge, 3), dtype=np.uint8)
+    square[top : top + height, left : left + width] = image
+    return square
 
 
 def _area(image: np.ndarray, edge: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_runtime.files.input_files import UnreadableFileError, regular_file
+from vla_runtime.files.input_files import UnreadableFileError, whole_file
 from vla_runtime.files.quotes import one_line
 from vla_runtime.processing.prompt_layout import Piece
 
@@ -78,7 +78,7 @@ class Tokenizer:
                 '(sentencepiece)'
             )
         try:
-            regular_file(path)
+            whole_file(path)
         except FileNotFoundError:
             raise FileNotFoundError(f'{path}: no such tokenizer file') from None
         except UnreadableFileError as error:
@@ -95,7 +95,9 @@ class Tokenizer:
         # The library raises bare Exception for whatever it cannot parse.
         except Exception as error:
             reason = one_line(str(error), 300)
-            raise ValueError(f'{path}: not a readable tokenizer.json: {reason}') from error
+            beside = path.with_name('tokenizer.json')
+            hint = f'; give {beside}' if beside != path and beside.is_file() else ''
+            raise ValueError(f'{path}: not a readable tokenizer.json: {reason}{hint}') from error
         bos = next(filter(_is_there, map(backend.token_to_id, _BOS_TOKENS)), None)
         if wants_bos and bos is None:
             raise _no_token(path, _BOS_TOKENS[0])
@@ -136,12 +138,8 @@ class Tokenizer:
     def _load_sentencepiece(cls, path: Path, wants_bos: bool, closing: str) -> Tokenizer:
         import sentencepiece
 
-        model = path.read_bytes()
         try:
-            # The library takes an empty file for a model without a vocabulary.
-            if not model:
-                raise RuntimeError('the file is empty')
-            backend = sentencepiece.SentencePieceProcessor(model_proto=model)
+            backend = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
         except RuntimeError as error:
             raise ValueError(f'{path}: not a readable sentencepiece model: {error}') from error
         if wants_bos and backend.bos_id() < 0:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_folders import edit_config, edit_json, edit_tensors
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_policy import tokenizer_of
 
 from vla_runtime.bundle.schema import CameraSpec
@@ -255,3 +255,40 @@ def test_cameras_that_the_processor_leaves_alone_are_not_normalised(folder):
     leave_alone(folder, 'observation.state', 'observation.images.top')
     with pytest.raises(REFUSED, match='normalised'):
         plan(folder)
+
+
+class TestCamerasRenamedInTraining:
+    """Statistics under the data set's names: LeRobot 0.4 to 0.6.1 left such images as they are."""
+
+    def export(self, folder: Path, renamed: dict[str, str]) -> ExportPlan:
+        def change(document: dict) -> None:
+            for step in document['steps']:
+                if step['registry_name'] == 'rename_observations_processor':
+                    step['config']['rename_map'] = renamed
+
+        edit_json(folder / 'policy_preprocessor.json', change)
+        for path in folder.glob('policy_*_step_*.safetensors'):
+            stored = load_file(path)
+            for theirs, ours in renamed.items():
+                for key in [key for key in stored if key.startswith(f'{ours}.')]:
+                    stored[key.replace(ours, theirs, 1)] = stored.pop(key)
+            save_file(stored, path)
+        return plan(folder)
+
+    def test_one_is_left_as_it_is_and_the_other_normalised(self, folder):
+        usual = plan(folder).statistics
+        found = self.export(folder, {'observation.images.front': 'observation.images.top'})
+        np.testing.assert_array_equal(found.statistics['images.top.mean'], np.zeros(3))
+        np.testing.assert_array_equal(found.statistics['images.top.std'], np.ones(3))
+        for name in ('mean', 'std'):
+            key = f'images.wrist.{name}'
+            np.testing.assert_array_equal(found.statistics[key], usual[key])
+        assert [note for note in found.notes if '--rename_map' in note]
+        assert not [note for note in found.notes if 'absent' in note]
+
+    def test_a_camera_without_statistics_of_any_name_is_refused(self, folder):
+        for path in folder.glob('policy_*_step_*.safetensors'):
+            stored = load_file(path)
+            save_file({k: v for k, v in stored.items() if '.top.' not in k}, path)
+        with pytest.raises(REFUSED, match=r"has no 'observation\.images\.top\.mean'; it has those"):
+            plan(folder)

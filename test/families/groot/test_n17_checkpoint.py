@@ -13,17 +13,21 @@ from groot_cases import load_groot_case
 from groot_n17_folders import (
     cameras_of,
     joints_of,
+    observation_of,
     write_backbone,
     write_lerobot_folder,
     write_nvidia_folder,
 )
 from reference_cases import shipped
 
+from vla_runtime.bundle.rules import check_spec
 from vla_runtime.bundle.schema import CropSpec, ImageSpec
 from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.checkpoints.options import ExportOptions
-from vla_runtime.export.conversion import ExportPlan, plan_export
+from vla_runtime.export.conversion import ExportPlan, plan_export, write_export
+from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.json_file import JsonError
+from vla_runtime.inference.codec import PolicyCodec
 
 CASE = shipped('groot_n17_a')
 REFUSED = (ExportError, JsonError)
@@ -189,7 +193,6 @@ def test_small_images_are_enlarged_as_the_backbone_s_processor_does(
         ({'modality_config': modality(delta_indices=[0, 5])}, 'steps back that end in 0'),
         ({'clip_outliers': False}, 'clip_outliers'),
         ({'formalize_language': False}, 'formalize_language'),
-        ({'letter_box_transform': True}, 'letter_box_transform'),
         ({'action_decode_transform': 'libero'}, 'action_decode_transform'),
         ({'image_target_size': None}, 'image_target_size'),
     ],
@@ -315,3 +318,111 @@ def test_statistics_of_mean_and_spread_are_refused_by_name(tmp_path, tokenizer):
     folder = write_nvidia_folder(tmp_path / 'policy', CASE, use_mean_std=True)
     with pytest.raises(REFUSED, match='use_mean_std'):
         plan(folder, tokenizer)
+
+
+@pytest.mark.parametrize('kind', WRITERS)
+def test_letterboxed_images_are_squares_before_they_are_cut(tmp_path, tokenizer, kind):
+    usual = plan(WRITERS[kind](tmp_path / 'usual', CASE), tokenizer).spec
+    folder = WRITERS[kind](tmp_path / 'policy', CASE, letter_box_transform=True)
+    spec = plan(folder, tokenizer).spec
+    assert spec.images == replace(usual.images, crop=replace(usual.images.crop, letterbox=True))
+    assert spec.dims == usual.dims
+
+
+@pytest.mark.parametrize('kind', WRITERS)
+def test_letterboxed_images_need_no_size_of_the_cameras(tmp_path, tokenizer, kind):
+    """OpenCV keeps the aspect, and that of a square is known."""
+    changes = {'letter_box_transform': True, 'use_albumentations': True}
+    changes |= {'shortest_image_edge': 64, 'crop_fraction': 0.9}
+    made = plan(WRITERS[kind](tmp_path / 'policy', CASE, **changes), tokenizer)
+    assert made.spec.images == ImageSpec('crop', 'area', CropSpec(64, 0.9, letterbox=True))
+    height, width = made.spec.dims.image
+    assert height == width
+    # What older releases of NVIDIA's did is told.
+    assert [note for note in made.notes if 'letter_box_transform' in note] or kind == 'LeRobot'
+
+
+@pytest.mark.parametrize(
+    ('key', 'value'),
+    [
+        ('strict_action_padding_mask', True),
+        ('state_history_length', 2),
+        ('num_timestep_buckets', 500),
+        ('add_pos_embed', False),
+        ('diffusion_model_cfg', {'interleave_self_attention': False}),
+    ],
+)
+def test_settings_of_the_network_that_are_not_served_are_refused(tmp_path, tokenizer, key, value):
+    folder = write_nvidia_folder(tmp_path / 'policy', CASE)
+    config = json.loads((folder / 'config.json').read_text())
+    (folder / 'config.json').write_text(json.dumps({**config, key: value}))
+    with pytest.raises(REFUSED, match=key):
+        plan(folder, tokenizer)
+
+
+@pytest.mark.parametrize('kind', WRITERS)
+def test_the_steps_that_the_folder_says_are_taken(tmp_path, tokenizer, kind):
+    folder = WRITERS[kind](tmp_path / 'policy', CASE)
+    config = json.loads((folder / 'config.json').read_text())
+    (folder / 'config.json').write_text(json.dumps({**config, 'num_inference_timesteps': 7}))
+    assert plan(folder, tokenizer).spec.denoise_steps == 7
+
+
+class TestAngles:
+    """`apply_sincos_state_encoding`, of NVIDIA's processor alone."""
+
+    def made(self, target: Path, tokenizer: Path, keys: list[str] | None, said: bool = True):
+        wrong = json.loads(json.dumps(modality()))
+        wrong['state']['sin_cos_embedding_keys'] = keys
+        tag = json.loads(CASE.read_text())['embodiment_tag']
+        wrong['video'] = {'modality_keys': list(cameras_of(CASE)), 'delta_indices': [0]}
+        folder = write_nvidia_folder(
+            target, CASE, modality_configs={tag: wrong}, apply_sincos_state_encoding=said
+        )
+        return plan(folder, tokenizer)
+
+    def test_the_network_gets_sines_and_cosines_of_the_group_in_its_place(
+        self, tmp_path, tokenizer
+    ):
+        group, *others = modality()['state']['modality_keys']
+        d = json.loads(CASE.read_text())
+        width = len(d['statistics']['state'][group]['min'])
+        made = self.made(tmp_path / 'policy', tokenizer, [group])
+        assert made.spec.normalisation.angles == (made.spec.state_names[:width],)
+        assert len(made.spec.state) == len(joints_of(CASE))
+        bundle = write_export(made, tmp_path / 'bundle')
+        codec, usual = PolicyCodec(bundle), replace(observation_of(CASE), instruction='go')
+        found = codec.check(usual)
+        raw = usual.state.astype(np.float32)
+        np.testing.assert_allclose(found[:width], np.sin(raw[:width]), atol=1e-6)
+        np.testing.assert_allclose(found[width : 2 * width], np.cos(raw[:width]), atol=1e-6)
+        plain = PolicyCodec(
+            write_export(self.made(tmp_path / 'p', tokenizer, None), tmp_path / 'plain')
+        )
+        np.testing.assert_array_equal(found[2 * width :], plain.check(usual)[width:])
+        # What the network sees is padded behind all of it.
+        rows = codec.rows('go', found, (None,))
+        assert rows['state'].shape == (1, made.spec.dims.state_dim)
+        np.testing.assert_array_equal(rows['state'][0, : len(found)], found)
+        assert not rows['state'][0, len(found) :].any()
+        assert others
+
+    @pytest.mark.parametrize(('keys', 'said'), [(None, True), ([], True), (['arm'], False)])
+    def test_without_groups_or_without_the_word_nothing_changes(
+        self, tmp_path, tokenizer, keys, said
+    ):
+        made = self.made(tmp_path / 'policy', tokenizer, keys, said)
+        assert made.spec.normalisation.angles == ()
+
+    def test_a_group_that_the_state_lacks_is_refused(self, tmp_path, tokenizer):
+        with pytest.raises(REFUSED, match=r'sin_cos_embedding_keys.*tail'):
+            self.made(tmp_path / 'policy', tokenizer, ['tail'])
+
+    def test_more_numbers_than_the_network_has_places_for_are_refused(self, tmp_path, tokenizer):
+        spec = self.made(tmp_path / 'policy', tokenizer, ['arm']).spec
+        few = replace(spec, dims=replace(spec.dims, state_dim=len(spec.state)))
+        with pytest.raises(FieldError, match='cosines'):
+            check_spec(few)
+        lost = replace(spec.normalisation, angles=(spec.state_names[1::-1],))
+        with pytest.raises(FieldError, match='angles'):
+            check_spec(replace(spec, normalisation=lost))

@@ -251,3 +251,16 @@ def test_a_full_size_policy_is_planned_without_reading_its_weights(folder, capsy
     assert 'vision 12x768, language 16x960, expert 16x720' in capsys.readouterr().out
     options = ExportOptions(state_names=JOINTS, action_names=JOINTS, units=('deg',), rate_hz=30.0)
     assert plan(folder, options).spec.dims == SMOLVLA
+
+
+@pytest.mark.parametrize('layers', [1, 2])
+def test_an_expert_with_fewer_layers_is_refused_by_its_key(folder, layers):
+    edit_json(folder / 'config.json', lambda config: config.update(num_expert_layers=layers))
+    with pytest.raises(REFUSED, match=r'field num_expert_layers: .* as many layers'):
+        plan(folder)
+
+
+@pytest.mark.parametrize('layers', [-1, 0, 4])
+def test_an_expert_with_all_layers_is_served_whatever_it_is_called(folder, layers):
+    edit_json(folder / 'config.json', lambda config: config.update(num_expert_layers=layers))
+    assert plan(folder).spec.dims.expert.depth == 4

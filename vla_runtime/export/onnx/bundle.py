@@ -23,6 +23,7 @@ from vla_runtime.engines.cpu import check_int8
 from vla_runtime.engines.preflight import COMPARISON_PACKAGES, missing_package
 from vla_runtime.export.receipt import Receipt, VerificationError
 from vla_runtime.files.json_file import read_json
+from vla_runtime.files.size_text import size_text
 from vla_runtime.types import Observation
 
 if TYPE_CHECKING:
@@ -167,8 +168,9 @@ def _check_room(folder: Path, size: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < size:
         raise ExportError(
-            f'{size / 1e9:.1f} GB of ONNX weights do not fit on this disk, which has '
-            f'{free / 1e9:.1f} GB left; choose a smaller --onnx-precision'
+            f'{size_text(size)} of ONNX weights do not fit on this disk, which has '
+            f'{size_text(free)} left: make room, name a folder on another disk with --out, or '
+            'choose a smaller --onnx-precision'
         )
 
 

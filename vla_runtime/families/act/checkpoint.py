@@ -15,6 +15,7 @@ from vla_runtime.checkpoints.lerobot_early import read_config
 from vla_runtime.checkpoints.lerobot_folder import LeRobotPolicy
 from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source
 from vla_runtime.checkpoints.tensor_names import TensorNames, row, rows_under
+from vla_runtime.checkpoints.unread_keys import LEROBOT_KEYS
 from vla_runtime.families.act.dimensions import ActDims, Activation, StackDims
 from vla_runtime.families.blocks.block_sizes import Shapes, check_stated, checked_dims
 from vla_runtime.families.blocks.resnet_tensors import resnet_dims, resnet_rows
@@ -74,6 +75,12 @@ NAMES = TensorNames(
 
 class ActReader(CheckpointReader):
     names = NAMES
+    known = (
+        *LEROBOT_KEYS,
+        'vision_backbone|pretrained_backbone_weights|dim_model|dim_feedforward',
+        'n_(encoder|decoder|vae_encoder)_layers|use_vae|latent_dim|kl_weight',
+        '(input|output)_normalization_modes(\\..*)?',
+    )
     lerobot = (
         LeRobotPolicy(
             type='act',

@@ -20,6 +20,7 @@ from vla_runtime.checkpoints.oft_folder import read_heads
 from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source
 from vla_runtime.checkpoints.tensors import CheckpointError, ComputedTensor
+from vla_runtime.checkpoints.unread_keys import TRANSFORMERS_KEYS
 from vla_runtime.families.bitvla.declaration import PROMPT, STOP
 from vla_runtime.families.bitvla.dimensions import BitVlaDims
 from vla_runtime.families.bitvla.folder import read_bitvla_folder, read_model
@@ -60,7 +61,11 @@ class _OfMaster(ComputedTensor):
         Raises:
             CheckpointError: numbers that are not finite.
         """
-        numbers = read_array(self.master)
+        numbers = (
+            np.frombuffer(self.master.data(), '<f4').reshape(self.master.shape)
+            if isinstance(self.master, ComputedTensor)
+            else read_array(self.master)
+        )
         if not np.isfinite(numbers).all():
             raise CheckpointError(
                 f"{self.path}: tensor '{self.name}' has numbers that are not finite: the training "
@@ -81,6 +86,10 @@ class _Scale(_OfMaster):
 
 class BitVlaReader(CheckpointReader):
     names = NAMES
+    known = (
+        *TRANSFORMERS_KEYS,
+        'image_token_index|image_seq_length|n_action_bins|norm_stats(\\..*)?',
+    )
     projects = ('BitVLA',)
     wanted: ClassVar[Mapping[str, str]] = {
         '--horizon': "actions of a chunk (NUM_ACTIONS_CHUNK of the training; LIBERO's have 8)",

@@ -23,7 +23,7 @@ _FIXED = {
     'projector_hidden_act': 'gelu',
     'multimodal_projector_bias': True,
 }
-_TEXT_FIXED = {'attention_bias': False}
+_TEXT_FIXED = {'attention_bias': False, 'hidden_act': 'relu2'}
 _VISION_FIXED = {
     'hidden_act': 'gelu_pytorch_tanh',
     'vit_weight_quant_method': 'absmean',
@@ -91,7 +91,7 @@ def read_model(folder: Path) -> ModelFacts:
     text, vision = (config.mapping(f'{part}_config', optional=True) for part in ('text', 'vision'))
     for key, value in _TEXT_FIXED.items():
         expect(text, key, value)
-    if text.values.get('rope_scaling') is not None:
+    if text.value('rope_scaling') is not None:
         raise text.error('rope_scaling', 'is not supported; expected null')
     for key, value in _VISION_FIXED.items():
         expect(vision, key, value)

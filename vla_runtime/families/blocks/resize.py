@@ -51,3 +51,18 @@ class Framing(nn.Module):
         if self.resize is not None:
             pixels = resize_bilinear(pixels, self.resize)
         return pixels if self.crop is None else crop_middle(pixels, self.crop)
+
+
+class FramedVision(nn.Module):
+    """Vision of a policy with an encoder for each camera: the pixels, which the prefix encodes.
+
+    The vision network does not know whose image it sees.
+    """
+
+    def __init__(self, resize: tuple[int, int] | None, crop: tuple[int, int] | None) -> None:
+        super().__init__()
+        self.framing = Framing(resize, crop)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(n, 3, h, w) to (n, 3 * height, width): rows of pixels, colour by colour."""
+        return self.framing(pixels).flatten(1, 2)

@@ -44,7 +44,7 @@ def read_scheduler(config: JsonMapping) -> NoiseScheduler:
         return found
 
     for key, fixed in _FIXED.items():
-        if (given := config.values.get(key, fixed)) != fixed:
+        if key in config and (given := config.value(key)) != fixed:
             raise config.error(key, f'{given!r}, and this runtime samples with {fixed!r} alone')
     key = 'noise_scheduler_type'
     kind = word(key, get_args(SchedulerKind), config.get(key, str).lower())
@@ -59,7 +59,7 @@ def read_scheduler(config: JsonMapping) -> NoiseScheduler:
         config.get('clip_sample_range', (int, float)) if config.get('clip_sample', bool) else None
     )
     train_steps = config.count('num_train_timesteps')
-    steps = config.values.get('num_inference_steps')
+    steps = config.value('num_inference_steps')
     if isinstance(steps, int) and steps > train_steps:
         raise config.error(
             'num_inference_steps', f'{steps}, and num_train_timesteps is {train_steps}'
@@ -95,7 +95,7 @@ def common_image(config: JsonMapping, sizes: tuple[tuple[int, int], ...]) -> tup
 
 def pair(config: JsonMapping, key: str) -> tuple[int, int] | None:
     """Read (height, width); None where config.json has none."""
-    found = config.values.get(key)
+    found = config.value(key)
     if found is None:
         return None
     sides = config.get(key, list)

@@ -14,6 +14,7 @@ from vla_runtime.checkpoints.lerobot_early import read_config
 from vla_runtime.checkpoints.lerobot_folder import LeRobotPolicy
 from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source
 from vla_runtime.checkpoints.tensor_names import TensorNames, row, rows_under
+from vla_runtime.checkpoints.unread_keys import LEROBOT_KEYS
 from vla_runtime.families.blocks.block_sizes import Shapes, check_stated, checked_dims
 from vla_runtime.families.blocks.resnet_tensors import resnet_dims, resnet_rows
 from vla_runtime.families.blocks.scheduler_config import common_image, pair, read_scheduler
@@ -72,6 +73,13 @@ NAMES = TensorNames(
 
 class DiffusionReader(CheckpointReader):
     names = NAMES
+    known = (
+        *LEROBOT_KEYS,
+        'vision_backbone|pretrained_backbone_weights|use_group_norm',
+        'use_separate_rgb_encoder_per_camera|use_film_scale_modulation',
+        'crop_(is_random|shape|ratio)|clip_sample_range',
+        '(input|output)_normalization_modes(\\..*)?',
+    )
     lerobot = (
         LeRobotPolicy(
             type='diffusion',

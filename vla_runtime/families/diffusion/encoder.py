@@ -63,18 +63,3 @@ class EncodedVision(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """(n, 3, h, w) to (n, 1, 2 * keypoints)."""
         return self.encoder(self.framing(pixels))[:, None]
-
-
-class FramedVision(nn.Module):
-    """Vision of a policy with an encoder for each camera: the pixels, which the prefix encodes.
-
-    The vision network does not know whose image it sees.
-    """
-
-    def __init__(self, dims: DiffusionDims) -> None:
-        super().__init__()
-        self.framing = Framing(dims.resize, dims.crop)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """(n, 3, h, w) to (n, 3 * height, width): rows of pixels, colour by colour."""
-        return self.framing(pixels).flatten(1, 2)

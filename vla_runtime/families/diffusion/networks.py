@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from vla_runtime.families.blocks.attention import repeat_rows
+from vla_runtime.families.blocks.resize import FramedVision
 from vla_runtime.families.blocks.resnet import ConvNorm
 from vla_runtime.families.diffusion.dimensions import DiffusionDims
-from vla_runtime.families.diffusion.encoder import EncodedVision, Encoder, FramedVision
+from vla_runtime.families.diffusion.encoder import EncodedVision, Encoder
 from vla_runtime.families.diffusion.unet import Conv, Grow, UNet
 from vla_runtime.families.diffusion_network import DiffusionNetwork
 
@@ -30,7 +31,7 @@ class Diffusion(DiffusionNetwork):
         self.vision: nn.Module = EncodedVision(dims)
         self.encoders: nn.ModuleList | None = None
         if dims.separate_encoders:
-            self.vision = FramedVision(dims)
+            self.vision = FramedVision(dims.resize, dims.crop)
             self.encoders = nn.ModuleList(Encoder(dims) for _ in range(dims.own_cameras))
         self.unet = UNet(dims.unet, dims.action_dim, dims.observation_steps * dims.step_width)
 

@@ -21,6 +21,7 @@ from vla_runtime.checkpoints.missing_facts import MissingFacts
 from vla_runtime.checkpoints.reader import VLM_TOKENIZER, CheckpointReader, MakeDims, Source
 from vla_runtime.checkpoints.tensor_names import DECODER, TensorNames, row, rows_under
 from vla_runtime.checkpoints.tensors import CheckpointError
+from vla_runtime.checkpoints.unread_keys import LEROBOT_KEYS
 from vla_runtime.families.blocks.block_sizes import (
     KnownHeads,
     Shapes,
@@ -110,6 +111,14 @@ _ACTION_STEP = 'evo1_action_processor'
 
 class Evo1Reader(CheckpointReader):
     names = NAMES
+    known = (
+        *LEROBOT_KEYS,
+        'training_stage|apply_training_stage_defaults|finetune_.*|.*gradient_checkpointing.*',
+        'max_text_length|vlm_.*|use_flash_attn',
+        'embed_dim|hidden_dim|state_hidden_dim|num_layers|num_categories',
+        'task_field|embodiment_id_field',
+        '(steps\\[\\d+\\]\\.config\\.)?gripper_.*',
+    )
     lerobot = (
         LeRobotPolicy(
             type='evo1',
@@ -234,7 +243,7 @@ def _check_action_step(
     folder: Path, config: JsonMapping, facts: FolderFacts, missing: MissingFacts
 ) -> None:
     """Note a step behind the network that cuts or switches actions otherwise than this runtime."""
-    if config.values.get('postprocess_action_dim') not in (None, facts.action_length):
+    if config.value('postprocess_action_dim') not in (None, facts.action_length):
         missing.conflict(
             f'config.json says postprocess_action_dim {config.values["postprocess_action_dim"]} '
             f'but {facts.action_length} action dimensions; only equal ones are supported'

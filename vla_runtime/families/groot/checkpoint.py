@@ -22,6 +22,7 @@ from vla_runtime.checkpoints.lerobot_processors import PREPROCESSOR_FILE, read_p
 from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source
 from vla_runtime.checkpoints.tensors import CheckpointError
+from vla_runtime.checkpoints.unread_keys import LEROBOT_KEYS, TRANSFORMERS_KEYS
 from vla_runtime.families.blocks.block_sizes import (
     Shapes,
     checked_dims,
@@ -47,6 +48,30 @@ _ALTERNATING = {'groot_n16': n16_sizes, 'groot_n17': n17_sizes}
 
 class GrootReader(CheckpointReader):
     names = NAMES
+    known = (
+        *LEROBOT_KEYS,
+        *TRANSFORMERS_KEYS,
+        'chunk_size|max_(state|action)_dim|max_action_horizon|image_size|base_model_path',
+        'tokenizer_assets_repo|embodiment_.*|tune_.*|lora_.*|warmup_ratio|use_bf16|video_.*',
+        'balance_.*|dataset_paths|output_dir|save_steps|max_steps|batch_size|report_to|resume',
+        'dataloader_.*|rtc_ramp_rate|use_flash_attention|use_relative_actions|model_params_fp32',
+        'relative_exclude_joints|action_feature_names',
+        r'steps\[\d+\]\.config\.(raw_stats|modality_config|embodiment_mapping)(\..*)?',
+        r'steps\[\d+\]\.config\.(language_key|env_action_dim|model_name|state_dropout_prob)',
+        r'steps\[\d+\]\.config\.(libero_gripper_binarize|valid_action_horizon|video_.*)',
+        # NVIDIA's, which writes the processor's settings into config.json too.
+        'model_.*|backbone_.*|select_layer|load_bf16|collator_.*|eagle_collator|input_embedding_dim',
+        'attn_dropout|max_seq_len|noise_.*|state_(dropout|additive_noise)_.*|max_num_embodiments',
+        'vl_self_attention_cfg(\\..*)?|statistics|processor_kwargs',
+        r'diffusion_model_cfg\.(num_.*|attention_head_dim|dropout|final_dropout|output_dim)',
+        r'(processor_kwargs\.)?(image_(crop|target)_size|shortest_image_edge|crop_fraction)',
+        r'(processor_kwargs\.)?(random_rotation_angle|color_jitter_params|model_name|model_type)',
+        r'(processor_kwargs\.)?(letter_box_transform|formalize_language|use_percentiles|max_.*)',
+        r'(processor_kwargs\.)?(apply_sincos_state_encoding|use_relative_action|tactile_.*)',
+        r'(processor_kwargs\.)?(use_albumentations_transforms|extra_augmentation_config.*)',
+        r'processor_kwargs\.(embodiment_id_mapping|modality_configs|statistics)(\..*)?',
+        r'processor_kwargs\.(transformers_loading_kwargs.*|state_dropout_prob|clip_outliers)',
+    )
     lerobot_types = ('groot',)
     projects = ("NVIDIA's GR00T N1.6 and N1.7",)
     wanted: ClassVar[Mapping[str, str]] = {

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vla_runtime.bundle.schema import CameraSpec, NormalisationSpec, earlier_name
+from vla_runtime.bundle.schema import CameraSpec, ImageSpec, NormalisationSpec, earlier_name
 from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.checkpoints.feature_names import CAMERA_FEATURE
 from vla_runtime.checkpoints.folder_facts import (
@@ -58,6 +58,18 @@ _AFTER = (_DECODE, _UNPACK, 'device_processor')
 _HORIZON = 40
 _HORIZONS = {'groot_n16': 16, 'groot_n17': _HORIZON}
 _VERSIONS = {'groot_n16': 'N1.6', 'groot_n17': 'N1.7'}
+# Settings of NVIDIA's config.json that the networks are written for.
+_NETWORK = {
+    'reproject_vision': False,
+    'add_pos_embed': True,
+    'use_vlln': True,
+    'num_timestep_buckets': 1000,
+    'strict_action_padding_mask': False,
+    'state_history_length': 1,
+    'exclude_state': False,
+    'use_mean_std': False,
+}
+_DIT = {'norm_type': 'ada_norm', 'interleave_self_attention': True}
 _IMAGE_SIZE = Question(
     '--image-size',
     "height and width of the cameras' images in pixels, such as 480x640: this policy keeps their "
@@ -77,6 +89,7 @@ class _Settings:
         modality: groups of dimensions, cameras and frames of this robot.
         columns: columns of state and actions.
         horizon: actions that the network makes.
+        denoise_steps: Euler steps.
         raw_images: (height, width) of the cameras' images, where the folder says it.
         cameras: names, where `modality` has none.
     """
@@ -88,6 +101,7 @@ class _Settings:
     modality: JsonMapping
     columns: GroupedColumns
     horizon: int
+    denoise_steps: int
     raw_images: tuple[tuple[int, int], ...]
     cameras: tuple[str, ...]
 
@@ -122,6 +136,9 @@ def read_n17_folder(folder: Path, family: str, options: ExportOptions) -> Folder
         )
     _check(found)
     images = image_spec(found.images, nvidia=found.kind == 'NVIDIA')
+    if family == 'groot_n16':
+        # Its processor has no such transform.
+        expect(found.images, 'letter_box_transform', False)
     if family == 'groot_n16' and images.crop is not None:
         # Eagle's processor resizes with Pillow, Qwen's with torchvision.
         images = replace(images, crop=replace(images.crop, last='bicubic_pillow'))
@@ -133,6 +150,7 @@ def read_n17_folder(folder: Path, family: str, options: ExportOptions) -> Folder
         cameras=_cameras(found),
         images=images,
         normalisation=NormalisationSpec('clipped_range', 'clipped_range'),
+        angles=columns.angles,
         statistics=columns.statistics,
         cleaning='letters',
         state_length=columns.state,
@@ -143,7 +161,7 @@ def read_n17_folder(folder: Path, family: str, options: ExportOptions) -> Folder
         usual_prompt_length=USUAL_PROMPT_LENGTH,
         horizon=found.horizon,
         real_horizon=columns.horizon,
-        denoise_steps=DENOISE_STEPS,
+        denoise_steps=found.denoise_steps,
         image_sizes=() if cut is None else (cut,),
         tokenizer=find_tokenizer(folder),
         source={
@@ -151,6 +169,22 @@ def read_n17_folder(folder: Path, family: str, options: ExportOptions) -> Folder
             'embodiment': found.tag or '',
         },
         questions=() if cut else (_IMAGE_SIZE,),
+        notes=_letterbox_notes(found, images),
+    )
+
+
+def _letterbox_notes(found: _Settings, images: ImageSpec) -> tuple[str, ...]:
+    """Return a note where the release of the training decides whether images were padded."""
+    if (
+        found.kind != 'NVIDIA'
+        or images.resample != 'area'
+        or not found.images.get('letter_box_transform', bool, False)
+    ):
+        return ()
+    return (
+        'letter_box_transform: images get black bars to a square, as Isaac-GR00T does today; '
+        'before its issue 541 it left them out where use_albumentations is true, and such a policy '
+        'wants letter_box_transform false in processor_config.json',
     )
 
 
@@ -186,10 +220,13 @@ def _lerobot(folder: Path) -> _Settings:
     cameras = sorted(key for key in inputs.values if key.startswith(CAMERA_FEATURE))
     modality = pack.mapping('modality_config', optional=True)
     if pack.get('raw_stats', dict, None) and _DECODE in after.steps:
+        percentiles = pack.get('use_percentiles', bool, False)
+        # The actions that it decodes were normalised by the other step.
+        expect(decode, 'use_percentiles', percentiles)
         columns = grouped_columns(
             pack.mapping('raw_stats'),
             modality,
-            percentiles=pack.get('use_percentiles', bool, False),
+            percentiles=percentiles,
             relative=decode.get('use_relative_action', bool, False),
         )
         _refuse_transform(decode, tag)
@@ -220,6 +257,7 @@ def _lerobot(folder: Path) -> _Settings:
         modality=modality,
         columns=columns,
         horizon=pack.count('action_horizon', _HORIZON),
+        denoise_steps=config.count('num_inference_timesteps', DENOISE_STEPS),
         raw_images=tuple(feature_image(config, key) for key in cameras),
         cameras=tuple(key.removeprefix(CAMERA_FEATURE) for key in cameras),
     )
@@ -246,8 +284,15 @@ def _nvidia(folder: Path, family: str, options: ExportOptions) -> _Settings:
         modality,
         percentiles=processor.get('use_percentiles', bool, False),
         relative=processor.get('use_relative_action', bool, False),
+        sines=processor.get('apply_sincos_state_encoding', bool, False),
     )
     config = read_json(folder / CONFIG_FILE)
+    dit = config.mapping('diffusion_model_cfg', optional=True)
+    for where, fixed in ((config, _NETWORK), (dit, _DIT)):
+        for key, expected in fixed.items():
+            expect(where, key, expected)
+    if dit.value('positional_embeddings') is not None:
+        raise dit.error('positional_embeddings', 'is not supported; expected null')
     return _Settings(
         kind='NVIDIA',
         tag=tag,
@@ -256,6 +301,7 @@ def _nvidia(folder: Path, family: str, options: ExportOptions) -> _Settings:
         modality=modality,
         columns=columns,
         horizon=config.count('action_horizon', _HORIZONS[family]),
+        denoise_steps=config.count('num_inference_timesteps', DENOISE_STEPS),
         raw_images=(),
         cameras=(),
     )
@@ -287,8 +333,6 @@ def _check(found: _Settings) -> None:
     for key, expected in (
         ('formalize_language', True),
         ('clip_outliers', True),
-        ('apply_sincos_state_encoding', False),
-        ('letter_box_transform', False),
         ('exclude_state', False),
         ('use_tactile', False),
         # Their statistics would be others.

@@ -29,6 +29,7 @@ class GroupedColumns:
         deltas: column of the state that each action is relative to; None for an absolute one.
         horizon: actions of a chunk that this robot has.
         poses: groups that are end-effector poses.
+        angles: groups of the state that go in as sines and cosines: first dimension and number.
     """
 
     statistics: Mapping[str, np.ndarray]
@@ -37,10 +38,16 @@ class GroupedColumns:
     deltas: tuple[int | None, ...]
     horizon: int
     poses: tuple[FolderPose, ...] = ()
+    angles: tuple[tuple[int, int], ...] = ()
 
 
 def grouped_columns(
-    statistics: JsonMapping, modality: JsonMapping, *, percentiles: bool, relative: bool
+    statistics: JsonMapping,
+    modality: JsonMapping,
+    *,
+    percentiles: bool,
+    relative: bool,
+    sines: bool = False,
 ) -> GroupedColumns:
     """Put the groups together.
 
@@ -50,6 +57,7 @@ def grouped_columns(
         percentiles: ranges are those between the 1st and the 99th percentile; those of relative
             groups are always between the smallest and the largest number.
         relative: groups that are declared so are relative to the state.
+        sines: groups of the state that are declared so go in as sines and cosines.
 
     Raises:
         JsonError, ExportError: missing or contradictory entries, or poses that are not 9 numbers.
@@ -104,7 +112,21 @@ def grouped_columns(
         deltas=tuple(deltas),
         horizon=horizon,
         poses=tuple(poses),
+        angles=_angles(modality.mapping('state'), places, statistics) if sines else (),
     )
+
+
+def _angles(
+    state: JsonMapping, places: Mapping[str, int], statistics: JsonMapping
+) -> tuple[tuple[int, int], ...]:
+    """Return the groups of the state that go in as sines and cosines (JsonError)."""
+    found = []
+    for name in state.words('sin_cos_embedding_keys') or ():
+        if name not in places:
+            raise state.error('sin_cos_embedding_keys', f"the state has no group '{name}'")
+        count = len(statistics.mapping('state').mapping(name).get('min', list))
+        found.append((places[name], count))
+    return tuple(sorted(found))
 
 
 def _refuse_spread(modality: JsonMapping) -> None:

@@ -15,8 +15,8 @@ def image_spec(settings: JsonMapping, *, nvidia: bool) -> ImageSpec:
     """Return the resizing and cutting of images.
 
     Args:
-        settings: `image_target_size`, `image_crop_size`, `shortest_image_edge`, `crop_fraction`
-            and `use_albumentations`.
+        settings: `image_target_size`, `image_crop_size`, `shortest_image_edge`, `crop_fraction`,
+            `use_albumentations` and `letter_box_transform`.
         nvidia: the folder is NVIDIA's, whose own code cuts height and width each by its own number
             where it uses torchvision (`use_albumentations: false`).
 
@@ -32,6 +32,7 @@ def image_spec(settings: JsonMapping, *, nvidia: bool) -> ImageSpec:
     fraction = settings.get('crop_fraction', float, None)
     crop = _pair(settings, 'image_crop_size')
     area = settings.get('use_albumentations', bool, False)
+    letterbox = settings.get('letter_box_transform', bool, False)
     if nvidia and not area:
         if crop is None:
             raise settings.error('image_crop_size', 'is missing: how much is cut is not said')
@@ -40,7 +41,7 @@ def image_spec(settings: JsonMapping, *, nvidia: bool) -> ImageSpec:
         return ImageSpec(
             padding='crop',
             resample='bilinear_uint8',
-            crop=CropSpec(target[0], crop[0] / target[0], crop[1] / target[1]),
+            crop=CropSpec(target[0], crop[0] / target[0], crop[1] / target[1], letterbox=letterbox),
         )
     if fraction is None and crop is not None:
         fraction = crop[0] / target[0]
@@ -49,7 +50,7 @@ def image_spec(settings: JsonMapping, *, nvidia: bool) -> ImageSpec:
     return ImageSpec(
         padding='crop',
         resample='area' if area else 'bicubic_uint8',
-        crop=CropSpec(edge, 1.0 if fraction is None else fraction),
+        crop=CropSpec(edge, 1.0 if fraction is None else fraction, letterbox=letterbox),
     )
 
 
@@ -72,6 +73,8 @@ def cut_image(
     assert target is not None and images.crop is not None
     if images.resample != 'area':
         return target
+    if images.crop.letterbox:
+        return images.crop.edge, images.crop.edge
     # The aspect is kept, so the size follows from the cameras'.
     sizes = {shortest_edge_size(size, images.crop.edge) for size in cameras}
     if len(sizes) > 1:

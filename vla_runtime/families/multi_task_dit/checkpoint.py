@@ -18,6 +18,7 @@ from vla_runtime.checkpoints.lerobot_folder import LeRobotPolicy
 from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source
 from vla_runtime.checkpoints.tensor_names import SIGLIP, TensorNames, row, rows_under
 from vla_runtime.checkpoints.tensors import CheckpointError
+from vla_runtime.checkpoints.unread_keys import LEROBOT_KEYS
 from vla_runtime.families.blocks.block_sizes import Shapes, check_stated, checked_dims
 from vla_runtime.families.blocks.dimensions import VisionDims
 from vla_runtime.families.blocks.scheduler_config import common_image, pair, read_scheduler
@@ -32,6 +33,7 @@ from vla_runtime.families.multi_task_dit.dimensions import (
 from vla_runtime.files.json_file import JsonMapping
 
 _EYES = r'observation_encoder\.vision_encoder\.model\.vision_model\.'
+_EYES_OF_CAMERA = r'observation_encoder\.vision_encoders\.(?P<c>\d+)\.model\.vision_model\.'
 _READER = r'observation_encoder\.text_encoder\.'
 _TEXT = rf'{_READER}text_encoder\.text_model\.'
 # What PyTorch puts before the names where the transformer was compiled.
@@ -40,13 +42,14 @@ _BLOCK = rf'{_HEAD}transformer_blocks\.(?P<i>\d+)\.'
 # The CLIP blocks are named as SigLIP's.
 _BLOCKS = tuple(entry for entry in SIGLIP if entry[0].startswith('encoder'))
 
-NAMES = TensorNames(
-    rows=(
-        row(rf'{_EYES}embeddings\.class_embedding', 'vision.class_embedding'),
-        row(rf'{_EYES}embeddings\.position_embedding\.weight', 'vision.position_embedding'),
+
+def _eye_rows(theirs: str, ours: str) -> tuple[tuple[re.Pattern[str], str], ...]:
+    return (
+        row(rf'{theirs}embeddings\.class_embedding', f'{ours}class_embedding'),
+        row(rf'{theirs}embeddings\.position_embedding\.weight', f'{ours}position_embedding'),
         *rows_under(
-            _EYES,
-            'vision.',
+            theirs,
+            ours,
             (
                 (r'embeddings\.patch_embedding', 'patch_embedding'),
                 # The library's own spelling.
@@ -54,6 +57,13 @@ NAMES = TensorNames(
                 *_BLOCKS,
             ),
         ),
+    )
+
+
+NAMES = TensorNames(
+    rows=(
+        *_eye_rows(_EYES, 'vision.'),
+        *_eye_rows(_EYES_OF_CAMERA, r'encoders.\g<c>.'),
         row(rf'{_TEXT}embeddings\.position_embedding\.weight', 'text.position_embedding'),
         *rows_under(
             _TEXT,
@@ -98,7 +108,7 @@ NAMES = TensorNames(
         for packed in (r'attn\.qkv_proj\.', r'multihead_attn\.in_proj_')
     ),
     unused=(
-        re.compile(rf'{_EYES}post_layernorm\.(?:weight|bias)'),
+        re.compile(rf'(?:{_EYES}|{_EYES_OF_CAMERA})post_layernorm\.(?:weight|bias)'),
         re.compile(r'observation_encoder\..*\.embeddings\.position_ids'),
     ),
 )
@@ -135,6 +145,15 @@ _FLOW = replace(
 
 class MultiTaskDitReader(CheckpointReader):
     names = NAMES
+    known = (
+        *LEROBOT_KEYS,
+        'objective|timestep_sampling_.*|sigma_min',
+        'hidden_dim|num_layers|timestep_embed_dim|use_positional_encoding|rope_base',
+        'vision_encoder_.*|text_encoder_name|image_crop_is_random|tokenizer_(padding.*|truncation)',
+        'use_separate_rgb_encoder_per_camera',
+        'noise_scheduler_type|num_train_timesteps|beta_.*|prediction_type|clip_sample.*',
+        'num_inference_steps|num_integration_steps|integration_method',
+    )
     lerobot = (_DIFFUSION, _FLOW)
     wanted: ClassVar[Mapping[str, str]] = {
         '--tokenizer': (
@@ -148,7 +167,9 @@ class MultiTaskDitReader(CheckpointReader):
         shape, config = Shapes(tensors, 'Multi-Task DiT'), read_config(folder)
         if facts.environment_length:
             raise config.error('input_features', 'a state of the environment is not served')
-        eye_width, _, patch, _ = shape('vision.patch_embedding.weight', 4)
+        separate = 'encoders.0.class_embedding' in shape
+        eyes = 'encoders.0' if separate else 'vision'
+        eye_width, _, patch, _ = shape(f'{eyes}.patch_embedding.weight', 4)
         text_width = shape('text.embedding.weight', 2)[1]
         eye_heads = missing.pick(
             '--vision-heads',
@@ -171,13 +192,13 @@ class MultiTaskDitReader(CheckpointReader):
             # LeRobot leaves such a crop out.
             crop = None
         edge = (crop or whole)[0]
-        _check_positions(shape, edge // patch)
+        _check_positions(shape, eyes, edge // patch)
         vision = checked_dims(
             lambda: VisionDims(
                 width=eye_width,
-                depth=shape.depth('vision.blocks'),
+                depth=shape.depth(f'{eyes}.blocks'),
                 num_heads=eye_heads,
-                mlp_dim=shape('vision.blocks.0.mlp.fc1.weight', 2)[0],
+                mlp_dim=shape(f'{eyes}.blocks.0.mlp.fc1.weight', 2)[0],
                 patch_size=patch,
                 image_size=edge,
             )
@@ -206,6 +227,7 @@ class MultiTaskDitReader(CheckpointReader):
                 steps * (state_dim + own * eye_width + projected),
                 modulated - transformer.time_width,
             ),
+            ('encoders', own if separate else 1, shape.depth('encoders') if separate else 1),
         )
         return lambda cameras, prompt_length, horizon: checked_dims(
             lambda: objective(
@@ -224,6 +246,7 @@ class MultiTaskDitReader(CheckpointReader):
                 real_horizon=facts.real_horizon or 1,
                 action_dim=action_dim,
                 state_dim=state_dim,
+                separate_encoders=separate,
             )
         )
 
@@ -241,8 +264,8 @@ def _objective(config: JsonMapping, family: str) -> Callable[..., DitDims]:
     return partial(MultiTaskDitFlowDims, integrator=cast(Integrator, method))
 
 
-def _check_positions(shape: Shapes, side: int) -> None:
-    positions = shape('vision.position_embedding', 2)[0]
+def _check_positions(shape: Shapes, eyes: str, side: int) -> None:
+    positions = shape(f'{eyes}.position_embedding', 2)[0]
     if positions != side**2 + 1:
         raise CheckpointError(
             f'the vision tower has {positions} positions where {side**2 + 1} are expected: those '

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vla_runtime.families.blocks.dimensions import VisionDims
 from vla_runtime.families.blocks.layers import Linear, MultiHeadAttention
 from vla_runtime.families.blocks.resize import Framing
-from vla_runtime.families.multi_task_dit.dimensions import DitDims, TextDims
+from vla_runtime.families.multi_task_dit.dimensions import TextDims
 
 _EPSILON = 1e-5
 _STEEPNESS = 1.702
@@ -84,10 +85,9 @@ class Patches(nn.Module):
 class ClipVision(nn.Module):
     """Normalised images to one token each: the class token, without CLIP's norm behind it."""
 
-    def __init__(self, dims: DitDims) -> None:
+    def __init__(self, vision: VisionDims, framing: Framing) -> None:
         super().__init__()
-        vision = dims.vision
-        self.framing = Framing(dims.resize, dims.crop)
+        self.framing = framing
         self.patch_embedding = Patches(vision.width, vision.patch_size)
         self.class_embedding = nn.Parameter(torch.empty(vision.width))
         self.position_embedding = nn.Parameter(torch.empty(vision.tokens + 1, vision.width))

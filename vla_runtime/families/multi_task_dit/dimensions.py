@@ -8,6 +8,7 @@ from typing import Literal
 from vla_runtime.families.blocks.dimensions import LIMITS as BLOCK_LIMITS
 from vla_runtime.families.blocks.dimensions import VisionDims, check_vision
 from vla_runtime.families.blocks.history_dimensions import HistoryDims
+from vla_runtime.family.declaration import LATER
 from vla_runtime.family.noise_schedule import MOST_TRAIN_STEPS, NoiseScheduler
 
 # How a flow is followed: Euler's step, or the classical Runge-Kutta step of four velocities.
@@ -92,6 +93,7 @@ class DitDims(HistoryDims):
         vision: CLIP's vision transformer; its image is what is left after resize and crop.
         text_width: numbers of a prompt's projected features.
         state_dim: measured state of a step.
+        separate_encoders: every camera has a vision transformer of its own.
     """
 
     vision: VisionDims
@@ -109,6 +111,7 @@ class DitDims(HistoryDims):
     state_dim: int
     resize: tuple[int, int] | None = None
     crop: tuple[int, int] | None = None
+    separate_encoders: bool = field(default=False, metadata={LATER: True})
 
     def __post_init__(self) -> None:
         check_vision(self.vision)

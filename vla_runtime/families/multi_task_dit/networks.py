@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vla_runtime.families.blocks.attention import repeat_rows
+from vla_runtime.families.blocks.resize import FramedVision, Framing
 from vla_runtime.families.diffusion_network import DiffusionNetwork
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.multi_task_dit.clip import ClipText, ClipVision
@@ -31,7 +32,13 @@ class Dit(FlowNetwork):
     def __init__(self, dims: DitDims) -> None:
         super().__init__()
         self.dims = dims
-        self.vision = ClipVision(dims)
+        self.vision: nn.Module = ClipVision(dims.vision, Framing(dims.resize, dims.crop))
+        self.encoders: nn.ModuleList | None = None
+        if dims.separate_encoders:
+            self.vision = FramedVision(dims.resize, dims.crop)
+            self.encoders = nn.ModuleList(
+                ClipVision(dims.vision, Framing(None, None)) for _ in range(dims.own_cameras)
+            )
         self.text = ClipText(dims.text, dims.vocabulary, dims.text_width)
         self.transformer = ActionTransformer(
             dims.transformer,
@@ -44,10 +51,19 @@ class Dit(FlowNetwork):
         """Features (T, C * W) of the images, oldest step first; zeros for hidden ones.
 
         Args:
-            image_tokens: (V, 1, W); image_mask: (V,) bool.
+            image_tokens: (V, N, W), or the pixels of images with an encoder for each camera;
+                image_mask: (V,) bool.
         """
-        steps = self.dims.observation_steps
-        features = torch.where(image_mask[:, None], image_tokens[:, 0], 0.0)
+        steps, cameras = self.dims.observation_steps, self.dims.own_cameras
+        if self.encoders is None:
+            features = image_tokens[:, 0]
+        else:
+            pixels = image_tokens.view(steps, cameras, 3, *self.dims.seen)
+            of_cameras = [
+                encoder(pixels[:, camera]) for camera, encoder in enumerate(self.encoders)
+            ]
+            features = torch.cat(of_cameras, dim=1).flatten(0, 1)
+        features = torch.where(image_mask[:, None], features, 0.0)
         by_step = features.view(steps, -1)
         # The newest step comes first among the images.
         return torch.stack([by_step[steps - 1 - step] for step in range(steps)])

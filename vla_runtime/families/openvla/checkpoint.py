@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from vla_runtime.bundle.tensors import StoredTensor
+from vla_runtime.checkpoints.adapters import is_adapter
+from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.checkpoints.folder_facts import FolderFacts
 from vla_runtime.checkpoints.missing_facts import MissingFacts
+from vla_runtime.checkpoints.norm_stats import STATISTICS_JSON
 from vla_runtime.checkpoints.oft_folder import read_heads
 from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source
 from vla_runtime.checkpoints.tensors import CheckpointError
+from vla_runtime.checkpoints.unread_keys import TRANSFORMERS_KEYS
 from vla_runtime.families.blocks.block_sizes import (
     Shapes,
     check_stated,
@@ -38,7 +42,16 @@ _LANGUAGE_HEADS = {4096: 32, 5120: 40}
 
 class OpenVlaReader(CheckpointReader):
     names = NAMES
+    known = (
+        *TRANSFORMERS_KEYS,
+        'vision_backbone_id|llm_.*|hf_llm_id|image_sizes|timm_model_ids|norm_stats(\\..*)?',
+    )
     projects = ('OpenVLA', 'OpenVLA-OFT')
+    beside_adapter = (
+        'of OpenVLA dataset_statistics.json of the run folder, below run_root_dir, and config.json, '
+        'preprocessor_config.json and the tokenizer of the policy below; its training also merges '
+        'the adapter into that run folder, which is exported without --base'
+    )
     wanted: ClassVar[Mapping[str, str]] = {
         '--horizon': 'actions of a chunk (NUM_ACTIONS_CHUNK of the training)',
         '--tokenizer': (
@@ -58,6 +71,12 @@ class OpenVlaReader(CheckpointReader):
         return _OFT if is_oft(folder) else 'openvla'
 
     def read_folder(self, folder: Path, family: str, options: ExportOptions) -> FolderFacts:
+        if is_adapter(folder) and not (folder / STATISTICS_JSON).is_file():
+            # Those in config.json are of the policy below.
+            raise ExportError(
+                f'{folder}: is an adapter (LoRA) without {STATISTICS_JSON}, which its training '
+                'wrote into the run folder (run_root_dir): copy it from there'
+            )
         read = read_oft_folder if family == _OFT else read_openvla_folder
         return read(folder, options.unnorm_key)
 

@@ -136,7 +136,7 @@ def read_language(folder: Path) -> LanguageFacts:
     text = config.mapping('text_config', optional=True)
     for key, value in _LANGUAGE_FIXED.items():
         expect(text, key, value)
-    if text.values.get('rope_scaling') is not None:
+    if text.value('rope_scaling') is not None:
         raise text.error('rope_scaling', 'is not supported; expected null')
     padding = config.get('pad_to_multiple_of', int, 64)
     if padding < 0:

@@ -13,6 +13,7 @@ from vla_runtime.checkpoints.folder_facts import FolderFacts
 from vla_runtime.checkpoints.lerobot_folder import LeRobotPolicy
 from vla_runtime.checkpoints.options import ExportOptions, read_dataset_info
 from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source
+from vla_runtime.checkpoints.unread_keys import LEROBOT_KEYS
 from vla_runtime.families.blocks.block_sizes import check_shown, settle_heads
 from vla_runtime.families.pi.openpi_folder import read_openpi_folder
 from vla_runtime.families.pi.tensor_dims import dims_of, family_of, known_heads, pi_shapes
@@ -67,6 +68,13 @@ _PI0 = replace(
 
 class PiReader(CheckpointReader):
     names = NAMES
+    # PaliGemma's.
+    marks = ('<loc0000>', '<seg000>')
+    known = (
+        *LEROBOT_KEYS,
+        'action_expert_variant|time_sampling_.*|memory_.*|relative_exclude_joints',
+        'precision|chunk_size|proj_width|use_cache|attention_implementation',
+    )
     lerobot = (_PI05, _PI0)
     projects = ("openpi's pi0 and pi0.5",)
     wanted: ClassVar[Mapping[str, str]] = {

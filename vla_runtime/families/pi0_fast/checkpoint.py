@@ -13,6 +13,7 @@ from vla_runtime.checkpoints.folder_facts import CONFIG_FILE
 from vla_runtime.checkpoints.lerobot_folder import LeRobotPolicy
 from vla_runtime.checkpoints.missing_facts import MissingFacts
 from vla_runtime.checkpoints.reader import CheckpointReader, MakeDims, Source
+from vla_runtime.checkpoints.unread_keys import LEROBOT_KEYS
 from vla_runtime.families.blocks.block_sizes import (
     KnownHeads,
     Shapes,
@@ -35,6 +36,15 @@ _OPTION = '--action-tokenizer'
 
 class Pi0FastReader(CheckpointReader):
     names = NAMES
+    # PaliGemma's.
+    marks = ('<loc0000>', '<seg000>')
+    known = (
+        *LEROBOT_KEYS,
+        'action_expert_variant|max_action_tokens|text_tokenizer_name|action_tokenizer_name',
+        'use_kv_cache|relative_exclude_joints',
+        'steps\\[\\d+\\]\\.config\\.(max_action_tokens|action_tokenizer_name|trust_remote_code)',
+        'steps\\[\\d+\\]\\.config\\.(fast_skip_tokens|paligemma_tokenizer_name)',
+    )
     lerobot = (
         LeRobotPolicy(
             type='pi0_fast',

@@ -13,6 +13,7 @@ from vla_runtime.checkpoints.folder_facts import CONFIG_FILE
 from vla_runtime.checkpoints.lerobot_folder import LeRobotPolicy
 from vla_runtime.checkpoints.reader import VLM_TOKENIZER, CheckpointReader, MakeDims, Source
 from vla_runtime.checkpoints.tensor_names import DECODER, SIGLIP, TensorNames, row, rows_under
+from vla_runtime.checkpoints.unread_keys import LEROBOT_KEYS
 from vla_runtime.families.blocks.block_sizes import (
     KnownHeads,
     Shapes,
@@ -25,7 +26,7 @@ from vla_runtime.families.blocks.block_sizes import (
     vision_dims,
 )
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
-from vla_runtime.files.json_file import read_json
+from vla_runtime.files.json_file import JsonMapping, read_json
 
 _VLM = r'vlm_with_expert\.vlm\.(?:model\.)?'
 _VISION = rf'{_VLM}vision_model\.'
@@ -60,6 +61,13 @@ _KV_HEADS = {576: 3, 960: 5, 2048: 32}
 
 class SmolVlaReader(CheckpointReader):
     names = NAMES
+    # SmolVLM2's.
+    marks = ('<fake_token_around_image>', '<end_of_utterance>')
+    known = (
+        *LEROBOT_KEYS,
+        'vlm_model_name|load_vlm_weights|num_vlm_layers|expert_width_multiplier',
+        'use_cache|pad_language_to',
+    )
     lerobot = (
         LeRobotPolicy(
             type='smolvla',
@@ -96,8 +104,10 @@ class SmolVlaReader(CheckpointReader):
             kv_example='SmolVLM2 500M has 5',
         )
         heads = settle_heads(shape, known, options, missing)
+        config = read_json(folder / CONFIG_FILE)
+        _check_expert_layers(config, shape.depth('language.blocks'))
         # In LeRobot zero and less mean that no layer attends to itself; 2 is its default.
-        every = max(0, read_json(folder / CONFIG_FILE).get('self_attn_every_n_layers', int, 2))
+        every = max(0, config.get('self_attn_every_n_layers', int, 2))
         if heads is None:
             return None
         vision = vision_dims(shape, heads.vision, image_size_of(shape))
@@ -117,6 +127,17 @@ class SmolVlaReader(CheckpointReader):
                 action_dim=shape('action_in.weight', 2)[1],
                 state_dim=shape('state_projection.weight', 2)[1],
             )
+        )
+
+
+def _check_expert_layers(config: JsonMapping, depth: int) -> None:
+    """Refuse an expert that takes part in some of the language model's layers alone (JsonError)."""
+    layers = config.get('num_expert_layers', int, -1)
+    if 0 < layers != depth:
+        raise config.error(
+            'num_expert_layers',
+            f'{layers} is not supported; the expert of a policy that is served has as many layers '
+            f'as its language model, here {depth} (LeRobot: num_expert_layers -1)',
         )
 
 

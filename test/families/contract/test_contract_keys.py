@@ -1,0 +1,87 @@
+"""Keys of a checkpoint's configurations: what no reader asks for is told, in every family."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contract_cases import of_cases
+from family_contracts import contract_of
+from family_contracts.declaration import Folder
+
+from vla_runtime.export.conversion import plan_export
+
+KEY = 'strict_padding_of_a_fork'
+FOLDERS = of_cases(lambda contract: contract.folders and contract.folders())
+each_folder = pytest.mark.parametrize(('family', 'name'), FOLDERS)
+
+
+@pytest.fixture
+def folder(family: str, name: str, tmp_path, monkeypatch) -> Folder:
+    folders = contract_of(family).folders
+    assert folders is not None
+    made = folders()[name](tmp_path)
+    made.prepare(monkeypatch)
+    # Some are the shipped cases themselves.
+    return replace(made, path=Path(shutil.copytree(made.path, tmp_path / 'copied')))
+
+
+def notes_of(folder: Folder) -> list[str]:
+    """Notes of an export that are about keys."""
+    plan = plan_export(folder.path, folder.options, default_name='tiny')
+    return [note for note in plan.notes if 'has keys' in note]
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+
+
+def change_config(folder: Folder, values: dict[str, Any]) -> None:
+    edit(folder.path / 'config.json', lambda config: config.update(values))
+
+
+@each_folder
+def test_a_whole_folder_has_no_unknown_keys(folder):
+    assert notes_of(folder) == []
+
+
+@each_folder
+def test_an_unknown_key_is_told_with_its_value(folder):
+    values = {'strict_of_a_fork': True, 'plain_of_a_fork': False, 'scale_of_a_fork': 0.5}
+    change_config(folder, values | {'absent_by_null': None})
+    (note,) = notes_of(folder)
+    assert note.startswith('config.json')
+    assert all(f'{key}: {json.dumps(value)}' in note for key, value in values.items())
+    assert 'absent_by_null' not in note
+
+
+@each_folder
+@pytest.mark.parametrize('file', ['policy_preprocessor.json', 'policy_postprocessor.json'])
+def test_an_unknown_setting_of_a_step_is_told(folder, file):
+    path = folder.path / file
+    if not path.is_file():
+        pytest.skip('a folder without processors')
+    edit(path, lambda document: [step['config'].update({KEY: 3}) for step in document['steps']])
+    steps = len(json.loads(path.read_text())['steps'])
+    (note,) = notes_of(folder)
+    assert note.startswith(file)
+    assert all(f'steps[{index}].config.{KEY}: 3' in note for index in range(min(steps, 10)))
+
+
+@each_folder
+def test_keys_of_training_alone_are_not_told(folder):
+    config = json.loads((folder.path / 'config.json').read_text())
+    change_config(
+        folder,
+        {'optimizer_lr': 1e-4, 'scheduler_decay_lr': 1e-6, 'gradient_checkpointing': True}
+        if 'input_features' in config
+        else {'torch_dtype': 'bfloat16', 'transformers_version': '4.57.1', 'architectures': ['A']},
+    )
+    assert notes_of(folder) == []
