@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vla_runtime.files.quotes import one_line, quoted
-from vla_runtime.types import ActionChunk, ChunkHeader, PlanRequest
+from vla_runtime.types import ActionChunk, ChunkHeader, PlanRequest, same_step_time
 
 if TYPE_CHECKING:
     from builtin_interfaces.msg import Time
@@ -253,11 +253,12 @@ def _matrix(message: JointTrajectory, field: str, count: int) -> np.ndarray | No
 
 
 def _step_time_s(message: JointTrajectory) -> float | None:
-    """Seconds between two rows; every row must be where i * step time puts it."""
-    times = [stamp_to_ns(point.time_from_start) for point in message.points]
-    if len(times) < 2:
+    """Seconds between two rows; every row must be where i * step time puts it, within rounding."""
+    times_s = [stamp_to_ns(point.time_from_start) / _SECOND_NS for point in message.points]
+    if len(times_s) < 2:
         return None
-    step = times[1]
-    if step <= 0 or any(time != index * step for index, time in enumerate(times)):
+    step_s = times_s[1]
+    rows_s = (index * step_s for index in range(len(times_s)))
+    if step_s <= 0.0 or not all(map(same_step_time, times_s, rows_s)):
         raise TrajectoryError('points: time_from_start must be i * step time, beginning with 0')
-    return step / _SECOND_NS
+    return step_s
