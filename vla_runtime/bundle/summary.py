@@ -56,6 +56,8 @@ def describe(spec: BundleSpec) -> str:
             + (f', images {spec.normalisation.images}' if spec.normalisation.images else ''),
         ),
     ]
+    for index, (theirs, ours) in enumerate(spec.rename_map.items()):
+        lines.append(line('' if index else 'data', f'{theirs} is {ours}'))
     for index, (key, text) in enumerate(spec.source.items()):
         lines.append(line('' if index else 'source', f'{key}: {text}'))
     return '\n'.join(lines)

@@ -275,7 +275,7 @@ def read_lerobot_folder(
         environment_length=features.state.get(ENVIRONMENT, 0),
         variant=config.get(policy.variant_key, str) if policy.variant_key else None,
         tokenizer=find_tokenizer(folder),
-        source=_source(policy, config, before, release, early=early),
+        source=_source(policy, config, release, early=early),
         questions=questions,
         absent_cameras=policy.absent_cameras,
         renamed=_renamed(before),
@@ -571,7 +571,6 @@ def _renamed(before: Pipeline) -> dict[str, str]:
 def _source(
     policy: LeRobotPolicy,
     config: JsonMapping,
-    before: Pipeline,
     release: LeRobotRelease | None,
     *,
     early: bool,
@@ -585,9 +584,4 @@ def _source(
         value = config.values.get(key)
         if isinstance(value, (str, int, float)):
             source[key] = str(value)
-    renamed = _renamed(before)
-    if renamed:
-        source['renamed_observations'] = ', '.join(
-            f'{theirs} to {ours}' for theirs, ours in renamed.items()
-        )
     return source
