@@ -105,6 +105,7 @@ setup(
         # All verbs but `ray` and the tests, with PyTorch and the simulator.
         'all': [
             'argcomplete>=3.1',
+            'av>=12',
             'huggingface_hub>=0.34',
             'matplotlib>=3.5',
             'mujoco>=3.1',
@@ -141,6 +142,8 @@ setup(
         'docs': ['myst-parser>=4', 'sphinx>=8.1', 'sphinx-rtd-theme>=3'],
         # Data sets of recordings.
         'dataset': ['pyarrow>=14', 'rosbags>=0.10'],
+        # Camera frames of LeRobot's data sets, which are videos by default.
+        'video': ['av>=12'],
         # replay and study --ray; 'client' is for ray:// addresses.
         'ray': ['ray[client]>=2.40'],
         'report': ['matplotlib>=3.5', 'rosbags>=0.10'],

@@ -38,7 +38,6 @@ from vla_runtime.sensors.synchronizer import Synchronizer, SyncLimits
 from vla_runtime.types import PlanRequest
 
 START_NS = 1_700_000_000_000_000_000
-STEP_NS = 50_000_000
 TASK = 'pick up the red cup'
 NODE = '/vla_policy'
 _LATCHED = Offer(depth=1, latched=True)
@@ -120,6 +119,7 @@ class _Maker:
         self._robot = load_robot(robot_file)
         self._match = match_robot(self._robot, self._policy.spec, bundle)
         self._now_ns = START_NS
+        self._step_ns = round(self._policy.spec.step_time_s * 1e9)
         topics = {name: f'/{camera.topic}' for name, camera in self._match.cameras.items()}
         earlier = self._match.earlier
         self._topics = {name: topic for name, topic in topics.items() if name not in earlier}
@@ -163,7 +163,7 @@ class _Maker:
         self._write(f'{NODE}/description', String(data=text), _LATCHED)
 
     def turn(self, turn: Turn) -> None:
-        self._now_ns += 4 * STEP_NS
+        self._now_ns += 4 * self._step_ns
         self._lost = turn.lost
         frames = self._look(turn.still, turn.same)
         plan = self._ask(turn)
@@ -224,7 +224,7 @@ class _Maker:
                     columns,
                     ['position'] * len(columns),
                     self._policy.spec.step_time_s,
-                    stamp_ns=self._now_ns - STEP_NS + again * STEP_NS,
+                    stamp_ns=self._now_ns - self._step_ns + again * self._step_ns,
                     episode=turn.episode,
                     certain=min(2, turn.rows),
                     request=self._request,

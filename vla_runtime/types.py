@@ -81,6 +81,15 @@ class Observation:
     earlier_states: Sequence[np.ndarray] = ()
 
 
+# A message carries whole nanoseconds, and a file few digits.
+_STEP_TIME_SLACK_S = 1e-6
+
+
+def same_step_time(a_s: float, b_s: float) -> bool:
+    """Whether two step times (s) are the same within their rounding in messages and files."""
+    return abs(a_s - b_s) <= _STEP_TIME_SLACK_S
+
+
 @dataclass(frozen=True)
 class ActionChunk:
     """The horizon of actions that one inference returns, in robot units.

@@ -374,8 +374,7 @@ class TestStatistics:
         assert 'state.q50' not in read_lerobot_folder(folder).statistics
 
 
-def test_renamed_observations_are_kept_for_people(folder):
+def test_renamed_observations_are_kept_as_data(folder):
     names = {'observation.images.front': 'observation.images.top'}
     edit_step(folder, 'rename_observations_processor', rename_map=names)
-    source = read_lerobot_folder(folder).source
-    assert source['renamed_observations'] == 'observation.images.front to observation.images.top'
+    assert read_lerobot_folder(folder).renamed == names

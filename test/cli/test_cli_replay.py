@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,39 @@ def test_without_changes_every_chunk_is_identical(recording, capsys, tmp_path):
     (result,) = json.loads((tmp_path / 'out.json').read_text())['recordings']
     assert (result['identical'], result['differences'], result['problems']) == (3, [], [])
     assert result['units'] == ['deg', 'rad', 'rad']
+
+
+@pytest.fixture(scope='module')
+def at_30_hz(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording of a policy whose step is no whole number of nanoseconds."""
+    folder = tmp_path_factory.mktemp('at_30_hz')
+    (folder / 'tiny.yaml').write_text(ROBOT)
+    bundle = write_tiny_policy(folder / 'tiny', replace(tiny_spec(), step_time_s=1 / 30))
+    return record(folder / 'first', bundle, folder / 'tiny.yaml', [Turn(), Turn(rows=0)])
+
+
+def test_a_policy_of_30_hz_is_compared_chunk_by_chunk(at_30_hz, capsys):
+    assert program.main(['replay', str(at_30_hz)]) == 0
+    assert 'replayed 2, compared 2, bit-identical 2' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('many', [False, True])
+def test_a_replay_that_compares_nothing_is_no_success(at_30_hz, bundle, capsys, tmp_path, many):
+    words = ['replay', str(at_30_hz), '--bundle', str(bundle)]
+    words += ['--out', str(tmp_path / 'results')] if many else []
+    assert program.main(words) == 2
+    said = capsys.readouterr()
+    assert 'compared 0' in said.out
+    assert 'steps of 0.0333333 s and of 0.05 s cannot be compared' in said.out
+    assert 'not one recorded chunk could be compared' in said.err
+
+
+def test_one_recording_of_several_that_compares_nothing_is_no_success(
+    at_30_hz, recording, bundle, capsys, tmp_path
+):
+    words = ['replay', str(at_30_hz), str(recording), '--bundle', str(bundle)]
+    assert program.main([*words, '--out', str(tmp_path / 'results')]) == 2
+    assert '1 of 2 recordings cannot be used' in capsys.readouterr().err
 
 
 def test_a_what_if_tells_errors_by_joint_and_by_step(recording, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ pytest.importorskip('pyarrow', reason='data sets need pyarrow')
 pytest.importorskip('rosbags', reason='bags need rosbags')
 
 import pyarrow.parquet as pq
+import recorded_bag
 from dataset_bag import MS, START_NS, Story, command, jpeg, pixels, position, write_bag
 from rosbags.rosbag2 import StoragePlugin
+from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.dataset import bag_frames
+from vla_runtime.dataset.bag_facts import read_facts
 from vla_runtime.dataset.convert import DatasetOptions, Result, convert
 from vla_runtime.dataset.errors import DatasetError
 from vla_runtime.dataset.writer import dataset_folder
@@ -328,6 +332,55 @@ def test_what_is_missing_is_named_with_what_mends_it(
     assert not any('out' in path.name for path in tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    'story',
+    [
+        Story(said=()),
+        Story(said=((0, ' '),)),
+        Story(step_ms=0),
+        Story(step_ms=30),
+        Story(commands=False),
+        Story(no_frames={'top': (0, 3000)}),
+        Story(no_frames={'top': (0, 3000)}, plugin=StoragePlugin.SQLITE3),
+    ],
+)
+def test_what_is_missing_is_found_before_the_bag_is_read(
+    make: Any, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr('vla_runtime.dataset.convert.read_contents', lambda *_: pytest.fail())
+    with pytest.raises((DatasetError, MissingTopicError)):
+        make(story)
+
+
+def _recorded(folder: Path, family: str) -> Path:
+    """A recording of a policy that nobody gave an instruction."""
+    robot = folder / 'tiny.yaml'
+    size = 'width: 64, height: 48'
+    text = recorded_bag.ROBOT.replace('width: 40, height: 30', size)
+    robot.write_text(text.replace('topic: top/image', f'topic: top/image, {size}'))
+    bundle = write_tiny_policy(folder / family, tiny_spec(family))
+    return recorded_bag.record(folder / 'bag', bundle, robot, [recorded_bag.Turn()] * 8)
+
+
+def test_a_policy_without_language_needs_no_task(tmp_path: Path) -> None:
+    bag = _recorded(tmp_path, 'act')
+    options = DatasetOptions(measured_actions=True)
+    made = Made(tmp_path / 'out', convert([bag], tmp_path / 'out', options))
+    assert made.result.tasks == [''] and made.info['fps'] == 20
+    assert any('--task' in line for line in made.result.lines())
+    tasks = pq.read_table(made.folder / 'meta/tasks.parquet')
+    assert tasks.to_pydict() == {'task_index': [0], 'task': ['']}
+    given = convert([bag], tmp_path / 'given', replace(options, task='wave'))
+    assert given.tasks == ['wave'] and given.frames == made.result.frames
+
+
+def test_a_policy_with_language_needs_a_task(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match='--task'):
+        convert(
+            [_recorded(tmp_path, 'pi05')], tmp_path / 'out', DatasetOptions(measured_actions=True)
+        )
+
+
 def test_a_bag_without_a_policy_needs_the_robot_file(tmp_path: Path) -> None:
     bag = write_bag(tmp_path / 'bag', Story())
     with pytest.raises(DatasetError, match='--robot'):
@@ -379,7 +432,8 @@ def test_recordings_of_other_units_are_not_put_together(
     (tmp_path / 'other.yaml').write_text(text)
     robots = {'first': load_robot(robot_file), 'second': load_robot(tmp_path / 'other.yaml')}
     monkeypatch.setattr(
-        'vla_runtime.dataset.convert._recorded_robot', lambda reader, _: robots[reader.path.name]
+        'vla_runtime.dataset.convert.read_facts',
+        lambda reader, _, namespace: read_facts(reader, robots[reader.path.name], namespace),
     )
     bags = [write_bag(tmp_path / name, Story()) for name in robots]
     with pytest.raises(DatasetError, match=words):

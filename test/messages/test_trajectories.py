@@ -17,7 +17,7 @@ from vla_runtime.messages.trajectories import (
     plan_to_message,
     stamp_to_ns,
 )
-from vla_runtime.types import ActionChunk, ChunkHeader, PlanRequest
+from vla_runtime.types import ActionChunk, ChunkHeader, PlanRequest, same_step_time
 
 MANY = '9' * 5000  # digits, more than Python makes a number of
 
@@ -152,6 +152,15 @@ def _message(names, points, tag='chunk episode=0 number=0'):
     message = JointTrajectory(joint_names=names, points=points)
     message.header.frame_id = tag
     return message
+
+
+def test_rows_that_were_rounded_one_by_one_are_on_the_grid_of_their_steps():
+    points = _points(*([1.0] for _ in range(100)))
+    for index, point in enumerate(points):
+        second, nanosecond = divmod(round(index * 1e9 / 30), 1_000_000_000)
+        point.time_from_start.sec, point.time_from_start.nanosec = second, nanosecond
+    chunk, _ = message_to_chunk(_message(['a'], points))
+    assert same_step_time(chunk.step_time_s, 1 / 30)
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,12 @@ from vla_runtime.family.declaration import LATER
 def spec_identity(spec: BundleSpec) -> str:
     """Return a bundle's SHA-256: over policy.yaml's contents, with the SHA-256 of each file.
 
-    The verification receipt, which changes nothing that the policy does, is left out.
+    What changes nothing that the policy does is left out.
     """
     files = {name: sha for name, sha in spec.files.items() if name != VERIFICATION_FILE}
     contents = asdict(replace(spec, files=files))
+    # It says how data is read, and changes nothing that the policy does.
+    del contents['rename_map']
     # Recordings name bundles by an identity from before there were such fields.
     if spec.normalisation.images is None:
         del contents['normalisation']['images']

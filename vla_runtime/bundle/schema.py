@@ -235,6 +235,8 @@ class BundleSpec:
         student_steps: numbers of Euler steps that a distilled policy knows, and the only ones that
             it runs with; empty: any number.
         flow_times: way in which the flow times of the steps are rounded; None: each exact.
+        rename_map: features of the training's data to those of the policy, where training renamed
+            them, as LeRobot's folders have it.
         source: origin of the bundle, for people: tools, versions; never a machine's path.
         files: file name to SHA-256, of every file but policy.yaml and `engines/`.
     """
@@ -256,6 +258,7 @@ class BundleSpec:
     trained_delay_steps: int = 0
     student_steps: tuple[int, ...] = ()
     flow_times: FlowTimes | None = None
+    rename_map: Mapping[str, str] = field(default_factory=dict)
     source: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
 

@@ -57,6 +57,8 @@ def describe(spec: BundleSpec) -> str:
             + _angles(spec),
         ),
     ]
+    for index, (theirs, ours) in enumerate(spec.rename_map.items()):
+        lines.append(line('' if index else 'data', f'{theirs} is {ours}'))
     for index, (key, text) in enumerate(spec.source.items()):
         lines.append(line('' if index else 'source', f'{key}: {text}'))
     return '\n'.join(lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vla_runtime.bundle.schema import CameraSpec
-from vla_runtime.checkpoints.feature_names import camera_name
+from vla_runtime.checkpoints.feature_names import camera_name, plain_camera_name
 from vla_runtime.checkpoints.folder_facts import FolderFacts
 from vla_runtime.checkpoints.missing_facts import MissingFacts, as_option
 from vla_runtime.checkpoints.options import DatasetInfo
@@ -56,9 +56,9 @@ def camera_notes(
         return ()
     # A data set may have been renamed as it was made, or by the training.
     keys = {*dataset.images, *(facts.renamed.get(key, key) for key in dataset.images)}
-    known = {_plain(camera_name(key)) for key in keys}
+    known = {plain_camera_name(camera_name(key)) for key in keys}
     present = [camera.name for camera in cameras if camera.present]
-    lacking = [name for name in present if _plain(name) not in known]
+    lacking = [name for name in present if plain_camera_name(name) not in known]
     if not lacking:
         return ()
     has = ', '.join(camera_name(key) for key in dataset.images)
@@ -67,8 +67,3 @@ def camera_notes(
         return (f'{note}is it the one of the training?',)
     kept = ','.join(f'{name}=absent' if name in lacking else name for name in present)
     return (f'{note}if the training lacked it, say --cameras {kept}',)
-
-
-def _plain(name: str) -> str:
-    # A converter of LeRobot changed one to the other.
-    return name.replace('.', '_')

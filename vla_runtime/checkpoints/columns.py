@@ -20,6 +20,7 @@ from vla_runtime.bundle.schema import (
 )
 from vla_runtime.bundle.statistics import apart_from_states
 from vla_runtime.bundle.unit_doubts import unit_doubts
+from vla_runtime.checkpoints.feature_names import plain_joint_name
 from vla_runtime.checkpoints.folder_facts import FolderFacts
 from vla_runtime.checkpoints.missing_facts import MissingFacts
 from vla_runtime.checkpoints.options import DatasetInfo, ExportOptions
@@ -28,8 +29,6 @@ from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.types import ActionKind
 
-# LeRobot's data sets name a joint's position 'elbow.pos'; robots say 'elbow'.
-_POSITION_SUFFIX = '.pos'
 _UNIT_WORDS = ', '.join(get_args(Unit))
 
 
@@ -263,9 +262,7 @@ def _count(number: int | None, what: str) -> str:
 
 
 def _same_names(names: Sequence[str], others: Sequence[str]) -> bool:
-    return [name.removesuffix(_POSITION_SUFFIX) for name in names] == [
-        name.removesuffix(_POSITION_SUFFIX) for name in others
-    ]
+    return [plain_joint_name(name) for name in names] == [plain_joint_name(name) for name in others]
 
 
 def _units(

@@ -13,6 +13,16 @@ def camera_name(feature: str) -> str:
     return feature.removeprefix(CAMERA_FEATURE).removeprefix('observation.')
 
 
+def plain_camera_name(camera: str) -> str:
+    """Return a camera's name without dots, which a converter of LeRobot made underscores."""
+    return camera.replace('.', '_')
+
+
+def plain_joint_name(name: str) -> str:
+    """Return the name of a joint: LeRobot calls its position 'elbow.pos', robots say 'elbow'."""
+    return name.removesuffix('.pos')
+
+
 def feature_names(written: object, length: int | None) -> tuple[str, ...] | None:
     """Return the names of a feature's dimensions in order; None where there are no usable ones.
 

@@ -287,7 +287,7 @@ def read_lerobot_folder(
         environment_length=features.state.get(ENVIRONMENT, 0),
         variant=config.get(policy.variant_key, str) if policy.variant_key else None,
         tokenizer=find_tokenizer(folder),
-        source=_source(policy, config, before, release, early=early),
+        source=_source(policy, config, release, early=early),
         questions=questions,
         absent_cameras=policy.absent_cameras,
         renamed=_renamed(before),
@@ -620,7 +620,6 @@ def _renamed(before: Pipeline) -> dict[str, str]:
 def _source(
     policy: LeRobotPolicy,
     config: JsonMapping,
-    before: Pipeline,
     release: LeRobotRelease | None,
     *,
     early: bool,
@@ -634,9 +633,4 @@ def _source(
         value = config.value(key)
         if isinstance(value, (str, int, float)):
             source[key] = str(value)
-    renamed = _renamed(before)
-    if renamed:
-        source['renamed_observations'] = ', '.join(
-            f'{theirs} to {ours}' for theirs, ours in renamed.items()
-        )
     return source

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='numbers of denoise steps that the student learns (default: 1,2)',
     )
     parser.add_argument(
-        '--data', type=Path, required=True, metavar='DATASET', help='observations, LeRobot v3'
+        '--data', type=Path, required=True, metavar='DATASET', help='observations, LeRobot v2 or v3'
     )
     parser.add_argument('--out', type=Path, required=True, metavar='DIR', help='bundle to make')
     parser.add_argument('--force', action='store_true', help='replace a bundle that lies there')
@@ -82,7 +82,7 @@ def main(arguments: argparse.Namespace) -> int:
     try:
         _main(arguments)
     except ImportError as error:
-        how = "./run setup, or pip install '.[torch,dataset]' in the source folder"
+        how = "./run setup, or pip install '.[torch,dataset,video]' in the source folder"
         print(f'error: {import_problem(error, "distill", how)}', file=sys.stderr)
         return 2
     except (ValueError, OSError) as error:

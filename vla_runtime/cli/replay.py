@@ -18,7 +18,7 @@ examples:
 
 exit code: 0; 1 where nothing was changed and a chunk differs all the same, or where live and
 offline differ; 2 for what cannot be used, be it one recording of many (the others are replayed all
-the same), and where not one inference could be run again.
+the same), and where not one chunk could be compared.
 """
 
 from __future__ import annotations
@@ -189,13 +189,19 @@ def main(arguments: argparse.Namespace) -> int:
         return 2
     if any(result['is_broken'] for result in results):
         return 1
-    if not any(result.get('replayed') or result.get('predictions') for result in results):
-        print('error: not one inference could be run again', file=sys.stderr)
+    if not any(result.get('compared') or result.get('predictions') for result in results):
+        was_run = any(result.get('replayed') for result in results)
+        what = 'recorded chunk could be compared' if was_run else 'inference could be run again'
+        print(f'error: not one {what}', file=sys.stderr)
         return 2
-    failed = sum('error' in result for result in results)
+    failed = sum(_compared_nothing(result) for result in results)
     if failed:
         print(f'error: {failed} of {len(results)} recordings cannot be used', file=sys.stderr)
     return 2 if failed else 0
+
+
+def _compared_nothing(result: Json) -> bool:
+    return 'error' in result or (result.get('inferences', 0) > 0 and not result['compared'])
 
 
 def _check_together(arguments: argparse.Namespace, several: bool) -> None:

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
+from vla_runtime.dataset.bag_facts import COMMAND_KINDS, DIAGNOSTICS, TRAJECTORY, find_topics
 from vla_runtime.dataset.errors import DatasetError
 from vla_runtime.dataset.series import JointSeries
 from vla_runtime.messages.diagnostics import values_of
-from vla_runtime.messages.trajectories import TrajectoryError, message_to_chunk, message_to_plan
+from vla_runtime.messages.trajectories import TrajectoryError, message_to_plan
 from vla_runtime.recording.bag_clock import BagClock, StampLog
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.recording.storage_file import RawMessage
@@ -25,28 +27,11 @@ from vla_runtime.recording.topics import (
     JOINT_STATE,
     STRING,
     Namespace,
-    Source,
     camera_topics,
     is_topic,
-    missing_topic,
-    robot_namespace,
 )
 from vla_runtime.robot.match import command_units
 from vla_runtime.robot.schema import Robot, RobotCamera, RobotOutput, is_received
-
-_KINDS: Mapping[str, str] = {
-    'joint_trajectory': 'trajectory_msgs/msg/JointTrajectory',
-    'float64_multi_array': 'std_msgs/msg/Float64MultiArray',
-    'joint_state': JOINT_STATE,
-    'joint_group_command': 'interbotix_xs_msgs/msg/JointGroupCommand',
-    'joint_single_command': 'interbotix_xs_msgs/msg/JointSingleCommand',
-    # What the executor asked of the action's server.
-    'gripper_command': JOINT_STATE,
-    'parallel_gripper_command': JOINT_STATE,
-    'pose_stamped': 'geometry_msgs/msg/PoseStamped',
-    'twist_stamped': 'geometry_msgs/msg/TwistStamped',
-}
-_TRAJECTORY, _DIAGNOSTICS = _KINDS['joint_trajectory'], 'diagnostic_msgs/msg/DiagnosticArray'
 
 
 @dataclass(frozen=True)
@@ -80,7 +65,6 @@ class BagContents:
         cameras: camera to what the robot file says of it.
         frames: camera to the times of its frames, (n,) int64, rising.
         events: events in the order of time.
-        step_time_s: step time of the policy's chunks, seconds; None without any.
     """
 
     reader: BagReader
@@ -92,7 +76,6 @@ class BagContents:
     cameras: dict[str, RobotCamera]
     frames: dict[str, np.ndarray]
     events: list[Event]
-    step_time_s: float | None
 
 
 def read_contents(reader: BagReader, robot: Robot, namespace: str | None = None) -> BagContents:
@@ -108,7 +91,10 @@ def read_contents(reader: BagReader, robot: Robot, namespace: str | None = None)
         DatasetError: a joint of the robot file is never in its topic.
     """
     collector = _EpisodeCollector(reader, robot, namespace)
-    for raw in reader.messages(collector.wants):
+    # disable=None: silent where the output is not a terminal.
+    for raw in tqdm(
+        reader.messages(collector.wants), f'read {reader.path.name}', disable=None, leave=False
+    ):
         collector.take(raw)
     return collector.contents()
 
@@ -127,23 +113,19 @@ class _EpisodeCollector:
         self._reader, self._robot = reader, robot
         self._wanted, self._namespace = namespace, Namespace()
         self._topics: dict[str, _Topic] = {}
-        self._seen: dict[str, str] = {}
         self._stamps = StampLog()
         images = {name for camera in robot.cameras for name in camera_topics(camera.topic)}
-        outputs = {(output.command_topic, _KINDS[output.kind]) for output in robot.outputs}
+        outputs = {(output.command_topic, COMMAND_KINDS[output.kind]) for output in robot.outputs}
         self._names: set[tuple[str, str]] = {
             *((name, kind) for name in images for kind in IMAGE_TYPES),
             *((source.topic, JOINT_STATE) for source in robot.joint_states),
             *outputs,
             *((name, STRING) for name in INSTRUCTIONS),
-            ('committed_plan', _TRAJECTORY),
-            ('action_chunk', _TRAJECTORY),
-            ('report', _DIAGNOSTICS),
+            ('committed_plan', TRAJECTORY),
+            ('report', DIAGNOSTICS),
         }
 
     def wants(self, topic: str, kind: str) -> bool:
-        if kind in (*IMAGE_TYPES, JOINT_STATE):
-            self._seen[topic] = kind
         return any(kind == wanted and is_topic(topic, name) for name, wanted in self._names)
 
     def take(self, raw: RawMessage) -> None:
@@ -160,24 +142,10 @@ class _EpisodeCollector:
 
     def contents(self) -> BagContents:
         robot = self._robot
-        self._namespace = robot_namespace(
-            {name: one.kind for name, one in self._topics.items()},
-            [
-                *(Source(camera_topics(camera.topic), IMAGE_TYPES) for camera in robot.cameras),
-                *(Source((source.topic,), (JOINT_STATE,)) for source in robot.joint_states),
-            ],
-            self._wanted,
-        )
-        cameras = {
-            camera.name: self._required(camera_topics(camera.topic), IMAGE_TYPES, camera.name)
-            for camera in robot.cameras
-        }
-        joints = {joint.name: self._joint_topic(joint.name) for joint in robot.joints}
-        outputs = {
-            output.topic: topic
-            for output in robot.outputs
-            if (topic := self._find((output.command_topic,), (_KINDS[output.kind],))) is not None
-        }
+        kinds = {name: one.kind for name, one in self._topics.items()}
+        topics = find_topics(self._reader, robot, kinds, self._wanted)
+        self._namespace = topics.namespace
+        cameras, joints, outputs = topics.cameras, topics.joints, topics.outputs
         clock = self._stamps.clock(
             self._reader.path,
             [*joints.values(), *cameras.values(), *outputs.values()],
@@ -196,23 +164,14 @@ class _EpisodeCollector:
             camera_topics=cameras,
             cameras={camera.name: camera for camera in robot.cameras},
             frames={camera: np.unique(clock.times(topic)) for camera, topic in cameras.items()},
-            events=sorted(self._events(clock), key=lambda event: event.time_ns),
-            step_time_s=self._step_time_s(),
+            events=sorted(
+                self._events(clock, topics.instructions), key=lambda event: event.time_ns
+            ),
         )
 
     def _find(self, names: Sequence[str], types: Sequence[str]) -> str | None:
         kinds = {name: one.kind for name, one in self._topics.items()}
         return self._namespace.find_topic(kinds, names, types)
-
-    def _required(self, names: Sequence[str], types: Sequence[str], source: str) -> str:
-        found = self._find(names, types)
-        if found is None:
-            there = [topic for topic, kind in self._seen.items() if kind in types]
-            raise missing_topic(self._reader.path, self._robot.file, names[0], source, there)
-        return found
-
-    def _joint_topic(self, joint: str) -> str:
-        return self._required((self._robot.joint_source(joint).topic,), (JOINT_STATE,), joint)
 
     def _state(self, joint: str, topic: str, clock: BagClock) -> JointSeries:
         robot = self._robot
@@ -252,19 +211,18 @@ class _EpisodeCollector:
         items = self._topics[topic].items
         return zip(clock.times(topic).tolist(), items, strict=True) if items else iter(())
 
-    def _events(self, clock: BagClock) -> list[Event]:
+    def _events(self, clock: BagClock, instructions: str | None) -> list[Event]:
         """Return the events by the times of their recording, which is their order."""
 
         def event(time_ns: int, kind: str, **facts: Any) -> Event:
             return Event(int(clock.at(np.array([time_ns]))[0]), kind, **facts)
 
         events = []
-        instructions = self._find(INSTRUCTIONS, (STRING,))
         if instructions is not None:
             topic = self._topics[instructions]
             for time_ns, message in zip(topic.times_ns, topic.items, strict=True):
                 events.append(event(time_ns, 'instruction', text=message.data.strip()))
-        plans = self._find(('committed_plan',), (_TRAJECTORY,))
+        plans = self._find(('committed_plan',), (TRAJECTORY,))
         episode: int | None = None
         for time_ns, plan in self._trajectories(plans, message_to_plan):
             if plan.episode != episode:
@@ -288,12 +246,6 @@ class _EpisodeCollector:
             except TrajectoryError:
                 continue
         return found
-
-    def _step_time_s(self) -> float | None:
-        name = self._find(('action_chunk',), (_TRAJECTORY,))
-        for _, (chunk, _) in self._trajectories(name, message_to_chunk):
-            return float(chunk.step_time_s)
-        return None
 
 
 def _verdict(message: Any) -> bool | None:

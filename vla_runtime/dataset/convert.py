@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from vla_runtime.dataset.bag_contents import BagContents, read_contents
+from vla_runtime.dataset.bag_facts import BagFacts, read_facts
 from vla_runtime.dataset.bag_frames import BagFrames
 from vla_runtime.dataset.episodes import Grid, PlannedEpisode, plan_episodes
 from vla_runtime.dataset.errors import DatasetError
@@ -17,7 +18,6 @@ from vla_runtime.dataset.frames import DatasetFrame, EpisodeFacts
 from vla_runtime.dataset.layout import FRAME_AGE_S, MOST_FPS, SHORTEST_S, Layout
 from vla_runtime.dataset.writer import DatasetWriter, dataset_folder
 from vla_runtime.files.counts import counted
-from vla_runtime.nodes.policy.description import find_description, is_description
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.robot.schema import Robot
 
@@ -95,6 +95,8 @@ class Result:
             f'({self.frames / fps:.1f} s), {counted(len(set(self.tasks)), "task")}',
             f'judged {len(judged)}, of them successful {sum(judged)}',
         ]
+        if '' in self.tasks:
+            lines.append('the policy reads no instruction, so the task is empty (--task gives one)')
         shown = self.frames * len(self.layout.cameras)
         if self.repeated:
             lines.append(
@@ -158,8 +160,7 @@ def convert(
     with dataset_folder(out, force=force) as folder:
         for path in paths:
             try:
-                contents, robot = _read(path, options)
-                grid = _grid(path, contents, options, layout.fps if layout else None)
+                contents, robot, grid = _read(path, options, layout.fps if layout else None)
             except ValueError as error:
                 left_out.append(str(error))
                 continue
@@ -176,30 +177,24 @@ def convert(
     return result
 
 
-def _read(path: Path, options: DatasetOptions) -> tuple[BagContents, Robot]:
-    """Read one bag.
+def _read(
+    path: Path, options: DatasetOptions, fps_before: int | None
+) -> tuple[BagContents, Robot, Grid]:
+    """Read one bag, after a quick look that finds what would refuse it.
 
     Raises:
         ValueError: it cannot be used; says what is damaged.
     """
     reader = BagReader(path)
     try:
-        robot = options.robot or _recorded_robot(reader, options.namespace)
-        if robot is None:
-            raise DatasetError(
-                f'{path}: no description of a policy node is in it, so nothing says which robot '
-                'it is; give the robot file with --robot'
-            )
-        return read_contents(reader, robot, options.namespace), robot
+        facts = read_facts(reader, options.robot, options.namespace)
+        grid = _grid(path, facts, options, fps_before)
+        contents = read_contents(reader, facts.robot, options.namespace)
+        _require_commands(path, contents.missing_outputs, options)
+        return contents, facts.robot, grid
     except ValueError as error:
         problems = '; '.join(reader.problems[:3])
         raise DatasetError(f'{error} ({problems})' if problems else str(error)) from None
-
-
-def _recorded_robot(reader: BagReader, namespace: str | None) -> Robot | None:
-    """Return the robot file of the policy node that a bag describes; None without one."""
-    found = find_description(reader.texts(is_description), namespace, reader.note)
-    return None if found is None else found.robot
 
 
 def _is_wanted(episode: PlannedEpisode, options: DatasetOptions) -> bool:
@@ -208,36 +203,38 @@ def _is_wanted(episode: PlannedEpisode, options: DatasetOptions) -> bool:
     return options.only is None or episode.success is not None
 
 
-def _grid(path: Path, contents: BagContents, options: DatasetOptions, before: int | None) -> Grid:
-    if not options.measured_actions and contents.missing_outputs:
+def _require_commands(path: Path, missing: Sequence[str], options: DatasetOptions) -> None:
+    if not options.measured_actions and missing:
         raise DatasetError(
-            f'{path}: no command on topic {contents.missing_outputs[0]} of the robot file; make '
-            'actions of the measured positions with --actions measured'
+            f'{path}: no command on topic {missing[0]} of the robot file; make actions of the '
+            'measured positions with --actions measured'
         )
-    if options.task is None and not any(
-        e.kind == 'instruction' and e.text for e in contents.events
-    ):
+
+
+def _grid(path: Path, facts: BagFacts, options: DatasetOptions, before: int | None) -> Grid:
+    _require_commands(path, facts.missing_outputs, options)
+    if options.task is None and facts.needs_words and not facts.has_words:
         raise DatasetError(
             f'{path}: no topic …/current_instruction or …/instruction says what the robot was to '
             'do; give it with --task'
         )
-    fps = options.fps or before or _policy_rate(path, contents)
+    fps = options.fps or before or _policy_rate(path, facts)
     return Grid(
         fps,
         round(options.frame_age_s * 1e9),
         options.shortest_s,
         options.measured_actions,
-        options.task,
+        '' if options.task is None and not facts.has_words else options.task,
     )
 
 
-def _policy_rate(path: Path, contents: BagContents) -> int:
-    if contents.step_time_s is None:
+def _policy_rate(path: Path, facts: BagFacts) -> int:
+    if facts.step_time_s is None:
         raise DatasetError(
             f'{path}: no action_chunk in it says how long a step is; give the frames a second with '
             '--fps'
         )
-    rate = 1.0 / contents.step_time_s
+    rate = 1.0 / facts.step_time_s
     if abs(rate - round(rate)) > _WHOLE_RATE or not 1 <= round(rate) <= MOST_FPS:
         raise DatasetError(
             f"{path}: the policy's {rate:.4g} steps a second are no whole number up to {MOST_FPS}, "

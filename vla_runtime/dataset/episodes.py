@@ -28,7 +28,7 @@ class Grid:
         frame_age_ns: a camera's frame may be so old.
         shortest_s: episodes shorter than this are left out.
         measured_actions: actions are the positions measured at the next frame.
-        task: task of every episode; None: as the bag says.
+        task: task of every episode, empty for a policy without language; None: as the bag says.
     """
 
     fps: int
@@ -79,14 +79,14 @@ def _spans(
 ) -> Iterator[tuple[int, int, str, bool | None]]:
     """Yield begin, end, task and verdict of each attempt at a task."""
     begin_ns, end_ns = _extent(contents)
-    task = given_task or ''
+    task = given_task
     open_since: int | None = begin_ns
     closing = Event(end_ns, 'end')
     for event in (*contents.events, closing):
-        if open_since is not None and task and event.time_ns > open_since:
+        if open_since is not None and task is not None and event.time_ns > open_since:
             yield open_since, min(event.time_ns, end_ns), task, event.success
         if event.kind == 'instruction' and given_task is None:
-            task = event.text
+            task = event.text or None
         # After a verdict nothing is tried until something begins anew.
         open_since = None if event.kind == 'verdict' else max(event.time_ns, begin_ns)
 

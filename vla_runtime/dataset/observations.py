@@ -1,26 +1,33 @@
-"""Observations of a data set in LeRobot's format v3, as a policy sees them."""
+"""Observations of a data set in LeRobot's format, as a policy sees them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+from tqdm import tqdm
 
 from vla_runtime.bundle.schema import BundleSpec
+from vla_runtime.checkpoints.feature_names import (
+    camera_name,
+    feature_names,
+    plain_camera_name,
+    plain_joint_name,
+)
 from vla_runtime.dataset.errors import DatasetError
-from vla_runtime.dataset.layout import INFO, STATE, TASKS, image_key
-from vla_runtime.files.json_file import JsonError, read_json
-from vla_runtime.files.quotes import one_line
+from vla_runtime.dataset.layout import STATE, image_key
+from vla_runtime.dataset.stored_dataset import ANEW, StoredDataset, named
+from vla_runtime.dataset.videos import read_frames
 from vla_runtime.types import Observation
 
-_ANEW = 'copy or make the data set anew'
+# openpi's converters have the second.
+_STATES = (STATE, 'state')
+_OF_VIDEOS = ('episode_index', 'timestamp')
 
 
 @dataclass(frozen=True)
@@ -51,110 +58,130 @@ class StoredObservation:
         data = np.frombuffer(self.images[camera], dtype=np.uint8)
         image = cv2.imdecode(data, cv2.IMREAD_COLOR) if len(data) else None
         if image is None:
-            raise DatasetError(f'{self.file}: {image_key(camera)}: a frame is no image; {_ANEW}')
+            raise DatasetError(f'{self.file}: {image_key(camera)}: a frame is no image; {ANEW}')
         return np.ascontiguousarray(image[..., ::-1])
 
 
 def read_observations(
     folder: Path, spec: BundleSpec, count: int, seed: int = 0
 ) -> list[StoredObservation]:
-    """Draw frames of a data set, all of them where it has fewer.
+    """Draw frames of a data set, all of them where it has fewer, with a progress bar.
 
     Args:
-        folder: data set whose cameras and state have the bundle's names.
+        folder: data set whose cameras and state have the bundle's names, or those that the bundle's
+            `rename_map` makes of them.
         spec: the bundle's.
         count: most frames.
         seed: of the draw.
 
     Raises:
-        DatasetError: no data set of version 3, a camera or a state that is missing, or cameras
-            that are stored as videos; names it.
+        DatasetError: no data set of version 2 or 3, or a camera or a state that is missing; names
+            it.
     """
-    features = _features(folder)
-    order = _state_order(folder, features, spec)
-    cameras = [camera.name for camera in spec.cameras if camera.present]
-    for camera in cameras:
-        kind = features.get(image_key(camera), {}).get('dtype')
-        if kind != 'image':
-            raise DatasetError(
-                f"{folder / INFO}: features: camera '{camera}' of the policy is "
-                + ('missing' if kind is None else f"stored as '{kind}', and is read as images only")
-            )
-    files = sorted(folder.glob('data/*/*.parquet'))
-    counts = []
-    for file in files:
-        with _named(file):
-            counts.append(pq.read_metadata(file).num_rows)
+    data = StoredDataset(folder)
+    state, order = _state_order(data, spec)
+    cameras = _camera_features(data, spec)
+    counts = data.counts()
     rows = np.cumsum([0, *counts])
     total = int(rows[-1])
     if not total:
         raise DatasetError(f'{folder}: has no frames')
     drawn = np.sort(np.random.default_rng(seed).permutation(total)[:count])
-    tasks = _tasks(folder)
-    found: list[StoredObservation] = []
-    for number, file in enumerate(files):
-        mine = drawn[(drawn >= rows[number]) & (drawn < rows[number + 1])] - rows[number]
-        if len(mine):
-            columns = [STATE, 'task_index', *(image_key(camera) for camera in cameras)]
-            for row in _rows(file, columns, mine):
-                with _named(file):
-                    found.append(
-                        StoredObservation(
-                            {camera: _bytes(row[image_key(camera)]) for camera in cameras},
-                            np.asarray(row[STATE], dtype=np.float32)[order],
-                            tasks[row['task_index']],
-                            file,
-                        )
-                    )
+    images = [key for key in cameras.values() if data.features[key]['dtype'] == 'image']
+    videos = [key for key in cameras.values() if key not in images]
+    columns = [state, 'task_index', *images, *(_OF_VIDEOS if videos else ())]
+    frames: list[tuple[Path, dict[str, Any]]] = []
+    # disable=None: silent where the output is not a terminal.
+    with tqdm(total=len(drawn) * len(cameras), desc='read', unit='image', disable=None) as bar:
+        for number, file in enumerate(data.tables):
+            mine = drawn[(drawn >= rows[number]) & (drawn < rows[number + 1])] - rows[number]
+            if len(mine):
+                frames += [(file, row) for row in data.rows(file, columns, mine)]
+                bar.update(len(mine) * len(images))
+        for key in videos:
+            _fill_from_videos(data, key, frames, bar)
+    tasks, found = data.tasks, []
+    for file, row in frames:
+        with named(file):
+            found.append(
+                StoredObservation(
+                    {camera: _bytes(row[key]) for camera, key in cameras.items()},
+                    np.asarray(row[state], dtype=np.float32)[order],
+                    tasks[row['task_index']],
+                    file,
+                )
+            )
     np.random.default_rng(seed).shuffle(found)
     return found
 
 
-def _features(folder: Path) -> Mapping[str, Any]:
-    path = folder / INFO
-    if not path.is_file():
-        raise DatasetError(f'{path}: is missing; {folder} is no data set in LeRobot format v3')
-    try:
-        info = read_json(path)
-        version = info.get('codebase_version', str)
-        features = info.mapping('features')
-        for name in features.values:
-            features.mapping(name).get('names', (list, dict), [])
-    except JsonError as error:
-        raise DatasetError(f'{error}; {_ANEW}') from None
-    if not version.startswith('v3'):
-        raise DatasetError(f'{path}: codebase_version: {version}, expected v3')
-    return features.values
-
-
-def _state_order(folder: Path, features: Mapping[str, Any], spec: BundleSpec) -> list[int]:
-    names = list(features.get(STATE, {}).get('names') or ())
-    missing = [name for name in spec.state_names if name not in names]
+def _state_order(data: StoredDataset, spec: BundleSpec) -> tuple[str, list[int]]:
+    """Return the feature of the state, and the column of each of the bundle's numbers."""
+    key = next((name for name in data.features if _ours(name, spec) in _STATES), None)
+    if key is None:
+        raise DatasetError(f'{data.info_path}: features: {STATE} is missing; {ANEW}')
+    feature = data.features[key]
+    shape = feature.get('shape')
+    length = shape[0] if isinstance(shape, list) and len(shape) == 1 else None
+    names = feature_names(feature.get('names'), length if type(length) is int else None)
+    if names is None:
+        raise DatasetError(
+            f'{data.info_path}: features.{key}.names: name no numbers of the state; write them '
+            f'there in their order, or {ANEW}'
+        )
+    plain = [plain_joint_name(name) for name in names]
+    missing = [name for name in spec.state_names if plain_joint_name(name) not in plain]
     if missing:
         raise DatasetError(
-            f'{folder / INFO}: features.{STATE}.names: {names} lack {missing} of the policy'
+            f'{data.info_path}: features.{key}.names: {", ".join(names)} lack '
+            f'{", ".join(missing)} of the policy'
         )
-    return [names.index(name) for name in spec.state_names]
+    return key, [plain.index(plain_joint_name(name)) for name in spec.state_names]
 
 
-def _tasks(folder: Path) -> dict[int, str]:
-    # LeRobot's own files call the column of texts by what pandas calls an index.
-    with _named(folder / TASKS):
-        return {
-            row.pop('task_index'): str(next(iter(row.values())))
-            for row in pq.read_table(folder / TASKS).to_pylist()
-        }
+def _camera_features(data: StoredDataset, spec: BundleSpec) -> dict[str, str]:
+    """Return the feature of each camera of the policy."""
+    # As in training, what was renamed takes the place of what has the name already.
+    keys = sorted(data.features, key=lambda key: key in spec.rename_map)
+    known = {plain_camera_name(camera_name(_ours(key, spec))): key for key in keys}
+    found = {}
+    for camera in (camera.name for camera in spec.cameras if camera.present):
+        key = known.get(plain_camera_name(camera))
+        kind = None if key is None else data.features[key].get('dtype')
+        if key is None or kind not in ('image', 'video'):
+            cameras = [
+                key for key, one in data.features.items() if one.get('dtype') in ('image', 'video')
+            ]
+            raise DatasetError(
+                f"{data.info_path}: features: camera '{camera}' of the policy is missing; the data "
+                f'set has {", ".join(map(camera_name, cameras)) or "none"}'
+            )
+        found[camera] = key
+    return found
 
 
-def _rows(file: Path, columns: list[str], chosen: np.ndarray) -> list[dict[str, Any]]:
-    with _named(file):
-        present = pq.read_schema(file).names
-        for name in columns:
-            if name not in present:
-                raise DatasetError(f'{file}: {name}: is missing; {_ANEW}')
-        table = pq.read_table(file, columns=columns)
-        rows: list[dict[str, Any]] = table.take(chosen).to_pylist()
-        return rows
+def _ours(key: str, spec: BundleSpec) -> str:
+    """Return the policy's name of a feature of the training's data."""
+    return spec.rename_map.get(key, key)
+
+
+def _fill_from_videos(
+    data: StoredDataset, key: str, frames: Sequence[tuple[Path, dict[str, Any]]], bar: tqdm[Any]
+) -> None:
+    """Put a camera's frames into their rows, as PNG: they are looked at again and again."""
+    wanted: dict[Path, list[tuple[float, dict[str, Any]]]] = defaultdict(list)
+    for file, row in frames:
+        with named(file):
+            video, begin_s = data.video(key, row['episode_index'])
+            wanted[video].append((begin_s + row['timestamp'], row))
+    for video, moments in wanted.items():
+        moments.sort(key=lambda moment: moment[0])
+        times_s = [time_s for time_s, _ in moments]
+        decoded = read_frames(video, times_s, 0.5 / data.fps)
+        for (_, row), pixels in zip(moments, decoded, strict=True):
+            png = cv2.imencode('.png', pixels[..., ::-1], [cv2.IMWRITE_PNG_COMPRESSION, 1])[1]
+            row[key] = {'bytes': png.tobytes()}
+            bar.update()
 
 
 def _bytes(cell: Mapping[str, Any]) -> bytes:
@@ -162,17 +189,3 @@ def _bytes(cell: Mapping[str, Any]) -> bytes:
     if not isinstance(data, bytes):
         raise ValueError('an image is not stored in the file')
     return data
-
-
-@contextmanager
-def _named(file: Path) -> Iterator[None]:
-    """Name the file in the errors of what is read from it."""
-    try:
-        yield
-    except DatasetError:
-        raise
-    except KeyError as error:
-        raise DatasetError(f'{file}: {error.args[0]}: is missing; {_ANEW}') from None
-    except (OSError, ValueError, TypeError, IndexError, StopIteration, pa.ArrowException) as error:
-        reason = one_line(str(error), 200)
-        raise DatasetError(f'{file}: cannot be read: {reason}; {_ANEW}') from None

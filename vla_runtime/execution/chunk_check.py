@@ -17,9 +17,9 @@ from vla_runtime.execution.columns import (
     write_alike,
 )
 from vla_runtime.execution.command import ChunkRefusal
-from vla_runtime.execution.intake import STEP_TIME_SLACK_S, Refused
+from vla_runtime.execution.intake import Refused
 from vla_runtime.execution.limits import Limits, check_rows
-from vla_runtime.types import ActionChunk
+from vla_runtime.types import ActionChunk, same_step_time
 
 # No robot is commanded a number like this in any unit; arithmetic on larger ones may overflow.
 _LARGEST = 1e6
@@ -87,7 +87,7 @@ def _check(
             ChunkRefusal.WRONG_STEP_TIME,
             f'step time is {step_time_s} s, expected 0.001 to 10 seconds',
         )
-    if expected_s is not None and abs(step_time_s - expected_s) > STEP_TIME_SLACK_S:
+    if expected_s is not None and not same_step_time(step_time_s, expected_s):
         raise Refused(
             ChunkRefusal.WRONG_STEP_TIME,
             f'its rows are {step_time_s:.9g} s apart (time_from_start), but a step of the policy '

@@ -404,6 +404,7 @@ class ChunkExecutor:
             now_ros_ns: ROS clock when it came; None: not earlier than its stamp.
         """
         self._guard.observe(names, positions, stamp_ns, source, now_ros_ns, self._commander.places)
+
     def measured(self, now_ros_ns: int) -> dict[str, float]:
         """Return the measured positions by column; empty while they are not to be trusted."""
         state = self._guard.trusted_state(now_ros_ns, self._commander.command)

@@ -15,10 +15,7 @@ from vla_runtime.execution.handover import LiveChunk
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.state import clock_hint
 from vla_runtime.execution.timeline import Timeline
-from vla_runtime.types import ChunkHeader
-
-# Step times may differ by the rounding of a message's nanoseconds, no more.
-STEP_TIME_SLACK_S = 1e-6
+from vla_runtime.types import ChunkHeader, same_step_time
 
 
 class Refused(Exception):  # noqa: N818 - it is an answer, not an error
@@ -152,7 +149,7 @@ def step_nanoseconds(step_time_s: float, step_ns: int) -> int:
     Raises:
         Refused: another than that of the episode's first chunk.
     """
-    if step_ns and abs(step_time_s - step_ns * 1e-9) > STEP_TIME_SLACK_S:
+    if step_ns and not same_step_time(step_time_s, step_ns * 1e-9):
         raise Refused(
             ChunkRefusal.WRONG_STEP_TIME,
             f'step time is {step_time_s:g} s, but this episode runs at {step_ns * 1e-9:g} s; reset '

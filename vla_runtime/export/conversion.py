@@ -166,6 +166,7 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         joint_space=facts.joint_space,
         trained_delay_steps=facts.trained_delay_steps,
         flow_times=facts.flow_times,
+        rename_map=facts.renamed,
         source={**facts.source, **given, 'exported_by': f'vla_runtime {__version__}'},
     )
     statistics = scale_steps(

@@ -26,7 +26,11 @@ class SqliteFile(StorageFile):
 
     def _rows(self, connection: sqlite3.Connection, wanted: Wanted) -> Iterator[RawMessage]:
         topics: dict[int, tuple[str, str]] = {}
-        rows = connection.execute('SELECT id, name, type, serialization_format FROM topics')
+        # A topic that nothing was recorded of is not in the bag.
+        rows = connection.execute(
+            'SELECT id, name, type, serialization_format FROM topics '
+            'WHERE EXISTS (SELECT 1 FROM messages WHERE topic_id = topics.id)'
+        )
         for number, name, type_name, encoding in rows:
             if encoding != 'cdr':
                 self._say(f'topic {name} is encoded as {encoding!r}, not as cdr')

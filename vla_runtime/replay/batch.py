@@ -125,14 +125,14 @@ def _line(result: Json) -> str:
         return f'{name}: {result["error"]}'
     if 'predictions' in result:
         return f'{name}: {result["predictions"]} predictions'
-    skipped = sum(result['skipped'].values())
     text = (
-        f'{name}: replayed {result["replayed"]} of {result["inferences"]}, bit-identical '
-        f'{result["identical"]}'
+        f'{name}: replayed {result["replayed"]} of {result["inferences"]}, compared '
+        f'{result["compared"]}, bit-identical {result["identical"]}'
     )
-    if skipped:
-        reason = max(result['skipped'], key=result['skipped'].get)
-        text += f', skipped {skipped}: {reason}'
+    for word, field in (('skipped', 'skipped'), ('noted', 'notes')):
+        counts = result[field]
+        if counts:
+            text += f', {word} {sum(counts.values())}: {max(counts, key=counts.get)}'
     return text + (f'; problems: {"; ".join(result["problems"])}' if result['problems'] else '')
 
 
@@ -153,5 +153,5 @@ def _read(path: Path) -> Json | None:
     except JsonError:
         return None
     # What failed for want of a bundle, a package or memory may be there now.
-    was_run = result.get('replayed') or result.get('predictions')
-    return result if 'recording' in result and 'error' not in result and was_run else None
+    is_whole = result.get('compared') or result.get('predictions')
+    return result if 'recording' in result and 'error' not in result and is_whole else None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vla_runtime.types import ActionChunk
+from vla_runtime.types import ActionChunk, same_step_time
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def compare_chunks(recorded: ActionChunk, replayed: ActionChunk) -> ChunkError:
     Raises:
         ValueError: they have no joint in common, or another step time.
     """
-    if recorded.step_time_s != replayed.step_time_s:
+    if not same_step_time(recorded.step_time_s, replayed.step_time_s):
         raise ValueError(
             f'steps of {recorded.step_time_s:g} s and of {replayed.step_time_s:g} s cannot be '
             'compared'

@@ -65,6 +65,8 @@ class PolicyDescription:
         state_offset: likewise.
         committed_plan: full topic name of the requests.
         action_chunk: full topic name of the chunks.
+        reads_instruction: False for a policy without language; True in a recording of an earlier
+            release.
         step_time_s: time of a step, which a chunk of one row does not tell; None in a recording of
             an earlier release.
         versions: package to version.
@@ -90,6 +92,7 @@ class PolicyDescription:
     state_offset: tuple[float, ...]
     committed_plan: str
     action_chunk: str
+    reads_instruction: bool
     step_time_s: float | None
     versions: Mapping[str, str]
     machine: Mapping[str, Any]
@@ -138,6 +141,7 @@ def describe(
         'state_offset': match.state.offset.tolist(),
         'committed_plan': topic_name('committed_plan'),
         'action_chunk': topic_name('action_chunk'),
+        'reads_instruction': spec.prompt is not None,
         'step_time_s': spec.step_time_s,
         'versions': versions(_PACKAGES),
         # Not how busy it is: that changes, and nothing else here does.
@@ -196,6 +200,9 @@ def read_description(text: str) -> PolicyDescription:
         state_offset=fields.numbers('state_offset', len(state_joints)),
         committed_plan=fields.text('committed_plan'),
         action_chunk=fields.text('action_chunk'),
+        reads_instruction=(
+            fields.of('reads_instruction', bool) if 'reads_instruction' in document else True
+        ),
         step_time_s=fields.of('step_time_s', float) if 'step_time_s' in document else None,
         versions=fields.texts('versions'),
         machine=fields.of('machine', dict),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vla_runtime.types import CommittedPlan, PlanRequest
+from vla_runtime.types import CommittedPlan, PlanRequest, same_step_time
 
 
 class AlignmentError(ValueError):
@@ -45,8 +45,7 @@ def align_plan(
     if not len(plan.rows):
         return None
     order = _column_order(plan, names, kinds)
-    step_ns = round(step_time_s * 1e9)
-    if plan.step_time_s is not None and abs(round(plan.step_time_s * 1e9) - step_ns) > 1000:
+    if plan.step_time_s is not None and not same_step_time(plan.step_time_s, step_time_s):
         raise AlignmentError(
             f'committed_plan: rows are {plan.step_time_s:g} s apart, but a step of the policy is '
             f'{step_time_s:g} s'
