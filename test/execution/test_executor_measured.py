@@ -23,7 +23,7 @@ def test_when_joint_states_stop_expect_hold_within_the_period_that_makes_them_st
     assert rig.command.kind is CommandKind.TRACK
     rig.tick()
     assert_held(rig, Reason.STATE_STALE)
-    assert "['a', 'b']" in rig.executor.detail and '0.110 s' in rig.executor.detail
+    assert "'a' and 'b'" in rig.executor.detail and '0.110 s' in rig.executor.detail
     assert not rig.executor.wants_chunk
     assert rig.submit(RAMP).refusal is ChunkRefusal.HOLDING
 
