@@ -34,7 +34,11 @@ class Manager:
     def add(self, name: str, state: str = 'active', below: tuple[str, ...] = (), chained=False):
         connections = [SimpleNamespace(name=one) for one in below]
         entry = SimpleNamespace(
-            name=name, state=state, chain_connections=connections, is_chained=chained
+            name=name,
+            type='',
+            state=state,
+            chain_connections=connections,
+            is_chained=chained,
         )
         self.entries.append(entry)
         return entry
@@ -49,7 +53,7 @@ class Manager:
 
 
 class Silent:
-    """Topics and parameters that say nothing."""
+    """Topics and parameters that say nothing, whatever they are asked."""
 
     def __init__(self, *_) -> None:
         self.values: dict[str, object] = {}
@@ -57,11 +61,8 @@ class Silent:
     def subscribe(self, *_) -> Silent:
         return self
 
-    def take(self) -> None:
-        return None
-
-    def look(self) -> None:
-        pass
+    def __getattr__(self, _: str):
+        return lambda *_: None
 
 
 @pytest.fixture

@@ -155,8 +155,7 @@ def test_another_clock_is_as_good_as_a_line_on_arrival(
 
 
 @pytest.mark.parametrize('rate_hz', RATES_HZ)
-@pytest.mark.parametrize('scaling', [0.5, 0.1])
-@pytest.mark.parametrize('form', WAYS)
+@pytest.mark.parametrize(('scaling', 'form'), [(0.5, 'way'), (0.1, 'way'), (0.5, 'splines')])
 def test_a_scaled_controller_is_never_as_fast_as_an_unscaled_one(
     rate_hz: int, scaling: float, form: str
 ) -> None:
@@ -246,9 +245,8 @@ def accelerations(run: Run, begin_s: float, end_s: float) -> np.ndarray:
     return np.diff(speeds) / 0.01
 
 
-@pytest.mark.parametrize('rate_hz', RATES_HZ)
-@pytest.mark.parametrize('same_clock', [True, False])
-@pytest.mark.parametrize('scaling', [1.0, 0.4])
+@pytest.mark.parametrize('rate_hz', [100, 125, 500])
+@pytest.mark.parametrize(('same_clock', 'scaling'), [(True, 1.0), (False, 1.0), (True, 0.4)])
 def test_an_executor_that_is_killed_ends_in_a_stop_within_the_acceleration(
     rate_hz: int, same_clock: bool, scaling: float
 ) -> None:
