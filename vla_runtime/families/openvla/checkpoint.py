@@ -48,7 +48,7 @@ class OpenVlaReader(CheckpointReader):
     )
     projects = ('OpenVLA', 'OpenVLA-OFT')
     beside_adapter = (
-        'of OpenVLA dataset_statistics.json of the run folder, below run_root_dir, and config.json, '
+        'of OpenVLA dataset_statistics.json of the run folder (run_root_dir), and config.json, '
         'preprocessor_config.json and the tokenizer of the policy below; its training also merges '
         'the adapter into that run folder, which is exported without --base'
     )
