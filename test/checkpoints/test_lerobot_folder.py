@@ -156,6 +156,24 @@ class TestRenamedInTraining:
         refuses(folder, r"has no 'observation\.state\.q01'; it has those of .*observation\.joints")
 
 
+class TestAdapterBesideWeights:
+    def spoil(self, folder: Path, use_peft: bool | None) -> None:
+        edit_json(folder / 'config.json', lambda document: document.pop('use_peft', None))
+        if use_peft is not None:
+            edit_config(folder, use_peft=use_peft)
+        (folder / 'adapter_config.json').write_text('{}')
+
+    @pytest.mark.parametrize('use_peft', [True, None])
+    def test_it_is_refused_where_the_folder_does_not_say_which_counts(self, folder, use_peft):
+        self.spoil(folder, use_peft)
+        refuses(folder, r'use_peft: .*adapter_config\.json.*--base')
+
+    def test_it_is_noted_where_the_folder_says_that_it_is_left_out(self, folder):
+        self.spoil(folder, False)
+        (note,) = read_lerobot_folder(folder).notes
+        assert 'adapter_config.json' in note and 'use_peft' in note
+
+
 class TestRelativeActions:
     def test_excluded_joints_stay_absolute(self, folder):
         make_relative(folder)

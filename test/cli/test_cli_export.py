@@ -432,7 +432,7 @@ class TestContradictions:
                 '--cameras says left,r=absent but the folder says top,wrist',
             ),
             (['--dataset', '/nope'], '--dataset says /nope, but there is no such folder'),
-            (['--dataset', __file__], f'--dataset says {__file__}, but {__file__}: cannot be read'),
+            (['--dataset', __file__], f"--dataset says {__file__}, but {__file__} is a '.py' file"),
             (['--delta', 'gripper'], '--delta says gripper but the folder says that no action is'),
             (['--velocity', 'gripperr'], "is no action; did you mean 'gripper'?"),
             (['--units', 'rad,griper=1'], "which is no dimension; did you mean 'gripper'?"),

@@ -148,8 +148,7 @@ def find_reader(
         ExportError: a policy that is not served, or no checkpoint at all.
     """
     readers = _readers()
-    for reader in readers:
-        reader.refuse_unserved(folder)
+    refuse_unserved(folder)
     if is_lerobot_folder(folder):
         described = [(policy, reader) for reader in readers for policy in reader.lerobot]
         own = {name: reader for reader in readers for name in reader.lerobot_types}
@@ -172,6 +171,12 @@ def find_reader(
         f'LeRobot folders name their policy type, and {", ".join(projects)} are known by their '
         'tensors'
     )
+
+
+def refuse_unserved(folder: Path) -> None:
+    """Refuse a folder that looks like one of a family and is not served (ExportError)."""
+    for reader in _readers():
+        reader.refuse_unserved(folder)
 
 
 def beside_adapters() -> list[str]:

@@ -54,6 +54,7 @@ from vla_runtime.checkpoints.reader import (
     Source,
     beside_adapters,
     find_reader,
+    refuse_unserved,
 )
 from vla_runtime.checkpoints.tensors import CheckpointError, copy_tensors, read_tensors
 from vla_runtime.checkpoints.unread_keys import unread_notes
@@ -111,7 +112,10 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
         JsonError: a JSON file of the checkpoint that cannot be used.
     """
     adapter = is_adapter(checkpoint)
-    base = find_base(checkpoint, options.base, beside_adapters()) if adapter else checkpoint
+    base = checkpoint
+    if adapter:
+        refuse_unserved(checkpoint)
+        base = find_base(checkpoint, options.base, beside_adapters())
     reader, policy = find_reader(checkpoint, base)
     if not adapter:
         if options.base is not None:

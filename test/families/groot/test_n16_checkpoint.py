@@ -120,9 +120,9 @@ def test_a_backbone_of_other_settings_is_refused_by_field(tmp_path, tokenizer, p
 @pytest.mark.parametrize(
     ('change', 'field'),
     [
-        ({'apply_sincos_state_encoding': True}, 'apply_sincos_state_encoding'),
         ({'formalize_language': False}, 'formalize_language'),
         ({'clip_outliers': False}, 'clip_outliers'),
+        ({'letter_box_transform': True}, 'letter_box_transform'),
         ({'image_target_size': None}, 'image_target_size'),
     ],
 )

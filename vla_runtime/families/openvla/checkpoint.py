@@ -48,9 +48,9 @@ class OpenVlaReader(CheckpointReader):
     )
     projects = ('OpenVLA', 'OpenVLA-OFT')
     beside_adapter = (
-        'of OpenVLA dataset_statistics.json of the run folder, below run_root_dir, and '
-        'config.json, preprocessor_config.json and the tokenizer of the policy below; its training '
-        'also merges the adapter into that run folder, which is exported without --base'
+        'of OpenVLA dataset_statistics.json of the run folder (run_root_dir), and config.json, '
+        'preprocessor_config.json and the tokenizer of the policy below; its training also merges '
+        'the adapter into that run folder, which is exported without --base'
     )
     wanted: ClassVar[Mapping[str, str]] = {
         '--horizon': 'actions of a chunk (NUM_ACTIONS_CHUNK of the training)',
