@@ -273,8 +273,8 @@ _STUDIES = (
     Study(
         'tie_horizon',
         'Over how many steps may a chunk be tied to the plan, when the blocks move?',
-        'Real-time chunking (guided) over 10 steps of the plan, its default, and over all of it (24 '
-        'of 32), beside chunks that nothing ties, on blocks that travel 3 to 5 cm/s.',
+        'Real-time chunking (guided) over 10 steps of the plan, its default, and over all of it '
+        '(24 steps), beside chunks that nothing ties, on blocks that travel 3 to 5 cm/s.',
         (
             *grid(_MOVING, handover=('switch',), delay_steps=(0.0, 8.0)),
             *grid(
