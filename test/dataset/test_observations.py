@@ -16,7 +16,7 @@ from tiny_policy import CAMERAS, JOINTS, tiny_spec
 from tiny_student import FRAMES, write_tiny_data
 
 from vla_runtime.dataset.errors import DatasetError
-from vla_runtime.dataset.layout import INFO, STATE, image_key
+from vla_runtime.dataset.layout import INFO, STATE, TASKS, image_key
 from vla_runtime.dataset.observations import StoredObservation, read_observations
 
 # Its joints in another order than the policy's.
@@ -156,6 +156,14 @@ def test_features_have_the_names_of_the_trainings_data(images: Path, copied: Pat
     _same(read_observations(copied, spec, 7), read_observations(images, tiny_spec(), 7))
     # Data that was recorded with the policy has the policy's own names.
     _same(read_observations(images, spec, 7), read_observations(images, tiny_spec(), 7))
+
+
+def test_a_task_without_words_is_named_before_anything_is_learned(copied: Path) -> None:
+    tasks = pq.read_table(copied / TASKS)
+    words = tasks.set_column(tasks.column_names.index('task'), 'task', [['task 0', ' ']])
+    pq.write_table(words, copied / TASKS)
+    with pytest.raises(DatasetError, match='task 1 has no words'):
+        read_observations(copied, tiny_spec(), FRAMES)
 
 
 def test_the_names_of_openpis_converters_are_read(images: Path, copied: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from tiny_policy import observation, tiny_spec, write_tiny_policy
+from tiny_policy import observation, tiny_dims, tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.engines.candidates import Candidate
@@ -43,13 +44,46 @@ def bundle(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope='module')
 def builder(bundle) -> RequestBuilder:
-    checked = read_bundle(bundle)
+    return builder_of(bundle)
+
+
+def builder_of(folder: Path) -> RequestBuilder:
+    checked = read_bundle(folder)
     engine = load_engine(
         checked,
         Candidate('torch', 'float32'),
         EngineOptions('cpu', 1, cpu_threads(None), use_cuda_graphs=False),
     )
     return RequestBuilder(PolicyCodec(checked), engine)
+
+
+@pytest.fixture(scope='module')
+def long_builder(tmp_path_factory) -> RequestBuilder:
+    """Of a policy of 24 actions."""
+    spec = replace(tiny_spec(), dims=tiny_dims('pi05', 24))
+    return builder_of(write_tiny_policy(tmp_path_factory.mktemp('long') / 'tiny', spec))
+
+
+@pytest.mark.parametrize(
+    ('mode', 'delay', 'asked', 'tied'),
+    [
+        ('guided', 2, 0, 10),
+        ('guided', 0, 0, 10),
+        ('guided', 14, 0, 14),
+        ('guided', 2, 6, 6),
+        ('guided', 2, 1024, 20),
+        ('jacobian', 2, 0, 20),
+        ('jacobian', 2, 6, 6),
+        ('hard_prefix', 14, 0, 14),
+    ],
+)
+def test_guided_ties_ten_actions_as_lerobot_does_and_the_whole_plan_where_asked(
+    long_builder, mode, delay, asked, tied
+):
+    plan = CommittedPlan(np.full((20, 3), 0.2), delay_steps=delay, execution_horizon=20)
+    settings = PolicySettings(rtc_mode=mode, rtc_horizon=asked)
+    weight = long_builder.build(observation(), settings, 0, plan=plan).inputs.plan_weight
+    assert (weight[:, :tied] > 0.0).all() and (weight[:, tied:] == 0.0).all()
 
 
 def planned(builder: RequestBuilder, **settings) -> ChunkRequest:

@@ -98,16 +98,17 @@ def read_observations(
             if len(mine):
                 frames += [(file, row) for row in data.rows(file, columns, mine)]
                 bar.update(len(mine) * len(images))
+        tasks = [_task(data, spec, file, row) for file, row in frames]
         for key in videos:
             _fill_from_videos(data, key, frames, bar)
-    tasks, found = data.tasks, []
-    for file, row in frames:
+    found = []
+    for (file, row), task in zip(frames, tasks, strict=True):
         with named(file):
             found.append(
                 StoredObservation(
                     {camera: _bytes(row[key]) for camera, key in cameras.items()},
                     np.asarray(row[state], dtype=np.float32)[order],
-                    tasks[row['task_index']],
+                    task,
                     file,
                 )
             )
@@ -163,6 +164,17 @@ def _camera_features(data: StoredDataset, spec: BundleSpec) -> dict[str, str]:
 def _ours(key: str, spec: BundleSpec) -> str:
     """Return the policy's name of a feature of the training's data."""
     return spec.rename_map.get(key, key)
+
+
+def _task(data: StoredDataset, spec: BundleSpec, file: Path, row: Mapping[str, Any]) -> str:
+    with named(file):
+        task = data.tasks[row['task_index']]
+    if spec.prompt is not None and not task.strip():
+        raise DatasetError(
+            f'{file}: task_index: task {row["task_index"]} has no words, which the policy reads; '
+            'name the tasks of the data set'
+        )
+    return task
 
 
 def _fill_from_videos(

@@ -16,6 +16,7 @@ less, the nearer they are (`moving_shares`).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -23,6 +24,10 @@ import numpy as np
 PlanSchedule = Literal['linear', 'exp']
 RtcMode = Literal['off', 'guided', 'jacobian', 'hard_prefix', 'frozen']
 
+# Actions that a mode ties where no number is asked for; the other modes tie the whole plan. Steps
+# of `guided` add up: where the weight is 0.2 to 0.4 a chunk ends 60 to 75% of the way to the plan,
+# so a long tie repeats what was seen long ago. LeRobot ties 10 actions too.
+USUAL_HORIZONS: Mapping[RtcMode, int] = {'guided': 10}
 # How fast actions behind the frozen ones are let go; the default of that code.
 _RAMP_RATE = 6.0
 

@@ -27,6 +27,7 @@ from vla_runtime.inference.denoise import usual_schedule
 from vla_runtime.inference.guidance import resolve_cfg_mode, row_weights
 from vla_runtime.inference.prefix_cache import Clock, PrefixInputs
 from vla_runtime.inference.real_time_chunking import (
+    USUAL_HORIZONS,
     clamp_weights,
     moving_shares,
     plan_weights,
@@ -367,8 +368,8 @@ class RequestBuilder:
         }
         # Beyond the end of the plan or of the chunk there is nothing to tie.
         end = min(plan.execution_horizon, len(plan.actions), self._spec.horizon)
-        if settings.rtc_horizon:
-            end = min(end, max(settings.rtc_horizon, plan.delay_steps))
+        horizon = settings.rtc_horizon or USUAL_HORIZONS.get(settings.rtc_mode, end)
+        end = min(end, max(horizon, plan.delay_steps))
         tie['execution_horizon'] = end
         per_action = np.zeros(self._spec.dims.horizon)
         per_action[rows] = prefix_weights(**tie)

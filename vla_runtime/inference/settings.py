@@ -88,7 +88,8 @@ class PolicySettings:
     rtc_horizon: int = setting(
         0,
         'steps over which the weight of the committed plan falls off, the delay included, for '
-        'real_time_chunking and for the choice among samples; 0: the whole plan',
+        'real_time_chunking and for the choice among samples; 0: 10 under guided, as in LeRobot, '
+        'else the whole plan',
         0,
         1024,
     )

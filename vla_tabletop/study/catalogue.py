@@ -271,6 +271,22 @@ _STUDIES = (
         episodes=60,
     ),
     Study(
+        'tie_horizon',
+        'Over how many steps may a chunk be tied to the plan, when the blocks move?',
+        'Real-time chunking (guided) over 10 steps of the plan, its default, and over all of it '
+        '(24 steps), beside chunks that nothing ties, on blocks that travel 3 to 5 cm/s.',
+        (
+            *grid(_MOVING, handover=('switch',), delay_steps=(0.0, 8.0)),
+            *grid(
+                replace(_MOVING, handover='rtc', rtc_mode='guided'),
+                rtc_horizon=(0, 1024),
+                delay_steps=(0.0, 8.0),
+            ),
+        ),
+        x='delay_steps',
+        episodes=60,
+    ),
+    Study(
         'guidance',
         'What does guidance by the advantage tag change?',
         'Guidance off (the conditioned prompt alone), and the guidance scale beta. The prompt '

@@ -95,6 +95,7 @@ def settings_of(condition: Condition) -> PolicySettings:
         advantage=condition.advantage,
         cfg_mode=condition.cfg_mode,
         rtc_mode=condition.rtc_mode,
+        rtc_horizon=condition.rtc_horizon,
         samples=condition.samples,
         cache=_cache_policy(condition),
     )

@@ -89,6 +89,7 @@ class Condition:
         handover: way in which one chunk follows another; `rtc` needs an `rtc_mode`.
         rtc_mode: way in which the policy ties a chunk to the committed plan. `rtc` blends a chunk
             that nothing tied, as the executor node does.
+        rtc_horizon: as the policy's; 0: as many steps as the mode usually ties.
         overrun: motion after S steps when the next chunk is late.
         max_overrun_steps: steps past S, for `continue`.
     """
@@ -124,6 +125,7 @@ class Condition:
     answer_every: float = 0.0
     handover: HandoverMode = _EXECUTOR.handover.mode
     rtc_mode: RtcMode = 'off'
+    rtc_horizon: int = 0
     overrun: Overrun = _EXECUTOR.overrun
     max_overrun_steps: int = _EXECUTOR.max_overrun_steps
 
