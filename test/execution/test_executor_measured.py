@@ -34,7 +34,7 @@ def test_when_joint_states_have_no_stamp_expect_that_said_and_no_age_of_decades(
     rig.tick(measure=False)
     result = rig.executor.start(rig.now_s, rig.ros_ns)
     assert not result.started
-    assert f"['a', 'b']: {UNSTAMPED}" in result.text
+    assert f"'a' and 'b': {UNSTAMPED}" in result.text
     assert ' s old' not in result.text
 
 
@@ -105,7 +105,7 @@ def test_when_one_joint_is_renamed_expect_hold_naming_it() -> None:
         rig.tick(measure=False)
         rig.executor.observe_state(['a', 'B'], list(rig.measured), rig.ros_ns)
     assert rig.reason == 'state_stale'
-    assert "['b']" in rig.executor.detail
+    assert "'b'" in rig.executor.detail
 
 
 @pytest.mark.parametrize('value', [math.nan, math.inf, -math.inf])
@@ -115,7 +115,7 @@ def test_when_measured_position_is_not_a_number_expect_hold_naming_the_joint(val
     rig.measured[1] = value
     rig.tick()
     assert_held(rig, Reason.STATE_NOT_FINITE)
-    assert "['b']" in rig.executor.detail
+    assert "'b'" in rig.executor.detail
 
 
 def test_when_measured_positions_come_from_the_future_expect_hold() -> None:
@@ -136,7 +136,7 @@ def test_when_one_of_two_sources_is_ahead_expect_hold_naming_it() -> None:
     observe(rig, 'b', 0.0, ahead_s=10.0)
     rig.tick(measure=False)
     assert_held(rig, Reason.STATE_FROM_FUTURE)
-    assert "['b'] is stamped 9.99" in rig.executor.detail
+    assert "'b' is stamped 9.99" in rig.executor.detail
 
 
 def test_when_a_source_was_ahead_and_its_clock_is_mended_expect_its_messages_taken() -> None:

@@ -42,7 +42,7 @@ def test_when_no_state_ever_came_expect_start_refused_naming_the_joints() -> Non
     rig.state_arrives = False
     rig.tick(2)
     result = rig.executor.start(rig.now_s, rig.ros_ns)
-    assert not result.started and "['a', 'b']" in result.text
+    assert not result.started and "'a' and 'b'" in result.text
     assert rig.executor.mode is Mode.IDLE
 
 

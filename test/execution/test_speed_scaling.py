@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from reported_states import report
 
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import Reason
@@ -25,6 +26,7 @@ class Robot:
             ExecutorConfig((Column('j'),), limits, control_period_s=PERIOD_S), ExecutorParameters()
         )
         self.ticks, self.chunks, self.positions = 0, 0, [0.0]
+        report(self.core.observe_state, ('j',), self.positions, self.now_ns)
         self.tick()
         assert self.core.start(self.now_s, self.now_ns).started
 
