@@ -373,7 +373,7 @@ def _raw_notes(
         return []
     return [
         f'{", ".join(raw)}: LeRobot 0.4 to 0.6.1 does not normalise what --rename_map renames; '
-        'the policy was trained on these numbers as they are (images 0 to 1), and gets them so'
+        'the policy was trained on these numbers as they are (images from 0 to 1), and gets them so'
     ]
 
 

@@ -535,7 +535,8 @@ def _tokenizer_notes(
     path: Path, loaded: Tokenizer, marks: tuple[str, ...], rows: int
 ) -> tuple[str, ...]:
     """Return a note on a vocabulary that fits the text table and may be another model's."""
-    faults = [f"has no '{mark}'" for mark in marks if loaded.id_of(mark) is None]
+    lost = [f"'{mark}'" for mark in marks if loaded.id_of(mark) is None]
+    faults = [f'lacks {", ".join(lost)}'] if lost else []
     # Tables are padded, by less than a hundredth in published policies.
     if loaded.vocabulary_size < _LEAST_SHARE * rows:
         faults.append(f"has {loaded.vocabulary_size} tokens for the text table's {rows} rows")
