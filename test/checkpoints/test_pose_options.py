@@ -237,10 +237,13 @@ def test_a_pose_that_is_not_whole_is_asked_for_by_option(folder, capsys, options
     assert named in said(folder, capsys, *options)
 
 
-def test_actions_named_as_a_pose_that_nothing_declares_are_pointed_at(tmp_path, capsys):
+def test_actions_named_as_a_pose_that_nothing_declares_are_pointed_at():
     names = ('x', 'y', 'z', 'rx', 'ry', 'rz')
     spec = SimpleNamespace(poses=(), action_names=('grip', *names))
     (note,) = pose_notes(spec)
     assert '--pose tool=x,y,z,rx,ry,rz' in note
+    twist = ('vx', 'vy', 'vz', 'wx', 'wy', 'wz')
+    (note,) = pose_notes(SimpleNamespace(poses=(), action_names=(*twist, 'grip')))
+    assert '--pose tool=vx,vy,vz,wx,wy,wz' in note
     assert pose_notes(SimpleNamespace(poses=(), action_names=('x', 'y', 'z', 'grip'))) == ()
     assert pose_notes(SimpleNamespace(poses=('hand',), action_names=names)) == ()

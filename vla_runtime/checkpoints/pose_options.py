@@ -58,8 +58,13 @@ def pose_notes(spec: BundleSpec) -> tuple[str, ...]:
         return ()
     for name in spec.action_names:
         prefix = name.removesuffix('x')
-        for rotation in _ROTATIONS if prefix != name else ():
-            wanted = tuple(prefix + part for part in (*_POSITION, *rotation))
+        turns = [tuple(prefix + part for part in rotation) for rotation in _ROTATIONS]
+        # A twist is called v and w.
+        turns += (
+            [tuple(f'{prefix[:-1]}w{axis}' for axis in _POSITION)] if prefix[-1:] == 'v' else []
+        )
+        for rotation in turns if prefix != name else ():
+            wanted = (*(prefix + axis for axis in _POSITION), *rotation)
             if set(wanted) <= set(spec.action_names):
                 return (
                     f'actions {", ".join(wanted)} are taken for joints: if they are the pose of an '
