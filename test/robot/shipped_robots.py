@@ -1,4 +1,4 @@
-"""The robot files that ship, each with a policy that speaks its own names and units."""
+"""The robots that ship and are commanded by joints, each with a policy of its names and units."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from paths import ROOT
 from tiny_policy import tiny_spec
 
 from vla_runtime.bundle.schema import ActionSpec, StateSpec
-from vla_runtime.robot.file import Robot
+from vla_runtime.robot.file import Robot, load_robot
 from vla_runtime.robot.match import RobotMatch, match_robot
 
-FILES = sorted((ROOT / 'config' / 'robots').glob('*.yaml'))
+FILES = [
+    file
+    for file in sorted((ROOT / 'config' / 'robots').glob('*.yaml'))
+    if all(output.joints for output in load_robot(file).outputs)
+]
 
 
 def matched(robot: Robot) -> RobotMatch:
