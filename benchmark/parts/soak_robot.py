@@ -9,7 +9,7 @@ import array
 import time
 
 import numpy as np
-from parts.soak_checks import Commands
+from parts.soak_checks import SEATED, Commands
 from parts.three_cameras import SENSOR, Graph
 from sensor_msgs.msg import JointState
 
@@ -26,8 +26,8 @@ LAG_S = 0.04
 _BACK = 0.005
 # Half of max_state_age_s: what comes later may stop the robot.
 _LATE_S = 0.1
-# Motors that come on wait so long for the executor's answer to the first joint states.
-_ANSWER_S = 1.0
+# Motors that come on wait so long for the executor's hold to come to where the robot is.
+_ANSWER_S = 15.0
 # As a push would: over so long.
 _PUSHED_WITHIN_S = 0.05
 # `frame_id` of commands that a fault sends.
@@ -93,6 +93,7 @@ class SimulatedRobot:
         self.problems: list[str] = []
         self.late: list[tuple[int, int]] = []
         self._graph = graph
+        self._turns = np.array([joint.unit == 'rad' for joint in robot.joints])
         self._lower = np.array([joint.lower for joint in robot.joints])
         self._upper = np.array([joint.upper for joint in robot.joints])
         self._velocity = np.array([joint.velocity for joint in robot.joints])
@@ -102,8 +103,8 @@ class SimulatedRobot:
         self._mark, self._furthest = positions.copy(), np.zeros(len(positions))
         # Where a hand takes it, and how far a period.
         self._guided: tuple[np.ndarray, np.ndarray] | None = None
-        # Steady time at which motors that have come on wait no longer; commands of each side then.
-        self._waits: tuple[float, list[int]] | None = None
+        # Steady time at which motors that are to come on wait no longer; infinite without any.
+        self._waits_until_s = float('inf')
         self._last_s = time.monotonic()
         self._sides = [_Side(graph, robot, index) for index in range(len(robot.outputs))]
         # Where it was, and when.
@@ -137,12 +138,11 @@ class SimulatedRobot:
             time.sleep(0.01)
 
     def power_on(self) -> None:
-        """The motors come on, with the first joint states where there were none.
+        """The motors come on once the command is where the robot is, or after a while without.
 
-        They go towards their last command for a period, and on when a command has come to each
-        side: what is judged is the command, not how long a busy machine takes to bring it.
+        Joint states come first, as the page on safety asks of a driver.
         """
-        self._waits = time.monotonic() + _ANSWER_S, self._heard()
+        self.silent, self._waits_until_s = False, time.monotonic() + _ANSWER_S
 
     def mark(self) -> None:
         """Count motion of the motors from here on."""
@@ -151,9 +151,6 @@ class SimulatedRobot:
     def moved(self) -> np.ndarray:
         """(joints,) how far the motors have moved each joint away from the mark, at most."""
         return self._furthest.copy()
-
-    def _heard(self) -> list[int]:
-        return [len(side.stamps) for side in self._sides]
 
     @property
     def places(self) -> tuple[np.ndarray, np.ndarray]:
@@ -188,13 +185,10 @@ class SimulatedRobot:
             self.late.append((time.time_ns(), round((passed_s - 1.0 / RATE_HZ) * 1e9)))
         if self._guided is not None:
             self._let_hand_move(*self._guided)
-        waited = self._waits is not None
         if self._may_follow(now_s):
-            # A busy machine makes the first period after the motors came on no longer.
-            follows_s = min(passed_s, 1.0 / RATE_HZ) if waited else passed_s
             for side in self._sides:
                 if side.newest is not None:
-                    self._follow(side, side.newest, follows_s)
+                    self._follow(side, side.newest, passed_s)
         held = np.isfinite(self._pushed)
         share = 1.0 - np.exp(-passed_s / _PUSHED_WITHIN_S)
         self.positions[held] += share * (self._pushed - self.positions)[held]
@@ -224,17 +218,23 @@ class SimulatedRobot:
             self._guided = None
 
     def _may_follow(self, now_s: float) -> bool:
-        if self._waits is not None:
-            until_s, heard = self._waits
-            if not self.powered:
-                # The first period.
-                self.powered, self.silent = True, False
-                self.mark()
-                return True
-            if now_s < until_s and any(map(int.__eq__, self._heard(), heard)):
-                return False
-            self._waits = None
+        if not self.powered and (now_s >= self._waits_until_s or self._command_has_come()):
+            self.powered, self._waits_until_s = True, float('inf')
+            self.mark()
         return self.powered
+
+    def _command_has_come(self) -> bool:
+        """Return whether motors are to come on, and every joint of an arm is where it is commanded.
+
+        A gripper keeps its command, whatever it holds.
+        """
+        return self._waits_until_s < float('inf') and all(
+            side.newest is None or not (self._away(side) > SEATED).any() for side in self._sides
+        )
+
+    def _away(self, side: _Side) -> np.ndarray:
+        away = np.abs(side.newest - self.positions[side.columns])
+        return np.where(self._turns[side.columns], away, 0.0)
 
     def _follow(self, side: _Side, commanded: np.ndarray, passed_s: float) -> None:
         columns = side.columns

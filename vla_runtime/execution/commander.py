@@ -252,22 +252,6 @@ class Commander:
         columns &= np.abs(self._inside(state.positions) - state.positions) <= self._tolerance
         self.joining.begin(columns, state.positions, self._inside(state.positions))
 
-    def catch(self, state: MeasuredState) -> bool:
-        """Hold joints that were found elsewhere, and swing back to their command, where they are.
-
-        Their motors came on before the command had come to them. To be called while the command
-        waits for them to rest, or comes; return whether there were any.
-        """
-        plausibility, joining = state.plausibility, self.joining
-        if not (np.count_nonzero(plausibility.returned) or joining.active):
-            return False
-        waited = plausibility.returned | (joining.columns & joining.active)
-        swings = waited & self.movable & plausibility.swings_back
-        if not self.seat(swings & ~self.a_turn_off(state.positions), state.positions):
-            return False
-        joining.end()
-        return True
-
     def join_tick(
         self, reason: Reason, state: MeasuredState, dt_s: float, now_s: float, pace: float = 1.0
     ) -> str:

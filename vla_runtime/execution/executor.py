@@ -163,7 +163,7 @@ class ChunkExecutor:
             return StartResult(True, 'already started')
         refused, fault = self.why_not_start(now_s, now_ros_ns)
         if refused:
-            if fault is Reason.STATE_IMPLAUSIBLE and self._unseen.any():
+            if refused == self._question(now_s):
                 self._asked = _Asked(now_s, self._unseen, self._guard.state.positions.copy())
             return StartResult(False, refused, fault)
         braking = self._motion.braking
@@ -206,13 +206,20 @@ class ChunkExecutor:
         refused, fault = self._guard.why_not_start(now_ros_ns)
         if refused:
             return refused, fault
-        unseen, braking = self._unseen, self._motion.braking
-        if unseen.any() and (braking or not self._was_asked(unseen, now_s)):
-            return self._describe_unseen(unseen), Reason.STATE_IMPLAUSIBLE
-        if braking:
-            return '', None
         state, references = self._guard.state, self._motion.references
-        return self._commander.why_not_take(state, references), None
+        if not self._motion.braking:
+            refused = self._commander.why_not_take(state, references)
+        if refused:
+            return refused, None
+        question = self._question(now_s)
+        return question, Reason.STATE_IMPLAUSIBLE if question else None
+
+    def _question(self, now_s: float) -> str:
+        """Return what a person has to say of unseen places before a start; empty where nothing."""
+        unseen = self._unseen
+        if not unseen.any() or (not self._motion.braking and self._was_asked(unseen, now_s)):
+            return ''
+        return self._describe_unseen(unseen)
 
     @property
     def _unseen(self) -> np.ndarray:
@@ -233,13 +240,15 @@ class ChunkExecutor:
     def _describe_unseen(self, unseen: np.ndarray) -> str:
         state = self._guard.state
         again = '. Where it is there, call ~/start again within a minute'
+        if not self._commander.has_commanded:
+            again += ': the first command is that place'
         if state.plausibility.unseen.any():
             return f'{state.plausibility.describe_unseen(unseen)}{again}'
         name = self.columns.names[int(np.argmax(unseen))]
         return (
             f"'{name}' and {int(unseen.sum()) - 1} more joints have been at exactly 0 since the "
             'first joint state, as a driver says that has not heard from its robot: look at the '
-            f'robot{again}'
+            'robot. Where its joints really are at 0, call ~/start again within a minute'
         )
 
     def stop(self, reason: Reason = Reason.STOPPED) -> None:
@@ -636,6 +645,7 @@ class ChunkExecutor:
     def _tick(self, now_s: float, now_ros_ns: int) -> Command:
         self.counters.ticks += 1
         self._commander.begin_tick()
+        self._guard.take_waiting(now_ros_ns, self._commander.places)
         fault = self._guard.advance(now_s, now_ros_ns)
         if fault is Reason.CLOCK_JUMP:
             self._replanner.history.clear()

@@ -154,6 +154,10 @@ class Guard:
         if not ticks_come:
             self._clock.restart()
 
+    def take_waiting(self, now_ros_ns: int, commanded: np.ndarray | None) -> None:
+        """Take a measurement that was a little ahead of the clock; see `MeasuredState`."""
+        self.state.take_waiting(self._state_watch.latest_ns(now_ros_ns), commanded)
+
     def advance(self, now_s: float, now_ros_ns: int) -> Reason | None:
         """Take the time of a tick; return the fault of the clocks, if any."""
         fault = self._clock.advance(now_s, now_ros_ns)

@@ -83,5 +83,5 @@ class Joining:
         return (
             f"'{self._names[worst]}' was said to be at {self._found[worst]:.4g}, and at "
             f'{measured[worst]:.4g} when the command came there: the reading is wrong, or the '
-            'joint was moved; look at the robot, then call ~/start'
+            'joint was moved; look at the robot, then call ~/start, which asks once more'
         )

@@ -169,9 +169,6 @@ class Motion:
         """Come to where the robot was found, as a person said; raise where it is not there."""
         commander, guard = self._commander, self._guard
         pace = self.scaling.wanted
-        if commander.catch(guard.state):
-            guard.detail = 'the motors came on before the command had come to the robot'
-            raise OperatorRequired(Reason.STATE_IMPLAUSIBLE)
         ended = commander.join_tick(Reason.APPROACHING, guard.state, dt_s, now_s, pace)
         if ended:
             guard.detail = ended
@@ -203,7 +200,9 @@ class Motion:
         unseen = plausibility.unseen
         settled = fault in (None, Reason.TRACKING_ERROR, Reason.CLAMP_LATCH)
         if settled and np.count_nonzero(unseen) and not self._commander.joining.active:
-            guard.detail = plausibility.describe_unseen(unseen) + ', then call ~/start'
+            guard.detail = (
+                plausibility.describe_unseen(unseen) + ', then call ~/start, which asks once more'
+            )
             raise OperatorRequired(Reason.STATE_IMPLAUSIBLE)
         if fault is Reason.TRACKING_ERROR or fault is Reason.STATE_DOUBLED:
             # Whether to push on against whatever is in the way is for a person to decide.
@@ -258,8 +257,6 @@ class Motion:
             return self._commander.hold_while_clock_stopped(reason, now_s)
         commander = self._commander
         self._name_refused_readings()
-        if not (self.braking or (commander.moving and not commander.joining.active)):
-            commander.catch(self._guard.state)
         state = self._trusted_state(now_ros_ns)
         self._place_unsent(state)
         blocked = self._guard.blocked(commander.command, None if state is None else state.positions)

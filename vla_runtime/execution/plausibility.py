@@ -37,8 +37,6 @@ _LOST = 2
 # A joint that is found elsewhere after an outage rests there for so long before a hold comes to it,
 # and after a shorter gap, in which nobody moves an arm far, for so long.
 _RESTS_S, _RESTS_AFTER_GAP_S = 0.5, 2.0
-# A joint whose motors came on has gone back by so many times the noise of an encoder.
-_SWINGS = 2.0
 # No hand, and no fall, accelerates a joint by more, rad/s2. What jumps further was not seen going.
 _SWIFTEST = 15.0
 # One publisher has reported a joint for so long, and by so many messages, before a start.
@@ -153,8 +151,6 @@ class Plausibility:
         # The last way from message to message, and the sum of those that were not seen.
         self._step = np.zeros(columns.count)
         self._hole = np.zeros(columns.count)
-        # Way towards its old place, by readings that a motion explains, since the last of those.
-        self._back = np.zeros(columns.count)
         self._candidate: _Candidate | None = None
         self._worst = 0
         self._value = self._before = 0.0
@@ -173,14 +169,6 @@ class Plausibility:
         """Columns that are said to be where nobody saw them go, (columns,) bool."""
         return self.taken_over | self.returned | (np.abs(self._hole) > self._follows)
 
-    @property
-    def swings_back(self) -> np.ndarray:
-        """Unseen columns that are on their way to where they were, (columns,) bool.
-
-        A reading that is merely wrong does not do so: the joint is there, and its motors came on.
-        """
-        return (self.returned | (self._hole != 0.0)) & (self._back > _SWINGS * self._floor)
-
     def clear(self) -> None:
         """Compare no stamp with those of before: the clock jumped.
 
@@ -197,6 +185,11 @@ class Plausibility:
         """Believe that these columns, a mask or places, are where they are said to be."""
         self._hole[columns] = 0.0
         self.taken_over[columns] = self.returned[columns] = False
+
+    def begin_anew(self, columns: np.ndarray) -> None:
+        """Take the next values of these places for the first ones: those before said nothing."""
+        self._last[columns] = np.nan
+        self.trust(columns)
 
     def give_up(self, columns: np.ndarray) -> None:
         """Let no hold come to these columns (columns,) bool: their readings are wrong."""
@@ -274,9 +267,6 @@ class Plausibility:
             self._since_gap[target[begins & ~first]] = 0
         jumps = stays | away | self._jumps(target, off, silent_ns)
         self._hole[target[jumps]] += way[jumps]
-        walks = ~jumps & (np.abs(way) <= self._reach(target, silent_ns))
-        back_way = self._back[target] - way * np.sign(self._hole[target])
-        self._back[target] = np.where(walks, np.maximum(back_way, 0.0), 0.0)
         back = near | (np.abs(self._hole[target]) <= self._follows[target])
         self.trust(target[back])
         self.taken_over[target[stays & ~back]] = True
@@ -400,8 +390,8 @@ class Plausibility:
         where = f' on {source}' if source else ''
         return (
             f"'{name}' was at {self._before:.4g} and is said to be at {self._value:.4g}{where}, "
-            'which is further than it can have moved: the reading is wrong, the bus repeated an '
-            'old position for long, or a second node publishes this joint'
+            'and nobody saw it go there: the reading is wrong, the joint was moved while nothing '
+            'was read, the bus repeated an old position for long, or a second node publishes it'
         )
 
     def describe_unseen(self, columns: np.ndarray) -> str:

@@ -25,6 +25,9 @@ _FULL_TURN = 2.0 * math.pi
 _SOURCES_KEPT = 32
 # So many joints, and more than half of them, are at exactly zero by chance on no real robot.
 _ZEROS = 3
+# A message that is no further ahead of the clock is taken when its time comes; one of the future is
+# spoken of for so long after it.
+_SOON_NS, _AHEAD_COUNTS_NS = 20_000_000, 500_000_000
 # No joint of any robot measures more, in any unit; far from where single precision overflows.
 FURTHEST = 1e9
 # Fault of a message with a zero stamp, in the words of every node that reads it.
@@ -140,6 +143,8 @@ class MeasuredState:
         self._distrusted = np.zeros(columns.count, dtype=bool)
         # Stamp of the newest message, where that was of the future and was not taken.
         self._ahead = np.full(columns.count, _NEVER, dtype=np.int64)
+        # The last message, where it was a little ahead of the clock.
+        self._waits: tuple[Sequence[str], Sequence[float], int, str] | None = None
         # Columns that have been at exactly zero since the first message.
         self._only_zero = columns.has_feedback & columns.is_position
         self.malformed = 0
@@ -250,8 +255,11 @@ class MeasuredState:
             self._forgive(target)
         if latest_ns is not None and stamp_ns > latest_ns:
             self._ahead[target] = stamp_ns
+            soon = stamp_ns - latest_ns <= _SOON_NS
+            self._waits = (names, positions, stamp_ns, source) if soon else None
             return
         self._ahead[target] = _NEVER
+        self._waits = None
         if '#' in source:
             self.doubled.observe(target, source, stamp_ns)
         if stamp_ns < np.where(self._distrusted[target], _NEVER, self.stamps[target]).max():
@@ -259,6 +267,9 @@ class MeasuredState:
             return
         values = np.asarray(positions, dtype=np.float64)[places]
         values = np.where(np.abs(values) <= FURTHEST, values, np.nan)
+        if commanded is None and (heard := target[(values != 0.0) & self.at_nothing[target]]).size:
+            # A driver that said zeros has heard from its robot.
+            self.plausibility.begin_anew(heard)
         returns = self.plausibility.accepts(target, values, stamp_ns, source, commanded)
         if returns is None:
             return
@@ -301,10 +312,19 @@ class MeasuredState:
         """
         return (self.stamps - self.since_ns >= np.round(seconds * 1e9)) & (self.samples >= 3)
 
+    def take_waiting(self, latest_ns: int, commanded: np.ndarray | None) -> None:
+        """Take the last message if it was a little ahead of the clock, once its time has come."""
+        if self._waits is not None and self._waits[2] <= latest_ns:
+            names, positions, stamp_ns, source = self._waits
+            self.observe(names, positions, stamp_ns, source, latest_ns, commanded)
+
     def ahead(self, latest_ns: int) -> tuple[int, list[str]] | None:
-        """Return the newest stamp beyond `latest_ns`, and its columns; None without one."""
+        """Return the newest stamp of the future and its columns; None without one.
+
+        It counts until a good message of its columns comes, or for a while after its time.
+        """
         newest = int(self._ahead.max(initial=_NEVER))
-        if newest <= latest_ns:
+        if newest <= latest_ns - _AHEAD_COUNTS_NS:
             return None
         return newest, [self._columns.names[at] for at in np.flatnonzero(self._ahead == newest)]
 

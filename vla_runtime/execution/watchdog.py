@@ -303,8 +303,9 @@ class StateWatch:
                 "; are the computers' clocks synchronised, is use_sim_time the same everywhere? A "
                 "driver with a clock of its own needs 'stamp: receive' in the robot file"
             )
+            when = f'{ahead_s:.3f} s in' if ahead_s > 0.0 else 'in'
             return (
-                f'the measured position of {named(columns)} is stamped {ahead_s:.3f} s in '
+                f'the measured position of {named(columns)} is stamped {when} '
                 f'the future{clock_hint(-ahead_s, question)}'
             )
         if state.oldest_stamp_ns == 0:
