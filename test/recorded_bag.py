@@ -38,6 +38,8 @@ from vla_runtime.sensors.synchronizer import Synchronizer, SyncLimits
 from vla_runtime.types import PlanRequest
 
 START_NS = 1_700_000_000_000_000_000
+# From one request to the next.
+TURN_NS = 200_000_000
 TASK = 'pick up the red cup'
 NODE = '/vla_policy'
 _LATCHED = Offer(depth=1, latched=True)
@@ -163,7 +165,7 @@ class _Maker:
         self._write(f'{NODE}/description', String(data=text), _LATCHED)
 
     def turn(self, turn: Turn) -> None:
-        self._now_ns += 4 * self._step_ns
+        self._now_ns += TURN_NS
         self._lost = turn.lost
         frames = self._look(turn.still, turn.same)
         plan = self._ask(turn)

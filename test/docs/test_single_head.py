@@ -177,7 +177,7 @@ def test_on_pytorch_the_bits_are_those_of_the_network(bundle):
 @pytest.mark.parametrize(('name', 'value'), REFUSED)
 def test_a_setting_of_a_flow_is_refused_by_name(bundle, name, value):
     policy = Policy.load(bundle)
-    with pytest.raises(ValueError, match=rf'^{name} is {value!r}: the head of one_pass \(single\)'):
+    with pytest.raises(ValueError, match=rf'{name}.*{value!r}.*: the head of one_pass \(single\)'):
         policy.settings = PolicySettings(**{name: value})
     with pytest.raises(ValueError, match='one_pass'):
         policy.infer(observation(), noise=np.zeros((8, 6), dtype=np.float32))

@@ -29,8 +29,8 @@ _PERIOD_S = 0.01
 # Where the policy goes: far enough for a test, and not with the elbow.
 _GOAL = HOME + np.array([1.4, 0.3, 0.0, -0.5, 1.4, 0.0])
 _SPEED = 0.15
-# How long motors that came on wait for the executor's answer to the first joint state.
-_ANSWER_S = 10.0
+# A command so near is where the arm is, rad.
+_THERE = 0.05
 
 Change = Callable[[JointState], JointState]
 
@@ -71,9 +71,6 @@ class LatchedArm:
         self._furthest = np.zeros(6)
         # Where a hand takes it.
         self._guided: np.ndarray | None = None
-        self._comes_on = False
-        # By the first of the joints that a command is for.
-        self._commanded = {first: threading.Event() for first in (0, 5)}
         node = graph.node
         self._states = node.create_publisher(JointState, f'{namespace}/joint_states', 10)
         self._chunks = node.create_publisher(JointTrajectory, f'{namespace}/action_chunk', RELIABLE)
@@ -92,8 +89,6 @@ class LatchedArm:
     def close(self) -> None:
         """Stop publishing, and leave the graph."""
         self._stop.set()
-        for commanded in self._commanded.values():
-            commanded.set()
         self._thread.join()
         for subscription in self._subscriptions:
             self._graph.node.destroy_subscription(subscription)
@@ -117,15 +112,14 @@ class LatchedArm:
         self.mark()
 
     def power_on(self) -> None:
-        """The motors and the joint states come on together, as on a servo bus.
-
-        The arm goes towards its latch for one period, with the first joint state. How long a busy
-        machine takes to bring that to the executor is not what is tested, so the arm then waits for
-        a command to each of its controllers.
-        """
+        """The joint states come, and the motors once the command is where the arm is."""
+        self.silent = False
+        self._graph.wait_for(
+            lambda: self.latch is None or np.abs(self.latch - self.positions)[:5].max() <= _THERE,
+            'a hold where the arm is',
+        )
         self.mark()
-        self._comes_on = True
-        self._graph.wait_for(lambda: not self._comes_on, 'an arm that comes on')
+        self.follows = True
 
     def glitch(self, samples: int, change: Change) -> None:
         """Publish so many false samples, and three true ones after them."""
@@ -147,26 +141,12 @@ class LatchedArm:
                 self._go(self._guided, HAND * elapsed_s)
                 if np.array_equal(self.positions, self._guided):
                     self._guided = None
-            if self._comes_on:
-                self._come_on()
-            elif self.follows and self.latch is not None:
+            if self.follows and self.latch is not None:
                 self._go(self.latch, SERVO * elapsed_s)
                 np.maximum(self._furthest, np.abs(self.positions - self._mark), out=self._furthest)
             if not self.silent and now_s - published_s >= self._every_s - 1e-4:
                 published_s = now_s
                 self._publish()
-
-    def _come_on(self) -> None:
-        if self.latch is not None:
-            self._go(self.latch, SERVO * _PERIOD_S)
-            self._furthest = np.abs(self.positions - self._mark)
-        for commanded in self._commanded.values():
-            commanded.clear()
-        self._publish()
-        deadline_s = time.monotonic() + _ANSWER_S
-        for commanded in self._commanded.values():
-            commanded.wait(max(0.0, deadline_s - time.monotonic()))
-        self.follows, self.silent, self._comes_on = True, False, False
 
     def _go(self, where: np.ndarray, step: float) -> None:
         self.positions = self.positions + np.clip(where - self.positions, -step, step)
@@ -195,7 +175,6 @@ class LatchedArm:
         latch[joints] = numbers
         self.latch = latch
         self.commands.append(latch)
-        self._commanded[joints.start].set()
 
     def _on_request(self, request: JointTrajectory) -> None:
         if not self.answers:

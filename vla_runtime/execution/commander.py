@@ -191,6 +191,7 @@ class Commander:
             outside = self._goes_back & (excess > NEGLIGIBLE)
             np.copyto(setpoints, np.where(outside, measured, inside), where=guarded)
         state.trust(~joins)
+        state.plausibility.after_outage[:] = False
         self.joining.begin(joins, positions, self._inside(positions))
         self._seated = not self.joining.active
         self._first_goal = None if self.joining.active or (setpoints == inside).all() else inside
@@ -241,15 +242,20 @@ class Commander:
     def join_returned(self, state: MeasuredState) -> None:
         """Let the hold of a stopped robot come to joints that rest where they were found.
 
-        After a gap, by the same publisher's word. A joint of which that says a whole turn more is
-        left to a person.
+        After a gap, by the same publisher's word; after an outage also to joints that stand where
+        they were, short of the command. A joint of which the word says a whole turn more is left
+        to a person.
         """
         plausibility = state.plausibility
-        if not np.count_nonzero(plausibility.returned):
+        short = plausibility.after_outage & ~plausibility.unseen
+        short &= np.abs(self.command.setpoints - state.positions) > self._follows
+        columns = (plausibility.returned | short) & self.movable
+        if not np.count_nonzero(columns):
             return
-        columns = plausibility.returned & self.movable & ~self.a_turn_off(state.positions)
+        columns &= ~self.a_turn_off(state.positions)
         columns &= state.still_for(plausibility.rests_s)
         columns &= np.abs(self._inside(state.positions) - state.positions) <= self._tolerance
+        plausibility.after_outage &= ~columns
         self.joining.begin(columns, state.positions, self._inside(state.positions))
 
     def join_tick(

@@ -109,6 +109,7 @@ class Plausibility:
         taken_over: (columns,) bool, columns whose place was given up for values that had been
             refused and stayed, or that are of another publisher. No hold follows them there.
         rests_s: (columns,) see `returned`.
+        after_outage: (columns,) bool, columns that no hold has come to since an outage.
         counts: (columns,) bool, continuous columns whose driver counts turns.
         reported_since_ns: (columns,) stamp since which one publisher has reported each without a
             gap.
@@ -160,6 +161,7 @@ class Plausibility:
         self.returned = np.zeros(columns.count, dtype=bool)
         self.taken_over = np.zeros(columns.count, dtype=bool)
         self.rests_s = np.full(columns.count, _RESTS_S)
+        self.after_outage = np.zeros(columns.count, dtype=bool)
         self.counts = np.zeros(columns.count, dtype=bool)
         self.reported_since_ns = np.zeros(columns.count, dtype=np.int64)
         self.reports = np.zeros(columns.count, dtype=np.int64)
@@ -264,6 +266,7 @@ class Plausibility:
             outage_ns = np.maximum(self._outage_ns, _SELDOM * interval_ns)
             rests_s = np.where(silent_ns > outage_ns, _RESTS_S, _RESTS_AFTER_GAP_S)
             self.rests_s[target[begins]] = rests_s[begins]
+            self.after_outage[target[begins & ~first]] |= (silent_ns > outage_ns)[begins & ~first]
             self._since_gap[target[begins & ~first]] = 0
         jumps = stays | away | self._jumps(target, off, silent_ns)
         self._hole[target[jumps]] += way[jumps]

@@ -305,21 +305,17 @@ def test_a_robot_that_jumps_and_stays_there_is_not_dragged_back_and_needs_a_star
     bench.move()
     bench.arm.follows = False
     bench.arm.positions = bench.arm.positions + np.array([0.6, 0.0, 0.0, 0.0, 0.0, 0.0])
-    # No motion of the joint explains it, so it moves nothing; when it stays it is believed.
-    status = bench.wait_for_status('a stop', lambda s: s['reason'] == 'tracking_error')
-    assert status['mode'] == 'stopped'
-    pushed = bench.arm.commanded()[:, 0]
-    assert np.abs(np.diff(pushed)).max() < 0.1, 'the command must not jump'
-    # The one step is to where the robot is: it sets out from there.
+    # No motion of the joint explains it, so it moves nothing.
+    status = bench.wait_for_status('a stop', lambda s: s['mode'] == 'stopped')
+    assert status['reason'] == 'state_implausible'
+    # A person is asked once; then the command comes there slowly.
+    assert not bench.call('start').success
     assert bench.call('start').success
     bench.graph.wait_for(
         lambda: np.allclose(bench.arm.commanded()[-1], bench.arm.positions[:5], atol=0.05),
         'commands near the robot',
     )
-    seated = bench.arm.commanded()[len(pushed) :, 0]
-    assert np.abs(seated - bench.arm.positions[0]).min() < 0.01
-    way = np.abs(np.diff(seated))
-    assert (way > 0.1).sum() <= 1
+    assert np.abs(np.diff(bench.arm.commanded()[:, 0])).max() < 0.1, 'the command must not jump'
 
 
 def test_a_burst_of_the_same_chunk_is_executed_once(bench):

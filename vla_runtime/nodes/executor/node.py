@@ -261,12 +261,12 @@ class ExecutorNode(ManagedNode):
             response.message = 'the executor is not active: configure and activate it first'
             return response
         self._follow_parameters()
-        refused = self._why_not_start()
+        refused, already = self._why_not_start(), self._loop.is_started()
         result = StartResult(False, refused) if refused else self._loop.start(time.monotonic())
         text = refused or self._with_topics(result)
         if result.started and self._live['dry_run'] and (later := self._why_not_command()):
             text = f'{text or "started"}; with dry_run false ~/start is refused: {later}'
-        if result.started:
+        if result.started and not already:
             text = '; '.join((text or 'started', *self._unit_notes))
         response.success, response.message = result.started, text
         if result.started:
