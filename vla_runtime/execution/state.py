@@ -341,8 +341,8 @@ class MeasuredState:
         worst = int(np.argmin(np.where(short, lasted, REPORTED_NS)))
         return (
             f"the position of '{self._columns.measured_as[worst]}' has been coming from one "
-            f'publisher for {lasted[worst] * 1e-9:.2f} s, and a start needs {REPORTED_NS * 1e-9:g} s of '
-            'it: call ~/start again'
+            f'publisher for {lasted[worst] * 1e-9:.2f} s, and a start needs '
+            f'{REPORTED_NS * 1e-9:g} s of it: call ~/start again'
         )
 
     @property

@@ -86,7 +86,7 @@ def read_files(given: Mapping[str, Any]) -> tuple[Robot, BundleSpec, RobotMatch,
     return robot, spec, match, units
 
 
-def _columns(match: RobotMatch) -> tuple[Column, ...]:
+def measured_columns(match: RobotMatch) -> tuple[Column, ...]:
     """Return the columns; those of a twist's tool say what its position is measured by."""
     sources = {
         name: tool.joints[at] if tool.joints else str(tool.topic)
@@ -118,7 +118,7 @@ def make_core(
         step_time_s: time of a step of the bundle's policy.
     """
     config = ExecutorConfig(
-        columns=_columns(match),
+        columns=measured_columns(match),
         limits=match.limits,
         form=match.written,
         start=robot.start,
