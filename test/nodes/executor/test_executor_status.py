@@ -158,3 +158,9 @@ def test_a_stops_text_is_bounded_and_keeps_both_ends() -> None:
     assert item.text.startswith('stopped') and item.text.endswith('is 6 s old')
     # In full for whoever looks further.
     assert item.values['detail'] == detail
+
+
+def test_of_a_stop_without_a_refusal_the_cause_is_kept() -> None:
+    cause = "'shoulder_pan' is blocked, 0.05 of at most 0.05 (max_step) for 1.0 s (blocked_after_s)"
+    stopped = status_of(Mode.STOPPED, Reason.TRACKING_ERROR, f'{cause}; {"look at it, " * 40}')
+    assert cause in control(stopped, ANSWERS).text

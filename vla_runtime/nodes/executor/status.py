@@ -207,7 +207,10 @@ def _bounded(stands: str, start: str, *, refused: bool) -> str:
     if refused:
         stands = _ADVICE.sub('', stands)
     room = max(_LONGEST - len(start), _LONGEST // 2)
-    return one_line(one_line(stands, room) + start, _LONGEST)
+    if len(stands) > room:
+        # The cause comes first.
+        stands = f'{stands[:room]} …'
+    return one_line(stands + start, _LONGEST)
 
 
 def _goes_on_by_itself(executor: ExecutorStatus) -> bool:
