@@ -147,6 +147,15 @@ def test_tensorrt_without_package_and_gpu_tells_both_at_once(devices, driver, mo
     assert ('no CUDA device answers' in str(error.value)) == (devices == 0)
 
 
+@pytest.mark.parametrize('devices', [0, 1])
+def test_tensorrt_on_the_cpu_advises_no_gpu_that_is_not_there(devices, driver):
+    driver(FakeDriver(devices=devices))
+    with pytest.raises(ValueError, match="backend 'tensorrt'") as error:
+        check_backend('tensorrt', 'cpu')
+    text = str(error.value)
+    assert ('use cuda' in text, "'auto'" in text) == (devices == 1, devices == 0)
+
+
 def test_what_is_here_passes():
     check_backend('torch', 'cpu')
     check_backend('onnxruntime', 'cpu')

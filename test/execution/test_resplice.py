@@ -72,6 +72,8 @@ def test_when_the_robot_starved_expect_an_ensemble_without_the_chunks_of_before(
     held = float(rig.measured[0])
     if ticks > 150:
         assert rig.executor.mode is Mode.STOPPED
+        # No length that is said to be longer than itself.
+        assert rig.executor.status().detail.count('1.5 s') == 1
         assert rig.executor.start(rig.now_s, rig.ros_ns).started
         rig.tick()
     assert rig.submit([held] * 50, number=1).accepted

@@ -8,11 +8,13 @@ from execution_rig import ROS_START_NS, chunk_of, holding
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vla_runtime.execution.columns import Column
-from vla_runtime.execution.command import CommandKind, LimitKind
+from vla_runtime.execution.columns import Column, CommandColumns
+from vla_runtime.execution.command import CommandKind, LimitKind, Reason
 from vla_runtime.execution.config import ExecutorConfig
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.limits import ColumnLimits, make_limits
+from vla_runtime.execution.state import MeasuredState
+from vla_runtime.execution.watchdog import StateWatch, WatchdogParameters
 from vla_runtime.types import ChunkHeader
 
 AXES = ('x', 'y', 'z')
@@ -187,3 +189,23 @@ def test_a_tool_that_nobody_measures_yet_is_not_started() -> None:
     result = tool.executor.start(*tool.now)
     assert not result.started and result.reason is not None
     assert result.reason.value == 'state_missing'
+
+
+def test_what_measures_a_tool_is_named_and_not_the_velocity() -> None:
+    columns = CommandColumns(
+        [Column(f'v{axis}', 'velocity', measured_as='/tool_pose') for axis in AXES]
+    )
+    watch = StateWatch(WatchdogParameters(), columns, np.ones(3))
+    state = MeasuredState(columns)
+
+    def told(reason: Reason, now_ns: int) -> str:
+        text = watch.describe(reason, state, now_ns)
+        assert not any(f"'{name}'" in text for name in columns.names)
+        return text
+
+    assert "'/tool_pose'" in told(Reason.STATE_MISSING, ROS_START_NS)
+    state.observe(columns.names, [0.1, 0.2, np.nan], ROS_START_NS)
+    assert "'/tool_pose' is not a number" in told(Reason.STATE_NOT_FINITE, ROS_START_NS)
+    assert "'/tool_pose' is 1.000 s old" in told(Reason.STATE_STALE, ROS_START_NS + 10**9)
+    assert "'/tool_pose'" in told(Reason.STATE_FROM_FUTURE, ROS_START_NS - 10**9)
+    assert "'/tool_pose'" in state.too_new()

@@ -82,6 +82,11 @@ class Drivers:
         self.arm_joints = ['elbow', 'base', 'shoulder']
         self.gripper_position = 0.25
 
+    def end_top(self) -> None:
+        """End the driver of the top camera."""
+        self.silent.add('top')
+        self.node.destroy_publisher(self._top)
+
     def instruct(self, text: str) -> None:
         self._instruction.publish(String(data=text))
 

@@ -12,7 +12,8 @@ examples:
   vla_runtime status --json | jq -r '.robots[].why'
 
 exit code: 0 where every robot moves or is ready for ~/start; 1 where something is wrong, or a robot
-is held, or a node is not active; 2 where none of these nodes is in the graph.
+is held, or no policy node answers, or a node is not active; 2 where none of these nodes is in the
+graph. Warnings of one camera, such as a picture that repeats, are printed and do not change it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vla_runtime.nodes.graph_status import GraphStatus
     from vla_runtime.nodes.robot_report import RobotReport
 
 _WATCH_PERIOD_S = 1.0
@@ -40,23 +42,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Look and print; the exit code as the module says."""
-    from vla_runtime.nodes.graph_status import joined
+    from vla_runtime.nodes.graph_status import full_namespace, joined
     from vla_runtime.nodes.robot_report import exit_code
 
-    namespace = None
-    if arguments.namespace is not None:
-        namespace = f'/{arguments.namespace.strip("/")}'.rstrip('/')
     robots: list[RobotReport] = []
     try:
+        namespace = full_namespace(arguments.namespace)
         with joined() as graph:
             robots = graph.wait(namespace)
-            _show(robots, as_json=arguments.json)
+            _show(robots, graph, as_json=arguments.json)
             while arguments.watch:
                 time.sleep(_WATCH_PERIOD_S)
                 robots = graph.look(namespace)
                 if sys.stdout.isatty():
                     print(_CLEAR, end='')
-                _show(robots, as_json=arguments.json)
+                _show(robots, graph, as_json=arguments.json)
     except ValueError as error:
         print(f'error: {error}', file=sys.stderr)
         return 2
@@ -66,7 +66,7 @@ def main(arguments: argparse.Namespace) -> int:
     return exit_code(robots)
 
 
-def _show(robots: list[RobotReport], *, as_json: bool) -> None:
+def _show(robots: list[RobotReport], graph: GraphStatus, *, as_json: bool) -> None:
     from vla_runtime.nodes.graph_status import where
     from vla_runtime.nodes.robot_report import exit_code
 
@@ -77,11 +77,14 @@ def _show(robots: list[RobotReport], *, as_json: bool) -> None:
         document: dict[str, Any] = {
             'graph': where(),
             'exit_code': exit_code(robots),
+            'namespaces': graph.namespaces(),
             'robots': [robot.as_json(now_s) for robot in robots],
         }
         print(json.dumps(document), flush=True)
         return
-    if not robots:
+    if not robots and (others := graph.namespaces()):
+        print(f'no node of vla_runtime is in this namespace, but in {", ".join(others)}')
+    elif not robots:
         print(
             f'no node of vla_runtime is in this graph ({where()}).\n'
             '  Is it launched, in a shell with the same two variables? On the same network, if it '

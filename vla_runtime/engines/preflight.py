@@ -60,6 +60,12 @@ def check_backend(backend: str, device: str) -> None:
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend '{backend}' is unknown; known are: {', '.join(BACKENDS)}")
+    if backend == 'tensorrt' and device == 'cpu' and not (devices := _cuda_devices())[0]:
+        # Whoever took a CUDA device instead would read next that there is none.
+        raise ValueError(
+            f"backend 'tensorrt' runs on a CUDA device alone, and none answers here "
+            f"({devices[1]}): on the CPU take backend 'auto'"
+        )
     kind, index = parse_device(device, backend)
     if backend == 'tensorrt':
         from vla_runtime.engines.cuda_driver import CudaDriver, import_cuda

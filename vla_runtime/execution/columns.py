@@ -5,7 +5,7 @@ A column is one number that the robot is commanded: a joint, a gripper, a Cartes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
@@ -34,6 +34,7 @@ class Column:
         quaternion: a label that the four columns of one rotation share; they are its quaternion's
             w, x, y, z, in this order. q and -q are the same rotation, and chunks may write either.
             Limits and tolerances of these columns are those of the rotation, in radians.
+        measured_as: joint or topic that the position is measured by, where it is not the name.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Column:
     continuous: bool = False
     scale: float = 1.0
     quaternion: str = ''
+    measured_as: str = ''
 
 
 class OutOfReach(ValueError):  # noqa: N818 - it is about a pose
@@ -92,6 +94,7 @@ class CommandColumns:
         form: how chunks and plans write them; None: as they are.
 
     Attributes:
+        measured_as: names for messages of what measures each column.
         labels: names for messages; the columns of a rotation share one.
         quaternions: columns of each rotation, each (4,) int.
         in_rotation: (columns,) bool, columns that belong to a rotation.
@@ -116,6 +119,7 @@ class CommandColumns:
                 )
         self.kinds: tuple[str, ...] = tuple(column.kind for column in columns)
         self.count = len(columns)
+        self.measured_as = tuple(column.measured_as or column.name for column in columns)
         self.is_velocity = np.array([column.kind == 'velocity' for column in columns])
         self.is_position = ~self.is_velocity
         self.has_feedback = np.array([column.feedback for column in columns])
@@ -132,6 +136,10 @@ class CommandColumns:
         self.scale = np.array([column.scale for column in columns])
         self.any_velocity = bool(self.is_velocity.any())
         self.any_continuous = bool(self.is_continuous.any())
+
+    def measured_by(self, columns: Iterable[int]) -> list[str]:
+        """Name what measures these columns, each once."""
+        return list(dict.fromkeys(self.measured_as[column] for column in columns))
 
     def order_of(self, names: Sequence[str]) -> np.ndarray:
         """Return the place of each number of a chunk in `names`.

@@ -216,13 +216,13 @@ class Motion:
         if fault is Reason.STATE_STALE:
             lasts_s = max(lasts_s, (now_ros_ns - guard.state.oldest_stamp_ns) * 1e-9)
         if lasts_s > self._restart_after_s:
-            self._need_restart(lasts_s)
+            self._need_restart()
             raise OperatorRequired(fault)
 
-    def _need_restart(self, lasts_s: float) -> None:
+    def _need_restart(self) -> None:
         self._guard.detail += (
-            f'; this lasted for {lasts_s:.2g} s, longer than {self._restart_after_s:g} s '
-            '(restart_after_outage_s): call ~/start'
+            f'; this lasted for more than {self._restart_after_s:g} s (restart_after_outage_s): '
+            'call ~/start'
         )
 
     def begin_stop(self, reason: Reason) -> bool:
@@ -504,7 +504,7 @@ class Motion:
         usual_s = usual_steps * replanner.timeline.step_ns * 1e-9
         if self._waited_s > max(self._restart_after_s, _PATIENCE * usual_s):
             self._guard.detail = 'the policy has not answered'
-            self._need_restart(self._waited_s)
+            self._need_restart()
             raise OperatorRequired(Reason.STARVED)
 
     def _track(

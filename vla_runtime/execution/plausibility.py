@@ -389,7 +389,7 @@ class Plausibility:
 
     def describe(self) -> str:
         """Name the joint, the value and the topic of the newest refused message."""
-        name, source = self._columns.names[self._worst], self._source.split('#')[0]
+        name, source = self._columns.measured_as[self._worst], self._source.split('#')[0]
         where = f' on {source}' if source else ''
         return (
             f"'{name}' was at {self._before:.4g} and is said to be at {self._value:.4g}{where}, "
@@ -409,7 +409,7 @@ class Plausibility:
         topic = self._sources[worst].split('#')[0]
         where = f' on {topic}' if topic else ''
         return (
-            f"'{self._columns.names[worst]}' is said to be at {self._last[worst]:.4g}{where}"
+            f"'{self._columns.measured_as[worst]}' is said to be at {self._last[worst]:.4g}{where}"
             f'{beside}, {abs(self._hole[worst]):.3g} from where it was, and nobody saw it go '
             'there: look at the robot. Where it is not there, mend the driver or the encoder'
         )

@@ -113,7 +113,7 @@ class MeasuredState:
         self.plausibility = Plausibility(
             columns, limits, tolerance, gap_ns, outage_ns, simulated=simulated
         )
-        self.doubled = DoubledJoints(columns.names)
+        self.doubled = DoubledJoints(columns.measured_as)
         self._noise = noise_of(columns, limits)
         self._place = np.full(columns.count, np.nan)
         self.since_ns = np.zeros(columns.count, dtype=np.int64)
@@ -172,19 +172,21 @@ class MeasuredState:
 
     @property
     def missing(self) -> list[str]:
-        """Columns with feedback whose position has never been received."""
-        return [name for name, column in self._index.items() if self.stamps[column] == _NEVER]
+        """What measures the columns whose position has never been received."""
+        return self._stamped(_NEVER)
 
     def oldest_columns(self) -> list[str]:
-        """The columns that carry the oldest stamp."""
+        """What measures the columns that carry the oldest stamp."""
         return self._stamped(self.oldest_stamp_ns)
 
     def newest_columns(self) -> list[str]:
-        """The columns that carry the newest stamp."""
+        """What measures the columns that carry the newest stamp."""
         return self._stamped(self.newest_stamp_ns)
 
     def _stamped(self, stamp_ns: int) -> list[str]:
-        return [name for name, column in self._index.items() if self.stamps[column] == stamp_ns]
+        return self._columns.measured_by(
+            column for column in self._index.values() if self.stamps[column] == stamp_ns
+        )
 
     @property
     def refused(self) -> list[str]:
@@ -319,14 +321,14 @@ class MeasuredState:
             self.observe(names, positions, stamp_ns, source, latest_ns, commanded)
 
     def ahead(self, latest_ns: int) -> tuple[int, list[str]] | None:
-        """Return the newest stamp of the future and its columns; None without one.
+        """Return the newest stamp of the future and what measures its columns; None without one.
 
         It counts until a good message of its columns comes, or for a while after its time.
         """
         newest = int(self._ahead.max(initial=_NEVER))
         if newest <= latest_ns - _AHEAD_COUNTS_NS:
             return None
-        return newest, [self._columns.names[at] for at in np.flatnonzero(self._ahead == newest)]
+        return newest, self._columns.measured_by(np.flatnonzero(self._ahead == newest))
 
     def too_new(self) -> str:
         """Say which column one publisher has not reported for long enough; empty without one."""
@@ -338,9 +340,9 @@ class MeasuredState:
             return ''
         worst = int(np.argmin(np.where(short, lasted, REPORTED_NS)))
         return (
-            f"the position of '{self._columns.names[worst]}' has been coming from one publisher "
-            f'for {lasted[worst] * 1e-9:.2f} s, and a start needs {REPORTED_NS * 1e-9:g} s of '
-            'it: call ~/start again'
+            f"the position of '{self._columns.measured_as[worst]}' has been coming from one "
+            f'publisher for {lasted[worst] * 1e-9:.2f} s, and a start needs '
+            f'{REPORTED_NS * 1e-9:g} s of it: call ~/start again'
         )
 
     @property
@@ -361,7 +363,9 @@ class MeasuredState:
     def _map(self, names: tuple[str, ...]) -> _Mapping:
         pairs = [(at, self._index[name]) for at, name in enumerate(names) if name in self._index]
         counted = Counter(column for _, column in pairs)
-        twice = next((self._columns.names[c] for c, count in counted.items() if count > 1), '')
+        twice = next(
+            (self._columns.measured_as[c] for c, count in counted.items() if count > 1), ''
+        )
         if len(self._maps) >= _SOURCES_KEPT:
             self._maps.clear()
             self._refused.clear()

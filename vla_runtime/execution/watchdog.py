@@ -293,7 +293,7 @@ class StateWatch:
             return state.plausibility.describe()
         if reason is Reason.STATE_NOT_FINITE:
             wrong = np.flatnonzero(~np.isfinite(state.positions))
-            names = [self._columns.names[column] for column in wrong]
+            names = self._columns.measured_by(wrong)
             return f'the measured position of {named(names)} is not a number that a joint can have'
         if reason is Reason.STATE_FROM_FUTURE:
             ahead = state.ahead(now_ros_ns + self._future_ns)

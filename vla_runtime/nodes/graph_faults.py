@@ -21,6 +21,8 @@ from rclpy.topic_endpoint_info import TopicEndpointInfo
 
 from vla_runtime.nodes.middleware import describe_reach
 
+# Beginning of what `nothing_of_robot` says.
+NOTHING_THERE = 'nothing of the robot is in this graph'
 # Whether these listen makes no difference to the robot.
 _RECORDERS = ('vla_recorder', 'rosbag2_recorder')
 # rmw's word for a node whose publisher was discovered before its name.
@@ -151,7 +153,7 @@ def nothing_of_robot(node: Node, heard: Iterable[str], commanded: Iterable[str])
     ):
         return ''
     return (
-        f'nothing of the robot is in this graph ({describe_reach(os.environ)}): is its driver on, '
+        f'{NOTHING_THERE} ({describe_reach(os.environ)}): is its driver on, '
         'and started with the same two?'
     )
 

@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import rclpy
+from rclpy.exceptions import InvalidNamespaceException
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
+from rclpy.validate_namespace import validate_namespace
 
 from vla_runtime.files.package_files import share_folder
 from vla_runtime.files.quotes import quoted
@@ -63,6 +65,10 @@ class GraphStatus:
         self._heard.take()
         return robot_reports(self._heard.items(), self._in_graph(), namespace)
 
+    def namespaces(self) -> list[str]:
+        """Return the namespaces of all robots that were heard in the last seconds."""
+        return [one.namespace or '/' for one in self.look()]
+
     def _in_graph(self) -> list[str]:
         """Return the full names of this package's nodes."""
         reports = (
@@ -78,6 +84,23 @@ class GraphStatus:
                 for info in self._node.get_publishers_info_by_topic(f'{name}/report')
             )
         ]
+
+
+def full_namespace(given: str | None) -> str | None:
+    """Return the full name of a namespace as it was typed; '' is the graph's root.
+
+    Raises:
+        ValueError: it is no name of a namespace.
+    """
+    if given is None:
+        return None
+    name = f'/{given.removeprefix("/").removesuffix("/")}'
+    try:
+        validate_namespace(name)
+    except InvalidNamespaceException as error:
+        why = str(error).partition(':')[2].strip().splitlines()[0].rstrip(':')
+        raise ValueError(f'--namespace: {quoted(given)} is no namespace: {why}') from None
+    return name.rstrip('/')
 
 
 def _process_age_s() -> float:

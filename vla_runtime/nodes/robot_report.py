@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vla_runtime.execution.command import Reason
+from vla_runtime.nodes.graph_faults import NOTHING_THERE
 from vla_runtime.nodes.heard_status import HeardItem
 from vla_runtime.nodes.twins import ITEM, Claim, read_claim
 
@@ -26,11 +28,41 @@ _ORDER = ('control', 'observation', 'inference', 'joint states')
 # The slowest node says everything once a second.
 _OLD_S = 1.5
 _SECOND_MS = 1e3
-_REMEDIES = {
-    'controller': 'docs/howto/ros2_control.md#what-the-executor-finds-out',
-    'starved': f'{_MESSAGES}#no-chunk-comes',
-    'waiting_for_chunk': f'{_MESSAGES}#no-chunk-comes',
+_NO_CHUNK = f'{_MESSAGES}#no-chunk-comes'
+_DIED = 'docs/howto/launch.md#when-a-node-has-died'
+_PERSON = f'{_WHY}#a-person-has-to-act'
+_BY_ITSELF = f'{_WHY}#the-robot-goes-on-by-itself'
+_NO_MOTION = f'{_WHY}#no-reason-and-no-motion'
+_REMEDIES: dict[str, str] = {
+    Reason.TRACKING: _NO_MOTION,
+    Reason.OVERRUN: _BY_ITSELF,
+    Reason.APPROACHING: _NO_MOTION,
+    Reason.BRAKING: _NO_MOTION,
+    Reason.NOT_STARTED: _PERSON,
+    Reason.STOPPED: _PERSON,
+    Reason.RELEASED: _PERSON,
+    Reason.WAITING_FOR_CHUNK: _NO_CHUNK,
+    Reason.SYNCHRONOUS_WAIT: _NO_CHUNK,
+    Reason.SPEED_SCALED_TO_ZERO: _BY_ITSELF,
+    Reason.STARVED: _NO_CHUNK,
+    Reason.STATE_MISSING: _BY_ITSELF,
+    Reason.STATE_STALE: _BY_ITSELF,
+    Reason.STATE_FROM_FUTURE: _BY_ITSELF,
+    Reason.STATE_NOT_FINITE: _BY_ITSELF,
+    Reason.STATE_IMPLAUSIBLE: _BY_ITSELF,
+    Reason.STATE_DOUBLED: _PERSON,
+    Reason.TRACKING_ERROR: _PERSON,
+    Reason.STEP_FROM_MEASURED: _BY_ITSELF,
+    Reason.APPROACH_TIMEOUT: _PERSON,
+    Reason.TICK_LATE: _BY_ITSELF,
+    Reason.CLOCK_JUMP: _BY_ITSELF,
+    Reason.CLOCK_STOPPED: _BY_ITSELF,
+    Reason.CLOCK_INVALID: _BY_ITSELF,
+    Reason.CLAMP_LATCH: _PERSON,
+    Reason.CONTROLLER: 'docs/howto/ros2_control.md#what-the-executor-finds-out',
+    Reason.INTERNAL_ERROR: _PERSON,
 }
+_NO_POLICY = 'no policy node here'
 
 
 @dataclass
@@ -54,6 +86,13 @@ class NodeReport:
     def is_executor(self) -> bool:
         """Whether it moves a robot."""
         return self.item('control') is not None
+
+    @property
+    def may_answer(self) -> bool:
+        """Whether it is a policy node, or may be one that is not active yet."""
+        if self.claim is None or self.item('observation') is not None:
+            return True
+        return not self.is_executor and self.claim.lifecycle != 'active'
 
     def problems(self) -> Iterator[HeardItem]:
         """Yield the lines that keep the robot from moving as it should."""
@@ -95,8 +134,14 @@ class RobotReport:
         control = None if executor is None else executor.item('control')
         if control is None:
             return 'no executor node says anything in this namespace'
+        mode, reason = control.values.get('mode'), control.values.get('reason', '')
         if control.level:
-            return control.text
+            # A robot that runs has asked, and says itself that nobody answers.
+            is_told = mode == 'running' or not self._lacks_policy
+            return control.text if is_told else f'{control.text}; {_NO_POLICY}'
+        if self._lacks_policy:
+            begins = 'not started; ' if mode == 'idle' else ''
+            return f'{begins}{_NO_POLICY}'
         names = [node.name for node in self.nodes]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             return f'two nodes have one name, {", ".join(twice)}: end one of them'
@@ -106,9 +151,13 @@ class RobotReport:
             for item in node.problems()
         ]
         silent = [f'{node.name} says nothing' for node in self.nodes if node.claim is None]
-        if problems or silent:
-            return '; '.join([*problems, *silent])
-        mode, reason = control.values.get('mode'), control.values.get('reason', '')
+        late = [
+            f'{node.name} is {node.claim.lifecycle}'
+            for node in self.nodes
+            if node.claim is not None and node.claim.lifecycle != 'active' and node.may_answer
+        ]
+        if problems or silent or late:
+            return '; '.join([*problems, *silent, *late])
         is_held = control.values.get('kind') == 'hold' and reason not in _MOMENTS
         if mode == 'inactive' or (mode == 'running' and is_held):
             return control.text
@@ -131,11 +180,27 @@ class RobotReport:
             return ''
         executor = self.executor
         if executor is None or self._value('mode') == 'inactive':
-            return 'docs/howto/launch.md#when-a-node-has-died'
-        reason = self._value('reason')
-        if self._value('policy_waits') and not self._value('start_refused'):
-            return f'{_MESSAGES}#no-chunk-comes'
+            return _DIED
+        refused, reason = self._value('start_refused'), self._value('reason')
+        if refused.startswith(NOTHING_THERE):
+            return f'{_WHY}#nothing-in-the-graph'
+        if self._value('policy_waits') and not refused:
+            return _NO_CHUNK
+        if refused and reason == Reason.NOT_STARTED:
+            return f'{_WHY}#start-is-refused'
+        if self._lacks_policy:
+            return _DIED
         return _REMEDIES.get(reason, _WHY)
+
+    @property
+    def _lacks_policy(self) -> bool:
+        """Whether no node answers the executor: none here, and none that publishes its chunks."""
+        executor = self.executor
+        if executor is None or self._value('mode') == 'inactive':
+            return False
+        chunks = executor.item('chunks')
+        publishers = '0' if chunks is None else chunks.values.get('publishers', '0')
+        return publishers == '0' and not any(node.may_answer for node in self.nodes)
 
     def _value(self, key: str) -> str:
         executor = self.executor
@@ -157,7 +222,7 @@ class RobotReport:
         for node in self.nodes:
             lines.append(f'  {node.claim.describe() if node.claim else _silent(node.name)}')
             # What the first line has said already.
-            items = [one for one in node.items if one.item != ITEM and one.text != why]
+            items = [one for one in node.items if one.item != ITEM and not _is_said(one, why)]
             width = max((len(one.item) for one in items), default=0)
             lines += [f'    {one.item:<{width}}  {_line_of(one, now_s)}' for one in items]
         if remedy := self.remedy():
@@ -265,6 +330,10 @@ def _line_of(item: HeardItem, now_s: float) -> str:
 
 def _age(ms: float) -> str:
     return f'{ms:.0f} ms' if abs(ms) < _SECOND_MS else f'{ms / _SECOND_MS:.1f} s'
+
+
+def _is_said(item: HeardItem, why: str) -> bool:
+    return item.text == why or (item.item == 'control' and why.startswith(item.text))
 
 
 def _silent(name: str) -> str:

@@ -139,3 +139,28 @@ def test_only_the_first_chunk_is_called_the_first() -> None:
     assert 'first chunk' in control(waiting, ANSWERS).text
     waiting.counters.taken_over = 19
     assert 'first chunk' not in control(waiting, ANSWERS).text
+
+
+@pytest.mark.parametrize('advice', [': call ~/start', ', then call ~/start', ', and call ~/start'])
+def test_a_stop_does_not_advise_a_start_that_would_be_refused(advice: str) -> None:
+    stopped = status_of(Mode.STOPPED, Reason.STARVED, f'the policy has not answered{advice}')
+    assert 'call ~/start' in control(stopped, ANSWERS).text
+    refused = control(stopped, ANSWERS, start_refused='the latch is closed')
+    assert 'call ~/start' not in refused.text and 'the latch is closed' in refused.text
+
+
+def test_a_stops_text_is_bounded_and_keeps_both_ends() -> None:
+    detail = f"'shoulder_pan' does not follow: {'look at it, ' * 20}: call ~/start"
+    stopped = status_of(Mode.STOPPED, Reason.TRACKING_ERROR, detail)
+    waits = replace(ANSWERS, policy_waits=f'/vla_policy waits: {"camera " * 20}is 6 s old')
+    item = control(stopped, waits, start_refused=f'nothing {"of the robot " * 20}is here')
+    assert len(item.text) < 300
+    assert item.text.startswith('stopped') and item.text.endswith('is 6 s old')
+    # In full for whoever looks further.
+    assert item.values['detail'] == detail
+
+
+def test_of_a_stop_without_a_refusal_the_cause_is_kept() -> None:
+    cause = "'shoulder_pan' is blocked, 0.05 of at most 0.05 (max_step) for 1.0 s (blocked_after_s)"
+    stopped = status_of(Mode.STOPPED, Reason.TRACKING_ERROR, f'{cause}; {"look at it, " * 40}')
+    assert cause in control(stopped, ANSWERS).text

@@ -13,6 +13,7 @@ from twist_robot import BOX, ROBOT, SPEC
 
 from vla_runtime.messages.trajectories import ns_to_stamp
 from vla_runtime.nodes.executor.robot_link import RobotLink
+from vla_runtime.nodes.executor.setup import measured_columns
 from vla_runtime.robot.file import load_robot
 from vla_runtime.robot.match import match_robot
 
@@ -50,6 +51,9 @@ def test_a_pose_in_the_boxs_frame_is_the_measured_position(
     match = match_robot(robot, SPEC, 'bundle')
     link = RobotLink(node, robot, match, lambda name, error: None)
     taken: list[tuple[object, ...]] = []
+    (tool,) = match.tools
+    sources = {one.name: one.measured_as for one in measured_columns(match)}
+    assert {sources[name] for name in tool.columns} == {tool.topic}
     take = link._pose_taker(lambda *given: taken.append(given), match.tools[0])
     take(pose('/base'))
     assert taken == [(('vy', 'vz'), [0.1, 0.3], 1_500_000_000, '/left/tcp_pose')]

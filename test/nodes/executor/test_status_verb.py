@@ -62,6 +62,13 @@ def test_an_empty_graph_gives_2_and_says_what_was_looked_at() -> None:
         assert word in text
 
 
+@pytest.mark.parametrize('name', ['left arm', '/1st', '/a//b', '/left-arm'])
+def test_a_namespace_that_is_none_is_refused_by_name(name: str, capsys) -> None:
+    assert main(['status', '--namespace', name]) == 2
+    said = capsys.readouterr()
+    assert repr(name) in said.err and not said.out
+
+
 @pytest.mark.parametrize('domain', ['abc', '233', '-1'])
 def test_a_domain_that_is_none_is_named(
     domain: str, monkeypatch: pytest.MonkeyPatch, capsys
@@ -75,6 +82,8 @@ def test_a_robot_that_is_ready_gives_0(bench: Bench) -> None:
     bench.wait_for_status('that it is ready', lambda s: s['level'] == 0)
     code, text = status('--namespace', 'arm')
     assert (code, 'call ~/start' in text) == (0, True)
+    code, text = status('--namespace', '/amr')
+    assert (code, '/arm' in text.split()) == (2, True)
 
 
 def test_a_node_that_could_not_be_configured_says_why(bench: Bench, bundle: Path) -> None:
@@ -103,6 +112,8 @@ def test_without_a_driver_it_asks_for_domain_and_range(bench: Bench, bundle: Pat
     assert 'ROS_DOMAIN_ID' in found['start_refused'] and 'driver' in found['start_refused']
     # Nothing of the 16 joints.
     assert 'shoulder_pan' not in found['start_refused']
+    assert 'no policy node' in found['why'] and found['state'] == 'not started'
+    assert found['remedy'].endswith('#nothing-in-the-graph')
 
 
 @pytest.mark.parametrize(

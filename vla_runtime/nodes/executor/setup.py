@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from vla_runtime.bundle.folder import BundleError, read_bundle
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.execution.clamp_latch import ClampLatch
+from vla_runtime.execution.columns import Column
 from vla_runtime.execution.config import ExecutorConfig
 from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.files.package_files import share_folder
@@ -84,6 +86,18 @@ def read_files(given: Mapping[str, Any]) -> tuple[Robot, BundleSpec, RobotMatch,
     return robot, spec, match, units
 
 
+def measured_columns(match: RobotMatch) -> tuple[Column, ...]:
+    """Return the columns; those of a twist's tool say what its position is measured by."""
+    sources = {
+        name: tool.joints[at] if tool.joints else str(tool.topic)
+        for tool in match.tools
+        for at, name in enumerate(tool.columns)
+    }
+    return tuple(
+        replace(column, measured_as=sources.get(column.name, '')) for column in match.columns
+    )
+
+
 def make_core(
     given: Mapping[str, Any],
     robot: Robot,
@@ -104,7 +118,7 @@ def make_core(
         step_time_s: time of a step of the bundle's policy.
     """
     config = ExecutorConfig(
-        columns=match.columns,
+        columns=measured_columns(match),
         limits=match.limits,
         form=match.written,
         start=robot.start,

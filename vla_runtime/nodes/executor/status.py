@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -11,6 +12,7 @@ import numpy as np
 from vla_runtime.execution.command import CommandKind, Counters, LimitKind, Reason
 from vla_runtime.execution.config import ExecutorStatus, Mode
 from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.files.quotes import one_line
 from vla_runtime.messages.diagnostics import Level, StatusItem, without_numbers
 from vla_runtime.nodes.executor.control_loop import LoopStatus, TimedHandover
 from vla_runtime.nodes.executor.parameters import values_in_force
@@ -42,6 +44,10 @@ OF_STATES = (
 )
 # A request is answered within an inference; after so long, say who does not answer.
 _SILENT_AFTER_S = 1.0
+# Characters of the text of a robot that does not run; the values have everything. `vla_runtime
+# status` writes the namespace and a word before and behind it, and prints no more than 300.
+_LONGEST = 260
+_ADVICE = re.compile(r'(:|,? then|,? and) call ~/start(, which asks once more)?\b')
 # p99 of the lateness above this share of the period is worth a warning.
 _LATE_SHARE = 0.5
 _GAVE_WAY = (
@@ -168,7 +174,8 @@ def control(
         text = f'{conflict}; end one of them; {text}'
     if executor.mode is not Mode.RUNNING:
         level = max(level, Level.WARN if start_refused or answers.policy_waits else Level.OK)
-        text += _before_start(executor, start_refused, answers.policy_waits)
+        start = _before_start(executor, start_refused, answers.policy_waits)
+        text = _bounded(text, start, refused=bool(start_refused))
     if executor.dry_run:
         text = f'dry run, nothing is published: {text}'
     values = _control_values(status) | {
@@ -189,6 +196,21 @@ def _before_start(executor: ExecutorStatus, refused: str, policy_waits: str) -> 
     else:
         text = f'; ~/start would be refused: {refused}'
     return text + (f'; {policy_waits}' if policy_waits else '')
+
+
+def _bounded(stands: str, start: str, *, refused: bool) -> str:
+    """Join why the robot stands and what a start would answer, of which the second is kept longest.
+
+    Args:
+        refused: a start would be, and advice to call ~/start is left out.
+    """
+    if refused:
+        stands = _ADVICE.sub('', stands)
+    room = max(_LONGEST - len(start), _LONGEST // 2)
+    if len(stands) > room:
+        # The cause comes first.
+        stands = f'{stands[:room]} …'
+    return one_line(stands + start, _LONGEST)
 
 
 def _goes_on_by_itself(executor: ExecutorStatus) -> bool:

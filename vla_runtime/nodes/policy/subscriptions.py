@@ -27,6 +27,7 @@ from vla_runtime.sensors.camera_buffer import Frame
 from vla_runtime.sensors.joint_buffer import JointSource
 from vla_runtime.sensors.synchronizer import Synchronizer, SyncLimits
 
+_GONE = 'no node publishes it any more: its driver has ended or its cable is off'
 _IMAGE_TYPES = {'raw': Image, 'compressed': CompressedImage}
 
 
@@ -78,6 +79,8 @@ class Sensors:
         self._group = MutuallyExclusiveCallbackGroup()
         self._subscriptions: list[Subscription] = []
         self._mends: list[str] = []
+        # Topics that messages have come on.
+        self._heard: set[str] = set()
         for name, camera in match.cameras.items():
             if name in match.earlier:
                 continue
@@ -109,6 +112,9 @@ class Sensors:
                 continue
             message_type: Any = subscription.msg_type
             kind, topic = type_name(message_type), subscription.topic_name
+            if topic in self._heard and not self._node.count_publishers(topic):
+                found[topic] = _GONE
+                continue
             near = images if kind in images else [kind]
             if why := why_silent(self._node, topic, kind, subscription.qos_profile, near):
                 found[topic] = f'{why}; {mend}'
@@ -122,7 +128,12 @@ class Sensors:
         mend: str,
     ) -> None:
         stamps = MessageStamps(self._node.get_clock(), source.stamp)
-        callback = partial(take, stamps)
+        topic = self._node.resolve_topic_name(source.topic)
+
+        def callback(message: Any) -> None:
+            self._heard.add(topic)
+            take(stamps, message)
+
         qos = QoSProfile(
             depth=source.depth,
             reliability=(
