@@ -359,6 +359,7 @@ def test_a_link_needs_a_urdf(tmp_path):
         load_robot(path)
 
 
+@needs_pinocchio
 @pytest.mark.parametrize('kind', ['pose_stamped', 'twist_stamped'])
 def test_the_state_of_a_pose_that_an_output_carries_is_measured_through_the_joints(tmp_path, kind):
     spec = pose_spec('axis_angle')
