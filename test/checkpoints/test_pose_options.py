@@ -240,7 +240,7 @@ def test_euler_angles_keep_their_axes(folder, tmp_path):
         ),
         (
             (*NAMED, *('--pose', f'left={",".join(ACTIONS[:6])}'), '--pose-rotation', 'axis_angle'),
-            "--pose left names 'dx', and so does --pose hand",
+            '--pose hand and --pose left both name dx, dy, dz, drx, dry, drz',
         ),
     ],
 )

@@ -721,14 +721,16 @@ def test_a_measured_pose_that_the_bundle_takes_for_joints_is_pointed_at_the_expo
     assert f'--pose-state {",".join(names)}' in line
 
 
-def test_a_state_without_a_unit_that_is_named_as_a_pose_is_pointed_at_its_option_first(
-    tmp_path,
+@pytest.mark.parametrize('declared', [True, False])
+def test_a_state_without_a_unit_that_is_named_as_a_pose_is_one_line_with_its_option(
+    tmp_path, declared
 ) -> None:
-    lines = told(tmp_path, CART, twist_policy(poses=(CART_TWIST,), unit='1'))
-    assert len(lines) == 6
-    for line, name, unit in zip(lines, POSE_NAMES, UNITS, strict=True):
-        assert line.index('--pose-state') < line.index("'zero'")
-        assert f'--units state:{name}={unit}' in line
+    spec = twist_policy(poses=(CART_TWIST,) if declared else (), unit='1')
+    lines = told(tmp_path, CART, spec)
+    (line,) = [line for line in lines if ': state' in line]
+    assert f'--pose-state {",".join(POSE_NAMES)}' in line and '--units' in line
+    assert len(lines) == (1 if declared else 2)
+    assert not any("'zero'" in line for line in lines)
     pose = replace(CART_TWIST, state_position=POSE_NAMES[:3], state_rotation=POSE_NAMES[3:])
     (tmp_path / 'arm.yaml').write_text(CART)
     match = match_robot(load_robot(tmp_path / 'arm.yaml'), twist_policy(poses=(pose,)), 'bundle')

@@ -88,17 +88,16 @@ def _named_poses(
         )
         measured = ()
     found: list[PoseSpec] = []
-    taken: dict[str, str] = {}
     for at, (name, names) in enumerate(options.poses.items()):
         of_state = measured[at * length : (at + 1) * length]
         kind = _kind(name, names, options, missing)
         fits = _fits(f'--pose {name}', names, actions, 'action', form, missing)
         if measured:
             fits &= _fits('--pose-state', of_state, state, 'dimension of the state', form, missing)
-        for one in dict.fromkeys(names):
-            if one in taken:
-                missing.conflict(f"--pose {name} names '{one}', and so does --pose {taken[one]}")
-            taken.setdefault(one, name)
+        for other, names_of_other in list(options.poses.items())[:at]:
+            shared = [one for one in names_of_other if one in names]
+            if shared:
+                missing.conflict(f'--pose {other} and --pose {name} both name {", ".join(shared)}')
         if kind == 'delta' and options.pose_state is None:
             missing.ask(
                 '--pose-state',

@@ -394,25 +394,29 @@ class _Matcher:
             )
         if not found and not self._poses:
             return
-        for names in self._poses_in_state():
-            lacking = [name for name in names if name not in self._joints]
-            if lacking:
-                self._explained |= {('state', name) for name in names}
-                self._conflict(
-                    f'state[{self._spec.state_names.index(names[0])}].name',
-                    f'{", ".join(names)} are named as the measured pose of an end effector, but '
-                    'the bundle takes them for joints: export it again with --pose-state '
-                    f'{",".join(names)}',
-                )
-
-    def _poses_in_state(self) -> list[tuple[str, ...]]:
-        """Names in the state that are called as a pose, and that no pose of the bundle holds."""
         held = {
             name
             for pose in self._spec.poses
             for name in (*pose.state_position, *pose.state_rotation)
         }
-        return list(named_as_poses([name for name in self._spec.state_names if name not in held]))
+        units = {item.name: item.unit for item in self._spec.state}
+        for names in named_as_poses([name for name in units if name not in held]):
+            if not all(self._can_measure(name, units[name]) for name in names):
+                self._explained |= {('state', name) for name in names}
+                self._conflict(
+                    f'state[{list(units).index(names[0])}].name',
+                    f'{", ".join(names)} are named as the measured pose of an end effector, but '
+                    'the bundle takes them for joints: export it again with --pose-state '
+                    f'{",".join(names)}, or with their units (--units) where joints measure them',
+                )
+
+    def _can_measure(self, name: str, unit: str) -> bool:
+        """Return whether a joint is called so, and its unit can become this one."""
+        joint = self._joints.get(name)
+        if joint is None:
+            return False
+        dimensions = SIZE[unit][0], SIZE[joint.unit][0]
+        return dimensions[0] == dimensions[1] or None not in (joint.zero, joint.one)
 
     def _is_carried(self, pose: PoseSpec) -> bool:
         """Return whether an output of the robot carries a pose of this name."""
@@ -565,9 +569,9 @@ class _Matcher:
             )
 
     def _joint_of(self, field: str, name: str) -> RobotJoint | None:
-        joint = self._joints.get(name)
-        if joint is None and (field.partition('[')[0], name) in self._explained:
+        if (field.partition('[')[0], name) in self._explained:
             return None
+        joint = self._joints.get(name)
         self._asked.add(name)
         if joint is None:
             hint = did_you_mean(name, self._joints)
@@ -583,13 +587,7 @@ class _Matcher:
         joint = self._joint_of(f'state[{index}].name', item.name)
         if joint is None:
             return '', 1.0, 0.0
-        first = ''
-        if self._spec.poses and any(item.name in names for names in self._poses_in_state()):
-            first = (
-                'name it in --pose-state of the export if it is of a pose, or give its unit with '
-                f'--units state:{item.name}={joint.unit}; else '
-            )
-        return joint.name, *self._convert(f'state[{index}].unit', item.unit, joint, first)
+        return joint.name, *self._convert(f'state[{index}].unit', item.unit, joint)
 
     def _column(self, action: ActionSpec) -> Column:
         kind: ColumnKind = 'velocity' if action.kind == 'velocity' else 'position'
@@ -611,10 +609,8 @@ class _Matcher:
         scale, offset = self._convert(f'actions[{index}].unit', unit, joint)
         return scale, 0.0 if action.kind == 'velocity' else offset
 
-    def _convert(
-        self, field: str, unit: str, joint: RobotJoint, first: str = ''
-    ) -> tuple[float, float]:
-        """Scale and offset from the policy's unit to the joint's; `first`: what mends it first."""
+    def _convert(self, field: str, unit: str, joint: RobotJoint) -> tuple[float, float]:
+        """Scale and offset from the policy's unit to the joint's."""
         unit = unit.removesuffix('/s')
         dimension, size = SIZE[unit]
         joint_dimension, joint_size = SIZE[joint.unit]
@@ -625,8 +621,7 @@ class _Matcher:
         if dimension == joint_dimension:
             return size / joint_size, 0.0
         mend = (
-            f"{first}give the joint 'zero' and 'one': its positions where the policy says 0 and "
-            f'{full:g}'
+            f"give the joint 'zero' and 'one': its positions where the policy says 0 and {full:g}"
             if dimension == 'none'
             else "correct the bundle's or the joint's unit"
         )
