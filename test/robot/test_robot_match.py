@@ -713,6 +713,15 @@ def test_a_twist_that_no_pose_holds_is_pointed_at_the_export_and_at_no_joint(tmp
     assert f'--pose-state {",".join(names)}' in lines[1]
 
 
+def test_a_joint_that_is_called_a_little_otherwise_is_no_undeclared_pose(tmp_path) -> None:
+    spec = policy(
+        measured(('turn', 'rad')),
+        absolute(*zip(('x', 'y', 'z', 'rx', 'ry', 'rz'), UNITS, strict=True)),
+    )
+    (line,) = told(tmp_path, CART.replace('name: rx', 'name: rxx'), spec)
+    assert "no joint 'rx'" in line and "did you mean 'rxx'" in line
+
+
 def test_a_measured_pose_that_the_bundle_takes_for_joints_is_pointed_at_the_export(
     tmp_path,
 ) -> None:
@@ -731,6 +740,12 @@ def test_a_state_without_a_unit_that_is_named_as_a_pose_is_one_line_with_its_opt
     assert f'--pose-state {",".join(POSE_NAMES)}' in line and '--units' in line
     assert len(lines) == (1 if declared else 2)
     assert not any("'zero'" in line for line in lines)
+    # Joints that say what 0 and 1 are measure it.
+    ranged = CART.replace('upper: 9, velocity: 9}', 'upper: 9, velocity: 9, zero: 0, one: 2}')
+    (tmp_path / 'arm.yaml').write_text(ranged)
+    whole = twist_policy(poses=(CART_TWIST,), unit='1')
+    match = match_robot(load_robot(tmp_path / 'arm.yaml'), whole, 'bundle')
+    assert match.state.to_robot(np.ones(6)) == pytest.approx([2.0] * 6)
     pose = replace(CART_TWIST, state_position=POSE_NAMES[:3], state_rotation=POSE_NAMES[3:])
     (tmp_path / 'arm.yaml').write_text(CART)
     match = match_robot(load_robot(tmp_path / 'arm.yaml'), twist_policy(poses=(pose,)), 'bundle')

@@ -380,7 +380,7 @@ class _Matcher:
         """Note numbers that are named as a pose, that no pose holds, and that are no joints."""
         actions = [name for name in self._spec.action_names if name not in self._pose_of]
         found = [
-            names for names in named_as_poses(actions) if not all(map(self._joints.get, names))
+            names for names in named_as_poses(actions) if not any(map(self._joints.get, names))
         ]
         places = {name: index for index, name in enumerate(self._spec.action_names)}
         called = [pose.name for pose in self._robot.poses]
@@ -411,12 +411,12 @@ class _Matcher:
                 )
 
     def _can_measure(self, name: str, unit: str) -> bool:
-        """Return whether a joint is called so, and its unit can become this one."""
+        """Return whether a joint is called so, and has a meaning for a state without a unit."""
         joint = self._joints.get(name)
         if joint is None:
             return False
-        dimensions = SIZE[unit][0], SIZE[joint.unit][0]
-        return dimensions[0] == dimensions[1] or None not in (joint.zero, joint.one)
+        has_range = joint.zero is not None and joint.one is not None
+        return has_range or SIZE[unit][0] != 'none' or SIZE[joint.unit][0] == 'none'
 
     def _is_carried(self, pose: PoseSpec) -> bool:
         """Return whether an output of the robot carries a pose of this name."""
