@@ -28,12 +28,14 @@ OPTIONS = (
 )
 
 
-def write_libero_folder(target: Path, mean: np.ndarray, std: np.ndarray) -> Path:
-    """Write a folder whose actions, (7,), have this mean and this spread."""
+def write_libero_folder(
+    target: Path, mean: np.ndarray, std: np.ndarray, state: int = len(STATE)
+) -> Path:
+    """Write a folder whose actions, (n,), have this mean and this spread; LIBERO has 7 of them."""
     shutil.copytree(tokenizer_of('smolvla').parent, target)
     random = np.random.default_rng(7)
     groups = {
-        'observation.state': {'mean': 0.2 * random.normal(size=8), 'std': np.full(8, 0.3)},
+        'observation.state': {'mean': 0.2 * random.normal(size=state), 'std': np.full(state, 0.3)},
         'action': {'mean': mean, 'std': std},
     }
     for path in target.glob('policy_*processor_step_*.safetensors'):
@@ -44,8 +46,8 @@ def write_libero_folder(target: Path, mean: np.ndarray, std: np.ndarray) -> Path
             for name, values in numbers.items():
                 tensors[f'{group}.{name}'] = values.astype(np.float32)
         save_file(tensors, path)
-    features = {'observation.state': {'type': 'STATE', 'shape': [8]}}
-    actions = {'action': {'type': 'ACTION', 'shape': [7]}}
+    features = {'observation.state': {'type': 'STATE', 'shape': [state]}}
+    actions = {'action': {'type': 'ACTION', 'shape': [len(mean)]}}
     inputs = json.loads((target / 'config.json').read_text())['input_features'] | features
     edit_config(target, input_features=inputs, output_features=actions)
     both = inputs | actions

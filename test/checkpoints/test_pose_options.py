@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,9 @@ from libero_folders import ACTIONS, OPTIONS, POSE_OPTIONS, SCALE, STATE, write_l
 from rotation_oracle import rodrigues
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.checkpoints.pose_options import pose_notes
+from vla_runtime.checkpoints.errors import ExportError
+from vla_runtime.checkpoints.missing_facts import MissingFacts
+from vla_runtime.checkpoints.pose_options import declared_poses, pose_notes
 from vla_runtime.cli.main import main
 from vla_runtime.policy import Policy
 from vla_runtime.types import CommittedPlan, Observation
@@ -231,6 +234,14 @@ def test_euler_angles_keep_their_axes(folder, tmp_path):
         (('--pose-rotation', 'axis_angle'), '--pose-rotation'),
         ((*NAMED, '--pose-rotation', 'axis_angle', *POSE_OPTIONS), '--pose-steps'),
         ((*NAMED, '--pose-rotation', 'axis_angle', '--pose-state', 'x,y,z'), '--pose-state'),
+        (
+            ('--pose', 'hand=dx,dy,dz,drx,dry,dry', '--pose-rotation', 'axis_angle'),
+            "'dry' twice",
+        ),
+        (
+            (*NAMED, *('--pose', f'left={",".join(ACTIONS[:6])}'), '--pose-rotation', 'axis_angle'),
+            '--pose hand and --pose left both name dx, dy, dz, drx, dry, drz',
+        ),
     ],
 )
 def test_a_pose_that_is_not_whole_is_asked_for_by_option(folder, capsys, options, named):
@@ -244,6 +255,76 @@ def test_actions_named_as_a_pose_that_nothing_declares_are_pointed_at():
     assert '--pose tool=x,y,z,rx,ry,rz' in note
     twist = ('vx', 'vy', 'vz', 'wx', 'wy', 'wz')
     (note,) = pose_notes(SimpleNamespace(poses=(), action_names=(*twist, 'grip')))
-    assert '--pose tool=vx,vy,vz,wx,wy,wz' in note
+    joined = ','.join(twist)
+    assert f'--pose tool={joined} --pose-rotation axis_angle --velocity {joined}' in note
+    arms = [f'{side}_{name}' for side in ('left', 'right') for name in twist]
+    assert len(pose_notes(SimpleNamespace(poses=(), action_names=arms))) == 2
     assert pose_notes(SimpleNamespace(poses=(), action_names=('x', 'y', 'z', 'grip'))) == ()
     assert pose_notes(SimpleNamespace(poses=('hand',), action_names=names)) == ()
+
+
+@pytest.mark.parametrize('rotation', ['euler_rzyx', 'euler_sxyz', 'quaternion_xyzw', 'rotation_6d'])
+def test_a_twist_in_a_form_that_is_no_angular_velocity_is_refused(folder, capsys, rotation):
+    names = [*ACTIONS, 'a', 'b']
+    count = {'quaternion_xyzw': 7, 'rotation_6d': 9}.get(rotation, 6)
+    joined = ','.join(names[:count])
+    message = said(
+        folder,
+        capsys,
+        *('--pose', f'hand={joined}', '--velocity', joined, '--pose-rotation', rotation),
+    )
+    assert re.search(rf'--pose hand is a twist.*axis_angle.*says {rotation}\.', message)
+
+
+def test_deltas_of_a_pose_ask_for_what_measures_it_and_for_their_axes(folder, capsys):
+    message = said(
+        folder,
+        capsys,
+        *(*NAMED, '--pose-rotation', 'axis_angle', '--delta', ','.join(ACTIONS[:6])),
+    )
+    assert set(re.findall(r'^  (--\S+)', message, flags=re.M)) == {'--pose-state', '--pose-frame'}
+    assert 'contradict' not in message
+
+
+def test_velocities_that_are_deltas_too_are_one_line_with_both_options(folder, capsys):
+    joined = ','.join(ACTIONS[:6])
+    message = said(
+        folder,
+        capsys,
+        *(*NAMED, '--pose-rotation', 'axis_angle', '--velocity', joined, '--delta', joined),
+    )
+    (line,) = [line for line in message.splitlines() if 'dx' in line]
+    assert '--velocity and --delta both name' in line
+
+
+def test_too_few_names_of_the_state_for_two_poses_are_counted_once(folder, capsys):
+    poses = ('--pose', 'left=dx,dy,dz,drx,dry,drz', '--pose', 'right=dx,dy,dz,drx,dry,grip')
+    message = said(folder, capsys, *poses, '--pose-rotation', 'axis_angle', *MEASURED)
+    assert message.count('--pose-state') == 1
+    assert '12 are expected' in message
+
+
+@pytest.mark.parametrize('strange', ['dw', 'dx'])
+def test_a_pose_of_strange_actions_is_none_though_its_state_is_whole(strange):
+    options = SimpleNamespace(
+        poses={'hand': (*ACTIONS[:5], strange)},
+        pose_rotation='axis_angle',
+        pose_state=tuple(STATE[:6]),
+        pose_steps=None,
+        pose_scale=None,
+        pose_frame=None,
+        velocities=(),
+        deltas=None,
+    )
+    noted = MissingFacts(Path('folder'), SimpleNamespace(kind='', family='', questions=()))
+    assert declared_poses(options, tuple(STATE), tuple(ACTIONS), noted) == ()
+    with pytest.raises(ExportError, match=strange):
+        noted.raise_if_any()
+
+
+@pytest.mark.parametrize('said_form', ['euler_xyz', 'euler', 'quat', 'euler_sxxz', 'euler_sXYZ'])
+def test_a_form_that_is_none_is_explained(folder, capsys, said_form):
+    message = said(folder, capsys, *NAMED, '--pose-rotation', said_form)
+    assert 'euler_ and s or r, then three axes, such as euler_sxyz' in message
+    known = 'quaternion_xyzw' if said_form == 'quat' else "did you mean 'euler_sxyz'?"
+    assert known in message

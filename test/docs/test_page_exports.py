@@ -13,6 +13,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -268,6 +269,13 @@ def libero(here: Path) -> tuple[str, ...]:
     return ('--vision-heads', '4', '--kv-heads', '2')
 
 
+def twist(here: Path, numbers: int = 6) -> tuple[str, ...]:
+    write_libero_folder(
+        here / 'path/to/checkpoint', np.zeros(numbers), np.full(numbers, 0.3), state=numbers
+    )
+    return ('--vision-heads', '4', '--kv-heads', '2')
+
+
 def adapter(here: Path) -> tuple[str, ...]:
     lora = RELEASES / '0.6.1_pi05_lora'
     write_release(lora, here / 'path/to/adapter')
@@ -306,6 +314,8 @@ MAKERS: dict[tuple[str, str], Callable[[Path], tuple[str, ...]]] = {
     ('path/to/checkpoint', 'paligemma_tokenizer.model'): lerobot_pi,
     ('path/to/checkpoint', 'path/to/tokenizer.json'): lerobot_pi,
     ('path/to/checkpoint', '--pose-steps'): libero,
+    ('path/to/checkpoint', 'vx,vy,vz,wx,wy,wz,grip'): partial(twist, numbers=7),
+    ('path/to/checkpoint', '--pose'): twist,
     ('path/to/adapter', '--base'): adapter,
     ('path/to/act', ''): act,
     ('path/to/evo1', ''): evo1,
@@ -369,10 +379,15 @@ def test_an_export_of_a_page_runs_as_it_is_written(tmp_path, monkeypatch, page, 
     spec = read_bundle(words[words.index('--out') + 1]).spec
     if '--pose-steps' in words:
         assert [pose.delta_from for pose in spec.poses] == ['step']
+    # Without units of its own, what is measured of the pose has them by --pose-state.
+    for pose in spec.poses:
+        measured = (*pose.state_position, *pose.state_rotation)
+        units = {one.name: one.unit for one in spec.state}
+        assert [units[name] for name in measured] == [*'mmm', *['rad'] * 3]
     # What a quick start says next. The tiny ACT's images are not of the robot's size.
     for robot in robots_of(page) if spec.family != 'act' else ():
         assert main(['check', robot, words[words.index('--out') + 1]]) == 0
     # Units are as the page says, whatever the data set calls the gripper.
     assert {one.unit for one in (*spec.state, *spec.actions)} <= {
-        *('rad', 'deg', '1', 'percent', 'm'),
+        *('rad', 'deg', '1', 'percent', 'm', 'm/s', 'rad/s'),
     }

@@ -42,6 +42,7 @@ TOOL = PoseSpec(
     frame='base',
     euler_axes='sxyz',
 )
+TWIST = replace(TOOL, form='axis_angle', euler_axes=None, kind='velocity')
 ARM = """
 format: 1
 name: arm
@@ -310,9 +311,9 @@ def test_a_urdf_only_ever_tightens(tmp_path: Path, arm: Robot) -> None:
             'actions',
             "interface is 'position', but the policy commands the velocity of ['hand']",
         ),
-        (pose_policy(replace(TOOL, name='flange')), 'actions[0].name', "pose 'flange'"),
+        (pose_policy(replace(TOOL, name='flange')), 'poses[0].name', "alias 'flange'"),
         (
-            pose_policy(replace(TOOL, kind='velocity'), 'm/s', 'rad/s'),
+            pose_policy(TWIST, 'm/s', 'rad/s'),
             'poses',
             "'tool' is velocity and needs twist_stamped",
         ),
@@ -370,6 +371,28 @@ def test_a_few_unknown_names_are_told_one_by_one() -> None:
         match_robot(robot, spec, 'bundle')
     fields = [line.split(': ')[1] for line in str(caught.value).splitlines()]
     assert fields == ['cameras[0].name', 'state[5].name']
+
+
+@pytest.mark.parametrize(
+    ('known', 'unknown', 'is_another'),
+    [(4, 4, False), (3, 5, True), (6, 6, False), (5, 7, True), (0, 4, False)],
+)
+def test_a_bundle_is_of_another_robot_where_more_than_four_and_than_half_is_unknown(
+    tmp_path, known, unknown, is_another
+) -> None:
+    joints = ''.join(
+        f'  - {{name: known{at}, unit: rad, lower: -1, upper: 1, velocity: 1}}\n'
+        for at in range(known)
+    )
+    (tmp_path / 'arm.yaml').write_text(ARM.replace('cameras:', f'{joints}cameras:'))
+    names = [f'known{at}' for at in range(known)] + [f'strange{at}' for at in range(unknown)]
+    named = [(name, 'rad') for name in names]
+    spec = policy(measured(*named), absolute(*named))
+    with pytest.raises(MatchError) as caught:
+        match_robot(load_robot(tmp_path / 'arm.yaml'), spec, 'bundle')
+    lines = str(caught.value).splitlines()
+    assert ('is of another robot' in lines[0]) == is_another
+    assert len(lines) == (1 if is_another else 2 * unknown)
 
 
 def test_a_joints_tolerances_scale_with_its_unit(tmp_path):
@@ -446,7 +469,8 @@ def test_an_action_of_a_pose_has_the_poses_limits_and_unit_where_a_joint_is_call
     path = tmp_path / 'arm.yaml'
     path.write_text(text)
     rate = '/s' if kind == 'velocity' else ''
-    spec = pose_policy(replace(TOOL, kind=kind), 'm' + rate, 'rad' + rate)
+    pose = TWIST if kind == 'velocity' else replace(TOOL, kind=kind)
+    spec = pose_policy(pose, 'm' + rate, 'rad' + rate)
     # The URDF knows the joints and nothing of the pose.
     robot = replace(load_robot(path), urdf_text=URDF)
     match = match_robot(robot, replace(spec, state=measured(('x', 'm'))), 'bundle')
@@ -476,7 +500,7 @@ def test_a_twist_that_no_output_carries_is_the_velocities_of_its_joints(tmp_path
     output = f'{{kind: joint_state, topic: t, interface: velocity, joints: [{", ".join(names)}]}}'
     path = tmp_path / 'arm.yaml'
     path.write_text(f'{text}outputs: [{output}]\n')
-    spec = pose_policy(replace(TOOL, kind='velocity'), 'm/s', 'rad/s')
+    spec = pose_policy(TWIST, 'm/s', 'rad/s')
     match = match_robot(load_robot(path), spec, 'bundle')
     assert match.limits.velocity == pytest.approx([7.0] * 6)
     assert match.actions.to_robot(np.ones(6)) == pytest.approx([1e3] * 3 + [1.0] * 3)
@@ -542,17 +566,18 @@ def test_accelerations_of_a_pose_are_those_of_its_columns(tmp_path):
     assert limits.acceleration == pytest.approx([2.0] * 3 + [5.0] * 4)
     assert limits.braking_s == pytest.approx(0.25)
     path.write_text(TWIST_ARM.replace('angular_velocity: 1.0}', given))
-    twist = pose_policy(replace(TOOL, kind='velocity'), 'm/s', 'rad/s')
+    twist = pose_policy(TWIST, 'm/s', 'rad/s')
     limits = match_robot(load_robot(path), twist, 'bundle').limits
     assert limits.acceleration == pytest.approx([2.0] * 3 + [5.0] * 3)
     assert limits.velocity == pytest.approx([0.5] * 3 + [1.0] * 3)
 
 
-@pytest.mark.parametrize('form', ['quaternion_wxyz', 'quaternion_xyzw', 'rotation_6d'])
-def test_a_twist_that_is_no_three_numbers_is_a_conflict_that_says_what_mends_it(tmp_path, form):
+@pytest.mark.parametrize('form', ['quaternion_wxyz', 'quaternion_xyzw', 'rotation_6d', 'euler'])
+def test_a_twist_that_is_no_angular_velocity_is_a_conflict_that_says_what_mends_it(tmp_path, form):
     path = tmp_path / 'arm.yaml'
     path.write_text(TWIST_ARM)
-    pose = replace(TOOL, rotation=FORMS[form], form=form, euler_axes=None, kind='velocity')
+    axes = 'rzyx' if form == 'euler' else None
+    pose = replace(TOOL, rotation=FORMS[form], form=form, euler_axes=axes, kind='velocity')
     with pytest.raises(
         MatchError, match=rf"poses\[0\]\.form: 'tool' is velocity .*{form}.*axis_angle"
     ):
@@ -628,3 +653,127 @@ def test_a_joint_that_the_urdf_says_nothing_about_needs_limits_of_its_own(
     joints = [replace(one, velocity=None) if one.name == 'lift' else one for one in joints]
     with pytest.raises(MatchError, match=words):
         match_robot(replace(robot, joints=tuple(joints)), spec, 'bundle')
+
+
+# ------------------------------------------------------------ poses that the files name otherwise
+
+TWIST_NAMES = ('vx', 'vy', 'vz', 'wx', 'wy', 'wz')
+POSE_NAMES = ('x', 'y', 'z', 'rx', 'ry', 'rz')
+UNITS = ('m',) * 3 + ('rad',) * 3
+CART = TWIST_ARM.replace(
+    'cameras:',
+    ''.join(
+        f'  - {{name: {name}, unit: {unit}, lower: -9, upper: 9, velocity: 9}}\n'
+        for name, unit in zip(POSE_NAMES, UNITS, strict=True)
+    )
+    + 'cameras:',
+)
+
+
+def told(folder: Path, text: str, spec: BundleSpec) -> list[str]:
+    path = folder / 'arm.yaml'
+    path.write_text(text)
+    with pytest.raises(MatchError) as caught:
+        match_robot(load_robot(path), spec, 'bundle')
+    return str(caught.value).splitlines()
+
+
+def twist_policy(
+    *, poses: tuple[PoseSpec, ...] = (), unit: str = '', names: tuple[str, ...] = POSE_NAMES
+) -> BundleSpec:
+    """A policy that measures a pose and says a twist; `unit`: of the state, m and rad without."""
+    units = (unit,) * 6 if unit else UNITS
+    rates = ('m/s',) * 3 + ('rad/s',) * 3
+    return policy(
+        measured(*zip(names, units, strict=True)),
+        tuple(ActionSpec(*one, 'velocity') for one in zip(TWIST_NAMES, rates, strict=True)),  # type: ignore[arg-type]
+        poses=poses,
+    )
+
+
+CART_TWIST = PoseSpec(
+    'tool',
+    TWIST_NAMES[:3],
+    TWIST_NAMES[3:],
+    'axis_angle',
+    'velocity',
+    'base',  # type: ignore[arg-type]
+)
+
+
+def test_a_twist_that_no_pose_holds_is_pointed_at_the_export_and_at_no_joint(tmp_path) -> None:
+    joined = ','.join(TWIST_NAMES)
+    (line,) = told(tmp_path, CART, twist_policy())
+    assert f'--pose tool={joined} --pose-rotation axis_angle --velocity {joined}' in line
+    assert 'did you mean' not in line
+    # Where nothing measures the state, it is of the pose, too.
+    names = tuple(f'tcp_{name}' for name in POSE_NAMES)
+    lines = told(tmp_path, CART, twist_policy(names=names))
+    assert [line.split(': ')[1] for line in lines] == ['actions[0].name', 'state[0].name']
+    assert f'--pose-state {",".join(names)}' in lines[1]
+
+
+def test_a_joint_that_is_called_a_little_otherwise_is_no_undeclared_pose(tmp_path) -> None:
+    spec = policy(
+        measured(('turn', 'rad')),
+        absolute(*zip(('x', 'y', 'z', 'rx', 'ry', 'rz'), UNITS, strict=True)),
+    )
+    (line,) = told(tmp_path, CART.replace('name: rx', 'name: rxx'), spec)
+    assert "no joint 'rx'" in line and "did you mean 'rxx'" in line
+
+
+def test_a_measured_pose_that_the_bundle_takes_for_joints_is_pointed_at_the_export(
+    tmp_path,
+) -> None:
+    names = tuple(f'tcp_{name}' for name in POSE_NAMES)
+    (line,) = told(tmp_path, CART, twist_policy(poses=(CART_TWIST,), names=names))
+    assert f'--pose-state {",".join(names)}' in line
+
+
+@pytest.mark.parametrize('declared', [True, False])
+def test_a_state_without_a_unit_that_is_named_as_a_pose_is_one_line_with_its_option(
+    tmp_path, declared
+) -> None:
+    spec = twist_policy(poses=(CART_TWIST,) if declared else (), unit='1')
+    lines = told(tmp_path, CART, spec)
+    (line,) = [line for line in lines if ': state' in line]
+    assert f'--pose-state {",".join(POSE_NAMES)}' in line and '--units' in line
+    assert len(lines) == (1 if declared else 2)
+    assert not any("'zero'" in line for line in lines)
+    # Joints that say what 0 and 1 are measure it.
+    ranged = CART.replace('upper: 9, velocity: 9}', 'upper: 9, velocity: 9, zero: 0, one: 2}')
+    (tmp_path / 'arm.yaml').write_text(ranged)
+    whole = twist_policy(poses=(CART_TWIST,), unit='1')
+    match = match_robot(load_robot(tmp_path / 'arm.yaml'), whole, 'bundle')
+    assert match.state.to_robot(np.ones(6)) == pytest.approx([2.0] * 6)
+    pose = replace(CART_TWIST, state_position=POSE_NAMES[:3], state_rotation=POSE_NAMES[3:])
+    (tmp_path / 'arm.yaml').write_text(CART)
+    match = match_robot(load_robot(tmp_path / 'arm.yaml'), twist_policy(poses=(pose,)), 'bundle')
+    assert match.measured_joints == POSE_NAMES
+
+
+def test_a_pose_of_another_name_is_one_line_that_gives_the_alias(tmp_path) -> None:
+    pose = replace(CART_TWIST, state_position=POSE_NAMES[:3], state_rotation=POSE_NAMES[3:])
+    spec = twist_policy(poses=(pose,))
+    other = CART.replace('name: tool', 'name: gripper_tip').replace(
+        'pose: tool', 'pose: gripper_tip'
+    )
+    (line,) = told(tmp_path, other, spec)
+    assert "the robot file's pose is 'gripper_tip': give it the alias 'tool'" in line
+    mended = other.replace('name: gripper_tip', 'name: gripper_tip, aliases: [tool]')
+    (tmp_path / 'arm.yaml').write_text(mended)
+    assert match_robot(load_robot(tmp_path / 'arm.yaml'), spec, 'bundle').outputs[0].pose == pose
+    # A robot without poses measures and moves none.
+    bare = CART[: CART.index('poses:')] + CART[CART.index('outputs:') :]
+    (line,) = told(
+        tmp_path,
+        bare.replace('  - {kind: twist_stamped, topic: target_pose, pose: tool}\n', ''),
+        spec,
+    )
+    assert "no pose 'tool'" in line
+
+
+def test_a_pose_that_no_output_carries_is_one_line(tmp_path) -> None:
+    text = ARM.replace('  - {kind: pose_stamped, topic: target_pose, pose: tool}\n', '')
+    (line,) = told(tmp_path, text, pose_policy())
+    assert 'carried by none of the outputs' in line

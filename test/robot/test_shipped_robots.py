@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from paths import ROOT
+from test_kinematics import needs_pinocchio
 from test_robot_match import lerobot_so101, policy
 
 from vla_runtime.bundle.schema import (
@@ -19,7 +20,7 @@ from vla_runtime.bundle.schema import (
     StateSpec,
 )
 from vla_runtime.robot.file import load_robot
-from vla_runtime.robot.match import RobotMatch, match_robot
+from vla_runtime.robot.match import MatchError, RobotMatch, match_robot
 from vla_runtime.robot.schema import Robot
 
 ROBOTS = ROOT / 'config' / 'robots'
@@ -118,6 +119,73 @@ def test_ur5e_under_servo_takes_a_twist_and_keeps_the_tool_in_its_box() -> None:
         'base',
     )
     assert match.limits.velocity == pytest.approx([0.25] * 3 + [0.8] * 3)
+
+
+def page_policy(grip: bool) -> BundleSpec:
+    """The bundle of docs/start/end_effector.md: it sees the tool's pose and says a twist."""
+    names = ('x', 'y', 'z', 'rx', 'ry', 'rz')
+    spec = twist_of_a_tool()
+    pose = replace(spec.poses[0], state_position=names[:3], state_rotation=names[3:])
+    units = ('m',) * 3 + ('rad',) * 3
+    state = tuple(StateSpec(*one) for one in zip(names, units, strict=True))  # type: ignore[arg-type]
+    actions = spec.actions
+    if grip:
+        state += (StateSpec('grip', '1'),)
+        actions += (ActionSpec('grip', '1', 'absolute'),)
+    return replace(spec, state=state, actions=actions, poses=(pose,))
+
+
+def servo_text(grip: bool) -> str:
+    """The shipped robot file; with the gripper that the page adds."""
+    text = (ROBOTS / 'ur5e_servo.yaml').read_text(encoding='utf-8')
+    if not grip:
+        return text
+    joint = (
+        "  - {name: gripper, aliases: [grip], unit: '1', lower: 0.0, upper: 1.0, velocity: 5.0}\n"
+    )
+    output = '  - {kind: float64_multi_array, topic: gripper/commands, joints: [gripper]}\n'
+    return text.replace('\njoint_states:', f'{joint}\njoint_states:').replace(
+        '\nstart:', f'{output}\nstart:'
+    )
+
+
+@pytest.mark.parametrize('grip', [False, True])
+def test_the_pages_twist_bundle_asks_for_the_urdf_and_the_link_of_the_shipped_file(tmp_path, grip):
+    path = tmp_path / 'my_arm.yaml'
+    path.write_text(servo_text(grip))
+    with pytest.raises(MatchError) as caught:
+        match_robot(load_robot(path), page_policy(grip), 'bundle')
+    (line,) = str(caught.value).splitlines()
+    assert 'another robot' not in line
+    assert 'uncomment urdf and link of poses[0]' in line
+    # A policy that sees joints needs neither.
+    assert match_robot(load_robot(path), twist_of_a_tool(), 'bundle').measured_poses == ()
+
+
+@needs_pinocchio
+@pytest.mark.parametrize('grip', [False, True])
+def test_the_pages_twist_bundle_fits_once_they_are_there(tmp_path, grip):
+    path = tmp_path / 'my_arm.yaml'
+    text = servo_text(grip).replace('# urdf:', 'urdf:').replace('    # link:', '    link:')
+    path.write_text(text)
+    joints = [joint.name for joint in load_robot(ROBOTS / 'ur5e_servo.yaml').joints]
+    links = ['base', *(f'link{at}' for at in range(5)), 'tool0']
+    (tmp_path / 'ur5e.urdf').write_text(
+        '<robot name="ur5e">'
+        + ''.join(f'<link name="{name}"/>' for name in links)
+        + ''.join(
+            f'<joint name="{name}" type="revolute"><parent link="{links[at]}"/>'
+            f'<child link="{links[at + 1]}"/><origin xyz="0 0 0.2"/>'
+            f'<axis xyz="{"0 0 1" if at % 2 else "0 1 0"}"/>'
+            '<limit lower="-6.28319" upper="6.28319" effort="1" velocity="3.14159"/></joint>'
+            for at, name in enumerate(joints)
+        )
+        + '</robot>'
+    )
+    match = match_robot(load_robot(path), page_policy(grip), 'bundle')
+    (pose,) = match.measured_poses
+    assert pose.state == tuple(range(6))
+    assert [one.output.kind for one in match.outputs][:1] == ['twist_stamped']
 
 
 @pytest.mark.parametrize('name', [*POLICIES, 'tabletop', 'ur5e_servo'])

@@ -4,11 +4,40 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from vla_runtime.bundle.schema import ROTATION_LENGTH, BundleSpec, PoseSpec
 from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.typed_yaml import did_you_mean
+
+# Names that people give the parts of a pose.
+_POSITION = ('x', 'y', 'z')
+_ROTATIONS = (('rx', 'ry', 'rz'), ('roll', 'pitch', 'yaw'), ('qx', 'qy', 'qz', 'qw'))
+
+
+def named_as_poses(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield the names that are called as one pose or twist, position first."""
+    for name in names:
+        prefix = name.removesuffix('x')
+        if prefix == name:
+            continue
+        turns = [tuple(prefix + part for part in rotation) for rotation in _ROTATIONS]
+        # A twist is called v and w.
+        if prefix.endswith('v'):
+            turns.append(tuple(f'{prefix[:-1]}w{axis}' for axis in _POSITION))
+        wanted = [(*(prefix + axis for axis in _POSITION), *rotation) for rotation in turns]
+        found = next((one for one in wanted if set(one) <= set(names)), None)
+        if found is not None:
+            yield found
+
+
+def pose_options(names: Sequence[str], called: str = 'tool') -> str:
+    """Return the options of an export that declare actions of these names as a pose."""
+    joined = ','.join(names)
+    # As `named_as_poses` finds a twist.
+    if names[3].endswith('wx'):
+        return f'--pose {called}={joined} --pose-rotation axis_angle --velocity {joined}'
+    return f'--pose {called}={joined} --pose-rotation FORM'
 
 
 def is_euler_axes(text: str) -> bool:

@@ -79,6 +79,12 @@ def resolve_columns(
     targets = _known('--target', options.targets, action_names, missing)
     if not (state_names and action_names and state_units and action_units and deltas):
         return None
+    both = [name for name in velocities if name in (options.deltas or ())]
+    if both:
+        missing.conflict(
+            f'--velocity and --delta both name {", ".join(both)}: an action is a velocity or '
+            'relative to the state'
+        )
     steps = {name for pose in declared if pose.delta_from == 'step' for name in pose.actions}
     actions = []
     for index, name in enumerate(action_names):
@@ -87,7 +93,7 @@ def resolve_columns(
         if anchor is not None or name in steps:
             kind = 'delta'
         if name in velocities:
-            if kind == 'delta':
+            if kind == 'delta' and name not in both:
                 missing.conflict(f"--velocity names '{name}', which is relative to the state")
             kind = 'velocity'
         if name in targets and kind != 'absolute':

@@ -15,6 +15,7 @@ from typing import get_args
 
 import numpy as np
 
+from vla_runtime.bundle.pose_rules import named_as_poses, pose_options
 from vla_runtime.bundle.schema import ROTATION_LENGTH, BundleSpec, NormalisationSpec, PoseSpec
 from vla_runtime.checkpoints.missing_facts import MissingFacts
 from vla_runtime.checkpoints.options import ExportOptions
@@ -27,11 +28,6 @@ _NUMBERS = 6
 _FORM = 'x, y, z and the three numbers of a rotation vector'
 # As `--pose-rotation` writes them: Euler angles with their axes.
 ROTATIONS = tuple('euler_sxyz' if form == 'euler' else form for form in get_args(RotationForm))
-# A twist adds angles up, which other forms cannot.
-_OF_TWISTS = ('axis_angle', 'euler')
-# Names that people give the parts of a rotation.
-_POSITION = ('x', 'y', 'z')
-_ROTATIONS = (('rx', 'ry', 'rz'), ('roll', 'pitch', 'yaw'), ('qx', 'qy', 'qz', 'qw'))
 
 
 def declared_poses(
@@ -56,21 +52,11 @@ def pose_notes(spec: BundleSpec) -> tuple[str, ...]:
     """Notes for a person on actions that are named as a pose and declared as joints."""
     if spec.poses:
         return ()
-    for name in spec.action_names:
-        prefix = name.removesuffix('x')
-        turns = [tuple(prefix + part for part in rotation) for rotation in _ROTATIONS]
-        # A twist is called v and w.
-        turns += (
-            [tuple(f'{prefix[:-1]}w{axis}' for axis in _POSITION)] if prefix[-1:] == 'v' else []
-        )
-        for rotation in turns if prefix != name else ():
-            wanted = (*(prefix + axis for axis in _POSITION), *rotation)
-            if set(wanted) <= set(spec.action_names):
-                return (
-                    f'actions {", ".join(wanted)} are taken for joints: if they are the pose of an '
-                    f'end effector, say so with --pose tool={",".join(wanted)} and --pose-rotation',
-                )
-    return ()
+    return tuple(
+        f'actions {", ".join(names)} are taken for joints: if they are the pose of an end '
+        f'effector, say so with {pose_options(names)}'
+        for names in named_as_poses(spec.action_names)
+    )
 
 
 def _named_poses(
@@ -93,23 +79,42 @@ def _named_poses(
         return ()
     length = 3 + ROTATION_LENGTH[form]
     measured = options.pose_state or ()
+    whole = len(options.poses) * length
+    if measured and len(measured) != whole:
+        each = f', {length} for each --pose in their order' if len(options.poses) > 1 else ''
+        missing.conflict(
+            f'--pose-state has {len(measured)} names where {whole} are expected: x, y, z and the '
+            f'{length - 3} numbers of {form}{each}'
+        )
+        measured = ()
     found: list[PoseSpec] = []
     for at, (name, names) in enumerate(options.poses.items()):
         of_state = measured[at * length : (at + 1) * length]
         kind = _kind(name, names, options, missing)
         fits = _fits(f'--pose {name}', names, actions, 'action', form, missing)
-        if measured or kind == 'delta':
+        if measured:
             fits &= _fits('--pose-state', of_state, state, 'dimension of the state', form, missing)
+        for other, names_of_other in list(options.poses.items())[:at]:
+            shared = [one for one in names_of_other if one in names]
+            if shared:
+                missing.conflict(f'--pose {other} and --pose {name} both name {", ".join(shared)}')
+        if kind == 'delta' and options.pose_state is None:
+            missing.ask(
+                '--pose-state',
+                'names of the state that are the measured pose, from which --delta starts: x, y, z '
+                f'and the {length - 3} numbers of {form}, for each --pose',
+            )
         if kind == 'delta' and options.pose_frame is None:
             missing.ask(
                 '--pose-frame',
                 f"axes that the deltas of '{name}' are along: base, or tool (the tool's own at the "
                 'start of the chunk)',
             )
-        if kind == 'velocity' and form not in _OF_TWISTS:
+        if kind == 'velocity' and form != 'axis_angle':
             missing.conflict(
-                f'--pose {name} is a velocity, whose rotation has three numbers: --pose-rotation '
-                f'says {options.pose_rotation}'
+                f'--pose {name} is a twist, whose rotation is an angular velocity about x, y and z '
+                f'(axis_angle): --pose-rotation says {options.pose_rotation}. Rates of Euler '
+                'angles and of other forms are none: train on angular velocities or on poses'
             )
         if not fits or kind is None:
             continue
@@ -125,11 +130,6 @@ def _named_poses(
                 state_position=of_state[:3],
                 state_rotation=of_state[3:],
             )
-        )
-    if len(measured) > len(options.poses) * length:
-        missing.conflict(
-            f'--pose-state has {len(measured)} names where {len(options.poses) * length} are '
-            f'expected, {length} for each --pose in their order'
         )
     return tuple(found)
 
@@ -183,12 +183,21 @@ def _fits(
     strange = [name for name in names if name not in known]
     for name in strange:
         missing.conflict(f"{option} names '{name}', which is no {what}{did_you_mean(name, known)}")
-    if len(set(names)) != length:
+    twice = _repeats(option, names, missing)
+    if len(names) != length:
         missing.conflict(
-            f'{option} has {len(set(names))} names where {length} are expected: x, y, z and the '
+            f'{option} has {len(names)} names where {length} are expected: x, y, z and the '
             f'{length - 3} numbers of {form}'
         )
-    return not strange and len(set(names)) == length
+    return not strange and not twice and len(names) == length
+
+
+def _repeats(option: str, names: tuple[str, ...], missing: MissingFacts) -> bool:
+    """Return whether a name is given twice, and note it."""
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    for name in twice:
+        missing.conflict(f"{option} names '{name}' twice")
+    return bool(twice)
 
 
 def _stepped_pose(
@@ -222,8 +231,10 @@ def _stepped_pose(
         ('--pose-steps', steps, actions),
         ('--pose-state', measured, state),
     ):
-        if given is not None and len(set(given)) != _NUMBERS:
-            missing.conflict(f'{option} has {len(set(given))} names where 6 are expected: {_FORM}')
+        if given is not None and _repeats(option, given, missing):
+            return None
+        if given is not None and len(given) != _NUMBERS:
+            missing.conflict(f'{option} has {len(given)} names where 6 are expected: {_FORM}')
             return None
         for name in given or ():
             if names is not None and name not in names:

@@ -16,6 +16,7 @@ from vla_runtime.checkpoints.options import LeRobotRelease
 from vla_runtime.checkpoints.pose_options import ROTATIONS
 from vla_runtime.cli._numbers import at_least
 from vla_runtime.family.listing import family_names, find_family
+from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.types import AdvantageTemplate, PoseFrame
 
 if TYPE_CHECKING:
@@ -292,7 +293,11 @@ def _rotation(text: str) -> str:
     form, _, axes = text.partition('_')
     if text in ROTATIONS or (form == 'euler' and is_euler_axes(axes)):
         return text
-    raise argparse.ArgumentTypeError(f"'{text}' is none of {', '.join(ROTATIONS)}")
+    raise argparse.ArgumentTypeError(
+        f"'{text}' is no form of a rotation. Euler angles are euler_ and s or r, then three axes, "
+        'such as euler_sxyz (s: the axes are fixed, r: they turn along)'
+        f'{did_you_mean(text, ROTATIONS)}'
+    )
 
 
 def _scale(text: str) -> tuple[float, float]:

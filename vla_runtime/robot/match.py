@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from vla_runtime.bundle.pose_rules import named_as_poses, pose_options
 from vla_runtime.bundle.schema import SPEC_FILE, ActionSpec, BundleSpec, PoseSpec
 from vla_runtime.execution.columns import Column, ColumnKind
 from vla_runtime.execution.limits import Limits
@@ -252,6 +253,8 @@ class _Matcher:
         # Names of joints and cameras that the policy asked for; of unknown ones what was said.
         self._asked: set[str] = set()
         self._unknown: dict[str, list[str]] = {}
+        # Names of 'state' and 'actions' that are no joints, and that one conflict tells of.
+        self._explained: set[tuple[str, str]] = set()
         self._joints = by_name(robot.joints)
         self._poses = tuple(pose for pose in spec.poses if not self._moves_joints(pose))
         self._pose_of = {name: pose for pose in self._poses for name in pose.actions}
@@ -272,6 +275,8 @@ class _Matcher:
             if pose.name in self._measuring
             for name in (*pose.state_position, *pose.state_rotation)
         }
+        self._explain_poses()
+        self._explain_undeclared()
         tools = tuple(filter(None, map(self._tool, self._poses)))
         self._measured_tools = {name for tool in tools for name in tool.columns}
         state = [self._state_scaling(index) for index in range(len(self._spec.state))]
@@ -331,6 +336,87 @@ class _Matcher:
                 if pose.name in poses
             ),
         }
+
+    def _explain_poses(self) -> None:
+        """Note poses that the robot file lacks or does not measure, each in one conflict."""
+        known = by_name(self._robot.poses)
+        for pose in self._poses:
+            here = f'poses[{self._spec.poses.index(pose)}]'
+            robot_pose = known.get(pose.name)
+            measured = (*pose.state_position, *pose.state_rotation)
+            lacking = [
+                name
+                for name in measured
+                if name not in self._joints and name not in self._measured_pose_of
+            ]
+            self._explained |= {('state', name) for name in lacking}
+            if robot_pose is None:
+                self._conflict(f'{here}.name', self._no_pose(pose))
+                continue
+            link = f'link of poses[{self._robot.poses.index(robot_pose)}]'
+            absent = ['urdf'] if self._robot.urdf_text is None else []
+            absent += [link] if robot_pose.link is None else []
+            # A link that leads nowhere is noted already.
+            if lacking and absent:
+                self._conflict(
+                    f'{here}.state_position',
+                    f"nothing measures {', '.join(lacking)} of the pose '{pose.name}': uncomment "
+                    f'{" and ".join(absent)} in the robot file, or write them, so that the pose is '
+                    'computed from the joints; or measure it by joints of these names',
+                )
+
+    def _no_pose(self, pose: PoseSpec) -> str:
+        """Say what mends that the robot file has no pose of this name."""
+        known = by_name(self._robot.poses)
+        taken = {known[one.name].name for one in self._poses if one.name in known}
+        free = [one.name for one in self._robot.poses if one.name not in taken]
+        if not free:
+            return f"no pose '{pose.name}' in poses (name or aliases): the robot file needs one"
+        if len(free) == 1:
+            return f"the robot file's pose is '{free[0]}': give it the alias '{pose.name}'"
+        return f"the robot file's poses are {', '.join(free)}: give one the alias '{pose.name}'"
+
+    def _explain_undeclared(self) -> None:
+        """Note numbers that are named as a pose, that no pose holds, and that are no joints."""
+        actions = [name for name in self._spec.action_names if name not in self._pose_of]
+        found = [
+            names for names in named_as_poses(actions) if not any(map(self._joints.get, names))
+        ]
+        places = {name: index for index, name in enumerate(self._spec.action_names)}
+        called = [pose.name for pose in self._robot.poses]
+        for names in found:
+            self._explained |= {('actions', name) for name in names}
+            self._conflict(
+                f'actions[{places[names[0]]}].name',
+                f'{", ".join(names)} are named as the pose of an end effector, but the bundle '
+                'takes them for joints: export it again with '
+                f'{pose_options(names, called[0] if len(called) == 1 else "tool")}',
+            )
+        if not found and not self._poses:
+            return
+        held = {
+            name
+            for pose in self._spec.poses
+            for name in (*pose.state_position, *pose.state_rotation)
+        }
+        units = {item.name: item.unit for item in self._spec.state}
+        for names in named_as_poses([name for name in units if name not in held]):
+            if not all(self._can_measure(name, units[name]) for name in names):
+                self._explained |= {('state', name) for name in names}
+                self._conflict(
+                    f'state[{list(units).index(names[0])}].name',
+                    f'{", ".join(names)} are named as the measured pose of an end effector, but '
+                    'the bundle takes them for joints: export it again with --pose-state '
+                    f'{",".join(names)}, or with their units (--units) where joints measure them',
+                )
+
+    def _can_measure(self, name: str, unit: str) -> bool:
+        """Return whether a joint is called so, and has a meaning for a state without a unit."""
+        joint = self._joints.get(name)
+        if joint is None:
+            return False
+        has_range = joint.zero is not None and joint.one is not None
+        return has_range or SIZE[unit][0] != 'none' or SIZE[joint.unit][0] == 'none'
 
     def _is_carried(self, pose: PoseSpec) -> bool:
         """Return whether an output of the robot carries a pose of this name."""
@@ -483,6 +569,8 @@ class _Matcher:
             )
 
     def _joint_of(self, field: str, name: str) -> RobotJoint | None:
+        if (field.partition('[')[0], name) in self._explained:
+            return None
         joint = self._joints.get(name)
         self._asked.add(name)
         if joint is None:
@@ -564,13 +652,17 @@ class _Matcher:
             if pose.name in self._chains
             and all(place[column.name] in carried for column in self._chains[pose.name].columns)
         ]
+        told: list[PoseSpec] = []
         for index, action in enumerate(self._spec.actions):
             pose = self._pose_of.get(action.name)
+            if pose in told:
+                continue
             in_outputs = pose in carried_poses or (
                 pose is None and place.get(written.names[index]) in carried
             )
             if not in_outputs:
                 what = f"pose '{pose.name}' with '{action.name}'" if pose else f"'{action.name}'"
+                told += [pose] if pose else []
                 self._conflict(
                     f'actions[{index}].name', f'{what} is carried by none of the outputs'
                 )
@@ -623,12 +715,12 @@ class _Matcher:
         rotation = pose.rotation
         if pose.kind != 'velocity':
             rotation = quaternion_names(pose.name)
-        elif len(rotation) != 3:
+        elif pose.form != 'axis_angle':
             self._conflict(
                 f'poses[{self._spec.poses.index(pose)}].form',
                 f"'{pose.name}' is velocity and written as {pose.form}, but a twist has three "
-                'angular velocities: write them as axis_angle in the bundle, rad/s about x, y and '
-                'z, or command absolute poses',
+                'angular velocities, which no rates of other numbers are: write them as axis_angle '
+                'in the bundle, rad/s about x, y and z, or command absolute poses',
             )
         where = tuple(place[name] for name in (*pose.position, *rotation))
         return MatchedOutput(output, where, pose=pose, frame_id=robot_pose.frame_id)

@@ -110,7 +110,7 @@ def test_step_deltas_bring_the_simulated_arm_to_its_goal(tmp_path):
         now_s, ros_ns = PERIOD_S * tick, ROS_NS + round(PERIOD_S * 1e9) * tick
         command = core.tick(now_s, ros_ns)
         if command.kind is not CommandKind.IDLE:
-            writer.send(command.setpoints, Time(), True)
+            writer.send(command.setpoints, Time(), follows=True)
         asked = core.poll_request(now_s, ros_ns)
         if asked is not None:
             number += 1

@@ -81,7 +81,7 @@ def published(folder: Path, form: str, matrices: np.ndarray) -> np.ndarray:
         now_s, ros_ns = 0.01 * tick, ROS_NS + 10_000_000 * tick
         command = core.tick(now_s, ros_ns)
         if command.kind is not CommandKind.IDLE:
-            writer.send(command.setpoints, Time(), True)
+            writer.send(command.setpoints, Time(), follows=True)
         asked = core.poll_request(now_s, ros_ns)
         if asked is not None:
             number += 1
