@@ -111,9 +111,10 @@ def read_oft_folder(folder: Path, unnorm_key: str | None) -> FolderFacts:
     """
     data_set = read_data_set(folder, unnorm_key)
     platform = _platform_of(data_set)
-    notes: tuple[str, ...] = ()
+    images = read_images(folder)
+    notes = images.notes
     if platform is None and data_set.name is not None:
-        notes = (
+        notes += (
             f"the data set {data_set.name} is none that OpenVLA-OFT's training has constants for: "
             "state and actions are taken to be scaled by q01 and q99, as LIBERO's are",
         )
@@ -122,7 +123,7 @@ def read_oft_folder(folder: Path, unnorm_key: str | None) -> FolderFacts:
         data_set,
         kind='OpenVLA-OFT',
         family='openvla_oft',
-        image_size=read_images(folder).image_size,
+        image_size=images.image_size,
         image_size_key='input_sizes',
         template='openvla',
         prompt_length=PROMPT_LENGTH,
