@@ -222,7 +222,7 @@ def _transform_notes(
     resized = [edge, edge] if images.padding == 'stretch' else edge
     made: dict[str, object] = {
         'tvf_do_letterbox': letterbox,
-        'tvf_letterbox_fill': [*images.fill] if letterbox else None,
+        'tvf_letterbox_fill': None if images.fill is None else [*images.fill],
         'tvf_resize_params': [{'size': resized, 'max_size': None, 'antialias': True}] * 2,
         'tvf_crop_params': [{'output_size': [edge, edge]}] * 2,
         'tvf_normalize_params': numbers,
