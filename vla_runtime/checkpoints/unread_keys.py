@@ -22,9 +22,9 @@ from vla_runtime.files.quotes import join_truncated, one_line
 LEROBOT_KEYS = (
     'type|device|dtype|use_amp|use_peft|push_to_hub|repo_id|private|tags|license',
     'pretrained_(path|revision)|gradient_checkpointing|compile_(model|mode)',
-    r'rtc_config(\..*)?|optimizer_(name|betas|eps|foreach|fused)',
+    r'rtc_config(\..*)?|optimizer_(betas|eps)',
     'optimizer_(lr|lr_backbone|weight_decay|grad_clip_norm)',
-    'scheduler_(name|warmup_steps|decay_steps|decay_lr|platform)',
+    'scheduler_(name|warmup_steps|decay_steps|decay_lr)',
     'freeze_vision_encoder|train_expert_only|train_state_proj|dropout',
     'do_mask_loss_for_padding|drop_n_last_frames',
     # What of a chunk LeRobot's own loop executes.
