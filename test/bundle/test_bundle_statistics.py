@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -146,3 +147,10 @@ def test_an_action_that_hardly_moved_is_named():
     found = statistics(actions_std=[1, 0.001, 1])
     (note,) = statistics_notes(tiny_spec(), found)
     assert "'elbow'" in note
+
+
+def test_a_share_that_hardly_moved_has_no_unit_in_words():
+    spec = tiny_spec()
+    spec = replace(spec, actions=tuple(replace(one, unit='1') for one in spec.actions))
+    (note,) = statistics_notes(spec, statistics(actions_std=[1, 0.001, 1]))
+    assert re.search(r'over 0\.00\d+;', note)

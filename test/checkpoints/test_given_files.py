@@ -93,6 +93,27 @@ class TestTokenizer:
         assert str(other) in note
         assert '360 rows' in note
 
+    @pytest.mark.parametrize(
+        ('given', 'words'),
+        [
+            ('/dev/null', 'is a device; expected a regular file'),
+            ('tokenizer.txt', 'expected tokenizer.json or tokenizer.model'),
+            ('tokenise.json', r"no such file; did you mean '.*tokenizer\.json'"),
+        ],
+    )
+    def test_one_that_cannot_be_used_contradicts_nothing(self, folder, tmp_path, given, words):
+        (tmp_path / 'tokenizer.txt').write_text('words')
+        (tmp_path / 'tokenizer.json').write_text('{}')
+        path = tmp_path / given
+        with pytest.raises(ExportError, match=words) as refused:
+            plan(folder, tokenizer=path)
+        assert 'contradict' not in str(refused.value)
+
+    def test_another_json_file_is_none_and_the_message_says_what_to_give(self, folder):
+        wanted = 'is no tokenizer: .*; give .*tokenizer.model that the policy was trained with'
+        with pytest.raises(ExportError, match=wanted):
+            plan(folder, tokenizer=folder / 'config.json')
+
 
 class TestDataSet:
     @pytest.mark.parametrize('name', ['episode_0.hdf5', 'data.zarr', 'steps.tfrecord'])

@@ -166,7 +166,8 @@ class TestAdapterBesideWeights:
     @pytest.mark.parametrize('use_peft', [True, None])
     def test_it_is_refused_where_the_folder_does_not_say_which_counts(self, folder, use_peft):
         self.spoil(folder, use_peft)
-        refuses(folder, r'use_peft: .*adapter_config\.json.*--base')
+        found = 'true' if use_peft else 'missing'
+        refuses(folder, rf'use_peft: is {found}, .*adapter_config\.json.*--base')
 
     def test_it_is_noted_where_the_folder_says_that_it_is_left_out(self, folder):
         self.spoil(folder, False)

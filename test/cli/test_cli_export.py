@@ -432,7 +432,7 @@ class TestContradictions:
                 '--cameras says left,r=absent but the folder says top,wrist',
             ),
             (['--dataset', '/nope'], '--dataset says /nope, but there is no such folder'),
-            (['--dataset', __file__], f"--dataset says {__file__}, but {__file__} is a '.py' file"),
+            (['--dataset', __file__], f"--dataset: {__file__} is a '.py' file"),
             (['--delta', 'gripper'], '--delta says gripper but the folder says that no action is'),
             (['--velocity', 'gripperr'], "is no action; did you mean 'gripper'?"),
             (['--units', 'rad,griper=1'], "which is no dimension; did you mean 'gripper'?"),
@@ -442,8 +442,11 @@ class TestContradictions:
             (['--rate-hz', '-3'], '--rate-hz says -3; expected 0.017 to 1000, actions a second'),
             (['--rate-hz', 'nan'], '--rate-hz says nan; expected'),
             (['--asset-id', 'x'], '--asset-id says x but a LeRobot folder has its own'),
-            (['--tokenizer', '/nowhere.model'], '--tokenizer says /nowhere.model, but there is no'),
-            (['--tokenizer', __file__], 'expected a *.json or *.model file'),
+            (
+                ['--tokenizer', '/nowhere.model'],
+                '--tokenizer /nowhere.model: there is no such file',
+            ),
+            (['--tokenizer', __file__], 'expected tokenizer.json or tokenizer.model'),
         ],
     )
     def test_an_option_against_the_folder_names_both(self, tmp_path, capsys, arguments, pattern):

@@ -332,6 +332,13 @@ def test_what_is_missing_is_named_with_what_mends_it(
     assert not any('out' in path.name for path in tmp_path.iterdir())
 
 
+def test_a_blank_instruction_is_told_apart_from_a_topic_that_is_missing(make: Any) -> None:
+    with pytest.raises(DatasetError, match=r'no topic .*/instruction says.*--task'):
+        make(Story(said=()))
+    with pytest.raises(DatasetError, match=r'topic /\S*/instruction is there, but.*--task'):
+        make(Story(said=((0, ' '),)))
+
+
 @pytest.mark.parametrize(
     'story',
     [

@@ -21,6 +21,7 @@ from vla_runtime.dataset.observations import StoredObservation, read_observation
 
 # Its joints in another order than the policy's.
 WRITTEN = JOINTS[::-1]
+POINTER = b'version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n'
 
 
 @pytest.fixture(scope='module')
@@ -71,11 +72,38 @@ def _second(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
+    ('content', 'words'), [(POINTER, 'git lfs pull'), (b'', 'is empty: .*get the file again')]
+)
+@pytest.mark.parametrize('pattern', ['data/*/*.parquet', TASKS, INFO])
+def test_a_file_that_never_arrived_is_named_with_the_remedy(
+    copied: Path, pattern: str, content: bytes, words: str
+) -> None:
+    file = next(copied.glob(pattern))
+    file.write_bytes(content)
+    with pytest.raises(DatasetError, match=f'{file}: {words}|{file}: .*{words}'):
+        read_observations(copied, tiny_spec(), 7)
+
+
+def test_a_data_set_without_its_frames_is_one_that_was_not_downloaded_whole(copied: Path) -> None:
+    shutil.rmtree(copied / 'data')
+    with pytest.raises(DatasetError, match='download data/'):
+        read_observations(copied, tiny_spec(), 7)
+
+
+def test_a_file_of_another_form_is_no_data_set(tmp_path: Path) -> None:
+    file = tmp_path / 'episode_0.hdf5'
+    file.write_bytes(b'\x89HDF')
+    with pytest.raises(DatasetError, match=r"is a '\.hdf5' file; .*LeRobot"):
+        read_observations(file, tiny_spec(), 7)
+
+
+@pytest.mark.parametrize(
     ('damage', 'words'),
     [
         (lambda folder: _second(folder).unlink(), 'with its videos'),
         (lambda folder: _second(folder).write_bytes(b'version https://git-lfs'), 'be decoded'),
-        (lambda folder: _second(folder).write_bytes(b''), 'be decoded'),
+        (lambda folder: _second(folder).write_bytes(b''), 'is empty'),
+        (lambda folder: _second(folder).write_bytes(POINTER), 'git lfs pull'),
         (
             lambda folder: _change(folder, lambda info: info.update(video_path=None)),
             'info.json: video_path: is missing',

@@ -188,7 +188,7 @@ def _cut(pattern: str) -> Callable[[Path], None]:
         (_without('data/*/*.parquet', 'task_index'), '.parquet', 'task_index'),
         (_cut(TASKS), 'tasks.parquet', 'cannot be read'),
         (_without(TASKS, 'task_index'), 'tasks.parquet', 'task_index'),
-        (lambda folder: (folder / TASKS).unlink(), 'tasks.parquet', 'cannot be read'),
+        (lambda folder: (folder / TASKS).unlink(), 'tasks.parquet', 'is missing'),
     ],
 )
 def test_a_damaged_data_set_is_named(
@@ -272,6 +272,16 @@ def test_the_verb_writes_a_student_that_runs_with_its_steps_alone(
     capsys.readouterr()
     assert main([*words[:3], 'nowhere', *words[4:], '--force']) == 2
     assert 'nowhere' in capsys.readouterr().err
+
+
+def test_facts_of_the_teacher_are_told_before_the_data_is_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    teacher = write_tiny_policy(tmp_path / 'act', tiny_spec('act'))
+    words = ['distill', str(teacher), '--data', 'nowhere', '--out', str(tmp_path / 'out')]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert 'no flow' in said and 'nowhere' not in said
 
 
 def test_a_head_without_a_flow_is_refused(data: Path, tmp_path: Path) -> None:

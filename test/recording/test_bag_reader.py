@@ -62,6 +62,14 @@ def words(reader) -> list[str]:
     return [message.data for raw in wanted if (message := reader.read(raw)) is not None]
 
 
+def test_a_pointer_of_git_lfs_is_no_bag_and_the_message_says_what_to_do(tmp_path) -> None:
+    file = tmp_path / 'bag_0.mcap'
+    file.write_bytes(b'version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n')
+    for path in (tmp_path, file):
+        with pytest.raises(BagReadError, match=r'bag_0\.mcap: .*git lfs pull'):
+            BagReader(path)
+
+
 @pytest.mark.parametrize('form', FORMATS)
 def test_bags_of_every_kind_are_read(tmp_path, form):
     reader = BagReader(write(tmp_path / 'bag', form))

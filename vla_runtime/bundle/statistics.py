@@ -174,14 +174,16 @@ def _hardly_moving(
         if not _CONSTANT < width < least or (group == 'actions' and name in steps):
             continue
         off = _BESIDE * least
+        # A share has no unit.
+        in_unit = '' if unit == '1' else f' {unit}'
         hint = (
-            f'{off:g} {unit} beside it is {2.0 * off / width:.0f} for the network, where 1 is '
+            f'{off:g}{in_unit} beside it is {2.0 * off / width:.0f} for the network, where 1 is '
             'the edge: the robot must hold it where the data set did'
             if group == 'state'
             else 'the policy always commands nearly the same number'
         )
         notes.append(
-            f'{quoted(name)} ({group}) hardly moved in training, over {width:.2g} {unit}; {hint}'
+            f'{quoted(name)} ({group}) hardly moved in training, over {width:.2g}{in_unit}; {hint}'
         )
     return notes
 

@@ -23,10 +23,10 @@ from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.checkpoints.folder_facts import CONFIG_FILE
 from vla_runtime.checkpoints.tensor_names import TensorNames
 from vla_runtime.checkpoints.tensors import CheckpointError, ComputedTensor, cut, read_tensors
-from vla_runtime.files.checkpoint_folders import has_tensors
+from vla_runtime.files.checkpoint_folders import ADAPTER_FILE, has_tensors
 from vla_runtime.files.json_file import JsonMapping, read_json
 
-ADAPTER_CONFIG, ADAPTER_TENSORS = 'adapter_config.json', 'adapter_model.safetensors'
+ADAPTER_CONFIG, ADAPTER_TENSORS = 'adapter_config.json', ADAPTER_FILE
 ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_TENSORS)
 _PREFIX = 'base_model.model.'
 _DOWN, _UP = '.lora_A.weight', '.lora_B.weight'

@@ -437,12 +437,14 @@ def _check_merged(config: JsonMapping, folder: Path) -> list[str]:
     if not files or is_adapter(folder):
         return []
     listed = f'{" and ".join(files)} (LoRA)'
-    if config.get('use_peft', bool, None) is False:
-        return [f'{listed} beside the weights is left out: {CONFIG_FILE} says use_peft false']
+    stated = config.get('use_peft', bool, None)
+    if stated is False:
+        return [f'left out beside the weights, as {CONFIG_FILE} says use_peft false: {listed}']
     raise config.error(
         'use_peft',
-        f'is not false, and {listed} lies beside the weights of a policy: where they are merged '
-        'already, set it to false; else move the weights to the folder of --base',
+        f'is {"missing" if stated is None else "true"}, and the weights of a policy have {listed} '
+        'beside them: where the adapter is merged already, set the field to false; else move the '
+        'weights to the folder of --base',
     )
 
 

@@ -26,6 +26,7 @@ class MissingFacts:
         self._kind = f'{facts.kind} {facts.family}'
         self._questions: list[Question] = list(facts.questions)
         self._conflicts: list[str] = []
+        self._unusable: list[str] = []
         self._picked: set[str] = set()
 
     def ask(self, option: str, wanted: str) -> None:
@@ -38,6 +39,11 @@ class MissingFacts:
         """Note a contradiction."""
         if message not in self._conflicts:
             self._conflicts.append(message)
+
+    def unusable(self, message: str) -> None:
+        """Note an option's value that cannot be used, whatever the folder says."""
+        if message not in self._unusable:
+            self._unusable.append(message)
 
     def pick(
         self,
@@ -83,13 +89,15 @@ class MissingFacts:
         Raises:
             ExportError: one message with everything noted.
         """
-        if not self._questions and not self._conflicts:
+        if not (self._questions or self._conflicts or self._unusable):
             return
         lines = [f'{self._folder} ({self._kind}) cannot become a bundle yet.']
         if self._questions:
             width = max(len(question.option) for question in self._questions)
             lines.append('The folder does not say the following; give it by option:')
             lines += [f'  {item.option:<{width}}  {item.wanted}' for item in self._questions]
+        if self._unusable:
+            lines += ['These options cannot be used:', *(f'  {text}' for text in self._unusable)]
         if self._conflicts:
             lines.append('These contradict each other; only one can be right:')
             lines += [f'  {text}' for text in self._conflicts]

@@ -24,6 +24,7 @@ from vla_runtime.files.checkpoint_folders import (
     INDEX_FILE,
     SINGLE_FILE,
     checkpoint_below,
+    has_adapter,
     unfinished_download,
 )
 from vla_runtime.files.hub_id import download_hint
@@ -252,6 +253,12 @@ def _nearby(folder: Path) -> str:
     below = checkpoint_below(folder)
     if below is not None:
         return f'; did you mean {below}?'
+    adapter = checkpoint_below(folder, has_adapter)
+    if adapter is not None:
+        return (
+            f'; did you mean {adapter}, with --base (the folder of the policy that this adapter, '
+            'LoRA, was trained on)?'
+        )
     return ''
 
 

@@ -17,11 +17,15 @@ from vla_runtime.checkpoints.lerobot_processors import POSTPROCESSOR_FILE, PREPR
 from vla_runtime.files.json_file import NotedMappings
 from vla_runtime.files.quotes import join_truncated, one_line
 
-# Patterns of whole fields: `optimizer_lr`, `steps[2].config.device`.
+# Patterns of whole fields: `optimizer_lr`, `steps[2].config.device`. Names are whole: what a fork
+# adds often begins as a known one does, and a pattern such as `noise_.*` would pass it in silence.
 LEROBOT_KEYS = (
     'type|device|dtype|use_amp|use_peft|push_to_hub|repo_id|private|tags|license',
-    'pretrained_(path|revision)|gradient_checkpointing|compile_(model|mode)|rtc_config.*',
-    'optimizer_.*|scheduler_.*|freeze_vision_encoder|train_expert_only|train_state_proj|dropout',
+    'pretrained_(path|revision)|gradient_checkpointing|compile_(model|mode)',
+    r'rtc_config(\..*)?|optimizer_(betas|eps)',
+    'optimizer_(lr|lr_backbone|weight_decay|grad_clip_norm)',
+    'scheduler_(name|warmup_steps|decay_steps|decay_lr)',
+    'freeze_vision_encoder|train_expert_only|train_state_proj|dropout',
     'do_mask_loss_for_padding|drop_n_last_frames',
     # What of a chunk LeRobot's own loop executes.
     'n_action_steps',
@@ -35,15 +39,17 @@ LEROBOT_KEYS = (
 )
 _OF_TRANSFORMERS = (
     '_name_or_path|architectures|auto_map|dtype|torch_dtype|transformers_version|model_type|'
-    '_attn_implementation.*|_commit_hash|is_composition|tokenizer_class|processor_class|prefix|'
-    'return_dict.*|output_.*|torchscript|use_bfloat16|use_cache|tf_legacy_loss|pruned_heads|'
+    '_attn_implementation(_internal|_autoset)?|_commit_hash|is_composition|tokenizer_class|processor_class|prefix|'
+    'return_dict(_in_generate)?|output_(attentions|hidden_states|scores|past|projector_states)|'
+    'torchscript|use_bfloat16|use_cache|tf_legacy_loss|pruned_heads|'
     'is_decoder|is_encoder_decoder|add_cross_attention|cross_attention_hidden_size|'
     'tie_word_embeddings|tie_encoder_decoder|chunk_size_feed_forward|finetuning_task|problem_type|'
     'task_specific_params|id2label|label2id|num_labels|remove_invalid_values|'
     # Of generating text.
     'max_length|min_length|do_sample|early_stopping|num_beams|num_beam_groups|diversity_penalty|'
-    'temperature|top_k|top_p|typical_p|repetition_penalty|length_penalty|.*no_repeat_ngram_size|'
-    'bad_words_ids|num_return_sequences|forced_.*_token_id|exponential_decay_length_penalty|'
+    'temperature|top_k|top_p|typical_p|repetition_penalty|length_penalty|'
+    '(encoder_)?no_repeat_ngram_size|bad_words_ids|num_return_sequences|'
+    'forced_(bos|eos)_token_id|exponential_decay_length_penalty|'
     'suppress_tokens|begin_suppress_tokens|'
     '(bos|eos|pad|sep|unk|decoder_start)_token_id|'
     # Of training, or shown by the tensors.
@@ -54,7 +60,7 @@ _OF_TRANSFORMERS = (
 TRANSFORMERS_KEYS = (
     rf'(\w+_config\.)?({_OF_TRANSFORMERS})(\..*)?',
     # Of image processors.
-    'image_processor_type|tvf_.*|size|crop_size',
+    'image_processor_type|size|crop_size',
 )
 _FILES = (
     CONFIG_FILE,

@@ -114,10 +114,13 @@ def _main(arguments: argparse.Namespace) -> None:
     from vla_runtime.distillation.student import (
         Distillation,
         DistillationSettings,
+        check_teacher,
         data_identity,
         teacher_identity,
     )
 
+    # Facts of the bundle first: the data set is the user's hours.
+    check_teacher(teacher.spec)
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     observations = read_observations(arguments.data, teacher.spec, arguments.frames, arguments.seed)

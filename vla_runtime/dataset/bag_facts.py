@@ -79,6 +79,7 @@ class BagFacts:
         robot: the robot file.
         missing_outputs: topics of its commands that are not in the bag.
         has_words: an instruction is in it.
+        instructions: topic of the instructions; None without one.
         needs_words: False where the policy that was recorded reads no instruction.
         step_time_s: step time of the policy, seconds; None where nothing tells it.
     """
@@ -86,6 +87,7 @@ class BagFacts:
     robot: Robot
     missing_outputs: tuple[str, ...]
     has_words: bool
+    instructions: str | None
     needs_words: bool
     step_time_s: float | None
 
@@ -187,6 +189,7 @@ def read_facts(reader: BagReader, robot: Robot | None, namespace: str | None) ->
             output.command_topic for output in robot.outputs if output.topic not in topics.outputs
         ),
         has_words=topics.instructions in said,
+        instructions=topics.instructions,
         needs_words=described is None or described.reads_instruction,
         step_time_s=_step_time_s(described, None if chunk is None else chunks.get(chunk)),
     )

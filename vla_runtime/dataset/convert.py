@@ -214,10 +214,12 @@ def _require_commands(path: Path, missing: Sequence[str], options: DatasetOption
 def _grid(path: Path, facts: BagFacts, options: DatasetOptions, before: int | None) -> Grid:
     _require_commands(path, facts.missing_outputs, options)
     if options.task is None and facts.needs_words and not facts.has_words:
-        raise DatasetError(
-            f'{path}: no topic …/current_instruction or …/instruction says what the robot was to '
-            'do; give it with --task'
+        why = (
+            'no topic …/current_instruction or …/instruction says'
+            if facts.instructions is None
+            else f'topic {facts.instructions} is there, but no text of it says'
         )
+        raise DatasetError(f'{path}: {why} what the robot was to do; give it with --task')
     fps = options.fps or before or _policy_rate(path, facts)
     return Grid(
         fps,

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from vla_runtime.dataset.errors import DatasetError
 from vla_runtime.dataset.layout import INFO, TASKS
-from vla_runtime.files.input_files import read_text
+from vla_runtime.files.input_files import UnreadableFileError, read_text, whole_file
 from vla_runtime.files.json_file import LARGEST_JSON, JsonError, read_json
 from vla_runtime.files.quotes import one_line
 
@@ -40,6 +40,11 @@ class StoredDataset:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         path = folder / INFO
+        if folder.is_file():
+            raise DatasetError(
+                f"{folder}: is a '{folder.suffix}' file; expected the folder of a LeRobot data "
+                "set. Convert the data set to LeRobot's form (v2 or v3)"
+            )
         if not path.is_file():
             raise DatasetError(f'{path}: is missing; {folder} is no data set in LeRobot format')
         try:
@@ -61,6 +66,11 @@ class StoredDataset:
         self._is_v3 = version.startswith('v3')
         self.features: Mapping[str, Mapping[str, Any]] = features.values
         self.tables = sorted(folder.glob('data/*/*.parquet'))
+        if not self.tables:
+            raise DatasetError(
+                f'{folder}: has no data/*/*.parquet, the files of its frames: meta/ alone is not '
+                'enough; download data/ too (and videos/, where it has any)'
+            )
         self._videos = cache(self._episodes)
 
     @property
@@ -81,7 +91,7 @@ class StoredDataset:
         with named(self.folder / TASKS):
             return {
                 row.pop('task_index'): str(next(iter(row.values())))
-                for row in pq.read_table(self.folder / TASKS).to_pylist()
+                for row in pq.read_table(whole_file(self.folder / TASKS)).to_pylist()
             }
 
     def counts(self) -> list[int]:
@@ -89,14 +99,14 @@ class StoredDataset:
         found = []
         for file in self.tables:
             with named(file):
-                found.append(pq.read_metadata(file).num_rows)
+                found.append(pq.read_metadata(whole_file(file)).num_rows)
         return found
 
     @staticmethod
     def rows(file: Path, columns: Sequence[str], chosen: np.ndarray) -> list[dict[str, Any]]:
         """Return some frames of a table."""
         with named(file):
-            present = pq.read_schema(file).names
+            present = pq.read_schema(whole_file(file)).names
             for name in columns:
                 if name not in present:
                     raise DatasetError(f'{file}: {name}: is missing; {ANEW}')
@@ -134,7 +144,8 @@ class StoredDataset:
         found: dict[int, tuple[int, int, float]] = {}
         for file in sorted(self.folder.glob(_EPISODE_TABLES)):
             with named(file):
-                for row in pq.read_table(file, columns=['episode_index', *fields]).to_pylist():
+                table = pq.read_table(whole_file(file), columns=['episode_index', *fields])
+                for row in table.to_pylist():
                     chunk, number, begin_s = (row[name] for name in fields)
                     found[row['episode_index']] = int(chunk), int(number), float(begin_s)
         return found
@@ -147,6 +158,11 @@ def named(file: Path) -> Iterator[None]:
         yield
     except DatasetError:
         raise
+    except UnreadableFileError as error:
+        # The reason says what to do.
+        raise DatasetError(f'{file}: {error}') from None
+    except FileNotFoundError:
+        raise DatasetError(f'{file}: is missing; {ANEW}') from None
     except KeyError as error:
         raise DatasetError(f'{file}: {error.args[0]}: is missing; {ANEW}') from None
     except (

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vla_runtime.dataset.errors import DatasetError
+from vla_runtime.files.input_files import UnreadableFileError, whole_file
 from vla_runtime.files.quotes import one_line
 
 if TYPE_CHECKING:
@@ -33,8 +34,11 @@ def read_frames(path: Path, times_s: Sequence[float], tolerance_s: float) -> Ite
     if not path.is_file():
         raise DatasetError(f'{path}: is missing: download the data set with its videos')
     try:
+        whole_file(path)
         with av.open(str(path)) as container:
             yield from _frames(path, container, times_s, tolerance_s)
+    except UnreadableFileError as error:
+        raise DatasetError(f'{path}: {error}') from None
     except (av.FFmpegError, IndexError) as error:
         reason = one_line(str(error), 200)
         raise DatasetError(f'{path}: cannot be decoded: {reason}; copy the data set anew') from None

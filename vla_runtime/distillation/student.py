@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.identity import spec_identity
+from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.dataset.observations import StoredObservation
 from vla_runtime.distillation.checkpoint import load_parts, read_checkpoint
 from vla_runtime.engines.torch.weights import load_network
@@ -94,6 +95,27 @@ class _Encoded:
     rows: dict[str, Tensor]
 
 
+def check_teacher(spec: BundleSpec) -> None:
+    """Check that a policy can be distilled.
+
+    Raises:
+        ValueError: a head without a flow, a flow of several looks a step, or of several frames.
+    """
+    family = find_family(spec.family)
+    if family.head != 'flow':
+        raise ValueError(f'{spec.family}: has no flow to distil: its head is {family.head}')
+    if len(stages(spec.dims)) > 1:
+        raise ValueError(
+            f'{spec.family}: follows its flow with several looks a step, and a student is '
+            "taught Euler's step: set dimensions.integrator to euler first"
+        )
+    if (observation_steps(spec.dims) or 1) > 1:
+        raise ValueError(
+            f'{spec.family}: sees the frames and states of several steps, and observations of '
+            'a data set are drawn one by one here'
+        )
+
+
 class Distillation:
     """One run, from its checkpoint if there is one.
 
@@ -117,21 +139,8 @@ class Distillation:
         device: str = 'cpu',
     ) -> None:
         spec = bundle.spec
+        check_teacher(spec)
         self._family = find_family(spec.family)
-        if self._family.head != 'flow':
-            raise ValueError(
-                f'{spec.family}: has no flow to distil: its head is {self._family.head}'
-            )
-        if len(stages(spec.dims)) > 1:
-            raise ValueError(
-                f'{spec.family}: follows its flow with several looks a step, and a student is '
-                "taught Euler's step: set dimensions.integrator to euler first"
-            )
-        if (observation_steps(spec.dims) or 1) > 1:
-            raise ValueError(
-                f'{spec.family}: sees the frames and states of several steps, and observations of '
-                'a data set are drawn one by one here'
-            )
         if len(observations) <= _HELD_OUT:
             raise ValueError(
                 f'the data set has {len(observations)} frames, and more than {_HELD_OUT} are needed'

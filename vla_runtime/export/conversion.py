@@ -62,6 +62,7 @@ from vla_runtime.families.shape_cache import weight_shapes
 from vla_runtime.family.declaration import LanguageDims, PolicyDims, image_sizes, language_dims
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.field_error import FieldError
+from vla_runtime.files.input_files import UnreadableFileError, near_path, regular_file
 from vla_runtime.files.json_file import JsonError, noting_keys
 from vla_runtime.files.size_text import size_text
 from vla_runtime.processing.prompt_layout import PromptLayout
@@ -473,7 +474,7 @@ def _dataset(options: ExportOptions) -> DatasetInfo | None:
     try:
         return read_dataset_info(options.dataset)
     except (ExportError, JsonError) as error:
-        raise ExportError(f'--dataset says {options.dataset}, but {error}') from None
+        raise ExportError(f'--dataset: {error}') from None
 
 
 def _rate(
@@ -498,11 +499,8 @@ def _tokenizer(
     reader: CheckpointReader, facts: FolderFacts, options: ExportOptions, missing: MissingFacts
 ) -> Path | None:
     given, stated = options.tokenizer, facts.tokenizer
-    if given is not None and not given.is_file():
-        missing.conflict(f'--tokenizer says {given}, but there is no such file')
-        return None
-    if given is not None and given.suffix not in TOKENIZER_SUFFIXES:
-        missing.conflict(f'--tokenizer says {given}; expected a *.json or *.model file')
+    if given is not None and (why := _why_no_tokenizer(given)):
+        missing.unusable(f'--tokenizer {given}: {why}')
         return None
     if given and stated and not filecmp.cmp(given, stated, shallow=False):
         missing.conflict(f'--tokenizer says {given} but the folder has another {stated.name}')
@@ -515,6 +513,22 @@ def _tokenizer(
             ),
         )
     return chosen
+
+
+def _why_no_tokenizer(path: Path) -> str:
+    """Return why a path is no file of a tokenizer; '' where it may be one."""
+    try:
+        regular_file(path)
+    except FileNotFoundError:
+        hint = near_path(path, lambda one: one.suffix in TOKENIZER_SUFFIXES)
+        return f'there is no such file{hint}'
+    except UnreadableFileError as error:
+        return str(error)
+    except OSError as error:
+        return f'cannot be read ({error.strerror})'
+    if path.suffix not in TOKENIZER_SUFFIXES:
+        return 'is no tokenizer by its name; expected tokenizer.json or tokenizer.model'
+    return ''
 
 
 def _load_tokenizer(path: Path, layout: PromptLayout, vocabulary: int) -> Tokenizer:

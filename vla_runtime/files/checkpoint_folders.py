@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 SINGLE_FILE = 'model.safetensors'
 INDEX_FILE = 'model.safetensors.index.json'
+ADAPTER_FILE = 'adapter_model.safetensors'
 # LeRobot's output folder, the Hub's cache, openpi's experiment.
 _BELOW = (
     'pretrained_model',
@@ -37,12 +39,17 @@ def unfinished_download(folder: Path) -> Path | None:
     return None
 
 
-def checkpoint_below(folder: Path) -> Path | None:
-    """Return the newest checkpoint below a folder; None where there is none."""
+def has_adapter(folder: Path) -> bool:
+    """Return whether a folder holds an adapter of PEFT's form."""
+    return (folder / ADAPTER_FILE).is_file()
+
+
+def checkpoint_below(folder: Path, is_one: Callable[[Path], bool] = has_tensors) -> Path | None:
+    """Return the newest checkpoint below a folder, or adapter; None where there is none."""
     for pattern in _BELOW:
         # Steps are counted in the names: the longest, then the largest, is the newest.
         below = sorted(folder.glob(pattern), key=lambda path: [(len(s), s) for s in path.parts])
-        found = [path for path in below if has_tensors(path)]
+        found = [path for path in below if is_one(path)]
         if found:
             return found[-1]
     return None

@@ -96,8 +96,12 @@ class Tokenizer:
         except Exception as error:
             reason = one_line(str(error), 300)
             beside = path.with_name('tokenizer.json')
-            hint = f'; give {beside}' if beside != path and beside.is_file() else ''
-            raise ValueError(f'{path}: not a readable tokenizer.json: {reason}{hint}') from error
+            hint = (
+                str(beside)
+                if beside != path and beside.is_file()
+                else 'the tokenizer.json or tokenizer.model that the policy was trained with'
+            )
+            raise ValueError(f'{path}: is no tokenizer: {reason}; give {hint}') from error
         bos = next(filter(_is_there, map(backend.token_to_id, _BOS_TOKENS)), None)
         if wants_bos and bos is None:
             raise _no_token(path, _BOS_TOKENS[0])

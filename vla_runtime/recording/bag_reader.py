@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vla_runtime.files.input_files import read_text
+from vla_runtime.files.input_files import UnreadableFileError, read_text, regular_file
 from vla_runtime.files.quotes import one_line
 from vla_runtime.files.typed_yaml import LARGEST_FILE, loads
 from vla_runtime.recording.mcap_file import McapFile
@@ -58,9 +58,26 @@ class BagReader:
             raise BagReadError(
                 f'{path}: {_why_none(path)}; name a folder with a .mcap or .db3 file, or the file'
             )
+        self._leave_out_unreadable()
         for folder in dict.fromkeys(file.parent for file in self.files if path.is_dir()):
             self.problems += _missing_parts(folder)
         self._damaged: Counter[str] = Counter()
+
+    def _leave_out_unreadable(self) -> None:
+        """Note files that are no files of a bag whatever is in them, such as a Git LFS pointer."""
+        for file in self.files:
+            try:
+                regular_file(file)
+            except UnreadableFileError as error:
+                self.problems.append(f'{file}: {error}')
+            # May not be looked at: said where it is read.
+            except OSError:
+                continue
+            else:
+                continue
+            self.files = [one for one in self.files if one != file]
+        if not self.files:
+            raise BagReadError('; '.join(self.problems[:3]))
 
     def messages(self, wanted: Wanted) -> Iterator[RawMessage]:
         """Yield the wanted messages, in the order of the files.

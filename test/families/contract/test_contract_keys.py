@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,30 @@ def test_an_unknown_key_is_told_with_its_value(folder):
     assert note.startswith('config.json')
     assert all(f'{key}: {json.dumps(value)}' in note for key, value in values.items())
     assert 'absent_by_null' not in note
+
+
+# Begun as the keys of a training are, each in place of a pattern that took all that begin so.
+LIKE_KNOWN = (
+    *('model_gate', 'backbone_new', 'video_fps_stack', 'noise_new', 'embodiment_gate'),
+    *('collator_x', 'tune_gate', 'lora_of_state', 'balance_gate', 'dataloader_x', 'tactile_x'),
+    *('gripper_gate', 'finetune_gate', 'vlm_gate', 'memory_gate', 'time_sampling_gate'),
+    *('llm_gate', 'output_gate', 'forced_x_token_id', 'return_dict_x', 'rtc_config_x'),
+    *('timestep_sampling_x', 'vision_encoder_gate', 'beta_gate', 'clip_sample_x'),
+    *('optimizer_gate', 'scheduler_gate', 'tvf_gate', 'max_gate', 'state_dropout_x'),
+)
+
+
+@each_folder
+def test_an_unknown_key_that_begins_as_known_ones_do_is_told(folder, monkeypatch):
+    monkeypatch.setattr('vla_runtime.checkpoints.unread_keys.join_truncated', joined)
+    change_config(folder, dict.fromkeys(LIKE_KNOWN, 0.5))
+    (note,) = notes_of(folder)
+    assert [key for key in LIKE_KNOWN if f'{key}: 0.5' not in note] == []
+
+
+def joined(items: Iterable[str], between: str) -> str:
+    """As `join_truncated`, of any number."""
+    return between.join(items)
 
 
 @each_folder

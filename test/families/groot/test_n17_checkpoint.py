@@ -203,6 +203,18 @@ def test_what_is_not_reproduced_is_refused_by_name(tmp_path, tokenizer, change, 
         plan(folder, tokenizer)
 
 
+def test_relative_actions_that_the_steps_do_not_make_are_refused(tmp_path, tokenizer):
+    folder = write_lerobot_folder(tmp_path / 'policy', CASE)
+    path = folder / 'config.json'
+    config = json.loads(path.read_text()) | {'use_relative_actions': True}
+    path.write_text(json.dumps(config))
+    plan(folder, tokenizer)
+    absolute = write_lerobot_folder(tmp_path / 'absolute', CASE, use_relative_action=False)
+    (absolute / 'config.json').write_text(json.dumps(config))
+    with pytest.raises(REFUSED, match=r'config\.json: field use_relative_actions'):
+        plan(absolute, tokenizer)
+
+
 @pytest.mark.parametrize('change', ['exclude_state', 'use_tactile'])
 def test_a_policy_of_nvidia_s_that_reads_other_states_is_refused(tmp_path, tokenizer, change):
     folder = write_nvidia_folder(tmp_path / 'policy', CASE, **{change: True})

@@ -203,6 +203,22 @@ def test_an_adapter_that_is_not_merged_is_refused_with_what_mends_it(folder: Pat
         plan(folder)
 
 
+def test_an_adapter_beside_weights_is_told(folder: Path):
+    (note,) = [note for note in plan(folder).notes if 'lora_adapter/' in note]
+    assert 'merged' in note
+    shutil.rmtree(folder / 'lora_adapter')
+    assert [note for note in plan(folder).notes if 'lora_adapter/' in note] == []
+
+
+def test_a_run_folder_with_an_adapter_alone_leads_to_it(folder: Path):
+    for path in [*folder.glob('model*'), *folder.glob('*.pt')]:
+        path.unlink()
+    adapter = folder / 'lora_adapter'
+    (adapter / 'adapter_model.safetensors').write_bytes(b'')
+    with pytest.raises(ValueError, match=f'did you mean {adapter}, with --base'):
+        plan(folder)
+
+
 @pytest.mark.parametrize('group', ['action', 'proprio'])
 def test_statistics_of_another_length_than_the_heads_are_refused(folder: Path, group: str):
     statistics = statistics_of(description_of(PATH))

@@ -7,6 +7,7 @@ import re
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -195,6 +196,48 @@ def test_colour_statistics_are_asked_for_by_their_file(folder: Path):
     path.unlink()
     with pytest.raises(ExportError, match=r'preprocessor_config\.json.*copy'):
         plan(folder)
+
+
+def stored_transforms(document: dict[str, Any]) -> dict[str, Any]:
+    """What the training's processor makes of its settings and saves."""
+    edge = document['input_sizes'][0][-1]
+    return {
+        'tvf_do_letterbox': False,
+        'tvf_letterbox_fill': None,
+        'tvf_resize_params': [
+            {'size': [edge, edge], 'interpolation': 3, 'max_size': None, 'antialias': True}
+        ]
+        * 2,
+        'tvf_crop_params': [{'output_size': [edge, edge]}] * 2,
+        'tvf_normalize_params': [
+            {'mean': np.float32(mean).tolist(), 'std': np.float32(std).tolist(), 'inplace': False}
+            for mean, std in zip(document['means'], document['stds'], strict=True)
+        ],
+    }
+
+
+def test_stored_transforms_of_the_training_need_no_note(folder: Path):
+    path = folder / 'preprocessor_config.json'
+    edit_json(path, lambda document: document.update(stored_transforms(document)))
+    assert [note for note in plan(folder).notes if 'tvf_' in note] == []
+
+
+@pytest.mark.parametrize(
+    ('key', 'value'),
+    [
+        ('tvf_do_letterbox', True),
+        ('tvf_letterbox_fill', [127, 127, 127]),
+        ('tvf_resize_params', [{'size': 256}, {'size': 256}]),
+        ('tvf_crop_params', [{'output_size': [20, 20]}] * 2),
+        ('tvf_normalize_params', [{'mean': [0.1] * 3}, {'mean': [0.5] * 3}]),
+        ('tvf_normalize_params', [{'std': [0.1] * 3}]),
+    ],
+)
+def test_stored_transforms_that_differ_from_the_settings_are_told(folder: Path, key, value):
+    path = folder / 'preprocessor_config.json'
+    edit_json(path, lambda document: document.update(stored_transforms(document) | {key: value}))
+    (note,) = [note for note in plan(folder).notes if 'tvf_' in note]
+    assert f'preprocessor_config.json has {key}: ' in note
 
 
 def test_one_camera_one_action_and_no_guidance(folder: Path):

@@ -113,11 +113,15 @@ class Evo1Reader(CheckpointReader):
     names = NAMES
     known = (
         *LEROBOT_KEYS,
-        'training_stage|apply_training_stage_defaults|finetune_.*|.*gradient_checkpointing.*',
-        'max_text_length|vlm_.*|use_flash_attn',
+        'training_stage|apply_training_stage_defaults|enable_gradient_checkpointing',
+        'gradient_checkpointing_use_reentrant|enable_vlm_gradient_checkpointing',
+        'finetune_(vlm|language_model|vision_model|action_head)',
+        'max_text_length|vlm_(model_name|num_layers|dtype)|use_flash_attn',
         'embed_dim|hidden_dim|state_hidden_dim|num_layers|num_categories',
         'task_field|embodiment_id_field',
-        '(steps\\[\\d+\\]\\.config\\.)?gripper_.*',
+        # Of binarize_gripper, which is refused.
+        r'(steps\[\d+\]\.config\.)?gripper_(index|threshold)',
+        r'(steps\[\d+\]\.config\.)?gripper_(below|above)_threshold_value',
     )
     lerobot = (
         LeRobotPolicy(

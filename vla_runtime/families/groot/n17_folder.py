@@ -243,6 +243,14 @@ def _lerobot(folder: Path) -> _Settings:
             actions=feature_length(config, 'output_features', 'action'),
             horizon=pack.count('valid_action_horizon', _HORIZON),
         )
+    # The step is what is done; config.json is where the user asked for it.
+    if config.get('use_relative_actions', bool, False) and not decode.get(
+        'use_relative_action', bool, False
+    ):
+        raise config.error(
+            'use_relative_actions',
+            f'true, but use_relative_action of {POSTPROCESSOR_FILE} is false; they must agree',
+        )
     for step, key, expected in (
         (config, 'n_obs_steps', 1),
         (pack, 'state_horizon', 1),

@@ -147,11 +147,13 @@ class MultiTaskDitReader(CheckpointReader):
     names = NAMES
     known = (
         *LEROBOT_KEYS,
-        'objective|timestep_sampling_.*|sigma_min',
+        'objective|timestep_sampling_(strategy|s|alpha|beta)|sigma_min',
         'hidden_dim|num_layers|timestep_embed_dim|use_positional_encoding|rope_base',
-        'vision_encoder_.*|text_encoder_name|image_crop_is_random|tokenizer_(padding.*|truncation)',
+        'vision_encoder_(name|lr_multiplier)|text_encoder_name|image_crop_is_random',
+        'tokenizer_(padding|padding_side|truncation)',
         'use_separate_rgb_encoder_per_camera',
-        'noise_scheduler_type|num_train_timesteps|beta_.*|prediction_type|clip_sample.*',
+        'noise_scheduler_type|num_train_timesteps|beta_(schedule|start|end)|prediction_type',
+        'clip_sample(_range)?',
         'num_inference_steps|num_integration_steps|integration_method',
     )
     lerobot = (_DIFFUSION, _FLOW)

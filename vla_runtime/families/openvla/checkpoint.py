@@ -44,7 +44,8 @@ class OpenVlaReader(CheckpointReader):
     names = NAMES
     known = (
         *TRANSFORMERS_KEYS,
-        'vision_backbone_id|llm_.*|hf_llm_id|image_sizes|timm_model_ids|norm_stats(\\..*)?',
+        'vision_backbone_id|llm_(backbone_id|max_length)|hf_llm_id|image_sizes|timm_model_ids',
+        r'norm_stats(\..*)?',
     )
     projects = ('OpenVLA', 'OpenVLA-OFT')
     beside_adapter = (

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from vla_runtime.checkpoints.folder_facts import (
 from vla_runtime.checkpoints.norm_stats import finite_numbers, read_bounds, read_data_set
 from vla_runtime.families.openvla.dimensions import Channels
 from vla_runtime.files.json_file import JsonMapping, read_json
-from vla_runtime.files.quotes import quoted
+from vla_runtime.files.quotes import join_truncated, quoted
 
 PREPROCESSOR_FILE = 'preprocessor_config.json'
 # Settings of config.json that the networks are written for.
@@ -69,12 +70,14 @@ class ImageFacts:
         images: resize of the image.
         means, stds: of the colour channels from [0, 1], DINOv2's and SigLIP's.
         image_size: edge of the square image in pixels.
+        notes: where the file's stored transforms say something else.
     """
 
     images: ImageSpec
     means: tuple[Channels, Channels]
     stds: tuple[Channels, Channels]
     image_size: int
+    notes: tuple[str, ...]
 
 
 def read_openvla_folder(folder: Path, unnorm_key: str | None) -> FolderFacts:
@@ -114,6 +117,7 @@ def read_openvla_folder(folder: Path, unnorm_key: str | None) -> FolderFacts:
         tokenizer=find_tokenizer(folder),
         source={'checkpoint': 'OpenVLA', **({} if key is None else {'unnorm_key': key})},
         questions=questions,
+        notes=images.notes,
     )
 
 
@@ -197,7 +201,61 @@ def read_images(folder: Path) -> ImageFacts:
             'image_resize_strategy',
             f"'{strategy}' is not supported; expected resize-naive or letterbox",
         )
-    return ImageFacts(images, means, stds, edge)
+    notes = _transform_notes(config, images, means, stds, edge)
+    return ImageFacts(images, means, stds, edge, notes)
+
+
+def _transform_notes(
+    config: JsonMapping,
+    images: ImageSpec,
+    means: tuple[Channels, Channels],
+    stds: tuple[Channels, Channels],
+    edge: int,
+) -> tuple[str, ...]:
+    """Return a note where the stored transforms are not those that the other settings make.
+
+    The training's processor makes them of strategy, means and stds, saves them as `tvf_*`, and
+    takes the saved ones where it is loaded.
+    """
+    letterbox = images.padding == 'letterbox'
+    numbers = [{'mean': [*mean], 'std': [*std]} for mean, std in zip(means, stds, strict=True)]
+    resized = [edge, edge] if images.padding == 'stretch' else edge
+    made: dict[str, object] = {
+        'tvf_do_letterbox': letterbox,
+        'tvf_letterbox_fill': None if images.fill is None else [*images.fill],
+        'tvf_resize_params': [{'size': resized, 'max_size': None, 'antialias': True}] * 2,
+        'tvf_crop_params': [{'output_size': [edge, edge]}] * 2,
+        'tvf_normalize_params': numbers,
+    }
+    differ = [
+        f'{key}: {json.dumps(found)}'
+        for key, expected in made.items()
+        if (found := config.value(key)) is not None and not _says(found, expected)
+    ]
+    if not differ:
+        return ()
+    return (
+        f'{PREPROCESSOR_FILE} has {join_truncated(differ, ", ")}, where image_resize_strategy, '
+        "input_sizes, means and stds of the same file make others. These are taken; the training's "
+        "code takes the stored ones, so the bundle's images may not be the policy's",
+    )
+
+
+def _says(found: object, expected: object) -> bool:
+    """Return whether a stored value has what is expected; numbers were rounded to float32."""
+    if isinstance(expected, dict):
+        return isinstance(found, dict) and all(
+            _says(found[key], value) for key, value in expected.items() if key in found
+        )
+    if isinstance(expected, list):
+        return (
+            isinstance(found, list)
+            and len(found) == len(expected)
+            and all(map(_says, found, expected))
+        )
+    if isinstance(expected, float):
+        return isinstance(found, (int, float)) and abs(found - expected) < 1e-5
+    return found == expected
 
 
 def _by_tower(config: JsonMapping, key: str) -> tuple[Channels, Channels]:

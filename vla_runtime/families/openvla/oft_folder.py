@@ -86,7 +86,8 @@ def refuse_unserved_oft(folder: Path) -> None:
 
 def _unmerged(folder: Path) -> ExportError:
     return ExportError(
-        f'{folder}: has an adapter (LoRA) that is not merged into OpenVLA. Merge it with '
+        f'{folder}: has an adapter (LoRA) that is not merged into OpenVLA, and --base '
+        'merges none beside an action head. Merge it with '
         "OpenVLA-OFT's vla-scripts/merge_lora_weights_and_save.py, which writes the merged weights "
         'into this folder, and export the folder again'
     )
@@ -111,18 +112,26 @@ def read_oft_folder(folder: Path, unnorm_key: str | None) -> FolderFacts:
     """
     data_set = read_data_set(folder, unnorm_key)
     platform = _platform_of(data_set)
-    notes: tuple[str, ...] = ()
+    images = read_images(folder)
+    notes = images.notes
     if platform is None and data_set.name is not None:
-        notes = (
+        notes += (
             f"the data set {data_set.name} is none that OpenVLA-OFT's training has constants for: "
             "state and actions are taken to be scaled by q01 and q99, as LIBERO's are",
+        )
+    if (folder / _ADAPTER_FOLDER).is_dir():
+        notes += (
+            f'{_ADAPTER_FOLDER}/ lies beside the weights, and nothing says whether it is merged '
+            'into them: the training does so (merge_lora_during_training), or '
+            'vla-scripts/merge_lora_weights_and_save.py. If neither did, these are the weights '
+            "before the fine-tuning, and the bundle's actions are not the policy's",
         )
     return oft_facts(
         folder,
         data_set,
         kind='OpenVLA-OFT',
         family='openvla_oft',
-        image_size=read_images(folder).image_size,
+        image_size=images.image_size,
         image_size_key='input_sizes',
         template='openvla',
         prompt_length=PROMPT_LENGTH,

@@ -72,7 +72,9 @@ class PiReader(CheckpointReader):
     marks = ('<loc0000>', '<seg000>')
     known = (
         *LEROBOT_KEYS,
-        'action_expert_variant|time_sampling_.*|memory_.*|relative_exclude_joints',
+        'action_expert_variant|time_sampling_(beta_alpha|beta_beta|scale|offset)',
+        # Of use_visual_memory and use_proprioceptive_memory, which are refused.
+        'memory_(frames|stride|temporal_attention_every)|relative_exclude_joints',
         'precision|chunk_size|proj_width|use_cache|attention_implementation',
     )
     lerobot = (_PI05, _PI0)
