@@ -209,7 +209,7 @@ class TestTokenizer:
         (folder / 'tokenizer.json').write_text('{"no": "tokenizer"}')
         reseal(folder)
         text = info_fails(folder, capsys, '--quick')
-        assert 'tokenizer.json: not a readable tokenizer.json' in text
+        assert 'tokenizer.json: is no tokenizer' in text
 
     def test_more_tokens_than_the_text_table_are_named(self, folder, capsys):
         path = folder / 'tokenizer.json'

@@ -63,7 +63,7 @@ def check_backend(backend: str, device: str) -> None:
     if backend == 'tensorrt' and device == 'cpu' and not (devices := _cuda_devices())[0]:
         # Whoever took a CUDA device instead would read next that there is none.
         raise ValueError(
-            f"backend 'tensorrt' runs on a CUDA device alone, and none answers here "
+            f"device 'cpu' is not supported by backend 'tensorrt', and no CUDA device answers here "
             f"({devices[1]}): on the CPU take backend 'auto'"
         )
     kind, index = parse_device(device, backend)
