@@ -9,7 +9,7 @@ import array
 import time
 
 import numpy as np
-from parts.soak_checks import SEATED, Commands
+from parts.soak_checks import Commands
 from parts.three_cameras import SENSOR, Graph
 from sensor_msgs.msg import JointState
 
@@ -229,7 +229,7 @@ class SimulatedRobot:
         A gripper keeps its command, whatever it holds.
         """
         return self._waits_until_s < float('inf') and all(
-            side.newest is None or not (self._away(side) > SEATED).any() for side in self._sides
+            side.newest is None or not (self._away(side) > _BACK).any() for side in self._sides
         )
 
     def _away(self, side: _Side) -> np.ndarray:

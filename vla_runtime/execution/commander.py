@@ -263,6 +263,8 @@ class Commander:
     ) -> str:
         """One tick of a hold that comes to where the robot was found; return why it ended early.
 
+        Where it did, nothing is commanded: the tick is the caller's.
+
         Args:
             reason: reason of the hold.
             state: plausible measured positions.
@@ -275,7 +277,6 @@ class Commander:
         if np.count_nonzero(changed):
             joining.end()
             state.plausibility.give_up(changed & state.plausibility.unseen)
-            self.hold_tick(reason, state, dt_s, now_s)
             return joining.describe_change(state.positions)
         if dt_s > 0.0:
             speed = joining.aim(command.setpoints, self.target, dt_s) * pace

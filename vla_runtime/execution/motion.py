@@ -267,9 +267,9 @@ class Motion:
         elif commander.command.settled and self._others_lead(state):
             return commander.hold(reason, now_s, dt_s)
         elif commander.joining.active and state is not None:
-            self._guard.detail = (
-                commander.join_tick(reason, state, dt_s, now_s) or self._guard.detail
-            )
+            if ended := commander.join_tick(reason, state, dt_s, now_s):
+                self._guard.detail = ended
+                commander.hold_tick(reason, state, dt_s, now_s)
         else:
             commander.hold_tick(reason, state, dt_s, now_s)
             if state is not None and not commander.moving and not commander.command.dry_run:
