@@ -283,6 +283,8 @@ def power_lost(rig: Rig, random: np.random.Generator) -> str:
         rig.robot.silent = False
         time.sleep(_RESTS_S)
     rig.robot.power_on()
+    while not rig.robot.powered:
+        time.sleep(0.05)
     _last(random, 0.5, 1.5)
     return f'for {seconds:.2f} s{", moved by hand" if guided else ""}{stopped}'
 
