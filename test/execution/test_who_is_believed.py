@@ -21,7 +21,7 @@ from vla_runtime.execution.limits import ColumnLimits, make_limits
 from vla_runtime.types import ChunkHeader
 
 NAMES = ('pan', 'elbow', 'wrist', 'roll')
-PERIOD_S, VELOCITY, APPROACH_SPEED = 0.01, 3.0, 0.3
+PERIOD_S, VELOCITY, ACCELERATION, APPROACH_SPEED = 0.01, 3.0, 6.0, 0.3
 LONGEST_STEP = VELOCITY * PERIOD_S * 1.05
 STAYS = 0.05
 DRIVER, OTHER = '/joint_states#1', '/joint_states#2'
@@ -74,9 +74,11 @@ ERRORS: dict[str, Reading] = {
 class Robot:
     """An executor, its servo and its driver; `reads` changes what the driver says."""
 
-    def __init__(self, rate_hz: float = 100.0, place: np.ndarray = HOME) -> None:
-        joint = ColumnLimits(-2.8, 2.8, VELOCITY, 40.0, 0.5)
-        wheel = ColumnLimits(velocity=VELOCITY, acceleration=40.0, step_from_measured=0.5)
+    def __init__(
+        self, rate_hz: float = 100.0, place: np.ndarray = HOME, acceleration: float = 40.0
+    ) -> None:
+        joint = ColumnLimits(-2.8, 2.8, VELOCITY, acceleration, 0.5)
+        wheel = ColumnLimits(velocity=VELOCITY, acceleration=acceleration, step_from_measured=0.5)
         limits = dict(zip(NAMES, (joint, joint, joint, wheel), strict=True))
         columns = tuple(Column(name, continuous=name == 'roll') for name in NAMES)
         self.executor = ChunkExecutor(
@@ -89,7 +91,8 @@ class Robot:
         self.place = place.copy()
         self.sent: np.ndarray | None = None
         self.motors = True
-        self.longest_step = 0.0
+        self.longest_step = self.fastest_change = 0.0
+        self._step = np.zeros(len(NAMES))
         self.reads: Reading = lambda place: place
         self.source = DRIVER
         self.now_s, self.ros_ns, self.next_ns = 50.0, ROS_START_NS, ROS_START_NS
@@ -123,8 +126,11 @@ class Robot:
         if command.kind is CommandKind.IDLE or command.settled:
             return
         if self.sent is not None:
-            step = float(np.abs(command.setpoints - self.sent).max())
-            self.longest_step = max(self.longest_step, step)
+            step = command.setpoints - self.sent
+            self.longest_step = max(self.longest_step, float(np.abs(step).max()))
+            change = float(np.abs(step - self._step).max()) / PERIOD_S**2
+            self.fastest_change = max(self.fastest_change, change)
+            self._step = step
         self.sent = command.setpoints.copy()
 
     def say(self, stamp_ns: int, now_ns: int | None = None) -> None:
@@ -316,6 +322,34 @@ def test_nothing_follows_before_half_a_second_of_readings_that_agree(rate_hz: fl
     assert robot.longest_step <= APPROACH_SPEED * PERIOD_S * 1.05
 
 
+@pytest.mark.parametrize('after_s', [0.7, 0.9, 1.2, 1.6])
+def test_a_start_amid_a_hold_on_its_way_waits_for_its_end(after_s: float) -> None:
+    robot = Robot(20.0, acceleration=ACCELERATION).started()
+    robot.executor.stop()
+    robot.run(1.0)
+    robot.motors = False
+    robot.reads = lambda _: None
+    robot.run(2.0)
+    robot.place[1] -= 0.4
+    robot.reads = lambda place: place
+    robot.run(after_s)
+    assert not robot.executor.at_rest
+    # The first call is refused for the place; the answer to that for the way.
+    assert robot.start().reason is Reason.STATE_IMPLAUSIBLE
+    result = robot.start()
+    assert not result.started and result.reason is None
+    assert robot.executor.status().reason is Reason.STOPPED
+    for _ in range(30):
+        robot.run(0.1)
+        if robot.start().started:
+            break
+    assert robot.executor.mode is Mode.RUNNING
+    robot.run(0.5)
+    assert robot.sent is not None
+    assert robot.sent[1] == pytest.approx(robot.place[1], abs=0.01)
+    assert robot.fastest_change <= ACCELERATION * 1.05
+
+
 def test_another_publisher_that_puts_the_robot_elsewhere_is_asked_about() -> None:
     robot = robot_in('stopped', 100.0)
     robot.reads = lambda _: None
@@ -496,7 +530,9 @@ def test_a_question_that_was_not_put_is_not_answered() -> None:
     # The readings are doubted yet: nothing is said of a place.
     assert not robot.start().started
     robot.run(0.6)
-    assert not robot.start().started and robot.start().started
+    assert robot.start().reason is Reason.STATE_IMPLAUSIBLE
+    # It is answered; the hold is on its way there.
+    assert robot.start().reason is None
 
 
 @pytest.mark.parametrize('rate_hz', [10.0, 25.0])

@@ -129,6 +129,19 @@ class Commander:
         """Note whether the command of this tick begins where the robot is."""
         self.command.seats, self._seated = self._seated, False
 
+    def why_not_yet(self) -> str:
+        """Describe a hold that is on its way to the robot; empty where none is.
+
+        Another place to set out from would end its motion within one tick.
+        """
+        where = self.joining.progress(self.command.setpoints)
+        if not where:
+            return ''
+        return (
+            f'the command is still on its way to where the robot was found: {where}; '
+            'call ~/start again then'
+        )
+
     def why_not_take(self, state: MeasuredState, references: np.ndarray) -> str:
         """Describe why `take_position` cannot be done; empty when it can."""
         _, measured, _ = self._found(state, references)

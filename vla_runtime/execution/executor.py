@@ -191,7 +191,8 @@ class ChunkExecutor:
         """Describe what `start` would be refused for now; changes nothing.
 
         A start needs an open latch, a fresh state that one publisher has reported for half a
-        second, and a robot that was seen going where it is, or a person who says so.
+        second, a robot that was seen going where it is, or a person who says so, and a hold that is
+        there.
 
         Args:
             now_s: steady clock.
@@ -212,7 +213,9 @@ class ChunkExecutor:
         if refused:
             return refused, None
         question = self._question(now_s)
-        return question, Reason.STATE_IMPLAUSIBLE if question else None
+        if question:
+            return question, Reason.STATE_IMPLAUSIBLE
+        return self._commander.why_not_yet(), None
 
     def _question(self, now_s: float) -> str:
         """Return what a person has to say of unseen places before a start; empty where nothing."""

@@ -94,12 +94,12 @@ class Bench:
             self._answered = newest
             self.arm.answer(number, **changes)
 
-    def move(self, number: int = 0):
+    def move(self, number: int = 0, **changes):
         """Answer until a status tells of it: one chunk lasts for three statuses at most."""
         return self.wait_for_status(
             'motion',
             lambda s: s['kind'] == 'track' and s['chunk'] == str(number),
-            meanwhile=lambda: self.answer_new(number),
+            meanwhile=lambda: self.answer_new(number, **changes),
         )
 
     def call(self, service: str):
@@ -274,7 +274,8 @@ def test_a_chunk_longer_than_the_horizon_is_not_even_read(bench):
 
 def test_joint_states_that_stop_or_lose_a_name_hold_and_recover(bench):
     bench.start()
-    bench.arm.answer(0)
+    # So slowly that the last reading stays within the tracking error until it is too old.
+    bench.arm.answer(0, rise_rad=0.002)
     bench.arm.silent = True
     status = bench.wait_for_status('a hold', lambda s: s['reason'] == 'state_stale')
     assert status['level'] == 2
