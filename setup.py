@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 from setuptools import find_packages, setup
 
 PACKAGE = 'vla_runtime'
-# The simulated robot with its training and studies, a Python package beside it.
-TABLETOP = 'vla_tabletop'
+# What a robot runs; bundles made from checkpoints; tools; a simulated robot with its training.
+PACKAGES = (PACKAGE, 'vla_convert', 'vla_tools', 'vla_tabletop')
 # `colcon build --symlink-install` runs a link to this file in its build folder.
 ROOT = Path(__file__).resolve().parent
 # What ships in engines/; ./run reads this line.
@@ -63,15 +63,15 @@ setup(
     author_email=MANIFEST.find('maintainer').get('email'),
     project_urls={URL_NAMES[url.get('type')]: url.text for url in MANIFEST.findall('url')},
     python_requires='>=3.10,<3.13',
-    packages=find_packages(include=[PACKAGE, f'{PACKAGE}.*', TABLETOP, f'{TABLETOP}.*']),
+    packages=find_packages(include=[*PACKAGES, *(f'{package}.*' for package in PACKAGES)]),
     package_data={
         f'{PACKAGE}.pages': ['*.css', '*.j2'],
-        f'{PACKAGE}.performance': ['*.j2'],
-        f'{PACKAGE}.replay': ['*.js', '*.j2'],
-        f'{PACKAGE}.selftest': ['*.tar.xz'],
-        f'{TABLETOP}.demo': ['*.j2'],
-        f'{TABLETOP}.sim': ['*.xml'],
-        f'{TABLETOP}.study': ['*.j2'],
+        'vla_tools.performance': ['*.j2'],
+        'vla_tools.replay': ['*.js', '*.j2'],
+        'vla_tools.selftest': ['*.tar.xz'],
+        'vla_tabletop.demo': ['*.j2'],
+        'vla_tabletop.sim': ['*.xml'],
+        'vla_tabletop.study': ['*.j2'],
     },
     data_files=[
         ('share/ament_index/resource_index/packages', [f'resource/{PACKAGE}']),

@@ -20,17 +20,17 @@ import torch
 from parts.measurement import in_turn, median_ratio, percentiles, write_result
 from parts.random_policy import random_network
 
+from vla_convert.export.onnx.bundle import export_bundle
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.onnx_files import Precision
 from vla_runtime.engines.cpu import check_int8
-from vla_runtime.export.onnx.bundle import export_bundle
 from vla_runtime.families.blocks import fused_product
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.pi.flow_policy import PiNetwork
-from vla_runtime.performance.bench import look
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation
 from vla_tabletop.study.calibration import demo_observations
+from vla_tools.performance.bench import look
 
 sys.path.insert(0, str(Path(__file__).parents[1] / 'test'))
 from written_bundle import write_bundle  # isort: skip

@@ -34,13 +34,13 @@ from parts import openvla_folder
 from parts.measurement import write_result
 from safetensors.numpy import load_file
 
+from vla_convert.export.onnx.export import write_onnx
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import STATISTICS_FILE, WEIGHTS_FILE, BundleSpec
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
-from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.families.flow_network import empty_network
 from vla_runtime.family.listing import find_family
-from vla_runtime.selftest.policies import read_policy, unpack
+from vla_tools.selftest.policies import read_policy, unpack
 
 FAMILIES = ('smolvla', 'evo1', 'groot_n15', 'groot_n17', 'act', 'pi0', 'pi05')
 # A published folder of many shards, instead of a bundle: the networks are not compared.
@@ -180,7 +180,7 @@ import json, sys, time
 from pathlib import Path
 sys.path.append(sys.argv.pop(1))
 from vla_runtime.engines.tensorrt.adapter import import_rtx
-from vla_runtime.export.tensorrt.build import build_engines, plan_build
+from vla_convert.export.tensorrt.build import build_engines, plan_build
 bundle, rows, targets = Path(sys.argv[1]), int(sys.argv[2]), tuple(sys.argv[3:])
 files = dict.fromkeys((f'onnx/{path.name}' for path in (bundle / 'onnx').iterdir()), '0')
 adapter = import_rtx()

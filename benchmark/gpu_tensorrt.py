@@ -31,6 +31,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / 'benchmark')]
 
 from parts.tensorrt_kit import ROWS, SIZES, STEPS, Kit, expert_inputs, prepare, restore  # noqa: E402
 
+from vla_convert.export.tensorrt.build import build_engines, plan_build  # noqa: E402
 from vla_runtime.bundle.onnx_files import TEXT_INPUT  # noqa: E402
 from vla_runtime.engines.cuda_driver import CudaError  # noqa: E402
 from vla_runtime.engines.cuda_runtime import CudaRuntime  # noqa: E402
@@ -41,7 +42,6 @@ from vla_runtime.engines.tensorrt.engine import TensorRTEngine  # noqa: E402
 from vla_runtime.engines.tensorrt.loading import load_networks  # noqa: E402
 from vla_runtime.engines.tensorrt.store import ENGINES, Metadata, network_name  # noqa: E402
 from vla_runtime.engines.token_embedding import TokenEmbedding  # noqa: E402
-from vla_runtime.export.tensorrt.build import build_engines, plan_build  # noqa: E402
 from vla_runtime.family.listing import find_family  # noqa: E402
 
 PACKAGES = ['tensorrt', 'cuda-python', 'cuda-bindings', 'numpy']

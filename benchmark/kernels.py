@@ -59,16 +59,16 @@ from vla_runtime.families.smolvla.fused import FusedSmolVla
 from vla_runtime.family.declaration import with_cameras
 from vla_runtime.family.listing import performance_figures, preset
 from vla_runtime.family.performance_figures import Kernels
-from vla_runtime.performance.bench import look
-from vla_runtime.performance.devices import DEVICES
-from vla_runtime.performance.roofline import (
+from vla_runtime.policy import Policy
+from vla_tools.performance.bench import look
+from vla_tools.performance.devices import DEVICES
+from vla_tools.performance.roofline import (
     SECONDS_A_KERNEL,
     Floor,
     phase_floors,
     predicted_ms,
     published_rates,
 )
-from vla_runtime.policy import Policy
 
 STEPS = 10
 KINDS = ('miss', 'hit')

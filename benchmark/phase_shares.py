@@ -13,8 +13,8 @@ from parts.measurement import write_result
 from vla_runtime.families.operation_counts import count_operations
 from vla_runtime.family.declaration import with_cameras
 from vla_runtime.family.listing import find_family, performance_figures, preset, preset_names
-from vla_runtime.performance.devices import DEVICES
-from vla_runtime.performance.roofline import miss_shares, phase_floors, published_rates
+from vla_tools.performance.devices import DEVICES
+from vla_tools.performance.roofline import miss_shares, phase_floors, published_rates
 
 _DEVICES = ('orin-nano', 'agx-orin', 'rtx-3060', 'rtx-5070', 'rtx-5090')
 

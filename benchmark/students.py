@@ -16,11 +16,11 @@ import torch
 from parts.measurement import write_result
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.dataset.observations import StoredObservation, read_observations
-from vla_runtime.distillation.student import Distillation, DistillationSettings
 from vla_runtime.engines.torch.weights import load_network
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
+from vla_tools.dataset.observations import StoredObservation, read_observations
+from vla_tools.distillation.student import Distillation, DistillationSettings
 
 _STEPS = (1, 2, 4, 10)
 # As of `distill`.

@@ -14,7 +14,7 @@ from network_cases import ReferenceCase, our_weights
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vla_runtime.families.act.checkpoint import NAMES
+from vla_convert.readers.act import NAMES
 from vla_runtime.families.act.dimensions import ActDims, StackDims
 from vla_runtime.families.act.networks import Act
 from vla_runtime.families.blocks.resnet_dimensions import ResNetDims

@@ -12,8 +12,8 @@ import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
 
+from vla_convert.checkpoints.options import ExportOptions
 from vla_runtime.bundle.schema import CameraSpec
-from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.families.bitvla.declaration import PROMPT, STOP
 
 STATE = ('x', 'y', 'z', 'rx', 'ry', 'rz', 'left', 'right')

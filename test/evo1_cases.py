@@ -14,8 +14,8 @@ from network_cases import ReferenceCase, our_weights
 from safetensors.torch import load_file
 from torch import Tensor
 
+from vla_convert.readers.evo1 import NAMES
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.evo1.checkpoint import NAMES
 from vla_runtime.families.evo1.dimensions import Evo1Dims, HeadDims
 from vla_runtime.families.evo1.networks import Evo1
 from vla_runtime.families.flow_network import build_network

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import pre_tokenizers
 from tokenizers.models import WordLevel
 
-from vla_runtime.checkpoints.options import ExportOptions
+from vla_convert.checkpoints.options import ExportOptions
 
 PREPROCESSOR, POSTPROCESSOR = 'policy_preprocessor.json', 'policy_postprocessor.json'
 _STATISTICS = 'policy_{}_step_{}_normalizer_processor.safetensors'

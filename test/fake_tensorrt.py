@@ -172,7 +172,7 @@ def _session(onnx: Path) -> onnxruntime.InferenceSession:
     if not _is_bfloat16(onnx):
         return onnxruntime.InferenceSession(onnx, options, providers=providers)
     # A CPU has no bfloat16 products: computed in float32 and rounded, as a GPU sums them.
-    from vla_runtime.export.onnx.variants import comparable
+    from vla_convert.export.onnx.variants import comparable
 
     folder = 'session.model_external_initializers_file_folder_path'
     options.add_session_config_entry(folder, str(onnx.parent))

@@ -12,11 +12,11 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_faults import add_constant, nodes_of
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
+from vla_convert.export.onnx.bundle import export_bundle
+from vla_convert.export.onnx.calibration import LEAST_OBSERVATIONS
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.onnx_files import Precision
 from vla_runtime.engines import cpu
-from vla_runtime.export.onnx.bundle import export_bundle
-from vla_runtime.export.onnx.calibration import LEAST_OBSERVATIONS
 
 OBSERVATIONS = [observation(seed) for seed in range(LEAST_OBSERVATIONS)]
 GUIDED = {'advantage': 'task_newline'}

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from sampled_cases import SampledCase, Sampling, scheduler_of_case
 from torch import Tensor
 
+from vla_convert.readers.multi_task_dit import NAMES
 from vla_runtime.families.blocks.dimensions import VisionDims
 from vla_runtime.families.flow_network import FlowNetwork, build_network
-from vla_runtime.families.multi_task_dit.checkpoint import NAMES
 from vla_runtime.families.multi_task_dit.dimensions import (
     MultiTaskDitDims,
     MultiTaskDitFlowDims,

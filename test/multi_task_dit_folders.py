@@ -11,7 +11,7 @@ import torch
 from multi_task_dit_cases import load_multi_task_dit_case
 from safetensors.torch import load_file, save_file
 
-from vla_runtime.checkpoints.options import ExportOptions
+from vla_convert.checkpoints.options import ExportOptions
 
 _CONFIG_KEYS = (
     *('n_obs_steps', 'horizon', 'n_action_steps', 'objective', 'noise_scheduler_type'),

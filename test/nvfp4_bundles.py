@@ -13,13 +13,13 @@ from onnx import TensorProto, helper
 from onnx_faults import add_constant, nodes_of
 from tiny_policy import tiny_spec, write_tiny_policy
 
+from vla_convert.export.onnx.bundle import export_bundle
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.onnx_files import (
     FP4_ROUNDING,
     WEIGHTS_DATA,
     Precision,
 )
-from vla_runtime.export.onnx.bundle import export_bundle
 
 
 def nvfp4_bundle(folder: Path, beside: Precision = 'float32', mlp_dim: int = 48) -> Path:

@@ -29,12 +29,12 @@ from openvla_folders import write_folder
 from safetensors.torch import load_file
 from torch import Tensor
 
+from vla_convert.checkpoints.options import ExportOptions
+from vla_convert.readers.openvla import NAMES, without_last_blocks
 from vla_runtime.bundle.schema import CameraSpec
-from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.openvla.dimensions import BackboneDims, OpenVlaOftDims
 from vla_runtime.families.openvla.networks import OpenVlaOft
-from vla_runtime.families.openvla.tensor_names import NAMES, without_last_blocks
 from vla_runtime.types import Observation
 
 HEADS = ('action_head', 'proprio_projector')

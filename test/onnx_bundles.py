@@ -19,6 +19,8 @@ from safetensors.torch import save_file
 from tiny_policy import tiny_spec, tiny_statistics, write_tiny_policy
 from torch import Tensor
 
+from vla_convert.export.onnx.export import write_onnx
+from vla_convert.export.onnx.precision import type_faults
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.graph_facts import read_graph_facts
 from vla_runtime.bundle.onnx_files import (
@@ -33,8 +35,6 @@ from vla_runtime.bundle.writer import seal, write_statistics
 from vla_runtime.engines.onnx.session import Placement, Session
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.token_embedding import TokenEmbedding
-from vla_runtime.export.onnx.export import write_onnx
-from vla_runtime.export.onnx.precision import type_faults
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.family.listing import find_family
 
@@ -72,7 +72,7 @@ def copy_weights(source: Path, target: Path) -> None:
 
 def make_exports_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the exports of a test take files that were made before; they are verified as ever."""
-    monkeypatch.setattr('vla_runtime.export.onnx.export.write_onnx', write_onnx_once)
+    monkeypatch.setattr('vla_convert.export.onnx.export.write_onnx', write_onnx_once)
 
 
 @pytest.fixture
@@ -81,8 +81,8 @@ def sessions_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     That is ONNX Runtime's sessions, and the faults of their types.
     """
-    monkeypatch.setattr('vla_runtime.export.onnx.verification.Session', _session_of)
-    monkeypatch.setattr('vla_runtime.export.onnx.verification.type_faults', _type_faults_of)
+    monkeypatch.setattr('vla_convert.export.onnx.verification.Session', _session_of)
+    monkeypatch.setattr('vla_convert.export.onnx.verification.type_faults', _type_faults_of)
 
 
 def _type_faults_of(path: Path, precision: Precision, beside: Precision) -> list[str]:

@@ -14,11 +14,11 @@ from network_cases import ReferenceCase
 from safetensors.torch import load_file
 from torch import Tensor
 
+from vla_convert.readers.openvla import NAMES, without_last_blocks
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.openvla.dimensions import OPENVLA, OpenVlaDims
 from vla_runtime.families.openvla.networks import OpenVla
-from vla_runtime.families.openvla.tensor_names import NAMES, without_last_blocks
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-from vla_runtime.checkpoints.options import ExportOptions
+from vla_convert.checkpoints.options import ExportOptions
 
 SHARDS = 2
 ACTIONS = ('dx', 'dy', 'dz', 'drx', 'dry', 'drz', 'grip')

@@ -20,16 +20,16 @@ from made_once import made_once
 from onnx import TensorProto
 from onnx_bundles import copy_weights, tiny_onnx_bundle
 
+from vla_convert.export.onnx.export import meta_network, write_onnx
+from vla_convert.export.onnx.precision import tensor_types
+from vla_convert.export.onnx.quantised import inputs_of_products, quantised_products
+from vla_convert.export.onnx.quantised_products import Range
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.graph_facts import read_graph_facts
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER, QUANTISED, ROWS, Precision, engine_graphs
 from vla_runtime.engines.tensorrt.adapter import BuildOptions, BuiltEngine, TensorRT
 from vla_runtime.engines.tensorrt.kernel_plan import Kernel
 from vla_runtime.engines.tensorrt.rtx import RTX_MODULES
-from vla_runtime.export.onnx.export import meta_network, write_onnx
-from vla_runtime.export.onnx.precision import tensor_types
-from vla_runtime.export.onnx.quantised import inputs_of_products, quantised_products
-from vla_runtime.export.onnx.quantised_products import Range
 from vla_runtime.families.blocks.layers import matrix_names
 
 FAMILIES = (

@@ -12,8 +12,8 @@ from onnx_bundles import onnx_of_network
 from sampled_cases import SampledCase, Sampling
 from tiny_policy import tiny_spec
 
+from vla_convert.checkpoints.lerobot_folder import with_earlier_frames
 from vla_runtime.bundle.schema import CameraSpec
-from vla_runtime.checkpoints.lerobot_folder import with_earlier_frames
 from vla_runtime.engines.onnx.engine import OnnxEngine
 from vla_runtime.engines.protocol import PolicyEngine, StepInputs
 from vla_runtime.engines.torch.engine import TorchEngine

@@ -14,9 +14,9 @@ from network_cases import ReferenceCase, our_weights, vision_of_case
 from safetensors.torch import load_file
 from torch import Tensor
 
+from vla_convert.readers.smolvla import NAMES
 from vla_runtime.families.blocks.dimensions import DecoderDims
 from vla_runtime.families.flow_network import build_network
-from vla_runtime.families.smolvla.checkpoint import NAMES
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
 from vla_runtime.families.smolvla.flow_policy import SmolVla
 

@@ -11,14 +11,14 @@ from fake_tensorrt import RELEASES, FakeTensorRT
 from onnx_bundles import write_onnx_once
 from tiny_policy import tiny_dims, tiny_spec, write_tiny_policy
 
+from vla_convert.export.onnx.cases import record_cases
+from vla_convert.export.tensorrt.build import build_engines, plan_build
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.writer import seal
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.tensorrt.adapter import TensorRT
 from vla_runtime.engines.tensorrt.engine import TensorRTEngine
 from vla_runtime.engines.tensorrt.store import Metadata, passed_on, write_metadata
-from vla_runtime.export.onnx.cases import record_cases
-from vla_runtime.export.tensorrt.build import build_engines, plan_build
 
 STEPS = tiny_spec().denoise_steps
 

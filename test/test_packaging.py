@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
-from paths import ROOT
+from paths import PACKAGES, ROOT
 
 import vla_runtime
 from vla_runtime.nodes import node_main
@@ -197,7 +197,7 @@ def test_every_import_is_declared() -> None:
     # The simulator is in an environment of its own, whose interpreter runs these files.
     apart = ROOT / 'vla_tabletop' / 'metaworld'
     imported = set()
-    folders = ('vla_runtime', 'vla_tabletop', 'launch')
+    folders = (*PACKAGES, 'launch')
     for file in (path for folder in folders for path in (ROOT / folder).rglob('*.py')):
         for node in ast.walk(ast.parse(file.read_text())):
             names = set()
@@ -206,7 +206,7 @@ def test_every_import_is_declared() -> None:
             elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
                 names = {node.module.split('.')[0]}
             imported |= names - {'metaworld'} if file.is_relative_to(apart) else names
-    foreign = imported - set(sys.stdlib_module_names) - {'vla_runtime', 'vla_tabletop'}
+    foreign = imported - set(sys.stdlib_module_names) - {*PACKAGES}
     # `./run metaworld` installs it, in an environment of its own.
     foreign -= {'metaworld'}
     in_package_xml = {element.text for element in package_xml().findall('exec_depend')}
@@ -240,8 +240,7 @@ def test_remedies_install_from_the_source_folder_and_name_extras_that_there_are(
     extras = set(metadata().get_all('Provides-Extra') or [])
     assert extras_of_run() <= extras
     files = [
-        *(ROOT / 'vla_runtime').rglob('*.py'),
-        *(ROOT / 'vla_tabletop').rglob('*.py'),
+        *(file for package in PACKAGES for file in (ROOT / package).rglob('*.py')),
         *(ROOT / 'docs').rglob('*.md'),
         ROOT / 'README.md',
     ]

@@ -17,24 +17,26 @@ from typing import get_args
 import pytest
 from import_graph import ImportGraph, imports
 from pages import PAGES, blocks
-from paths import ROOT
+from paths import PACKAGES, ROOT
 
 from vla_runtime.family.declaration import Head
 from vla_runtime.family.listing import family_names
 
-PACKAGE = 'vla_runtime'
-TABLETOP = 'vla_tabletop'
+# A robot needs the last alone.
+TABLETOP, TOOLS, CONVERT, ROBOT = PACKAGES
 # From top to bottom; the picture in docs/explanation/architecture.md is the same.
 ROOMS = (
     TABLETOP,
-    '__main__',
+    f'{TOOLS}/cli',
+    f'{TOOLS}/selftest',
+    f'{TOOLS}/distillation',
+    f'{TOOLS}/dataset',
+    f'{TOOLS}/replay',
+    f'{TOOLS}/performance',
+    f'{CONVERT}/export',
+    f'{CONVERT}/readers',
+    f'{CONVERT}/checkpoints',
     'cli',
-    'selftest',
-    'distillation',
-    'dataset',
-    'replay',
-    'performance',
-    'export',
     'nodes',
     'sensors',
     'robot',
@@ -42,7 +44,6 @@ ROOMS = (
     'inference',
     'engines',
     'families',
-    'checkpoints',
     'bundle',
     'family',
     'execution',
@@ -53,8 +54,6 @@ ROOMS = (
     'pages',
     'types',
     'files',
-    # The version.
-    '__init__',
 )
 # Rooms with circles inside, to be mended: the test of one that has none any more fails here.
 TO_UNTIE: set[str] = set()
@@ -67,25 +66,26 @@ WITHOUT = {
     'family': {'torch', 'rclpy', 'cv2', 'yaml'},
     'families/*/declaration.py': {'torch', 'rclpy', 'cv2', 'yaml'},
     'bundle': {'torch', 'rclpy', 'cv2'},
-    'checkpoints': {'torch', 'rclpy', 'cv2'},
-    'families/*/checkpoint.py': {'torch', 'rclpy'},
     'inference': {'torch', 'rclpy'},
     'engines/tensorrt': {'torch', 'rclpy'},
     'engines/onnx': {'torch', 'rclpy'},
-    'export': {'rclpy'},
-    'performance': {'rclpy'},
     'sensors': {'torch', 'rclpy'},
     'robot': {'torch', 'rclpy', 'cv2'},
     'messages': {'torch', 'rclpy'},
     'recording': {'torch', 'rclpy', 'cv2'},
-    'replay': {'torch', 'rclpy'},
-    'dataset': {'torch', 'rclpy'},
     'policy.py': {'torch', 'rclpy'},
-    'selftest': {'rclpy'},
     'types.py': {'torch', 'rclpy'},
+    f'{CONVERT}/checkpoints': {'torch', 'rclpy', 'cv2'},
+    f'{CONVERT}/readers': {'torch', 'rclpy'},
+    f'{CONVERT}/export': {'rclpy'},
+    f'{TOOLS}/performance': {'rclpy'},
+    f'{TOOLS}/replay': {'torch', 'rclpy'},
+    f'{TOOLS}/dataset': {'torch', 'rclpy'},
+    f'{TOOLS}/selftest': {'rclpy'},
 }
-# What names the tabletop's modules without importing them: the lists of verbs and of executables.
-NAMING_TABLETOP = {'cli/main.py', 'nodes/node_main.py'}
+# What names modules of the other packages without importing them: the lists of verbs and of
+# executables.
+NAMING_OTHERS = {'cli/main.py', 'nodes/node_main.py'}
 # Words that a family, its projects' checkpoints or its language model is known by.
 FAMILY_WORDS = (
     'pi0',
@@ -106,8 +106,6 @@ FAMILY_WORDS = (
 )
 # Rooms whose modules load one package besides Python's own.
 NUMPY_ALONE = ('execution', 'family')
-# Rooms that write ONNX files, engines and receipts.
-IMPORTING_EXPORT = {TABLETOP, 'cli', 'selftest'}
 # Files that load modules by name, which the order does not see: plug-ins and optional packages.
 LOADING_BY_NAME = {
     'cli/main.py',
@@ -117,27 +115,38 @@ LOADING_BY_NAME = {
     'nodes/executor/controller_watch.py',
     'nodes/node_main.py',
     'nodes/output_types.py',
+    f'{CONVERT}/checkpoints/reader.py',
+    f'{TABLETOP}/training/recipes/__init__.py',
+    f'{TABLETOP}/training/worlds/__init__.py',
 }
+# Rooms that may name a family; the simulator trains some.
+NAMING_FAMILIES = {'families', f'{CONVERT}/readers', TABLETOP}
 
-GRAPH = ImportGraph(ROOT, [PACKAGE, TABLETOP])
+GRAPH = ImportGraph(ROOT, PACKAGES)
 
 
-def modules(part: str = '') -> list[Path]:
-    """Source files of the package, or of a file, files or a folder of it."""
+def modules(part: str) -> list[Path]:
+    """Source files of a package, or of a file, files or a folder of one (by default a robot's)."""
+    base = ROOT if part.split('/')[0] in PACKAGES else ROOT / ROBOT
     found = [
         file
-        for path in (sorted((ROOT / PACKAGE).glob(part)) if part else [ROOT / PACKAGE])
+        for path in sorted(base.glob(part))
         for file in ([path] if path.is_file() else sorted(path.rglob('*.py')))
     ]
     assert found, f'{part}: no such file or folder'
     return found
 
 
+def short(path: Path) -> str:
+    """Path of a source file as it is written here."""
+    return str(path.relative_to(ROOT)).removeprefix(f'{ROBOT}/')
+
+
 def loaded_with(part: str) -> set[str]:
     """Packages, other than Python's own, that are loaded with the modules of a part."""
     wanted = set(modules(part))
     loaded = GRAPH.loaded_with(name for name, path in GRAPH.files.items() if path in wanted)
-    return {name.split('.')[0] for name in loaded} - set(sys.stdlib_module_names) - {PACKAGE}
+    return {name.split('.')[0] for name in loaded} - set(sys.stdlib_module_names) - {*PACKAGES}
 
 
 def constants(path: Path) -> Iterator[str]:
@@ -148,10 +157,11 @@ def constants(path: Path) -> Iterator[str]:
 
 
 def room_of(path: Path) -> str:
-    """Room of a file; the tabletop is one, beside the package."""
-    if not path.is_relative_to(ROOT / PACKAGE):
+    """Room of a file; the tabletop is one, and a package's own first file is none."""
+    package, *rest = path.relative_to(ROOT).with_suffix('').parts
+    if package == TABLETOP:
         return TABLETOP
-    return path.relative_to(ROOT / PACKAGE).with_suffix('').parts[0]
+    return rest[0] if package == ROBOT else f'{package}/{rest[0]}'
 
 
 def upward_imports(graph: ImportGraph, order: tuple[str, ...], place: dict[str, str]) -> set[str]:
@@ -165,13 +175,18 @@ def upward_imports(graph: ImportGraph, order: tuple[str, ...], place: dict[str, 
     depth = {room: number for number, room in enumerate(order)}
     return {
         f'{module} -> {name}'
-        for module in graph.files
+        for module in place
         for name in graph.imported(module)
-        if depth[place[name]] < depth[place[module]]
+        if name in place and depth[place[name]] < depth[place[module]]
     }
 
 
-ROOM_OF = {module: room_of(path) for module, path in GRAPH.files.items()}
+# Packages' own first files say their version, and what they are for: below all rooms.
+ROOM_OF = {
+    module: room_of(path)
+    for module, path in GRAPH.files.items()
+    if module not in PACKAGES and not module.endswith('.__main__')
+}
 
 
 def test_every_room_is_in_the_order_once() -> None:
@@ -193,24 +208,15 @@ def test_no_files_of_a_room_import_each_other_in_a_circle(room: str) -> None:
     assert not GRAPH.circles(module for module, its in ROOM_OF.items() if its == room)
 
 
-def test_exporting_is_for_the_command_line_and_tools() -> None:
-    importers = {
-        ROOM_OF[module]
-        for module in GRAPH.files
-        if any(ROOM_OF[name] == 'export' for name in GRAPH.imported(module))
-    }
-    assert importers <= IMPORTING_EXPORT | {'export'}
-
-
 def test_a_family_imports_no_other_familys_folder() -> None:
-    families = ROOT / PACKAGE / 'families'
+    families = ROOT / ROBOT / 'families'
     folders = {path.name for path in families.iterdir() if path.is_dir()} - {'blocks'}
     crossing = {
         (str(path.relative_to(families)), name)
         for folder in folders
         for path in (families / folder).glob('*.py')
         for name in imports(path)
-        if name.startswith(f'{PACKAGE}.families.') and name.split('.')[2] in folders - {folder}
+        if name.startswith(f'{ROBOT}.families.') and name.split('.')[2] in folders - {folder}
     }
     assert crossing == set()
 
@@ -218,47 +224,81 @@ def test_a_family_imports_no_other_familys_folder() -> None:
 def test_the_picture_of_the_architecture_page_is_the_order() -> None:
     (page,) = (page for page in PAGES if page.endswith('architecture.md'))
     (picture,) = (block for block in blocks(page, 'text') if 'families' in block)
-    # Rooms, two spaces, and what is there.
-    drawn = [
-        name.removesuffix('.py')
-        for line in picture.splitlines()
-        for name in line.split('  ')[0].split(', ')
-    ]
-    assert drawn == [room for room in ROOMS if not room.startswith('__')]
+    # A package, its rooms, two spaces, and what is there.
+    drawn, package = [], ''
+    for line in picture.splitlines():
+        names = line.strip().split('  ')[0].split(', ')
+        if not line.startswith(' '):
+            (package,) = names
+        if package == TABLETOP:
+            drawn.append(TABLETOP)
+        elif line.startswith(' '):
+            prefix = '' if package == ROBOT else f'{package}/'
+            drawn += [f'{prefix}{name.removesuffix(".py")}' for name in names]
+    assert drawn == list(ROOMS)
 
 
 def test_modules_are_loaded_by_name_in_known_files_alone() -> None:
     found = {
-        str(path.relative_to(ROOT / PACKAGE))
-        for path in modules()
+        short(path)
+        for package in PACKAGES
+        for path in modules(package)
         if 'import_module(' in path.read_text(encoding='utf-8')
     }
     assert found == LOADING_BY_NAME
 
 
-def test_nothing_of_the_package_imports_the_tabletop_or_a_benchmark() -> None:
-    for path in modules():
-        assert not {name.split('.')[0] for name in imports(path)} & {TABLETOP, 'benchmark'}, path
+def test_no_package_imports_one_above_it_or_a_benchmark() -> None:
+    for number, package in enumerate(PACKAGES):
+        above = {*PACKAGES[:number], 'benchmark'}
+        for path in modules(package):
+            assert not {name.split('.')[0] for name in imports(path)} & above, path
 
 
-def test_only_the_lists_of_verbs_and_executables_name_the_tabletops_modules() -> None:
+def test_only_the_lists_of_verbs_and_executables_name_modules_above() -> None:
+    above = tuple(f'{package}.' for package in PACKAGES if package != ROBOT)
     naming = {
-        str(path.relative_to(ROOT / PACKAGE))
-        for path in modules()
-        if any(text.startswith(f'{TABLETOP}.') for text in constants(path))
+        short(path)
+        for path in modules(ROBOT)
+        if any(text.startswith(above) for text in constants(path))
     }
-    assert naming == NAMING_TABLETOP
+    assert naming == NAMING_OTHERS
 
 
-def test_a_robot_does_without_the_tabletop() -> None:
-    """Its nodes start where the package is missing."""
-    source = (
-        'import sys\n'
-        f'sys.modules[{TABLETOP!r}] = None\n'
-        'import vla_runtime.nodes.policy.node, vla_runtime.nodes.executor.node\n'
-        'import vla_runtime.nodes.recorder.node\n'
+def run_alone(source: str) -> subprocess.CompletedProcess[str]:
+    """Run code where the other three packages are missing."""
+    hidden = f'import sys\nfor name in {PACKAGES[:-1]}:\n    sys.modules[name] = None\n'
+    return subprocess.run(
+        [sys.executable, '-c', hidden + source],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
-    subprocess.run([sys.executable, '-c', source], check=True, timeout=120)
+
+
+def test_a_robot_does_without_the_other_packages() -> None:
+    """Its nodes and every module of its package are loaded where they are missing."""
+    names = sorted(name for name in GRAPH.files if name.split('.')[0] == ROBOT)
+    names = [name for name in names if '.triton' not in name and not name.endswith('__main__')]
+    done = run_alone(f'import importlib\nfor name in {names}:\n    importlib.import_module(name)\n')
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ('words', 'code', 'says'),
+    [
+        (['info', 'demo'], 0, 'policy'),
+        (['status', '--help'], 0, 'usage'),
+        (['export', 'folder'], 2, TOOLS),
+        (['--help'], 0, TOOLS),
+    ],
+)
+def test_the_command_of_a_robot_alone_says_what_is_not_there(
+    words: list[str], code: int, says: str
+) -> None:
+    done = run_alone(f'from vla_runtime.cli.main import main\nsys.exit(main({words}))')
+    assert (done.returncode, says in done.stdout + done.stderr) == (code, True), done.stderr
 
 
 @pytest.mark.parametrize('part', WITHOUT)
@@ -315,11 +355,12 @@ def lines_that_name_a_family(path: Path) -> Iterator[str]:
             yield line.strip()
 
 
-def test_no_room_but_families_names_a_family() -> None:
+def test_no_room_but_families_and_readers_names_a_family() -> None:
     found = {
-        str(path.relative_to(ROOT / PACKAGE)): lines
-        for path in modules()
-        if room_of(path) != 'families' and (lines := tuple(lines_that_name_a_family(path)))
+        short(path): lines
+        for module, room in ROOM_OF.items()
+        if room not in NAMING_FAMILIES
+        and (lines := tuple(lines_that_name_a_family(path := GRAPH.files[module])))
     }
     assert found == {}
 

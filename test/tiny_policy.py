@@ -16,6 +16,7 @@ from family_contracts.robot import CAMERAS, CASES, IMAGE_SIZE, JOINTS, places_of
 from made_once import made_once
 from written_bundle import write_bundle
 
+from vla_convert.checkpoints.lerobot_folder import with_earlier_frames
 from vla_runtime.bundle.schema import (
     PACKED,
     ROTATION_LENGTH,
@@ -27,7 +28,6 @@ from vla_runtime.bundle.schema import (
     StateSpec,
 )
 from vla_runtime.bundle.statistics import image_group
-from vla_runtime.checkpoints.lerobot_folder import with_earlier_frames
 from vla_runtime.families.blocks.ternary_weights import pack
 from vla_runtime.families.flow_network import build_network
 from vla_runtime.family.listing import find_family

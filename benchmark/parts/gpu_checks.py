@@ -106,7 +106,7 @@ def worst_in_words(worst: Mapping[str, float], bounds: Mapping[str, float] = BOU
 FAMILY_BOUNDS = {'float32': 2e-4, 'bfloat16': RECEIPT_BOUNDS['bfloat16'].ceiling}
 # Tokens of an answer that are read back.
 _ANSWERED = 3
-POLICIES = Path(__file__).parents[2] / 'vla_runtime' / 'selftest' / 'policies.tar.xz'
+POLICIES = Path(__file__).parents[2] / 'vla_tools' / 'selftest' / 'policies.tar.xz'
 
 
 def family_inputs(bundle: Bundle, rows: int, seed: int) -> ChunkInputs:

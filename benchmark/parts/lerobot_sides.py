@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from parts.lerobot_worker import CAMERAS, HISTORY, JOINTS, SIZES, TASK, Options
 
+from vla_convert.checkpoints.options import ExportOptions
+from vla_convert.export.conversion import plan_export, write_export
+from vla_convert.export.onnx.bundle import export_bundle
+from vla_convert.export.onnx.export import write_onnx
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.onnx_files import Precision
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.checkpoints.options import ExportOptions
-from vla_runtime.export.conversion import plan_export, write_export
-from vla_runtime.export.onnx.bundle import export_bundle
-from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.family.listing import find_family
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation

@@ -130,7 +130,7 @@ def _prepare(folder: Path, bundle: Path, size: str, precision: str, seed: int) -
     from parts.random_policy import random_network
     from safetensors.numpy import save_file
 
-    from vla_runtime.export.onnx.export import write_onnx
+    from vla_convert.export.onnx.export import write_onnx
     from vla_runtime.family.listing import read_time_table
     from vla_runtime.inference.denoise import flow_times
 
@@ -180,7 +180,7 @@ def _prepare_on_gpu(
     from parts.random_policy import infer, random_inputs, random_network, torch_engine
     from safetensors.torch import save_file
 
-    from vla_runtime.export.onnx.export import write_onnx
+    from vla_convert.export.onnx.export import write_onnx
     from vla_runtime.families.flow_step import Prefix
     from vla_runtime.family.listing import read_time_table
     from vla_runtime.inference.denoise import flow_times
@@ -261,11 +261,11 @@ def _write_int8(folder: Path, bundle: Path, spec: Any, seed: int) -> None:
     """
     import shutil
 
+    from vla_convert.export.onnx.cases import seeded_cases
+    from vla_convert.export.onnx.eight_bits import EightBits
+    from vla_convert.export.onnx.export import write_onnx
+    from vla_convert.export.onnx.quantised import measured_ranges
     from vla_runtime.engines.cpu import check_int8
-    from vla_runtime.export.onnx.cases import seeded_cases
-    from vla_runtime.export.onnx.eight_bits import EightBits
-    from vla_runtime.export.onnx.export import write_onnx
-    from vla_runtime.export.onnx.quantised import measured_ranges
 
     check_int8()
     write_onnx(bundle, spec, 'float32')

@@ -15,11 +15,11 @@ from checkpoint_folders import (
 )
 from safetensors.numpy import load_file, save_file
 
+from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.options import ExportOptions
+from vla_convert.export.conversion import plan_export
 from vla_runtime.bundle.statistics import statistics_notes
 from vla_runtime.bundle.summary import describe
-from vla_runtime.checkpoints.errors import ExportError
-from vla_runtime.checkpoints.options import ExportOptions
-from vla_runtime.export.conversion import plan_export
 
 NAMES = ('pan', 'lift', 'elbow', 'roll', 'wrist', 'gripper')
 MIDDLES = [0.0, 0.3, -2.0, 0.0, 2.2, 0.5]

@@ -23,14 +23,13 @@ from checkpoint_folders import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vla_runtime.checkpoints.errors import ExportError
-from vla_runtime.checkpoints.folder_facts import FolderFacts
-from vla_runtime.checkpoints.lerobot_folder import read_lerobot_folder
-from vla_runtime.checkpoints.options import read_dataset_info
-from vla_runtime.checkpoints.tensors import read_tensors
+from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import FolderFacts
+from vla_convert.checkpoints.lerobot_folder import read_lerobot_folder
+from vla_convert.checkpoints.options import read_dataset_info
+from vla_convert.checkpoints.tensors import read_tensors
+from vla_convert.readers.pi import READER, read_openpi_folder
 from vla_runtime.cli.main import main
-from vla_runtime.families.pi.checkpoint import READER
-from vla_runtime.families.pi.openpi_folder import read_openpi_folder
 from vla_runtime.files.json_file import JsonError
 
 PI05 = READER.lerobot[0]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from vla_runtime.checkpoints.feature_names import feature_names
-from vla_runtime.checkpoints.options import read_dataset_info
+from vla_convert.checkpoints.feature_names import feature_names
+from vla_convert.checkpoints.options import read_dataset_info
 
 NAMES = ('pan', 'lift', 'gripper')
 

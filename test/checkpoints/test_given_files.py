@@ -11,9 +11,9 @@ from checkpoint_folders import copy_lerobot_folder, joints, lerobot_folder
 from full_disk import small_disk
 from tiny_policy import tokenizer_of
 
-from vla_runtime.checkpoints.errors import ExportError
-from vla_runtime.checkpoints.options import ExportOptions
-from vla_runtime.export.conversion import ExportPlan, plan_export, write_export
+from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.options import ExportOptions
+from vla_convert.export.conversion import ExportPlan, plan_export, write_export
 
 JOINTS = tuple(joints().split(','))
 

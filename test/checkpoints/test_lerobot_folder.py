@@ -20,12 +20,12 @@ from checkpoint_folders import (
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch_file
 
+from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import FolderFacts
+from vla_convert.checkpoints.lerobot_folder import is_lerobot_folder
+from vla_convert.checkpoints.lerobot_folder import read_lerobot_folder as read_folder
+from vla_convert.readers.pi import READER
 from vla_runtime.bundle.schema import CameraSpec
-from vla_runtime.checkpoints.errors import ExportError
-from vla_runtime.checkpoints.folder_facts import FolderFacts
-from vla_runtime.checkpoints.lerobot_folder import is_lerobot_folder
-from vla_runtime.checkpoints.lerobot_folder import read_lerobot_folder as read_folder
-from vla_runtime.families.pi.checkpoint import READER
 from vla_runtime.files.json_file import JsonError
 
 REFUSED = (ExportError, JsonError)

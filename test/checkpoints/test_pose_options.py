@@ -13,10 +13,10 @@ from guided_policies import codec_of
 from libero_folders import ACTIONS, OPTIONS, POSE_OPTIONS, SCALE, STATE, write_libero_folder
 from rotation_oracle import rodrigues
 
+from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.missing_facts import MissingFacts
+from vla_convert.checkpoints.pose_options import declared_poses, pose_notes
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.checkpoints.errors import ExportError
-from vla_runtime.checkpoints.missing_facts import MissingFacts
-from vla_runtime.checkpoints.pose_options import declared_poses, pose_notes
 from vla_runtime.cli.main import main
 from vla_runtime.policy import Policy
 from vla_runtime.types import CommittedPlan, Observation

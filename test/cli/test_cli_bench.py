@@ -10,12 +10,12 @@ import torch
 from commands import run_command
 from tiny_policy import tiny_spec, write_tiny_policy
 
-from vla_runtime.cli.bench import describe
 from vla_runtime.cli.main import main
 from vla_runtime.engines.cpu import cpu_threads
-from vla_runtime.performance import bench as bench_module
-from vla_runtime.performance import cost_sweep, device_rates
-from vla_runtime.performance.devices import DEVICES
+from vla_tools.cli.bench import describe
+from vla_tools.performance import bench as bench_module
+from vla_tools.performance import cost_sweep, device_rates
+from vla_tools.performance.devices import DEVICES
 
 
 @pytest.fixture(scope='module')
@@ -70,7 +70,7 @@ def test_the_json_names_versions_machine_and_device(bundle, tmp_path):
 
 
 def test_no_floor_is_shown_where_there_is_no_rate(bundle, monkeypatch, capsys):
-    monkeypatch.setattr('vla_runtime.performance.bench.rates_of', lambda *arguments: None)
+    monkeypatch.setattr('vla_tools.performance.bench.rates_of', lambda *arguments: None)
     assert bench(bundle) == 0
     text = capsys.readouterr().out
     assert "no 'least'" in text
@@ -167,7 +167,7 @@ def test_the_file_is_written_where_the_table_cannot_be_shown(bundle, tmp_path, m
     def fail(figures: object) -> str:
         raise OSError('nobody reads')
 
-    monkeypatch.setattr('vla_runtime.cli.bench.describe', fail)
+    monkeypatch.setattr('vla_tools.cli.bench.describe', fail)
     out = tmp_path / 'bench.json'
     assert bench(bundle, '--json', str(out)) == 2
     assert json.loads(out.read_text())['figures']['milliseconds']['hit']['total']['count'] == 2
@@ -177,7 +177,7 @@ def test_figures_without_the_devices_rates_are_figures_all_the_same(bundle, monk
     def fail(*arguments: object) -> None:
         raise AssertionError('Torch not compiled with CUDA enabled')
 
-    monkeypatch.setattr('vla_runtime.performance.bench.rates_of', fail)
+    monkeypatch.setattr('vla_tools.performance.bench.rates_of', fail)
     assert bench(bundle) == 0
     text = capsys.readouterr().out
     assert re.search(r'^hit, ms +median', text, re.MULTILINE)

@@ -15,9 +15,9 @@ from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.writer import seal
-from vla_runtime.cli._comparison import compare_engines
 from vla_runtime.cli.main import main
 from vla_runtime.files.large_files import file_sha256
+from vla_tools.cli._comparison import compare_engines
 
 COMPARED = "compared with PyTorch's recorded chunks"
 
@@ -92,7 +92,7 @@ def test_the_builders_memory_is_free_when_engines_are_compared(machine, monkeypa
         held.extend(builder() is not None for builder in here.trt.builders)
         return compare_engines(*arguments)
 
-    monkeypatch.setattr('vla_runtime.cli.build.compare_engines', compare)
+    monkeypatch.setattr('vla_tools.cli.build.compare_engines', compare)
     assert build(here) == 0
     assert held == [False]
 

@@ -40,13 +40,12 @@ from PIL import Image
 from safetensors.torch import load_file as load_torch_file
 from safetensors.torch import save_file as save_torch_file
 
+from vla_convert.checkpoints.tensors import read_tensors
+from vla_convert.readers.block_sizes import HeadCounts
+from vla_convert.readers.pi import NAMES, dims_of
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import ActionSpec, CameraSpec
-from vla_runtime.checkpoints.tensors import read_tensors
 from vla_runtime.cli.main import main
-from vla_runtime.families.blocks.block_sizes import HeadCounts
-from vla_runtime.families.pi.tensor_dims import dims_of
-from vla_runtime.families.pi.tensor_names import NAMES
 from vla_runtime.family.listing import find_family
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation

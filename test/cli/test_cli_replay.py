@@ -126,7 +126,7 @@ def test_what_is_no_bag_is_refused(tmp_path, capsys):
 
 
 def test_a_chunk_that_should_be_identical_and_is_not_ends_in_1(recording, capsys, monkeypatch):
-    from vla_runtime.replay import rerun
+    from vla_tools.replay import rerun
 
     real = rerun.compare_chunks
 

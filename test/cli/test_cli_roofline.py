@@ -15,8 +15,8 @@ from vla_runtime.cli.main import main
 from vla_runtime.families.operation_counts import count_operations
 from vla_runtime.families.pi.dimensions import PI05
 from vla_runtime.family.listing import family_names, find_family, performance_figures, preset_names
-from vla_runtime.performance.devices import DEVICES
-from vla_runtime.performance.roofline import largest_engine_bytes
+from vla_tools.performance.devices import DEVICES
+from vla_tools.performance.roofline import largest_engine_bytes
 
 
 @pytest.fixture(scope='module')

@@ -87,7 +87,7 @@ def test_ended_by_a_signal_it_leaves_nothing_behind(given: list[str], tmp_path: 
     code = (
         'import os, signal, sys\n'
         'from vla_runtime.cli.main import main\n'
-        'from vla_runtime.dataset.writer import DatasetWriter\n'
+        'from vla_tools.dataset.writer import DatasetWriter\n'
         'DatasetWriter.write = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n'
         'sys.exit(main(sys.argv[1:]))\n'
     )

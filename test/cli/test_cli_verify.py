@@ -10,10 +10,10 @@ from onnx_bundles import copy_bundle, load_graph, reseal, save_graph, tiny_onnx_
 from onnx_faults import change_weight, norm_in_half, position_in_half
 from tiny_policy import tiny_spec, write_tiny_policy
 
+from vla_convert.export.receipt import ChunkComparison, Receipt
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.cli._comparison import show_receipt
 from vla_runtime.cli.main import main
-from vla_runtime.export.receipt import ChunkComparison, Receipt
+from vla_tools.cli._comparison import show_receipt
 
 
 def test_a_bundle_made_by_export_is_verified_and_its_receipt_written(tmp_path, capsys):

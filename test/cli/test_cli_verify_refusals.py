@@ -32,7 +32,7 @@ def refused(*arguments: str) -> str:
     """Return the command's output; it must end with 2 and must not import PyTorch."""
     done = run_command(*arguments)
     assert (done.returncode, done.stdout) == (2, ''), done.stderr
-    assert 'vla_runtime.cli._comparison' in done.imported
+    assert 'vla_tools.cli._comparison' in done.imported
     packages = {name.partition('.')[0] for name in done.imported}
     assert not packages & {'torch', 'onnx', 'rclpy'}
     return done.stderr

@@ -23,13 +23,13 @@ from dataset_bag import MS, START_NS, Story, command, jpeg, pixels, position, wr
 from rosbags.rosbag2 import StoragePlugin
 from tiny_policy import tiny_spec, write_tiny_policy
 
-from vla_runtime.dataset import bag_frames
-from vla_runtime.dataset.bag_facts import read_facts
-from vla_runtime.dataset.convert import DatasetOptions, Result, convert
-from vla_runtime.dataset.errors import DatasetError
-from vla_runtime.dataset.writer import dataset_folder
 from vla_runtime.recording.topics import MissingTopicError
 from vla_runtime.robot.file import load_robot
+from vla_tools.dataset import bag_frames
+from vla_tools.dataset.bag_facts import read_facts
+from vla_tools.dataset.convert import DatasetOptions, Result, convert
+from vla_tools.dataset.errors import DatasetError
+from vla_tools.dataset.writer import dataset_folder
 
 
 class Made:
@@ -354,7 +354,7 @@ def test_a_blank_instruction_is_told_apart_from_a_topic_that_is_missing(make: An
 def test_what_is_missing_is_found_before_the_bag_is_read(
     make: Any, story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr('vla_runtime.dataset.convert.read_contents', lambda *_: pytest.fail())
+    monkeypatch.setattr('vla_tools.dataset.convert.read_contents', lambda *_: pytest.fail())
     with pytest.raises((DatasetError, MissingTopicError)):
         make(story)
 
@@ -439,7 +439,7 @@ def test_recordings_of_other_units_are_not_put_together(
     (tmp_path / 'other.yaml').write_text(text)
     robots = {'first': load_robot(robot_file), 'second': load_robot(tmp_path / 'other.yaml')}
     monkeypatch.setattr(
-        'vla_runtime.dataset.convert.read_facts',
+        'vla_tools.dataset.convert.read_facts',
         lambda reader, _, namespace: read_facts(reader, robots[reader.path.name], namespace),
     )
     bags = [write_bag(tmp_path / name, Story()) for name in robots]

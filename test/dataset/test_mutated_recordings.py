@@ -14,8 +14,8 @@ pytest.importorskip('rosbags', reason='bags need rosbags')
 from dataset_bag import Story, write_bag
 from rosbags.rosbag2 import StoragePlugin
 
-from vla_runtime.dataset.convert import DatasetOptions, convert
 from vla_runtime.robot.file import load_robot
+from vla_tools.dataset.convert import DatasetOptions, convert
 
 MUTATIONS = 30
 STORY = {

@@ -15,9 +15,9 @@ import pytest
 from tiny_policy import CAMERAS, JOINTS, tiny_spec
 from tiny_student import FRAMES, write_tiny_data
 
-from vla_runtime.dataset.errors import DatasetError
-from vla_runtime.dataset.layout import INFO, STATE, TASKS, image_key
-from vla_runtime.dataset.observations import StoredObservation, read_observations
+from vla_tools.dataset.errors import DatasetError
+from vla_tools.dataset.layout import INFO, STATE, TASKS, image_key
+from vla_tools.dataset.observations import StoredObservation, read_observations
 
 # Its joints in another order than the policy's.
 WRITTEN = JOINTS[::-1]

@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 import pyarrow.parquet as pq
 
-from vla_runtime.dataset.layout import EPISODES, INFO, TASKS
+from vla_tools.dataset.layout import EPISODES, INFO, TASKS
 
 V21, V30 = 'v2.1', 'v3.0'
 _PATHS = {

@@ -20,12 +20,12 @@ from tiny_student import FRAMES, write_tiny_data
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.cli.main import main
-from vla_runtime.dataset.errors import DatasetError
-from vla_runtime.dataset.layout import INFO, STATE, TASKS, image_key
-from vla_runtime.dataset.observations import read_observations
-from vla_runtime.distillation.student import Distillation, DistillationSettings
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
+from vla_tools.dataset.errors import DatasetError
+from vla_tools.dataset.layout import INFO, STATE, TASKS, image_key
+from vla_tools.dataset.observations import read_observations
+from vla_tools.distillation.student import Distillation, DistillationSettings
 
 FAMILIES = ['pi05', 'pi0', 'smolvla', 'groot_n15']
 
@@ -98,7 +98,7 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(
 ) -> None:
     bundle = read_bundle(_teacher(tmp_path))
     observations = read_observations(data, bundle.spec, FRAMES)
-    monkeypatch.setattr('vla_runtime.distillation.student._CHECKPOINT_EVERY', 3)
+    monkeypatch.setattr('vla_tools.distillation.student._CHECKPOINT_EVERY', 3)
     whole = Distillation(bundle, observations, _settings(6), tmp_path / 'whole')
     whole.run(progress=False)
     cut = Distillation(bundle, observations, _settings(6), tmp_path / 'cut')

@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
+from families_beside import FOLDERS, beside
 from pages import blocks
 
-from vla_runtime import families
 from vla_runtime.families.flow_network import FlowNetwork, build_network
 from vla_runtime.family.declaration import Family
 from vla_runtime.family.listing import find_family
 
 PAGE = 'docs/howto/adding_a_family.md'
-FOLDER = 'vla_runtime/families/'
 
 
 @pytest.fixture(scope='module')
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
     """The page's family, found by listing a folder beside the package's own."""
-    folder = tmp_path_factory.mktemp('families')
+    root = tmp_path_factory.mktemp('packages')
     for block in blocks(PAGE, 'python'):
-        named = re.match(rf'# {FOLDER}(\S+)\n', block)
+        named = re.match(rf'# ({"|".join(FOLDERS)})(\S+)\n', block)
         if named is None:
             continue
-        file = folder / named[1]
-        file.parent.mkdir(exist_ok=True)
+        file = root / named[1] / named[2]
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(block, encoding='utf-8')
-    families.__path__.append(str(folder))
-    importlib.invalidate_caches()
-    try:
+    with beside(root, 'toy'):
         yield find_family('toy')
-    finally:
-        families.__path__.remove(str(folder))
-        for name in [name for name in sys.modules if name.startswith('vla_runtime.families.toy')]:
-            del sys.modules[name]
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from vla_convert.checkpoints.reader import Source
+from vla_convert.checkpoints.reader import _readers as checkpoint_readers
+from vla_convert.checkpoints.tensors import read_tensors
 from vla_runtime.bundle.tensors import check_tensors
-from vla_runtime.checkpoints.reader import Source
-from vla_runtime.checkpoints.reader import _readers as checkpoint_readers
-from vla_runtime.checkpoints.tensors import read_tensors
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.flow_step import DenoiseStep
 from vla_runtime.families.shape_cache import weight_shapes

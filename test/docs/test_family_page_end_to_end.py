@@ -28,8 +28,8 @@ from vla_runtime.family.listing import family_names
 from vla_runtime.inference.prefix_cache import CacheMode, CachePolicy
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
-from vla_runtime.selftest.policies import tried_families
 from vla_runtime.types import ActionChunk, ChunkHeader, Observation
+from vla_tools.selftest.policies import tried_families
 
 CACHE_MODES: tuple[CacheMode, ...] = ('exact', 'off')
 JOINTS = tuple(f'joint_{n}' for n in range(6))

@@ -5,8 +5,6 @@ The family is the toy of docs/howto/adding_a_family.md, changed as that page say
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,17 +13,17 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_folders import edit_config
+from families_beside import beside
 from guided_policies import codec_of
 from safetensors.torch import save_file
 from test_family_page_end_to_end import EXPORT_OPTIONS, NAMES_AND_UNITS, write_folder
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
-from vla_runtime import families
+from vla_convert.export.onnx.export import write_onnx
 from vla_runtime.bundle.folder import BundleError, read_bundle
 from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.bundle.writer import new_bundle, seal
 from vla_runtime.cli.main import main
-from vla_runtime.export.onnx.export import write_onnx
 from vla_runtime.families.flow_network import build_network
 from vla_runtime.family.declaration import Family
 from vla_runtime.family.listing import find_family
@@ -57,7 +55,7 @@ NETWORKS = {'one_pass': OnePass}
 CHECKPOINT = """
 from dataclasses import replace
 
-from vla_runtime.families.toy.checkpoint import ToyReader
+from vla_convert.readers.toy import ToyReader
 
 
 class OnePassReader(ToyReader):
@@ -80,22 +78,19 @@ REFUSED = [
 
 @pytest.fixture(scope='module')
 def one_pass(toy: Family, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
-    folder = tmp_path_factory.mktemp('more_families')
-    (folder / 'one_pass').mkdir()
+    root = tmp_path_factory.mktemp('packages')
     written = {
-        '__init__': '',
-        'declaration': DECLARATION,
-        'networks': NETWORKS,
-        'checkpoint': CHECKPOINT,
+        'vla_runtime/families/one_pass/__init__': '',
+        'vla_runtime/families/one_pass/declaration': DECLARATION,
+        'vla_runtime/families/one_pass/networks': NETWORKS,
+        'vla_convert/readers/one_pass': CHECKPOINT,
     }
     for name, text in written.items():
-        (folder / 'one_pass' / f'{name}.py').write_text(text, encoding='utf-8')
-    families.__path__.append(str(folder))
-    importlib.invalidate_caches()
-    yield find_family('one_pass')
-    families.__path__.remove(str(folder))
-    for name in [name for name in sys.modules if name.startswith('vla_runtime.families.one_pass')]:
-        del sys.modules[name]
+        file = root / f'{name}.py'
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding='utf-8')
+    with beside(root, 'one_pass'):
+        yield find_family('one_pass')
 
 
 def spec_of(one_pass: Family, toy: Family) -> BundleSpec:

@@ -14,6 +14,7 @@ from thorough import thorough_after
 from tiny_policy import observation as looked
 from tiny_policy import tiny_spec, write_tiny_policy
 
+from vla_convert.export.onnx.cases import record_cases
 from vla_runtime.bundle.folder import Bundle, read_bundle
 from vla_runtime.bundle.success import JudgedCondition, write_success
 from vla_runtime.bundle.writer import seal
@@ -25,7 +26,6 @@ from vla_runtime.engines.candidates import INT8, Candidate, candidates, reduced_
 from vla_runtime.engines.choice import choose, load_chosen
 from vla_runtime.engines.remembered_choices import memory_path
 from vla_runtime.engines.torch import weights
-from vla_runtime.export.onnx.cases import record_cases
 from vla_runtime.inference.preparation import Preparation
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy

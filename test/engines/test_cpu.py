@@ -19,7 +19,7 @@ from vla_runtime.engines.onnx.session import session_options
 from vla_runtime.files import machine
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
-from vla_runtime.replay import batch
+from vla_tools.replay import batch
 
 
 @pytest.fixture(autouse=True)

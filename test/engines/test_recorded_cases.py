@@ -12,10 +12,10 @@ import pytest
 from paths import ROOT
 from tensorrt_machine import linked_copy, write_exported_policy
 
+from vla_convert.export.onnx.cases import seeded_cases
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.onnx_files import CASES_FILE, ONNX_FOLDER
 from vla_runtime.engines.recorded_cases import SAMPLE, Case, read_cases, sample
-from vla_runtime.export.onnx.cases import seeded_cases
 from vla_runtime.inference.denoise import flow_times
 
 # A machine with a stand-in GPU, where nothing of ours can import what a robot lacks. The stand-in

@@ -17,9 +17,9 @@ import onnx
 from graph_origins import TEXT_TABLE, is_half_matrix
 from onnx import TensorProto
 
+from vla_convert.export.onnx.precision import HALVES, load_graph
+from vla_convert.export.onnx.weights import BundleWeights
 from vla_runtime.bundle.onnx_files import WEIGHTS_DATA, Precision
-from vla_runtime.export.onnx.precision import HALVES, load_graph
-from vla_runtime.export.onnx.weights import BundleWeights
 
 # As many of a tensor's numbers are looked at, and so many different ones are no accident: a float32
 # number is one of float16's once in 8000 times.

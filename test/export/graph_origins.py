@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from vla_runtime.export.onnx.precision import HALVES, MOVES, in_words, node_fault, type_name
+from vla_convert.export.onnx.precision import HALVES, MOVES, in_words, node_fault, type_name
 
 # Parameters that may be in half: `matrix_names` of families/blocks/layers.py without the
 # biases, which are added in float32.

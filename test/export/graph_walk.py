@@ -25,11 +25,11 @@ from pathlib import Path
 from graph_constants import constant_faults
 from graph_origins import origin_faults
 
+from vla_convert.export.onnx.precision import load_graph, tensor_types, type_faults
+from vla_convert.export.onnx.verification import check_graphs
+from vla_convert.export.onnx.weights import BundleWeights
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER, Precision, graph_names
 from vla_runtime.bundle.schema import WEIGHTS_FILE
-from vla_runtime.export.onnx.precision import load_graph, tensor_types, type_faults
-from vla_runtime.export.onnx.verification import check_graphs
-from vla_runtime.export.onnx.weights import BundleWeights
 
 
 def precision_faults(path: Path, precision: Precision) -> list[str]:

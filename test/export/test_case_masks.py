@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vla_runtime.export.onnx.cases import Case
+from vla_convert.export.onnx.cases import Case
 
 
 def case(**past: np.ndarray) -> Case:

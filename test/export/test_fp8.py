@@ -12,14 +12,14 @@ from onnx import TensorProto, numpy_helper
 from onnx_bundles import load_graph
 from tiny_policy import tiny_spec, write_tiny_policy
 
+from vla_convert.export.onnx.bundle import export_bundle
+from vla_convert.export.onnx.eight_bit_rules import matrix_faults
+from vla_convert.export.onnx.precision import precision_of, type_faults
+from vla_convert.export.onnx.weights import BundleWeights
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER
 from vla_runtime.bundle.schema import WEIGHTS_FILE
 from vla_runtime.engines.candidates import candidates
-from vla_runtime.export.onnx.bundle import export_bundle
-from vla_runtime.export.onnx.eight_bit_rules import matrix_faults
-from vla_runtime.export.onnx.precision import precision_of, type_faults
-from vla_runtime.export.onnx.weights import BundleWeights
 from vla_runtime.families.blocks.layers import query_scales
 from vla_runtime.families.flow_network import empty_network
 

@@ -8,8 +8,8 @@ import pytest
 from rtx_plans import GRAPHS, build, needs_rtx, unplanned, wrong_products
 from tiny_policy import history_spec, write_tiny_policy
 
+from vla_convert.export.onnx.export import write_onnx
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER
-from vla_runtime.export.onnx.export import write_onnx
 
 pytestmark = needs_rtx
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from onnx_bundles import tiny_onnx_bundle
 
+from vla_convert.export.onnx.graph import GraphWriter
+from vla_convert.export.onnx.operators import lowering
+from vla_convert.export.onnx.weights import WeightFile
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER
 from vla_runtime.engines.onnx.session import session_options
-from vla_runtime.export.onnx.graph import GraphWriter
-from vla_runtime.export.onnx.operators import lowering
-from vla_runtime.export.onnx.weights import WeightFile
 
 
 def operators_run(family: str, name: str, folder) -> Counter[str]:

@@ -30,20 +30,20 @@ from onnx_bundles import copy_bundle, load_graph, save_graph
 from thorough import thorough_but
 from tiny_policy import observation
 
+from vla_convert.checkpoints.errors import ExportError
+from vla_convert.export.onnx.bundle import export_bundle
+from vla_convert.export.onnx.calibration import calibration_cases
+from vla_convert.export.onnx.export import meta_network
+from vla_convert.export.onnx.precision import tensor_types, type_faults, type_name
+from vla_convert.export.onnx.verification import check_graphs, verify_onnx
+from vla_convert.export.onnx.weights import BundleWeights
+from vla_convert.export.receipt import VerificationError
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER, ROWS, ROWS_GRAPHS, engine_graphs
 from vla_runtime.bundle.schema import WEIGHTS_FILE
-from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.cli.main import main
 from vla_runtime.engines import cpu
 from vla_runtime.engines.onnx.session import SKIPPED_REWRITES, Placement, Session, session_options
-from vla_runtime.export.onnx.bundle import export_bundle
-from vla_runtime.export.onnx.calibration import calibration_cases
-from vla_runtime.export.onnx.export import meta_network
-from vla_runtime.export.onnx.precision import tensor_types, type_faults, type_name
-from vla_runtime.export.onnx.verification import check_graphs, verify_onnx
-from vla_runtime.export.onnx.weights import BundleWeights
-from vla_runtime.export.receipt import VerificationError
 from vla_runtime.families.blocks.layers import query_scales
 from vla_runtime.policy import Policy
 

@@ -17,6 +17,13 @@ from onnx_bundles import copy_bundle, load_graph, save_graph
 from tensorrt_machine import Machine
 from tiny_policy import observation
 
+from vla_convert.export.onnx.four_bits import FourBits, four_bit_codes
+from vla_convert.export.onnx.graph import FLOAT4_OPSET, GraphWriter
+from vla_convert.export.onnx.precision import precision_of, type_faults
+from vla_convert.export.onnx.quantised_products import Matrix
+from vla_convert.export.onnx.verification import check_graphs, verify_onnx
+from vla_convert.export.onnx.weights import WeightFile
+from vla_convert.export.receipt import VerificationError
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.graph_facts import read_graph_facts
 from vla_runtime.bundle.onnx_files import FP4_VALUES, ONNX_FOLDER
@@ -25,13 +32,6 @@ from vla_runtime.engines.candidates import candidates
 from vla_runtime.engines.onnx.four_bit_emulation import emulated
 from vla_runtime.engines.onnx.session import SKIPPED_REWRITES, Placement, Session, session_options
 from vla_runtime.engines.tolerances import BOUNDS
-from vla_runtime.export.onnx.four_bits import FourBits, four_bit_codes
-from vla_runtime.export.onnx.graph import FLOAT4_OPSET, GraphWriter
-from vla_runtime.export.onnx.precision import precision_of, type_faults
-from vla_runtime.export.onnx.quantised_products import Matrix
-from vla_runtime.export.onnx.verification import check_graphs, verify_onnx
-from vla_runtime.export.onnx.weights import WeightFile
-from vla_runtime.export.receipt import VerificationError
 from vla_runtime.policy import Policy
 
 GRAPHS = ('prefix.onnx', 'prefix_rows.onnx')

@@ -17,11 +17,11 @@ from thorough import thorough_but
 from tiny_policy import tiny_spec, write_tiny_policy
 from torch import Tensor
 
+from vla_convert.export.onnx.export import write_onnx
+from vla_convert.export.onnx.weights import BundleWeights
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER, Precision, graph_names
 from vla_runtime.bundle.schema import WEIGHTS_FILE
-from vla_runtime.export.onnx.export import write_onnx
-from vla_runtime.export.onnx.weights import BundleWeights
 
 
 @pytest.mark.parametrize('family', ['pi05', 'pi0'])

@@ -18,6 +18,13 @@ from tiny_policy import tiny_spec, write_tiny_policy
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vla_convert.checkpoints.errors import ExportError
+from vla_convert.export.onnx.bundle import export_bundle
+from vla_convert.export.onnx.export import onnx_bytes, write_onnx
+from vla_convert.export.onnx.graph import GraphWriter
+from vla_convert.export.onnx.operators import lowering
+from vla_convert.export.onnx.tracing import trace
+from vla_convert.export.onnx.translation import Translator
 from vla_runtime.bundle.folder import BundleError, read_bundle
 from vla_runtime.bundle.onnx_files import (
     IMAGE_INPUTS,
@@ -28,13 +35,6 @@ from vla_runtime.bundle.onnx_files import (
     graph_names,
 )
 from vla_runtime.bundle.writer import seal
-from vla_runtime.checkpoints.errors import ExportError
-from vla_runtime.export.onnx.bundle import export_bundle
-from vla_runtime.export.onnx.export import onnx_bytes, write_onnx
-from vla_runtime.export.onnx.graph import GraphWriter
-from vla_runtime.export.onnx.operators import lowering
-from vla_runtime.export.onnx.tracing import trace
-from vla_runtime.export.onnx.translation import Translator
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 
 
@@ -264,9 +264,9 @@ _WITHIN = """
 import sys
 from pathlib import Path
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.export.onnx.bundle import add_onnx
-import onnxruntime, torch, vla_runtime.export.onnx.verification
-from vla_runtime.export.onnx.tracing import trace
+from vla_convert.export.onnx.bundle import add_onnx
+import onnxruntime, torch, vla_convert.export.onnx.verification
+from vla_convert.export.onnx.tracing import trace
 trace(torch.nn.Linear(2, 2, device='meta'), torch.zeros(1, 2, device='meta'))
 spec = read_bundle(sys.argv[1]).spec
 def peak():

@@ -18,11 +18,11 @@ from onnx import TensorProto
 from onnx_bundles import copy_bundle, load_graph, onnx_of_case, save_graph, tiny_onnx_bundle
 from onnx_faults import rounded
 
+from vla_convert.export.onnx.export import meta_network
+from vla_convert.export.onnx.precision import precision_of
+from vla_convert.export.onnx.verification import VerificationError, check_graphs, verify_onnx
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER, graph_names
-from vla_runtime.export.onnx.export import meta_network
-from vla_runtime.export.onnx.precision import precision_of
-from vla_runtime.export.onnx.verification import VerificationError, check_graphs, verify_onnx
 from vla_runtime.families.blocks.layers import matrix_names
 
 HALF = TensorProto.FLOAT16

@@ -20,15 +20,15 @@ from safetensors.torch import load_file, save_file
 from thorough import thorough_after, thorough_but
 from tiny_policy import aloha_spec, tiny_spec, write_tiny_policy
 
+from vla_convert.checkpoints.errors import ExportError
+from vla_convert.export.onnx.bundle import export_bundle
+from vla_convert.export.onnx.cases import seeded_cases
+from vla_convert.export.onnx.verification import receipt_dict, verification_steps, verify_onnx
+from vla_convert.export.receipt import VerificationError, chunk_bound
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER, QUANTISED
 from vla_runtime.bundle.schema import WEIGHTS_FILE
-from vla_runtime.checkpoints.errors import ExportError
 from vla_runtime.engines.tolerances import BOUNDS, Bounds
-from vla_runtime.export.onnx.bundle import export_bundle
-from vla_runtime.export.onnx.cases import seeded_cases
-from vla_runtime.export.onnx.verification import receipt_dict, verification_steps, verify_onnx
-from vla_runtime.export.receipt import VerificationError, chunk_bound
 from vla_runtime.processing.tokenizer import Tokenizer
 
 
@@ -169,7 +169,7 @@ def test_a_number_that_is_none_is_within_no_bound(tmp_path):
 def test_beyond_the_bounds_no_bundle_is_written(tmp_path, monkeypatch):
     make_exports_once(monkeypatch)
     tight = {**BOUNDS, 'float16': Bounds(tensor=1e-6, chunk=1e-6, ceiling=1e-6)}
-    monkeypatch.setattr('vla_runtime.export.receipt.BOUNDS', tight)
+    monkeypatch.setattr('vla_convert.export.receipt.BOUNDS', tight)
     source = read_bundle(tiny_onnx_bundle())
     with pytest.raises(VerificationError, match="'image_tokens'"):
         export_bundle(source, tmp_path / 'made', 'float16')

@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from vla_runtime.engines.tolerances import BOUNDS, error_of
-from vla_runtime.export.receipt import (
+from vla_convert.export.receipt import (
     ChunkComparison,
     Comparison,
     Receipt,
     chunk_bound,
 )
+from vla_runtime.engines.tolerances import BOUNDS, error_of
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ import pytest
 from fake_tensorrt import RELEASES
 from tensorrt_machine import Machine, linked_copy, write_exported_policy
 
+from vla_convert.export.tensorrt import build as tensorrt_build
+from vla_convert.export.tensorrt.build import MemoryEstimate, build_engines, check_fits, plan_build
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.engines import free_memory
 from vla_runtime.engines.cuda_runtime import CudaRuntime
 from vla_runtime.engines.tensorrt.adapter import TensorRT, TensorRTError, TensorRTMemoryError
 from vla_runtime.engines.tensorrt.store import RECEIPT, REJECTION, TIMING_CACHE, read_metadata
-from vla_runtime.export.tensorrt import build as tensorrt_build
-from vla_runtime.export.tensorrt.build import MemoryEstimate, build_engines, check_fits, plan_build
 
 
 @pytest.fixture(scope='module')

@@ -44,6 +44,11 @@ from tensorrt_machine import write_exported_policy
 from thorough import thorough_but
 from tiny_policy import tiny_dims, tiny_spec
 
+from vla_convert.export.onnx.bundle import FUSED_HEADS
+from vla_convert.export.onnx.eight_bits import EightBits
+from vla_convert.export.onnx.export import write_onnx
+from vla_convert.export.onnx.quantised_products import Matrix
+from vla_convert.export.onnx.translation import _Translation as Translation
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER
 from vla_runtime.bundle.schema import WEIGHTS_FILE, CameraSpec
@@ -54,11 +59,6 @@ from vla_runtime.engines.tensorrt.kernel_plan import Kernel, Operand, count_prod
 from vla_runtime.engines.tensorrt.layer_types import sum_in_float32
 from vla_runtime.engines.tensorrt.rtx import RTX_MODULES, check_targets
 from vla_runtime.engines.tensorrt.store import METADATA, find_engines
-from vla_runtime.export.onnx.bundle import FUSED_HEADS
-from vla_runtime.export.onnx.eight_bits import EightBits
-from vla_runtime.export.onnx.export import write_onnx
-from vla_runtime.export.onnx.quantised_products import Matrix
-from vla_runtime.export.onnx.translation import _Translation as Translation
 
 pytestmark = needs_rtx
 RECORD = ROOT / 'benchmark' / 'results' / 'tensorrt_rtx.json'

@@ -26,8 +26,8 @@ from family_contracts.declaration import (
     Recorded,
 )
 from family_contracts.robot import CAMERAS, IMAGE_SIZE, JOINTS, numbered
+from vla_convert.checkpoints.options import ExportOptions
 from vla_runtime.bundle.schema import ImageSpec
-from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.families.act import networks
 from vla_runtime.families.act.dimensions import ActDims, StackDims
 from vla_runtime.families.act.networks import map_positions

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from vla_convert.checkpoints.options import ExportOptions
 from vla_runtime.bundle.schema import BundleSpec, ImageSpec
-from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.types import Observation
 
 File = Literal['vision.onnx', 'prefix.onnx', 'expert.onnx', 'monolithic.onnx', 'time table']

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from family_contracts.declaration import Case, FamilyContract, Fault, Folder, Patched, Recorded
 from family_contracts.robot import CAMERAS, IMAGE_SIZE, JOINTS, numbered
+from vla_convert.checkpoints.lerobot_folder import with_earlier_frames
+from vla_convert.checkpoints.options import ExportOptions
 from vla_runtime.bundle.schema import BundleSpec, ImageSpec, earlier_name
-from vla_runtime.checkpoints.lerobot_folder import with_earlier_frames
-from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.families import diffusion_network
 from vla_runtime.families.blocks import resize
 from vla_runtime.families.blocks.resize import crop_middle

@@ -31,8 +31,8 @@ from family_contracts.declaration import (
     Training,
 )
 from family_contracts.robot import CAMERAS, places_of
+from vla_convert.checkpoints.options import ExportOptions
 from vla_runtime.bundle.schema import BundleSpec, CropSpec, ImageSpec
-from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.families.blocks.attention import Rotary, rotate
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.blocks.interleaving import separated

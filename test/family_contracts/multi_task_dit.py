@@ -22,8 +22,8 @@ from torch import Tensor
 
 from family_contracts.declaration import Case, FamilyContract, Fault, Folder, Patched, Recorded
 from family_contracts.robot import CAMERAS, IMAGE_SIZE, JOINTS
+from vla_convert.checkpoints.lerobot_folder import with_earlier_frames
 from vla_runtime.bundle.schema import BundleSpec, ImageSpec, earlier_name
-from vla_runtime.checkpoints.lerobot_folder import with_earlier_frames
 from vla_runtime.families import diffusion_network
 from vla_runtime.families.blocks.attention import Rotary
 from vla_runtime.families.blocks.dimensions import VisionDims

@@ -26,7 +26,7 @@ from family_contracts.declaration import (
     Training,
 )
 from family_contracts.robot import CAMERAS
-from vla_runtime.checkpoints.options import ExportOptions
+from vla_convert.checkpoints.options import ExportOptions
 from vla_runtime.families.blocks.attention import rotary
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.pi import flow_policy

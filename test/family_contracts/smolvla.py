@@ -29,8 +29,8 @@ from family_contracts.declaration import (
     Training,
 )
 from family_contracts.robot import CAMERAS, numbered
+from vla_convert.checkpoints.options import ExportOptions
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.checkpoints.options import ExportOptions
 from vla_runtime.families.blocks.attention import Rotary, rotary
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.smolvla import flow_policy, vision

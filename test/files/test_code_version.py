@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from paths import ROOT
+from paths import PACKAGES, ROOT
 
 from vla_runtime import __version__
 from vla_runtime.files.code_version import code_version, source_digest
@@ -85,8 +85,8 @@ def test_what_running_leaves_behind_is_no_source(tmp_path: Path) -> None:
     assert source_digest(tmp_path) == before
 
 
-def test_the_running_code_is_both_packages(tmp_path: Path) -> None:
-    for name in ('vla_runtime', 'vla_tabletop'):
+def test_the_running_code_is_all_packages(tmp_path: Path) -> None:
+    for name in PACKAGES:
         shutil.copytree(ROOT / name, tmp_path / name)
     assert source_digest() == source_digest(tmp_path)
     (tmp_path / 'vla_tabletop' / 'sim' / 'world.py').unlink()

@@ -13,8 +13,8 @@ from checkpoint_folders import lerobot_arguments, lerobot_folder
 from onnx_bundles import tiny_onnx_bundle
 from tiny_policy import observation
 
+from vla_convert.checkpoints.tensors import CheckpointError, read_tensors
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.checkpoints.tensors import CheckpointError, read_tensors
 from vla_runtime.cli.main import main
 from vla_runtime.engines.onnx.session import Placement, Session
 from vla_runtime.policy import Policy

@@ -19,10 +19,10 @@ from paths import ROOT
 from tiny_policy import TOKENIZER, tiny_spec
 from written_bundle import write_bundle
 
+from vla_convert.checkpoints.tensors import CheckpointError, read_tensors
+from vla_convert.checkpoints.torch_archives import read_archive
 from vla_runtime.bundle.folder import BundleError, read_bundle
 from vla_runtime.bundle.tensors import read_header
-from vla_runtime.checkpoints.tensors import CheckpointError, read_tensors
-from vla_runtime.checkpoints.torch_archives import read_archive
 from vla_runtime.files.safetensors_reader import SafetensorsReader
 from vla_runtime.robot.file import RobotError, load_robot
 

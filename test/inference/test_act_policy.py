@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
+from vla_convert.export.onnx.export import write_onnx
+from vla_convert.export.onnx.verification import verify_onnx
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.writer import seal
-from vla_runtime.export.onnx.export import write_onnx
-from vla_runtime.export.onnx.verification import verify_onnx
 from vla_runtime.inference.prefix_cache import CachePolicy
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 from jinja2 import UndefinedError
-from paths import ROOT
+from paths import PACKAGES, ROOT
 
 from vla_runtime import __version__
 from vla_runtime.pages.page import render
 
-PACKAGES = (ROOT / 'vla_runtime', ROOT / 'vla_tabletop')
 PAGES = ROOT / 'vla_runtime' / 'pages'
 
 
@@ -70,21 +69,21 @@ def test_a_value_that_is_missing_is_an_error(template: Path) -> None:
 
 
 def test_pages_are_written_by_templates_and_have_no_style_of_their_own() -> None:
-    for path in (path for folder in PACKAGES for path in folder.rglob('*')):
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob('*')):
         if path.suffix == '.py':
             text = path.read_text(encoding='utf-8')
             assert not re.search(r'<(?:table|style|body|h1)\b', text), path
         if path.suffix == '.j2' and path.name != 'base.html.j2':
             text = path.read_text(encoding='utf-8')
             assert '<style' not in text and '<html' not in text, path
-    sheets = {path for folder in PACKAGES for path in folder.rglob('*.css')}
+    sheets = {path for package in PACKAGES for path in (ROOT / package).rglob('*.css')}
     assert sheets == {PAGES / 'style.css'}
 
 
 def test_every_class_of_a_page_is_in_the_style_sheet() -> None:
     sheet = (PAGES / 'style.css').read_text(encoding='utf-8')
     known = set(re.findall(r'\.([a-z]+)', sheet)) | {'plot'}
-    for path in (path for folder in PACKAGES for path in folder.rglob('*.j2')):
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob('*.j2')):
         text = re.sub(r'\{\{.*?\}\}|\{%.*?%\}', ' ', path.read_text(encoding='utf-8'))
         named = set(' '.join(re.findall(r'class="([^"]*)"', text)).split())
         assert named <= known, path

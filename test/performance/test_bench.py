@@ -21,8 +21,10 @@ from vla_runtime.engines import cpu, cuda_runtime
 from vla_runtime.family.declaration import image_sizes
 from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.prefix_cache import PrefixCache
-from vla_runtime.performance import bench, device_rates
-from vla_runtime.performance.bench import (
+from vla_runtime.policy import Policy
+from vla_runtime.types import CacheOutcome, Reuse
+from vla_tools.performance import bench, device_rates
+from vla_tools.performance.bench import (
     BenchOptions,
     DeviceFacts,
     device_facts,
@@ -30,8 +32,6 @@ from vla_runtime.performance.bench import (
     look,
     run_bench,
 )
-from vla_runtime.policy import Policy
-from vla_runtime.types import CacheOutcome, Reuse
 
 PHASES = {'tokens', 'images', 'vision', 'prefix', 'denoise', 'actions', 'total'}
 QUICK = BenchOptions(repeats=2)
@@ -263,6 +263,6 @@ def test_threads_are_pytorchs(bundle):
 def test_the_peak_is_this_programs_and_not_its_parents():
     # More than the child will ever hold.
     held = np.ones(2**29, dtype=np.uint8)
-    code = 'from vla_runtime.performance import bench; print(bench._peak_resident_bytes())'
+    code = 'from vla_tools.performance import bench; print(bench._peak_resident_bytes())'
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60)
     assert 2**20 < int(done.stdout) < held.nbytes

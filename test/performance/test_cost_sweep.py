@@ -11,10 +11,10 @@ from tiny_policy import tiny_spec, write_tiny_policy
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.families.operation_counts import count_operations, counts_of
 from vla_runtime.family.listing import performance_figures, preset
-from vla_runtime.performance import bench, cost_sweep
-from vla_runtime.performance.bench import BenchOptions
-from vla_runtime.performance.cost_page import cost_page
-from vla_runtime.performance.cost_sweep import (
+from vla_tools.performance import bench, cost_sweep
+from vla_tools.performance.bench import BenchOptions
+from vla_tools.performance.cost_page import cost_page
+from vla_tools.performance.cost_sweep import (
     KINDS,
     Setup,
     least_times,
@@ -24,8 +24,8 @@ from vla_runtime.performance.cost_sweep import (
     setups_of,
     sizes_of,
 )
-from vla_runtime.performance.devices import DEVICES
-from vla_runtime.performance.roofline import Rates, phase_floors, predicted_ms, published_rates
+from vla_tools.performance.devices import DEVICES
+from vla_tools.performance.roofline import Rates, phase_floors, predicted_ms, published_rates
 
 RATES = Rates(1e12, 1e10, 'the test')
 BASE = Setup(views=2, steps=3, rows=1)

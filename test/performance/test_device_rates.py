@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from vla_runtime.families.blocks import fused_product
-from vla_runtime.performance import device_rates
-from vla_runtime.performance.devices import DEVICES, GIB
+from vla_tools.performance import device_rates
+from vla_tools.performance.devices import DEVICES, GIB
 
 
 @pytest.fixture

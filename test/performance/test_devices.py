@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from vla_runtime.performance.devices import DEVICES, GIB, MATRIX_BYTES, device_of_cuda
+from vla_tools.performance.devices import DEVICES, GIB, MATRIX_BYTES, device_of_cuda
 
 # How many times a published rate is dense half precision on tensor cores.
 FACTORS = {'INT8': 4, 'FP4': 8, 'FP16': 2, 'BF16': 2}

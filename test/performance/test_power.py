@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from vla_runtime.cli.bench import _power_lines
-from vla_runtime.performance import power
-from vla_runtime.performance.power import power_state
+from vla_tools.cli.bench import _power_lines
+from vla_tools.performance import power
+from vla_tools.performance.power import power_state
 
 GPU = 'class/devfreq/17000000.gpu'
 CORES = 'devices/system/cpu/cpufreq/policy0'

@@ -21,8 +21,8 @@ from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.operation_counts import count_operations
 from vla_runtime.families.pi.dimensions import PI05, PiDims
 from vla_runtime.family.listing import find_family
-from vla_runtime.performance.devices import DEVICES, GIB
-from vla_runtime.performance.roofline import (
+from vla_tools.performance.devices import DEVICES, GIB
+from vla_tools.performance.roofline import (
     MemoryNeed,
     Rates,
     engine_weight_bytes,

@@ -8,8 +8,8 @@ import pytest
 
 from vla_runtime.families.operation_counts import count_operations
 from vla_runtime.family.listing import preset
-from vla_runtime.performance.devices import DEVICES, MATRIX_BYTES
-from vla_runtime.performance.roofline import memory_need, phase_floors, published_rates
+from vla_tools.performance.devices import DEVICES, MATRIX_BYTES
+from vla_tools.performance.roofline import memory_need, phase_floors, published_rates
 
 # Of the published OpenVLA: 32 layers, and the output layer.
 LANGUAGE = 32 * (4 * 4096**2 + 3 * 4096 * 11008) + 32064 * 4096

@@ -25,9 +25,9 @@ from vla_runtime.cli import main as program
 from vla_runtime.files.json_file import LARGEST_JSON
 from vla_runtime.processes.workers import Submit, workers
 from vla_runtime.recording.bag_reader import BagReadError, find_recordings
-from vla_runtime.replay.batch import run_batch, totals
-from vla_runtime.replay.setup import Changes
-from vla_runtime.replay.units import Unit, run_unit
+from vla_tools.replay.batch import run_batch, totals
+from vla_tools.replay.setup import Changes
+from vla_tools.replay.units import Unit, run_unit
 
 _TIMES = {'replay_s', 'median_ms'}
 
@@ -129,7 +129,7 @@ def test_a_fault_of_the_networks_costs_one_recording(folder, tmp_path, monkeypat
     def fail(self):
         raise RuntimeError('not enough memory: you tried to allocate 8 bytes')
 
-    monkeypatch.setattr('vla_runtime.replay.units.Replay.inferences', fail)
+    monkeypatch.setattr('vla_tools.replay.units.Replay.inferences', fail)
     result = run_unit(units(folder)[0])
     assert 'not enough memory' in result['error']
 
@@ -224,7 +224,7 @@ def _first_child(process: subprocess.Popen) -> int:
 
 
 def test_recordings_of_one_policy_load_it_once(folder, monkeypatch):
-    from vla_runtime.replay import rerun
+    from vla_tools.replay import rerun
 
     loads = []
     real = rerun.load_policy

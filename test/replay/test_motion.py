@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vla_runtime.replay.motion import RecordedMotion, open_loop_error
 from vla_runtime.robot.file import load_robot
 from vla_runtime.types import ActionChunk
+from vla_tools.replay.motion import RecordedMotion, open_loop_error
 
 STEP_NS = 100_000_000
 ROBOT = """

@@ -13,11 +13,11 @@ from rosbags.rosbag2 import Reader
 from thorough import thorough_but
 
 from vla_runtime.recording.bag_reader import BagReader
-from vla_runtime.replay.frames import SkippedInference
-from vla_runtime.replay.recorded import read_run
-from vla_runtime.replay.rerun import Replay
-from vla_runtime.replay.setup import Changes
-from vla_runtime.replay.summary import ReplaySummary
+from vla_tools.replay.frames import SkippedInference
+from vla_tools.replay.recorded import read_run
+from vla_tools.replay.rerun import Replay
+from vla_tools.replay.setup import Changes
+from vla_tools.replay.summary import ReplaySummary
 
 TURNS = [Turn(), Turn({'real_time_chunking': True}), Turn({'cache_mode': 'off'}, episode=2)]
 _FEW = 48

@@ -13,11 +13,11 @@ from rosbags.typesys import Stores, get_typestore
 
 from vla_runtime.policy import Policy
 from vla_runtime.recording.topics import MissingTopicError
-from vla_runtime.replay.open_loop_run import run_open_loop
-from vla_runtime.replay.recorded import ReplayError
-from vla_runtime.replay.setup import Changes
 from vla_runtime.robot.file import load_robot
 from vla_runtime.types import Observation
+from vla_tools.replay.open_loop_run import run_open_loop
+from vla_tools.replay.recorded import ReplayError
+from vla_tools.replay.setup import Changes
 
 TYPES = get_typestore(Stores.ROS2_JAZZY)
 KINDS = TYPES.types

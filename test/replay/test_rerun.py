@@ -18,11 +18,11 @@ from vla_runtime.bundle.folder import Bundle
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.machine import machine
 from vla_runtime.recording.bag_reader import BagReader
-from vla_runtime.replay.frames import SkippedInference
-from vla_runtime.replay.recorded import read_run
-from vla_runtime.replay.rerun import Replay
-from vla_runtime.replay.setup import Changes, _other_machine, fit_recording
-from vla_runtime.replay.summary import ReplaySummary
+from vla_tools.replay.frames import SkippedInference
+from vla_tools.replay.recorded import read_run
+from vla_tools.replay.rerun import Replay
+from vla_tools.replay.setup import Changes, _other_machine, fit_recording
+from vla_tools.replay.summary import ReplaySummary
 
 BOUNDED = {
     'cache_mode': 'bounded',
@@ -250,7 +250,7 @@ def test_a_cpu_of_the_same_name_with_other_instructions_is_another_machine():
 def test_a_replay_imports_no_ros_2():
     code = (
         'import sys\n'
-        'import vla_runtime.replay.rerun, vla_runtime.replay.summary\n'
+        'import vla_tools.replay.rerun, vla_tools.replay.summary\n'
         'roots = {name.split(".")[0] for name in sys.modules}\n'
         'print([r for r in roots if r.startswith("rcl") or r.endswith(("_msgs", "_interfaces"))])'
     )

@@ -26,16 +26,16 @@ from safetensors.numpy import load_file  # noqa: E402
 from tiny_policy import TRIED_FAMILIES, tiny_spec, tokenizer_of, write_tiny_policy  # noqa: E402
 from written_bundle import write_bundle  # noqa: E402
 
+from vla_convert.export.onnx.export import write_onnx  # noqa: E402
 from vla_runtime.bundle.folder import read_bundle  # noqa: E402
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER, Precision  # noqa: E402
 from vla_runtime.bundle.schema import STATISTICS_FILE, WEIGHTS_FILE, BundleSpec  # noqa: E402
 from vla_runtime.bundle.writer import seal  # noqa: E402
-from vla_runtime.export.onnx.export import write_onnx  # noqa: E402
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims  # noqa: E402
 from vla_runtime.family.listing import find_family  # noqa: E402
 from vla_runtime.files.safetensors_reader import bfloat16_to_float32, float32_to_bfloat16  # noqa: E402
 from vla_runtime.policy import Policy  # noqa: E402
-from vla_runtime.selftest.policies import ARCHIVE, REFERENCE, infer_cases  # noqa: E402
+from vla_tools.selftest.policies import ARCHIVE, REFERENCE, infer_cases  # noqa: E402
 
 # A pi05 of 64 numbers a head.
 BFLOAT16 = 'pi05_bfloat16'

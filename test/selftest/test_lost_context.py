@@ -6,7 +6,7 @@ import pytest
 
 from vla_runtime.engines.cuda_driver import CudaError
 from vla_runtime.engines.tensorrt.adapter import TensorRTError
-from vla_runtime.selftest.steps import lost_context
+from vla_tools.selftest.steps import lost_context
 
 
 def _wrapped(error: Exception) -> Exception:

@@ -16,10 +16,10 @@ from tiny_policy import TRIED_FAMILIES
 
 from vla_runtime.cli.main import main
 from vla_runtime.policy import Policy
-from vla_runtime.selftest import checks, jetson, policies
-from vla_runtime.selftest.checks import run_selftest
-from vla_runtime.selftest.policies import infer_cases, largest_error
-from vla_runtime.selftest.steps import Step, Steps
+from vla_tools.selftest import checks, jetson, policies
+from vla_tools.selftest.checks import run_selftest
+from vla_tools.selftest.policies import infer_cases, largest_error
+from vla_tools.selftest.steps import Step, Steps
 
 BFLOAT16 = 'pi05_bfloat16'
 

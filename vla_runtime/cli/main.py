@@ -1,4 +1,4 @@
-"""`vla_runtime VERB`: one module a verb, found by looking into this folder and the tabletop's.
+"""`vla_runtime VERB`: one module a verb, found in the `cli` folders of the packages that are here.
 
 A verb's module has a docstring (its first line is the help), `add_arguments(parser)` and
 `main(arguments) -> int`; its name is the verb, dashes for underscores. It imports what is slow or
@@ -8,7 +8,7 @@ optional (torch, rclpy) inside `main`, so that help is quick and works without t
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 import os
 import pkgutil
 import signal
@@ -23,8 +23,9 @@ from vla_runtime.cli._packages import import_problem
 from vla_runtime.files.atomic_write import STANDARD_OUTPUT
 from vla_runtime.files.standard_output import LostOutputError, watched_output
 
-# The verbs of the simulated tabletop are in its own package.
-_FOLDERS = ('vla_runtime.cli', 'vla_tabletop.cli')
+# A robot has the first alone.
+_PACKAGES = ('vla_runtime', 'vla_tools', 'vla_tabletop')
+_INSTALL = "./run setup, or pip install '.[torch,onnx,report]' in the source folder"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,10 +86,9 @@ def _run(argv: list[str]) -> int:
     except LostOutputError as lost:
         return lost.report()
     except ImportError as error:
-        if (error.name or '').startswith(('vla_runtime', 'vla_tabletop')):
+        if (error.name or '').startswith('vla_'):
             raise
-        how = "./run setup, or pip install '.[torch,onnx,report]' in the source folder"
-        print(f'error: {import_problem(error, argv[0], how)}', file=sys.stderr)
+        print(f'error: {import_problem(error, argv[0], _INSTALL)}', file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
         print(str(stop) or 'interrupted', file=sys.stderr)
@@ -112,7 +112,10 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace:
     if argv and not argv[0].startswith('-') and argv[0] not in (verbs := _verbs()):
         from vla_runtime.files.typed_yaml import did_you_mean
 
-        build_parser(['info']).error(f"'{argv[0]}' is no verb{did_you_mean(argv[0], verbs)}")
+        missing = _missing_packages()
+        build_parser(['info']).error(
+            f"'{argv[0]}' is no verb{did_you_mean(argv[0], verbs)}{missing and f'; {missing}'}"
+        )
     arguments, unknown = build_parser(argv).parse_known_args(argv)
     if unknown:
         # Needs a package that a verb may say is missing.
@@ -142,6 +145,7 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog='vla_runtime',
         description='Carry a vision-language-action policy from a checkpoint to a moving robot.',
+        epilog=_missing_packages(),
     )
     parser.add_argument('--version', action='version', version=f'vla_runtime {__version__}')
     verbs = parser.add_subparsers(title='verbs', metavar='VERB', required=True)
@@ -156,13 +160,30 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 
 def _verbs() -> dict[str, str]:
     """Verb to full name of its module, by name of the verb."""
+    folders = [f'{package}.cli' for package in _PACKAGES if _is_here(package)]
     found = {
         module.name.replace('_', '-'): f'{folder}.{module.name}'
-        for folder in _FOLDERS
+        for folder in folders
         for module in pkgutil.iter_modules(importlib.import_module(folder).__path__)
         if module.name != 'main' and not module.name.startswith('_')
     }
     return dict(sorted(found.items()))
+
+
+def _is_here(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:
+        # Hidden from this process.
+        return False
+
+
+def _missing_packages() -> str:
+    """Say which packages with verbs are not installed; empty where all are."""
+    missing = [package for package in _PACKAGES if not _is_here(package)]
+    if not missing:
+        return ''
+    return f'more verbs are in {" and ".join(missing)}, not installed here: {_INSTALL}'
 
 
 def _add_verb(verbs: argparse._SubParsersAction, verb: str, module: ModuleType) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import vla_runtime
 
 # Packages that are installed together.
-_PACKAGES = ('vla_runtime', 'vla_tabletop')
+_PACKAGES = ('vla_runtime', 'vla_convert', 'vla_tools', 'vla_tabletop')
 # What they consist of: modules, and the scene of the simulator.
 _SOURCES = ('.py', '.xml')
 

@@ -149,7 +149,7 @@ def _with_networks(options: DemoOptions) -> DemoOptions:
     """Return options whose bundle has the files of its backend; make missing ones."""
     if options.backend != 'onnxruntime':
         return options
-    from vla_runtime.export.onnx.bundle import bundle_with_onnx
+    from vla_convert.export.onnx.bundle import bundle_with_onnx
     from vla_runtime.files.cache_folder import cache_folder
 
     return replace(options, bundle=bundle_with_onnx(options.bundle, cache_folder(), tell=say))

@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING
 from vla_runtime.cli._files import bundle_folder, make_folder, output_folder
 from vla_runtime.cli._numbers import MOST_PROCESSES, MOST_SEED, at_least, between
 from vla_runtime.cli._packages import import_problem
-from vla_runtime.cli._ray import add_ray_argument, ray_pool
 from vla_runtime.files.counts import counted
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import did_you_mean
+from vla_tools.cli._ray import add_ray_argument, ray_pool
 
 if TYPE_CHECKING:
     from vla_runtime.processes.workers import Pool

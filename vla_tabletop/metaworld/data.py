@@ -24,9 +24,6 @@ import numpy as np
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from vla_runtime.dataset.frames import DatasetFrame, EncodedImage, EpisodeFacts
-from vla_runtime.dataset.layout import ACTION, DATA, STATE, Layout, image_key
-from vla_runtime.dataset.writer import DatasetWriter, check_replaceable, dataset_folder
 from vla_runtime.files.atomic_write import atomic_write, write_text
 from vla_runtime.files.json_file import read_json
 from vla_runtime.processes.workers import workers
@@ -42,6 +39,9 @@ from vla_tabletop.metaworld.simulator import (
     Simulator,
 )
 from vla_tabletop.metaworld.tasks import TASKS, TaskName, sample_instruction
+from vla_tools.dataset.frames import DatasetFrame, EncodedImage, EpisodeFacts
+from vla_tools.dataset.layout import ACTION, DATA, STATE, Layout, image_key
+from vla_tools.dataset.writer import DatasetWriter, check_replaceable, dataset_folder
 
 LABELS_FILE = 'labels.npz'
 PLAN_FILE = 'plan.json'

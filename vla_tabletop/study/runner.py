@@ -20,9 +20,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+from vla_convert.export.onnx.bundle import bundle_with_onnx
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.identity import spec_identity
-from vla_runtime.export.onnx.bundle import bundle_with_onnx
 from vla_runtime.files.atomic_write import write_text
 from vla_runtime.files.code_version import source_digest
 from vla_runtime.files.json_file import LARGEST_RESULT, JsonError, JsonMapping, read_json

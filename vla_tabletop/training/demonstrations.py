@@ -14,15 +14,15 @@ import cv2
 import numpy as np
 from tqdm import tqdm
 
-from vla_runtime.dataset.frames import DatasetFrame, EncodedImage, EpisodeFacts
-from vla_runtime.dataset.layout import Layout
-from vla_runtime.dataset.writer import DatasetWriter, dataset_folder
 from vla_tabletop.sim.expert import STEP_TIME_S, Expert, sample_style
 from vla_tabletop.sim.rollout import follow
 from vla_tabletop.sim.scene import CAMERAS
 from vla_tabletop.sim.tasks import FAMILIES, Judge, sample_task
 from vla_tabletop.sim.world import JOINT_NAMES, Tabletop
 from vla_tabletop.training.dataset import IMAGE_HEIGHT, IMAGE_WIDTH
+from vla_tools.dataset.frames import DatasetFrame, EncodedImage, EpisodeFacts
+from vla_tools.dataset.layout import Layout
+from vla_tools.dataset.writer import DatasetWriter, dataset_folder
 
 _REPLAN_STEPS = 4
 _NOISE_RAD = (0.0, 0.01, 0.03)

@@ -20,7 +20,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from vla_runtime.distillation.checkpoint import load_parts, read_checkpoint
 from vla_runtime.families.diffusion_network import advance
 from vla_runtime.families.flow_network import FlowNetwork, build_network
 from vla_runtime.families.token_network import TokenNetwork
@@ -38,6 +37,7 @@ from vla_tabletop.training.recipes.recipe import STAGES, Prefix, Recipe
 from vla_tabletop.training.samples import frame_batches
 from vla_tabletop.training.start import Start
 from vla_tabletop.training.world import Batch, TrainingSamples, TrainingWorld
+from vla_tools.distillation.checkpoint import load_parts, read_checkpoint
 
 _CHECK_EVERY = 250
 _CHECK_FRAMES = 128

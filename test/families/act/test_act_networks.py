@@ -12,7 +12,7 @@ from act_oracle import actions, sine_positions, their_weights
 from family_contracts.act import VARIANTS
 from network_cases import each_case, relative_error
 
-from vla_runtime.families.act.checkpoint import NAMES
+from vla_convert.readers.act import NAMES
 from vla_runtime.families.act.dimensions import ActDims
 from vla_runtime.families.act.networks import Act, map_positions
 from vla_runtime.families.blocks.layers import matrix_names

@@ -10,8 +10,8 @@ from family_contracts.act import VARIANTS
 from onnx_bundles import copy_bundle, load_graph, save_graph, tiny_onnx_bundle
 from onnx_faults import nodes_of, run_in_half
 
-from vla_runtime.export.onnx.verification import check_graphs
-from vla_runtime.export.receipt import VerificationError
+from vla_convert.export.onnx.verification import check_graphs
+from vla_convert.export.receipt import VerificationError
 from vla_runtime.families.blocks.resnet_dimensions import ResNetDims
 from vla_runtime.families.flow_network import empty_network
 from vla_runtime.families.traced_shapes import trace_shapes

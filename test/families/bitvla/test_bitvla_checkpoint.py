@@ -29,11 +29,11 @@ from network_cases import network_case_paths
 from reference_cases import shipped
 from safetensors.torch import load_file, save_file
 
+from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.options import ExportOptions
+from vla_convert.export.conversion import ExportPlan, plan_export, write_export
 from vla_runtime.bundle.folder import BundleError, read_bundle
 from vla_runtime.bundle.schema import WEIGHTS_FILE
-from vla_runtime.checkpoints.errors import ExportError
-from vla_runtime.checkpoints.options import ExportOptions
-from vla_runtime.export.conversion import ExportPlan, plan_export, write_export
 from vla_runtime.families.bitvla.declaration import PROMPT
 from vla_runtime.families.blocks.ternary import unpack
 from vla_runtime.families.bundle_contents import check_contents, check_finite

@@ -18,12 +18,12 @@ from test_bitvla_checkpoint import observation
 from torch import Tensor
 from torch.nn import functional as F
 
+from vla_convert.export.conversion import plan_export, write_export
+from vla_convert.export.onnx.ternary import ENDING
+from vla_convert.export.onnx.verification import verify_onnx
+from vla_convert.export.receipt import VerificationError
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.export.conversion import plan_export, write_export
-from vla_runtime.export.onnx.ternary import ENDING
-from vla_runtime.export.onnx.verification import verify_onnx
-from vla_runtime.export.receipt import VerificationError
 from vla_runtime.families import parallel_network
 from vla_runtime.families.bitvla import networks, vision
 from vla_runtime.families.bitvla.networks import BitVla, TernaryMlp

@@ -12,7 +12,7 @@ from bitvla_cases import BitVlaCase, load_bitvla_case, unnormalised
 from network_cases import network_case_paths, relative_error
 from torch import Tensor
 
-from vla_runtime.families.bitvla.tensor_names import NAMES
+from vla_convert.readers.bitvla import NAMES
 from vla_runtime.families.blocks.ternary import TernaryLinear, quantise_tokens, unpack
 
 pytestmark = pytest.mark.cases

@@ -23,10 +23,10 @@ from onnx_bundles import (  # noqa: F401
 )
 from tiny_policy import tiny_spec, write_tiny_policy
 
+from vla_convert.export.onnx.verification import verify_onnx
+from vla_convert.export.onnx.weights import BundleWeights
+from vla_convert.export.receipt import VerificationError
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.export.onnx.verification import verify_onnx
-from vla_runtime.export.onnx.weights import BundleWeights
-from vla_runtime.export.receipt import VerificationError
 
 # The files are right and stay so; networks are patched.
 pytestmark = pytest.mark.usefixtures('sessions_opened_once')

@@ -14,7 +14,7 @@ from contract_cases import of_cases
 from family_contracts import contract_of
 from family_contracts.declaration import Folder
 
-from vla_runtime.export.conversion import plan_export
+from vla_convert.export.conversion import plan_export
 
 KEY = 'strict_padding_of_a_fork'
 FOLDERS = of_cases(lambda contract: contract.folders and contract.folders())
@@ -75,7 +75,7 @@ LIKE_KNOWN = (
 
 @each_folder
 def test_an_unknown_key_that_begins_as_known_ones_do_is_told(folder, monkeypatch):
-    monkeypatch.setattr('vla_runtime.checkpoints.unread_keys.join_truncated', joined)
+    monkeypatch.setattr('vla_convert.checkpoints.unread_keys.join_truncated', joined)
     change_config(folder, dict.fromkeys(LIKE_KNOWN, 0.5))
     (note,) = notes_of(folder)
     assert [key for key in LIKE_KNOWN if f'{key}: 0.5' not in note] == []

@@ -20,8 +20,8 @@ from onnx_bundles import tiny_onnx_bundle, write_onnx_once
 from thorough import thorough_after
 from tiny_policy import CAMERAS, observation, tiny_spec, write_tiny_policy
 
+from vla_convert.export.conversion import plan_export, write_export
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.export.conversion import plan_export, write_export
 from vla_runtime.family.listing import find_family
 from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.codec import PolicyCodec

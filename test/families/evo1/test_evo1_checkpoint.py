@@ -17,14 +17,14 @@ from network_cases import each_entry, relative_error
 from reference_cases import shipped
 from safetensors.torch import load_file, save_file
 
+from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.lerobot_folder import read_lerobot_folder
+from vla_convert.checkpoints.options import ExportOptions
+from vla_convert.checkpoints.reader import find_reader
+from vla_convert.export.conversion import ExportPlan, plan_export, write_export
+from vla_convert.readers.evo1 import Evo1Reader, of_embodiment
 from vla_runtime.bundle.schema import CameraSpec
 from vla_runtime.bundle.tensors import StoredTensor
-from vla_runtime.checkpoints.errors import ExportError
-from vla_runtime.checkpoints.lerobot_folder import read_lerobot_folder
-from vla_runtime.checkpoints.options import ExportOptions
-from vla_runtime.checkpoints.reader import find_reader
-from vla_runtime.export.conversion import ExportPlan, plan_export, write_export
-from vla_runtime.families.evo1.checkpoint import Evo1Reader, of_embodiment
 from vla_runtime.families.evo1.dimensions import EVO1, Evo1Dims
 from vla_runtime.families.shape_cache import weight_shapes
 from vla_runtime.files.json_file import JsonError

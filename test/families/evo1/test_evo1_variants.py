@@ -13,7 +13,7 @@ from onnx_bundles import onnx_of_network
 from tiny_policy import tiny_dims
 from torch import Tensor
 
-from vla_runtime.export.onnx.verification import verify_onnx
+from vla_convert.export.onnx.verification import verify_onnx
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.evo1.dimensions import Evo1Dims, HeadDims
 from vla_runtime.inference.denoise import flow_times

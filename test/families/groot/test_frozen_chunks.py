@@ -13,7 +13,7 @@ from groot_n17_folders import is_of_a_folder
 from network_cases import network_case_paths
 from onnx_bundles import write_onnx_once
 
-from vla_runtime.export.conversion import plan_export, write_export
+from vla_convert.export.conversion import plan_export, write_export
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy

@@ -13,11 +13,11 @@ from groot_folders import CAMERAS, JOINTS, SLOTS, write_groot_folder
 from reference_cases import shipped
 from safetensors.torch import load_file, save_file
 
+from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.options import ExportOptions
+from vla_convert.checkpoints.tensors import copy_tensors
+from vla_convert.export.conversion import ExportPlan, plan_export
 from vla_runtime.bundle.schema import CameraSpec
-from vla_runtime.checkpoints.errors import ExportError
-from vla_runtime.checkpoints.options import ExportOptions
-from vla_runtime.checkpoints.tensors import copy_tensors
-from vla_runtime.export.conversion import ExportPlan, plan_export
 from vla_runtime.families.groot.dimensions import GrootDims
 from vla_runtime.files.json_file import JsonError
 

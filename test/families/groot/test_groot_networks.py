@@ -12,9 +12,9 @@ from network_cases import each_case, each_entry, largest_error, relative_error
 from onnx_bundles import tiny_onnx_bundle
 from tiny_policy import tiny_dims
 
+from vla_convert.export.onnx.cases import seeded_cases
+from vla_convert.export.onnx.verification import verify_onnx
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.export.onnx.cases import seeded_cases
-from vla_runtime.export.onnx.verification import verify_onnx
 from vla_runtime.families.blocks.interleaving import separated
 from vla_runtime.families.blocks.layers import query_scales
 from vla_runtime.families.flow_network import empty_network

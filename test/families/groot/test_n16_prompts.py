@@ -11,7 +11,7 @@ from family_contracts.groot import folders
 from groot_cases import N16
 from network_cases import relative_error
 
-from vla_runtime.export.conversion import plan_export, write_export
+from vla_convert.export.conversion import plan_export, write_export
 from vla_runtime.policy import Policy
 
 pytestmark = pytest.mark.cases

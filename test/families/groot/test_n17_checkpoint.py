@@ -20,11 +20,11 @@ from groot_n17_folders import (
 )
 from reference_cases import shipped
 
+from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.options import ExportOptions
+from vla_convert.export.conversion import ExportPlan, plan_export, write_export
 from vla_runtime.bundle.rules import check_spec
 from vla_runtime.bundle.schema import CropSpec, ImageSpec
-from vla_runtime.checkpoints.errors import ExportError
-from vla_runtime.checkpoints.options import ExportOptions
-from vla_runtime.export.conversion import ExportPlan, plan_export, write_export
 from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.inference.codec import PolicyCodec

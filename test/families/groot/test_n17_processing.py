@@ -13,8 +13,8 @@ from groot_cases import N16, N17, load_groot_case
 from groot_n17_folders import write_backbone
 from network_cases import each_case, each_entry, relative_error
 
+from vla_convert.readers.groot.n17_groups import grouped_columns
 from vla_runtime.families.groot.declaration import N16_PROMPT, N17_PROMPT
-from vla_runtime.families.groot.n17_groups import grouped_columns
 from vla_runtime.files.json_file import JsonMapping
 from vla_runtime.processing.actions import ActionSpace, PoseColumns
 from vla_runtime.processing.cropped_images import cropped

@@ -17,23 +17,23 @@ from recorded_bag import ROBOT, Turn, record
 from tensorrt_machine import Machine, linked_copy
 from tiny_policy import history_spec, observation, tiny_spec, write_tiny_policy
 
+from vla_convert.export.onnx.cases import record_cases
+from vla_convert.export.onnx.export import is_unrolled
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.rules import dump_spec, parse_spec
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.bundle.writer import seal
-from vla_runtime.distillation.student import Distillation, DistillationSettings
 from vla_runtime.engines.torch.loading import load_network
-from vla_runtime.export.onnx.cases import record_cases
-from vla_runtime.export.onnx.export import is_unrolled
 from vla_runtime.families.flow_step import DenoiseStep, JacobianDenoiseStep
 from vla_runtime.family.step_schedule import stage_times
 from vla_runtime.files.field_error import FieldError
 from vla_runtime.policy import Policy
 from vla_runtime.recording.bag_reader import BagReader
-from vla_runtime.replay.recorded import read_run
-from vla_runtime.replay.rerun import Replay
-from vla_runtime.replay.setup import Changes
 from vla_runtime.types import CommittedPlan
+from vla_tools.distillation.student import Distillation, DistillationSettings
+from vla_tools.replay.recorded import read_run
+from vla_tools.replay.rerun import Replay
+from vla_tools.replay.setup import Changes
 
 FLOW = 'multi_task_dit_flow'
 NOISE = WIDE_NOISE[:, :3]

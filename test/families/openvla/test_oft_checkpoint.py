@@ -30,9 +30,9 @@ from oft_cases import (
 )
 from reference_cases import shipped
 
-from vla_runtime.checkpoints.errors import ExportError
-from vla_runtime.checkpoints.options import ExportOptions
-from vla_runtime.export.conversion import ExportPlan, plan_export, write_export
+from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.options import ExportOptions
+from vla_convert.export.conversion import ExportPlan, plan_export, write_export
 from vla_runtime.families.bundle_contents import check_contents, check_finite
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.inference.settings import PolicySettings
@@ -91,7 +91,7 @@ def test_an_aloha_policy_has_three_cameras_25_actions_and_least_and_greatest_val
     assert set(made.statistics) == {'actions.min', 'actions.max', 'state.low', 'state.high'}
     finish = {}
     if backend == 'onnxruntime':
-        from vla_runtime.export.onnx.export import write_onnx
+        from vla_convert.export.onnx.export import write_onnx
 
         finish = {'finish': lambda target, spec: write_onnx(target, spec, 'float32')}
     write_export(made, tmp_path / 'bundle', **finish)

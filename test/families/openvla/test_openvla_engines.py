@@ -17,13 +17,13 @@ from recorded_graphs import RecordedGraphs
 from reference_cases import shipped
 from tensorrt_machine import Machine, linked_copy
 
+from vla_convert.export.conversion import plan_export, write_export
+from vla_convert.export.onnx.cases import record_cases
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.engines.protocol import DenoiseLoop
 from vla_runtime.engines.torch import cuda_graph
 from vla_runtime.engines.torch import engine as torch_engine
 from vla_runtime.engines.torch.token_engine import TorchTokenEngine
-from vla_runtime.export.conversion import plan_export, write_export
-from vla_runtime.export.onnx.cases import record_cases
 from vla_runtime.inference.greedy import write_answer
 from vla_runtime.inference.recorded_check import check_recorded_cases
 from vla_runtime.inference.settings import PolicySettings

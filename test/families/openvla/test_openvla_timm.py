@@ -6,8 +6,8 @@ import pytest
 import torch
 from network_cases import relative_error
 
+from vla_convert.readers.openvla import NAMES
 from vla_runtime.families.blocks.dimensions import VisionDims
-from vla_runtime.families.openvla.tensor_names import NAMES
 from vla_runtime.families.openvla.towers import Tower
 
 timm = pytest.importorskip('timm', reason='timm is not installed: pip install timm torchvision')

@@ -13,10 +13,10 @@ from checkpoint_folders import (
     write_openpi_folder,
 )
 
-from vla_runtime.checkpoints.errors import ExportError
-from vla_runtime.checkpoints.options import ExportOptions
-from vla_runtime.export.conversion import plan_export
-from vla_runtime.families.pi.openpi_folder import read_openpi_folder
+from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.options import ExportOptions
+from vla_convert.export.conversion import plan_export
+from vla_convert.readers.pi import read_openpi_folder
 from vla_runtime.files.json_file import JsonError
 
 REFUSED = (ExportError, JsonError)

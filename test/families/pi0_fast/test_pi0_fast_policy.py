@@ -17,12 +17,12 @@ from pi0_fast_cases import load_pi0_fast_case, options_of, write_folder
 from reference_cases import shipped
 from safetensors.torch import load_file, save_file
 
+from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.options import ExportOptions
+from vla_convert.export.conversion import plan_export, write_export
+from vla_convert.export.onnx.cases import record_cases
 from vla_runtime.bundle.folder import BundleError, read_bundle
 from vla_runtime.bundle.schema import BundleSpec
-from vla_runtime.checkpoints.errors import ExportError
-from vla_runtime.checkpoints.options import ExportOptions
-from vla_runtime.export.conversion import plan_export, write_export
-from vla_runtime.export.onnx.cases import record_cases
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.inference.recorded_check import check_recorded_cases
 from vla_runtime.policy import Policy

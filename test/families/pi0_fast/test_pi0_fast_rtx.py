@@ -10,8 +10,8 @@ from onnx_bundles import write_onnx_once
 from pi0_fast_cases import options_of, write_folder
 from rtx_plans import GRAPHS, build, needs_rtx, targets_of, unplanned, wrong_products
 
+from vla_convert.export.conversion import plan_export, write_export
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER
-from vla_runtime.export.conversion import plan_export, write_export
 
 pytestmark = [needs_rtx, pytest.mark.cases]
 

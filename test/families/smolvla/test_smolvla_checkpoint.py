@@ -14,17 +14,17 @@ from checkpoint_folders import edit_config, edit_json, edit_tensors, write_spars
 from safetensors.torch import load_file
 from tiny_policy import tokenizer_of
 
+from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.lerobot_folder import read_lerobot_folder
+from vla_convert.checkpoints.options import ExportOptions
+from vla_convert.checkpoints.reader import find_reader
+from vla_convert.checkpoints.tensors import read_tensors
+from vla_convert.export.conversion import ExportPlan, plan_export
+from vla_convert.readers.smolvla import NAMES, SmolVlaReader
 from vla_runtime.bundle.schema import CameraSpec
 from vla_runtime.bundle.tensors import check_tensors
-from vla_runtime.checkpoints.errors import ExportError
-from vla_runtime.checkpoints.lerobot_folder import read_lerobot_folder
-from vla_runtime.checkpoints.options import ExportOptions
-from vla_runtime.checkpoints.reader import find_reader
-from vla_runtime.checkpoints.tensors import read_tensors
 from vla_runtime.cli.main import main
-from vla_runtime.export.conversion import ExportPlan, plan_export
 from vla_runtime.families.shape_cache import weight_shapes
-from vla_runtime.families.smolvla.checkpoint import NAMES, SmolVlaReader
 from vla_runtime.families.smolvla.dimensions import SMOLVLA, SmolVlaDims
 from vla_runtime.files.json_file import JsonError
 

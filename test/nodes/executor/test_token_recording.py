@@ -15,9 +15,9 @@ from test_open_requests_graph import CAMERAS, FIRST, POLICY, SECOND, Scene, writ
 
 from vla_runtime.messages.diagnostics import values_of
 from vla_runtime.recording.bag_reader import BagReader
-from vla_runtime.replay.recorded import read_run
-from vla_runtime.replay.rerun import Replay, ReplayedInference
-from vla_runtime.replay.setup import Changes
+from vla_tools.replay.recorded import read_run
+from vla_tools.replay.rerun import Replay, ReplayedInference
+from vla_tools.replay.setup import Changes
 
 pytestmark = pytest.mark.graph
 

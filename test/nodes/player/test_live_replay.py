@@ -16,20 +16,20 @@ from sensor_msgs.msg import Image, JointState
 from tiny_policy import CAMERAS, history_spec, tiny_spec, two_frames_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.cli._live import LiveResult, _compare
 from vla_runtime.messages.trajectories import stamp_to_ns
 from vla_runtime.nodes.player.steps import LiveStep, PlayedMessage
 from vla_runtime.nodes.policy.description import MEASURED
 from vla_runtime.nodes.policy.parameters import limits_from
 from vla_runtime.recording.bag_reader import BagReader
-from vla_runtime.replay.frames import SkippedInference
-from vla_runtime.replay.live_steps import live_steps
-from vla_runtime.replay.recorded import read_run
-from vla_runtime.replay.setup import fit_recording
 from vla_runtime.robot.match import RobotMatch
 from vla_runtime.sensors.camera_buffer import Frame
 from vla_runtime.sensors.joint_buffer import JointSource
 from vla_runtime.sensors.synchronizer import Selection, Synchronizer, SyncLimits
+from vla_tools.cli._live import LiveResult, _compare
+from vla_tools.replay.frames import SkippedInference
+from vla_tools.replay.live_steps import live_steps
+from vla_tools.replay.recorded import read_run
+from vla_tools.replay.setup import fit_recording
 
 pytestmark = pytest.mark.graph
 

@@ -10,9 +10,9 @@ from vla_runtime.cli.main import main
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.nodes.policy.prepared_settings import PreparedSettings
 from vla_runtime.nodes.policy.settings import live_settings, settings_from
-from vla_runtime.performance.bench import look
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation, Reuse
+from vla_tools.performance.bench import look
 
 DEFAULTS = {name: row.default for name, row in live_settings().items()}
 

@@ -9,9 +9,9 @@ import pytest
 from onnx_bundles import make_exports_once
 from tiny_policy import tiny_spec, write_tiny_policy
 
+from vla_convert.export.onnx.bundle import export_bundle
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.writer import seal
-from vla_runtime.export.onnx.bundle import export_bundle
 from vla_runtime.files.cache_folder import cache_folder
 from vla_tabletop.cli import demo
 from vla_tabletop.demo import session
@@ -98,7 +98,7 @@ def test_a_copy_that_another_demo_finished_first_is_used(tmp_path, chosen, monke
         return export_bundle(*arguments, **options)
 
     bundle = write_tiny_policy(tmp_path / 'plain', tiny_spec())
-    monkeypatch.setattr('vla_runtime.export.onnx.bundle.export_bundle', late)
+    monkeypatch.setattr('vla_convert.export.onnx.bundle.export_bundle', late)
     read_bundle(chosen(bundle, 'run'))
 
 

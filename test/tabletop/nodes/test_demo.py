@@ -20,7 +20,7 @@ from rosbags.interfaces import QosDurability, QosReliability
 from rosbags.rosbag2 import Reader
 from tabletop_policy import write_tabletop_policy
 
-from vla_runtime.export.onnx.bundle import bundle_with_onnx
+from vla_convert.export.onnx.bundle import bundle_with_onnx
 
 pytestmark = pytest.mark.graph
 

@@ -160,7 +160,7 @@ def test_a_condition_on_onnx_runtime_runs_from_files_that_are_made_once(
     def again(*arguments, **options):
         raise AssertionError('exported twice')
 
-    monkeypatch.setattr('vla_runtime.export.onnx.bundle.export_bundle', again)
+    monkeypatch.setattr('vla_convert.export.onnx.bundle.export_bundle', again)
     for file in tmp_path.glob('*.json'):
         file.unlink()
     assert run_conditions(conditions, untrained, seeds, tmp_path, progress=False) == found

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vla_runtime.dataset.writer import check_replaceable
 from vla_tabletop.metaworld import data
 from vla_tabletop.metaworld.data import DataPlan
 from vla_tabletop.metaworld.samples import METAWORLD, MetaWorldSamples
 from vla_tabletop.metaworld.tasks import TASKS, trained_instructions
 from vla_tabletop.training.samples import Prompting
+from vla_tools.dataset.writer import check_replaceable
 
 if TYPE_CHECKING:
     from vla_tabletop.training.recipes.recipe import Recipe

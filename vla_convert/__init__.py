@@ -1,0 +1,1 @@
+"""Convert checkpoints to bundles, ONNX files and engines."""

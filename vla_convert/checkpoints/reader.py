@@ -1,0 +1,192 @@
+"""Interface of a family's checkpoint reader, and the search for the reader of a folder.
+
+A family's `checkpoint.py` has a `READER`. A LeRobot folder is read by `lerobot_folder`, with the
+reader's description of the policy type; folders of other projects by the reader itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import FolderFacts
+from vla_convert.checkpoints.lerobot_folder import (
+    LeRobotPolicy,
+    described_policy,
+    is_lerobot_folder,
+    policy_type,
+)
+from vla_convert.checkpoints.missing_facts import MissingFacts
+from vla_convert.checkpoints.options import ExportOptions
+from vla_convert.checkpoints.tensor_names import TensorNames
+from vla_convert.checkpoints.tensors import prefixes, read_tensors
+from vla_runtime.bundle.tensors import StoredTensor
+from vla_runtime.family.declaration import PolicyDims
+from vla_runtime.family.listing import family_folders
+
+# (cameras, prompt_length, horizon) to dimensions; prompt_length is 0 without language.
+MakeDims = Callable[[int, int, int], PolicyDims]
+
+# `wanted` of policies whose language model is one of the Hugging Face Hub's.
+VLM_TOKENIZER: Mapping[str, str] = {
+    '--tokenizer': (
+        'tokenizer.json of the model that config.json names as vlm_model_name, from the '
+        'Hugging Face Hub'
+    ),
+}
+
+
+class Source(NamedTuple):
+    """A checkpoint on its way into a bundle.
+
+    Attributes:
+        folder: folder of the checkpoint.
+        tensors: tensors by our names; for `sizes` those that `select` chose.
+        facts: facts of the folder.
+        options: facts that the folder lacks.
+        missing: list that missing and contradictory facts are noted in.
+    """
+
+    folder: Path
+    tensors: Mapping[str, StoredTensor]
+    facts: FolderFacts
+    options: ExportOptions
+    missing: MissingFacts
+
+
+class CheckpointReader:
+    """Reads the checkpoints of one family folder.
+
+    Attributes:
+        names: names of the tensors.
+        lerobot: LeRobot policy types that it describes, and `lerobot_folder` reads.
+        lerobot_types: LeRobot policy types with processors of their own, whose folders it reads.
+        projects: other projects that write such policies, for messages.
+        beside_adapter: what an adapter of such a project needs beside it, for messages.
+        wanted: option to the sentence that asks for it, where the family needs its own.
+        marks: tokens that tell the vocabulary of the policy's language model from others that fit
+            its text table; those that its prompts have are asked for anyway.
+        known: patterns of the fields of configurations that play no part at inference or that the
+            tensors show; those that are read need none. Settings that change the network and are
+            not served are refused where they are read (`LeRobotPolicy.fixed`).
+    """
+
+    names: ClassVar[TensorNames]
+    lerobot: ClassVar[tuple[LeRobotPolicy, ...]] = ()
+    lerobot_types: ClassVar[tuple[str, ...]] = ()
+    projects: ClassVar[tuple[str, ...]] = ()
+    beside_adapter: ClassVar[str] = ''
+    wanted: ClassVar[Mapping[str, str]] = {}
+    marks: ClassVar[tuple[str, ...]] = ()
+    known: ClassVar[tuple[str, ...]] = ()
+
+    def recognises(self, names: Collection[str]) -> bool:
+        """Return whether tensors of these names are the family's; not asked for LeRobot folders."""
+        return False
+
+    def refuse_unserved(self, folder: Path) -> None:
+        """Refuse a folder that looks like the family's and is not served.
+
+        Raises:
+            ExportError: says what the folder is, and what is served.
+        """
+
+    def family(self, folder: Path, tensors: Mapping[str, StoredTensor]) -> str | None:
+        """The family that folder and tensors (our names) show; None: config.json's facts decide.
+
+        Raises:
+            CheckpointError: the tensors are of none of the reader's families.
+        """
+        return None
+
+    def read_folder(self, folder: Path, family: str, options: ExportOptions) -> FolderFacts:
+        """Read the facts of a recognised folder, or of a LeRobot folder of `lerobot_types`.
+
+        Raises:
+            ExportError: files that contradict each other, missing or damaged files.
+        """
+        raise NotImplementedError
+
+    def select(self, source: Source) -> dict[str, StoredTensor]:
+        """Choose the tensors, or parts of tensors, that the bundle holds; by default all.
+
+        Raises:
+            CheckpointError: the folder asks for a part that is not there.
+        """
+        embodiment = source.options.embodiment
+        if embodiment is not None:
+            source.missing.conflict(
+                f'--embodiment says {embodiment} but the policy is of one robot'
+            )
+        return dict(source.tensors)
+
+    def sizes(self, source: Source) -> MakeDims | None:
+        """Return a maker of the dimensions that the tensors show; None once one is missing.
+
+        Raises:
+            CheckpointError: tensors that are missing or contradict each other; `MakeDims` too.
+        """
+        raise NotImplementedError
+
+    def files(self, source: Source) -> dict[str, Path]:
+        """Files that the bundle holds beside those of every family (`Family.files`), by name."""
+        return {}
+
+
+def find_reader(
+    folder: Path, weights: Path | None = None
+) -> tuple[CheckpointReader, LeRobotPolicy | None]:
+    """Find the reader of a folder and, where `lerobot_folder` reads it, the policy's description.
+
+    Args:
+        folder: folder of the checkpoint.
+        weights: folder of the weights, where they are in another: those below an adapter.
+
+    Raises:
+        ExportError: a policy that is not served, or no checkpoint at all.
+    """
+    readers = _readers()
+    refuse_unserved(folder)
+    if is_lerobot_folder(folder):
+        described = [(policy, reader) for reader in readers for policy in reader.lerobot]
+        own = {name: reader for reader in readers for name in reader.lerobot_types}
+        types = dict.fromkeys([policy.type for policy, _ in described] + list(own))
+        found = policy_type(folder, list(types), [policy for policy, _ in described])
+        if found in own:
+            return own[found], None
+        of_type = [policy for policy, _ in described if policy.type == found]
+        chosen = described_policy(folder, of_type)
+        return next(reader for policy, reader in described if policy is chosen), chosen
+    stored = read_tensors(weights or folder)
+    for prefix in prefixes(stored):
+        names = [name.removeprefix(prefix) for name in stored]
+        for reader in readers:
+            if reader.recognises(names):
+                return reader, None
+    projects = [project for reader in readers for project in reader.projects]
+    raise ExportError(
+        f'{folder}: neither its config.json nor its tensors are those of a policy that is served: '
+        f'LeRobot folders name their policy type, and {", ".join(projects)} are known by their '
+        'tensors'
+    )
+
+
+def refuse_unserved(folder: Path) -> None:
+    """Refuse a folder that looks like one of a family and is not served (ExportError)."""
+    for reader in _readers():
+        reader.refuse_unserved(folder)
+
+
+def beside_adapters() -> list[str]:
+    """What adapters of the projects need beside them, for messages."""
+    return [reader.beside_adapter for reader in _readers() if reader.beside_adapter]
+
+
+def _readers() -> list[CheckpointReader]:
+    return [
+        importlib.import_module(f'vla_convert.readers.{folder}').READER
+        for folder in family_folders()
+    ]

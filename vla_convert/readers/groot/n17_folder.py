@@ -1,0 +1,385 @@
+"""Facts of a GR00T N1.6 or N1.7 folder, as NVIDIA's Isaac-GR00T and LeRobot 0.6 write it.
+
+LeRobot (type `groot`) writes N1.7 alone. Both say the same things in different files: groups of
+state and action dimensions in order with their statistics, cameras and frames, how images are cut.
+LeRobot writes them into the steps of its processors; NVIDIA into processor_config.json,
+statistics.json and embodiment_id.json.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.feature_names import CAMERA_FEATURE
+from vla_convert.checkpoints.folder_facts import (
+    CONFIG_FILE,
+    FolderFacts,
+    Question,
+    expect,
+    find_tokenizer,
+)
+from vla_convert.checkpoints.lerobot_folder import (
+    feature_image,
+    feature_length,
+    is_lerobot_folder,
+)
+from vla_convert.checkpoints.lerobot_processors import (
+    POSTPROCESSOR_FILE,
+    PREPROCESSOR_FILE,
+    read_pipeline,
+    state_file,
+)
+from vla_convert.checkpoints.options import ExportOptions
+from vla_convert.readers.groot.n17_groups import GroupedColumns, flat_columns, grouped_columns
+from vla_convert.readers.groot.n17_images import cut_image, image_spec
+from vla_runtime.bundle.schema import CameraSpec, ImageSpec, NormalisationSpec, earlier_name
+from vla_runtime.families.groot.dimensions import DENOISE_STEPS, USUAL_PROMPT_LENGTH
+from vla_runtime.files.json_file import JsonMapping, read_json
+from vla_runtime.files.typed_yaml import did_you_mean
+
+PROCESSOR_FILE, STATISTICS_FILE, EMBODIMENTS_FILE = (
+    'processor_config.json',
+    'statistics.json',
+    'embodiment_id.json',
+)
+_PACK, _ENCODE = 'groot_n1_7_pack_inputs_v1', 'groot_n1_7_vlm_encode_v1'
+_DECODE, _UNPACK = 'groot_n1_7_action_decode_v1', 'groot_action_unpack_unnormalize_v2'
+_BEFORE = (
+    'rename_observations_processor',
+    'to_batch_processor',
+    _PACK,
+    _ENCODE,
+    'device_processor',
+)
+_AFTER = (_DECODE, _UNPACK, 'device_processor')
+# Actions of the published base model of N1.7, and the default of N1.6's configuration.
+_HORIZON = 40
+_HORIZONS = {'groot_n16': 16, 'groot_n17': _HORIZON}
+_VERSIONS = {'groot_n16': 'N1.6', 'groot_n17': 'N1.7'}
+# Settings of NVIDIA's config.json that the networks are written for.
+_NETWORK = {
+    'reproject_vision': False,
+    'add_pos_embed': True,
+    'use_vlln': True,
+    'num_timestep_buckets': 1000,
+    'strict_action_padding_mask': False,
+    'state_history_length': 1,
+    'exclude_state': False,
+    'use_mean_std': False,
+}
+_DIT = {'norm_type': 'ada_norm', 'interleave_self_attention': True}
+_IMAGE_SIZE = Question(
+    '--image-size',
+    "height and width of the cameras' images in pixels, such as 480x640: this policy keeps their "
+    'aspect (use_albumentations), so they decide how many image tokens there are',
+)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """Facts that both kinds of folder state.
+
+    Attributes:
+        kind: name of the project that wrote the folder.
+        tag: tag of the robot.
+        general: settings of text and normalisation.
+        images: settings of the images.
+        modality: groups of dimensions, cameras and frames of this robot.
+        columns: columns of state and actions.
+        horizon: actions that the network makes.
+        denoise_steps: Euler steps.
+        raw_images: (height, width) of the cameras' images, where the folder says it.
+        cameras: names, where `modality` has none.
+    """
+
+    kind: str
+    tag: str | None
+    general: JsonMapping
+    images: JsonMapping
+    modality: JsonMapping
+    columns: GroupedColumns
+    horizon: int
+    denoise_steps: int
+    raw_images: tuple[tuple[int, int], ...]
+    cameras: tuple[str, ...]
+
+
+def n17_embodiments(folder: Path, options: ExportOptions) -> tuple[str | None, JsonMapping]:
+    """Tag of the folder's robot, where it says one, and the slice of every tag."""
+    if is_lerobot_folder(folder):
+        pack = read_pipeline(folder / PREPROCESSOR_FILE, _BEFORE).step(_PACK)
+        return pack.get('embodiment_tag', str), pack.mapping('embodiment_mapping')
+    slots = read_json(folder / EMBODIMENTS_FILE)
+    tag = _nvidia_tag(folder, options)
+    if tag is not None and tag not in slots:
+        raise slots.error(tag, 'is missing: the folder has no matrices for this robot')
+    return tag, slots
+
+
+def read_n17_folder(folder: Path, family: str, options: ExportOptions) -> FolderFacts:
+    """Read the facts of a folder of the family `groot_n16` or `groot_n17`.
+
+    Raises:
+        ExportError, JsonError: settings that this runtime does not reproduce, files that contradict
+            each other, missing or damaged files.
+    """
+    if not is_lerobot_folder(folder):
+        found = _nvidia(folder, family, options)
+    elif family == 'groot_n17':
+        found = _lerobot(folder)
+    else:
+        raise ExportError(
+            f"{folder}: has the tensors of GR00T N1.6 in a folder of LeRobot's, which serves N1.5 "
+            "and N1.7; export the folder of NVIDIA's that it was made from"
+        )
+    _check(found)
+    images = image_spec(found.images, nvidia=found.kind == 'NVIDIA')
+    if family == 'groot_n16':
+        # Its processor has no such transform.
+        expect(found.images, 'letter_box_transform', False)
+    if family == 'groot_n16' and images.crop is not None:
+        # Eagle's processor resizes with Pillow, Qwen's with torchvision.
+        images = replace(images, crop=replace(images.crop, last='bicubic_pillow'))
+    columns = found.columns
+    cut = cut_image(found.images, images, _camera_images(folder, found, options))
+    return FolderFacts(
+        kind=found.kind,
+        family=family,
+        cameras=_cameras(found),
+        images=images,
+        normalisation=NormalisationSpec('clipped_range', 'clipped_range'),
+        angles=columns.angles,
+        statistics=columns.statistics,
+        cleaning='letters',
+        state_length=columns.state,
+        action_length=columns.actions,
+        deltas=columns.deltas,
+        poses=columns.poses,
+        template='chat',
+        usual_prompt_length=USUAL_PROMPT_LENGTH,
+        horizon=found.horizon,
+        real_horizon=columns.horizon,
+        denoise_steps=found.denoise_steps,
+        image_sizes=() if cut is None else (cut,),
+        tokenizer=find_tokenizer(folder),
+        source={
+            'checkpoint': f'{found.kind} groot {_VERSIONS[family]}',
+            'embodiment': found.tag or '',
+        },
+        questions=() if cut else (_IMAGE_SIZE,),
+        notes=_letterbox_notes(found, images),
+    )
+
+
+def _letterbox_notes(found: _Settings, images: ImageSpec) -> tuple[str, ...]:
+    """Return a note where the release of the training decides whether images were padded."""
+    if (
+        found.kind != 'NVIDIA'
+        or images.resample != 'area'
+        or not found.images.get('letter_box_transform', bool, False)
+    ):
+        return ()
+    return (
+        'letter_box_transform: images get black bars to a square, as Isaac-GR00T does today; '
+        'before its issue 541 it left them out where use_albumentations is true, and such a policy '
+        'wants letter_box_transform false in processor_config.json',
+    )
+
+
+def _camera_images(
+    folder: Path, found: _Settings, options: ExportOptions
+) -> tuple[tuple[int, int], ...]:
+    """(height, width) of the cameras' images, of the folder or else of the options.
+
+    Raises:
+        ExportError: they contradict each other.
+    """
+    given = options.image_size
+    if given is None:
+        return found.raw_images
+    for stated in found.raw_images:
+        if stated != given:
+            raise ExportError(
+                f'{folder / CONFIG_FILE}: input_features has images of {stated[0]}x{stated[1]} '
+                f'but --image-size says {given[0]}x{given[1]}'
+            )
+    return (given,)
+
+
+def _lerobot(folder: Path) -> _Settings:
+    config = read_json(folder / CONFIG_FILE)
+    before = read_pipeline(folder / PREPROCESSOR_FILE, _BEFORE)
+    after = read_pipeline(folder / POSTPROCESSOR_FILE, _AFTER)
+    pack, decode = before.step(_PACK), after.step(_DECODE)
+    tag = pack.get('embodiment_tag', str)
+    # LeRobot takes this one at load, whatever the steps were saved with.
+    _refuse_transform(config, tag)
+    inputs = config.mapping('input_features')
+    cameras = sorted(key for key in inputs.values if key.startswith(CAMERA_FEATURE))
+    modality = pack.mapping('modality_config', optional=True)
+    if pack.get('raw_stats', dict, None) and _DECODE in after.steps:
+        percentiles = pack.get('use_percentiles', bool, False)
+        # The actions that it decodes were normalised by the other step.
+        expect(decode, 'use_percentiles', percentiles)
+        columns = grouped_columns(
+            pack.mapping('raw_stats'),
+            modality,
+            percentiles=percentiles,
+            relative=decode.get('use_relative_action', bool, False),
+        )
+        _refuse_transform(decode, tag)
+    else:
+        unpack = after.step(_UNPACK)
+        expect(unpack, 'libero_gripper_action', False)
+        expect(unpack, 'clip_normalized_action', True)
+        expect(unpack, 'normalize_min_max', True)
+        path, statistics = state_file(folder, before, _PACK)
+        columns = flat_columns(
+            path,
+            statistics,
+            state=feature_length(config, 'input_features', 'observation.state'),
+            actions=feature_length(config, 'output_features', 'action'),
+            horizon=pack.count('valid_action_horizon', _HORIZON),
+        )
+    # The step is what is done; config.json is where the user asked for it.
+    if config.get('use_relative_actions', bool, False) and not decode.get(
+        'use_relative_action', bool, False
+    ):
+        raise config.error(
+            'use_relative_actions',
+            f'true, but use_relative_action of {POSTPROCESSOR_FILE} is false; they must agree',
+        )
+    for step, key, expected in (
+        (config, 'n_obs_steps', 1),
+        (pack, 'state_horizon', 1),
+        (pack, 'normalize_min_max', True),
+    ):
+        expect(step, key, expected)
+    return _Settings(
+        kind='LeRobot',
+        tag=tag,
+        general=pack,
+        images=before.step(_ENCODE),
+        modality=modality,
+        columns=columns,
+        horizon=pack.count('action_horizon', _HORIZON),
+        denoise_steps=config.count('num_inference_timesteps', DENOISE_STEPS),
+        raw_images=tuple(feature_image(config, key) for key in cameras),
+        cameras=tuple(key.removeprefix(CAMERA_FEATURE) for key in cameras),
+    )
+
+
+def _refuse_transform(settings: JsonMapping, tag: str) -> None:
+    """Refuse actions that LeRobot changes after the network, as LIBERO's gripper is inverted."""
+    transform = settings.get('action_decode_transform', str, None) or 'none'
+    if transform == 'auto':
+        transform = 'libero' if tag == 'libero_sim' else 'none'
+    if transform != 'none':
+        raise settings.error('action_decode_transform', f"'{transform}' is not supported")
+
+
+def _nvidia(folder: Path, family: str, options: ExportOptions) -> _Settings:
+    processor = read_json(folder / PROCESSOR_FILE).mapping('processor_kwargs')
+    tag = _nvidia_tag(folder, options)
+    if tag is None:
+        robots = ', '.join(processor.mapping('modality_configs').values)
+        raise ExportError(f'{folder}: is for several robots; say one with --embodiment: {robots}')
+    modality = processor.mapping('modality_configs').mapping(tag)
+    columns = grouped_columns(
+        read_json(folder / STATISTICS_FILE).mapping(tag),
+        modality,
+        percentiles=processor.get('use_percentiles', bool, False),
+        relative=processor.get('use_relative_action', bool, False),
+        sines=processor.get('apply_sincos_state_encoding', bool, False),
+    )
+    config = read_json(folder / CONFIG_FILE)
+    dit = config.mapping('diffusion_model_cfg', optional=True)
+    for where, fixed in ((config, _NETWORK), (dit, _DIT)):
+        for key, expected in fixed.items():
+            expect(where, key, expected)
+    if dit.value('positional_embeddings') is not None:
+        raise dit.error('positional_embeddings', 'is not supported; expected null')
+    return _Settings(
+        kind='NVIDIA',
+        tag=tag,
+        general=processor,
+        images=processor,
+        modality=modality,
+        columns=columns,
+        horizon=config.count('action_horizon', _HORIZONS[family]),
+        denoise_steps=config.count('num_inference_timesteps', DENOISE_STEPS),
+        raw_images=(),
+        cameras=(),
+    )
+
+
+def _nvidia_tag(folder: Path, options: ExportOptions) -> str | None:
+    """The robot that was asked for, or the only one."""
+    modalities = read_json(folder / PROCESSOR_FILE).mapping('processor_kwargs')
+    tags = list(modalities.mapping('modality_configs').values)
+    given = options.embodiment
+    if given is None:
+        return tags[0] if len(tags) == 1 else None
+    # NVIDIA's own commands take the names of an enumeration: NEW_EMBODIMENT for new_embodiment.
+    for tag in tags:
+        if tag.casefold() == given.casefold():
+            return tag
+    raise ExportError(
+        f"--embodiment says '{given}', which is no robot of {modalities.path}"
+        f'{did_you_mean(given, tags)}'
+    )
+
+
+def _check(found: _Settings) -> None:
+    """Refuse settings that are not reproduced.
+
+    Raises:
+        JsonError: names the field.
+    """
+    for key, expected in (
+        ('formalize_language', True),
+        ('clip_outliers', True),
+        ('exclude_state', False),
+        ('use_tactile', False),
+        # Their statistics would be others.
+        ('use_mean_std', False),
+    ):
+        for where in (found.general, found.images):
+            expect(where, key, expected)
+    state = found.modality.mapping('state', optional=True)
+    if len(state.get('delta_indices', list, [0])) != 1:
+        raise state.error('delta_indices', 'a history of states is not supported')
+    if state.get('exclude_state', bool, False):
+        raise state.error('exclude_state', 'a policy that sees no state is not supported')
+
+
+def _cameras(found: _Settings) -> tuple[CameraSpec, ...]:
+    """Cameras in the checkpoint's order: all of the earliest frame, then those of the next.
+
+    Raises:
+        JsonError: frames that are not stated, or that end in the future.
+    """
+    video = found.modality.mapping('video', optional=True)
+    names = video.words('modality_keys')
+    if names is None:
+        names = found.general.words('video_modality_keys') or found.cameras
+    if not names:
+        raise found.modality.error('video', 'no camera')
+    steps = video.get('delta_indices', list, [0])
+    frames = found.general.get('video_horizon', int, len(steps))
+    if frames != len(steps):
+        raise found.general.error(
+            'video_horizon',
+            f'{frames} frames, but which ones is not said (modality_config.video.delta_indices)',
+        )
+    if any(type(step) is not int or step > 0 for step in steps) or steps[-1:] != [0]:
+        raise video.error('delta_indices', f'{steps} where steps back that end in 0 are expected')
+    return tuple(
+        CameraSpec(name)
+        if step == 0
+        else CameraSpec(earlier_name(name, -step), frame_of=name, steps_ago=-step)
+        for step in steps
+        for name in names
+    )

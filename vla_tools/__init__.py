@@ -1,0 +1,1 @@
+"""Command line, replays, data sets and measurements; a robot needs none of it."""

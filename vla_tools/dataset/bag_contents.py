@@ -1,0 +1,341 @@
+"""All but the pixels of a bag: measured and commanded numbers, stamps of frames, and events.
+
+One pass over the bag. Topics are found in whatever namespace they were recorded. All times are of
+one clock (`BagClock`): events have the times of their recording on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from vla_runtime.messages.diagnostics import values_of
+from vla_runtime.messages.trajectories import TrajectoryError, message_to_plan
+from vla_runtime.recording.bag_clock import BagClock, StampLog
+from vla_runtime.recording.bag_reader import BagReader
+from vla_runtime.recording.storage_file import RawMessage
+from vla_runtime.recording.topics import (
+    IMAGE_TYPES,
+    INSTRUCTIONS,
+    JOINT_STATE,
+    STRING,
+    Namespace,
+    camera_topics,
+    is_topic,
+)
+from vla_runtime.robot.match import command_units
+from vla_runtime.robot.schema import Robot, RobotCamera, RobotOutput, is_received
+from vla_tools.dataset.bag_facts import COMMAND_KINDS, DIAGNOSTICS, TRAJECTORY, find_topics
+from vla_tools.dataset.errors import DatasetError
+from vla_tools.dataset.series import JointSeries
+
+
+@dataclass(frozen=True)
+class Event:
+    """Begin or end of an episode.
+
+    Attributes:
+        time_ns: time on the bag's clock.
+        kind: `instruction`, `episode` (of the executor) or `verdict`.
+        text: the instruction.
+        success: the verdict.
+    """
+
+    time_ns: int
+    kind: str
+    text: str = ''
+    success: bool | None = None
+
+
+@dataclass
+class BagContents:
+    """Contents of a bag, pixels left out.
+
+    Attributes:
+        reader: reader of the bag.
+        clock: clock of all times.
+        states: one a joint of the robot file, in its order.
+        actions: one an output of the robot file that is in the bag.
+        missing_outputs: topics of those that are not.
+        camera_topics: camera to its topic.
+        cameras: camera to what the robot file says of it.
+        frames: camera to the times of its frames, (n,) int64, rising.
+        events: events in the order of time.
+    """
+
+    reader: BagReader
+    clock: BagClock
+    states: list[JointSeries]
+    actions: list[JointSeries]
+    missing_outputs: list[str]
+    camera_topics: dict[str, str]
+    cameras: dict[str, RobotCamera]
+    frames: dict[str, np.ndarray]
+    events: list[Event]
+
+
+def read_contents(reader: BagReader, robot: Robot, namespace: str | None = None) -> BagContents:
+    """Read a bag.
+
+    Args:
+        namespace: namespace of the robot in the bag; None: the only one that has its topics.
+
+    Raises:
+        MissingTopicError: a topic of the robot file is not in it.
+        NamespaceError: several robots are in it.
+        ClockError: its messages cannot be put in order.
+        DatasetError: a joint of the robot file is never in its topic.
+    """
+    collector = _EpisodeCollector(reader, robot, namespace)
+    # disable=None: silent where the output is not a terminal.
+    for raw in tqdm(
+        reader.messages(collector.wants), f'read {reader.path.name}', disable=None, leave=False
+    ):
+        collector.take(raw)
+    return collector.contents()
+
+
+@dataclass
+class _Topic:
+    """Messages of one topic, as far as they matter, and when they were recorded."""
+
+    kind: str
+    times_ns: list[int] = field(default_factory=list)
+    items: list[Any] = field(default_factory=list)
+
+
+class _EpisodeCollector:
+    def __init__(self, reader: BagReader, robot: Robot, namespace: str | None) -> None:
+        self._reader, self._robot = reader, robot
+        self._wanted, self._namespace = namespace, Namespace()
+        self._topics: dict[str, _Topic] = {}
+        self._stamps = StampLog()
+        images = {name for camera in robot.cameras for name in camera_topics(camera.topic)}
+        outputs = {(output.command_topic, COMMAND_KINDS[output.kind]) for output in robot.outputs}
+        self._names: set[tuple[str, str]] = {
+            *((name, kind) for name in images for kind in IMAGE_TYPES),
+            *((source.topic, JOINT_STATE) for source in robot.joint_states),
+            *outputs,
+            *((name, STRING) for name in INSTRUCTIONS),
+            ('committed_plan', TRAJECTORY),
+            ('report', DIAGNOSTICS),
+        }
+
+    def wants(self, topic: str, kind: str) -> bool:
+        return any(kind == wanted and is_topic(topic, name) for name, wanted in self._names)
+
+    def take(self, raw: RawMessage) -> None:
+        topic = self._topics.setdefault(raw.topic, _Topic(raw.type_name))
+        if raw.type_name in IMAGE_TYPES:
+            self._stamps.note(raw)
+            return
+        message = self._reader.read(raw)
+        if message is None:
+            return
+        self._stamps.note(raw)
+        topic.times_ns.append(raw.time_ns)
+        topic.items.append(message)
+
+    def contents(self) -> BagContents:
+        robot = self._robot
+        kinds = {name: one.kind for name, one in self._topics.items()}
+        topics = find_topics(self._reader, robot, kinds, self._wanted)
+        self._namespace = topics.namespace
+        cameras, joints, outputs = topics.cameras, topics.joints, topics.outputs
+        clock = self._stamps.clock(
+            self._reader.path,
+            [*joints.values(), *cameras.values(), *outputs.values()],
+            {
+                *(cameras[one.name] for one in robot.cameras if one.stamp == 'receive'),
+                *(topic for name, topic in joints.items() if is_received(robot, name)),
+            },
+        )
+        actions = self._actions(outputs, clock)
+        return BagContents(
+            reader=self._reader,
+            clock=clock,
+            states=[self._state(joint, topic, clock) for joint, topic in joints.items()],
+            actions=list(actions.values()),
+            missing_outputs=[o.command_topic for o in robot.outputs if o.topic not in actions],
+            camera_topics=cameras,
+            cameras={camera.name: camera for camera in robot.cameras},
+            frames={camera: np.unique(clock.times(topic)) for camera, topic in cameras.items()},
+            events=sorted(
+                self._events(clock, topics.instructions), key=lambda event: event.time_ns
+            ),
+        )
+
+    def _find(self, names: Sequence[str], types: Sequence[str]) -> str | None:
+        kinds = {name: one.kind for name, one in self._topics.items()}
+        return self._namespace.find_topic(kinds, names, types)
+
+    def _state(self, joint: str, topic: str, clock: BagClock) -> JointSeries:
+        robot = self._robot
+        series, name = JointSeries((joint,)), robot.joint(joint).in_messages
+        for time_ns, message in self._timed(topic, clock):
+            names = list(message.name)
+            if name in names and len(message.position) == len(names):
+                series.add(time_ns, [float(message.position[names.index(name)])])
+        if not series.rows:
+            raise DatasetError(
+                f"{self._reader.path}: topic {topic} never has joint '{name}' of the robot file "
+                f'{self._robot.file.name}'
+            )
+        return series
+
+    def _actions(self, topics: Mapping[str, str], clock: BagClock) -> dict[str, JointSeries]:
+        found = {}
+        for output in self._robot.outputs:
+            if output.topic not in topics:
+                continue
+            series = JointSeries(_column_names(output))
+            read = _READERS[output.kind](output, self._robot)
+            units = command_units(output, self._robot)
+            for time_ns, message in self._timed(topics[output.topic], clock):
+                row = read(message)
+                # Commands and measured positions of a joint are in one unit in a data set.
+                if row is not None and units is not None and len(row) == len(output.joints):
+                    row = units.to_policy(np.array(row)).tolist()
+                if row is not None:
+                    series.add(time_ns, row)
+            if series.rows:
+                found[output.topic] = series
+        return found
+
+    def _timed(self, topic: str, clock: BagClock) -> Iterator[tuple[int, Any]]:
+        """Yield a topic's messages with their times."""
+        items = self._topics[topic].items
+        return zip(clock.times(topic).tolist(), items, strict=True) if items else iter(())
+
+    def _events(self, clock: BagClock, instructions: str | None) -> list[Event]:
+        """Return the events by the times of their recording, which is their order."""
+
+        def event(time_ns: int, kind: str, **facts: Any) -> Event:
+            return Event(int(clock.at(np.array([time_ns]))[0]), kind, **facts)
+
+        events = []
+        if instructions is not None:
+            topic = self._topics[instructions]
+            for time_ns, message in zip(topic.times_ns, topic.items, strict=True):
+                events.append(event(time_ns, 'instruction', text=message.data.strip()))
+        plans = self._find(('committed_plan',), (TRAJECTORY,))
+        episode: int | None = None
+        for time_ns, plan in self._trajectories(plans, message_to_plan):
+            if plan.episode != episode:
+                episode = plan.episode
+                events.append(event(time_ns, 'episode'))
+        for name, topic in self._topics.items():
+            if is_topic(name, 'report') and not self._namespace.is_other(name):
+                for time_ns, message in zip(topic.times_ns, topic.items, strict=True):
+                    success = _verdict(message)
+                    if success is not None:
+                        events.append(event(time_ns, 'verdict', success=success))
+        return events
+
+    def _trajectories(self, name: str | None, read: Callable[[Any], Any]) -> list[tuple[int, Any]]:
+        if name is None:
+            return []
+        topic, found = self._topics[name], []
+        for time_ns, message in zip(topic.times_ns, topic.items, strict=True):
+            try:
+                found.append((time_ns, read(message)))
+            except TrajectoryError:
+                continue
+        return found
+
+
+def _verdict(message: Any) -> bool | None:
+    """Return a report's verdict: True if its status is OK."""
+    for status in message.status:
+        if status.name.endswith(': instruction') and 'outcome' in values_of(status):
+            level = status.level
+            return (level[0] if isinstance(level, bytes) else int(level)) == 0
+    return None
+
+
+def _column_names(output: RobotOutput) -> tuple[str, ...]:
+    if output.kind == 'pose_stamped':
+        return tuple(f'{output.pose}.{axis}' for axis in ('x', 'y', 'z', 'qx', 'qy', 'qz', 'qw'))
+    if output.kind == 'twist_stamped':
+        return tuple(f'{output.pose}.{axis}' for axis in ('vx', 'vy', 'vz', 'wx', 'wy', 'wz'))
+    suffix = '.velocity' if output.interface == 'velocity' else ''
+    return tuple(f'{joint}{suffix}' for joint in output.joints)
+
+
+_Read = Callable[[Any], 'list[float] | None']
+
+
+def _by_name(
+    output: RobotOutput, robot: Robot, names: Sequence[str], values: Sequence[float]
+) -> list[float] | None:
+    """Return values in the output's order; None where a joint is missing."""
+    given = dict(zip(names, values, strict=False))
+    wanted = [robot.joint(joint).in_commands for joint in output.joints]
+    return [float(given[name]) for name in wanted] if given.keys() >= set(wanted) else None
+
+
+def _is_ahead(time_from_start: Any) -> bool:
+    return bool(time_from_start.sec or time_from_start.nanosec)
+
+
+def _trajectory(output: RobotOutput, robot: Robot) -> _Read:
+    def read(message: Any) -> list[float] | None:
+        if not message.points:
+            return None
+        # A first point at time zero is where the motion begins, unless it is alone. Of commands at
+        # the times when they are due the next one is about where the controller is now.
+        ahead = (point for point in message.points if _is_ahead(point.time_from_start))
+        point = next(ahead, message.points[-1])
+        values = point.velocities if output.interface == 'velocity' else point.positions
+        return _by_name(output, robot, message.joint_names, values)
+
+    return read
+
+
+def _joint_state(output: RobotOutput, robot: Robot) -> _Read:
+    return lambda message: _by_name(output, robot, message.name, getattr(message, output.interface))
+
+
+def _array(output: RobotOutput, robot: Robot) -> _Read:
+    return lambda message: [float(value) for value in message.data]
+
+
+def _group(output: RobotOutput, robot: Robot) -> _Read:
+    return lambda message: [float(value) for value in message.cmd]
+
+
+def _single(output: RobotOutput, robot: Robot) -> _Read:
+    return lambda message: [float(message.cmd)]
+
+
+def _pose(output: RobotOutput, robot: Robot) -> _Read:
+    def read(message: Any) -> list[float]:
+        position, turn = message.pose.position, message.pose.orientation
+        return [position.x, position.y, position.z, turn.x, turn.y, turn.z, turn.w]
+
+    return read
+
+
+def _twist(output: RobotOutput, robot: Robot) -> _Read:
+    def read(message: Any) -> list[float]:
+        linear, angular = message.twist.linear, message.twist.angular
+        return [linear.x, linear.y, linear.z, angular.x, angular.y, angular.z]
+
+    return read
+
+
+_READERS: Mapping[str, Callable[[RobotOutput, Robot], _Read]] = {
+    'joint_trajectory': _trajectory,
+    'float64_multi_array': _array,
+    'joint_state': _joint_state,
+    'joint_group_command': _group,
+    'joint_single_command': _single,
+    'gripper_command': _joint_state,
+    'parallel_gripper_command': _joint_state,
+    'pose_stamped': _pose,
+    'twist_stamped': _twist,
+}

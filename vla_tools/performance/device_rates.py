@@ -1,0 +1,141 @@
+"""Peak rates of a device: published where its name is in the table, measured here otherwise.
+
+A measured rate is the best of a few runs: one large matrix product, and reading or copying an array
+that no cache holds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from time import perf_counter
+
+import numpy as np
+
+from vla_tools.performance.devices import MATRIX_BYTES, device_of_cuda
+from vla_tools.performance.roofline import Rates, published_rates
+
+# On a CPU short enough that some run is not interrupted by other processes.
+_SIDE, _REPEATS = 512, 20
+_CUDA_SIDE = 8192
+# Larger than any processor's last-level cache.
+_ARRAY_BYTES = 2**28
+_READS = 5
+
+
+def rates_of(
+    name: str | None, total_bytes: int, device: str, precision: str, threads: int | None = None
+) -> Rates | None:
+    """Return the rates to compare a measurement with, or None where there are none.
+
+    There are none for a GPU outside the table if PyTorch reaches no GPU here, and for a CPU in half
+    precision: each library emulates it in its own way, many times slower than float32, so the rate
+    of one library does not bound a run of another. Nor are there any in 8 bits, in which the text
+    table and what goes from layer to layer are not, though they are counted as the matrices.
+
+    Args:
+        name: the driver's name of the GPU; None for a CPU.
+        total_bytes: the GPU's memory.
+        device: `cpu`, `cuda` or `cuda:N`, for measuring.
+        precision: precision of the large matrices.
+        threads: threads of a CPU; None: as many as PyTorch uses.
+    """
+    # A policy's files in 8 bits leave some matrices in others.
+    if precision not in MATRIX_BYTES or precision == 'int8':
+        return None
+    if name is not None:
+        known = device_of_cuda(name, total_bytes)
+        if known is not None:
+            return published_rates(known, precision)
+    elif precision != 'float32':
+        return None
+    if importlib.util.find_spec('torch') is not None:
+        import torch
+
+        if name is None or torch.cuda.is_available():
+            return torch_rates(device, precision, threads)
+    return numpy_rates() if name is None else None
+
+
+def torch_rates(device: str, precision: str, threads: int | None = None) -> Rates:
+    """Measure rates with PyTorch; arguments as of `rates_of`."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        return _torch_rates(device, precision)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _torch_rates(device: str, precision: str) -> Rates:
+    import torch
+
+    dtype = {'float32': torch.float32, 'float16': torch.float16, 'bfloat16': torch.bfloat16}
+    on_cuda = device.startswith('cuda')
+    side = _CUDA_SIDE if on_cuda else _SIDE
+    left = torch.randn(side, side, device=device).to(dtype[precision])
+    right = torch.randn(side, side, device=device).to(dtype[precision])
+    array = torch.ones(_ARRAY_BYTES // 4, device=device)
+    target = torch.empty_like(array)
+
+    def timed(work: Callable[[], object]) -> float:
+        work()
+        if on_cuda:
+            torch.cuda.synchronize(device)
+        start = perf_counter()
+        work()
+        if on_cuda:
+            torch.cuda.synchronize(device)
+        return perf_counter() - start
+
+    how = f'measured here: PyTorch {torch.__version__}'
+    if not on_cuda:
+        how += f', {torch.get_num_threads()} thread(s)'
+    multiply: Callable[[], object] = lambda: left @ right  # noqa: E731
+    if not on_cuda:
+        # As the fused modules multiply: MKL, which `@` calls, is slow on some processors.
+        from vla_runtime.families.blocks.fused_product import one_pass
+
+        operator = one_pass('cpu', dtype[precision])
+        if operator is not None:
+            products = (multiply, lambda: operator(left, right, None, 'none', [], ''))
+            multiply = min(products, key=lambda product: min(timed(product) for _ in range(3)))
+    return _best(timed, side, multiply, lambda: array.sum(), lambda: target.copy_(array), how)
+
+
+def numpy_rates() -> Rates:
+    """Measure rates with NumPy in float32, on as many threads as its BLAS uses."""
+    random = np.random.default_rng(0)
+    left, right = (random.standard_normal((_SIDE, _SIDE), dtype=np.float32) for _ in range(2))
+    array = np.ones(_ARRAY_BYTES // 4, dtype=np.float32)
+    target = np.empty_like(array)
+
+    def timed(work: Callable[[], object]) -> float:
+        start = perf_counter()
+        work()
+        return perf_counter() - start
+
+    return _best(
+        timed,
+        _SIDE,
+        lambda: left @ right,
+        lambda: array.sum(),
+        lambda: np.copyto(target, array),
+        f'measured here: NumPy {np.__version__}',
+    )
+
+
+def _best(
+    timed: Callable[[Callable[[], object]], float],
+    side: int,
+    multiply: Callable[[], object],
+    read: Callable[[], object],
+    copy: Callable[[], object],
+    how: str,
+) -> Rates:
+    product = min(timed(multiply) for _ in range(_REPEATS))
+    reading = _ARRAY_BYTES / min(timed(read) for _ in range(_READS))
+    copying = 2 * _ARRAY_BYTES / min(timed(copy) for _ in range(_READS))
+    return Rates(2 * side**3 / product, max(reading, copying), how)
