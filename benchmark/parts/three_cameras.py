@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT), str(ROOT / 'test'), str(ROOT / 'test' / 'nodes')]
+sys.path += [str(ROOT), str(ROOT / 'test'), str(ROOT / 'test' / 'runtime' / 'nodes')]
 
 from graph import LATCHED, RELIABLE, SENSOR, Graph, Process, isolate  # noqa: E402
 from sensor_msgs.msg import JointState  # noqa: E402

@@ -1,7 +1,7 @@
 """What the tests know of each family: one module here a family, found by listing this folder.
 
 A new family adds one module that declares `CONTRACTS` (`declaration.FamilyContract`); the tests in
-test/families/contract then hold it to everything that a family must satisfy.
+test/contract then hold it to everything that a family must satisfy.
 """
 
 from __future__ import annotations

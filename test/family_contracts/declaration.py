@@ -1,4 +1,4 @@
-"""What the contract tests of families (test/families/contract) want to know of one.
+"""What the contract tests of families (test/contract) want to know of one.
 
 A module of this folder declares `CONTRACTS`, a tuple of `FamilyContract`, and is found by listing
 the folder. It imports neither ONNX nor ONNX Runtime: every test with a tiny policy reads it.

@@ -134,7 +134,7 @@ def tanh_gelu(x: Tensor) -> Tensor:
 
 
 def faults() -> Mapping[str, Fault]:
-    """Those of a whole answer are in test/families/openvla."""
+    """Those of a whole answer are in test/runtime/families/openvla."""
     vision: dict[str, tuple[Any, str, Any]] = {
         'tanh in the towers': (gelu_vision.F, 'gelu', tanh_gelu),
         'a position on the class token': (Tower, 'embed', position_on_the_class_token),

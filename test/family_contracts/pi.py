@@ -105,7 +105,7 @@ def hidden_tokens_counted(positions: Tensor, head_dim: int) -> object:
 
 
 def faults() -> Mapping[str, Fault]:
-    """Those of numbers in the files are in test/export/test_onnx_precision.py."""
+    """Those of numbers in the files are in test/convert/export/test_onnx_precision.py."""
     return {
         'positions backwards': Patched(
             flow_policy, 'rotary', lambda p, size: rotary(-p, size), 'prefix.onnx', quick=True

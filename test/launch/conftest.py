@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 # The graph, its domain and the tiny robots are those of the nodes' tests.
-sys.path.insert(0, str(Path(__file__).parents[1] / 'nodes'))
+sys.path.insert(0, str(Path(__file__).parents[1] / 'runtime' / 'nodes'))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from discovery import announce_often, udp_profile  # noqa: F401 (a fixture)

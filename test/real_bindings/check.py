@@ -154,7 +154,7 @@ def check_tensorrt(packages: Path, libraries: Path) -> str:
     """Look the adapter's names up in one release of TensorRT's bindings."""
     done = subprocess.run(
         [sys.executable, '-m', 'pytest', '-q', '-rs', '-p', 'no:cacheprovider',
-         '-W', 'ignore', 'test/engines/test_tensorrt_adapter.py', '-k', 'real_bindings'],
+         '-W', 'ignore', 'test/runtime/engines/test_tensorrt_adapter.py', '-k', 'real_bindings'],
         cwd=ROOT,
         env={
             **os.environ,

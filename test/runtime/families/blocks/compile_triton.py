@@ -24,7 +24,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 from triton_package import Launches  # isort: skip
 
 from vla_runtime.families.blocks import triton_expert, triton_step

@@ -21,7 +21,7 @@ from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.cli.main import main
 from vla_runtime.messages.trajectories import ns_to_stamp
 
-sys.path.insert(0, str(ROOT / 'test' / 'robot'))
+sys.path.insert(0, str(ROOT / 'test' / 'runtime' / 'robot'))
 
 from test_kinematics import HOME, JOINTS, needs_pinocchio, pose_of, urdf
 

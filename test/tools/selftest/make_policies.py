@@ -1,6 +1,6 @@
 """Makes `vla_runtime/selftest/policies.tar.xz`: tiny random policies and their chunks.
 
-    ./run exec python test/selftest/make_policies.py [--out policies.tar.xz] [--float16]
+    ./run exec python test/tools/selftest/make_policies.py [--out policies.tar.xz] [--float16]
 
 Needs PyTorch and onnx; the self-test itself needs neither. Weights are numbers that bfloat16 has,
 so that half of every file is zeros and the archive small. Those of the bfloat16 policy, which has
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / 'test')]
 
 from safetensors.numpy import load_file  # noqa: E402

@@ -301,7 +301,7 @@ def test_a_clock_that_jumps_either_way_drops_the_plan_and_motion_goes_on_after_i
 def test_a_policy_that_is_cut_off_is_held_for_and_back_on_the_network_it_goes_on(
     bundle, monkeypatch
 ):
-    script = ROOT / 'test' / 'nodes' / 'answering_policy.py'
+    script = ROOT / 'test' / 'runtime' / 'nodes' / 'answering_policy.py'
     with cable(monkeypatch) as line, line.process(script) as policy, graph() as made:
         bench = Bench(made, bundle)
         with closing(bench.arm):
@@ -323,7 +323,7 @@ def test_a_policy_that_is_cut_off_is_held_for_and_back_on_the_network_it_goes_on
 
 
 def test_a_lost_chunk_holds_back_none_after_it(bundle, monkeypatch):
-    script = ROOT / 'test' / 'nodes' / 'answering_policy.py'
+    script = ROOT / 'test' / 'runtime' / 'nodes' / 'answering_policy.py'
     with cable(monkeypatch) as line, line.process(script), graph() as made:
         bench = Bench(made, bundle)
         with closing(bench.arm):
