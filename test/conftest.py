@@ -42,7 +42,18 @@ gc.set_threshold(10_000)
 if not Path('/dev/nvidia0').exists():
     os.environ.setdefault('TRITON_INTERPRET', '1')
 
-sys.path.insert(0, str(Path(__file__).parent))
+# Helper modules that tests of several folders share.
+_SHARED = (
+    '',
+    'convert/readers',
+    'fuzz',
+    'launch',
+    'lerobot_releases',
+    'runtime/nodes',
+    'runtime/robot',
+    'tools/dataset',
+)
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in _SHARED]
 
 # A worker has PyTorch, ONNX Runtime and the largest networks of its tests.
 _WORKER_BYTES = 3 << 30

@@ -11,7 +11,6 @@ import json
 import re
 import shlex
 import shutil
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -51,7 +50,6 @@ from vla_runtime.cli.main import main
 pytestmark = pytest.mark.cases
 
 RELEASES = ROOT / 'test' / 'lerobot_releases'
-sys.path.insert(0, str(RELEASES))
 
 from test_releases import write_folder as write_release  # noqa: E402
 

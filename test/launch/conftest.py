@@ -7,17 +7,10 @@ package index, so every module here is skipped in an environment of wheels.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-# The graph, its domain and the tiny robots are those of the nodes' tests.
-sys.path.insert(0, str(Path(__file__).parents[1] / 'runtime' / 'nodes'))
-sys.path.insert(0, str(Path(__file__).parent))
-
 from discovery import announce_often, udp_profile  # noqa: F401 (a fixture)
 from graph import isolate
 

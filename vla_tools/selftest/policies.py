@@ -1,8 +1,8 @@
 """Tiny random policies of every family, on which a machine is tried without a bundle of its own.
 
 `policies.tar.xz` has their bundles with ONNX files, and beside each the chunks that PyTorch gave in
-float32 on a CPU (test/tools/selftest/make_policies.py makes it). So a robot without PyTorch compares
-numbers too, with numpy alone. That of a family in float32 is named as the family. Another has its
+float32 on a CPU (make_policies.py in test/tools/selftest makes it). So a robot without PyTorch
+compares numbers too, with numpy alone. That of a family in float32 is named as the family. Another has its
 ONNX files in a lower precision, and heads as wide as those of real policies: that is what fused
 attention asks for.
 """

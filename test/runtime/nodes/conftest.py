@@ -1,10 +1,5 @@
 """Tests of this room talk to ROS: each process on a domain of its own."""
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from discovery import announce_often, udp_profile  # noqa: F401 (a fixture)
 from graph import isolate
 

@@ -10,7 +10,6 @@ import pytest
 
 pytest.importorskip('pyarrow', reason='data sets need pyarrow')
 pytest.importorskip('rosbags', reason='bags need rosbags')
-sys.path.insert(0, str(Path(__file__).parents[1] / 'dataset'))
 
 from dataset_bag import ROBOT, Story, write_bag
 

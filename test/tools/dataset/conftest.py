@@ -1,11 +1,8 @@
 """Robot that the tests of data sets share, and how they read one."""
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope='session')

@@ -6,24 +6,19 @@ The pose that the policy sees and the joints that it moves are the URDF's, throu
 from __future__ import annotations
 
 import array
-import sys
 
 import numpy as np
 import pytest
 from graph import LATCHED, RELIABLE, SENSOR, Graph, graph
 from libero_folders import OPTIONS, POSE_OPTIONS, SCALE, write_libero_folder
-from paths import ROOT
 from sensor_msgs.msg import Image, JointState
 from std_msgs.msg import Float64MultiArray, String
 from std_srvs.srv import Trigger
+from test_kinematics import HOME, JOINTS, needs_pinocchio, pose_of, urdf
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.cli.main import main
 from vla_runtime.messages.trajectories import ns_to_stamp
-
-sys.path.insert(0, str(ROOT / 'test' / 'runtime' / 'robot'))
-
-from test_kinematics import HOME, JOINTS, needs_pinocchio, pose_of, urdf
 
 pytestmark = [pytest.mark.graph, needs_pinocchio]
 
