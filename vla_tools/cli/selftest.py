@@ -76,8 +76,8 @@ def main(arguments: argparse.Namespace) -> int:
         if unknown := [name for name in families if name not in tried]:
             known = ', '.join(tried)
             raise ValueError(
-                f"family '{unknown[0]}' is unknown, or make_policies.py (test/tools/selftest) has not "
-                f'made its policy; known are {known}'
+                f"family '{unknown[0]}' is unknown, or make_policies.py of test/tools/selftest has "
+                f'not made its policy; known are {known}'
             )
     except (OSError, ValueError) as error:
         print(f'error: {error}', file=sys.stderr)

@@ -2,9 +2,9 @@
 
 `policies.tar.xz` has their bundles with ONNX files, and beside each the chunks that PyTorch gave in
 float32 on a CPU (make_policies.py in test/tools/selftest makes it). So a robot without PyTorch
-compares numbers too, with numpy alone. That of a family in float32 is named as the family. Another has its
-ONNX files in a lower precision, and heads as wide as those of real policies: that is what fused
-attention asks for.
+compares numbers too, with numpy alone. That of a family in float32 is named as the family. Another
+has its ONNX files in a lower precision, and heads as wide as those of real policies: that is what
+fused attention asks for.
 """
 
 from __future__ import annotations
