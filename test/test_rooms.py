@@ -83,9 +83,8 @@ WITHOUT = {
     f'{TOOLS}/dataset': {'torch', 'rclpy'},
     f'{TOOLS}/selftest': {'rclpy'},
 }
-# What names modules of the other packages without importing them: the lists of verbs and of
-# executables.
-NAMING_OTHERS = {'cli/main.py', 'nodes/node_main.py'}
+# What names modules of the other packages without importing them: the list of executables.
+NAMING_OTHERS = {'nodes/node_main.py'}
 # Words that a family, its projects' checkpoints or its language model is known by.
 FAMILY_WORDS = (
     'pi0',
@@ -255,7 +254,7 @@ def test_no_package_imports_one_above_it_or_a_benchmark() -> None:
             assert not {name.split('.')[0] for name in imports(path)} & above, path
 
 
-def test_only_the_lists_of_verbs_and_executables_name_modules_above() -> None:
+def test_only_the_list_of_executables_names_modules_above() -> None:
     above = tuple(f'{package}.' for package in PACKAGES if package != ROBOT)
     naming = {
         short(path)
@@ -288,7 +287,7 @@ def test_a_robot_does_without_the_other_packages() -> None:
 @pytest.mark.parametrize(
     ('words', 'code', 'says'),
     [
-        (['info', 'demo'], 0, 'policy'),
+        (['info', str(ROOT / 'engines' / 'demo')], 0, 'policy'),
         (['status', '--help'], 0, 'usage'),
         (['export', 'folder'], 2, TOOLS),
         (['--help'], 0, TOOLS),

@@ -32,11 +32,12 @@ from family_contracts.declaration import (
 )
 from family_contracts.robot import CAMERAS, places_of
 from vla_convert.checkpoints.options import ExportOptions
+from vla_convert.readers.groot import n16_checkpoint
 from vla_runtime.bundle.schema import BundleSpec, CropSpec, ImageSpec
 from vla_runtime.families.blocks.attention import Rotary, rotate
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.blocks.interleaving import separated
-from vla_runtime.families.groot import eagle, n16_checkpoint, qwen3_vl, siglip2, time_table
+from vla_runtime.families.groot import eagle, qwen3_vl, siglip2, time_table
 from vla_runtime.families.groot.dimensions import GrootDims, StackDims
 from vla_runtime.families.groot.n15 import GrootN15
 from vla_runtime.families.groot.n16_dimensions import GROOT_N16, GrootN16Dims, Siglip2Dims
