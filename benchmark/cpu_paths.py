@@ -26,7 +26,7 @@ from vla_runtime.bundle.onnx_files import Precision
 from vla_runtime.engines.cpu import check_int8
 from vla_runtime.families.blocks import fused_product
 from vla_runtime.families.flow_network import FlowNetwork
-from vla_runtime.families.pi.flow_policy import PiNetwork
+from vla_runtime.families.pi.networks import PiNetwork
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation
 from vla_tabletop.study.calibration import demo_observations
@@ -44,7 +44,7 @@ from vla_runtime.bundle.schema import (
     StateSpec,
 )
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.pi.dimensions import PiDims
+from vla_runtime.families.pi.declaration import PiDims
 from vla_runtime.processing.prompts import PromptFormat
 
 PACKAGES = ('torch', 'onnxruntime', 'numpy', 'opencv-python-headless')

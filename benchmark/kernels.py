@@ -52,10 +52,8 @@ from vla_runtime.families.blocks import epilogues, fused, fused_product
 from vla_runtime.families.blocks.fused_expert import FusedExpert
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.operation_counts import count_operations
-from vla_runtime.families.pi.flow_policy import PiNetwork
-from vla_runtime.families.pi.fused import FusedPi
-from vla_runtime.families.smolvla.flow_policy import SmolVla
-from vla_runtime.families.smolvla.fused import FusedSmolVla
+from vla_runtime.families.pi.networks import FusedPi, PiNetwork
+from vla_runtime.families.smolvla.networks import FusedSmolVla, SmolVla
 from vla_runtime.family.declaration import with_cameras
 from vla_runtime.family.listing import performance_figures, preset
 from vla_runtime.family.performance_figures import Kernels

@@ -30,7 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.flow_network import build_network
-from vla_runtime.families.openvla.dimensions import OPENVLA, OpenVlaDims
+from vla_runtime.families.openvla.declaration import OPENVLA, OpenVlaDims
 from vla_runtime.families.openvla.networks import OpenVla
 from vla_runtime.families.packed_pass import Ring, tick
 from vla_runtime.inference.settings import PolicySettings

@@ -29,8 +29,8 @@ from parts.measurement import in_turn, median_ratio, write_result
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_runtime.families.bitvla import networks, vision
-from vla_runtime.families.bitvla.dimensions import BITVLA, BitVlaDims
+from vla_runtime.families.bitvla import networks
+from vla_runtime.families.bitvla.declaration import BITVLA, BitVlaDims
 from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.families.blocks.ternary import (
     TernaryLinear,
@@ -171,7 +171,7 @@ def main() -> None:
         language=replace(BITVLA.language, depth=arguments.blocks),
         vision=replace(BITVLA.vision, depth=min(arguments.blocks, BITVLA.vision.depth)),
     )
-    networks.apply_together = vision.apply_together = together
+    networks.apply_together = networks.apply_together = together
     if arguments.only:
         print(json.dumps(memory(arguments.only)))
         return

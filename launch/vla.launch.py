@@ -25,11 +25,11 @@ from launch_ros.actions import Node
 from launch_ros.parameter_descriptions import ParameterValue
 from launch_ros.utilities import make_namespace_absolute, prefix_namespace
 
-from vla_runtime.nodes.autostart import COULD_NOT_START
 from vla_runtime.nodes.launch_arguments import check_arguments, starts_here
 from vla_runtime.nodes.middleware import lossless_images
 from vla_runtime.nodes.parameter_file import check_parameter_file
-from vla_runtime.nodes.policy.kept_instruction import FILE_VARIABLE
+from vla_runtime.nodes.parameter_table import COULD_NOT_START
+from vla_runtime.nodes.policy.instruction import FILE_VARIABLE
 from vla_runtime.processes.parent_death import LAUNCH_VARIABLE
 from vla_runtime.robot.file import find_robot
 

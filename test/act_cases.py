@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vla_convert.readers.act import NAMES
-from vla_runtime.families.act.dimensions import ActDims, StackDims
+from vla_runtime.families.act.declaration import ActDims, StackDims
 from vla_runtime.families.act.networks import Act
-from vla_runtime.families.blocks.resnet_dimensions import ResNetDims
+from vla_runtime.families.blocks.dimensions import ResNetDims
 from vla_runtime.families.flow_network import build_network
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vla_convert.readers.bitvla import NAMES, is_ternary
-from vla_runtime.families.bitvla.dimensions import BitVlaDims
+from vla_runtime.families.bitvla.declaration import BitVlaDims
 from vla_runtime.families.bitvla.networks import BitVla
 from vla_runtime.families.blocks.dimensions import VisionDims
 from vla_runtime.families.blocks.ternary_weights import pack, scale_of, ternary_of

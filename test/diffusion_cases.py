@@ -16,8 +16,8 @@ from sampled_cases import SampledCase, scheduler_of_case
 from torch import Tensor
 
 from vla_convert.readers.diffusion import NAMES
-from vla_runtime.families.blocks.resnet_dimensions import ResNetDims
-from vla_runtime.families.diffusion.dimensions import DiffusionDims, UNetDims
+from vla_runtime.families.blocks.dimensions import ResNetDims
+from vla_runtime.families.diffusion.declaration import DiffusionDims, UNetDims
 from vla_runtime.families.diffusion.networks import Diffusion
 from vla_runtime.families.flow_network import build_network
 

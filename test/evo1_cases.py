@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vla_convert.readers.evo1 import NAMES
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.evo1.dimensions import Evo1Dims, HeadDims
+from vla_runtime.families.evo1.declaration import Evo1Dims, HeadDims
 from vla_runtime.families.evo1.networks import Evo1
 from vla_runtime.families.flow_network import build_network
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.families.flow_network import FlowNetwork
-from vla_runtime.families.pi.fused import FusedPi
-from vla_runtime.families.smolvla.fused import FusedSmolVla
+from vla_runtime.families.pi.networks import FusedPi
+from vla_runtime.families.smolvla.networks import FusedSmolVla
 
 FUSED: Mapping[str, Any] = {'pi05': FusedPi, 'pi0': FusedPi, 'smolvla': FusedSmolVla}
 

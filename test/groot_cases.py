@@ -15,15 +15,13 @@ from network_cases import ReferenceCase, our_weights, vision_of_case
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vla_convert.readers.groot.tensor_names import NAMES, SLICED
+from vla_convert.readers.groot.checkpoint import NAMES, SLICED
 from vla_runtime.families.blocks.dimensions import DecoderDims
 from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.groot.dimensions import GrootDims, StackDims
-from vla_runtime.families.groot.n15 import GrootN15
 from vla_runtime.families.groot.n16_dimensions import GrootN16Dims, Siglip2Dims
-from vla_runtime.families.groot.n17 import GrootN17
 from vla_runtime.families.groot.n17_dimensions import GrootN17Dims, QwenVisionDims
-from vla_runtime.families.groot.networks import GrootN16
+from vla_runtime.families.groot.networks import GrootN15, GrootN16, GrootN17
 
 N15, N16, N17 = 'groot_n15', 'groot_n16', 'groot_n17'
 

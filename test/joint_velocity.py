@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from vla_runtime.families.blocks.attention import attend, rotary
-from vla_runtime.families.groot.n15 import GrootN15
-from vla_runtime.families.groot.n17 import GrootN17
-from vla_runtime.families.groot.networks import GrootN16
-from vla_runtime.families.pi.flow_policy import PiNetwork
-from vla_runtime.families.smolvla.flow_policy import (
+from vla_runtime.families.groot.networks import GrootN15, GrootN16, GrootN17
+from vla_runtime.families.pi.networks import PiNetwork
+from vla_runtime.families.smolvla.networks import (
     SmolVla,
     _action_sight,
     cross_memory,

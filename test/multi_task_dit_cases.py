@@ -17,7 +17,7 @@ from torch import Tensor
 from vla_convert.readers.multi_task_dit import NAMES
 from vla_runtime.families.blocks.dimensions import VisionDims
 from vla_runtime.families.flow_network import FlowNetwork, build_network
-from vla_runtime.families.multi_task_dit.dimensions import (
+from vla_runtime.families.multi_task_dit.declaration import (
     MultiTaskDitDims,
     MultiTaskDitFlowDims,
     TextDims,

@@ -21,8 +21,8 @@ from vla_convert.readers.pi import NAMES
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.flow_network import FlowNetwork, build_network
 from vla_runtime.families.flow_step import DenoiseStep
-from vla_runtime.families.pi.dimensions import PiDims
-from vla_runtime.families.pi.flow_policy import PiNetwork
+from vla_runtime.families.pi.declaration import PiDims
+from vla_runtime.families.pi.networks import PiNetwork
 from vla_runtime.family.declaration import PolicyDims
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.inference.real_time_chunking import plan_weights

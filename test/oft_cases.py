@@ -33,7 +33,7 @@ from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.readers.openvla import NAMES, without_last_blocks
 from vla_runtime.bundle.schema import CameraSpec
 from vla_runtime.families.flow_network import build_network
-from vla_runtime.families.openvla.dimensions import BackboneDims, OpenVlaOftDims
+from vla_runtime.families.openvla.declaration import BackboneDims, OpenVlaOftDims
 from vla_runtime.families.openvla.networks import OpenVlaOft
 from vla_runtime.types import Observation
 

@@ -22,13 +22,13 @@ from torch import Tensor
 from vla_convert.export.onnx.export import write_onnx
 from vla_convert.export.onnx.precision import type_faults
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.bundle.graph_facts import read_graph_facts
 from vla_runtime.bundle.onnx_files import (
     ONNX_FOLDER,
     TEXT_INPUT,
     WEIGHTS_DATA,
     Attention,
     Precision,
+    read_graph_facts,
 )
 from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.bundle.writer import seal, write_statistics

@@ -17,7 +17,7 @@ from torch import Tensor
 from vla_convert.readers.openvla import NAMES, without_last_blocks
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.flow_network import build_network
-from vla_runtime.families.openvla.dimensions import OPENVLA, OpenVlaDims
+from vla_runtime.families.openvla.declaration import OPENVLA, OpenVlaDims
 from vla_runtime.families.openvla.networks import OpenVla
 
 

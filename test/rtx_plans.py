@@ -25,8 +25,14 @@ from vla_convert.export.onnx.precision import tensor_types
 from vla_convert.export.onnx.quantised import inputs_of_products, quantised_products
 from vla_convert.export.onnx.quantised_products import Range
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.bundle.graph_facts import read_graph_facts
-from vla_runtime.bundle.onnx_files import ONNX_FOLDER, QUANTISED, ROWS, Precision, engine_graphs
+from vla_runtime.bundle.onnx_files import (
+    ONNX_FOLDER,
+    QUANTISED,
+    ROWS,
+    Precision,
+    engine_graphs,
+    read_graph_facts,
+)
 from vla_runtime.engines.tensorrt.adapter import BuildOptions, BuiltEngine, TensorRT
 from vla_runtime.engines.tensorrt.kernel_plan import Kernel
 from vla_runtime.engines.tensorrt.rtx import RTX_MODULES

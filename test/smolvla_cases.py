@@ -18,7 +18,7 @@ from vla_convert.readers.smolvla import NAMES
 from vla_runtime.families.blocks.dimensions import DecoderDims
 from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
-from vla_runtime.families.smolvla.flow_policy import SmolVla
+from vla_runtime.families.smolvla.networks import SmolVla
 
 
 @dataclass(frozen=True)

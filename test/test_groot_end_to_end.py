@@ -16,7 +16,7 @@ from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.flow_step import DenoiseStep
 from vla_runtime.inference.denoise import flow_times
 from vla_runtime.policy import Policy
-from vla_runtime.processing.stretched_images import stretched
+from vla_runtime.processing.plain_images import stretched
 from vla_runtime.types import Observation
 
 pytestmark = pytest.mark.cases

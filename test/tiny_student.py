@@ -8,8 +8,7 @@ import cv2
 from tiny_policy import CAMERAS, IMAGE_SIZE, JOINTS, observation, tiny_spec, write_tiny_policy
 
 from vla_runtime.cli.main import main
-from vla_tools.dataset.frames import DatasetFrame, EncodedImage, EpisodeFacts
-from vla_tools.dataset.layout import Layout
+from vla_tools.dataset.layout import DatasetFrame, EncodedImage, EpisodeFacts, Layout
 from vla_tools.dataset.writer import DatasetWriter, dataset_folder
 
 FRAMES = 60

@@ -12,9 +12,9 @@ from network_cases import random_network
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.torch.token_engine import TorchTokenEngine
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.pi0_fast.dimensions import Pi0FastDims
+from vla_runtime.families.pi0_fast.declaration import Pi0FastDims
 from vla_runtime.family.step_schedule import StepSchedule
-from vla_runtime.inference.greedy import write_answer
+from vla_runtime.inference.packed import write_answer
 from vla_runtime.inference.prefix_cache import PrefixInputs
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.settings import PolicySettings

@@ -31,7 +31,7 @@ from vla_runtime.engines.tolerances import BOUNDS
 from vla_runtime.engines.torch.layer_trial import choose_layers
 from vla_runtime.engines.triton_option import ON
 from vla_runtime.families.operation_counts import count_operations
-from vla_runtime.families.pi.flow_policy import PiNetwork
+from vla_runtime.families.pi.networks import PiNetwork
 from vla_runtime.family.declaration import PolicyDims
 from vla_tools.performance.devices import device_of_cuda
 from vla_tools.performance.roofline import phase_floors, published_rates

@@ -19,7 +19,7 @@ import numpy as np
 from parts.measurement import Target
 
 from vla_runtime.families.blocks.dimensions import VisionDims
-from vla_runtime.families.openvla.dimensions import OPENVLA
+from vla_runtime.families.openvla.declaration import OPENVLA
 
 # As many bytes of each tensor are random.
 _DRAWN = 4096

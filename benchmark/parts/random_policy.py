@@ -17,8 +17,8 @@ from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.engines.torch.weights import PRECISIONS, compute_in_full_precision, state_of
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.flow_network import build_network
-from vla_runtime.families.pi.dimensions import PiDims
-from vla_runtime.families.pi.flow_policy import PiNetwork
+from vla_runtime.families.pi.declaration import PiDims
+from vla_runtime.families.pi.networks import PiNetwork
 from vla_runtime.family.listing import find_family
 from vla_runtime.family.step_schedule import StepSchedule
 from vla_runtime.inference.denoise import flow_times

@@ -39,7 +39,7 @@ from vla_runtime.bundle.schema import (
     StateSpec,
 )
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.pi.dimensions import PiDims
+from vla_runtime.families.pi.declaration import PiDims
 from vla_runtime.policy import Policy
 from vla_runtime.processing.prompts import PromptFormat
 from vla_runtime.robot.file import load_robot

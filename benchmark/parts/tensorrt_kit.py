@@ -24,8 +24,8 @@ from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.tensorrt.store import ENGINES, network_name
 from vla_runtime.engines.token_embedding import TokenEmbedding
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.pi.dimensions import PI05, PiDims
-from vla_runtime.files.large_files import file_sha256
+from vla_runtime.families.pi.declaration import PI05, PiDims
+from vla_runtime.files.atomic_write import file_sha256
 from vla_runtime.files.safetensors_reader import float32_to_bfloat16
 
 SIZES = ('reduced_depth', 'tiny', 'full')

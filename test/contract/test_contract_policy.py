@@ -23,12 +23,12 @@ from tiny_policy import CAMERAS, observation, tiny_spec, write_tiny_policy
 from vla_convert.export.conversion import plan_export, write_export
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.family.listing import find_family
-from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.prefix_cache import CachePolicy
+from vla_runtime.inference.request import cache_words
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
-from vla_runtime.processing.prompt_layout import STATE
+from vla_runtime.processing.prompts import STATE
 from vla_runtime.types import CommittedPlan, InferenceReport
 
 OFF = PolicySettings(cache=CachePolicy(mode='off'))

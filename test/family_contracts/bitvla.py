@@ -15,7 +15,7 @@ from family_contracts.declaration import Case, FamilyContract, Fault, OtherDims,
 from family_contracts.robot import CAMERAS, places_of
 from vla_runtime.bundle.schema import CropSpec, ImageSpec
 from vla_runtime.families import parallel_network
-from vla_runtime.families.bitvla.dimensions import BitVlaDims
+from vla_runtime.families.bitvla.declaration import BitVlaDims
 from vla_runtime.families.bitvla.networks import BitVla
 from vla_runtime.families.blocks.attention import rotary
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims

@@ -23,10 +23,10 @@ from vla_convert.checkpoints.options import ExportOptions
 from vla_runtime.bundle.schema import BundleSpec, ImageSpec, earlier_name
 from vla_runtime.families import diffusion_network
 from vla_runtime.families.blocks import resize
+from vla_runtime.families.blocks.dimensions import ResNetDims
 from vla_runtime.families.blocks.resize import crop_middle
-from vla_runtime.families.blocks.resnet_dimensions import ResNetDims
-from vla_runtime.families.diffusion import encoder, networks, unet
-from vla_runtime.families.diffusion.dimensions import DiffusionDims, UNetDims
+from vla_runtime.families.diffusion import networks
+from vla_runtime.families.diffusion.declaration import DiffusionDims, UNetDims
 from vla_runtime.family.noise_schedule import NoiseScheduler
 from vla_runtime.types import Observation
 
@@ -85,20 +85,20 @@ VARIANTS = {
 }
 
 
-_POINTS, _BLOCK = encoder.Keypoints.forward, unet.ResidualBlock.forward
+_POINTS, _BLOCK = networks.Keypoints.forward, networks.ResidualBlock.forward
 _OBSERVATION, _FEATURES = networks.Diffusion.observation, networks.Diffusion.image_features
-_ADVANCE, _TIME_CODE = diffusion_network.advance, unet.time_code
+_ADVANCE, _TIME_CODE = diffusion_network.advance, networks.time_code
 
 
 def middle_off_by_one(pixels: Tensor, size: tuple[int, int]) -> Tensor:
     return crop_middle(pixels.roll(1, dims=-1), size)
 
 
-def down_before_across(self: encoder.Keypoints, features: Tensor) -> Tensor:
+def down_before_across(self: networks.Keypoints, features: Tensor) -> Tensor:
     return _POINTS(self, features).flip(-1)
 
 
-def brightest_place(self: encoder.Keypoints, features: Tensor) -> Tensor:
+def brightest_place(self: networks.Keypoints, features: Tensor) -> Tensor:
     maps = self.maps(features).flatten(2)
     return (100.0 * maps).softmax(dim=-1) @ self.grid.to(maps.device)
 
@@ -120,7 +120,7 @@ def images_before_state(self: networks.Diffusion, features: Tensor, state: Tenso
 def modulated(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     """A residual block whose modulation is a wrong one."""
 
-    def forward(self: unet.ResidualBlock, x: Tensor, modulation: Tensor) -> Tensor:
+    def forward(self: networks.ResidualBlock, x: Tensor, modulation: Tensor) -> Tensor:
         return _BLOCK(self, x, change(modulation))
 
     return forward
@@ -154,8 +154,8 @@ def turned_code(times: Tensor, width: int) -> Tensor:
 def faults() -> Mapping[str, Fault]:
     vision: dict[str, Any] = {
         'crop off by one': (resize, 'crop_middle', middle_off_by_one),
-        'down before across': (encoder.Keypoints, 'forward', down_before_across),
-        'the brightest place alone': (encoder.Keypoints, 'forward', brightest_place),
+        'down before across': (networks.Keypoints, 'forward', down_before_across),
+        'the brightest place alone': (networks.Keypoints, 'forward', brightest_place),
     }
     prefix: dict[str, Any] = {
         'newest state first': (networks.Diffusion, 'observation', newest_state_first),
@@ -163,8 +163,8 @@ def faults() -> Mapping[str, Fault]:
         'images before the state': (networks.Diffusion, 'observation', images_before_state),
     }
     expert: dict[str, Any] = {
-        'one plus the scale': (unet.ResidualBlock, 'forward', modulated(one_more)),
-        'shift before scale': (unet.ResidualBlock, 'forward', modulated(shift_before_scale)),
+        'one plus the scale': (networks.ResidualBlock, 'forward', modulated(one_more)),
+        'shift before scale': (networks.ResidualBlock, 'forward', modulated(shift_before_scale)),
         'clean actions not clipped': (diffusion_network, 'advance', updated(3, value=1e9)),
         'no noise in a step': (diffusion_network, 'advance', updated(8)),
         'no plan': (diffusion_network, 'advance', updated(7)),
@@ -175,7 +175,11 @@ def faults() -> Mapping[str, Fault]:
         name: Patched(*planted, file, quick=number == 0)  # type: ignore[arg-type]
         for file, of_file in files.items()
         for number, (name, planted) in enumerate(of_file.items())
-    } | {'cosines before sines': Patched(unet, 'time_code', turned_code, 'time table', quick=True)}
+    } | {
+        'cosines before sines': Patched(
+            networks, 'time_code', turned_code, 'time table', quick=True
+        )
+    }
 
 
 def with_history(spec: BundleSpec) -> BundleSpec:

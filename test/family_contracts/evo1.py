@@ -32,8 +32,8 @@ from family_contracts.robot import CAMERAS, JOINTS, places_of
 from vla_runtime.bundle.schema import ImageSpec
 from vla_runtime.families.blocks.attention import rotary
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.evo1 import networks, time_table, vision
-from vla_runtime.families.evo1.dimensions import Evo1Dims, HeadDims
+from vla_runtime.families.evo1 import declaration, networks
+from vla_runtime.families.evo1.declaration import Evo1Dims, HeadDims
 from vla_runtime.types import Observation
 
 TOKENIZER = 'smolvla_folder/tokenizer.json'
@@ -207,9 +207,9 @@ def faults() -> Mapping[str, Fault]:
     }
     found: dict[str, Fault] = {}
     for owner, attribute, wrong, file, quick in (
-        (vision, 'shuffle_pixels', shuffles, 'vision.onnx', 1),
+        (networks, 'shuffle_pixels', shuffles, 'vision.onnx', 1),
         (networks, 'rotary', angles, 'prefix.onnx', 5),
-        (time_table, 'time_rows', rows, 'time table', 2),
+        (declaration, 'time_rows', rows, 'time table', 2),
     ):
         for number, (name, change) in enumerate(wrong.items()):
             found[name] = Patched(owner, attribute, change, file, quick=number < quick)

@@ -39,16 +39,14 @@ from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.blocks.interleaving import separated
 from vla_runtime.families.groot import eagle, qwen3_vl, siglip2, time_table
 from vla_runtime.families.groot.dimensions import GrootDims, StackDims
-from vla_runtime.families.groot.n15 import GrootN15
 from vla_runtime.families.groot.n16_dimensions import GROOT_N16, GrootN16Dims, Siglip2Dims
-from vla_runtime.families.groot.n17 import GrootN17
 from vla_runtime.families.groot.n17_dimensions import GROOT_N17, GrootN17Dims, QwenVisionDims
-from vla_runtime.families.groot.networks import GrootN16
+from vla_runtime.families.groot.networks import GrootN15, GrootN16, GrootN17
 from vla_runtime.families.groot.qwen3_vl import QwenVision
 from vla_runtime.families.groot.siglip2 import EagleVision2, GridAttention
 from vla_runtime.families.groot.vision import EagleVision
 from vla_runtime.family.listing import find_family
-from vla_runtime.processing.prompt_layout import PromptLayout
+from vla_runtime.processing.prompts import PromptLayout
 
 TOKENIZER = 'groot_tokenizer.json'
 # Text tokens of N1.6's prompts: its images stand behind the task.

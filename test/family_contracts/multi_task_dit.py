@@ -27,8 +27,8 @@ from vla_runtime.bundle.schema import BundleSpec, ImageSpec, earlier_name
 from vla_runtime.families import diffusion_network
 from vla_runtime.families.blocks.attention import Rotary
 from vla_runtime.families.blocks.dimensions import VisionDims
-from vla_runtime.families.multi_task_dit import clip, networks, transformer
-from vla_runtime.families.multi_task_dit.dimensions import (
+from vla_runtime.families.multi_task_dit import networks
+from vla_runtime.families.multi_task_dit.declaration import (
     DitDims,
     MultiTaskDitDims,
     MultiTaskDitFlowDims,
@@ -119,17 +119,17 @@ FLOW_VARIANTS = {
 }
 
 _OBSERVATION, _FEATURES = networks.Dit.observation, networks.Dit.image_features
-_CLIP_ATTENTION, _BLOCK = clip.ClipAttention.forward, transformer.ActionBlock.forward
-_ATTENTION, _VISION = transformer.ActionAttention.forward, clip.ClipVision.forward
+_CLIP_ATTENTION, _BLOCK = networks.ClipAttention.forward, networks.ActionBlock.forward
+_ATTENTION, _VISION = networks.ActionAttention.forward, networks.ClipVision.forward
 _CONDITIONING = networks.MultiTaskDitFlow.time_conditioning
-_ADVANCE, _TIME_CODE, _ENDING = diffusion_network.advance, transformer.time_code, clip.ending
+_ADVANCE, _TIME_CODE, _ENDING = diffusion_network.advance, networks.time_code, networks.ending
 
 
 def smooth_gelu(x: Tensor) -> Tensor:
     return torch.nn.functional.gelu(x)
 
 
-def last_patch(self: clip.ClipVision, pixels: Tensor) -> Tensor:
+def last_patch(self: networks.ClipVision, pixels: Tensor) -> Tensor:
     first = self.class_embedding
     patches = self.patch_embedding(self.framing(pixels))
     rows = first[None, None].expand(patches.shape[0], -1, -1)
@@ -139,7 +139,7 @@ def last_patch(self: clip.ClipVision, pixels: Tensor) -> Tensor:
     return x[:, -1:].float()
 
 
-def sees_what_follows(self: clip.ClipAttention, x: Tensor, seen: Tensor | None) -> Tensor:
+def sees_what_follows(self: networks.ClipAttention, x: Tensor, seen: Tensor | None) -> Tensor:
     return _CLIP_ATTENTION(self, x, None)
 
 
@@ -155,7 +155,7 @@ def newest_image_first(self: networks.Dit, tokens: Tensor, mask: Tensor) -> Tens
     return _FEATURES(self, tokens, mask).flip(0)
 
 
-def no_positions(self: transformer.ActionAttention, x: Tensor, positions: Rotary | None) -> Tensor:
+def no_positions(self: networks.ActionAttention, x: Tensor, positions: Rotary | None) -> Tensor:
     return _ATTENTION(self, x, None)
 
 
@@ -163,7 +163,7 @@ def another_order(*order: int) -> Callable[..., Tensor]:
     """A block whose modulation has its six parts in another order."""
 
     def forward(
-        self: transformer.ActionBlock, x: Tensor, modulation: Tensor, positions: Rotary | None
+        self: networks.ActionBlock, x: Tensor, modulation: Tensor, positions: Rotary | None
     ) -> Tensor:
         parts = modulation.chunk(6, dim=2)
         return _BLOCK(self, x, torch.cat([parts[part] for part in order], dim=2), positions)
@@ -193,23 +193,23 @@ def turned_code(times: Tensor, width: int) -> Tensor:
 
 def faults() -> Mapping[str, Fault]:
     vision: dict[str, Any] = {
-        'the last patch for the class token': (clip.ClipVision, 'forward', last_patch),
+        'the last patch for the class token': (networks.ClipVision, 'forward', last_patch),
     }
     prefix: dict[str, Any] = {
-        'a token sees what follows': (clip.ClipAttention, 'forward', sees_what_follows),
-        'the last word for the end': (clip, 'ending', one_before),
+        'a token sees what follows': (networks.ClipAttention, 'forward', sees_what_follows),
+        'the last word for the end': (networks, 'ending', one_before),
         'newest state first': (networks.Dit, 'observation', newest_state_first),
         'newest image first': (networks.Dit, 'image_features', newest_image_first),
-        'the smooth activation': (clip, 'quick_gelu', smooth_gelu),
+        'the smooth activation': (networks, 'quick_gelu', smooth_gelu),
     }
     expert: dict[str, Any] = {
         'scale before shift': (
-            transformer.ActionBlock,
+            networks.ActionBlock,
             'forward',
             another_order(1, 0, 2, 4, 3, 5),
         ),
-        'the scale without one': (transformer, 'modulated', scaled_alone),
-        'no rotary positions': (transformer.ActionAttention, 'forward', no_positions),
+        'the scale without one': (networks, 'modulated', scaled_alone),
+        'no rotary positions': (networks.ActionAttention, 'forward', no_positions),
         'clean actions not clipped': (diffusion_network, 'advance', updated(3, value=1e9)),
         'no noise in a step': (diffusion_network, 'advance', updated(8)),
     }
@@ -222,7 +222,7 @@ def faults() -> Mapping[str, Fault]:
         for number, (name, planted) in enumerate(of_file.items())
     } | {
         'cosines before sines': Patched(
-            transformer, 'time_code', turned_code, 'time table', quick=True
+            networks, 'time_code', turned_code, 'time table', quick=True
         )
     }
 

@@ -19,12 +19,11 @@ from family_contracts.declaration import Case, FamilyContract, Fault, Folder, Pa
 from family_contracts.robot import CAMERAS, JOINTS
 from vla_runtime.bundle.schema import ImageSpec
 from vla_runtime.families import token_network
-from vla_runtime.families.blocks import gelu_vision
+from vla_runtime.families.blocks import siglip
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.openvla import towers
-from vla_runtime.families.openvla.dimensions import OPENVLA, OpenVlaDims
-from vla_runtime.families.openvla.networks import OpenVla
-from vla_runtime.families.openvla.towers import Tower
+from vla_runtime.families.openvla import networks
+from vla_runtime.families.openvla.declaration import OPENVLA, OpenVlaDims
+from vla_runtime.families.openvla.networks import OpenVla, Tower
 from vla_runtime.types import Observation
 
 KIND = 'openvla_full'
@@ -136,9 +135,9 @@ def tanh_gelu(x: Tensor) -> Tensor:
 def faults() -> Mapping[str, Fault]:
     """Those of a whole answer are in test/runtime/families/openvla."""
     vision: dict[str, tuple[Any, str, Any]] = {
-        'tanh in the towers': (gelu_vision.F, 'gelu', tanh_gelu),
+        'tanh in the towers': (siglip.F, 'gelu', tanh_gelu),
         'a position on the class token': (Tower, 'embed', position_on_the_class_token),
-        'colours not normalised': (towers, '_normalised', lambda pixels, mean, std: pixels),
+        'colours not normalised': (networks, '_normalised', lambda pixels, mean, std: pixels),
     }
     prefix: dict[str, tuple[Any, str, Any]] = {
         'first logits a place early': (OpenVla, 'view', first_logits_a_place_early),

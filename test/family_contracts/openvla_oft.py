@@ -32,12 +32,11 @@ from family_contracts.declaration import (
 from family_contracts.robot import CAMERAS, JOINTS
 from vla_runtime.bundle.schema import CropSpec, ImageSpec
 from vla_runtime.families import parallel_network
-from vla_runtime.families.blocks import gelu_vision, llama
+from vla_runtime.families.blocks import llama, siglip
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.openvla import towers
-from vla_runtime.families.openvla.dimensions import OPENVLA_OFT, OpenVlaOftDims
-from vla_runtime.families.openvla.networks import OpenVlaOft
-from vla_runtime.families.openvla.towers import Tower
+from vla_runtime.families.openvla import networks
+from vla_runtime.families.openvla.declaration import OPENVLA_OFT, OpenVlaOftDims
+from vla_runtime.families.openvla.networks import OpenVlaOft, Tower
 from vla_runtime.families.parallel_network import HeadBlock
 
 KIND = 'openvla_full'
@@ -148,8 +147,8 @@ def tanh_gelu(x: Tensor) -> Tensor:
 
 def faults() -> Mapping[str, Fault]:
     vision: dict[str, tuple[Any, str, Any]] = {
-        'tanh in the towers': (gelu_vision.F, 'gelu', tanh_gelu),
-        'colours not normalised': (towers, '_normalised', lambda pixels, mean, std: pixels),
+        'tanh in the towers': (siglip.F, 'gelu', tanh_gelu),
+        'colours not normalised': (networks, '_normalised', lambda pixels, mean, std: pixels),
     }
     prefix: dict[str, tuple[Any, str, Any]] = {
         'cameras turned': (OpenVlaOft, 'embed_prefix', cameras_turned),

@@ -29,8 +29,8 @@ from family_contracts.robot import CAMERAS
 from vla_convert.checkpoints.options import ExportOptions
 from vla_runtime.families.blocks.attention import rotary
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.pi import flow_policy
-from vla_runtime.families.pi.dimensions import PiDims
+from vla_runtime.families.pi import networks
+from vla_runtime.families.pi.declaration import PiDims
 from vla_runtime.types import Observation
 
 
@@ -108,10 +108,10 @@ def faults() -> Mapping[str, Fault]:
     """Those of numbers in the files are in test/convert/export/test_onnx_precision.py."""
     return {
         'positions backwards': Patched(
-            flow_policy, 'rotary', lambda p, size: rotary(-p, size), 'prefix.onnx', quick=True
+            networks, 'rotary', lambda p, size: rotary(-p, size), 'prefix.onnx', quick=True
         ),
         'positions that count hidden tokens': Patched(
-            flow_policy, 'rotary', hidden_tokens_counted, 'prefix.onnx'
+            networks, 'rotary', hidden_tokens_counted, 'prefix.onnx'
         ),
     }
 

@@ -17,7 +17,7 @@ from family_contracts.declaration import Case, FamilyContract, Fault, Folder, Pa
 from family_contracts.robot import CAMERAS, JOINTS
 from vla_runtime.families import token_network
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.pi0_fast.dimensions import ACTION_TOKENIZER, Pi0FastDims
+from vla_runtime.families.pi0_fast.declaration import ACTION_TOKENIZER, Pi0FastDims
 from vla_runtime.families.pi0_fast.networks import Pi0Fast
 
 

@@ -33,10 +33,9 @@ from vla_convert.checkpoints.options import ExportOptions
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.families.blocks.attention import Rotary, rotary
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.smolvla import flow_policy, vision
+from vla_runtime.families.smolvla import networks
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
-from vla_runtime.families.smolvla.flow_policy import SmolVla
-from vla_runtime.families.smolvla.vision import SmolVlmVision, position_rows
+from vla_runtime.families.smolvla.networks import SmolVla, SmolVlmVision, position_rows
 from vla_runtime.types import Observation
 
 
@@ -223,11 +222,11 @@ def faults() -> Mapping[str, Fault]:
 
     found: dict[str, Fault] = {}
     for name, rule in rows.items():
-        found |= patched(name, vision, 'position_rows', rule, 'vision.onnx')
+        found |= patched(name, networks, 'position_rows', rule, 'vision.onnx')
     for name, order in orders.items():
         found |= patched(name, SmolVlmVision, 'project', shuffled(*order), 'vision.onnx')
     for name, change in positions.items():
-        found |= patched(name, flow_policy, 'rotary', in_the_prefix(change), 'prefix.onnx')
+        found |= patched(name, networks, 'rotary', in_the_prefix(change), 'prefix.onnx')
     for name, (start, cross) in actions.items():
         found |= patched(name, SmolVla, 'rotations', rotations(start, cross), 'expert.onnx')
     tables = ('rotary_angles_rounded', 'rotary_cosines_rounded', 'positions_to_half')

@@ -14,7 +14,7 @@ import pytest
 from paths import ROOT
 
 from vla_runtime.execution.columns import Column
-from vla_runtime.families.pi0_fast.dimensions import ACTION_TOKENIZER
+from vla_runtime.families.pi0_fast.declaration import ACTION_TOKENIZER
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_tabletop.metaworld.tasks import CAMERAS, TASKS, trained_instructions, wordings
 from vla_tabletop.study.catalogue import STUDIES

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_convert.checkpoints.errors import ExportError
-from vla_convert.checkpoints.folder_facts import CONFIG_FILE
+from vla_convert.checkpoints.folder_facts import CONFIG_FILE, ExportError
 from vla_convert.checkpoints.tensor_names import TensorNames
 from vla_convert.checkpoints.tensors import CheckpointError, ComputedTensor, cut, read_tensors
 from vla_runtime.bundle.schema import WEIGHT_BYTES

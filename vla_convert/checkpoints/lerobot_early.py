@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_convert.checkpoints.errors import ExportError
-from vla_convert.checkpoints.folder_facts import CONFIG_FILE
+from vla_convert.checkpoints.folder_facts import CONFIG_FILE, ExportError
 from vla_convert.checkpoints.lerobot_processors import (
     POSTPROCESSOR_FILE,
     PREPROCESSOR_FILE,

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vla_convert.checkpoints.adapters import ADAPTER_FILES, is_adapter
-from vla_convert.checkpoints.errors import ExportError
 from vla_convert.checkpoints.feature_names import camera_name, feature_names
 from vla_convert.checkpoints.folder_facts import (
     CONFIG_FILE,
     AbsentCameras,
+    ExportError,
     FolderFacts,
     Question,
     expect,

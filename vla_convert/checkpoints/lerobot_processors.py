@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_runtime.bundle.tensors import TensorsError, read_arrays
 from vla_runtime.files.json_file import JsonMapping, read_json
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_convert.checkpoints.errors import ExportError
-from vla_convert.checkpoints.folder_facts import CONFIG_FILE
+from vla_convert.checkpoints.folder_facts import CONFIG_FILE, ExportError
 from vla_convert.checkpoints.lerobot_processors import Pipeline
 from vla_runtime.bundle.schema import STATISTICS, STATISTICS_OF, CameraSpec, NormalisationSpec
 from vla_runtime.bundle.statistics import image_group

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from vla_convert.checkpoints.errors import ExportError
-from vla_convert.checkpoints.folder_facts import FolderFacts, Question
+from vla_convert.checkpoints.folder_facts import ExportError, FolderFacts, Question
 from vla_runtime.bundle.schema import CameraSpec
 
 T = TypeVar('T')

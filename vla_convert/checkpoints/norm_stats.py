@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vla_convert.checkpoints.errors import ExportError
-from vla_convert.checkpoints.folder_facts import CONFIG_FILE, Question
+from vla_convert.checkpoints.folder_facts import CONFIG_FILE, ExportError, Question
 from vla_runtime.files.json_file import JsonMapping, read_json
 from vla_runtime.files.quotes import join_truncated, quoted
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from vla_convert.checkpoints.errors import ExportError
 from vla_convert.checkpoints.feature_names import feature_names
-from vla_convert.checkpoints.folder_facts import TOKENIZER_FILES, find_tokenizer
+from vla_convert.checkpoints.folder_facts import TOKENIZER_FILES, ExportError, find_tokenizer
 from vla_runtime.bundle.schema import CameraSpec, Unit
 from vla_runtime.files.input_files import read_text
 from vla_runtime.files.json_file import LARGEST_JSON, JsonMapping, read_json

@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from vla_convert.checkpoints.errors import ExportError
-from vla_convert.checkpoints.folder_facts import FolderFacts
+from vla_convert.checkpoints.folder_facts import ExportError, FolderFacts
 from vla_convert.checkpoints.lerobot_folder import (
     LeRobotPolicy,
     described_policy,

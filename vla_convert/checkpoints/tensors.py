@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.tensor_names import TensorNames
 from vla_runtime.bundle.schema import WEIGHT_BYTES
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, read_header
@@ -24,10 +24,10 @@ from vla_runtime.files.checkpoint_folders import (
     INDEX_FILE,
     SINGLE_FILE,
     checkpoint_below,
+    download_hint,
     has_adapter,
     unfinished_download,
 )
-from vla_runtime.files.hub_id import download_hint
 from vla_runtime.files.json_file import read_json
 from vla_runtime.files.quotes import join_truncated
 

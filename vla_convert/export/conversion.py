@@ -27,8 +27,7 @@ from vla_convert.checkpoints.columns import (
     cut_statistics,
     resolve_columns,
 )
-from vla_convert.checkpoints.errors import ExportError
-from vla_convert.checkpoints.folder_facts import FolderFacts
+from vla_convert.checkpoints.folder_facts import ExportError, FolderFacts
 from vla_convert.checkpoints.lerobot_folder import policy_type, read_lerobot_folder
 from vla_convert.checkpoints.missing_facts import MissingFacts
 from vla_convert.checkpoints.options import DatasetInfo, ExportOptions, read_dataset_info
@@ -64,9 +63,8 @@ from vla_runtime.family.listing import find_family
 from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.input_files import UnreadableFileError, near_path, regular_file
 from vla_runtime.files.json_file import JsonError, noting_keys
-from vla_runtime.files.size_text import size_text
-from vla_runtime.processing.prompt_layout import PromptLayout
-from vla_runtime.processing.prompts import PromptFormat, prompt_parts
+from vla_runtime.files.quotes import size_text
+from vla_runtime.processing.prompts import PromptFormat, PromptLayout, prompt_parts
 from vla_runtime.processing.tokenizer import Tokenizer
 
 # Share of the text table's rows that a tokenizer of the policy's own has tokens for.

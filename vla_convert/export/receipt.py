@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_runtime.bundle.onnx_files import QUANTISED, Precision
 from vla_runtime.engines.tolerances import BOUNDS, BoundBy, chunk_bound
 

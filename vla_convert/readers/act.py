@@ -15,10 +15,15 @@ from vla_convert.checkpoints.lerobot_folder import LeRobotPolicy
 from vla_convert.checkpoints.reader import CheckpointReader, MakeDims, Source
 from vla_convert.checkpoints.tensor_names import TensorNames, row, rows_under
 from vla_convert.checkpoints.unread_keys import LEROBOT_KEYS
-from vla_convert.readers.block_sizes import Shapes, check_stated, checked_dims
-from vla_convert.readers.resnet_tensors import resnet_dims, resnet_rows
+from vla_convert.readers.block_sizes import (
+    Shapes,
+    check_stated,
+    checked_dims,
+    resnet_dims,
+    resnet_rows,
+)
 from vla_runtime.bundle.schema import ImageSpec
-from vla_runtime.families.act.dimensions import ActDims, Activation, StackDims
+from vla_runtime.families.act.declaration import ActDims, Activation, StackDims
 from vla_runtime.files.json_file import JsonMapping
 
 _Rows = tuple[tuple[re.Pattern[str], str], ...]

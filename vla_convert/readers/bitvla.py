@@ -13,9 +13,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from vla_convert.checkpoints.errors import ExportError
-from vla_convert.checkpoints.folder_facts import CONFIG_FILE, FolderFacts, expect
-from vla_convert.checkpoints.image_places import count_image_places
+from vla_convert.checkpoints.folder_facts import (
+    CONFIG_FILE,
+    ExportError,
+    FolderFacts,
+    count_image_places,
+    expect,
+)
 from vla_convert.checkpoints.norm_stats import read_data_set
 from vla_convert.checkpoints.oft_folder import HEAD_NAMES, oft_facts, read_heads
 from vla_convert.checkpoints.options import ExportOptions
@@ -34,11 +38,10 @@ from vla_convert.readers.block_sizes import (
     vision_dims,
 )
 from vla_runtime.bundle.tensors import StoredTensor, read_array
-from vla_runtime.families.bitvla.declaration import PROMPT, STOP
-from vla_runtime.families.bitvla.dimensions import BitVlaDims
+from vla_runtime.families.bitvla.declaration import PROMPT, STOP, BitVlaDims
 from vla_runtime.families.blocks.ternary_weights import pack, packed_width, scale_of, ternary_of
 from vla_runtime.files.json_file import JsonMapping, read_json
-from vla_runtime.processing.prompt_layout import Piece
+from vla_runtime.processing.prompts import Piece
 from vla_runtime.processing.tokenizer import Tokenizer
 
 _TOWER = r'vision_tower\.vision_model\.'

@@ -14,11 +14,16 @@ from vla_convert.checkpoints.lerobot_folder import LeRobotPolicy
 from vla_convert.checkpoints.reader import CheckpointReader, MakeDims, Source
 from vla_convert.checkpoints.tensor_names import TensorNames, row, rows_under
 from vla_convert.checkpoints.unread_keys import LEROBOT_KEYS
-from vla_convert.readers.block_sizes import Shapes, check_stated, checked_dims
-from vla_convert.readers.resnet_tensors import resnet_dims, resnet_rows
+from vla_convert.readers.block_sizes import (
+    Shapes,
+    check_stated,
+    checked_dims,
+    resnet_dims,
+    resnet_rows,
+)
 from vla_runtime.bundle.schema import ImageSpec
 from vla_runtime.families.blocks.scheduler_config import common_image, pair, read_scheduler
-from vla_runtime.families.diffusion.dimensions import DiffusionDims, UNetDims
+from vla_runtime.families.diffusion.declaration import DiffusionDims, UNetDims
 from vla_runtime.files.json_file import JsonMapping
 
 _Rows = tuple[tuple[re.Pattern[str], str], ...]

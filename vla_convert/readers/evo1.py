@@ -10,9 +10,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from vla_convert.checkpoints.errors import ExportError
-from vla_convert.checkpoints.folder_facts import CONFIG_FILE, FolderFacts
-from vla_convert.checkpoints.image_places import count_image_places
+from vla_convert.checkpoints.folder_facts import (
+    CONFIG_FILE,
+    ExportError,
+    FolderFacts,
+    count_image_places,
+)
 from vla_convert.checkpoints.lerobot_folder import LeRobotPolicy
 from vla_convert.checkpoints.lerobot_processors import POSTPROCESSOR_FILE
 from vla_convert.checkpoints.missing_facts import MissingFacts
@@ -33,8 +36,7 @@ from vla_convert.readers.block_sizes import (
 )
 from vla_runtime.bundle.schema import ImageSpec
 from vla_runtime.bundle.tensors import StoredTensor
-from vla_runtime.families.evo1.declaration import PROMPT
-from vla_runtime.families.evo1.dimensions import Evo1Dims, HeadDims
+from vla_runtime.families.evo1.declaration import PROMPT, Evo1Dims, HeadDims
 from vla_runtime.files.json_file import JsonMapping, read_json
 
 _VLM = r'embedder\.model\.'

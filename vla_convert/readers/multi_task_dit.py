@@ -22,7 +22,7 @@ from vla_convert.readers.block_sizes import Shapes, check_stated, checked_dims
 from vla_runtime.bundle.schema import ImageSpec
 from vla_runtime.families.blocks.dimensions import VisionDims
 from vla_runtime.families.blocks.scheduler_config import common_image, pair, read_scheduler
-from vla_runtime.families.multi_task_dit.dimensions import (
+from vla_runtime.families.multi_task_dit.declaration import (
     DitDims,
     Integrator,
     MultiTaskDitDims,

@@ -12,8 +12,13 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from vla_convert.checkpoints.adapters import ADAPTER_CONFIG, ADAPTER_TENSORS, is_adapter
-from vla_convert.checkpoints.errors import ExportError
-from vla_convert.checkpoints.folder_facts import CONFIG_FILE, FolderFacts, expect, find_tokenizer
+from vla_convert.checkpoints.folder_facts import (
+    CONFIG_FILE,
+    ExportError,
+    FolderFacts,
+    expect,
+    find_tokenizer,
+)
 from vla_convert.checkpoints.missing_facts import MissingFacts
 from vla_convert.checkpoints.norm_stats import (
     STATISTICS_JSON,
@@ -39,7 +44,7 @@ from vla_convert.readers.block_sizes import Shapes, check_stated, checked_dims, 
 from vla_runtime.bundle.schema import CameraSpec, ImageSpec, NormalisationSpec
 from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.families.blocks.dimensions import VisionDims
-from vla_runtime.families.openvla.dimensions import Channels, OpenVlaDims, OpenVlaOftDims
+from vla_runtime.families.openvla.declaration import Channels, OpenVlaDims, OpenVlaOftDims
 from vla_runtime.files.checkpoint_folders import has_tensors
 from vla_runtime.files.json_file import JsonMapping, read_json
 from vla_runtime.files.quotes import join_truncated, quoted

@@ -11,8 +11,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from vla_convert.checkpoints.errors import ExportError
-from vla_convert.checkpoints.folder_facts import CONFIG_FILE, FolderFacts, Question, find_tokenizer
+from vla_convert.checkpoints.folder_facts import (
+    CONFIG_FILE,
+    ExportError,
+    FolderFacts,
+    Question,
+    find_tokenizer,
+)
 from vla_convert.checkpoints.lerobot_folder import LeRobotPolicy
 from vla_convert.checkpoints.options import ExportOptions, read_dataset_info
 from vla_convert.checkpoints.reader import CheckpointReader, MakeDims, Source
@@ -32,7 +37,7 @@ from vla_convert.readers.block_sizes import (
 )
 from vla_runtime.bundle.schema import STATISTICS, CameraSpec, ImageSpec, NormalisationSpec
 from vla_runtime.bundle.tensors import StoredTensor
-from vla_runtime.families.pi.dimensions import PiDims
+from vla_runtime.families.pi.declaration import PiDims
 from vla_runtime.files.json_file import JsonMapping, read_json
 from vla_runtime.types import NormaliserKind
 

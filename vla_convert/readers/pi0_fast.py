@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from vla_convert.checkpoints.errors import ExportError
-from vla_convert.checkpoints.folder_facts import CONFIG_FILE
+from vla_convert.checkpoints.folder_facts import CONFIG_FILE, ExportError
 from vla_convert.checkpoints.lerobot_folder import LeRobotPolicy
 from vla_convert.checkpoints.missing_facts import MissingFacts
 from vla_convert.checkpoints.reader import CheckpointReader, MakeDims, Source
@@ -25,7 +24,7 @@ from vla_convert.readers.block_sizes import (
 )
 from vla_runtime.bundle.schema import ImageSpec
 from vla_runtime.bundle.tensors import StoredTensor
-from vla_runtime.families.pi0_fast.dimensions import ACTION_TOKENIZER, Pi0FastDims
+from vla_runtime.families.pi0_fast.declaration import ACTION_TOKENIZER, Pi0FastDims
 from vla_runtime.files.json_file import read_json
 from vla_runtime.processing.fast_tokens import read_fast_scale
 

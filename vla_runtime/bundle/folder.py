@@ -31,16 +31,15 @@ from vla_runtime.bundle.schema import (
 from vla_runtime.bundle.statistics import check_statistics
 from vla_runtime.bundle.tensors import TensorsError, read_arrays, read_header
 from vla_runtime.family.listing import find_family
-from vla_runtime.files.checkpoint_folders import checkpoint_below, has_tensors
+from vla_runtime.files.atomic_write import file_sha256
+from vla_runtime.files.checkpoint_folders import checkpoint_below, download_hint, has_tensors
 from vla_runtime.files.field_error import FieldError
-from vla_runtime.files.hub_id import download_hint
 from vla_runtime.files.input_files import (
     UnreadableFileError,
     near_path,
     read_text,
     regular_file,
 )
-from vla_runtime.files.large_files import file_sha256
 from vla_runtime.files.typed_yaml import LARGEST_FILE
 
 # What moving a bundle leaves beside its files, and who does. A trailing slash: all that is below.

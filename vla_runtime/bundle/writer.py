@@ -24,10 +24,26 @@ from vla_runtime.bundle.folder import (
 )
 from vla_runtime.bundle.rules import check_spec, dump_spec
 from vla_runtime.bundle.schema import SPEC_FILE, STATISTICS_FILE, WEIGHTS_FILE, BundleSpec
-from vla_runtime.files.atomic_write import NO_ROOM, write_text
+from vla_runtime.bundle.statistics import statistics_notes
+from vla_runtime.bundle.summary import task_notes
+from vla_runtime.bundle.unit_doubts import unit_notes
+from vla_runtime.files.atomic_write import NO_ROOM, file_sha256, whole_folder, write_text
 from vla_runtime.files.field_error import FieldError
-from vla_runtime.files.large_files import file_sha256
-from vla_runtime.files.whole_folder import whole_folder
+
+# --------------------------------------------------------------------------------------------------
+# All notes for a person on a bundle that can be used.
+
+
+def bundle_notes(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> list[str]:
+    """Return notes on tasks without words, odd statistics, and units that these contradict."""
+    return [
+        *task_notes(spec),
+        *statistics_notes(spec, statistics),
+        *unit_notes(spec, statistics),
+    ]
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 def check_target(target: str | Path, force: bool) -> None:

@@ -68,7 +68,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _of_robot(robot: Robot) -> list[str]:
     from vla_runtime.bundle.summary import line
-    from vla_runtime.robot.urdf_limits import beyond_urdf
+    from vla_runtime.robot.limits import beyond_urdf
 
     lines = [line('joints', ', '.join(f'{joint.name} [{joint.unit}]' for joint in robot.joints))]
     lines += [
@@ -100,8 +100,8 @@ def _of_units(robot: Robot, bundle: Bundle | None) -> list[str]:
 
 def _of_both(robot: Robot, bundle: Bundle) -> list[str]:
     """Match the files; return what becomes of the policy's names on this robot."""
-    from vla_runtime.bundle.notes import bundle_notes
     from vla_runtime.bundle.summary import line
+    from vla_runtime.bundle.writer import bundle_notes
     from vla_runtime.robot.match import match_robot
 
     match = match_robot(robot, bundle.spec, bundle.folder)

@@ -35,8 +35,8 @@ def main(arguments: argparse.Namespace) -> int:
     """Read and print; 2 where a check fails."""
     try:
         from vla_runtime.bundle.folder import BundleError, read_bundle
-        from vla_runtime.bundle.notes import bundle_notes
         from vla_runtime.bundle.summary import describe, line
+        from vla_runtime.bundle.writer import bundle_notes
         from vla_runtime.engines.tensorrt.store import state_of
         from vla_runtime.files.quotes import join_truncated
     except ModuleNotFoundError as error:
@@ -70,8 +70,12 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _onnx(bundle: Bundle) -> str:
     """Return precision and form of attention of the ONNX files; empty without any."""
-    from vla_runtime.bundle.graph_facts import read_graph_facts
-    from vla_runtime.bundle.onnx_files import GRAPHS_FILE, ONNX_FOLDER, ROWS_GRAPHS
+    from vla_runtime.bundle.onnx_files import (
+        GRAPHS_FILE,
+        ONNX_FOLDER,
+        ROWS_GRAPHS,
+        read_graph_facts,
+    )
     from vla_runtime.files.json_file import JsonError
 
     folder = bundle.folder / ONNX_FOLDER
@@ -127,7 +131,7 @@ def _runnable(bundle: Bundle, fault: str) -> str:
 def _check(bundle: Bundle, quick: bool) -> tuple[str, list[str]]:
     """Check the files' contents; return the weights in words, and tensors with huge numbers."""
     from vla_runtime.families.bundle_contents import check_contents, check_finite, weight_bytes
-    from vla_runtime.files.large_files import progress
+    from vla_runtime.files.atomic_write import progress
 
     compared = check_contents(bundle)
     fit = 'fit the networks' if compared else 'not compared with the networks (needs PyTorch)'

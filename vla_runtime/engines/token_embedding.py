@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_runtime.bundle.graph_facts import read_graph_facts
-from vla_runtime.bundle.onnx_files import ONNX_FOLDER, TEXT_INPUT, TOKENS
+from vla_runtime.bundle.onnx_files import ONNX_FOLDER, TEXT_INPUT, TOKENS, read_graph_facts
 from vla_runtime.engines.protocol import input_named
 from vla_runtime.files.safetensors_reader import (
     SafetensorsReader,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vla_runtime.families.blocks.attention import attend, rotary
 from vla_runtime.families.flow_network import FlowNetwork
@@ -194,3 +194,26 @@ def place_of(x: Tensor, places: Tensor) -> Tensor:
     """Take one place (R,) of every row of (R, T, W): (R, W)."""
     here = torch.arange(x.shape[1], device=x.device)[None] == places[:, None]
     return torch.where(here[:, :, None], x, 0.0).sum(dim=[1])
+
+
+# --------------------------------------------------------------------------------------------------
+# One pass of a `tokens` head as the engines run it: static shapes, tensors in and out.
+
+
+class ReadToken(nn.Module):
+    """Read a token of the answer back."""
+
+    def __init__(self, network: TokenNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(
+        self,
+        tokens: Tensor,
+        place: Tensor,
+        past: Mapping[str, Tensor],
+        answer_key: Tensor,
+        answer_value: Tensor,
+    ) -> TokenPass:
+        """As `TokenNetwork.read_token`."""
+        return self.network.read_token(tokens, place, past, answer_key, answer_value)

@@ -28,7 +28,7 @@ import numpy as np
 from vla_runtime.family.noise_schedule import NoiseScheduler
 from vla_runtime.family.performance_figures import PerformanceFigures
 from vla_runtime.files.safetensors_reader import SafetensorsReader
-from vla_runtime.processing.prompt_layout import PromptLayout
+from vla_runtime.processing.prompts import PromptLayout
 
 # `flow`: denoised over N steps. `single`: one pass, without noise and time. `tokens`: actions
 # written as tokens, one a pass, greedy. `diffusion`: a scheduler's steps, with fresh noise where

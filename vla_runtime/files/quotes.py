@@ -5,6 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+# --------------------------------------------------------------------------------------------------
+# Counted nouns: `1 episode`, `2 episodes`.
+
+
+def counted(number: int, noun: str, plural: str = '') -> str:
+    """Return a number with a noun, whose plural has an s where none is given."""
+    return f'{number} {noun if number == 1 else plural or noun + "s"}'
+
+
+# --------------------------------------------------------------------------------------------------
+# Numbers of bytes, as people read them.
+
+_UNITS = ((10**9, 'GB'), (10**6, 'MB'), (10**3, 'kB'))
+
+
+def size_text(count: int) -> str:
+    """Write a number of bytes in the largest unit of which there is one: `1.2 GB`, `56 MB`."""
+    for unit, name in _UNITS:
+        if count >= unit:
+            number = count / unit
+            return f'{number:.1f} {name}' if number < 10 else f'{number:,.0f} {name}'
+    return f'{count} bytes'
+
+
+# --------------------------------------------------------------------------------------------------
+
 QUOTE_LENGTH = 60
 _MOST_ITEMS = 10
 # Largest whole number that is written out; Python refuses to print more than 4300 digits.

@@ -10,17 +10,18 @@ import numpy as np
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.statistics import CHANNELS, image_group
 from vla_runtime.family.declaration import image_sizes
-from vla_runtime.processing.cropped_images import cropped
 from vla_runtime.processing.images import BLACK, black_pixels, check_image, to_pixels
 from vla_runtime.processing.normalization import Normalizer
 from vla_runtime.processing.plain_images import (
     check_size,
+    cropped,
+    letterboxed,
     levels_per_unit,
     normalised_table,
     signed_table,
+    stretched,
     to_plain_pixels,
 )
-from vla_runtime.processing.stretched_images import letterboxed, stretched
 from vla_runtime.types import CroppedResample
 
 

@@ -23,11 +23,10 @@ from vla_runtime.family.declaration import (
 from vla_runtime.family.listing import find_family
 from vla_runtime.inference.camera_images import CameraImages
 from vla_runtime.processing.actions import ActionSpace, PoseColumns
-from vla_runtime.processing.angles import with_angles
 from vla_runtime.processing.joint_spaces import joint_space
 from vla_runtime.processing.normalization import Normalizer
-from vla_runtime.processing.prompt_layout import Piece
-from vla_runtime.processing.prompts import PromptFormat, discretise_state, prompt_parts
+from vla_runtime.processing.poses import with_angles
+from vla_runtime.processing.prompts import Piece, PromptFormat, discretise_state, prompt_parts
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_runtime.types import ActionChunk, Advantage, CommittedPlan, Observation
 

@@ -24,7 +24,6 @@ from vla_runtime.family.listing import family_names, find_family
 from vla_runtime.family.step_schedule import chosen_scheduler
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.denoise import usual_schedule
-from vla_runtime.inference.guidance import resolve_cfg_mode, row_weights
 from vla_runtime.inference.prefix_cache import Clock, PrefixInputs
 from vla_runtime.inference.real_time_chunking import (
     USUAL_HORIZONS,
@@ -36,7 +35,7 @@ from vla_runtime.inference.real_time_chunking import (
 )
 from vla_runtime.inference.request import ChunkRequest, PhaseClock
 from vla_runtime.inference.sampling import sample_noise
-from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.inference.settings import PolicySettings, resolve_cfg_mode, row_weights
 from vla_runtime.types import Advantage, CommittedPlan, Observation
 
 # Engine feature to the words of the refusal: the setting and what it needs.

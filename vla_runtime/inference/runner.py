@@ -17,7 +17,7 @@ import numpy as np
 from vla_runtime.engines.protocol import PolicyEngine, TokenEngine
 from vla_runtime.family.declaration import AnswerDecoder, token_dims
 from vla_runtime.inference.denoise import StepObserver, denoise, denoise_by_step
-from vla_runtime.inference.greedy import write_answer
+from vla_runtime.inference.packed import write_answer
 from vla_runtime.inference.prefix_cache import PrefixCache, PrefixSlot
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.inference.sampling import plan_distances

@@ -19,8 +19,8 @@ from rclpy.validate_namespace import validate_namespace
 
 from vla_runtime.files.package_files import share_folder
 from vla_runtime.files.quotes import quoted
-from vla_runtime.nodes.heard_status import HeardStatus
 from vla_runtime.nodes.middleware import describe_reach, keep_to_udp
+from vla_runtime.nodes.polled_topics import HeardStatus
 from vla_runtime.nodes.robot_report import RobotReport, robot_reports
 
 _NAME = '_vla_status'

@@ -32,14 +32,15 @@ from typing import Any, NoReturn
 
 import rclpy
 from rclpy.executors import Executor, MultiThreadedExecutor
+from rclpy.impl.rcutils_logger import RcutilsLogger
 from rclpy.lifecycle import LifecycleNode, TransitionCallbackReturn
 from rclpy.logging import get_logger
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
-from vla_runtime.nodes.autostart import COULD_NOT_START, bring_up
 from vla_runtime.nodes.middleware import why_no_shared_memory
 from vla_runtime.nodes.parameter_file import check_files_on_command_line
+from vla_runtime.nodes.parameter_table import COULD_NOT_START, bring_up
 from vla_runtime.nodes.restart import (
     NodeState,
     forget_state_before,
@@ -47,10 +48,36 @@ from vla_runtime.nodes.restart import (
     state_before,
     state_of,
 )
-from vla_runtime.nodes.ros_log import RosLogHandler
 from vla_runtime.nodes.shared_memory import PortWatch, remove_dead_segments
 from vla_runtime.processes.interrupt import Interrupt, interruptible
 from vla_runtime.processes.parent_death import LAUNCH_VARIABLE
+
+# --------------------------------------------------------------------------------------------------
+# Warnings of the package's other rooms, and of libraries, in the ROS log.
+
+
+class RosLogHandler(logging.Handler):
+    """Hands what Python's `logging` gets, from WARNING on, to a node's logger.
+
+    Args:
+        logger: the node's logger.
+    """
+
+    def __init__(self, logger: RcutilsLogger) -> None:
+        super().__init__(logging.WARNING)
+        self._logger = logger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log a record, with its trace if it has one."""
+        text = self.format(record)
+        # A line each: rclpy refuses another severity from the same line.
+        if record.levelno >= logging.ERROR:
+            self._logger.error(text)
+        else:
+            self._logger.warning(text)
+
+
+# --------------------------------------------------------------------------------------------------
 
 # Called with an exception in a callback: where, and which.
 OnError = Callable[[str, Exception], None]

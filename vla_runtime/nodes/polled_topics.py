@@ -6,13 +6,18 @@ the executor node these would cost a good part of a core, for a few looks a seco
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.node import Node
-from rclpy.qos import QoSProfile
+from rclpy.qos import QoSProfile, ReliabilityPolicy
+from rclpy.serialization import deserialize_message
 from rclpy.subscription import Subscription
 
+from vla_runtime.messages.diagnostics import values_of
 from vla_runtime.nodes.qos import NEWEST_HEARD
 
 
@@ -78,3 +83,91 @@ class PolledTopic:
         with handle:
             taken = handle.take_message(self._subscription.msg_type, True)
         return None if taken is None else taken[0]
+
+
+# --------------------------------------------------------------------------------------------------
+# What this package's nodes say on `/diagnostics`, heard without a callback.
+#
+# A transition runs in the thread that runs callbacks, so nothing could be heard in one otherwise: a
+# node that is configured must hear whether another one has the robot.
+
+# A node that loads a policy hears nothing for a minute; the newest messages count.
+_HEARD = QoSProfile(depth=100, reliability=ReliabilityPolicy.BEST_EFFORT)
+# The slowest of these nodes says everything once a second.
+FRESH_S = 3.0
+
+
+@dataclass(frozen=True)
+class HeardItem:
+    """A line of a node's status.
+
+    Attributes:
+        node: full name of the node.
+        item: subject of the line.
+        heard_s: steady seconds.
+        since_ns: the process's own mark, where the message had it; two nodes may have one name.
+    """
+
+    node: str
+    item: str
+    level: int
+    text: str
+    values: Mapping[str, str]
+    heard_s: float
+    since_ns: str = ''
+
+
+def read_items(message: DiagnosticArray, heard_s: float) -> list[HeardItem]:
+    """Read lines as `to_message` wrote them; of others the node is ''."""
+    found = []
+    for status in message.status:
+        node, _, item = status.name.rpartition(': ')
+        values = values_of(status)
+        found.append(HeardItem(node, item, status.level[0], status.message, values, heard_s))
+    mark = next((one.values['since_ns'] for one in found if 'since_ns' in one.values), '')
+    return [replace(one, since_ns=mark) for one in found]
+
+
+class HeardStatus:
+    """The newest of some lines of status of all nodes, of the last seconds.
+
+    Args:
+        node: whose graph is heard.
+        items: subjects of the lines that are kept; all where left out.
+    """
+
+    def __init__(self, node: Node, items: Collection[str] = ()) -> None:
+        self._topics = PolledTopics(node, 'status')
+        topic = node.resolve_topic_name('/diagnostics')
+        self._topic = self._topics.subscribe(DiagnosticArray, topic, _HEARD)
+        self._items = frozenset(items)
+        self._marks = tuple(f': {item}\0'.encode() for item in items)
+        # By node, item and the process's own mark.
+        self._heard: dict[tuple[str, str, str], HeardItem] = {}
+
+    def take(self) -> None:
+        """Take the messages that wait. For one thread at a time."""
+        now_s = time.monotonic()
+        while (raw := self._topic.take_bytes()) is not None:
+            # Others publish much there; most of it is not worth decoding.
+            if self._items and not any(mark in raw for mark in self._marks):
+                continue
+            for found in read_items(deserialize_message(raw, DiagnosticArray), now_s):
+                if found.item in self._items or not self._items:
+                    self._heard[found.node, found.item, found.since_ns] = found
+        self._heard = {
+            key: found for key, found in self._heard.items() if now_s - found.heard_s < FRESH_S
+        }
+
+    def items(self, item: str = '') -> Iterator[HeardItem]:
+        """Return the lines of one subject, or all, as they were taken."""
+        return (found for found in self._heard.values() if item in ('', found.item))
+
+    def of(self, node: str, item: str) -> HeardItem | None:
+        """Return a node's newest line of a subject; None where it has said none."""
+        found = [one for one in self.items(item) if one.node == node]
+        return max(found, key=lambda one: one.heard_s, default=None)
+
+    def close(self) -> None:
+        """End the subscription."""
+        self._topics.close()

@@ -2,7 +2,81 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from inspect import Parameter, Signature
+from typing import Any
+
+from rclpy.clock import Clock
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+from rclpy.subscription import Subscription
+
+from vla_runtime.messages.trajectories import stamp_to_ns
+from vla_runtime.robot.schema import StampSource
+
+# --------------------------------------------------------------------------------------------------
+# Callbacks that are told what the middleware knows of a message: when it was sent, its number.
+#
+# rclpy passes that (`rmw_message_info_t` as a dict) to a callback whose signature has room for two
+# arguments, but not everywhere alike: the wait-set executors of Jazzy give two arguments, its
+# events executor gives one tuple of both, and Humble knows of none.
+
+# Humble's does not.
+TELLS_INFO = hasattr(Subscription, 'CallbackType')
+_TWO = Signature([Parameter(name, Parameter.POSITIONAL_ONLY) for name in ('message', 'info')])
+
+
+def with_info(call: Callable[[Any, Mapping[str, Any]], Any]) -> Callable[..., Any]:
+    """Return a callback for a subscription that calls `call(message, info)`.
+
+    Args:
+        call: takes a message, and what the middleware knows of it: `source_timestamp`,
+            `received_timestamp` (ns) and `publication_sequence_number`; empty on Humble.
+    """
+
+    def take(*arguments: Any) -> None:
+        found = arguments[0] if isinstance(arguments[0], tuple) else arguments
+        message, info = (*found, {})[:2]
+        call(message, info)
+
+    take.__signature__ = _TWO  # type: ignore[attr-defined]
+    return take
+
+
+# --------------------------------------------------------------------------------------------------
+# Times of a topic's messages: the stamps of their headers, or the times at which they come.
+#
+# rclpy tells a callback neither when the middleware got its message nor when it was sent, not with
+# Jazzy's events executor: a message that waited for a busy node counts as new.
+
+# Messages of one moment of the clock are put in order; one that goes back by more was set back.
+_SAME_MOMENT_NS = 100_000_000
+
+
+class MessageStamps:
+    """Gives the messages of one topic their times; one thread at a time calls.
+
+    Args:
+        clock: the node's clock.
+        source: `header` or `receive`.
+    """
+
+    def __init__(self, clock: Clock, source: StampSource) -> None:
+        self._clock = clock
+        self._source = source
+        self._last_ns = 0
+
+    def of(self, message: Any) -> int:
+        """Return the ROS time (ns) that counts as the stamp of a message that has just come."""
+        if self._source == 'header':
+            return stamp_to_ns(message.header.stamp)
+        stamp_ns = int(self._clock.now().nanoseconds)
+        if self._last_ns - _SAME_MOMENT_NS < stamp_ns <= self._last_ns:
+            stamp_ns = self._last_ns + 1
+        self._last_ns = stamp_ns
+        return stamp_ns
+
+
+# --------------------------------------------------------------------------------------------------
 
 RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
 # Where nothing may be lost, as in a recording and its replay.

@@ -12,7 +12,7 @@ from typing import Any
 
 from vla_runtime.execution.command import Reason
 from vla_runtime.nodes.graph_faults import NOTHING_THERE
-from vla_runtime.nodes.heard_status import HeardItem
+from vla_runtime.nodes.polled_topics import HeardItem
 from vla_runtime.nodes.twins import ITEM, Claim, read_claim
 
 # Exit codes of `vla_runtime status`.

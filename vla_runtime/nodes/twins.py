@@ -23,7 +23,7 @@ from rclpy.node import Node
 
 from vla_runtime.messages.diagnostics import Level, StatusItem
 from vla_runtime.nodes.graph_faults import full_names
-from vla_runtime.nodes.heard_status import HeardItem, HeardStatus
+from vla_runtime.nodes.polled_topics import HeardItem, HeardStatus
 from vla_runtime.nodes.restart import state_before
 
 ITEM = 'node'

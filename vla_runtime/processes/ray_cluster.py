@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_runtime import __version__
-from vla_runtime.files.code_version import source_digest
+from vla_runtime.files.package_files import source_digest
 from vla_runtime.files.quotes import one_line
 from vla_runtime.processes.workers import Submit
 
@@ -355,7 +355,7 @@ def _checker() -> Callable[..., str | None]:
         where = f'under {sys.prefix} (Python {sys.version.split()[0]})'
         try:
             from vla_runtime import __version__ as theirs
-            from vla_runtime.files.code_version import source_digest
+            from vla_runtime.files.package_files import source_digest
         except ImportError as error:
             return (
                 f'cannot import the package ({error}); install vla_runtime {version} there {where}'

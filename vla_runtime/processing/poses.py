@@ -14,7 +14,7 @@ Forms, all in radians where there are angles:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from transforms3d import euler as t3d_euler
@@ -22,6 +22,33 @@ from transforms3d import quaternions as t3d_quaternions
 
 from vla_runtime.processing.words import check_word
 from vla_runtime.types import RotationForm
+
+# --------------------------------------------------------------------------------------------------
+# Angles of a state as their sines and cosines, group by group.
+
+
+def with_angles(
+    normalised: np.ndarray, state: np.ndarray, groups: Sequence[tuple[int, int]]
+) -> np.ndarray:
+    """Put the sines of each group, then its cosines, where its normalised numbers stand.
+
+    Args:
+        normalised: (S,) float32.
+        state: (S,) float32, as it was before.
+        groups: first dimension and number of each, ascending.
+
+    Returns:
+        (S + numbers of all groups,) float32
+    """
+    parts, end = [], 0
+    for first, count in groups:
+        angles = state[first : first + count]
+        parts += [normalised[end:first], np.sin(angles), np.cos(angles)]
+        end = first + count
+    return np.concatenate([*parts, normalised[end:]]).astype(np.float32, copy=False)
+
+
+# --------------------------------------------------------------------------------------------------
 
 _WIDTHS: dict[str, int] = {
     'quaternion_wxyz': 4,

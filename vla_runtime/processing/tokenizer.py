@@ -14,7 +14,7 @@ import numpy as np
 
 from vla_runtime.files.input_files import UnreadableFileError, whole_file
 from vla_runtime.files.quotes import one_line
-from vla_runtime.processing.prompt_layout import Piece
+from vla_runtime.processing.prompts import Piece
 
 # Gemma's, Llama's, and CLIP's.
 _BOS_TOKENS = ('<bos>', '<s>', '<|startoftext|>')

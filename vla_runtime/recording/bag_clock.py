@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_runtime.recording.cdr import header_stamp_ns
-from vla_runtime.recording.storage_file import RawMessage
+from vla_runtime.recording.storage_file import RawMessage, header_stamp_ns
 from vla_runtime.recording.topics import IMAGE_TYPES, JOINT_STATE
 
 _WITH_HEADER = frozenset(

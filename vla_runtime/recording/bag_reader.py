@@ -17,10 +17,14 @@ from vla_runtime.files.input_files import UnreadableFileError, read_text, regula
 from vla_runtime.files.quotes import one_line
 from vla_runtime.files.typed_yaml import LARGEST_FILE, loads
 from vla_runtime.recording.mcap_file import McapFile
-from vla_runtime.recording.message_types import message_types
-from vla_runtime.recording.ring_folder import is_ring, parts_of
-from vla_runtime.recording.sqlite_file import SqliteFile
-from vla_runtime.recording.storage_file import RawMessage, StorageFile, Wanted
+from vla_runtime.recording.recording import is_ring, parts_of
+from vla_runtime.recording.storage_file import (
+    RawMessage,
+    SqliteFile,
+    StorageFile,
+    Wanted,
+    message_types,
+)
 from vla_runtime.recording.topics import STRING
 
 _KINDS: Mapping[str, type[StorageFile]] = {'.mcap': McapFile, '.db3': SqliteFile}

@@ -9,6 +9,8 @@ closed bag.
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,8 +30,50 @@ from rosbags.interfaces import (
 )
 from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin, Writer
 
-from vla_runtime.recording.message_types import message_types
-from vla_runtime.recording.reserve import Reserve
+from vla_runtime.recording.storage_file import message_types
+
+# --------------------------------------------------------------------------------------------------
+# Reserve disk space to close files on a full disk.
+
+
+class Reserve:
+    """Room beside a folder's files, held by a file without a name; a context that releases it.
+
+    The system takes the room back when this process ends, however it ends.
+
+    Args:
+        folder: folder on the disk.
+        size: bytes.
+        purpose: purpose of the room, for the error.
+
+    Raises:
+        OSError: there is no such room; names the folder.
+    """
+
+    def __init__(self, folder: Path, size: int, purpose: str) -> None:
+        try:
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - open until released
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(folder)) from None
+        try:
+            os.posix_fallocate(self._file.fileno(), 0, size)
+        except OSError as error:
+            self.release()
+            why = f'{error.strerror}; {size / 2**20:.0f} MiB must be free for {purpose}'
+            raise OSError(error.errno, why, str(folder)) from None
+
+    def release(self) -> None:
+        """Give the room back; again does nothing."""
+        self._file.close()
+
+    def __enter__(self) -> Reserve:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+# --------------------------------------------------------------------------------------------------
 
 _VERSION: Literal[9] = 9
 # ZSTD_c_checksumFlag of zstd's interface.

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from vla_runtime.recording.bag_reader import BagReader
-from vla_runtime.recording.cdr import header_stamp_ns
-from vla_runtime.recording.storage_file import RawMessage
+from vla_runtime.recording.storage_file import RawMessage, header_stamp_ns
 from vla_runtime.recording.topics import IMAGE_TYPES
 
 Frame = TypeVar('Frame')

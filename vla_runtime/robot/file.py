@@ -19,9 +19,9 @@ from vla_runtime.files.field_error import FieldError
 from vla_runtime.files.input_files import near_path, read_text, regular_file
 from vla_runtime.files.quotes import quoted
 from vla_runtime.files.typed_yaml import LARGEST_FILE, did_you_mean, loads, parse
+from vla_runtime.robot.limits import check_names, urdf_limits
 from vla_runtime.robot.rules import check_robot, check_with_limits
 from vla_runtime.robot.schema import Robot, RobotSpec
-from vla_runtime.robot.urdf_limits import check_names, urdf_limits
 
 _LARGEST_URDF = 1 << 24
 # More than a replay sends before it waits, several times over.

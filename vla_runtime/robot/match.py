@@ -23,8 +23,15 @@ from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.processing.poses import from_matrix
 from vla_runtime.robot.kinematics import ArmKinematics, KinematicsError
 from vla_runtime.robot.limits import column_limits
-from vla_runtime.robot.schema import Robot, RobotCamera, RobotJoint, RobotOutput, by_name
-from vla_runtime.robot.units import SIZE, command_scaling
+from vla_runtime.robot.schema import (
+    SIZE,
+    Robot,
+    RobotCamera,
+    RobotJoint,
+    RobotOutput,
+    by_name,
+    command_scaling,
+)
 from vla_runtime.robot.written_columns import JointChain, WrittenColumns, quaternion_names
 from vla_runtime.types import RotationForm
 

@@ -25,8 +25,8 @@ from vla_runtime.robot.schema import (
     RobotPose,
     RobotSpec,
     SpeedScalingTopic,
+    command_scaling,
 )
-from vla_runtime.robot.units import command_scaling
 
 # Messages kept while a node is busy: at its rates many seconds of them.
 _MOST_DEPTH = 1000

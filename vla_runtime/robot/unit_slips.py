@@ -16,10 +16,9 @@ import numpy as np
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.bundle.statistics import seen_range
 from vla_runtime.files.quotes import quoted
+from vla_runtime.robot.limits import urdf_limits
 from vla_runtime.robot.match import RobotMatch
-from vla_runtime.robot.schema import JointUnit, Robot, RobotJoint
-from vla_runtime.robot.units import SIZE
-from vla_runtime.robot.urdf_limits import urdf_limits
+from vla_runtime.robot.schema import SIZE, JointUnit, Robot, RobotJoint
 
 Range = tuple[float, float]
 

@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING
 from vla_runtime.cli._files import bundle_folder, make_folder, output_folder
 from vla_runtime.cli._numbers import MOST_PROCESSES, MOST_SEED, at_least, between
 from vla_runtime.cli._packages import import_problem
-from vla_runtime.files.counts import counted
-from vla_runtime.files.quotes import quoted
+from vla_runtime.files.quotes import counted, quoted
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_tools.cli._ray import add_ray_argument, ray_pool
 
@@ -284,7 +283,7 @@ def _run(study: Study, bundles: dict[str, Path], arguments: argparse.Namespace) 
     import torch
 
     from vla_runtime.bundle.folder import read_bundle
-    from vla_runtime.files.code_version import code_version, source_digest
+    from vla_runtime.files.package_files import code_version, source_digest
     from vla_tabletop.study.results import Provenance, study_record, write_study
     from vla_tabletop.study.runner import bundle_identity, episode_seeds, run_conditions
 

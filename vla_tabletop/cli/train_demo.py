@@ -39,9 +39,8 @@ if TYPE_CHECKING:
     from vla_tabletop.training.action_vocabulary import Answers
     from vla_tabletop.training.recipes.recipe import Recipe
     from vla_tabletop.training.samples import Prompting
-    from vla_tabletop.training.start import Start
+    from vla_tabletop.training.start import Start, WorkLog
     from vla_tabletop.training.training import Training, TrainingSettings
-    from vla_tabletop.training.work_log import WorkLog
     from vla_tabletop.training.world import TrainingSamples
     from vla_tabletop.training.worlds import WorldModule
 
@@ -153,10 +152,9 @@ def _main(arguments: argparse.Namespace) -> dict[str, str]:
     require_packages('torch', 'mujoco', 'matplotlib')
     check_backend('torch', arguments.device)
 
-    from vla_runtime.files.code_version import code_version
+    from vla_runtime.files.package_files import code_version
     from vla_tabletop.training.recipes import find_recipe, require_recipe
-    from vla_tabletop.training.start import Start
-    from vla_tabletop.training.work_log import WorkLog
+    from vla_tabletop.training.start import Start, WorkLog
     from vla_tabletop.training.worlds import find_world
 
     require_recipe(arguments.family)
@@ -200,7 +198,7 @@ def _train(
 ) -> dict[str, str]:
     import numpy as np
 
-    from vla_runtime.families.pi0_fast.dimensions import ACTION_TOKENIZER
+    from vla_runtime.families.pi0_fast.declaration import ACTION_TOKENIZER
     from vla_tabletop.training.demo_bundle import TOKENIZER_FILE, write_demo_bundle
     from vla_tabletop.training.loss_plot import plot_losses
     from vla_tabletop.training.training import Training

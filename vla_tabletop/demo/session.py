@@ -11,13 +11,16 @@ Invariants:
 
 from __future__ import annotations
 
+import shutil
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TextIO
 
+import numpy as np
 import rclpy
 import yaml
 from rclpy.node import Node
@@ -25,6 +28,7 @@ from rclpy.signals import SignalHandlerOptions
 
 from vla_runtime.files.atomic_write import WriteError, write_text
 from vla_runtime.files.package_files import share_folder
+from vla_runtime.files.standard_output import LostOutputError, discard
 from vla_runtime.nodes.node_main import MODULES
 from vla_runtime.nodes.node_runner import make_executor
 from vla_runtime.nodes.recorder.topic_recorder import TopicRecorder
@@ -33,18 +37,124 @@ from vla_runtime.processes.supervisor import ChildDiedError, Supervisor
 from vla_runtime.recording.frame_store import DEFAULT_FRAME_BYTES
 from vla_runtime.recording.recording import Recording, RecordingLimits
 from vla_runtime.robot.schema import Robot
-from vla_tabletop.demo.instructions import Assignment, assignments
-from vla_tabletop.demo.operator import (
-    ANSWER_TIMEOUT_S,
-    Operator,
-    OperatorError,
-    TransitionError,
-)
+from vla_tabletop.demo.operator import ANSWER_TIMEOUT_S, Operator, OperatorError, TransitionError
 from vla_tabletop.demo.options import DemoOptions
-from vla_tabletop.demo.status_line import StatusLine
 from vla_tabletop.demo.telemetry import NO_VERDICT, Attempt, Telemetry
 from vla_tabletop.demo.telemetry_listener import TelemetryListener
-from vla_tabletop.sim.tasks import TIME_LIMIT_S
+from vla_tabletop.sim.scene import FIRST_UNSEEN_SEED, sample_scene
+from vla_tabletop.sim.tasks import TIME_LIMIT_S, Family, Task, sample_task
+
+# --------------------------------------------------------------------------------------------------
+# Instructions of the demo: one a scene, drawn from a seed.
+
+_FAMILIES: tuple[Family, ...] = ('colour', 'position')
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A scene and what to do in it."""
+
+    seed: int
+    task: Task
+
+
+def assignments(seed: int) -> Iterator[Assignment]:
+    """Scenes and tasks without end; the same for the same seed.
+
+    Args:
+        seed: 0 and up.
+    """
+    rng = np.random.default_rng([seed, 7])
+    number = 0
+    while True:
+        scene_seed = FIRST_UNSEEN_SEED + 1000 * seed + number
+        blocks = sample_scene(scene_seed).block_xy_m
+        family = _FAMILIES[number % len(_FAMILIES)]
+        yield Assignment(scene_seed, sample_task(rng, blocks, family, 'training'))
+        number += 1
+
+
+# --------------------------------------------------------------------------------------------------
+# Print to a terminal that may close while the demo runs.
+
+
+def say(text: str, *, end: str = '\n', stream: TextIO | None = None) -> None:
+    """Print at once; when the terminal is gone, go on without output.
+
+    Args:
+        text: text to print.
+        end: after it.
+        stream: standard output when None.
+    """
+    stream = stream or sys.stdout
+    try:
+        print(text, end=end, file=stream, flush=True)
+    except (OSError, LostOutputError):
+        discard(stream)
+
+
+# --------------------------------------------------------------------------------------------------
+# One line that says how the session is going; overwritten on a terminal, repeated elsewhere.
+
+_TERMINAL_PERIOD_S = 0.2
+_PLAIN_PERIOD_S = 2.0
+
+
+class StatusLine:
+    """Shows a session's progress on standard output.
+
+    Args:
+        telemetry: telemetry so far.
+        seconds: duration that the session shall take.
+        begun_s: steady time of its beginning.
+    """
+
+    def __init__(self, telemetry: Telemetry, seconds: float, begun_s: float) -> None:
+        self._telemetry = telemetry
+        self._seconds = seconds
+        self._begun_s = begun_s
+        self._terminal = sys.stdout.isatty()
+        self._due_s = 0.0
+
+    def show(self, instruction: str) -> None:
+        """Print it, when it is time to."""
+        now_s = time.monotonic()
+        if now_s < self._due_s:
+            return
+        self._due_s = now_s + (_TERMINAL_PERIOD_S if self._terminal else _PLAIN_PERIOD_S)
+        text = self.text(instruction, now_s - self._begun_s)
+        if self._terminal:
+            width = shutil.get_terminal_size().columns - 1
+            say(f'\r\033[K{text[:width]}', end='')
+        else:
+            say(text)
+
+    def end(self) -> None:
+        """Leave the line standing."""
+        if self._terminal:
+            say('')
+
+    def text(self, instruction: str, elapsed_s: float) -> str:
+        """The line for now."""
+        telemetry = self._telemetry
+        control = telemetry.executor.get('control', {})
+        p99_ms = telemetry.tick_p99_ms.rows
+        newest = telemetry.inferences[-1] if telemetry.inferences else None
+        parts = [
+            f'{min(elapsed_s, self._seconds):5.1f} s of {self._seconds:g}',
+            f'chunk {len(telemetry.inferences)}',
+            f'replan {control.get("replan_interval", "-")}',
+            f'cache {newest.cache if newest else "-"}',
+            f'{newest.milliseconds["total"]:.0f} ms' if newest else '- ms',
+            f'tick p99 {p99_ms[-1][0]:.2f} ms late' if p99_ms else 'tick p99 - ms late',
+            f'starved {telemetry.total("starved_ticks")}',
+            f'done {telemetry.completed} of {telemetry.judged}',
+            f'{control.get("kind", "-")}: {instruction}',
+        ]
+        return ' | '.join(parts)
+
+
+# --------------------------------------------------------------------------------------------------
 
 _NODES = ('vla_policy', 'vla_executor', 'tabletop')
 _START_TIMEOUT_S = 15.0

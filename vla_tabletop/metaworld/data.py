@@ -39,8 +39,16 @@ from vla_tabletop.metaworld.simulator import (
     Simulator,
 )
 from vla_tabletop.metaworld.tasks import TASKS, TaskName, sample_instruction
-from vla_tools.dataset.frames import DatasetFrame, EncodedImage, EpisodeFacts
-from vla_tools.dataset.layout import ACTION, DATA, STATE, Layout, image_key
+from vla_tools.dataset.layout import (
+    ACTION,
+    DATA,
+    STATE,
+    DatasetFrame,
+    EncodedImage,
+    EpisodeFacts,
+    Layout,
+    image_key,
+)
 from vla_tools.dataset.writer import DatasetWriter, check_replaceable, dataset_folder
 
 LABELS_FILE = 'labels.npz'

@@ -49,11 +49,11 @@ from vla_runtime.messages.diagnostics import (
 )
 from vla_runtime.messages.trajectories import ns_to_stamp
 from vla_runtime.nodes.executor.steady_loop import SteadyLoop
-from vla_runtime.nodes.heard_status import HeardStatus
 from vla_runtime.nodes.node_parameters import refuse_unknown
 from vla_runtime.nodes.node_runner import guarded, run_node
 from vla_runtime.nodes.output_types import message_type
 from vla_runtime.nodes.parameters import declare, values
+from vla_runtime.nodes.polled_topics import HeardStatus
 from vla_runtime.nodes.qos import LATCHED, RELIABLE
 from vla_runtime.nodes.twins import ITEM, Claim, Twins, node_item
 from vla_runtime.robot.file import find_robot, load_robot

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vla_runtime.files.typed_yaml import did_you_mean
-from vla_runtime.robot.schema import Robot, RobotJoint
-from vla_runtime.robot.units import command_scaling
+from vla_runtime.robot.schema import Robot, RobotJoint, command_scaling
 from vla_tabletop.sim.arm import joint_ranges_rad
 from vla_tabletop.sim.scene import CAMERAS
 

@@ -19,8 +19,8 @@ from vla_runtime.execution.parameters import ExecutorParameters, Overrun
 from vla_runtime.execution.requests import MOST_OPEN
 from vla_runtime.family.listing import family_names
 from vla_runtime.family.step_schedule import SchedulerChoice
-from vla_runtime.inference.guidance import CfgMode
 from vla_runtime.inference.real_time_chunking import RtcMode
+from vla_runtime.inference.settings import CfgMode
 from vla_runtime.types import Advantage
 from vla_tabletop.sim.scene import COLOURS, Colour
 from vla_tabletop.sim.tasks import Family, Wording

@@ -24,8 +24,8 @@ from vla_convert.export.onnx.bundle import bundle_with_onnx
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.identity import spec_identity
 from vla_runtime.files.atomic_write import write_text
-from vla_runtime.files.code_version import source_digest
 from vla_runtime.files.json_file import LARGEST_RESULT, JsonError, JsonMapping, read_json
+from vla_runtime.files.package_files import source_digest
 from vla_runtime.processes.workers import Pool
 from vla_tabletop.sim.scene import FIRST_UNSEEN_SEED
 from vla_tabletop.study.cache_use import CacheUse

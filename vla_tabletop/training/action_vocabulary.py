@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_runtime.families.pi0_fast.dimensions import Pi0FastDims
+from vla_runtime.families.pi0_fast.declaration import Pi0FastDims
 from vla_runtime.files.atomic_write import write_text
 from vla_runtime.processing.fast_tokens import (
     AnswerError,

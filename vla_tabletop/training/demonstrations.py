@@ -20,8 +20,7 @@ from vla_tabletop.sim.scene import CAMERAS
 from vla_tabletop.sim.tasks import FAMILIES, Judge, sample_task
 from vla_tabletop.sim.world import JOINT_NAMES, Tabletop
 from vla_tabletop.training.dataset import IMAGE_HEIGHT, IMAGE_WIDTH
-from vla_tools.dataset.frames import DatasetFrame, EncodedImage, EpisodeFacts
-from vla_tools.dataset.layout import Layout
+from vla_tools.dataset.layout import DatasetFrame, EncodedImage, EpisodeFacts, Layout
 from vla_tools.dataset.writer import DatasetWriter, dataset_folder
 
 _REPLAN_STEPS = 4

@@ -17,8 +17,7 @@ from vla_runtime.bundle.schema import ActionSpec, StateSpec
 from vla_runtime.family.listing import find_family
 from vla_runtime.processing.images import to_pixels
 from vla_runtime.processing.normalization import Normalizer
-from vla_runtime.processing.prompt_layout import PromptLayout
-from vla_runtime.processing.prompts import PromptFormat, build_prompt
+from vla_runtime.processing.prompts import PromptFormat, PromptLayout, build_prompt
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_runtime.types import Advantage
 from vla_tabletop.sim.expert import STEP_TIME_S

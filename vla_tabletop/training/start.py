@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +15,51 @@ import numpy as np
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import VERIFICATION_FILE, WEIGHTS_FILE
 from vla_runtime.family.declaration import language_dims
-from vla_runtime.files.json_file import read_json
+from vla_runtime.files.atomic_write import write_text
+from vla_runtime.files.json_file import read_document, read_json
 
 if TYPE_CHECKING:
     from vla_tabletop.training.recipes.recipe import Recipe
     from vla_tabletop.training.world import TrainingWorld
+
+# --------------------------------------------------------------------------------------------------
+# Log of a work folder: commands, versions of the code, and durations.
+
+
+class WorkLog:
+    """`runs.json` of a work folder: a run that was cut off is in it, too, as far as it came.
+
+    Args:
+        path: path of the file; the runs that it already holds stay.
+        command: this run's command line.
+        code: version of the code that runs.
+
+    Raises:
+        ValueError: the file is no list of runs.
+    """
+
+    def __init__(self, path: Path, command: str, code: str) -> None:
+        self._path = path
+        self.runs: list[dict[str, Any]] = []
+        if path.exists():
+            runs = read_document(path)
+            if not isinstance(runs, list) or not all(isinstance(run, dict) for run in runs):
+                raise ValueError(f'{path}: is not a list of runs; remove it')
+            self.runs += runs
+        self.runs.append({'command': command, 'code': code})
+
+    @contextmanager
+    def timed(self, step: str) -> Iterator[None]:
+        """Note the seconds of wall time that the block takes, however it ends."""
+        start_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self.runs[-1][f'{step}_seconds'] = round(time.monotonic() - start_s, 1)
+            write_text(self._path, json.dumps(self.runs, indent=2) + '\n')
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from vla_tabletop.training.recipes.recipe import STAGES, Prefix, Recipe
 from vla_tabletop.training.samples import frame_batches
 from vla_tabletop.training.start import Start
 from vla_tabletop.training.world import Batch, TrainingSamples, TrainingWorld
-from vla_tools.distillation.checkpoint import load_parts, read_checkpoint
+from vla_tools.distillation.student import load_parts, read_checkpoint
 
 _CHECK_EVERY = 250
 _CHECK_FRAMES = 128

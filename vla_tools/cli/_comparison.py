@@ -30,8 +30,7 @@ def compare_engines(
     """
     from tqdm import tqdm
 
-    from vla_convert.export.tensorrt.receipt import compared_files
-    from vla_convert.export.tensorrt.verification import receipt_dict, verify_built
+    from vla_convert.export.tensorrt.verification import compared_files, receipt_dict, verify_built
 
     # disable=None: silent where the output is not a terminal.
     with tqdm(desc='verify', unit='case', leave=False, disable=None) as bar:

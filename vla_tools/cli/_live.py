@@ -80,8 +80,8 @@ def play_live(
         LivePlayError: the node did not start, or ended.
     """
     from vla_runtime.nodes.player.live import LivePlayer
-    from vla_tools.replay.frames import SkippedInference
     from vla_tools.replay.live_steps import StandIn, live_steps
+    from vla_tools.replay.recorded import SkippedInference
 
     result = LiveResult()
     with tempfile.TemporaryDirectory(prefix='vla_replay_') as folder:

@@ -122,7 +122,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _build(arguments: argparse.Namespace) -> int:
     from vla_convert.export.tensorrt.build import build_engines, plan_build, tie_to_device
-    from vla_convert.export.tensorrt.receipt import is_compared
+    from vla_convert.export.tensorrt.verification import is_compared
     from vla_runtime.bundle.folder import read_bundle, verify_files
     from vla_runtime.engines.cuda_runtime import CudaRuntime, device_index
     from vla_runtime.engines.preflight import check_backend, check_graph_files
@@ -208,7 +208,7 @@ def _show(plan: BuildPlan, *, on_device: bool) -> None:
 
 def _verified(bundle: Bundle, folder: Path, metadata: Metadata, device: str) -> bool:
     """Compare with the recorded cases, write the receipt; engines that differ are removed."""
-    from vla_convert.export.tensorrt.receipt import keep, reject
+    from vla_convert.export.tensorrt.verification import keep, reject
     from vla_runtime.engines.graphed_work import BrokenEngineError
     from vla_runtime.engines.tensorrt.store import REJECTION
 

@@ -99,7 +99,7 @@ def _main(arguments: argparse.Namespace) -> None:
     from vla_runtime.bundle.folder import read_bundle
     from vla_runtime.bundle.writer import check_target
     from vla_runtime.engines.preflight import check_backend, require_packages
-    from vla_runtime.files.code_version import code_version
+    from vla_runtime.files.package_files import code_version
 
     # Before work that takes minutes.
     check_target(arguments.out, arguments.force)

@@ -133,11 +133,11 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _export_checkpoint(arguments: argparse.Namespace) -> bool:
     """Export a checkpoint folder; False for a dry run."""
-    from vla_convert.checkpoints.errors import ExportError
+    from vla_convert.checkpoints.folder_facts import ExportError
     from vla_convert.export.conversion import plan_export, write_export
     from vla_convert.export.onnx.bundle import add_onnx, check_attention, check_packages
-    from vla_runtime.bundle.notes import bundle_notes
     from vla_runtime.bundle.summary import describe, line
+    from vla_runtime.bundle.writer import bundle_notes
 
     with_onnx = arguments.onnx_precision != 'none'
     if with_onnx:
@@ -193,7 +193,7 @@ def _export_checkpoint(arguments: argparse.Namespace) -> bool:
 
 def _export_bundle(arguments: argparse.Namespace) -> bool:
     """Export a bundle's ONNX files; False for a dry run."""
-    from vla_convert.checkpoints.errors import ExportError
+    from vla_convert.checkpoints.folder_facts import ExportError
     from vla_convert.checkpoints.options import ExportOptions
     from vla_convert.export.onnx.bundle import export_bundle
     from vla_runtime.bundle.folder import read_bundle
@@ -244,7 +244,7 @@ def _calibration(recording: Path, bundle: Bundle) -> list[Observation]:
     from vla_convert.export.onnx.calibration import MOST_OBSERVATIONS
     from vla_runtime.bundle.summary import line
     from vla_runtime.engines.cpu import check_int8
-    from vla_tools.replay.observations import recorded_observations
+    from vla_tools.replay.rerun import recorded_observations
 
     check_int8()
     observations = recorded_observations(recording, bundle, MOST_OBSERVATIONS)

@@ -362,8 +362,7 @@ def _replay(path: Path, changes: Changes, arguments: argparse.Namespace) -> Repl
     from tqdm import tqdm
 
     from vla_runtime.recording.bag_reader import BagReader
-    from vla_tools.replay.frames import SkippedInference
-    from vla_tools.replay.recorded import read_run
+    from vla_tools.replay.recorded import SkippedInference, read_run
     from vla_tools.replay.rerun import Replay
     from vla_tools.replay.summary import ReplaySummary
 

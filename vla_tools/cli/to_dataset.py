@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from vla_tools.dataset.convert import DatasetOptions
-    from vla_tools.dataset.frames import DatasetFrame
+    from vla_tools.dataset.layout import DatasetFrame
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

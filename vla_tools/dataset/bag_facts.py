@@ -32,7 +32,7 @@ from vla_runtime.recording.topics import (
     robot_namespace,
 )
 from vla_runtime.robot.schema import Robot
-from vla_tools.dataset.errors import DatasetError
+from vla_tools.dataset.layout import DatasetError
 
 TRAJECTORY, DIAGNOSTICS = (
     'trajectory_msgs/msg/JointTrajectory',

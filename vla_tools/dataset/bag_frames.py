@@ -14,8 +14,7 @@ from vla_runtime.recording.storage_file import RawMessage
 from vla_runtime.robot.schema import RobotCamera
 from vla_tools.dataset.bag_contents import BagContents
 from vla_tools.dataset.episodes import PlannedEpisode
-from vla_tools.dataset.errors import DatasetError
-from vla_tools.dataset.frames import DatasetFrame, EncodedImage
+from vla_tools.dataset.layout import DatasetError, DatasetFrame, EncodedImage
 
 _JPEG, _PNG = b'\xff\xd8', b'\x89PNG'
 # Larger files are hardly smaller above it, and take far longer.

@@ -9,16 +9,22 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-from vla_runtime.files.counts import counted
+from vla_runtime.files.quotes import counted
 from vla_runtime.recording.bag_reader import BagReader
 from vla_runtime.robot.schema import Robot
 from vla_tools.dataset.bag_contents import BagContents, read_contents
 from vla_tools.dataset.bag_facts import BagFacts, read_facts
 from vla_tools.dataset.bag_frames import BagFrames
 from vla_tools.dataset.episodes import Grid, PlannedEpisode, plan_episodes
-from vla_tools.dataset.errors import DatasetError
-from vla_tools.dataset.frames import DatasetFrame, EpisodeFacts
-from vla_tools.dataset.layout import FRAME_AGE_S, MOST_FPS, SHORTEST_S, Layout
+from vla_tools.dataset.layout import (
+    FRAME_AGE_S,
+    MOST_FPS,
+    SHORTEST_S,
+    DatasetError,
+    DatasetFrame,
+    EpisodeFacts,
+    Layout,
+)
 from vla_tools.dataset.writer import DatasetWriter, dataset_folder
 
 # Shows progress over frames, of which there are so many; gives them on.

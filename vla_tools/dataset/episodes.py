@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vla_tools.dataset.bag_contents import BagContents, Event
-from vla_tools.dataset.series import JointSeries, newest
+from vla_tools.dataset.bag_contents import BagContents, Event, JointSeries, newest
 
 # Measured positions come far more often; commands too, once the robot is started.
 _MOST_AGE_NS = 500_000_000

@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 from vla_runtime.files.input_files import UnreadableFileError, read_text, whole_file
 from vla_runtime.files.json_file import LARGEST_JSON, JsonError, read_json
 from vla_runtime.files.quotes import one_line
-from vla_tools.dataset.errors import DatasetError
-from vla_tools.dataset.layout import INFO, TASKS
+from vla_tools.dataset.layout import INFO, TASKS, DatasetError
 
 ANEW = 'copy or make the data set anew'
 _TASK_LINES = 'meta/tasks.jsonl'

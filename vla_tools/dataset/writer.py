@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from vla_runtime.files.whole_folder import whole_folder
-from vla_tools.dataset.errors import DatasetError
-from vla_tools.dataset.frames import DatasetFrame, EncodedImage, EpisodeFacts
+from vla_runtime.files.atomic_write import whole_folder
 from vla_tools.dataset.layout import (
     ACTION,
     DATA,
@@ -29,17 +27,23 @@ from vla_tools.dataset.layout import (
     STATE,
     STATISTICS,
     TASKS,
+    DatasetError,
+    DatasetFrame,
+    EncodedImage,
+    EpisodeFacts,
     Layout,
     image_key,
 )
-from vla_tools.dataset.statistics import PixelStatistics, is_sampled, vector_statistics
 from vla_tools.dataset.tables import (
     FrameGroup,
+    PixelStatistics,
     episode_table,
     frame_schema,
     index_statistics,
+    is_sampled,
     plain,
     task_table,
+    vector_statistics,
 )
 
 # Frames wait in memory for so many bytes; an episode that is smaller is one row group.

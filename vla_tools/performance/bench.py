@@ -8,7 +8,7 @@ memory and rates) can fail without losing it.
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,15 +25,32 @@ from vla_runtime.engines.preflight import AUTO
 from vla_runtime.engines.triton_option import OFF
 from vla_runtime.families.operation_counts import counts_of
 from vla_runtime.family.declaration import image_sizes
-from vla_runtime.inference.cache_words import cache_words
+from vla_runtime.inference.request import cache_words
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 from vla_runtime.processing.poses import from_matrix
 from vla_runtime.types import InferenceReport, Observation
 from vla_tools.performance.device_rates import rates_of
-from vla_tools.performance.measurement import percentiles
 from vla_tools.performance.power import power_state
 from vla_tools.performance.roofline import Floor, Rates, phase_floors
+
+# --------------------------------------------------------------------------------------------------
+# Percentiles of measured times.
+
+
+def percentiles(samples: Sequence[float] | np.ndarray) -> dict[str, float]:
+    """Return median, p95, p99, maximum and count."""
+    values = np.asarray(samples, dtype=float)
+    return {
+        'median': float(np.median(values)),
+        'p95': float(np.percentile(values, 95)),
+        'p99': float(np.percentile(values, 99)),
+        'max': float(values.max()),
+        'count': len(values),
+    }
+
+
+# --------------------------------------------------------------------------------------------------
 
 WARM_UP = 2
 _IMAGE_SHAPE = (480, 640, 3)

@@ -26,10 +26,14 @@ import numpy as np
 from vla_runtime.bundle.schema import earlier_name
 from vla_runtime.nodes.player.steps import LiveStep, PlayedMessage
 from vla_runtime.nodes.policy.description import MEASURED
-from vla_runtime.recording.cdr import joint_state, with_header_stamp
-from vla_runtime.recording.storage_file import RawMessage
-from vla_tools.replay.frames import CompleteInference, SkippedInference, with_frames
-from vla_tools.replay.recorded import RecordedInference, RecordedRun
+from vla_runtime.recording.storage_file import RawMessage, joint_state, with_header_stamp
+from vla_tools.replay.recorded import (
+    CompleteInference,
+    RecordedInference,
+    RecordedRun,
+    SkippedInference,
+    with_frames,
+)
 
 _JOINTS = 'sensor_msgs/msg/JointState'
 # The least `max_observation_age_s` of the policy node.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.files.counts import counted
+from vla_runtime.files.quotes import counted
 from vla_runtime.nodes.policy.description import find_description, is_description
 from vla_runtime.nodes.policy.robot_policy import RobotPolicy
 from vla_runtime.nodes.policy.settings import live_settings, settings_from

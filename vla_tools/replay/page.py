@@ -22,7 +22,7 @@ from vla_runtime.pages.page import render
 from vla_runtime.recording.topics import is_topic
 from vla_runtime.types import ActionChunk
 from vla_tools.replay.events import Events
-from vla_tools.replay.frames import SkippedInference
+from vla_tools.replay.recorded import SkippedInference
 from vla_tools.replay.rerun import ReplayedInference
 from vla_tools.replay.summary import ReplaySummary
 

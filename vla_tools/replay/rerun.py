@@ -9,19 +9,181 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
+from vla_runtime.bundle.folder import Bundle
+from vla_runtime.messages.images import to_rgb
 from vla_runtime.nodes.policy.description import PolicyDescription
 from vla_runtime.nodes.policy.settings import settings_from
-from vla_runtime.types import ActionChunk, InferenceReport
-from vla_tools.replay.comparison import ChunkError, compare_chunks
-from vla_tools.replay.frames import CompleteInference, SkippedInference, with_frames
-from vla_tools.replay.observations import observation_of
-from vla_tools.replay.recorded import RecordedInference, RecordedRun
-from vla_tools.replay.setup import Changes, LoadedPolicy, load_policy
+from vla_runtime.recording.bag_reader import BagReader
+from vla_runtime.robot.match import RobotMatch
+from vla_runtime.types import ActionChunk, InferenceReport, Observation, same_step_time
+from vla_tools.replay.recorded import (
+    CompleteInference,
+    RecordedInference,
+    RecordedRun,
+    ReplayError,
+    SkippedInference,
+    read_run,
+    with_frames,
+)
+from vla_tools.replay.setup import Changes, LoadedPolicy, fit_recording, load_policy
+
+# --------------------------------------------------------------------------------------------------
+# Observations of a recording, as a policy was given them.
+
+
+def observation_of(
+    found: CompleteInference,
+    match: RobotMatch,
+    cameras: Mapping[str, str],
+    state: Callable[[np.ndarray], np.ndarray],
+) -> Observation:
+    """Return what a policy is given for a recorded inference.
+
+    Args:
+        found: inference with its frames.
+        match, cameras, state: robot match, cameras and state of the policy, from `fit_recording`.
+
+    Raises:
+        ImageError: a frame cannot be decoded, or is not of the robot file's size.
+    """
+    recorded = found.recorded
+    return Observation(
+        images={
+            camera: to_rgb(
+                found.messages[name],
+                width=match.cameras[camera].width,
+                height=match.cameras[camera].height,
+                encoding=match.cameras[camera].encoding,
+            )
+            for camera, name in cameras.items()
+        },
+        state=state(recorded.state),
+        earlier_states=[state(one) for one in recorded.earlier_states],
+        instruction=recorded.instruction,
+        stamps_ns=recorded.stamps_ns,
+    )
+
+
+def recorded_observations(path: Path, bundle: Bundle, most: int) -> list[Observation]:
+    """Read evenly spread observations of a recording, in the units of a bundle's policy.
+
+    Args:
+        path: path of the recording.
+        bundle: bundle of the policy; the recorded one may have been another for the same robot.
+        most: most observations; of more every second one is read, every third one, and so on.
+
+    Raises:
+        ReplayError: there is none, or the policy does not fit the recording.
+        ValueError: the recording cannot be read, or an image in it.
+    """
+    run = read_run(BagReader(path))
+    run.inferences = run.inferences[:: -(-len(run.inferences) // most) or 1]
+    observations, skipped = [], ''
+    for found in with_frames(run):
+        if isinstance(found, SkippedInference):
+            skipped = found.reason
+            continue
+        fitted = fit_recording(found.recorded.description, bundle)
+        observations.append(observation_of(found, *fitted))
+    if not observations:
+        raise ReplayError(f'{path}: no inference with its images ({skipped or "none at all"})')
+    return observations
+
+
+# --------------------------------------------------------------------------------------------------
+# Two chunks of the same inference, compared step by step and joint by joint.
+
+
+@dataclass(frozen=True)
+class ChunkError:
+    """Difference of a chunk from the recorded one.
+
+    Attributes:
+        joints: names of the columns.
+        absolute: (steps, joints) float64 absolute difference, in robot units.
+        identical: every number is the same, bit for bit.
+    """
+
+    joints: tuple[str, ...]
+    absolute: np.ndarray
+    identical: bool
+
+
+def compare_chunks(recorded: ActionChunk, replayed: ActionChunk) -> ChunkError:
+    """Compare two chunks over the joints and the steps that both have.
+
+    Raises:
+        ValueError: they have no joint in common, or another step time.
+    """
+    if not same_step_time(recorded.step_time_s, replayed.step_time_s):
+        raise ValueError(
+            f'steps of {recorded.step_time_s:g} s and of {replayed.step_time_s:g} s cannot be '
+            'compared'
+        )
+    joints = tuple(name for name in recorded.names if name in replayed.names)
+    if not joints:
+        raise ValueError('the chunks have no joint in common')
+    steps = min(recorded.horizon, replayed.horizon)
+    mine = recorded.actions[:steps, [recorded.names.index(name) for name in joints]]
+    others = replayed.actions[:steps, [replayed.names.index(name) for name in joints]]
+    same_shape = recorded.actions.shape == replayed.actions.shape
+    identical = same_shape and recorded.names == replayed.names and bool(np.all(mine == others))
+    return ChunkError(joints, np.abs(mine - others), identical)
+
+
+@dataclass
+class ErrorTotal:
+    """Largest and mean error of many chunks, per joint and per step.
+
+    Attributes:
+        joints: names of the columns.
+        chunks: number of chunks compared.
+        identical: number of them that are the same bit for bit.
+    """
+
+    joints: tuple[str, ...] = ()
+    chunks: int = 0
+    identical: int = 0
+    _largest: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    _sum: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    _count: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+
+    def add(self, error: ChunkError) -> None:
+        """Take one chunk's error; all must be of the same joints."""
+        if not self.chunks:
+            self.joints = error.joints
+            self._largest = np.zeros_like(error.absolute)
+            self._sum, self._count = self._largest.copy(), self._largest.copy()
+        self.chunks += 1
+        self.identical += error.identical
+        steps = min(len(self._sum), len(error.absolute))
+        absolute = error.absolute[:steps]
+        self._largest[:steps] = np.maximum(self._largest[:steps], absolute)
+        self._sum[:steps] += absolute
+        self._count[:steps] += 1
+
+    @property
+    def largest(self) -> np.ndarray:
+        """(steps, joints) largest absolute error, in robot units."""
+        return self._largest
+
+    @property
+    def mean(self) -> np.ndarray:
+        """(steps, joints) mean absolute error, in robot units."""
+        return np.divide(
+            self._sum, self._count, out=np.zeros_like(self._sum), where=self._count > 0
+        )
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from vla_runtime.files.counts import counted
-from vla_tools.replay.comparison import ChunkError, ErrorTotal
-from vla_tools.replay.frames import SkippedInference
-from vla_tools.replay.recorded import RecordedInference, RecordedRun
-from vla_tools.replay.rerun import ReplayedInference
+from vla_runtime.files.quotes import counted
+from vla_tools.replay.recorded import RecordedInference, RecordedRun, SkippedInference
+from vla_tools.replay.rerun import ChunkError, ErrorTotal, ReplayedInference
 
 _STEPS_SHOWN = 10
 _OTHER_JOINTS = 'not compared: its joints are not those of the first chunk; another policy ran then'

@@ -15,7 +15,7 @@ from checkpoint_folders import (
 )
 from safetensors.numpy import load_file, save_file
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.export.conversion import plan_export
 from vla_runtime.bundle.statistics import statistics_notes

@@ -23,8 +23,7 @@ from checkpoint_folders import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vla_convert.checkpoints.errors import ExportError
-from vla_convert.checkpoints.folder_facts import FolderFacts
+from vla_convert.checkpoints.folder_facts import ExportError, FolderFacts
 from vla_convert.checkpoints.lerobot_folder import read_lerobot_folder
 from vla_convert.checkpoints.options import read_dataset_info
 from vla_convert.checkpoints.tensors import read_tensors

@@ -11,7 +11,7 @@ from checkpoint_folders import copy_lerobot_folder, joints, lerobot_folder
 from full_disk import small_disk
 from tiny_policy import tokenizer_of
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.export.conversion import ExportPlan, plan_export, write_export
 

@@ -20,8 +20,7 @@ from checkpoint_folders import (
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch_file
 
-from vla_convert.checkpoints.errors import ExportError
-from vla_convert.checkpoints.folder_facts import FolderFacts
+from vla_convert.checkpoints.folder_facts import ExportError, FolderFacts
 from vla_convert.checkpoints.lerobot_folder import is_lerobot_folder
 from vla_convert.checkpoints.lerobot_folder import read_lerobot_folder as read_folder
 from vla_convert.readers.pi import READER

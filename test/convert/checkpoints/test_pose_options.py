@@ -13,7 +13,7 @@ from guided_policies import codec_of
 from libero_folders import ACTIONS, OPTIONS, POSE_OPTIONS, SCALE, STATE, write_libero_folder
 from rotation_oracle import rodrigues
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.missing_facts import MissingFacts
 from vla_convert.checkpoints.pose_options import declared_poses, pose_notes
 from vla_runtime.bundle.folder import read_bundle

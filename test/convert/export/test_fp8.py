@@ -13,7 +13,7 @@ from onnx_bundles import load_graph
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_convert.export.onnx.bundle import export_bundle
-from vla_convert.export.onnx.eight_bit_rules import matrix_faults
+from vla_convert.export.onnx.eight_bits import matrix_faults
 from vla_convert.export.onnx.precision import precision_of, type_faults
 from vla_convert.export.onnx.weights import BundleWeights
 from vla_runtime.bundle.folder import read_bundle

@@ -11,14 +11,13 @@ import pytest
 from onnx_bundles import copy_weights, load_graph, tiny_onnx_bundle
 from tiny_policy import tiny_spec
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.export.onnx.bundle import FUSED_HEADS, check_attention, export_bundle
 from vla_convert.export.onnx.export import write_onnx
 from vla_convert.export.onnx.verification import verify_onnx
 from vla_convert.export.tensorrt.build import unsupported
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.bundle.graph_facts import GraphFacts
-from vla_runtime.bundle.onnx_files import ONNX_FOLDER
+from vla_runtime.bundle.onnx_files import ONNX_FOLDER, GraphFacts
 from vla_runtime.bundle.schema import STATISTICS_FILE
 
 

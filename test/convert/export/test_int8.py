@@ -30,7 +30,7 @@ from onnx_bundles import copy_bundle, load_graph, save_graph
 from thorough import thorough_but
 from tiny_policy import observation
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.export.onnx.bundle import export_bundle
 from vla_convert.export.onnx.calibration import calibration_cases
 from vla_convert.export.onnx.export import meta_network

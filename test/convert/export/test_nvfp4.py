@@ -25,8 +25,7 @@ from vla_convert.export.onnx.verification import check_graphs, verify_onnx
 from vla_convert.export.onnx.weights import WeightFile
 from vla_convert.export.receipt import VerificationError
 from vla_runtime.bundle.folder import read_bundle
-from vla_runtime.bundle.graph_facts import read_graph_facts
-from vla_runtime.bundle.onnx_files import FP4_VALUES, ONNX_FOLDER
+from vla_runtime.bundle.onnx_files import FP4_VALUES, ONNX_FOLDER, read_graph_facts
 from vla_runtime.cli.main import main
 from vla_runtime.engines.candidates import candidates
 from vla_runtime.engines.onnx.four_bit_emulation import emulated

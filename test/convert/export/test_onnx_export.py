@@ -18,7 +18,7 @@ from tiny_policy import tiny_spec, write_tiny_policy
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.export.onnx.bundle import export_bundle
 from vla_convert.export.onnx.export import onnx_bytes, write_onnx
 from vla_convert.export.onnx.graph import GraphWriter

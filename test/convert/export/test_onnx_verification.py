@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from thorough import thorough_after, thorough_but
 from tiny_policy import aloha_spec, tiny_spec, write_tiny_policy
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.export.onnx.bundle import export_bundle
 from vla_convert.export.onnx.cases import seeded_cases
 from vla_convert.export.onnx.verification import receipt_dict, verification_steps, verify_onnx

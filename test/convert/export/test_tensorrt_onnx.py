@@ -11,8 +11,13 @@ import pytest
 from tensorrt_machine import write_exported_policy
 
 from vla_convert.export.tensorrt.build import OPERATORS_8_6, unsupported
-from vla_runtime.bundle.graph_facts import GraphFacts, read_graph_facts
-from vla_runtime.bundle.onnx_files import GRAPHS_FILE, ROWS_GRAPHS, graph_names
+from vla_runtime.bundle.onnx_files import (
+    GRAPHS_FILE,
+    ROWS_GRAPHS,
+    GraphFacts,
+    graph_names,
+    read_graph_facts,
+)
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.json_file import JsonError
 from vla_tools.selftest.policies import tried_families, unpack

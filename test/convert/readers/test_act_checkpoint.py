@@ -16,7 +16,7 @@ from checkpoint_folders import edit_config, edit_json, edit_tensors
 from safetensors.torch import load_file, save_file
 from tiny_policy import tokenizer_of
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.lerobot_folder import read_lerobot_folder
 from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.checkpoints.reader import find_reader
@@ -25,7 +25,7 @@ from vla_convert.export.conversion import ExportPlan, plan_export
 from vla_convert.readers.act import NAMES, ActReader
 from vla_runtime.bundle.schema import CameraSpec
 from vla_runtime.bundle.tensors import check_tensors
-from vla_runtime.families.act.dimensions import ActDims
+from vla_runtime.families.act.declaration import ActDims
 from vla_runtime.families.shape_cache import weight_shapes
 from vla_runtime.files.json_file import JsonError
 

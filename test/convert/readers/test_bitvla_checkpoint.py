@@ -29,7 +29,7 @@ from network_cases import network_case_paths
 from reference_cases import shipped
 from safetensors.torch import load_file, save_file
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.export.conversion import ExportPlan, plan_export, write_export
 from vla_runtime.bundle.folder import BundleError, read_bundle
@@ -40,7 +40,7 @@ from vla_runtime.families.bundle_contents import check_contents, check_finite
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
-from vla_runtime.processing.cropped_images import cropped
+from vla_runtime.processing.plain_images import cropped
 from vla_runtime.types import Observation
 
 pytestmark = pytest.mark.cases

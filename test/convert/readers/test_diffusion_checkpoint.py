@@ -11,7 +11,7 @@ import pytest
 from family_contracts.diffusion import folder as recorded_folder
 from reference_cases import shipped
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.export.conversion import plan_export
 from vla_runtime.files.json_file import JsonError

@@ -17,7 +17,7 @@ from network_cases import each_entry, relative_error
 from reference_cases import shipped
 from safetensors.torch import load_file, save_file
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.lerobot_folder import read_lerobot_folder
 from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.checkpoints.reader import find_reader
@@ -25,7 +25,7 @@ from vla_convert.export.conversion import ExportPlan, plan_export, write_export
 from vla_convert.readers.evo1 import Evo1Reader, of_embodiment
 from vla_runtime.bundle.schema import CameraSpec
 from vla_runtime.bundle.tensors import StoredTensor
-from vla_runtime.families.evo1.dimensions import EVO1, Evo1Dims
+from vla_runtime.families.evo1.declaration import EVO1, Evo1Dims
 from vla_runtime.families.shape_cache import weight_shapes
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.policy import Policy

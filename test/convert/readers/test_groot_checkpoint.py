@@ -13,7 +13,7 @@ from groot_folders import CAMERAS, JOINTS, SLOTS, write_groot_folder
 from reference_cases import shipped
 from safetensors.torch import load_file, save_file
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.checkpoints.tensors import copy_tensors
 from vla_convert.export.conversion import ExportPlan, plan_export

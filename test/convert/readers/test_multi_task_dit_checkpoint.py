@@ -15,7 +15,7 @@ from reference_cases import shipped
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.export.conversion import plan_export, write_export
 from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.multi_task_dit.networks import Dit

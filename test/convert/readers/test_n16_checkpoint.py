@@ -11,7 +11,7 @@ from groot_cases import N16, load_groot_case
 from groot_n17_folders import cameras_of, joints_of, write_backbone, write_nvidia_folder
 from reference_cases import shipped
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.export.conversion import ExportPlan, plan_export
 from vla_runtime.bundle.schema import CropSpec, ImageSpec

@@ -20,7 +20,7 @@ from groot_n17_folders import (
 )
 from reference_cases import shipped
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.export.conversion import ExportPlan, plan_export, write_export
 from vla_runtime.bundle.rules import check_spec

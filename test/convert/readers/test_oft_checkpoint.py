@@ -30,7 +30,7 @@ from oft_cases import (
 )
 from reference_cases import shipped
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.export.conversion import ExportPlan, plan_export, write_export
 from vla_runtime.families.bundle_contents import check_contents, check_finite

@@ -13,7 +13,7 @@ from checkpoint_folders import (
     write_openpi_folder,
 )
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.export.conversion import plan_export
 from vla_convert.readers.pi import read_openpi_folder

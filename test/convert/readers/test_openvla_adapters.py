@@ -13,7 +13,7 @@ from openvla_folders import options_of, write_folder
 from reference_cases import shipped
 from safetensors.torch import load_file, save_file
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.export.conversion import ExportPlan, plan_export, write_export
 
 CASE = shipped('openvla_full_a')

@@ -19,11 +19,11 @@ from openvla_folders import STATE, norm_stats, options_of, write_folder
 from reference_cases import shipped
 from safetensors.torch import load_file, save_file
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.export.conversion import ExportPlan, plan_export, write_export
 from vla_runtime.bundle.schema import CameraSpec
-from vla_runtime.families.openvla.action_bins import ActionBins
+from vla_runtime.families.openvla.declaration import ActionBins
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy

@@ -14,7 +14,7 @@ from checkpoint_folders import edit_config, edit_json, edit_tensors, write_spars
 from safetensors.torch import load_file
 from tiny_policy import tokenizer_of
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.lerobot_folder import read_lerobot_folder
 from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.checkpoints.reader import find_reader

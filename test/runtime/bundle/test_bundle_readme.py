@@ -16,7 +16,7 @@ from vla_convert.checkpoints.reader import _readers as checkpoint_readers
 from vla_runtime.bundle import schema as bundle_schema
 from vla_runtime.bundle.rules import LIMITS, PREFIX_LIMIT, check_spec, dump_spec, parse_spec
 from vla_runtime.bundle.schema import STATISTICS, STATISTICS_OF, BundleSpec
-from vla_runtime.families.pi.dimensions import PI05
+from vla_runtime.families.pi.declaration import PI05
 from vla_runtime.family.listing import family_names, find_family
 from vla_runtime.files.typed_yaml import key_of
 

@@ -20,7 +20,7 @@ from vla_runtime.bundle.schema import (
     PoseSpec,
     StateSpec,
 )
-from vla_runtime.families.pi.dimensions import PI0, PiDims
+from vla_runtime.families.pi.declaration import PI0, PiDims
 from vla_runtime.family.listing import find_family
 from vla_runtime.files import typed_yaml
 from vla_runtime.files.field_error import FieldError

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tiny_policy import JOINTS, tiny_spec
 
-from vla_runtime.bundle.notes import bundle_notes
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.bundle.unit_doubts import unit_doubts
+from vla_runtime.bundle.writer import bundle_notes
 
 ARM = np.array([1.9, 1.7, 0.8])
 

@@ -22,11 +22,10 @@ from vla_runtime.engines.onnx.session import Placement, Session
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.family.listing import read_time_table
-from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.denoise import denoise, flow_times
-from vla_runtime.inference.guidance import row_weights
 from vla_runtime.inference.real_time_chunking import plan_weights
-from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.inference.request import cache_words
+from vla_runtime.inference.settings import PolicySettings, row_weights
 from vla_runtime.policy import Policy
 from vla_runtime.types import CommittedPlan
 

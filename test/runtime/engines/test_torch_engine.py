@@ -25,8 +25,8 @@ from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.engines.torch.loading import load_torch_engine
 from vla_runtime.families.flow_network import build_network
 from vla_runtime.inference.denoise import denoise, flow_times
-from vla_runtime.inference.guidance import row_weights
 from vla_runtime.inference.real_time_chunking import plan_weights
+from vla_runtime.inference.settings import row_weights
 
 pytestmark = pytest.mark.cases
 

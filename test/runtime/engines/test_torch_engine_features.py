@@ -15,10 +15,10 @@ from vla_runtime.engines.protocol import MAX_SAMPLES, StepInputs
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.flow_step import DenoiseStep, JacobianDenoiseStep
-from vla_runtime.families.pi.flow_policy import PiNetwork
+from vla_runtime.families.pi.networks import PiNetwork
 from vla_runtime.inference.denoise import denoise, flow_times
-from vla_runtime.inference.guidance import row_weights
 from vla_runtime.inference.real_time_chunking import plan_weights
+from vla_runtime.inference.settings import row_weights
 
 STEPS = 4
 families = pytest.mark.parametrize('family', ['pi05', 'pi0'])

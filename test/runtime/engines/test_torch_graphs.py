@@ -22,13 +22,13 @@ from vla_runtime.families.blocks.fused_attention import OwnLayers, _PackedKeys
 from vla_runtime.families.blocks.fused_lengths import FirstKeys, Kernel
 from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.families.flow_network import FlowNetwork, build_network
-from vla_runtime.families.pi.fused import FusedPi
-from vla_runtime.families.smolvla.fused import FusedSmolVla
+from vla_runtime.families.pi.networks import FusedPi
+from vla_runtime.families.smolvla.networks import FusedSmolVla
 from vla_runtime.families.traced_shapes import row_tensors
 from vla_runtime.family.declaration import TOKEN_MASK, image_sizes
 from vla_runtime.family.step_schedule import StepSchedule
 from vla_runtime.inference.denoise import denoise, denoise_by_step, flow_times
-from vla_runtime.inference.guidance import row_weights
+from vla_runtime.inference.settings import row_weights
 
 STEPS = 3
 FLOWS = ('pi05', 'pi0', 'smolvla', 'groot_n15', 'groot_n16', 'groot_n17', 'evo1')

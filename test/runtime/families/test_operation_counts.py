@@ -22,7 +22,7 @@ from vla_runtime.families.counts import Work
 from vla_runtime.families.flow_network import FlowNetwork, build_network
 from vla_runtime.families.flow_step import Prefix
 from vla_runtime.families.operation_counts import count_operations, counts_of
-from vla_runtime.families.pi.dimensions import PI0, PI05
+from vla_runtime.families.pi.declaration import PI0, PI05
 from vla_runtime.families.traced_shapes import row_tensors
 from vla_runtime.files.json_file import JsonError
 

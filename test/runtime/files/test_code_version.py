@@ -10,7 +10,7 @@ import pytest
 from paths import PACKAGES, ROOT
 
 from vla_runtime import __version__
-from vla_runtime.files.code_version import code_version, source_digest
+from vla_runtime.files.package_files import code_version, source_digest
 
 needs_git = pytest.mark.skipif(shutil.which('git') is None, reason='git is not installed')
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vla_runtime.files.hub_id import download_hint
+from vla_runtime.files.checkpoint_folders import download_hint
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from vla_runtime.files.atomic_write import file_sha256
 from vla_runtime.files.input_files import UnreadableFileError, read_text, regular_file
-from vla_runtime.files.large_files import file_sha256
 
 
 @pytest.fixture

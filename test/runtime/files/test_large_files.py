@@ -6,14 +6,14 @@ import hashlib
 import io
 import sys
 
-from vla_runtime.files import large_files
+from vla_runtime.files import atomic_write
 
 
 def test_without_a_terminal_a_large_file_is_hashed_without_a_progress_bar(tmp_path, monkeypatch):
     """A machine that only builds engines has no tqdm."""
-    monkeypatch.setattr(large_files, '_PROGRESS_BYTES', 0)
+    monkeypatch.setattr(atomic_write, '_PROGRESS_BYTES', 0)
     monkeypatch.setattr(sys, 'stderr', io.StringIO())
     monkeypatch.setitem(sys.modules, 'tqdm', None)
     path = tmp_path / 'weights.data'
     path.write_bytes(b'weights')
-    assert large_files.file_sha256(path) == hashlib.sha256(b'weights').hexdigest()
+    assert atomic_write.file_sha256(path) == hashlib.sha256(b'weights').hexdigest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vla_runtime.files.size_text import size_text
+from vla_runtime.files.quotes import size_text
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vla_runtime.files.whole_folder import whole_folder
+from vla_runtime.files.atomic_write import whole_folder
 
 NOTHING_WRONG = print
 
@@ -39,7 +39,7 @@ def test_what_a_killed_command_left_is_removed_and_nothing_else(tmp_path: Path) 
         path.mkdir()
     code = (
         'import sys, time; from pathlib import Path\n'
-        'from vla_runtime.files.whole_folder import whole_folder\n'
+        'from vla_runtime.files.atomic_write import whole_folder\n'
         'with whole_folder(Path(sys.argv[1]), print):\n'
         '    print("begun", flush=True); time.sleep(600)\n'
     )

@@ -10,8 +10,8 @@ import numpy as np
 from guided_policies import NOISE, without_ages
 from tiny_policy import observation
 
-from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.prefix_cache import CachePolicy
+from vla_runtime.inference.request import cache_words
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation

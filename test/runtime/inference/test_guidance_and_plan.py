@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vla_runtime.inference.denoise import flow_times
-from vla_runtime.inference.guidance import row_weights
 from vla_runtime.inference.real_time_chunking import guidance_weights, plan_weights, prefix_weights
 from vla_runtime.inference.sampling import chunk_noise
-from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.inference.settings import PolicySettings, row_weights
 
 
 @given(beta=st.floats(1.0, 1e3), cond=st.floats(-9, 9), uncond=st.floats(-9, 9))

@@ -25,8 +25,8 @@ from tiny_policy import CAMERAS, observation
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.engines.protocol import count_rows
 from vla_runtime.engines.torch.engine import TorchEngine
-from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.prefix_cache import CachePolicy
+from vla_runtime.inference.request import cache_words
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 from vla_runtime.types import CommittedPlan, Observation

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tiny_policy import observation, tiny_spec, write_tiny_policy
 
-from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.prefix_cache import CachePolicy
+from vla_runtime.inference.request import cache_words
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tiny_policy import CAMERAS, JOINTS, observation, tiny_spec, write_tiny_policy
 
 from vla_runtime.engines.protocol import count_rows
-from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.prefix_cache import CachePolicy, PrefixCache, PrefixInputs
+from vla_runtime.inference.request import cache_words
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
 from vla_runtime.types import CacheOutcome, CacheReport, Reuse

@@ -16,11 +16,10 @@ from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.engines.candidates import Candidate
 from vla_runtime.engines.cpu import cpu_threads
 from vla_runtime.engines.loading import EngineOptions, load_engine
-from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.prefix_cache import CachePolicy
 from vla_runtime.inference.real_time_chunking import PlanSchedule
-from vla_runtime.inference.request import ChunkRequest
+from vla_runtime.inference.request import ChunkRequest, cache_words
 from vla_runtime.inference.request_builder import RequestBuilder
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.nodes.policy.settings import live_settings, settings_from

@@ -11,8 +11,8 @@ from guided_policies import NOISE, load_policy, without_ages, write_guided
 from thorough import thorough_but
 from tiny_policy import observation
 
-from vla_runtime.inference.cache_words import cache_words
-from vla_runtime.inference.guidance import resolve_cfg_mode
+from vla_runtime.inference.request import cache_words
+from vla_runtime.inference.settings import resolve_cfg_mode
 from vla_runtime.types import CommittedPlan
 
 # Rows run alone and together round differently in their matrix products.

@@ -10,8 +10,8 @@ import pytest
 from guided_policies import NOISE, load_policy, write_guided
 from tiny_policy import observation
 
-from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.prefix_cache import CachePolicy
+from vla_runtime.inference.request import cache_words
 from vla_runtime.types import CommittedPlan
 
 

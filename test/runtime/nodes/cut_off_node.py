@@ -11,8 +11,8 @@ from pathlib import Path
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
 
-from vla_runtime.nodes.autostart import AUTOSTART
 from vla_runtime.nodes.node_runner import run_node
+from vla_runtime.nodes.parameter_table import AUTOSTART
 from vla_runtime.nodes.parameters import declare
 from vla_runtime.nodes.restart import state_before
 

@@ -10,8 +10,8 @@ import pytest
 from graph import Graph, graph
 from tabletop_policy import write_tabletop_policy
 
-from vla_runtime.nodes.autostart import COULD_NOT_START
 from vla_runtime.nodes.node_main import MODULES
+from vla_runtime.nodes.parameter_table import COULD_NOT_START
 
 pytestmark = pytest.mark.graph
 

@@ -14,8 +14,8 @@ from rclpy.node import Node
 from rclpy.serialization import deserialize_message
 from std_msgs.msg import String
 
-from vla_runtime.nodes.message_info import with_info
 from vla_runtime.nodes.node_runner import make_executor
+from vla_runtime.nodes.qos import with_info
 
 pytestmark = pytest.mark.graph
 

@@ -15,8 +15,8 @@ from rcl_interfaces.srv import SetParameters, SetParametersAtomically
 from rclpy.parameter import Parameter
 from thorough import thorough_after
 
-from vla_runtime.nodes.autostart import COULD_NOT_START
 from vla_runtime.nodes.node_main import MODULES
+from vla_runtime.nodes.parameter_table import COULD_NOT_START
 
 pytestmark = pytest.mark.graph
 

@@ -11,7 +11,7 @@ from paths import ROOT
 
 from vla_runtime.execution.command import Reason
 from vla_runtime.nodes.graph_faults import NOTHING_THERE
-from vla_runtime.nodes.heard_status import HeardItem
+from vla_runtime.nodes.polled_topics import HeardItem
 from vla_runtime.nodes.robot_report import NOTHING, RIGHT, WRONG, exit_code, robot_reports
 from vla_runtime.nodes.twins import Claim, node_item
 

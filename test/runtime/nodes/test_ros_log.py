@@ -7,7 +7,7 @@ import logging
 import pytest
 from rclpy.logging import get_logger
 
-from vla_runtime.nodes.ros_log import RosLogHandler
+from vla_runtime.nodes.node_runner import RosLogHandler
 
 
 def test_warnings_and_errors_reach_the_ros_log(capfd: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from vla_runtime.nodes.heard_status import HeardItem
+from vla_runtime.nodes.polled_topics import HeardItem
 from vla_runtime.nodes.twins import Claim, find_first, node_item, read_claim, why_second
 
 ARM = '/arm_controller/joint_trajectory'

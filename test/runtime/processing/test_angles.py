@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vla_runtime.processing.angles import with_angles
+from vla_runtime.processing.poses import with_angles
 
 
 def joined_by_group(normalised, state, groups, angles):

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla_runtime.processing.cropped_images import cropped
-from vla_runtime.processing.stretched_images import stretched
+from vla_runtime.processing.plain_images import cropped, stretched
 
 
 def resized(image: torch.Tensor, size: tuple[int, int], mode: str) -> torch.Tensor:

@@ -7,8 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vla_runtime.processing.cropped_images import cropped
-from vla_runtime.processing.stretched_images import stretched
+from vla_runtime.processing.plain_images import cropped, stretched
 
 
 def image_of(height: int, width: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from network_cases import network_case_paths
 from PIL import Image
 from safetensors.numpy import load_file
 
-from vla_runtime.processing.stretched_images import letterboxed, stretched
+from vla_runtime.processing.plain_images import letterboxed, stretched
 from vla_runtime.processing.tokenizer import Tokenizer
 
 SIZES = [(96, 128), (112, 112), (150, 90), (480, 640), (37, 224), (225, 224), (90, 91), (61, 60)]

@@ -11,8 +11,7 @@ import tokenizers
 from tiny_policy import tokenizer_of
 
 from vla_runtime.family.listing import family_names, find_family
-from vla_runtime.processing.prompt_layout import PromptLayout
-from vla_runtime.processing.prompts import PromptFormat, build_prompt
+from vla_runtime.processing.prompts import PromptFormat, PromptLayout, build_prompt
 from vla_runtime.processing.tokenizer import Tokenizer
 
 PATH = tokenizer_of('groot_n15')

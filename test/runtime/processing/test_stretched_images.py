@@ -9,8 +9,7 @@ from evo1_cases import load_evo1_case
 from network_cases import each_entry
 
 from vla_runtime.processing.normalization import Normalizer
-from vla_runtime.processing.plain_images import normalised_table, to_plain_pixels
-from vla_runtime.processing.stretched_images import stretched
+from vla_runtime.processing.plain_images import normalised_table, stretched, to_plain_pixels
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -21,8 +21,8 @@ from vla_runtime.recording.bag_reader import (
     is_recording,
 )
 from vla_runtime.recording.bag_writer import Offer
-from vla_runtime.recording.cdr import header_stamp_ns
 from vla_runtime.recording.recording import Recording, RecordingLimits
+from vla_runtime.recording.storage_file import header_stamp_ns
 
 TYPES = get_typestore(Stores.ROS2_JAZZY)
 STRING = 'std_msgs/msg/String'

@@ -10,8 +10,7 @@ from full_disk import fill, small_disk
 from rosbags.rosbag2 import Reader
 
 from vla_runtime.processes.supervisor import Supervisor
-from vla_runtime.recording.bag_writer import Bag, Offer
-from vla_runtime.recording.reserve import Reserve
+from vla_runtime.recording.bag_writer import Bag, Offer, Reserve
 
 MIB = 1 << 20
 # Cannot be compressed, nor can several after each other.

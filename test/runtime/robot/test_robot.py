@@ -12,8 +12,8 @@ import yaml
 from paths import ROOT
 
 from vla_runtime.robot.file import RobotError, as_played, find_robot, load_robot
+from vla_runtime.robot.limits import beyond_urdf, urdf_limits
 from vla_runtime.robot.schema import received_topics
-from vla_runtime.robot.urdf_limits import beyond_urdf, urdf_limits
 
 ROBOTS = ROOT / 'config' / 'robots'
 URDF = """<robot name="arm">

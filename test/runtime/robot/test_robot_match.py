@@ -22,7 +22,7 @@ from vla_runtime.bundle.schema import (
 )
 from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.command import CommandKind
-from vla_runtime.families.pi.dimensions import PI05
+from vla_runtime.families.pi.declaration import PI05
 from vla_runtime.nodes.executor.parameters import EXECUTOR_PARAMETERS
 from vla_runtime.nodes.executor.setup import make_core
 from vla_runtime.processing.prompts import PromptFormat

@@ -12,10 +12,8 @@ from vla_runtime.cli._numbers import MOST_SEED
 from vla_runtime.execution.command import ChunkRefusal
 from vla_runtime.messages.handover import HandoverReport
 from vla_tabletop.demo import plots
-from vla_tabletop.demo.instructions import assignments
-from vla_tabletop.demo.refusals import MEANINGS
-from vla_tabletop.demo.report import write_report
-from vla_tabletop.demo.status_line import StatusLine
+from vla_tabletop.demo.report import MEANINGS, write_report
+from vla_tabletop.demo.session import StatusLine, assignments
 from vla_tabletop.demo.telemetry import (
     NO_VERDICT,
     Attempt,

@@ -15,7 +15,7 @@ from vla_runtime.bundle.writer import seal
 from vla_runtime.cli.main import main
 from vla_runtime.engines import cpu
 from vla_runtime.engines.candidates import INT8, reduced_precisions
-from vla_runtime.files.code_version import code_version, source_digest
+from vla_runtime.files.package_files import code_version, source_digest
 from vla_tabletop.cli import study as study_verb
 from vla_tabletop.cli.study import _judge
 from vla_tabletop.study import catalogue, runner

@@ -209,7 +209,7 @@ def test_the_policy_is_given_the_plan_that_the_node_would_give_it(world, expert,
     """Past steps and all, through the node's own alignment."""
     messages = pytest.importorskip('vla_runtime.messages.trajectories')
     from vla_runtime.execution.executor import ChunkExecutor
-    from vla_runtime.nodes.policy.plan_alignment import align_plan
+    from vla_runtime.nodes.policy.robot_policy import align_plan
 
     given, aligned = [], []
     poll_request = ChunkExecutor.poll_request

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vla_runtime.families.pi0_fast.dimensions import ACTION_TOKENIZER, Pi0FastDims
+from vla_runtime.families.pi0_fast.declaration import ACTION_TOKENIZER, Pi0FastDims
 from vla_tabletop.training.action_vocabulary import (
     ACTION_SCALE,
     ACTION_SYMBOLS,

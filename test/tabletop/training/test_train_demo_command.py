@@ -12,7 +12,7 @@ import pytest
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.schema import VERIFICATION_FILE, WEIGHTS_FILE
 from vla_runtime.cli.main import main
-from vla_runtime.files.code_version import code_version
+from vla_runtime.files.package_files import code_version
 
 TINY = [
     *('--episodes', '9', '--processes', '1', '--threads', '1', '--check-episodes', '0'),

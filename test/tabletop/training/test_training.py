@@ -13,7 +13,7 @@ import torch
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.families.flow_network import build_network
-from vla_runtime.families.pi0_fast.dimensions import ACTION_TOKENIZER
+from vla_runtime.families.pi0_fast.declaration import ACTION_TOKENIZER
 from vla_runtime.policy import Policy
 from vla_runtime.processing.tokenizer import Tokenizer
 from vla_tabletop.sim.closed_loop import observe

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vla_tabletop.training.work_log import WorkLog
+from vla_tabletop.training.start import WorkLog
 
 
 @pytest.mark.parametrize('text', ['5', 'null', '{"a": 1}', '"abc"', '["abc"]', '[' * 100_000])

@@ -16,7 +16,7 @@ from tiny_policy import tiny_spec, write_tiny_policy
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.writer import seal
 from vla_runtime.cli.main import main
-from vla_runtime.files.large_files import file_sha256
+from vla_runtime.files.atomic_write import file_sha256
 from vla_tools.cli._comparison import compare_engines
 
 COMPARED = "compared with PyTorch's recorded chunks"

@@ -13,7 +13,7 @@ from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.cli.main import main
 from vla_runtime.families.operation_counts import count_operations
-from vla_runtime.families.pi.dimensions import PI05
+from vla_runtime.families.pi.declaration import PI05
 from vla_runtime.family.listing import family_names, find_family, performance_figures, preset_names
 from vla_tools.performance.devices import DEVICES
 from vla_tools.performance.roofline import largest_engine_bytes

@@ -13,7 +13,7 @@ from tensorrt_machine import Machine, linked_copy, write_exported_policy
 from vla_convert.export.tensorrt.verification import verify_built
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.cli.main import main
-from vla_runtime.files.large_files import file_sha256
+from vla_runtime.files.atomic_write import file_sha256
 
 
 @pytest.fixture(scope='module')

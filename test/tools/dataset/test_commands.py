@@ -7,7 +7,7 @@ import pytest
 from rosbags.rosbag2 import StoragePlugin, Writer
 
 from vla_runtime.recording.bag_reader import BagReader
-from vla_runtime.recording.message_types import message_types
+from vla_runtime.recording.storage_file import message_types
 from vla_runtime.robot.file import load_robot
 from vla_tools.dataset.bag_contents import read_contents
 

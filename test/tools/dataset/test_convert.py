@@ -28,7 +28,7 @@ from vla_runtime.robot.file import load_robot
 from vla_tools.dataset import bag_frames
 from vla_tools.dataset.bag_facts import read_facts
 from vla_tools.dataset.convert import DatasetOptions, Result, convert
-from vla_tools.dataset.errors import DatasetError
+from vla_tools.dataset.layout import DatasetError
 from vla_tools.dataset.writer import dataset_folder
 
 

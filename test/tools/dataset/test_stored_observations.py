@@ -15,8 +15,7 @@ import pytest
 from tiny_policy import CAMERAS, JOINTS, tiny_spec
 from tiny_student import FRAMES, write_tiny_data
 
-from vla_tools.dataset.errors import DatasetError
-from vla_tools.dataset.layout import INFO, STATE, TASKS, image_key
+from vla_tools.dataset.layout import INFO, STATE, TASKS, DatasetError, image_key
 from vla_tools.dataset.observations import StoredObservation, read_observations
 
 # Its joints in another order than the policy's.

@@ -22,8 +22,7 @@ from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.cli.main import main
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
-from vla_tools.dataset.errors import DatasetError
-from vla_tools.dataset.layout import INFO, STATE, TASKS, image_key
+from vla_tools.dataset.layout import INFO, STATE, TASKS, DatasetError, image_key
 from vla_tools.dataset.observations import read_observations
 from vla_tools.distillation.student import Distillation, DistillationSettings
 

@@ -19,8 +19,8 @@ from vla_runtime.bundle.folder import BundleError
 from vla_runtime.bundle.schema import CropSpec, ImageSpec
 from vla_runtime.engines import cpu, cuda_runtime
 from vla_runtime.family.declaration import image_sizes
-from vla_runtime.inference.cache_words import cache_words
 from vla_runtime.inference.prefix_cache import PrefixCache
+from vla_runtime.inference.request import cache_words
 from vla_runtime.policy import Policy
 from vla_runtime.types import CacheOutcome, Reuse
 from vla_tools.performance import bench, device_rates

@@ -19,7 +19,7 @@ from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.families.counts import Work
 from vla_runtime.families.flow_network import build_network
 from vla_runtime.families.operation_counts import count_operations
-from vla_runtime.families.pi.dimensions import PI05, PiDims
+from vla_runtime.families.pi.declaration import PI05, PiDims
 from vla_runtime.family.listing import find_family
 from vla_tools.performance.devices import DEVICES, GIB
 from vla_tools.performance.roofline import (

@@ -7,7 +7,7 @@ import pytest
 
 from vla_runtime.messages.trajectories import chunk_to_message, message_to_chunk
 from vla_runtime.types import ActionChunk, ChunkHeader
-from vla_tools.replay.comparison import compare_chunks
+from vla_tools.replay.rerun import compare_chunks
 
 RATES_HZ = range(1, 121)
 HEADER = ChunkHeader(observation_ns=1, episode=1, number=0)

@@ -13,8 +13,7 @@ from rosbags.rosbag2 import Reader
 from thorough import thorough_but
 
 from vla_runtime.recording.bag_reader import BagReader
-from vla_tools.replay.frames import SkippedInference
-from vla_tools.replay.recorded import read_run
+from vla_tools.replay.recorded import SkippedInference, read_run
 from vla_tools.replay.rerun import Replay
 from vla_tools.replay.setup import Changes
 from vla_tools.replay.summary import ReplaySummary

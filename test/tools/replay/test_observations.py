@@ -10,8 +10,8 @@ from recorded_bag import Turn, first_turns, record
 
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.recording.bag_reader import BagReader
-from vla_tools.replay.observations import recorded_observations
 from vla_tools.replay.recorded import ReplayError, read_run
+from vla_tools.replay.rerun import recorded_observations
 
 
 def test_states_and_instruction_are_those_of_the_reports(recording: Path, bundle: Path):

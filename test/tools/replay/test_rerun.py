@@ -18,8 +18,7 @@ from vla_runtime.bundle.folder import Bundle
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.machine import machine
 from vla_runtime.recording.bag_reader import BagReader
-from vla_tools.replay.frames import SkippedInference
-from vla_tools.replay.recorded import read_run
+from vla_tools.replay.recorded import SkippedInference, read_run
 from vla_tools.replay.rerun import Replay
 from vla_tools.replay.setup import Changes, _other_machine, fit_recording
 from vla_tools.replay.summary import ReplaySummary

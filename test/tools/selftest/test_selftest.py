@@ -16,7 +16,7 @@ from tiny_policy import TRIED_FAMILIES
 
 from vla_runtime.cli.main import main
 from vla_runtime.policy import Policy
-from vla_tools.selftest import checks, jetson, policies
+from vla_tools.selftest import checks, policies
 from vla_tools.selftest.checks import run_selftest
 from vla_tools.selftest.policies import infer_cases, largest_error
 from vla_tools.selftest.steps import Step, Steps
@@ -360,7 +360,7 @@ def test_chunks_that_are_wrong_are_refused(change, message):
         ),
         (
             '# R36 (release), REVISION: 4.7, GCID: 1',
-            {'jetson_linux': '36.4.7', 'jetpack': '6', 'known_problem': jetson._REFUSALS},
+            {'jetson_linux': '36.4.7', 'jetpack': '6', 'known_problem': checks._REFUSALS},
         ),
         ('# R38 (release), REVISION: 4.0, GCID: 1', {'jetson_linux': '38.4.0', 'jetpack': '7'}),
         ('something else', {'jetson_linux': 'something else'}),
@@ -373,9 +373,9 @@ def test_a_jetson_names_its_release_and_power_mode(text, expected, monkeypatch, 
     nvpmodel.write_text('#!/bin/sh\nprintf "NV Power Mode: 15W\\n0\\n"\n')
     nvpmodel.chmod(0o755)
     monkeypatch.setenv('PATH', str(tmp_path), prepend=':')
-    monkeypatch.setattr(jetson, '_RELEASE', release)
-    monkeypatch.setattr(jetson, '_MODEL', tmp_path / 'none')
-    assert jetson.describe_jetson() == {**expected, 'power_mode': '15W 0'}
+    monkeypatch.setattr(checks, '_RELEASE', release)
+    monkeypatch.setattr(checks, '_MODEL', tmp_path / 'none')
+    assert checks.describe_jetson() == {**expected, 'power_mode': '15W 0'}
 
 
 @pytest.mark.parametrize(
@@ -397,15 +397,15 @@ def test_in_a_container_a_jetson_is_known_by_its_model_or_kernel(
 ):
     if model is not None:
         (tmp_path / 'model').write_text(model)
-    monkeypatch.setattr(jetson, '_RELEASE', tmp_path / 'none')
-    monkeypatch.setattr(jetson, '_MODEL', tmp_path / 'model')
-    monkeypatch.setattr(jetson.platform, 'release', lambda: kernel)
-    assert jetson.describe_jetson() == expected
+    monkeypatch.setattr(checks, '_RELEASE', tmp_path / 'none')
+    monkeypatch.setattr(checks, '_MODEL', tmp_path / 'model')
+    monkeypatch.setattr(checks.platform, 'release', lambda: kernel)
+    assert checks.describe_jetson() == expected
 
 
 def test_another_machine_is_no_jetson(monkeypatch, tmp_path):
-    monkeypatch.setattr(jetson, '_RELEASE', tmp_path / 'none')
-    assert jetson.describe_jetson() == {}
+    monkeypatch.setattr(checks, '_RELEASE', tmp_path / 'none')
+    assert checks.describe_jetson() == {}
 
 
 def test_tensorrt_is_tried_without_pytorch_and_onnx(tmp_path):

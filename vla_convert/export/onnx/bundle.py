@@ -12,18 +12,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.export.receipt import Receipt, VerificationError
 from vla_runtime import __version__
 from vla_runtime.bundle.folder import Bundle, BundleError, read_bundle
-from vla_runtime.bundle.graph_facts import read_graph_facts
-from vla_runtime.bundle.onnx_files import ONNX_FOLDER, QUANTISED, Attention, Precision, graph_path
+from vla_runtime.bundle.onnx_files import (
+    ONNX_FOLDER,
+    QUANTISED,
+    Attention,
+    Precision,
+    graph_path,
+    read_graph_facts,
+)
 from vla_runtime.bundle.schema import ENGINES_FOLDER, SPEC_FILE, VERIFICATION_FILE, BundleSpec
 from vla_runtime.bundle.writer import new_bundle, seal
 from vla_runtime.engines.cpu import check_int8
 from vla_runtime.engines.preflight import COMPARISON_PACKAGES, missing_package
 from vla_runtime.files.json_file import read_json
-from vla_runtime.files.size_text import size_text
+from vla_runtime.files.quotes import size_text
 from vla_runtime.types import Observation
 
 if TYPE_CHECKING:

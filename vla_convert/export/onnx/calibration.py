@@ -13,15 +13,14 @@ from typing import cast
 
 import numpy as np
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_runtime.bundle.folder import Bundle
 from vla_runtime.bundle.onnx_files import ROWS
 from vla_runtime.engines.protocol import Feature, PolicyEngine
 from vla_runtime.engines.recorded_cases import Case
 from vla_runtime.inference.codec import PolicyCodec
-from vla_runtime.inference.guidance import row_weights
 from vla_runtime.inference.request_builder import RequestBuilder
-from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.inference.settings import PolicySettings, row_weights
 from vla_runtime.types import Observation
 
 # Fewer observations say too little about the ranges; more only take longer.

@@ -35,7 +35,6 @@ from vla_convert.export.onnx.row_axis import TRACED, with_row_axis
 from vla_convert.export.onnx.tracing import Trace, trace
 from vla_convert.export.onnx.translation import Translator
 from vla_convert.export.onnx.weights import BundleWeights, WeightFile
-from vla_runtime.bundle.graph_facts import ExportedGraphs, GraphFacts, write_graph_facts
 from vla_runtime.bundle.onnx_files import (
     IMAGE_INPUTS,
     ONNX_FOLDER,
@@ -48,10 +47,13 @@ from vla_runtime.bundle.onnx_files import (
     STEP_OUTPUTS,
     TOKENS,
     Attention,
+    ExportedGraphs,
+    GraphFacts,
     Precision,
     graph_path,
     step_inputs,
     vision_names,
+    write_graph_facts,
 )
 from vla_runtime.bundle.schema import WEIGHTS_FILE, BundleSpec
 from vla_runtime.engines.onnx.shapes import GraphShapes, Tensors, image_input
@@ -60,8 +62,7 @@ from vla_runtime.families.blocks.ternary_weights import PER_BYTE
 from vla_runtime.families.flow_network import FlowNetwork, empty_network
 from vla_runtime.families.flow_step import DenoiseStep, Prefix
 from vla_runtime.families.operation_counts import count_operations, write_counts
-from vla_runtime.families.token_network import TokenNetwork
-from vla_runtime.families.token_step import ReadToken
+from vla_runtime.families.token_network import ReadToken, TokenNetwork
 from vla_runtime.families.traced_shapes import parameters_of, trace_shapes
 from vla_runtime.family.declaration import distinct_image_sizes, image_sizes, stages
 from vla_runtime.family.listing import find_family

@@ -21,28 +21,257 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import onnx
 import torch
+from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from vla_convert.export.onnx.eight_bits import EightBits
+from vla_convert.export.onnx.eight_bits import (
+    EightBits,
+    eight_bit_faults,
+    matrix_faults,
+    matrix_of_bundle,
+    within_half_a_step,
+)
 from vla_convert.export.onnx.graph import GraphWriter, Value
-from vla_convert.export.onnx.quantised_products import (
-    Matrix,
-    QuantisedProducts,
-    Range,
-    leaves_mlp,
-)
-from vla_convert.export.onnx.weights import ONNX_TYPE
-from vla_runtime.bundle.onnx_files import (
-    FP4_BLOCK,
-    FP4_DOMAIN,
-    FP4_ROUNDING,
-    FP4_VALUES,
-    Precision,
-)
+from vla_convert.export.onnx.quantised_products import Matrix, QuantisedProducts, Range, leaves_mlp
+from vla_convert.export.onnx.weights import ONNX_TYPE, BundleWeights
+from vla_runtime.bundle.onnx_files import FP4_BLOCK, FP4_DOMAIN, FP4_ROUNDING, FP4_VALUES, Precision
+
+# --------------------------------------------------------------------------------------------------
+# Rules of products in NVFP4, so that every runtime computes the same ones (`four_bits`).
+#
+# TensorRT multiplies 4-bit numbers only in this form; of what looks nearly like it, it widens a
+# matrix in every run, or reads other numbers.
+
+_WIDEN = 'DequantizeLinear'
+_NUMBERS, _SCALES = TensorProto.FLOAT4E2M1, TensorProto.FLOAT8E4M3FN
+_ROUNDING = {'axis': -1, 'block_size': FP4_BLOCK, 'scale_type': _SCALES}
+
+
+def is_four_bit_rounding(node: onnx.NodeProto) -> bool:
+    """Return whether a node is TensorRT's operator that rounds to 4-bit floats."""
+    return (node.domain, node.op_type) == (FP4_DOMAIN, FP4_ROUNDING)
+
+
+def four_bit_faults(path: Path, model: onnx.ModelProto, types: Mapping[str, int]) -> list[str]:
+    """List what breaks the rules of products in NVFP4.
+
+    Args:
+        path: path of the graph; scales that lie beside it are read.
+        model: the graph, without its weights.
+        types: ONNX's number of every tensor's type.
+
+    Returns:
+        one sentence per fault, naming the node
+    """
+    graph = FourBitGraph(path, model.graph)
+    in_eight = onnx.ModelProto()
+    in_eight.graph.initializer.extend(model.graph.initializer)
+    faults = []
+    for node in model.graph.node:
+        if graph.is_in_eight_bits(node):
+            in_eight.graph.node.append(node)
+        else:
+            faults += [_sentence(node, fault) for fault in graph.faults(node, types)]
+    return faults + eight_bit_faults(path, in_eight, types)
+
+
+def four_bit_matrix_faults(
+    paths: Iterable[Path], weights: BundleWeights, factors: Mapping[str, float]
+) -> list[str]:
+    """List the matrices in NVFP4, or in 8 bits beside, that are not the bundle's to the nearest.
+
+    Args:
+        paths, weights, factors: as for `matrix_faults` of 8 bits.
+
+    Returns:
+        one sentence per fault, naming the file and the matrix
+    """
+    paths = list(paths)
+    faults, seen = matrix_faults(paths, weights, factors), set()
+    for path in paths:
+        graph = FourBitGraph(path, onnx.load(path, load_external_data=False).graph)
+        for node in graph.widened_matrices():
+            matrix, place = node.input[0], graph.place(node)
+            if (matrix, place) in seen:
+                continue
+            seen.add((matrix, place))
+            exact = matrix_of_bundle(matrix, weights, factors)
+            if exact is not None:
+                numbers, scales = graph.matrix(node)
+                steps = steps_of_four_bits(exact, scales)
+                if within_half_a_step(numbers * scales, exact, steps):
+                    continue
+            faults.append(f"{path.name}: '{matrix}' is not the bundle's matrix in 4 bits")
+    return faults
+
+
+def _sentence(node: onnx.NodeProto, fault: str) -> str:
+    return f"node '{node.name or node.output[0]}' ({node.op_type}) {fault}"
+
+
+class FourBitGraph:
+    """A graph with products in NVFP4, by what its tensors are made of."""
+
+    def __init__(self, path: Path, graph: onnx.GraphProto) -> None:
+        self._folder = str(path.parent)
+        self._made = {name: node for node in graph.node for name in node.output}
+        self._constants = {item.name: item for item in graph.initializer}
+
+    def is_in_eight_bits(self, node: onnx.NodeProto) -> bool:
+        """Return whether a node is of the products in 8 bits that stand beside."""
+        if node.op_type == 'MatMul':
+            makers = [self._made.get(name) for name in node.input]
+            return all(maker is not None and _has_zero_point(maker) for maker in makers)
+        return node.op_type == 'QuantizeLinear' or _has_zero_point(node)
+
+    def faults(self, node: onnx.NodeProto, types: Mapping[str, int]) -> list[str]:
+        """List what is wrong with a node."""
+        if is_four_bit_rounding(node):
+            return [*self._rounding_faults(node), *self._misread(node, types)]
+        if node.op_type == _WIDEN:
+            if types.get(node.input[0]) == _SCALES:
+                return self._scale_faults(node)
+            return self._number_faults(node)
+        if node.op_type == 'MatMul':
+            return self._product_faults(node, types)
+        return self._misread(node, types)
+
+    def widened_matrices(self) -> list[onnx.NodeProto]:
+        """List the nodes that widen a matrix."""
+        return [
+            node
+            for node in self._made.values()
+            if node.op_type == _WIDEN
+            and node.input[0] in self._constants
+            and self._constants[node.input[0]].data_type == _NUMBERS
+        ]
+
+    def place(self, node: onnx.NodeProto) -> tuple[str, bytes]:
+        """Return what tells the scales of a widened matrix from others."""
+        scales = self._made[node.input[1]]
+        return scales.input[0], self._numbers(scales.input[1]).tobytes()
+
+    def matrix(self, node: onnx.NodeProto) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers (in, out) of a widened matrix, and the scale of each."""
+        scales = self._made[node.input[1]]
+        wide = self._numbers(scales.input[0]) * self._numbers(scales.input[1])
+        return self._numbers(node.input[0]), wide.repeat(FP4_BLOCK, axis=0)
+
+    def _rounding_faults(self, node: onnx.NodeProto) -> list[str]:
+        if (stated := _attributes(node)) != _ROUNDING:
+            return [f'is to round the last axis in blocks of {FP4_BLOCK}, and states {stated}']
+        return self._unit_faults(node.input[1])
+
+    def _unit_faults(self, name: str) -> list[str]:
+        """List what is wrong with the scale of the scales."""
+        constant = self._constants.get(name)
+        if constant is None or constant.data_type != TensorProto.FLOAT or constant.dims:
+            return ['needs one float32 scale of the scales that is a constant']
+        unit = self._numbers(name)
+        return [] if np.isfinite(unit) and unit > 0 else ['has a scale that is not above 0']
+
+    def _scale_faults(self, node: onnx.NodeProto) -> list[str]:
+        """List what is wrong with a node that widens the scales of blocks."""
+        if len(node.input) != 2 or _attributes(node):
+            return ['is to widen the scales of blocks by one scale, along no axis']
+        if faults := self._unit_faults(node.input[1]):
+            return faults
+        maker = self._made.get(node.input[0])
+        if maker is None:
+            return []
+        if not is_four_bit_rounding(maker) or maker.output[1] != node.input[0]:
+            return ['widens scales that are neither constants nor those of a rounded input']
+        given = self._constants.get(maker.input[1])
+        if given is None or self._numbers(given.name) != self._numbers(node.input[1]):
+            return ['widens by another scale than the one that its input was rounded by']
+        return []
+
+    def _number_faults(self, node: onnx.NodeProto) -> list[str]:
+        """List what is wrong with a node that widens numbers in 4 bits."""
+        scale = self._made.get(node.input[1])
+        if scale is None or scale.op_type != _WIDEN or len(node.input) != 2:
+            return ['needs scales of blocks in 8 bits, and no zero points']
+        stated = _attributes(node)
+        maker, constant = (held.get(node.input[0]) for held in (self._made, self._constants))
+        if constant is not None and constant.data_type == _NUMBERS:
+            rows, columns = constant.dims
+            blocks = self._constants.get(scale.input[0])
+            if stated != {'axis': 0, 'block_size': FP4_BLOCK}:
+                return [f'needs blocks of {FP4_BLOCK} rows of its matrix, and states {stated}']
+            if blocks is None or [*blocks.dims] != [rows // FP4_BLOCK, columns] or rows % FP4_BLOCK:
+                return [f'needs a scale for every {FP4_BLOCK} rows of every column of its matrix']
+            return []
+        if maker is None or not is_four_bit_rounding(maker) or maker.output[0] != node.input[0]:
+            return ['widens numbers that are neither a matrix nor a rounded input in 4 bits']
+        if stated != {'axis': -1, 'block_size': FP4_BLOCK}:
+            return [f'needs blocks of {FP4_BLOCK} along the last axis, and states {stated}']
+        if scale.input[0] != maker.output[1]:
+            return ['widens by the scales of another input']
+        return []
+
+    def _product_faults(self, product: onnx.NodeProto, types: Mapping[str, int]) -> list[str]:
+        left, right = (self._source(name) for name in product.input)
+        if left is None and right is None:
+            return self._misread(product, types)
+        if left is None or right is None:
+            return ['multiplies a number in 4 bits by one that is not; both operands must be']
+        if left in self._constants or right not in self._constants:
+            return ['must multiply an input, rounded as it comes, by a matrix in 4 bits']
+        return []
+
+    def _source(self, name: str) -> str | None:
+        """Return the tensor in 4 bits that a tensor is widened from."""
+        node = self._made.get(name)
+        if node is None or node.op_type != _WIDEN or self._widens_scales(node):
+            return None
+        return str(node.input[0])
+
+    def _widens_scales(self, node: onnx.NodeProto) -> bool:
+        source, maker = self._constants.get(node.input[0]), self._made.get(node.input[0])
+        if source is not None:
+            return bool(source.data_type == _SCALES)
+        return maker is not None and [*maker.output].index(node.input[0]) == 1
+
+    def _misread(self, node: onnx.NodeProto, types: Mapping[str, int]) -> list[str]:
+        """List the rounded numbers that a node computes with, which is no product."""
+        return [
+            f"computes with '{name}', which was rounded to 4 bits; only matrix products may"
+            for name in node.input
+            if types.get(name) in (_NUMBERS, _SCALES)
+            or (name in self._made and self._made[name].op_type == _WIDEN)
+        ]
+
+    def _numbers(self, name: str) -> np.ndarray:
+        """Return a constant as float32, from the graph or from the file beside it."""
+        array = numpy_helper.to_array(self._constants[name], self._folder)
+        return array.astype(np.float32)
+
+
+def _has_zero_point(node: onnx.NodeProto) -> bool:
+    return node.op_type == _WIDEN and len(node.input) > 2
+
+
+def steps_of_four_bits(exact: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Return the distance of the 4-bit numbers beside each number of a matrix."""
+    sizes = np.abs(exact) / np.where(scales > 0, scales, np.float32(np.inf))
+    values = np.array(FP4_VALUES, np.float32)
+    places = np.clip(np.searchsorted(values, sizes), 1, len(values) - 1)
+    return np.where(scales > 0, np.diff(values)[places - 1] * scales, np.abs(exact) * 2)
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    return {item.name: helper.get_attribute_value(item) for item in node.attribute}
+
+
+# --------------------------------------------------------------------------------------------------
 
 # Two numbers a byte, the first in its lower half, as ONNX stores them.
 NUMBERS, SCALES = torch.float4_e2m1fn_x2, torch.float8_e4m3fn

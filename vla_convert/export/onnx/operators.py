@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.export.onnx.graph import HALVES, GraphWriter, Value
 from vla_convert.export.onnx.ternary import write_rounded
 

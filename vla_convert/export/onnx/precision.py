@@ -21,8 +21,8 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto
 
-from vla_convert.export.onnx.eight_bit_rules import eight_bit_faults
-from vla_convert.export.onnx.four_bit_rules import four_bit_faults, is_four_bit_rounding
+from vla_convert.export.onnx.eight_bits import eight_bit_faults
+from vla_convert.export.onnx.four_bits import four_bit_faults, is_four_bit_rounding
 from vla_convert.export.onnx.ternary import has_ternary
 from vla_runtime.bundle.onnx_files import (
     PRECISION_KEY,

@@ -26,12 +26,11 @@ import onnx
 import torch
 from onnx import TensorProto, helper
 
-from vla_convert.export.onnx.cases import Reference
+from vla_convert.export.onnx.cases import Reference, passes_of
 from vla_convert.export.onnx.eight_bits import EightBits
 from vla_convert.export.onnx.export import meta_network, write_onnx
 from vla_convert.export.onnx.four_bits import FourBits
 from vla_convert.export.onnx.quantised_products import QuantisedProducts, Range, leaves_mlp
-from vla_convert.export.onnx.token_cases import passes_of
 from vla_convert.export.onnx.verification import step_inputs
 from vla_convert.export.onnx.weights import BundleWeights
 from vla_runtime.bundle.onnx_files import (

@@ -13,7 +13,7 @@ import onnx
 import torch
 from onnx import helper, numpy_helper
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.export.onnx.graph import GraphWriter
 
 # Rows of the two graphs: one row would leave out what spreads a tensor over rows.

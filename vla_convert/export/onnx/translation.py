@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.export.onnx.graph import GraphWriter, Value
 from vla_convert.export.onnx.operators import lowering
 from vla_convert.export.onnx.quantised_products import Matrix, QuantisedProducts

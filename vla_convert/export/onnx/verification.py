@@ -22,13 +22,12 @@ import onnx
 import onnxruntime
 import torch
 
-from vla_convert.export.onnx.cases import Reference, moves_of, seeded_cases
-from vla_convert.export.onnx.eight_bit_rules import matrix_faults
+from vla_convert.export.onnx.cases import Reference, moves_of, pass_inputs, passes_of, seeded_cases
+from vla_convert.export.onnx.eight_bits import matrix_faults
 from vla_convert.export.onnx.export import has_monolithic, is_unrolled
-from vla_convert.export.onnx.four_bit_rules import four_bit_matrix_faults
+from vla_convert.export.onnx.four_bits import four_bit_matrix_faults
 from vla_convert.export.onnx.precision import beside_int8, precision_of, type_faults
 from vla_convert.export.onnx.ternary import GivenCodes, ternary_faults
-from vla_convert.export.onnx.token_cases import pass_inputs, passes_of
 from vla_convert.export.onnx.variants import comparable
 from vla_convert.export.onnx.weights import BundleWeights
 from vla_convert.export.receipt import (

@@ -16,7 +16,7 @@ import onnx
 import torch
 from torch import Tensor
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_runtime.bundle.onnx_files import WEIGHTS_DATA
 from vla_runtime.bundle.tensors import StoredTensor, read_header
 

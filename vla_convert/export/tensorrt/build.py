@@ -18,14 +18,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vla_convert.export.tensorrt.receipt import forget
-from vla_runtime.bundle.graph_facts import GraphFacts, read_graph_facts
+from vla_convert.export.tensorrt.verification import forget
 from vla_runtime.bundle.onnx_files import (
     GRAPHS_FILE,
     ONNX_FOLDER,
     QUANTISED,
     WEIGHTS_DATA,
+    GraphFacts,
     Precision,
+    read_graph_facts,
 )
 from vla_runtime.engines.cuda_runtime import CudaRuntime, DeviceInfo
 from vla_runtime.engines.free_memory import available_host_bytes, free_swap_bytes
@@ -53,8 +54,7 @@ from vla_runtime.engines.tensorrt.store import (
     targets_of,
     write_metadata,
 )
-from vla_runtime.files.atomic_write import WriteError, write_bytes
-from vla_runtime.files.large_files import file_sha256
+from vla_runtime.files.atomic_write import WriteError, file_sha256, write_bytes
 
 # Beside weights and workspace: CUDA's own, the kernels that are tried, activations.
 _OVERHEAD_BYTES = 1 << 30

@@ -10,9 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_convert.checkpoints.errors import ExportError
 from vla_convert.checkpoints.feature_names import CAMERA_FEATURE
-from vla_convert.checkpoints.folder_facts import CONFIG_FILE, FolderFacts, expect, find_tokenizer
+from vla_convert.checkpoints.folder_facts import (
+    CONFIG_FILE,
+    ExportError,
+    FolderFacts,
+    expect,
+    find_tokenizer,
+)
 from vla_convert.checkpoints.lerobot_folder import feature_length
 from vla_convert.checkpoints.lerobot_processors import (
     POSTPROCESSOR_FILE,

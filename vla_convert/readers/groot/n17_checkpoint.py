@@ -15,7 +15,7 @@ from vla_convert.checkpoints.folder_facts import FolderFacts
 from vla_convert.checkpoints.reader import MakeDims, Source
 from vla_convert.checkpoints.tensors import CheckpointError
 from vla_convert.readers.block_sizes import Shapes
-from vla_convert.readers.groot.n17_images import network_image
+from vla_convert.readers.groot.n17_folder import network_image
 from vla_convert.readers.groot.sizes import (
     BackboneModel,
     alternating_sizes,

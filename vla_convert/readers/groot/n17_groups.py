@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_convert.checkpoints.errors import ExportError
-from vla_convert.checkpoints.folder_facts import FolderPose
+from vla_convert.checkpoints.folder_facts import ExportError, FolderPose
 from vla_runtime.files.json_file import JsonMapping
 
 # A `delta` of NVIDIA's is one of the data set's own, from step to step: it is no target.

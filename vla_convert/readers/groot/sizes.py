@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from vla_convert.checkpoints.folder_facts import CONFIG_FILE, FolderFacts
-from vla_convert.checkpoints.image_places import count_image_places
+from vla_convert.checkpoints.folder_facts import CONFIG_FILE, FolderFacts, count_image_places
 from vla_convert.checkpoints.missing_facts import MissingFacts
 from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.checkpoints.reader import MakeDims, Source
@@ -22,7 +21,7 @@ from vla_convert.readers.block_sizes import Shapes, checked_dims, decoder_dims
 from vla_runtime.families.groot.dimensions import AlternatingDims, StackDims
 from vla_runtime.families.groot.n17_dimensions import GROOT_N17
 from vla_runtime.files.json_file import JsonMapping, read_json
-from vla_runtime.processing.prompt_layout import PromptLayout
+from vla_runtime.processing.prompts import PromptLayout
 
 # Heads of the published stacks by width: SigLIP So400m, and the two stacks of the action head.
 _HEADS = {'vision': {1152: 16}, 'context': {2048: 32}, 'dit': {1536: 32}}

@@ -26,7 +26,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from vla_runtime.bundle.graph_facts import read_graph_facts
 from vla_runtime.bundle.onnx_files import (
     CASES_FILE,
     ONNX_FOLDER,
@@ -34,6 +33,7 @@ from vla_runtime.bundle.onnx_files import (
     Network,
     Precision,
     graph_name,
+    read_graph_facts,
 )
 from vla_runtime.bundle.schema import WEIGHTS_FILE
 from vla_runtime.engines.cuda_runtime import DeviceInfo

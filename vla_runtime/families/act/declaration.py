@@ -2,8 +2,132 @@
 
 from __future__ import annotations
 
-from vla_runtime.families.act.dimensions import ACT, LIMITS, ActDims
+from dataclasses import dataclass
+from typing import Literal
+
+from vla_runtime.families.blocks.dimensions import ResNetDims
 from vla_runtime.family.declaration import Family, NoTimes, no_inputs, state_input
+
+# --------------------------------------------------------------------------------------------------
+# The sizes of ACT: one dataclass, a preset for the published model. Pure numbers.
+
+# LeRobot's other choice, `glu`, halves the width between the two linear layers and cannot run.
+Activation = Literal['relu', 'gelu']
+
+
+@dataclass(frozen=True)
+class StackDims:
+    """A transformer encoder or decoder."""
+
+    width: int
+    depth: int
+    num_heads: int
+    mlp_dim: int
+
+
+@dataclass(frozen=True)
+class ActDims:
+    """All that fixes the shapes of an ACT policy.
+
+    Attributes:
+        images: (height, width) of the images in pixels: one for all cameras, or one for each.
+        state_dim: measured state, that of the environment included.
+        environment_dim: numbers at the end of the state that are a token of their own: the state of
+            the environment; 0 without one.
+        pre_norm: layer norms before attention and MLP, not after them.
+    """
+
+    backbone: ResNetDims
+    encoder: StackDims
+    decoder: StackDims
+    cameras: int
+    images: tuple[tuple[int, int], ...]
+    horizon: int
+    action_dim: int
+    state_dim: int
+    environment_dim: int = 0
+    activation: Activation = 'relu'
+    pre_norm: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.images) not in (1, self.cameras):
+            raise ValueError(
+                f'images has {len(self.images)} sizes where 1, or one for each of the '
+                f'{self.cameras} cameras is expected'
+            )
+        if self.encoder.width != self.decoder.width:
+            raise ValueError(
+                f'encoder.width is {self.encoder.width} but decoder.width {self.decoder.width}: '
+                'the decoder reads what the encoder writes, so they must be equal'
+            )
+        if self.encoder.width % 4:
+            raise ValueError(
+                f'encoder.width {self.encoder.width} is not a multiple of 4; positions on a map '
+                'are sines and cosines of its rows and columns'
+            )
+        for name, stack in (('encoder', self.encoder), ('decoder', self.decoder)):
+            if stack.width % stack.num_heads:
+                raise ValueError(
+                    f'{name}: width {stack.width} is not a multiple of num_heads {stack.num_heads}'
+                )
+        if self.environment_dim >= self.state_dim:
+            raise ValueError(
+                f'environment_dim {self.environment_dim} leaves nothing of the state_dim '
+                f'{self.state_dim} for the measured joints'
+            )
+
+    @property
+    def width(self) -> int:
+        """W, numbers of a token."""
+        return self.encoder.width
+
+    @property
+    def image_sizes(self) -> tuple[tuple[int, int], ...]:
+        """(height, width) of each camera's image."""
+        return self.images * self.cameras if len(self.images) == 1 else self.images
+
+    @property
+    def map_sizes(self) -> tuple[tuple[int, int], ...]:
+        """(height, width) of each camera's feature map; each of its places is an image token."""
+        return tuple(self.backbone.map_size(size) for size in self.image_sizes)
+
+    @property
+    def vector_tokens(self) -> int:
+        """Tokens before the images: latent, state and, where there is one, environment."""
+        return 3 if self.environment_dim else 2
+
+    @property
+    def prefix_length(self) -> int:
+        """P: tokens before the images, and the places of all feature maps."""
+        return self.vector_tokens + sum(height * width for height, width in self.map_sizes)
+
+
+_STACK_LIMITS = {'width': 16384, 'depth': 512, 'num_heads': 1024, 'mlp_dim': 131072}
+LIMITS = {
+    'backbone.stem': 16384,
+    'backbone.channels': 16384,
+    'backbone.blocks': 512,
+    **{f'encoder.{name}': limit for name, limit in _STACK_LIMITS.items()},
+    **{f'decoder.{name}': limit for name, limit in _STACK_LIMITS.items()},
+    'images': 4096,
+    'environment_dim': 1024,
+}
+
+# ALOHA's two arms and four cameras, in LeRobot's sizes: one decoder layer, because the published
+# code reads no other (arXiv 2304.13705).
+ACT = ActDims(
+    backbone=ResNetDims(stem=64, channels=(64, 128, 256, 512), blocks=(2, 2, 2, 2)),
+    encoder=StackDims(width=512, depth=4, num_heads=8, mlp_dim=3200),
+    decoder=StackDims(width=512, depth=1, num_heads=8, mlp_dim=3200),
+    cameras=4,
+    images=((480, 640),),
+    horizon=100,
+    action_dim=14,
+    state_dim=14,
+)
+
+
+# --------------------------------------------------------------------------------------------------
 
 FAMILIES = (
     Family(

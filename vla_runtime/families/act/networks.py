@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_runtime.families.act.dimensions import ActDims, Activation, StackDims
+from vla_runtime.families.act.declaration import ActDims, Activation, StackDims
 from vla_runtime.families.blocks.attention import attend, images_of_rows
 from vla_runtime.families.blocks.layers import Linear, MultiHeadAttention
 from vla_runtime.families.blocks.resnet import ConvNorm, ResNet

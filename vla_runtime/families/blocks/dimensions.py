@@ -4,7 +4,142 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Literal, Protocol
+
+# --------------------------------------------------------------------------------------------------
+# Sizes of policies that see several steps of an observation. Pure numbers.
+
+
+class HistoryDims:
+    """What follows from cameras, steps and images; a subclass is a dataclass with these fields.
+
+    Attributes:
+        image: (height, width) of the cameras' images in pixels.
+        resize: (height, width) that they are resized to; None: they are not.
+        crop: (height, width) of the middle that the network sees; None: all.
+        cameras: images of an observation; an earlier frame of a camera is an image of its own. The
+            newest frames of all cameras come first, then those of a step before, and so on.
+        observation_steps: steps of the observation that the policy sees, the newest included.
+        horizon: actions that are denoised; the first is that of the oldest step.
+        real_horizon: actions that the robot has, from that of the newest step on.
+    """
+
+    image: tuple[int, int]
+    resize: tuple[int, int] | None
+    crop: tuple[int, int] | None
+    cameras: int
+    observation_steps: int
+    horizon: int
+    real_horizon: int
+
+    def check_history(self) -> None:
+        """Refuse sizes that do not go together (ValueError)."""
+        if self.observation_steps < 1 or self.cameras % self.observation_steps:
+            raise ValueError(
+                f'cameras {self.cameras} is not a multiple of the {self.observation_steps} '
+                'observation_steps; every camera has a frame of each step'
+            )
+        most = self.horizon - self.first_action
+        if not 1 <= self.real_horizon <= most:
+            raise ValueError(
+                f'real_horizon {self.real_horizon} where 1 to {most} is expected: horizon '
+                f'{self.horizon} without the {self.first_action} actions of earlier steps'
+            )
+        if self.crop is not None:
+            high, wide = self.resize or self.image
+            if self.crop[0] > high or self.crop[1] > wide or min(self.crop) < 1:
+                raise ValueError(f'crop {self.crop} does not lie in images of {(high, wide)}')
+
+    @property
+    def own_cameras(self) -> int:
+        """Cameras, whatever the number of their frames."""
+        return self.cameras // self.observation_steps
+
+    @property
+    def first_action(self) -> int:
+        """Row of a chunk that is due at the observation's time."""
+        return self.observation_steps - 1
+
+    @property
+    def image_sizes(self) -> tuple[tuple[int, int], ...]:
+        """(height, width) of each image."""
+        return (self.image,) * self.cameras
+
+    @property
+    def seen(self) -> tuple[int, int]:
+        """(height, width) that the vision network sees."""
+        return self.crop or self.resize or self.image
+
+
+# --------------------------------------------------------------------------------------------------
+# The sizes of a residual network. Pure numbers.
+
+# Channels of a bottleneck's output for each of its inner ones (arXiv 1512.03385, table 1).
+_EXPANSION = 4
+_STEM_SHRINKS = 2
+# Channels of a group of a group norm, at least.
+_GROUP = 16
+
+
+@dataclass(frozen=True)
+class ResNetDims:
+    """A residual network up to its last feature map (arXiv 1512.03385), as torchvision builds it.
+
+    Attributes:
+        stem: channels after the first convolution.
+        channels: inner channels of the blocks of each of the four stages.
+        blocks: blocks of each stage.
+        bottleneck: blocks of three convolutions (ResNet 50 and more), not of two.
+        dilated: the last stage keeps the size of its input, its later blocks dilated by two.
+        norm: `batch`, with frozen statistics, or `group` (arXiv 1803.08494), a group for every 16
+            channels.
+    """
+
+    stem: int
+    channels: tuple[int, int, int, int]
+    blocks: tuple[int, int, int, int]
+    bottleneck: bool = False
+    dilated: bool = False
+    norm: Literal['batch', 'group'] = 'batch'
+
+    def __post_init__(self) -> None:
+        if self.dilated and not self.bottleneck:
+            raise ValueError('dilated is for bottleneck blocks; others have no dilated form')
+        for n in (self.stem, *self.channels) if self.norm == 'group' else ():
+            if n < _GROUP or n % self.groups(n):
+                raise ValueError(
+                    f'norm group: {n} channels do not part into the {n // _GROUP} groups of a norm '
+                    f'(one for every {_GROUP})'
+                )
+
+    @property
+    def expansion(self) -> int:
+        """Channels of a block's output for each of its inner ones."""
+        return _EXPANSION if self.bottleneck else 1
+
+    def groups(self, channels: int) -> int:
+        """Return the groups of a norm of so many channels; 0 for frozen statistics."""
+        return channels // _GROUP if self.norm == 'group' else 0
+
+    @property
+    def width(self) -> int:
+        """Channels of the feature map."""
+        return self.channels[-1] * self.expansion
+
+    @property
+    def depth(self) -> int:
+        """Layers, as in the name: 18 for ResNet-18."""
+        return sum(self.blocks) * (3 if self.bottleneck else 2) + 2
+
+    def map_size(self, image: tuple[int, int]) -> tuple[int, int]:
+        """Return height and width of the feature map of an image of this height and width."""
+        halvings = _STEM_SHRINKS + len(self.blocks) - (2 if self.dilated else 1)
+        for _ in range(halvings):
+            image = ((image[0] + 1) // 2, (image[1] + 1) // 2)
+        return image
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 class VisionBlockDims(Protocol):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_runtime.families.blocks.resnet_dimensions import ResNetDims
+from vla_runtime.families.blocks.dimensions import ResNetDims
 
 _EPSILON = 1e-5
 

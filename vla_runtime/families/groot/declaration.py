@@ -17,7 +17,7 @@ from vla_runtime.families.groot.n17_dimensions import GROOT_N17, GrootN17Dims
 from vla_runtime.families.groot.time_table import GrootTimeTable
 from vla_runtime.family.declaration import Family, prompt_inputs, state_input
 from vla_runtime.family.performance_figures import PerformanceFigures, vla_cpp_runs
-from vla_runtime.processing.prompt_layout import PromptLayout
+from vla_runtime.processing.prompts import PromptLayout
 
 _CHAT = ('<|im_start|>', '<|im_end|>')
 # Eagle's chat template with a user's images and task, as its processor writes it.

@@ -5,24 +5,281 @@ One family was trained to take noise away, the other on a flow.
 
 from __future__ import annotations
 
-from vla_runtime.families.multi_task_dit.dimensions import (
-    LIMITS,
-    OF_SCHEDULER,
-    USUAL,
-    USUAL_FLOW,
-    DitDims,
-    MultiTaskDitDims,
-    MultiTaskDitFlowDims,
-)
-from vla_runtime.families.multi_task_dit.time_table import FlowTimes, TransformerTimes
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from vla_runtime.families.blocks.dimensions import LIMITS as BLOCK_LIMITS
+from vla_runtime.families.blocks.dimensions import HistoryDims, VisionDims, check_vision
+from vla_runtime.families.blocks.flow_time import layer_rows, linear_rows, silu, time_code_rows
 from vla_runtime.family.declaration import (
+    LATER,
     Family,
     RowInput,
     no_inputs,
     prompt_inputs,
     states_input,
 )
-from vla_runtime.processing.prompt_layout import PromptLayout
+from vla_runtime.family.noise_schedule import MOST_TRAIN_STEPS, NoiseScheduler
+from vla_runtime.files.safetensors_reader import SafetensorsReader
+from vla_runtime.processing.prompts import PromptLayout
+
+# --------------------------------------------------------------------------------------------------
+# The sizes of Multi-Task DiT: one dataclass, a preset for LeRobot's usual model. Pure numbers.
+
+# How a flow is followed: Euler's step, or the classical Runge-Kutta step of four velocities.
+Integrator = Literal['euler', 'rk4']
+
+
+@dataclass(frozen=True)
+class TextDims:
+    """CLIP's text transformer (arXiv 2103.00020).
+
+    Attributes:
+        positions: longest prompt that it has positions for.
+    """
+
+    width: int
+    depth: int
+    num_heads: int
+    mlp_dim: int
+    positions: int
+
+    def __post_init__(self) -> None:
+        if self.width % self.num_heads:
+            raise ValueError(
+                f'text: width {self.width} is not a multiple of num_heads {self.num_heads}'
+            )
+
+
+@dataclass(frozen=True)
+class TransformerDims:
+    """A transformer over the actions of a chunk, modulated by time and observation.
+
+    Attributes:
+        time_width: numbers of the time features.
+        rotary_base: base of rotary positions; None: there are none.
+        learned_positions: positions are added to the actions.
+    """
+
+    width: int
+    depth: int
+    num_heads: int
+    mlp_dim: int
+    time_width: int
+    rotary_base: float | None = None
+    learned_positions: bool = False
+
+    def __post_init__(self) -> None:
+        if self.width % self.num_heads:
+            raise ValueError(
+                f'transformer: width {self.width} is not a multiple of num_heads {self.num_heads}'
+            )
+        if self.rotary_base is not None and (self.width // self.num_heads) % 2:
+            raise ValueError(
+                f'transformer: heads of {self.width // self.num_heads} numbers; rotary positions '
+                'turn pairs of them'
+            )
+        if self.rotary_base is not None and self.rotary_base <= 1.0:
+            raise ValueError(
+                f'transformer.rotary_base {self.rotary_base} where a number above 1 is expected'
+            )
+        if self.time_width % 2 or self.time_width < 4:
+            raise ValueError(
+                f'transformer.time_width {self.time_width} where an even number of at least 4 is '
+                'expected'
+            )
+
+    @property
+    def modulation(self) -> int:
+        """Numbers that modulate one block: shift, scale and gate of attention and MLP."""
+        return 6 * self.width
+
+    @property
+    def modulations(self) -> int:
+        """Numbers that modulate all blocks."""
+        return self.depth * self.modulation
+
+
+@dataclass(frozen=True)
+class DitDims(HistoryDims):
+    """All that fixes a Multi-Task DiT policy, but for what it was trained to denoise.
+
+    Attributes:
+        vision: CLIP's vision transformer; its image is what is left after resize and crop.
+        text_width: numbers of a prompt's projected features.
+        state_dim: measured state of a step.
+        separate_encoders: every camera has a vision transformer of its own.
+    """
+
+    vision: VisionDims
+    text: TextDims
+    text_width: int
+    transformer: TransformerDims
+    image: tuple[int, int]
+    vocabulary: int
+    prompt_length: int
+    cameras: int
+    observation_steps: int
+    horizon: int
+    real_horizon: int
+    action_dim: int
+    state_dim: int
+    resize: tuple[int, int] | None = None
+    crop: tuple[int, int] | None = None
+    separate_encoders: bool = field(default=False, metadata={LATER: True})
+
+    def __post_init__(self) -> None:
+        check_vision(self.vision)
+        self.check_history()
+        edge = self.vision.image_size
+        if self.seen != (edge, edge):
+            raise ValueError(
+                f'vision.image_size {edge}, but resize and crop leave images of {self.seen}'
+            )
+        if self.prompt_length > self.text.positions:
+            raise ValueError(
+                f'prompt_length {self.prompt_length} where the text transformer has positions for '
+                f'{self.text.positions} tokens'
+            )
+
+    @property
+    def step_width(self) -> int:
+        """Numbers of a step of the observation: state, images, prompt."""
+        return self.state_dim + self.own_cameras * self.vision.width + self.text_width
+
+    @property
+    def prefix_length(self) -> int:
+        """P: the images and the states of all steps, and the prompt."""
+        return self.cameras + self.observation_steps + self.prompt_length
+
+
+@dataclass(frozen=True)
+class MultiTaskDitDims(DitDims):
+    """A policy that was trained to take noise away.
+
+    Attributes:
+        scheduler: scheduler of training.
+    """
+
+    scheduler: NoiseScheduler = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class MultiTaskDitFlowDims(DitDims):
+    """A policy that was trained on a flow.
+
+    Attributes:
+        integrator: the flow is followed in its steps.
+    """
+
+    integrator: Integrator = 'euler'
+
+    @property
+    def stages(self) -> tuple[float, ...]:
+        """Places of a step whose flow times the transformer sees."""
+        return (0.0,) if self.integrator == 'euler' else (0.0, 0.5, 1.0)
+
+
+LIMITS = {
+    **{name: limit for name, limit in BLOCK_LIMITS.items() if name.startswith('vision.')},
+    'text.width': 16384,
+    'text.depth': 512,
+    'text.num_heads': 1024,
+    'text.mlp_dim': 131072,
+    'text.positions': 4096,
+    'text_width': 16384,
+    'transformer.width': 16384,
+    'transformer.depth': 512,
+    'transformer.num_heads': 1024,
+    'transformer.mlp_dim': 131072,
+    'transformer.time_width': 16384,
+    'image': 4096,
+    'resize': 4096,
+    'crop': 4096,
+    'observation_steps': 16,
+    'real_horizon': 1024,
+}
+OF_SCHEDULER = {'scheduler.train_steps': MOST_TRAIN_STEPS}
+
+# LeRobot's usual sizes, on CLIP ViT-B/16, with two cameras and an arm of 7 numbers.
+_USUAL = DitDims(
+    vision=VisionDims(
+        width=768, depth=12, num_heads=12, mlp_dim=3072, patch_size=16, image_size=224
+    ),
+    text=TextDims(width=512, depth=12, num_heads=8, mlp_dim=2048, positions=77),
+    text_width=512,
+    transformer=TransformerDims(
+        width=512, depth=6, num_heads=8, mlp_dim=2048, time_width=256, rotary_base=10000.0
+    ),
+    image=(256, 256),
+    crop=(224, 224),
+    vocabulary=49408,
+    prompt_length=77,
+    cameras=4,
+    observation_steps=2,
+    horizon=32,
+    real_horizon=24,
+    action_dim=7,
+    state_dim=7,
+)
+USUAL = MultiTaskDitDims(
+    **vars(_USUAL),
+    scheduler=NoiseScheduler('ddpm', 100, 'squaredcos_cap_v2', 1e-4, 0.02, clip=1.0),
+)
+USUAL_FLOW = MultiTaskDitFlowDims(**vars(_USUAL))
+
+
+# --------------------------------------------------------------------------------------------------
+# Time tables of Multi-Task DiT: what a time adds to the modulations, in numpy.
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+class TransformerTimes:
+    """Rows of the modulations by the training step (see `MultiTaskDit.time_conditioning`)."""
+
+    def __init__(self, dims: DitDims, weights: SafetensorsReader) -> None:
+        self._transformer, self._weights = dims.transformer, weights
+
+    @property
+    def width(self) -> int:
+        return self._transformer.modulations
+
+    def __call__(self, times: np.ndarray) -> np.ndarray:
+        width = self._transformer.time_width
+        seen = silu(self.features(times))
+        parts = []
+        for block in range(self._transformer.depth):
+            weight = self._weights.read(f'transformer.blocks.{block}.modulation.weight')[:, :width]
+            parts.append(linear_rows(seen, weight, np.zeros(len(weight), np.float32)))
+        return np.concatenate(parts, axis=1)
+
+    def features(self, times: np.ndarray) -> np.ndarray:
+        """Return the time features (N, time_width) of training steps (N,)."""
+        x = time_code_rows(times, self._transformer.time_width)
+        for name in ('transformer.time1', 'transformer.time2'):
+            x = gelu(layer_rows(x, self._weights, name))
+        return x
+
+
+class FlowTimes(TransformerTimes):
+    """Rows of the modulations by the flow time, which the transformer counts from the noise on."""
+
+    def __call__(self, times: np.ndarray) -> np.ndarray:
+        return super().__call__(np.float32(1.0) - np.asarray(times, np.float32))
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    """GELU in its exact form (arXiv 1606.08415), in float64."""
+    wide = x.astype(np.float64)
+    found: np.ndarray = (0.5 * wide * (1.0 + _erf(wide / math.sqrt(2.0)))).astype(np.float32)
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 def _prefix_inputs(dims: DitDims) -> dict[str, RowInput]:

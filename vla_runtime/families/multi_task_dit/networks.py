@@ -3,21 +3,279 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from vla_runtime.families.blocks.attention import repeat_rows
+from vla_runtime.families.blocks.attention import Rotary, repeat_rows, rotary, rotate
+from vla_runtime.families.blocks.dimensions import VisionDims
+from vla_runtime.families.blocks.layers import Linear, MultiHeadAttention, gelu_tanh
 from vla_runtime.families.blocks.resize import FramedVision, Framing
+from vla_runtime.families.blocks.time_code import time_code
 from vla_runtime.families.diffusion_network import DiffusionNetwork
 from vla_runtime.families.flow_network import FlowNetwork
-from vla_runtime.families.multi_task_dit.clip import ClipText, ClipVision
-from vla_runtime.families.multi_task_dit.dimensions import (
+from vla_runtime.families.multi_task_dit.declaration import (
     DitDims,
     MultiTaskDitDims,
     MultiTaskDitFlowDims,
+    TextDims,
+    TransformerDims,
 )
-from vla_runtime.families.multi_task_dit.transformer import ActionTransformer
+
+# --------------------------------------------------------------------------------------------------
+# CLIP's two transformers (arXiv 2103.00020): one vector of an image, and one of a prompt.
+
+_EPSILON = 1e-5
+_STEEPNESS = 1.702
+
+
+class BlockDims(Protocol):
+    """Sizes of a CLIP transformer's blocks."""
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @property
+    def mlp_dim(self) -> int: ...
+
+
+class ClipAttention(MultiHeadAttention):
+    """Attention of each token to those that it sees, (T, T) bool; None: to all."""
+
+    def forward(self, x: Tensor, seen: Tensor | None) -> Tensor:
+        q, k, v = (self.heads(layer(x)) for layer in (self.q, self.k, self.v))
+        mask = None if seen is None else seen[None, None]
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.out(attended.transpose(1, 2).reshape(x.shape))
+
+
+class ClipMlp(nn.Module):
+    def __init__(self, dims: BlockDims) -> None:
+        super().__init__()
+        self.fc1 = Linear(dims.width, dims.mlp_dim)
+        self.fc2 = Linear(dims.mlp_dim, dims.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(quick_gelu(self.fc1(x)))
+
+
+class ClipBlock(nn.Module):
+    """Pre-norm transformer block; norms and residual stream stay in float32."""
+
+    def __init__(self, dims: BlockDims) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dims.width, eps=_EPSILON)
+        self.attention = ClipAttention(dims.width, dims.num_heads)
+        self.norm2 = nn.LayerNorm(dims.width, eps=_EPSILON)
+        self.mlp = ClipMlp(dims)
+
+    def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
+        x = x + self.attention(self.norm1(x), seen)
+        return x + self.mlp(self.norm2(x))
+
+
+class Patches(nn.Module):
+    """Square patches to tokens: a strided convolution without bias, as a matrix product."""
+
+    def __init__(self, width: int, patch_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Conv2d(3, width, kernel_size=patch_size, bias=False).weight
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(n, 3, S, S) to (n, N, width), patches row by row."""
+        n, channels, size, _ = pixels.shape
+        patch = self.weight.shape[-1]
+        side = size // patch
+        patches = pixels.reshape(n, channels, side, patch, side, patch)
+        patches = patches.permute(0, 2, 4, 1, 3, 5).reshape(n, side * side, -1)
+        return F.linear(patches, self.weight.flatten(1))
+
+
+class ClipVision(nn.Module):
+    """Normalised images to one token each: the class token, without CLIP's norm behind it."""
+
+    def __init__(self, vision: VisionDims, framing: Framing) -> None:
+        super().__init__()
+        self.framing = framing
+        self.patch_embedding = Patches(vision.width, vision.patch_size)
+        self.class_embedding = nn.Parameter(torch.empty(vision.width))
+        self.position_embedding = nn.Parameter(torch.empty(vision.tokens + 1, vision.width))
+        for table in (self.class_embedding, self.position_embedding):
+            nn.init.normal_(table, std=0.02)
+        self.norm = nn.LayerNorm(vision.width, eps=_EPSILON)
+        self.blocks = nn.ModuleList(ClipBlock(vision) for _ in range(vision.depth))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(n, 3, h, w) to (n, 1, width)."""
+        patches = self.patch_embedding(self.framing(pixels))
+        first = self.class_embedding[None, None].expand(patches.shape[0], -1, -1)
+        x = self.norm(torch.cat([first, patches], dim=1) + self.position_embedding)
+        for block in self.blocks:
+            x = block(x)
+        return x[:, :1].float()
+
+
+class ClipText(nn.Module):
+    """A prompt to the vector of the token that ends it."""
+
+    def __init__(self, dims: TextDims, vocabulary: int, out_width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, dims.width)
+        self.position_embedding = nn.Parameter(torch.empty(dims.positions, dims.width))
+        nn.init.normal_(self.position_embedding, std=0.02)
+        self.blocks = nn.ModuleList(ClipBlock(dims) for _ in range(dims.depth))
+        self.norm = nn.LayerNorm(dims.width, eps=_EPSILON)
+        self.projection = nn.Linear(dims.width, out_width)
+
+    def forward(self, tokens: Tensor, token_mask: Tensor) -> Tensor:
+        """(R, L) to (R, out_width)."""
+        # A token sees those before it and itself, so padding behind the end changes nothing.
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        seen = places[None] <= places[:, None]
+        x = self.embedding(tokens).float() + self.position_embedding[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x, seen)
+        return self.projection(ending(self.norm(x), token_mask))
+
+
+def ending(x: Tensor, token_mask: Tensor) -> Tensor:
+    """The vectors (R, W) of the last tokens that are no padding: of the end of the prompts.
+
+    Args:
+        x: (R, L, W).
+        token_mask: (R, L) bool.
+    """
+    places = torch.arange(x.shape[1], device=x.device)[None]
+    end = torch.where(token_mask, places.float(), -1.0).argmax(dim=1)
+    return torch.where((places == end[:, None])[:, :, None], x, 0.0).sum(dim=[1])
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """CLIP's activation: x sigmoid(1.702 x)."""
+    return F.silu(_STEEPNESS * x) / _STEEPNESS
+
+
+# --------------------------------------------------------------------------------------------------
+# The transformer of Multi-Task DiT over the actions of a chunk (arXiv 2212.09748).
+#
+# The modulation of its blocks is a linear layer of SiLU(time features, observation). SiLU goes
+# number by number, so the layer is a sum: the time's share is a row of the time table, the
+# observation's is computed in the prefix, and a step adds the two.
+
+
+class ActionAttention(MultiHeadAttention):
+    """Full attention over the actions of a chunk."""
+
+    def forward(self, x: Tensor, positions: Rotary | None) -> Tensor:
+        q, k, v = (self.heads(layer(x)) for layer in (self.q, self.k, self.v))
+        if positions is not None:
+            q, k = rotate(q, positions), rotate(k, positions)
+        attended = F.scaled_dot_product_attention(q, k, v)
+        return self.out(attended.transpose(1, 2).reshape(x.shape))
+
+
+class ActionMlp(nn.Module):
+    def __init__(self, dims: TransformerDims) -> None:
+        super().__init__()
+        self.fc1 = Linear(dims.width, dims.mlp_dim)
+        self.fc2 = Linear(dims.mlp_dim, dims.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(gelu_tanh(self.fc1(x)))
+
+
+class ActionBlock(nn.Module):
+    """A block whose inputs are scaled and shifted, and whose outputs are gated, by a modulation."""
+
+    def __init__(self, dims: TransformerDims, observation: int) -> None:
+        super().__init__()
+        self.attention = ActionAttention(dims.width, dims.num_heads)
+        self.mlp = ActionMlp(dims)
+        self.modulation = Linear(dims.time_width + observation, dims.modulation)
+
+    def forward(self, x: Tensor, modulation: Tensor, positions: Rotary | None) -> Tensor:
+        """(B, H, W) to (B, H, W); modulation (B, 1 or H, 6 W)."""
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = modulation.chunk(6, dim=2)
+        x = x + gate * self.attention(modulated(x, shift, scale), positions)
+        return x + mlp_gate * self.mlp(modulated(x, mlp_shift, mlp_scale))
+
+
+class ActionTransformer(nn.Module):
+    """Noisy actions and modulations to the prediction.
+
+    Args:
+        dims: sizes.
+        horizon, action_dim: shape of a chunk.
+        observation: numbers of an observation.
+    """
+
+    def __init__(
+        self, dims: TransformerDims, horizon: int, action_dim: int, observation: int
+    ) -> None:
+        super().__init__()
+        self.dims = dims
+        self.time1 = nn.Linear(dims.time_width, 2 * dims.time_width)
+        self.time2 = nn.Linear(2 * dims.time_width, dims.time_width)
+        self.action_in = nn.Linear(action_dim, dims.width)
+        self.position_embedding: nn.Parameter | None = None
+        if dims.learned_positions:
+            self.position_embedding = nn.Parameter(torch.empty(1, horizon, dims.width))
+            nn.init.normal_(self.position_embedding, std=0.02)
+        self.blocks = nn.ModuleList(ActionBlock(dims, observation) for _ in range(dims.depth))
+        self.action_out = nn.Linear(dims.width, action_dim)
+
+    def _modulations(self) -> list[Linear]:
+        return [cast(ActionBlock, block).modulation for block in self.blocks]
+
+    def time_features(self, times: Tensor) -> Tensor:
+        """Features (N, time_width) of training steps (N,)."""
+        return F.gelu(self.time2(F.gelu(self.time1(time_code(times, self.dims.time_width)))))
+
+    def time_modulation(self, times: Tensor) -> Tensor:
+        """The time's share of all modulations, (N, M), of training steps (N,)."""
+        seen, width = F.silu(self.time_features(times)), self.dims.time_width
+        parts = [_product(seen, layer.weight[:, :width]) for layer in self._modulations()]
+        return torch.cat(parts, dim=1)
+
+    def observed_modulation(self, observation: Tensor) -> Tensor:
+        """The observation's share (R, observation) of all modulations, (R, M)."""
+        seen, width = F.silu(observation), self.dims.time_width
+        parts = [
+            _product(seen, layer.weight[:, width:]) + layer.bias for layer in self._modulations()
+        ]
+        return torch.cat(parts, dim=1)
+
+    def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
+        """(B, H, A) and modulations (B, 1 or H, M) to (B, H, A)."""
+        dims, positions = self.dims, None
+        if dims.rotary_base is not None:
+            places = torch.arange(x.shape[1], device=x.device)[None]
+            positions = rotary(places, dims.width // dims.num_heads, dims.rotary_base)
+        x = self.action_in(x)
+        if self.position_embedding is not None:
+            x = x + self.position_embedding
+        shares = modulation.split([dims.modulation] * dims.depth, dim=2)
+        for block, share in zip(self.blocks, shares, strict=True):
+            x = block(x, share, positions)
+        return self.action_out(x)
+
+
+def modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """The norm of x, scaled by one more than `scale` and shifted."""
+    return F.layer_norm(x, x.shape[-1:], eps=1e-6) * (1 + scale) + shift
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    """Product in the dtype of the weights, float32."""
+    return F.linear(x.to(weight.dtype), weight).float()
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 class Dit(FlowNetwork):

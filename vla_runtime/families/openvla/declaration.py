@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from vla_runtime.families.openvla.action_bins import ActionBins
-from vla_runtime.families.openvla.dimensions import (
-    LIMITS,
-    OFT_LIMITS,
-    OPENVLA,
-    OPENVLA_OFT,
-    OpenVlaDims,
-    OpenVlaOftDims,
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from vla_runtime.families.blocks.dimensions import LIMITS as STACK_LIMITS
+from vla_runtime.families.blocks.dimensions import (
+    DecoderDims,
+    VisionDims,
+    check_language,
+    check_positive,
+    check_vision,
 )
 from vla_runtime.family.declaration import (
     Family,
@@ -19,7 +22,244 @@ from vla_runtime.family.declaration import (
     prompt_inputs,
     state_input,
 )
-from vla_runtime.processing.prompt_layout import PromptLayout
+from vla_runtime.processing.prompts import PromptLayout
+
+# --------------------------------------------------------------------------------------------------
+# The sizes of OpenVLA and OpenVLA-OFT, with a preset for each published model. Pure numbers.
+
+_LARGEST_OF = {name.partition('.')[2]: limit for name, limit in STACK_LIMITS.items()}
+_BACKBONE_LIMITS = {
+    **{
+        f'{tower}.{name}': _LARGEST_OF[name]
+        for tower in ('dino', 'siglip')
+        for name in ('width', 'depth', 'num_heads', 'mlp_dim', 'image_size', 'patch_size')
+    },
+    **{name: limit for name, limit in STACK_LIMITS.items() if name.startswith('language.')},
+    'dino_registers': 64,
+    'projector_dim': 131072,
+}
+LIMITS = {**_BACKBONE_LIMITS, 'action_bins': 65536, 'used_vocabulary': 4_194_304}
+OFT_LIMITS = {**_BACKBONE_LIMITS, 'head_width': 131072, 'head_blocks': 64}
+# `</s>`, which ends Llama's texts.
+_STOP_TOKEN = 2
+Channels = tuple[float, float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackboneDims:
+    """Sizes of towers, projector and language model.
+
+    Attributes:
+        dino, siglip: the towers, with the blocks that are run: all but the last.
+        dino_registers: register tokens of DINOv2, beside its class token.
+        projector_dim: width between the projector's first two layers.
+        language: the Llama 2.
+        vocabulary: tokens that the network knows.
+        prompt_length: tokens of the padded prompt.
+        action_dim: numbers of an action.
+        dino_mean, dino_std, siglip_mean, siglip_std: of the colour channels, from [0, 1].
+        rope_base: base of the language model's rotary positions.
+        rms_epsilon: epsilon of the language model's norms.
+        cameras: images of a prompt, one behind the other.
+    """
+
+    dino: VisionDims
+    siglip: VisionDims
+    dino_registers: int
+    projector_dim: int
+    language: DecoderDims
+    vocabulary: int
+    prompt_length: int
+    action_dim: int
+    dino_mean: Channels
+    dino_std: Channels
+    siglip_mean: Channels
+    siglip_std: Channels
+    rope_base: float = 1e4
+    rms_epsilon: float = 1e-6
+    cameras: int = 1
+
+    def __post_init__(self) -> None:
+        for tower in (self.dino, self.siglip):
+            check_vision(tower)
+        if self.dino.tokens != self.siglip.tokens or self.dino.image_size != self.siglip.image_size:
+            raise ValueError(
+                f'dino has {self.dino.tokens} patches of an image {self.dino.image_size} wide and '
+                f'siglip {self.siglip.tokens} of one {self.siglip.image_size} wide: both towers '
+                'read the same patches'
+            )
+        check_language(self.language)
+        check_positive(self, 'rope_base', 'rms_epsilon', 'action_dim', 'prompt_length')
+        if min(*self.dino_std, *self.siglip_std) <= 0:
+            raise ValueError('dino_std and siglip_std must be above 0')
+
+    @property
+    def image_size(self) -> int:
+        """S, edge of the square image in pixels."""
+        return self.dino.image_size
+
+    @property
+    def image_tokens(self) -> int:
+        """N, tokens of an image."""
+        return self.dino.tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenVlaDims(BackboneDims):
+    """All that fixes the shapes of an OpenVLA policy.
+
+    Attributes:
+        used_vocabulary: tokens without the padding of the text table; actions are the last of them.
+        action_bins: edges of the bins over [-1, 1], one more than there are bins.
+    """
+
+    used_vocabulary: int
+    action_bins: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.used_vocabulary > self.vocabulary:
+            raise ValueError(
+                f'used_vocabulary {self.used_vocabulary} is more than vocabulary {self.vocabulary}'
+            )
+        if not 2 <= self.action_bins <= self.used_vocabulary:
+            raise ValueError(
+                f'action_bins {self.action_bins} where 2 to {self.used_vocabulary} '
+                '(used_vocabulary) is expected'
+            )
+
+    @property
+    def answer_length(self) -> int:
+        """K, a token for each action."""
+        return self.action_dim
+
+    @property
+    def prefix_length(self) -> int:
+        """P: image and prompt."""
+        return self.cameras * self.image_tokens + self.prompt_length
+
+    @property
+    def horizon(self) -> int:
+        """Actions of a chunk."""
+        return 1
+
+    @property
+    def state_dim(self) -> int:
+        """The network reads no state."""
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenVlaOftDims(BackboneDims):
+    """All that fixes the shapes of an OpenVLA-OFT policy.
+
+    Attributes:
+        horizon: actions of a chunk; each number of them has a place of its own behind the prompt.
+        state_dim: measured state.
+        head_width: hidden numbers of the action head.
+        head_blocks: residual blocks of the action head.
+    """
+
+    horizon: int
+    state_dim: int
+    head_width: int
+    head_blocks: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, 'horizon', 'state_dim', 'head_width')
+        if self.head_blocks < 0:
+            raise ValueError(f'head_blocks {self.head_blocks} where 0 or more is expected')
+        if self.vocabulary <= _STOP_TOKEN:
+            raise ValueError(
+                f'vocabulary {self.vocabulary} where more than the stop token {_STOP_TOKEN} is '
+                'expected'
+            )
+
+    @property
+    def action_places(self) -> int:
+        """K, places behind the prompt whose features the action head reads."""
+        return self.horizon * self.action_dim
+
+    @property
+    def stop_token(self) -> int:
+        """Token behind the places of the actions."""
+        return _STOP_TOKEN
+
+    @property
+    def prefix_length(self) -> int:
+        """P: images, state and prompt, the places of the actions, and the stop token."""
+        prompt = self.cameras * self.image_tokens + 1 + self.prompt_length
+        return prompt + self.action_places + 1
+
+
+# openvla/openvla-7b: ViT-L/14 with registers, So400m/14, Llama 2 7B; ImageNet's mean and standard
+# deviation as its preprocessor_config.json has them, rounded to bfloat16.
+OPENVLA = OpenVlaDims(
+    dino=VisionDims(
+        width=1024, depth=23, num_heads=16, mlp_dim=4096, patch_size=14, image_size=224
+    ),
+    siglip=VisionDims(
+        width=1152, depth=26, num_heads=16, mlp_dim=4304, patch_size=14, image_size=224
+    ),
+    dino_registers=4,
+    projector_dim=8704,
+    language=DecoderDims(
+        width=4096, depth=32, mlp_dim=11008, num_heads=32, num_kv_heads=32, head_dim=128
+    ),
+    vocabulary=32064,
+    used_vocabulary=32000,
+    action_bins=256,
+    prompt_length=64,
+    action_dim=7,
+    dino_mean=(0.484375, 0.455078125, 0.40625),
+    dino_std=(0.228515625, 0.2236328125, 0.224609375),
+    siglip_mean=(0.5, 0.5, 0.5),
+    siglip_std=(0.5, 0.5, 0.5),
+)
+# moojink/openvla-7b-oft-finetuned-libero-*: two cameras.
+OPENVLA_OFT = OpenVlaOftDims(
+    **{
+        one.name: getattr(OPENVLA, one.name)
+        for one in fields(BackboneDims)
+        if one.name != 'cameras'
+    },
+    cameras=2,
+    horizon=8,
+    state_dim=8,
+    head_width=4096,
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# Action tokens as bins over [-1, 1], as OpenVLA writes them.
+
+
+class ActionBins:
+    """Decode tokens that are each the bin of one action.
+
+    The last token of the vocabulary in use is the first bin. A token that is no bin's counts as the
+    nearest one's, as in OpenVLA's own code.
+
+    Args:
+        vocabulary: tokens in use, without the padding of the text table.
+        edges: edges of the bins, one more than there are bins.
+    """
+
+    end: int | None = None
+
+    def __init__(self, vocabulary: int, edges: int) -> None:
+        self._vocabulary = vocabulary
+        bounds = np.linspace(-1.0, 1.0, edges)
+        self._centres = (bounds[:-1] + bounds[1:]) / 2.0
+
+    def __call__(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the actions (1, K) float32 of an answer (K,) int64."""
+        bins = np.clip(self._vocabulary - 1 - tokens, 0, len(self._centres) - 1)
+        return self._centres[bins].astype(np.float32)[None]
+
+
+# --------------------------------------------------------------------------------------------------
 
 # The space behind `Out:` that Llama's tokenizer leaves out, and the policy was trained with.
 PROMPT = PromptLayout(

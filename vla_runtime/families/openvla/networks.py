@@ -6,16 +6,128 @@ OpenVLA writes an action token a dimension; OFT decodes a chunk in one pass, for
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vla_runtime.families.blocks.attention import images_of_rows
+from vla_runtime.families.blocks.dimensions import VisionDims
 from vla_runtime.families.blocks.interleaving import images_in_text
 from vla_runtime.families.blocks.layers import Linear
 from vla_runtime.families.blocks.llama import Llama
-from vla_runtime.families.openvla.dimensions import OpenVlaDims, OpenVlaOftDims
-from vla_runtime.families.openvla.towers import OpenVlaVision
+from vla_runtime.families.blocks.siglip import GeluVisionBlock, PatchEmbedding
+from vla_runtime.families.openvla.declaration import (
+    BackboneDims,
+    Channels,
+    OpenVlaDims,
+    OpenVlaOftDims,
+)
 from vla_runtime.families.parallel_network import ParallelNetwork
 from vla_runtime.families.token_network import PromptView, TokenNetwork
+
+# --------------------------------------------------------------------------------------------------
+# OpenVLA's two vision towers, DINOv2 (arXiv 2304.07193) and SigLIP, and their projector.
+#
+# Both are timm's: the features of the block before the last, without the final norm, and the exact
+# GELU even in SigLIP.
+
+
+class Tower(nn.Module):
+    """A vision transformer: pixels to one vector per patch.
+
+    Args:
+        dims: sizes, with the blocks that are run.
+        registers: register tokens; with them there is a class token, and branches are scaled
+            (DINOv2). None: a tower without any of these (SigLIP).
+    """
+
+    def __init__(self, dims: VisionDims, registers: int | None = None) -> None:
+        super().__init__()
+        self.patch_embedding = PatchEmbedding(dims)
+        self.position_embedding = nn.Parameter(torch.empty(1, dims.tokens, dims.width))
+        nn.init.normal_(self.position_embedding, std=0.02)
+        self.class_token: nn.Parameter | None = None
+        self.registers: nn.Parameter | None = None
+        if registers is not None:
+            self.class_token = nn.Parameter(torch.zeros(1, 1, dims.width))
+            self.registers = nn.Parameter(torch.zeros(1, registers, dims.width))
+        self.blocks = nn.ModuleList(
+            GeluVisionBlock(dims, scaled=registers is not None) for _ in range(dims.depth)
+        )
+
+    def embed(self, pixels: Tensor) -> Tensor:
+        """(n, 3, S, S) to (n, tokens, width): class token and registers, then the patches.
+
+        Only patches have a position.
+        """
+        patches = self.patch_embedding(pixels) + self.position_embedding
+        if self.class_token is None or self.registers is None:
+            return patches
+        first = [part.expand(len(patches), -1, -1) for part in (self.class_token, self.registers)]
+        return torch.cat([*first, patches], dim=1)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(n, 3, S, S) float32, normalised as the tower was trained, to (n, N, width)."""
+        x = self.embed(pixels)
+        for block in self.blocks:
+            x = block(x)
+        beside = 0 if self.registers is None else 1 + self.registers.shape[1]
+        return x[:, beside:]
+
+
+class Projector(nn.Module):
+    """Features of both towers to the width of the language model."""
+
+    def __init__(self, inputs: int, hidden: int, width: int) -> None:
+        super().__init__()
+        self.fc1 = Linear(inputs, hidden)
+        self.fc2 = Linear(hidden, width)
+        self.fc3 = Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(x))))).float()
+
+
+class OpenVlaVision(nn.Module):
+    """OpenVLA's vision engine: pixels to image tokens of language width."""
+
+    def __init__(self, dims: BackboneDims) -> None:
+        super().__init__()
+        self.dims = dims
+        self.dino = Tower(dims.dino, dims.dino_registers)
+        self.siglip = Tower(dims.siglip)
+        self.projector = Projector(
+            dims.dino.width + dims.siglip.width, dims.projector_dim, dims.language.width
+        )
+
+    def features(self, pixels: Tensor) -> Tensor:
+        """(n, 3, S, S) float32 in [-1, 1] to the features of both towers, DINOv2's first."""
+        dims = self.dims
+        dino = self.dino(_normalised(pixels, dims.dino_mean, dims.dino_std))
+        siglip = self.siglip(_normalised(pixels, dims.siglip_mean, dims.siglip_std))
+        return torch.cat([dino, siglip], dim=-1)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Encode images.
+
+        Args:
+            pixels: (n, 3, S, S) float32 in [-1, 1].
+
+        Returns:
+            (n, N, language width) float32
+        """
+        return self.projector(self.features(pixels))
+
+
+def _normalised(pixels: Tensor, mean: Channels, std: Channels) -> Tensor:
+    """Pixels in [-1, 1] to a tower's scale, whose mean and deviation are of [0, 1]."""
+    channels = [
+        (pixels[:, channel : channel + 1] * 0.5 + (0.5 - mean[channel])) / std[channel]
+        for channel in range(3)
+    ]
+    return torch.cat(channels, dim=1)
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 class OpenVla(TokenNetwork):

@@ -2,13 +2,118 @@
 
 from __future__ import annotations
 
-from vla_runtime.families.blocks.dimensions import LIMITS
-from vla_runtime.families.blocks.flow_time import ActionTimeTable
-from vla_runtime.families.pi.dimensions import PI0, PI05, PiDims
-from vla_runtime.families.pi.time_table import Pi05TimeTable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from vla_runtime.families.blocks.dimensions import (
+    LIMITS,
+    DecoderDims,
+    VisionDims,
+    check_stacks,
+    check_vision,
+)
+from vla_runtime.families.blocks.flow_time import ActionTimeTable, layer_rows, silu, time_embedding
 from vla_runtime.family.declaration import Family, no_inputs, prompt_inputs, state_input
 from vla_runtime.family.performance_figures import Kernels, PerformanceFigures, vla_cpp_runs
-from vla_runtime.processing.prompt_layout import PromptLayout
+from vla_runtime.files.safetensors_reader import SafetensorsReader
+from vla_runtime.processing.prompts import PromptLayout
+
+# --------------------------------------------------------------------------------------------------
+# The sizes of pi0 and pi0.5: one dataclass, presets for the published models.
+#
+# Pure numbers. A machine that only serves TensorRT engines reads them without loading torch.
+
+
+@dataclass(frozen=True)
+class PiDims:
+    """All that fixes the shapes of a pi0 or pi0.5 policy.
+
+    The expert shares depth, heads and head_dim with the language model, because one attention
+    runs over the keys and values of both. `state_dim` is the padded state of pi0's state token;
+    0 for pi0.5, whose state is in the prompt.
+    """
+
+    vision: VisionDims
+    language: DecoderDims
+    expert: DecoderDims
+    vocabulary: int
+    cameras: int
+    prompt_length: int
+    horizon: int
+    action_dim: int
+    state_dim: int = 0
+
+    def __post_init__(self) -> None:
+        check_vision(self.vision)
+        check_stacks(self.language, self.expert)
+
+    @property
+    def image_size(self) -> int:
+        """S, edge of the square images in pixels."""
+        return self.vision.image_size
+
+    @property
+    def prefix_length(self) -> int:
+        """P: image tokens of all cameras, then prompt tokens."""
+        return self.cameras * self.vision.tokens + self.prompt_length
+
+
+_SO400M = VisionDims(
+    width=1152, depth=27, num_heads=16, mlp_dim=4304, patch_size=14, image_size=224
+)
+_GEMMA_2B = DecoderDims(
+    width=2048, depth=18, mlp_dim=16384, num_heads=8, num_kv_heads=1, head_dim=256
+)
+_GEMMA_300M = replace(_GEMMA_2B, width=1024, mlp_dim=4096)
+
+PI05 = PiDims(
+    vision=_SO400M,
+    language=_GEMMA_2B,
+    expert=_GEMMA_300M,
+    vocabulary=257152,
+    cameras=3,
+    prompt_length=200,
+    horizon=50,
+    action_dim=32,
+)
+PI0 = replace(PI05, prompt_length=48, state_dim=32)
+
+
+# --------------------------------------------------------------------------------------------------
+# The expert's time conditioning in numpy, for backends that run without PyTorch.
+#
+# One row per flow time, equal to `FlowNetwork.time_conditioning`, computed from the few matrices of
+# `weights.safetensors` that the flow time passes through. The rows depend on the time alone, so
+# they are computed once per schedule and are an input of the expert engine.
+
+
+class Pi05TimeTable:
+    """pi0.5's time table: every norm's modulation, in the order in which they run."""
+
+    def __init__(self, dims: PiDims, weights: SafetensorsReader) -> None:
+        self._width, self._weights = dims.expert.width, weights
+        norms = [
+            f'blocks.{i}.{norm}'
+            for i in range(dims.expert.depth)
+            for norm in ('input_norm', 'post_norm')
+        ]
+        self._modulations = [f'expert.{norm}.modulation' for norm in (*norms, 'norm')]
+
+    @property
+    def width(self) -> int:
+        return sum(self._weights.shape(f'{name}.weight')[0] for name in self._modulations)
+
+    def __call__(self, times: np.ndarray) -> np.ndarray:
+        embedded = time_embedding(times, self._width)
+        for name in ('time_in', 'time_out'):
+            embedded = silu(layer_rows(embedded, self._weights, name))
+        return np.concatenate(
+            [layer_rows(embedded, self._weights, name) for name in self._modulations], axis=1
+        )
+
+
+# --------------------------------------------------------------------------------------------------
 
 _LINE = PromptLayout('{task}\n')
 

@@ -9,7 +9,7 @@ from vla_runtime.families.blocks.attention import images_of_rows
 from vla_runtime.families.blocks.gemma import Gemma
 from vla_runtime.families.blocks.layers import Linear
 from vla_runtime.families.blocks.siglip import VisionEncoder
-from vla_runtime.families.pi0_fast.dimensions import Pi0FastDims
+from vla_runtime.families.pi0_fast.declaration import Pi0FastDims
 from vla_runtime.families.token_network import PromptView, TokenNetwork
 
 

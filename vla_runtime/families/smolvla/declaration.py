@@ -6,7 +6,7 @@ from vla_runtime.families.blocks.flow_time import ActionTimeTable
 from vla_runtime.families.smolvla.dimensions import LIMITS, SMOLVLA, SmolVlaDims
 from vla_runtime.family.declaration import Family, RowInput, no_inputs, prompt_inputs, state_input
 from vla_runtime.family.performance_figures import Kernels, PerformanceFigures, vla_cpp_runs
-from vla_runtime.processing.prompt_layout import PromptLayout
+from vla_runtime.processing.prompts import PromptLayout
 
 
 def _prefix_inputs(dims: SmolVlaDims) -> dict[str, RowInput]:

@@ -31,8 +31,8 @@ from rclpy.subscription import Subscription
 
 from vla_runtime.nodes.executor.outputs import Publisher
 from vla_runtime.nodes.graph_faults import describe_publishers, publisher_names
-from vla_runtime.nodes.message_info import TELLS_INFO, with_info
 from vla_runtime.nodes.node_runner import OnError, guarded
+from vla_runtime.nodes.qos import TELLS_INFO, with_info
 
 _ANY_PUBLISHER = QoSProfile(
     depth=50, reliability=ReliabilityPolicy.BEST_EFFORT, durability=DurabilityPolicy.VOLATILE

@@ -60,7 +60,6 @@ from vla_runtime.nodes.executor.robot_link import RobotLink, command_topics
 from vla_runtime.nodes.executor.session import CHUNK_TOPIC, ExecutorSession, SessionHooks
 from vla_runtime.nodes.executor.setup import check_fixed, make_core, read_files
 from vla_runtime.nodes.graph_faults import other_publishers, publisher_names
-from vla_runtime.nodes.heard_status import HeardStatus
 from vla_runtime.nodes.later_service import Complete, LaterService
 from vla_runtime.nodes.managed_node import ManagedNode, place_of_bug
 from vla_runtime.nodes.middleware import keep_to_udp
@@ -68,12 +67,13 @@ from vla_runtime.nodes.node_parameters import refuse_unknown
 from vla_runtime.nodes.node_runner import guarded, run_node
 from vla_runtime.nodes.parameter_table import ParameterError
 from vla_runtime.nodes.parameters import declare, values
+from vla_runtime.nodes.polled_topics import HeardStatus
 from vla_runtime.nodes.qos import RELIABLE
 from vla_runtime.nodes.restart import note, state_before
 from vla_runtime.nodes.status_board import log_item
 from vla_runtime.nodes.twins import ITEM, Claim, Twins, node_item, why_second
+from vla_runtime.robot.limits import beyond_urdf
 from vla_runtime.robot.schema import received_topics
-from vla_runtime.robot.urdf_limits import beyond_urdf
 from vla_runtime.types import PlanRequest
 
 PLAN_TOPIC = 'committed_plan'

@@ -14,8 +14,7 @@ from vla_runtime.execution.config import ExecutorConfig
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.watchdog import WatchdogParameters
 from vla_runtime.files.setting_fields import from_values, settings_of, values_of
-from vla_runtime.nodes.autostart import AUTOSTART
-from vla_runtime.nodes.parameter_table import ParameterSpec, parameter_rows
+from vla_runtime.nodes.parameter_table import AUTOSTART, ParameterSpec, parameter_rows
 
 _FIXED = {row.name: row for row in parameter_rows(settings_of(ExecutorConfig), read_only=True)}
 

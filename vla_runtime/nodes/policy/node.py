@@ -52,7 +52,6 @@ from vla_runtime.inference.packed import DroppedError
 from vla_runtime.messages.diagnostics import Level, StatusItem
 from vla_runtime.messages.trajectories import chunk_to_message, message_to_plan
 from vla_runtime.nodes.graph_faults import several_publishers
-from vla_runtime.nodes.heard_status import HeardStatus
 from vla_runtime.nodes.managed_node import ManagedNode, place_of_bug
 from vla_runtime.nodes.node_parameters import refuse_unknown
 from vla_runtime.nodes.node_runner import guarded, run_node
@@ -67,6 +66,7 @@ from vla_runtime.nodes.policy.responder import Responder
 from vla_runtime.nodes.policy.robot_policy import Answer
 from vla_runtime.nodes.policy.settings import check_answerable, settings_from
 from vla_runtime.nodes.policy.subscriptions import Sensors, make_synchronizer
+from vla_runtime.nodes.polled_topics import HeardStatus
 from vla_runtime.nodes.qos import LATCHED, RELIABLE, REPEATED
 from vla_runtime.nodes.status_board import StatusBoard
 from vla_runtime.nodes.twins import ITEM, Claim, Twins, node_item, why_second

@@ -12,8 +12,7 @@ from typing import Any
 from vla_runtime.engines.cpu import MOST_THREADS
 from vla_runtime.engines.preflight import AUTO, BACKENDS, PRECISIONS
 from vla_runtime.engines.triton_option import OFF, WORDS
-from vla_runtime.nodes.autostart import AUTOSTART
-from vla_runtime.nodes.parameter_table import ParameterSpec, parameter_rows
+from vla_runtime.nodes.parameter_table import AUTOSTART, ParameterSpec, parameter_rows
 from vla_runtime.nodes.policy.settings import live_settings
 from vla_runtime.sensors.synchronizer import SyncLimits
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from vla_runtime.bundle.schema import earlier_name
 from vla_runtime.files.quotes import join_truncated
-from vla_runtime.inference.cache_words import cache_words
+from vla_runtime.inference.request import cache_words
 from vla_runtime.messages.diagnostics import Level, StatusItem
 from vla_runtime.messages.images import content_id
 from vla_runtime.nodes.policy.description import CONTENT, MEASURED

@@ -19,8 +19,8 @@ from sensor_msgs.msg import CompressedImage, Image, JointState
 
 from vla_runtime.messages.images import ImageError, check_image
 from vla_runtime.nodes.graph_faults import type_name, why_silent
-from vla_runtime.nodes.message_stamps import MessageStamps
 from vla_runtime.nodes.node_runner import OnError, guarded
+from vla_runtime.nodes.qos import MessageStamps
 from vla_runtime.robot.match import RobotMatch
 from vla_runtime.robot.schema import JointStateTopic, Robot, RobotCamera
 from vla_runtime.sensors.camera_buffer import Frame

@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vla_runtime.families.blocks.resnet_dimensions import ResNetDims
-from vla_runtime.families.diffusion.dimensions import DiffusionDims, UNetDims
-from vla_runtime.families.diffusion.encoder import EncodedVision
-from vla_runtime.families.diffusion.networks import Diffusion
+from vla_runtime.families.blocks.dimensions import ResNetDims
+from vla_runtime.families.diffusion.declaration import DiffusionDims, UNetDims
+from vla_runtime.families.diffusion.networks import Diffusion, EncodedVision
 from vla_runtime.family.noise_schedule import NoiseScheduler
 from vla_tabletop.sim.expert import HORIZON
 from vla_tabletop.sim.scene import CAMERAS

@@ -12,9 +12,8 @@ from vla_runtime.families.blocks.attention import attend, rotary
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.blocks.gemma import AdaptiveRMSNorm
 from vla_runtime.families.blocks.layers import normalise_rms
-from vla_runtime.families.pi.dimensions import PiDims
-from vla_runtime.families.pi.flow_policy import PiNetwork
-from vla_runtime.families.pi.networks import Pi05
+from vla_runtime.families.pi.declaration import PiDims
+from vla_runtime.families.pi.networks import Pi05, PiNetwork
 from vla_tabletop.sim.expert import HORIZON
 from vla_tabletop.sim.scene import CAMERAS
 from vla_tabletop.sim.world import JOINT_NAMES

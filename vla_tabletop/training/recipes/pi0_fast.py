@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.pi0_fast.dimensions import Pi0FastDims
+from vla_runtime.families.pi0_fast.declaration import Pi0FastDims
 from vla_runtime.families.pi0_fast.networks import Pi0Fast
 from vla_runtime.processing.prompts import PromptFormat
 from vla_tabletop.sim.expert import HORIZON

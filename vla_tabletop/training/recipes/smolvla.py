@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
 from vla_runtime.families.smolvla.dimensions import SmolVlaDims
-from vla_runtime.families.smolvla.flow_policy import SmolVla
+from vla_runtime.families.smolvla.networks import SmolVla
 from vla_runtime.processing.prompts import PromptFormat
 from vla_tabletop.sim.expert import HORIZON
 from vla_tabletop.sim.scene import CAMERAS

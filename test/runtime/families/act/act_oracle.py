@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_runtime.families.act.dimensions import ActDims
+from vla_runtime.families.act.declaration import ActDims
 
 Weights = Mapping[str, Tensor]
 

@@ -13,7 +13,7 @@ from family_contracts.act import VARIANTS
 from network_cases import each_case, relative_error
 
 from vla_convert.readers.act import NAMES
-from vla_runtime.families.act.dimensions import ActDims
+from vla_runtime.families.act.declaration import ActDims
 from vla_runtime.families.act.networks import Act, map_positions
 from vla_runtime.families.blocks.layers import matrix_names
 from vla_runtime.families.flow_network import build_network

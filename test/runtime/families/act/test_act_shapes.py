@@ -12,7 +12,7 @@ from onnx_faults import nodes_of, run_in_half
 
 from vla_convert.export.onnx.verification import check_graphs
 from vla_convert.export.receipt import VerificationError
-from vla_runtime.families.blocks.resnet_dimensions import ResNetDims
+from vla_runtime.families.blocks.dimensions import ResNetDims
 from vla_runtime.families.flow_network import empty_network
 from vla_runtime.families.traced_shapes import trace_shapes
 

@@ -25,9 +25,9 @@ from vla_convert.export.receipt import VerificationError
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.families import parallel_network
-from vla_runtime.families.bitvla import networks, vision
+from vla_runtime.families.bitvla import networks
 from vla_runtime.families.bitvla.networks import BitVla, TernaryMlp
-from vla_runtime.families.blocks import gelu_vision, ternary
+from vla_runtime.families.blocks import siglip, ternary
 from vla_runtime.families.blocks.ternary import TernaryLinear
 from vla_runtime.policy import Policy
 
@@ -81,7 +81,7 @@ def float_activations(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(TernaryLinear, 'forward', forward)
     together = lambda layers, x: [layer(x) for layer in layers]  # noqa: E731
-    for module in (networks, vision):
+    for module in (networks,):
         patch.setattr(module, 'apply_together', together)
 
 
@@ -120,11 +120,11 @@ def scale_of_the_first_row(patch: pytest.MonkeyPatch) -> None:
 
 
 def tanh_gelu_in_the_projector(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(gelu_vision.F, 'gelu', lambda x, **_: torch.ops.aten.gelu(x, approximate='tanh'))
+    patch.setattr(siglip.F, 'gelu', lambda x, **_: torch.ops.aten.gelu(x, approximate='tanh'))
 
 
 def exact_gelu_in_the_tower(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(vision, 'gelu_tanh', F.gelu)
+    patch.setattr(networks, 'gelu_tanh', F.gelu)
 
 
 def another_rope_base(patch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from vla_runtime.families.flow_network import FlowNetwork
 from vla_runtime.families.flow_step import DenoiseStep
-from vla_runtime.families.pi.fused import FusedPi
-from vla_runtime.families.smolvla.fused import FusedSmolVla
+from vla_runtime.families.pi.networks import FusedPi
+from vla_runtime.families.smolvla.networks import FusedSmolVla
 from vla_runtime.inference.denoise import flow_times
 
 pytestmark = pytest.mark.cases

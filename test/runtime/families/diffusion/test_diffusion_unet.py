@@ -9,8 +9,8 @@ import torch
 
 from vla_runtime.families.blocks import fused_product
 from vla_runtime.families.blocks.fused_product import one_pass
-from vla_runtime.families.diffusion.dimensions import PUSHT, UNetDims
-from vla_runtime.families.diffusion.unet import Conv, Grow
+from vla_runtime.families.diffusion.declaration import PUSHT, UNetDims
+from vla_runtime.families.diffusion.networks import Conv, Grow
 from vla_runtime.families.flow_network import build_network
 
 

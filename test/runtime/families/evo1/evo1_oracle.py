@@ -19,7 +19,7 @@ from plain_layers import (
 from torch import Tensor
 from torch.nn import functional as F
 
-from vla_runtime.families.evo1.dimensions import Evo1Dims
+from vla_runtime.families.evo1.declaration import Evo1Dims
 
 
 def image_tokens(w: Weights, dims: Evo1Dims, image: Tensor) -> Tensor:

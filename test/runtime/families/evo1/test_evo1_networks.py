@@ -13,7 +13,7 @@ from network_cases import (
     largest_error,
 )
 
-from vla_runtime.families.evo1 import time_table
+from vla_runtime.families.evo1 import declaration
 from vla_runtime.families.evo1.networks import time_rows
 from vla_runtime.inference.denoise import flow_times
 
@@ -57,9 +57,9 @@ def test_time_rows_of_every_schedule_are_computed_as_from_whole_numbers():
     for steps in range(1, 101):
         times = flow_times(steps)
         expected = [min(int(i / steps * 999), 999) for i in range(steps)]
-        assert time_table.time_rows(times).tolist() == expected, steps
+        assert declaration.time_rows(times).tolist() == expected, steps
         found = time_rows(torch.tensor(times, dtype=torch.float32))
         assert found.tolist() == expected, steps
     # Known actions are at flow time 0: the last row.
-    assert time_table.time_rows(torch.zeros(1).numpy()).tolist() == [999]
+    assert declaration.time_rows(torch.zeros(1).numpy()).tolist() == [999]
     assert time_rows(torch.zeros(1)).tolist() == [999]

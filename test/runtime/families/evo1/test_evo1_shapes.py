@@ -6,7 +6,7 @@ import pytest
 from tiny_policy import tiny_dims
 
 from vla_runtime.families.blocks.layers import matrix_names
-from vla_runtime.families.evo1.dimensions import EVO1
+from vla_runtime.families.evo1.declaration import EVO1
 from vla_runtime.families.evo1.networks import Evo1
 from vla_runtime.families.flow_network import empty_network
 from vla_runtime.families.operation_counts import count_operations

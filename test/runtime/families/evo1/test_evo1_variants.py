@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vla_convert.export.onnx.verification import verify_onnx
 from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims
-from vla_runtime.families.evo1.dimensions import Evo1Dims, HeadDims
+from vla_runtime.families.evo1.declaration import Evo1Dims, HeadDims
 from vla_runtime.inference.denoise import flow_times
 
 TINY: Evo1Dims = tiny_dims('evo1')

@@ -17,10 +17,9 @@ from vla_convert.readers.groot.n17_groups import grouped_columns
 from vla_runtime.families.groot.declaration import N16_PROMPT, N17_PROMPT
 from vla_runtime.files.json_file import JsonMapping
 from vla_runtime.processing.actions import ActionSpace, PoseColumns
-from vla_runtime.processing.cropped_images import cropped
 from vla_runtime.processing.normalization import Normalizer
+from vla_runtime.processing.plain_images import cropped, stretched
 from vla_runtime.processing.prompts import PromptFormat, prompt_parts
-from vla_runtime.processing.stretched_images import stretched
 from vla_runtime.processing.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.cases

@@ -24,7 +24,7 @@ from vla_runtime.engines.protocol import DenoiseLoop
 from vla_runtime.engines.torch import cuda_graph
 from vla_runtime.engines.torch import engine as torch_engine
 from vla_runtime.engines.torch.token_engine import TorchTokenEngine
-from vla_runtime.inference.greedy import write_answer
+from vla_runtime.inference.packed import write_answer
 from vla_runtime.inference.recorded_check import check_recorded_cases
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy

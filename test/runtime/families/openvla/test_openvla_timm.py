@@ -8,7 +8,7 @@ from network_cases import relative_error
 
 from vla_convert.readers.openvla import NAMES
 from vla_runtime.families.blocks.dimensions import VisionDims
-from vla_runtime.families.openvla.towers import Tower
+from vla_runtime.families.openvla.networks import Tower
 
 timm = pytest.importorskip('timm', reason='timm is not installed: pip install timm torchvision')
 TOLERANCE = 2e-5

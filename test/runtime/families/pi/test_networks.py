@@ -18,7 +18,7 @@ from reference_cases import find
 from safetensors.torch import load_file
 
 from vla_runtime.families.blocks.action_time import time_embedding
-from vla_runtime.families.pi.dimensions import PI05
+from vla_runtime.families.pi.declaration import PI05
 
 pytestmark = pytest.mark.cases
 
@@ -59,7 +59,7 @@ def test_the_time_table_is_every_norms_modulation_in_order(path: Path):
 @pytest.mark.thorough
 def test_an_empty_network_needs_nothing_of_pytorchs_compiler():
     code = (
-        'import sys; from vla_runtime.families.pi.dimensions import PI05, PI0;'
+        'import sys; from vla_runtime.families.pi.declaration import PI05, PI0;'
         'from vla_runtime.families.flow_network import empty_network;'
         'empty_network("pi05", PI05); empty_network("pi0", PI0);'
         'sys.exit("torch._dynamo" in sys.modules or "sympy" in sys.modules)'

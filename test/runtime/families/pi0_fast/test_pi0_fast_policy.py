@@ -17,7 +17,7 @@ from pi0_fast_cases import load_pi0_fast_case, options_of, write_folder
 from reference_cases import shipped
 from safetensors.torch import load_file, save_file
 
-from vla_convert.checkpoints.errors import ExportError
+from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.export.conversion import plan_export, write_export
 from vla_convert.export.onnx.cases import record_cases

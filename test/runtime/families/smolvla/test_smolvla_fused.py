@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vla_runtime.families.blocks import fused_product
 from vla_runtime.families.blocks.layers import matrix_names
-from vla_runtime.families.smolvla.flow_policy import SmolVla
+from vla_runtime.families.smolvla.networks import SmolVla
 
 pytestmark = pytest.mark.cases
 

@@ -11,7 +11,7 @@ from network_cases import random_network, relative_error
 from tiny_policy import tiny_dims
 
 from vla_runtime.families.blocks.layers import matrix_names
-from vla_runtime.families.smolvla.vision import SmolVlmVision, position_rows
+from vla_runtime.families.smolvla.networks import SmolVlmVision, position_rows
 from vla_runtime.families.traced_shapes import trace_shapes
 
 FAMILY = 'smolvla'

@@ -9,7 +9,7 @@ import pytest
 from thorough import thorough_after
 
 from vla_runtime.execution.doubled_joints import DoubledJoints
-from vla_runtime.nodes.executor.publisher_streams import PublisherStreams
+from vla_runtime.nodes.executor.robot_link import PublisherStreams
 
 ARM, GRIPPER = ('shoulder', 'elbow'), ('gripper',)
 WHEELS = ('left', 'right')

@@ -15,7 +15,7 @@ from tiny_policy import tiny_spec, write_tiny_policy
 from tiny_robot import write_robot
 
 from vla_runtime.messages.diagnostics import values_of
-from vla_runtime.nodes.autostart import COULD_NOT_START
+from vla_runtime.nodes.parameter_table import COULD_NOT_START
 
 pytestmark = pytest.mark.graph
 

@@ -26,9 +26,8 @@ from vla_runtime.sensors.camera_buffer import Frame
 from vla_runtime.sensors.joint_buffer import JointSource
 from vla_runtime.sensors.synchronizer import Selection, Synchronizer, SyncLimits
 from vla_tools.cli._live import LiveResult, _compare
-from vla_tools.replay.frames import SkippedInference
 from vla_tools.replay.live_steps import live_steps
-from vla_tools.replay.recorded import read_run
+from vla_tools.replay.recorded import SkippedInference, read_run
 from vla_tools.replay.setup import fit_recording
 
 pytestmark = pytest.mark.graph

@@ -14,7 +14,7 @@ from tiny_policy import tiny_spec, write_tiny_policy
 from tiny_robot import write_robot
 
 from vla_runtime.messages.diagnostics import values_of
-from vla_runtime.nodes.policy.kept_instruction import FILE_VARIABLE
+from vla_runtime.nodes.policy.instruction import FILE_VARIABLE
 
 pytestmark = pytest.mark.graph
 

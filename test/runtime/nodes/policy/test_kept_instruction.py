@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from vla_runtime.nodes.policy import kept_instruction
-from vla_runtime.nodes.policy.instruction import Instruction
-from vla_runtime.nodes.policy.kept_instruction import (
+from vla_runtime.nodes.policy import instruction
+from vla_runtime.nodes.policy.instruction import (
     FILE_VARIABLE,
+    Instruction,
     KeptInstruction,
     read_instruction,
     write_instruction,
@@ -70,8 +70,8 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.full = False
-        self._write = kept_instruction.write_text
-        monkeypatch.setattr(kept_instruction, 'write_text', self._write_text)
+        self._write = instruction.write_text
+        monkeypatch.setattr(instruction, 'write_text', self._write_text)
 
     def _write_text(self, path: Path, text: str) -> None:
         if self.full:

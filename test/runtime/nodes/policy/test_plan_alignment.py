@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vla_runtime.nodes.policy.plan_alignment import AlignmentError, align_plan, step_of_row_0
+from vla_runtime.nodes.policy.robot_policy import AlignmentError, align_plan, step_of_row_0
 from vla_runtime.types import PlanRequest
 
 S = 1_000_000_000

@@ -20,7 +20,7 @@ from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.messages.diagnostics import values_of
 from vla_runtime.messages.trajectories import message_to_chunk, ns_to_stamp, stamp_to_ns
-from vla_runtime.nodes.autostart import COULD_NOT_START
+from vla_runtime.nodes.parameter_table import COULD_NOT_START
 from vla_runtime.policy import Policy
 from vla_runtime.types import CommittedPlan, Observation
 

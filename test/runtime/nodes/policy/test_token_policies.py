@@ -19,7 +19,7 @@ from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.bundle.schema import WEIGHTS_FILE, ImageSpec
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
-from vla_runtime.families.pi0_fast.dimensions import ACTION_TOKENIZER
+from vla_runtime.families.pi0_fast.declaration import ACTION_TOKENIZER
 from vla_runtime.messages.diagnostics import values_of
 from vla_runtime.processing.prompts import PromptFormat
 

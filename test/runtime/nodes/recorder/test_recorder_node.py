@@ -24,11 +24,10 @@ from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.messages.diagnostics import values_of
 from vla_runtime.nodes.policy.description import describe
 from vla_runtime.recording.bag_reader import BagReader
-from vla_runtime.recording.cdr import header_stamp_ns
+from vla_runtime.recording.storage_file import header_stamp_ns
 from vla_runtime.robot.file import load_robot
 from vla_runtime.robot.match import match_robot
-from vla_tools.replay.frames import SkippedInference
-from vla_tools.replay.recorded import read_run
+from vla_tools.replay.recorded import SkippedInference, read_run
 from vla_tools.replay.rerun import Replay
 from vla_tools.replay.setup import Changes
 
