@@ -271,6 +271,11 @@ class Commander:
         plausibility.after_outage &= ~columns
         self.joining.begin(columns, state.positions, self._inside(state.positions))
 
+    def give_up(self, columns: np.ndarray, state: MeasuredState) -> None:
+        """Let the hold come to joints (columns,) that press on something, to where they rest."""
+        if self.has_commanded and np.count_nonzero(columns):
+            self.joining.begin(columns, state.positions, self._inside(state.positions))
+
     def join_tick(
         self, reason: Reason, state: MeasuredState, dt_s: float, now_s: float, pace: float = 1.0
     ) -> str:

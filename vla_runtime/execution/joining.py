@@ -52,7 +52,11 @@ class Joining:
 
     def changed(self, measured: np.ndarray) -> np.ndarray:
         """Return the columns that are no longer where they were found, bool."""
-        return self.columns & ~(np.abs(measured - self._found) <= self._same)
+        return self.columns & ~self.same(measured, self._found)
+
+    def same(self, some: np.ndarray, others: np.ndarray) -> np.ndarray:
+        """Return which positions (columns,) are equal but for noise, bool."""
+        return np.abs(some - others) <= self._same
 
     def aim(self, setpoints: np.ndarray, target: np.ndarray, dt_s: float) -> np.ndarray:
         """Write into `target` where to move in this tick; return the speed."""

@@ -104,6 +104,8 @@ class Motion:
         self.references = np.full(len(commander.blocked), np.nan)
         self.unsent = np.zeros_like(commander.blocked)
         self.unsent_placed = False
+        # Where they were measured when a stop for something that they press on began.
+        self._pressed_at = np.full(len(commander.blocked), np.nan)
         # Grippers among them that moved when it began, and so hold nothing.
         self._free = np.zeros_like(commander.blocked)
         # Plan time per time while the robot brakes, 1.0 to 0.0; None while it does not.
@@ -229,7 +231,9 @@ class Motion:
         """Stop for this reason, braking or at once; return whether the robot brakes."""
         commander = self._commander
         commander.approach.stop()
-        self._presses |= reason in _PRESSES
+        if reason in _PRESSES:
+            self._presses = True
+            np.copyto(self._pressed_at, self._guard.state.positions)
         if commander.in_motion and not self._on_stop.freezes(reason):
             if self._pace is None:
                 self._pace, self._cause = 1.0, reason
@@ -274,7 +278,8 @@ class Motion:
             commander.hold_tick(reason, state, dt_s, now_s)
             if state is not None and not commander.moving and not commander.command.dry_run:
                 self._take_along(state)
-                commander.join_returned(state)
+                if not commander.joining.active:
+                    commander.join_returned(state)
         command = commander.command
         if self.braking or commander.moving:
             self._changed_s = now_s
@@ -334,13 +339,18 @@ class Motion:
         """Set the command of joints that a person moved, and that rest, to where they are.
 
         What a joint presses on is given up once in a stop: one that hangs below every command would
-        sink further each time.
+        sink further each time. A joint that has stood still since the stop began, and is not known
+        to be blocked, is given up slowly: a bus that repeats an old position says the same of one
+        that went along.
         """
         commander = self._commander
         pressed = (commander.blocked | self._presses) & ~self._gave_up
         setpoints = commander.command.setpoints
         moved = commander.moved_joints.find(setpoints, state, pressed=pressed)
-        self._seat(moved, state)
+        doubted = pressed & moved & ~commander.blocked
+        doubted &= commander.joining.same(self._pressed_at, state.positions)
+        self._seat(moved & ~doubted, state)
+        commander.give_up(doubted, state)
         self._gave_up |= pressed & moved
 
     def _seat(self, columns: np.ndarray, state: MeasuredState) -> bool:

@@ -472,6 +472,30 @@ def test_a_bus_that_repeats_an_old_position_for_100_ms_stops_no_robot(
 # ---------------------------------------------------------------- whatever comes
 
 
+@pytest.mark.parametrize('begin_s', [0.4, 0.55])
+@pytest.mark.parametrize('speed', [0.8, 1.5])
+@pytest.mark.parametrize('rate_hz', [50.0, 100.0, 500.0])
+def test_a_stop_for_a_bus_that_repeats_an_old_position_does_not_step_back_to_it(
+    rate_hz: float, speed: float, begin_s: float
+) -> None:
+    robot = Robot(rate_hz).started()
+    old: np.ndarray | None = None
+    ends_s = math.inf
+    robot.reads = lambda place: place if old is None or robot.now_s >= ends_s else old.copy()
+    for step in range(40):
+        if robot.executor.mode is Mode.STOPPED:
+            break
+        if step % 4 == 0:
+            robot.go(speed)
+        if old is None and step * 0.05 >= begin_s:
+            old, ends_s = robot.place.copy(), robot.now_s + 0.5
+        robot.run(0.05)
+    assert robot.executor.status().reason is Reason.TRACKING_ERROR
+    robot.watch()
+    robot.run(3.0)
+    assert robot.longest_step <= LONGEST_STEP and robot.moved <= STAYS
+
+
 @pytest.mark.parametrize('seed', range(12))
 def test_whatever_is_read_and_whenever_it_is_started_no_command_steps(seed: int) -> None:
     numbers = np.random.default_rng(seed)

@@ -58,7 +58,7 @@ from vla_runtime.nodes.executor.parameters import EXECUTOR_PARAMETERS, executor_
 from vla_runtime.nodes.executor.realtime import prefer_this_thread, share_interpreter
 from vla_runtime.nodes.executor.robot_link import RobotLink, command_topics
 from vla_runtime.nodes.executor.session import CHUNK_TOPIC, ExecutorSession, SessionHooks
-from vla_runtime.nodes.executor.setup import check_fixed, make_core, read_files
+from vla_runtime.nodes.executor.setup import check_fixed, check_units, make_core, read_files
 from vla_runtime.nodes.graph_faults import other_publishers, publisher_names
 from vla_runtime.nodes.later_service import Complete, LaterService
 from vla_runtime.nodes.managed_node import ManagedNode, place_of_bug
@@ -155,7 +155,8 @@ class ExecutorNode(ManagedNode):
     # ------------------------------------------------------------ transitions
 
     def _load(self) -> None:
-        robot, spec, match, self._units = read_files(self._fixed)
+        robot, spec, match = read_files(self._fixed)
+        self._units = check_units(self._fixed, robot, match)
         self._spec = spec
         conflict = self._parameter_conflict(values(self, EXECUTOR_PARAMETERS))
         if conflict is not None:

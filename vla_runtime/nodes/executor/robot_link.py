@@ -490,7 +490,9 @@ class _StateTaker:
         source = self.topic
         self.heard_s, self.stamp_ns = time.monotonic(), self._stamps.of(message)
         if number is not None and number != _UNCOUNTED:
-            source = f'{source}#{self._streams.name_of(number, tuple(self._in_message))}'
+            # Of two publishers of the same joints one may tell their effort alone.
+            told = (*self._in_message, 'position' if message.position else '')
+            source = f'{source}#{self._streams.name_of(number, told)}'
         self._take(self._names, message.position, self.stamp_ns, source)
         for gripper in self._grippers:
             gripper.observe_state(self._names, message.position)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from vla_runtime.bundle.folder import BundleError, read_bundle
+from vla_runtime.bundle.folder import Bundle, BundleError, read_bundle
 from vla_runtime.bundle.schema import BundleSpec
 from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.columns import Column
@@ -61,8 +61,8 @@ def check_rate(control_rate_hz: float, spec: BundleSpec) -> None:
         )
 
 
-def read_files(given: Mapping[str, Any]) -> tuple[Robot, BundleSpec, RobotMatch, UnitCheck]:
-    """Read the robot file and the bundle's policy.yaml and statistics, and match them.
+def read_files(given: Mapping[str, Any]) -> tuple[Robot, BundleSpec, RobotMatch]:
+    """Read the robot file and the bundle's policy.yaml, and match them.
 
     Raises:
         ParameterError: `robot` or `bundle` is not set, the bundle cannot be used, or the
@@ -73,17 +73,27 @@ def read_files(given: Mapping[str, Any]) -> tuple[Robot, BundleSpec, RobotMatch,
         if not given[name]:
             raise ParameterError(f"parameter '{name}' is not set: -p {name}:=PATH")
     robot = load_robot(find_robot(given['robot'], share_folder() / 'config' / 'robots'))
-    bundle = os.path.expanduser(given['bundle'])
+    spec = _read_bundle(given).spec
+    check_rate(given['control_rate_hz'], spec)
+    return robot, spec, match_robot(robot, spec, os.path.expanduser(given['bundle']))
+
+
+def check_units(given: Mapping[str, Any], robot: Robot, match: RobotMatch) -> UnitCheck:
+    """Return what compares measured positions with the statistics of the bundle.
+
+    Raises:
+        ParameterError: the bundle cannot be used.
+    """
+    read = _read_bundle(given)
+    return UnitCheck(robot, match, trained_ranges(read.spec, read.statistics, match))
+
+
+def _read_bundle(given: Mapping[str, Any]) -> Bundle:
     try:
         # The policy node checks the weights.
-        read = read_bundle(bundle, verify=False)
+        return read_bundle(os.path.expanduser(given['bundle']), verify=False)
     except BundleError as error:
         raise ParameterError(f'parameter bundle: {error}') from error
-    spec = read.spec
-    check_rate(given['control_rate_hz'], spec)
-    match = match_robot(robot, spec, bundle)
-    units = UnitCheck(robot, match, trained_ranges(spec, read.statistics, match))
-    return robot, spec, match, units
 
 
 def measured_columns(match: RobotMatch) -> tuple[Column, ...]:

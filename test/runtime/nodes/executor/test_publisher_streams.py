@@ -6,10 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from sensor_msgs.msg import JointState
 from thorough import thorough_after
 
 from vla_runtime.execution.doubled_joints import DoubledJoints
+<<<<<<< HEAD:test/runtime/nodes/executor/test_publisher_streams.py
 from vla_runtime.nodes.executor.robot_link import PublisherStreams
+=======
+from vla_runtime.messages.trajectories import ns_to_stamp
+from vla_runtime.nodes.executor.robot_link import _StateTaker
+from vla_runtime.nodes.qos import MessageStamps
+from vla_runtime.robot.schema import JointStateTopic
+>>>>>>> main:test/nodes/executor/test_publisher_streams.py
 
 ARM, GRIPPER = ('shoulder', 'elbow'), ('gripper',)
 WHEELS = ('left', 'right')
@@ -90,4 +98,25 @@ def test_a_driver_that_was_started_again_is_another_publisher_and_no_second_one(
     first = {topic.take(number, NAMES) for number in range(400, 500)}
     second = {topic.take(number, NAMES) for number in range(1, 100)}
     assert len(first) == len(second) == 1 and first != second
+    assert not topic.found
+
+
+@pytest.mark.parametrize('seed', range(10))
+def test_a_publisher_of_efforts_alone_is_no_second_one_of_positions(seed: int) -> None:
+    topic, random = Topic(), np.random.default_rng(seed)
+    source = JointStateTopic('joint_states')
+
+    def take(names: Sequence[str], positions: Sequence[float], stamp_ns: int, name: str) -> None:
+        if len(positions):
+            topic.doubled.observe(np.arange(len(names)), name, stamp_ns)
+
+    stamps = MessageStamps(None, 'header')  # type: ignore[arg-type]
+    taker = _StateTaker(take, {name: name for name in ARM}, 'topic', stamps, source, ())
+    for number in range(2000):
+        for position in random.permutation(2):
+            if random.random() < 0.95:
+                values = {'position' if position else 'effort': [0.0, 0.0]}
+                message = JointState(name=list(ARM), **values)
+                message.header.stamp = ns_to_stamp(number * PERIOD_NS)
+                taker(message, {'publication_sequence_number': number})
     assert not topic.found
