@@ -158,6 +158,8 @@ def difference(
     others = {name for name in there if here.get(name) != there[name]}
     others -= set() if recorded.get('drawn') else _OF_DRAWINGS
     if not others:
+        if not recorded['like']:
+            return 'other bytes'
         return f'other numbers; six of them by up to {error:.1e} of the largest'
     # Nothing is known of numbers from images that another library drew.
     if others & _OF_DRAWINGS or error <= BOUND:
