@@ -161,7 +161,7 @@ def _write_network(
     weights = {key: value.contiguous() for key, value in network.state_dict().items()}
     save_file(weights, str(folder / WEIGHTS_FILE))
     write_statistics(folder, tiny_statistics(spec))
-    write_onnx(folder, spec, precision)
+    write_onnx_once(folder, spec, precision)
 
 
 def run_graph(folder: Path, name: str, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
