@@ -59,6 +59,9 @@ from tiny_policy import tiny_spec, write_tiny_policy
 from torch import Tensor
 from torch.nn import functional as F
 
+from vla_convert.export.conversion import plan_export, write_export
+from vla_convert.export.onnx.calibration import calibration_cases
+from vla_convert.export.onnx.quantised import quantise_onnx
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.onnx_files import (
     ONNX_FOLDER,
@@ -72,23 +75,20 @@ from vla_runtime.engines.onnx.token_engine import OnnxTokenEngine
 from vla_runtime.engines.protocol import StepInputs
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.engines.torch.token_engine import TorchTokenEngine
-from vla_runtime.export.conversion import plan_export, write_export
-from vla_runtime.export.onnx.calibration import calibration_cases
-from vla_runtime.export.onnx.quantised import quantise_onnx
 from vla_runtime.families.flow_network import FlowNetwork, build_network
 from vla_runtime.family.listing import find_family
 from vla_runtime.inference.denoise import flow_times
-from vla_runtime.inference.greedy import write_answer
+from vla_runtime.inference.packed import write_answer
 from vla_runtime.policy import Policy
 from vla_runtime.recording.bag_reader import BagReader
-from vla_runtime.replay.recorded import read_run
-from vla_runtime.replay.rerun import Replay
-from vla_runtime.replay.setup import Changes
 from vla_tabletop.sim.gl import mujoco
 from vla_tabletop.study.chunk_sources import ExpertSource, PolicySource
 from vla_tabletop.study.condition import Condition
 from vla_tabletop.study.episode import run_episode
 from vla_tabletop.study.tabletop_world import TabletopWorld
+from vla_tools.replay.recorded import read_run
+from vla_tools.replay.rerun import Replay
+from vla_tools.replay.setup import Changes
 
 _HERE = Path(__file__).parent
 sys.path.insert(0, str(_HERE / 'lerobot_releases'))

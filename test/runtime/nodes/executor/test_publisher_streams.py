@@ -10,14 +10,10 @@ from sensor_msgs.msg import JointState
 from thorough import thorough_after
 
 from vla_runtime.execution.doubled_joints import DoubledJoints
-<<<<<<< HEAD:test/runtime/nodes/executor/test_publisher_streams.py
-from vla_runtime.nodes.executor.robot_link import PublisherStreams
-=======
 from vla_runtime.messages.trajectories import ns_to_stamp
-from vla_runtime.nodes.executor.robot_link import _StateTaker
+from vla_runtime.nodes.executor.robot_link import PublisherStreams, _StateTaker
 from vla_runtime.nodes.qos import MessageStamps
 from vla_runtime.robot.schema import JointStateTopic
->>>>>>> main:test/nodes/executor/test_publisher_streams.py
 
 ARM, GRIPPER = ('shoulder', 'elbow'), ('gripper',)
 WHEELS = ('left', 'right')
