@@ -18,8 +18,12 @@ Exit code: 0, 1 where a check failed, 2 where it cannot run.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import tempfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -29,20 +33,497 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / 'benchmark')]
 
-from parts.tensorrt_kit import ROWS, SIZES, STEPS, Kit, expert_inputs, prepare, restore  # noqa: E402
-
 from vla_convert.export.tensorrt.build import build_engines, plan_build  # noqa: E402
-from vla_runtime.bundle.onnx_files import TEXT_INPUT  # noqa: E402
+from vla_runtime.bundle.onnx_files import (  # noqa: E402
+    ONNX_FOLDER,
+    TEXT_INPUT,
+    WEIGHTS_DATA,
+)
 from vla_runtime.engines.cuda_driver import CudaError  # noqa: E402
 from vla_runtime.engines.cuda_runtime import CudaRuntime  # noqa: E402
 from vla_runtime.engines.preflight import check_backend  # noqa: E402
+from vla_runtime.engines.protocol import StepInputs  # noqa: E402
 from vla_runtime.engines.tensorrt.adapter import Network, TensorRT, TensorRTError, import_tensorrt  # noqa: E402
 from vla_runtime.engines.tensorrt.buffers import DeviceArray  # noqa: E402
 from vla_runtime.engines.tensorrt.engine import TensorRTEngine  # noqa: E402
 from vla_runtime.engines.tensorrt.loading import load_networks  # noqa: E402
 from vla_runtime.engines.tensorrt.store import ENGINES, Metadata, network_name  # noqa: E402
 from vla_runtime.engines.token_embedding import TokenEmbedding  # noqa: E402
+from vla_runtime.families.blocks.dimensions import DecoderDims, VisionDims  # noqa: E402
+from vla_runtime.families.pi.declaration import PI05, PiDims  # noqa: E402
 from vla_runtime.family.listing import find_family  # noqa: E402
+from vla_runtime.files.atomic_write import file_sha256  # noqa: E402
+from vla_runtime.files.safetensors_reader import float32_to_bfloat16  # noqa: E402
+
+SIZES = ('reduced_depth', 'tiny', 'full')
+ROWS = (1, 2)
+STEPS = 10
+_MANIFEST, _KEPT, _REFERENCE = 'manifest.json', 'kept.npz', 'reference.npz'
+# Of ONNX's numbers for types, those of drawn weights; numpy has no bfloat16.
+_FLOAT32, _FLOAT16, _BFLOAT16 = 1, 10, 16
+_STORED: dict[int, Callable[[np.ndarray], np.ndarray]] = {
+    _FLOAT32: lambda values: values.astype(np.float32),
+    _FLOAT16: lambda values: values.astype(np.float16),
+    _BFLOAT16: lambda values: float32_to_bfloat16(values.astype(np.float32)),
+}
+# Smaller weights travel as they are.
+_DRAWN_SIZE = 1 << 10
+_BLOCK = 1 << 22
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A tensor in weights.data; `kind` is ONNX's number for its type."""
+
+    name: str
+    kind: int
+    dims: list[int]
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Kit:
+    """A prepared folder, complete.
+
+    Attributes:
+        folder: laid out as a bundle: `onnx/` lies in it and `engines/` will.
+        dims: dimensions of the networks.
+        precision: precision of the ONNX files; the reference of bfloat16 is of float32 files, and
+            that of int8, with bfloat16 beside, of the same products in 8 bits with float32 beside.
+        reference: inputs and ONNX Runtime's outputs, see `prepare`.
+        pytorch: figures of the same policy in PyTorch, of a kit prepared on the GPU machine.
+    """
+
+    folder: Path
+    dims: PiDims
+    precision: str
+    reference: dict[str, np.ndarray]
+    pytorch: dict[str, Any]
+
+    def step_inputs(self, rows: int) -> StepInputs:
+        names = ('x', 'row_weight', 'plan', 'plan_weight')
+        return StepInputs(**{name: self.reference[f'{name}_r{rows}'] for name in names})
+
+
+def kit_dims(size: str) -> PiDims:
+    """pi0.5 as published; with every width so, two layers and one camera; or tiny, for tests."""
+    if size == 'full':
+        # Rows of the text table are looked up on the host: a small one serves.
+        return replace(PI05, cameras=3, vocabulary=4096)
+    full = replace(PI05, cameras=1, vocabulary=4096)
+    if size == 'reduced_depth':
+        return replace(
+            full,
+            vision=replace(full.vision, depth=2),
+            language=replace(full.language, depth=2),
+            expert=replace(full.expert, depth=2),
+        )
+    language = DecoderDims(32, depth=2, mlp_dim=48, num_heads=4, num_kv_heads=1, head_dim=8)
+    return replace(
+        full,
+        vision=VisionDims(24, depth=1, num_heads=2, mlp_dim=32, patch_size=14, image_size=28),
+        language=language,
+        expert=replace(language, width=16, mlp_dim=32),
+        vocabulary=400,
+        prompt_length=24,
+        horizon=8,
+    )
+
+
+def prepare(folder: Path, size: str, precision: str, seed: int = 0) -> None:
+    """Write graphs, drawn weights, inputs and ONNX Runtime's outputs.
+
+    `reference.npz` holds the inputs by name (`pixels`, `text_embeddings_r2`, …), the time table,
+    and for one and two rows `image_tokens`, `past_key_rR`, `past_value_rR`, `velocity_rR` (of the
+    first step)
+    and `chunk_rR`. The folder appears complete or not at all.
+
+    Raises:
+        ValueError: the folder is there already, or ONNX Runtime cannot run the files.
+    """
+    if folder.exists():
+        raise ValueError(f'{folder}: exists already; remove it or give another folder')
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f'{folder.name}.') as scratch:
+        kit = Path(scratch, 'kit')
+        kit.mkdir()
+        (_prepare_on_gpu if size == 'full' else _prepare)(kit, Path(scratch), size, precision, seed)
+        kit.rename(folder)
+
+
+def _prepare(folder: Path, bundle: Path, size: str, precision: str, seed: int) -> None:
+    """Fill a folder beside a bundle that is made for it."""
+    from parts.random_policy import random_network
+    from safetensors.numpy import save_file
+
+    from vla_convert.export.onnx.export import write_onnx
+    from vla_runtime.family.listing import read_time_table
+    from vla_runtime.inference.denoise import flow_times
+
+    dims = kit_dims(size)
+    network = random_network('pi05', dims, 'cpu', 'float32', seed)
+    weights = bundle / 'weights.safetensors'
+    save_file({name: value.numpy() for name, value in network.state_dict().items()}, weights)
+    del network
+    compared = 'float32' if precision == 'bfloat16' else precision
+    tensors: list[Weight] = []
+    if precision == 'int8':
+        _write_int8(folder, bundle, _spec(dims), seed)
+    else:
+        write_onnx(bundle, _spec(dims), precision)
+        for path in (bundle / ONNX_FOLDER).glob('monolithic*'):
+            path.unlink()
+        (bundle / ONNX_FOLDER).rename(folder / ONNX_FOLDER)
+        tensors = _draw_all(folder, seed)
+        if precision == 'bfloat16':
+            # ONNX Runtime multiplies none on a CPU: the same weights in float32 are the reference.
+            write_onnx(bundle, _spec(dims), 'float32')
+            _draw_all(bundle, seed)
+        else:
+            # For the engine, which takes a bundle.
+            (bundle / ONNX_FOLDER).symlink_to((folder / ONNX_FOLDER).resolve())
+    table = read_time_table('pi05', dims, weights)(flow_times(STEPS))
+    np.savez(folder / _REFERENCE, **_reference(bundle, dims, compared, table, seed))
+    manifest = {
+        'size': size,
+        'precision': precision,
+        'seed': seed,
+        'dims': asdict(dims),
+        'tensors': [asdict(tensor) for tensor in tensors],
+        'weights_sha256': file_sha256(folder / ONNX_FOLDER / WEIGHTS_DATA),
+    }
+    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1) + '\n')
+
+
+def _prepare_on_gpu(
+    folder: Path, bundle: Path, size: str, precision: str, seed: int, device: str = 'cuda'
+) -> None:
+    """Fill a folder with the files and PyTorch's outputs in float32, of the same rounded weights.
+
+    The weights are rounded to bfloat16 once, and every precision is of those.
+    """
+    import torch
+    from parts.random_policy import infer, random_inputs, random_network, torch_engine
+    from safetensors.torch import save_file
+
+    from vla_convert.export.onnx.export import write_onnx
+    from vla_runtime.families.flow_step import Prefix
+    from vla_runtime.family.listing import read_time_table
+    from vla_runtime.inference.denoise import flow_times
+
+    if precision == 'int8':
+        raise ValueError('a kit of the full size is float32, float16 or bfloat16')
+    dims = kit_dims(size)
+    network = random_network('pi05', dims, device, 'bfloat16', seed)
+    weights = bundle / 'weights.safetensors'
+    save_file({name: value.cpu() for name, value in network.state_dict().items()}, weights)
+    write_onnx(bundle, _spec(dims), precision)
+    for path in (bundle / ONNX_FOLDER).glob('monolithic*'):
+        path.unlink()
+    text = TokenEmbedding.of(bundle, precision)
+    (bundle / ONNX_FOLDER).rename(folder / ONNX_FOLDER)
+    pytorch = _pytorch_milliseconds(network) if device == 'cuda' else {}
+    network = network.float()
+    engine = torch_engine(network, graphs=False)
+    reference: dict[str, np.ndarray] = {
+        'time_table': read_time_table('pi05', dims, weights)(flow_times(STEPS))
+    }
+    for rows in ROWS:
+        inputs = random_inputs(dims, rows, seed, steps=STEPS)
+        reference |= _inputs(inputs, rows)
+        reference[f'{TEXT_INPUT}_r{rows}'] = text(inputs.prefix_inputs['tokens'])
+        with torch.no_grad():
+            on_gpu = {
+                name: torch.from_numpy(np.asarray(value)).to(device)
+                for name, value in (
+                    ('pixels', inputs.pixels),
+                    ('image_mask', inputs.image_mask),
+                    *inputs.prefix_inputs.items(),
+                    ('x', inputs.step_inputs.x[None]),
+                    ('conditioning', reference['time_table'][:1]),
+                )
+            }
+            image_tokens = network.vision(on_gpu['pixels'])
+            prompt = {name: on_gpu[name] for name in inputs.prefix_inputs}
+            past = Prefix(network)(image_tokens, on_gpu['image_mask'], prompt)
+            x = on_gpu['x'].expand(rows, -1, -1)
+            velocity = network.velocity(x, past, on_gpu['conditioning'])
+            outputs = {'past_key': past['past_key'], 'past_value': past['past_value']}
+            outputs['velocity'] = velocity
+            reference['image_tokens'] = image_tokens.float().cpu().numpy()
+            for name, value in outputs.items():
+                reference[f'{name}_r{rows}'] = value.float().cpu().numpy()
+        reference[f'chunk_r{rows}'] = infer(engine, inputs)
+    engine.close()
+    np.savez(folder / _REFERENCE, **reference)
+    manifest = {
+        'size': size,
+        'precision': precision,
+        'seed': seed,
+        'dims': asdict(dims),
+        'tensors': [],
+        'pytorch': pytorch,
+        'weights_sha256': file_sha256(folder / ONNX_FOLDER / WEIGHTS_DATA),
+    }
+    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1) + '\n')
+
+
+def _pytorch_milliseconds(network: Any) -> dict[str, Any]:
+    """Time the same policy in PyTorch, in bfloat16: operators and Triton kernels, in graphs."""
+    from parts.gpu_latency import GRAPH, TRITON_GRAPH, measure
+
+    cameras = network.dims.cameras
+    return {
+        f'{mode.name}, {rows} row(s)': measure(network, 'pi05', cameras, rows, mode, repeats=50)
+        for mode in (GRAPH, TRITON_GRAPH)
+        for rows in ROWS
+    }
+
+
+def _write_int8(folder: Path, bundle: Path, spec: Any, seed: int) -> None:
+    """Write files in int8 with bfloat16 beside to the kit, and with float32 to the bundle.
+
+    The ranges are those of the cases that an export compares on.
+    """
+    import shutil
+
+    from vla_convert.export.onnx.cases import seeded_cases
+    from vla_convert.export.onnx.eight_bits import EightBits
+    from vla_convert.export.onnx.export import write_onnx
+    from vla_convert.export.onnx.quantised import measured_ranges
+    from vla_runtime.engines.cpu import check_int8
+
+    check_int8()
+    write_onnx(bundle, spec, 'float32')
+    # The kit has no tokenizer.
+    cases = seeded_cases(bundle, replace(spec, tokenizer=None))
+    ranges = measured_ranges(bundle, spec, cases)
+    for beside in ('bfloat16', 'float32'):
+        shutil.rmtree(bundle / ONNX_FOLDER)
+        write_onnx(bundle, spec, 'int8', quantised=EightBits(ranges, beside))
+        if beside == 'bfloat16':
+            shutil.copytree(bundle / ONNX_FOLDER, folder / ONNX_FOLDER)
+
+
+def _reference(
+    bundle: Path, dims: PiDims, precision: str, table: np.ndarray, seed: int
+) -> dict[str, np.ndarray]:
+    """Inputs, and what ONNX Runtime makes of them; see `prepare`."""
+    from parts.random_policy import random_inputs
+
+    from vla_runtime.engines.onnx.engine import OnnxEngine
+
+    engine = OnnxEngine('pi05', dims, bundle, device='cpu', precision=precision, max_rows=max(ROWS))
+    text = TokenEmbedding.of(bundle, precision)
+    reference: dict[str, np.ndarray] = {'time_table': table}
+    for rows in ROWS:
+        inputs = random_inputs(dims, rows, seed, steps=STEPS)
+        reference |= _inputs(inputs, rows)
+        reference[f'{TEXT_INPUT}_r{rows}'] = text(inputs.prefix_inputs['tokens'])
+        reference |= _network_outputs(bundle / ONNX_FOLDER, reference, rows)
+        reference[f'chunk_r{rows}'] = _chunk(engine, inputs)
+    engine.close()
+    return reference
+
+
+def restore(folder: Path) -> Kit:
+    """Read a prepared folder and draw its weights where they did not travel along.
+
+    Raises:
+        ValueError: no prepared folder, or weights that are not those of `prepare`.
+    """
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text())
+        with np.load(folder / _REFERENCE) as file:
+            reference = dict(file)
+    except FileNotFoundError as error:
+        raise ValueError(
+            f'{error.filename}: is missing; make the folder with: gpu_tensorrt.py prepare {folder}'
+        ) from None
+    weights = folder / ONNX_FOLDER / WEIGHTS_DATA
+    if not weights.is_file():
+        if manifest['precision'] == 'int8':
+            raise ValueError(f'{weights}: is missing; the weights of a kit in int8 travel with it')
+        _draw(folder, [Weight(**tensor) for tensor in manifest['tensors']], manifest['seed'])
+    if file_sha256(weights) != manifest['weights_sha256']:
+        raise ValueError(f'{weights}: is not what prepare made; remove it and try again')
+    dims = _dims(manifest['dims'])
+    return Kit(folder, dims, manifest['precision'], reference, manifest.get('pytorch', {}))
+
+
+def _draw_all(folder: Path, seed: int) -> list[Weight]:
+    """Draw the weights of ONNX files as they were exported; keep those that are not drawn."""
+    (folder / ONNX_FOLDER / WEIGHTS_DATA).chmod(0o644)
+    tensors = _external(folder / ONNX_FOLDER)
+    np.savez_compressed(folder / _KEPT, **_kept(folder, tensors))
+    _draw(folder, tensors, seed)
+    return tensors
+
+
+def _draw(folder: Path, tensors: Sequence[Weight], seed: int) -> None:
+    """Write weights.data: what was kept as it was, all other tensors drawn by their names."""
+    with np.load(folder / _KEPT) as file:
+        kept = dict(file)
+    path = folder / ONNX_FOLDER / WEIGHTS_DATA
+    with path.open('wb') as out:
+        for tensor in tensors:
+            out.seek(tensor.offset)
+            key = str(tensor.offset)
+            if key in kept:
+                out.write(kept[key].tobytes())
+            else:
+                _draw_tensor(out, tensor, seed)
+
+
+def _draw_tensor(out: Any, tensor: Weight, seed: int) -> None:
+    generator = np.random.PCG64([seed, zlib.crc32(tensor.name.encode())])
+    # Keeps activations of order one; queries and keys are smaller, as their scale is folded in.
+    bound = (3.0 / tensor.dims[-2]) ** 0.5 * (0.25 if '.attention.' in tensor.name else 1.0)
+    left = tensor.dims[-1] * int(np.prod(tensor.dims[:-1], dtype=np.int64))
+    while left > 0:
+        count = min(left, _BLOCK)
+        bits = generator.random_raw((count + 1) // 2).view(np.uint32)[:count]
+        values = (bits.astype(np.float64) / 2.0**31 - 1.0) * bound
+        out.write(_STORED[tensor.kind](values).tobytes())
+        left -= count
+
+
+def _kept(folder: Path, tensors: Sequence[Weight]) -> dict[str, np.ndarray]:
+    """The bytes of all tensors that are not drawn, by their place."""
+    data = np.memmap(folder / ONNX_FOLDER / WEIGHTS_DATA, np.uint8, 'r')
+    return {
+        str(tensor.offset): np.array(data[tensor.offset : tensor.offset + tensor.length])
+        for tensor in tensors
+        if not _is_drawn(tensor)
+    }
+
+
+def _is_drawn(tensor: Weight) -> bool:
+    # By its size and not its bytes: the same ones in every precision.
+    matrix = tensor.kind in _STORED and len(tensor.dims) == 2
+    return matrix and '.weight' in tensor.name and int(np.prod(tensor.dims)) >= _DRAWN_SIZE
+
+
+def _external(graphs: Path) -> list[Weight]:
+    """All tensors of weights.data by their place; one that several graphs use is listed once."""
+    import onnx
+
+    found = {}
+    for path in graphs.glob('*.onnx'):
+        for tensor in onnx.load(path, load_external_data=False).graph.initializer:
+            if tensor.external_data:
+                place = {entry.key: entry.value for entry in tensor.external_data}
+                offset, length = int(place['offset']), int(place['length'])
+                dims = list(tensor.dims)
+                found[offset] = Weight(tensor.name, tensor.data_type, dims, offset, length)
+    return [found[offset] for offset in sorted(found)]
+
+
+def _inputs(inputs: Any, rows: int) -> dict[str, np.ndarray]:
+    step = inputs.step_inputs
+    return {
+        'pixels': inputs.pixels,
+        'image_mask': inputs.image_mask,
+        **{f'{name}_r{rows}': array for name, array in inputs.prefix_inputs.items()},
+        f'x_r{rows}': step.x,
+        f'row_weight_r{rows}': step.row_weight,
+        f'plan_r{rows}': step.plan,
+        f'plan_weight_r{rows}': step.plan_weight,
+    }
+
+
+def _network_outputs(
+    onnx: Path, reference: dict[str, np.ndarray], rows: int
+) -> dict[str, np.ndarray]:
+    """Each graph alone on ONNX Runtime, the expert for one step."""
+    import onnxruntime
+
+    names = [network_name(name, rows) for name in ENGINES]
+
+    def run(name: str, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+        session = onnxruntime.InferenceSession(
+            onnx / f'{name}.onnx', providers=['CPUExecutionProvider']
+        )
+        return list(session.run(None, inputs))
+
+    (image_tokens,) = run(names[0], {'pixels': reference['pixels']})
+    prefix = {
+        'image_tokens': image_tokens,
+        'image_mask': reference['image_mask'],
+        TEXT_INPUT: reference[f'{TEXT_INPUT}_r{rows}'],
+        'token_mask': reference[f'token_mask_r{rows}'],
+    }
+    past_key, past_value, prefix_mask = run(names[1], prefix)
+    expert = {
+        'past_key': past_key,
+        'past_value': past_value,
+        'prefix_mask': prefix_mask,
+        **expert_inputs(reference, rows),
+    }
+    _, velocity = run(names[2], expert)
+    outputs = {'past_key': past_key, 'past_value': past_value, 'velocity': velocity}
+    return {
+        'image_tokens': image_tokens,
+        **{f'{name}_r{rows}': value.astype(np.float32) for name, value in outputs.items()},
+    }
+
+
+def expert_inputs(reference: dict[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
+    """Inputs of the first denoise step, keys and values apart."""
+    return {
+        'x': reference[f'x_r{rows}'][None],
+        'time_conditioning': reference['time_table'][:1],
+        't': np.array(1.0, np.float32),
+        'dt': np.array(-1.0 / STEPS, np.float32),
+        'row_weight': reference[f'row_weight_r{rows}'],
+        'plan': reference[f'plan_r{rows}'][None],
+        'plan_weight': reference[f'plan_weight_r{rows}'][0][None, :, None],
+    }
+
+
+def _chunk(engine: Any, inputs: Any) -> np.ndarray:
+    from parts.random_policy import infer
+
+    return infer(engine, inputs)
+
+
+def _dims(data: dict[str, Any]) -> PiDims:
+    parts = {
+        'vision': VisionDims(**data['vision']),
+        'language': DecoderDims(**data['language']),
+        'expert': DecoderDims(**data['expert']),
+    }
+    return PiDims(**{**data, **parts})
+
+
+def _spec(dims: PiDims) -> Any:
+    """A policy.yaml's worth of names around the dimensions, as the exporter wants it."""
+    from vla_runtime.bundle.schema import (
+        ActionSpec,
+        BundleSpec,
+        CameraSpec,
+        ImageSpec,
+        NormalisationSpec,
+        StateSpec,
+    )
+    from vla_runtime.processing.prompts import PromptFormat
+
+    return BundleSpec(
+        name='gpu_tensorrt',
+        family='pi05',
+        dims=dims,
+        cameras=(CameraSpec('camera'),),
+        images=ImageSpec(padding='centre', resample='bilinear'),
+        state=(StateSpec('joint', 'rad'),),
+        actions=(ActionSpec('joint', 'rad', 'absolute'),),
+        step_time_s=0.02,
+        denoise_steps=STEPS,
+        prompt=PromptFormat(template='pi05', cleaning='openpi', advantage='task_newline'),
+        normalisation=NormalisationSpec(state='identity', actions='identity'),
+        tokenizer='tokenizer.model',
+    )
+
 
 PACKAGES = ['tensorrt', 'cuda-python', 'cuda-bindings', 'numpy']
 # Largest error as a share of the largest number of the reference. In float16 ONNX Runtime's CPU

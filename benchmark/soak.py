@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from parts.graph_rig import PACKAGES, keep_others_out
 from parts.measurement import RESULTS, percentiles, write_result
 from parts.soak_checks import (
     Fault,
@@ -49,9 +50,7 @@ from parts.soak_checks import (
     unexplained_stops,
 )
 from parts.soak_faults import FaultKind, fault_kinds
-from parts.soak_nodes import robot_graph
-from parts.soak_rig import CameraSetup, Rig
-from parts.three_cameras import PACKAGES, keep_others_out
+from parts.soak_rig import CameraSetup, Rig, robot_graph
 
 # Stalls that are reported in full.
 _LONGEST = 8

@@ -33,11 +33,11 @@ from typing import Any
 import numpy as np
 import psutil
 from diagnostic_msgs.msg import DiagnosticArray
+from parts.graph_rig import PACKAGES, Graph, keep_others_out, quiet_domain
 from parts.measurement import write_result
-from parts.three_cameras import PACKAGES, Graph, keep_others_out, quiet_domain
 from std_srvs.srv import Trigger
 
-# Beside the helpers that three_cameras makes importable.
+# Beside the helpers that graph_rig makes importable.
 from executor_bench import Arm  # isort: skip
 
 from vla_runtime.messages.diagnostics import values_of

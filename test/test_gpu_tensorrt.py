@@ -74,7 +74,7 @@ def test_engines_that_compute_what_onnx_runtime_does_pass(script, kit, machine, 
 
 
 def test_weights_are_drawn_again_to_the_same_bytes_and_others_are_refused(script, kit, capsys):
-    from parts.tensorrt_kit import restore
+    from gpu_tensorrt import restore
 
     restored = restore(kit)
     weights = kit / 'onnx' / 'weights.data'
@@ -124,7 +124,7 @@ def test_a_preparation_that_fails_leaves_nothing_behind(script, tmp_path, monkey
     def fails(*arguments: object) -> None:
         raise ValueError('no reference')
 
-    monkeypatch.setattr('parts.tensorrt_kit._reference', fails)
+    monkeypatch.setattr('gpu_tensorrt._reference', fails)
     with pytest.raises(ValueError, match='no reference'):
         script.prepare(tmp_path / 'kit', 'tiny', 'float32')
     assert list(tmp_path.iterdir()) == []

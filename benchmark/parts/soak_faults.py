@@ -10,21 +10,18 @@ import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from parts.camera_driver import blank_image
-from parts.soak_nodes import Child
+from parts.camera_drivers import blank_image
+from parts.graph_rig import RELIABLE, SENSOR
+from parts.soak_rig import Child, Rig
 from parts.soak_robot import OTHER
-from parts.three_cameras import RELIABLE, SENSOR
 from sensor_msgs.msg import Image, JointState
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_runtime.messages.trajectories import ns_to_stamp, stamp_to_ns
-
-if TYPE_CHECKING:
-    from parts.soak_rig import Rig
 
 _MATCH_S = 5.0
 # `restart_after_outage_s`, with what a busy machine adds.

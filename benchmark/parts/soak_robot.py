@@ -9,15 +9,15 @@ import array
 import time
 
 import numpy as np
+from parts.graph_rig import SENSOR, Graph
 from parts.soak_checks import Commands
-from parts.three_cameras import SENSOR, Graph
 from sensor_msgs.msg import JointState
 
 from vla_runtime.messages.trajectories import ns_to_stamp, stamp_to_ns
 from vla_runtime.nodes.executor.steady_loop import SteadyLoop
 from vla_runtime.robot.schema import Robot
 
-# Beside the helpers that three_cameras makes importable.
+# Beside the helpers that graph_rig makes importable.
 from rclpy.qos import QoSProfile, ReliabilityPolicy  # isort: skip
 
 RATE_HZ = 100.0

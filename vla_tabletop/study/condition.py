@@ -13,10 +13,8 @@ from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any, Literal, get_args
 
-from vla_runtime.bundle.onnx_files import Attention
 from vla_runtime.execution.handover import HandoverMode
 from vla_runtime.execution.parameters import ExecutorParameters, Overrun
-from vla_runtime.execution.requests import MOST_OPEN
 from vla_runtime.family.listing import family_names
 from vla_runtime.family.step_schedule import SchedulerChoice
 from vla_runtime.inference.real_time_chunking import RtcMode
@@ -27,7 +25,6 @@ from vla_tabletop.sim.tasks import Family, Wording
 from vla_tabletop.study.world_words import WORDS, WorldName
 
 ChunkSourceName = Literal['policy', 'expert']
-Instructed = Literal['task', 'other_block', 'fixed']
 Precision = Literal['float32', 'bfloat16', 'float16', 'int8', 'fp8', 'nvfp4']
 Backend = Literal['torch', 'onnxruntime']
 # Precisions that one backend alone has.
@@ -52,9 +49,6 @@ class Condition:
         variant: variant of the scene.
         belt_speed: factor on the speed of moving blocks (1 is 3 to 5 cm/s).
         wording: wording of the instruction; `held_out` are sentences that training never saw.
-        instructed: instruction of the robot: its `task`, a task of the same family for the
-            `other_block`, or the same `fixed` sentence in every episode. Success is always that of
-            the task.
         absent_cameras: cameras whose image is None.
         wrist_every: steps from one frame of the wrist camera to the next, at least 1; in between
             the policy sees the last one. The front camera's frames are always of now.
@@ -62,7 +56,6 @@ class Condition:
             are and so gives the best that this loop allows.
         backend: backend of the policy; for `onnxruntime` its files are exported once.
         precision: precision of the policy's large matrices.
-        attention: form of attention in ONNX files.
         denoise_steps: None is what the bundle recommends.
         noise_scheduler: scheduler of a policy that has one.
         beta: guidance scale; None is guidance off.
@@ -77,15 +70,9 @@ class Condition:
         cache_max_state_bins: likewise, bins of the state in the prompt; None is no limit.
         samples: chunks that are drawn at once, of which the one nearest to the plan is executed.
         replan_interval: S, steps.
-        agreement: 0 is a fixed S. Else it is doubled for a chunk whose mean distance (of normalised
-            actions) from the one before it, on the steps that are next, is below this, and halved
-            for others.
         delay_steps: time from the observation to the chunk's arrival, in steps of the policy; need
             not be whole. The executor's estimate of it begins at the right number, as it would
             after some chunks.
-        open_requests: requests that the policy takes before its first answer: packed, it answers
-            several at a time.
-        answer_every: least time from one answer to the next, in steps of the policy.
         handover: way in which one chunk follows another; `rtc` needs an `rtc_mode`.
         rtc_mode: way in which the policy ties a chunk to the committed plan. `rtc` blends a chunk
             that nothing tied, as the executor node does.
@@ -101,13 +88,11 @@ class Condition:
     variant: str = 'still'
     belt_speed: float = 1.0
     wording: Wording = 'plain'
-    instructed: Instructed = 'task'
     absent_cameras: tuple[str, ...] = ()
     wrist_every: int = 1
     chunk_source: ChunkSourceName = 'policy'
     backend: Backend = 'torch'
     precision: Precision = 'float32'
-    attention: Attention = 'exact'
     denoise_steps: int | None = None
     noise_scheduler: SchedulerChoice = 'bundle'
     beta: float | None = None
@@ -119,10 +104,7 @@ class Condition:
     cache_max_state_bins: int | None = None
     samples: int = 1
     replan_interval: int = _EXECUTOR.replan_interval
-    agreement: float = 0.0
     delay_steps: float = 1.0
-    open_requests: int = 1
-    answer_every: float = 0.0
     handover: HandoverMode = _EXECUTOR.handover.mode
     rtc_mode: RtcMode = 'off'
     rtc_horizon: int = 0
@@ -139,11 +121,9 @@ class Condition:
         for name, known in (
             ('variant', words.variants),
             ('wording', get_args(Wording)),
-            ('instructed', get_args(Instructed)),
             ('chunk_source', get_args(ChunkSourceName)),
             ('backend', get_args(Backend)),
             ('precision', get_args(Precision)),
-            ('attention', get_args(Attention)),
             ('noise_scheduler', get_args(SchedulerChoice)),
             ('cfg_mode', get_args(CfgMode)),
             ('advantage', get_args(Advantage)),
@@ -157,11 +137,6 @@ class Condition:
                 f"condition: precision '{self.precision}' is of backend "
                 f"'{_BACKEND_OF[self.precision]}', not '{self.backend}'"
             )
-        if self.attention != 'exact' and self.backend != 'onnxruntime':
-            raise ValueError(
-                f"condition: attention '{self.attention}' is of backend 'onnxruntime', "
-                f"not '{self.backend}'"
-            )
         if not self.families:
             raise ValueError('condition: families is empty; name at least one')
         if set(self.colours) != set(COLOURS) and (not self.colours or 'position' in self.families):
@@ -173,22 +148,10 @@ class Condition:
             raise ValueError('condition: absent_cameras leaves no camera; a policy needs one')
         if not 0.0 <= self.delay_steps < 100.0:
             raise ValueError(f'condition: delay_steps is {self.delay_steps}, expected 0 to 100')
-        if not 1 <= self.open_requests <= MOST_OPEN:
-            raise ValueError(
-                f'condition: open_requests is {self.open_requests}, expected 1 to {MOST_OPEN}'
-            )
-        if not 0.0 <= self.answer_every < 100.0:
-            raise ValueError(f'condition: answer_every is {self.answer_every}, expected 0 to 100')
         if not self.belt_speed >= 0.0:
             raise ValueError(f'condition: belt_speed is {self.belt_speed}, expected 0 or more')
-        if self.world != 'tabletop' and (
-            self.instructed != 'task' or self.chunk_source != 'policy' or self.wrist_every != 1
-        ):
-            raise ValueError(
-                'condition: instructed, chunk_source and wrist_every are of the tabletop alone'
-            )
-        if not self.agreement >= 0.0:
-            raise ValueError(f'condition: agreement is {self.agreement}, expected 0 or more')
+        if self.world != 'tabletop' and (self.chunk_source != 'policy' or self.wrist_every != 1):
+            raise ValueError('condition: chunk_source and wrist_every are of the tabletop alone')
         if self.wrist_every < 1:
             raise ValueError(f'condition: wrist_every is {self.wrist_every}, expected 1 or more')
         if self.handover == 'rtc' and self.rtc_mode == 'off':

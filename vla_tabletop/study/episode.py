@@ -27,8 +27,6 @@ from vla_tabletop.study.condition import Condition
 from vla_tabletop.study.smoothness import Jerk, jerk_of
 from vla_tabletop.study.world import World
 
-# Steps on which two chunks are compared: as many as are executed before the next one.
-_COMPARED_STEPS = 8
 # Somewhere in 2023: stamps of zero mean 'no time' in ROS.
 _START_NS = 1_700_000_000_000_000_000
 # A start needs half a second of joint states.
@@ -151,16 +149,12 @@ class _Loop:
         # Plan time passes in the tick that follows a delivery, so a chunk that arrives with the end
         # of its last step still finds that step begun and is joined where it ends.
         self._delay_ns = round(condition.delay_steps * step_ns)
-        # Between two answers, and when the last one comes.
-        self._every_ns, self._due_ns = round(condition.answer_every * step_ns), 0
         self._now_ns = _START_NS
         self._flights: list[_Flight] = []
         # Requests whose answers were no chunks, and the number of those answers.
         self._unanswered: set[int | None] = set()
         self._unreadable = 0
         self._number = 0
-        # Plan step and rows of the chunk before.
-        self._before: tuple[int, np.ndarray] | None = None
         self._delays: list[int] = []
         self._setpoints: list[np.ndarray] = []  # one a tick
         self._takeovers: list[int] = []  # ticks
@@ -215,28 +209,11 @@ class _Loop:
         assert plan.step is not None
         if self._on_chunk is not None:
             self._on_chunk(plan.step, chunk)
-        if self._condition.agreement:
-            self._replan_by_disagreement(plan.step, chunk.normalised)
-        due_ns = max(self._now_ns + self._delay_ns, self._due_ns + self._every_ns)
-        self._due_ns = due_ns
+        due_ns = self._now_ns + self._delay_ns
         self._flights.append(_Flight(due_ns, self._now_ns, self._number, chunk, tied, plan.request))
         self._number += 1
         if not self._delay_ns:
             self._deliver()
-
-    def _replan_by_disagreement(self, step: int, rows: np.ndarray) -> None:
-        """Execute more of this chunk where it says what the one before it said, else less."""
-        before, self._before = self._before, (step, rows)
-        if before is None:
-            return
-        compared = before[1][step - before[0] :][:_COMPARED_STEPS]
-        differs = np.abs(compared - rows[: len(compared)]).mean() if len(compared) else np.inf
-        interval = self._condition.replan_interval
-        agrees = differs < self._condition.agreement
-        interval = min(2 * interval, len(rows)) if agrees else max(interval // 2, 1)
-        self._executor.set_parameters(
-            replace(_executor_parameters(self._condition), replan_interval=interval)
-        )
 
     def _observe(self) -> Observation:
         if not self._source.needs_images:
@@ -264,7 +241,6 @@ class _Loop:
                     flight.number,
                     tied=flight.tied,
                     request=flight.request,
-                    open_requests=self._condition.open_requests,
                 ),
                 self._now_s,
                 self._now_ns,

@@ -127,7 +127,6 @@ def bundle_of(condition: Condition, bundle: Path | Mapping[str, Path], work: Pat
         condition.precision,
         tqdm.write,
         lambda: observations_of(source, condition),
-        condition.attention,
     )
 
 

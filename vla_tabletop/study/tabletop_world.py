@@ -16,7 +16,6 @@ from vla_tabletop.sim.scene import Variant, sample_scene
 from vla_tabletop.sim.tasks import Family, Judge, Outcome, sample_task
 from vla_tabletop.sim.world import Tabletop
 from vla_tabletop.study.condition import Condition
-from vla_tabletop.study.instructed_task import instructed_task
 from vla_tabletop.study.slow_wrist import SlowWrist
 from vla_tabletop.study.world import Asked
 
@@ -53,12 +52,11 @@ class TabletopWorld(Tabletop):
         family = cast('Family', condition.families[index % len(condition.families)])
         rng = np.random.default_rng([seed, 100])
         task = sample_task(rng, state.block_m, family, condition.wording, condition.colours)
-        instructed = instructed_task(condition.instructed, task, state.block_m, seed)
         self._judge, self._ticks, self._wrist = Judge(task, self.sim_time_s), 0, None
         if condition.wrist_every > 1 and sees:
             self._wrist = SlowWrist(self, condition.wrist_every * round(STEP_TIME_S * 1e9))
             self._wrist.tick(0)
-        return Asked(instructed.instruction, family, instructed.block)
+        return Asked(task.instruction, family, task.goal.block)
 
     def measured(self) -> np.ndarray:
         """(6,) joint positions in rad."""

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from vla_tabletop.study.catalogue import BASE, STUDIES, Study
+from vla_tabletop.study.catalogue import BASE, Study
 from vla_tabletop.study.chunk_sources import PolicySource
-from vla_tabletop.study.condition import Condition, grid
+from vla_tabletop.study.condition import Condition
 from vla_tabletop.study.episode import run_episode
 from vla_tabletop.study.page import study_page
 from vla_tabletop.study.results import Provenance, study_record
@@ -138,21 +138,3 @@ def test_a_study_from_before_there_were_pairs_still_has_a_page(results):
     )
     del record['same']
     assert 'bit for bit' not in study_page([record])
-
-
-@pytest.mark.parametrize('name', ['cache', 'cache_moving'])
-def test_the_cache_studies_hold_exact_to_off(name):
-    study = STUDIES[name]
-    ((off, exact),) = study.same
-    assert (off.cache, exact.cache) == ('off', 'exact')
-    assert replace(off, cache='exact') == exact == study.reference
-    assert {c.cache for c in study.conditions} == {'off', 'exact', 'bounded', 'image_blind'}
-
-
-def test_the_sweep_of_beta_has_both_ways_at_every_beta():
-    study = STUDIES['guidance_rows']
-    guided = [c for c in study.conditions if c.beta is not None]
-    assert set(guided) == set(
-        grid(BASE, cfg_mode=('fused', 'serial'), beta=sorted({c.beta for c in guided}))
-    )
-    assert len(guided) >= 8

@@ -8,7 +8,7 @@ import pytest
 
 from vla_runtime.types import CacheOutcome, CacheReport, Reuse
 from vla_tabletop.study.cache_use import CacheUse, cache_use_of
-from vla_tabletop.study.catalogue import BASE, STUDIES, Study
+from vla_tabletop.study.catalogue import BASE, Study
 from vla_tabletop.study.chunk_sources import PolicySource
 from vla_tabletop.study.condition import grid
 from vla_tabletop.study.episode import run_episode
@@ -186,21 +186,3 @@ def test_a_study_from_before_it_was_counted_still_has_a_page(record):
         group.pop('prefixes_saved')
     page = study_page([record])
     assert '<svg' in page and 'hit, reused, run' not in page
-
-
-def test_the_studies_of_what_is_found_and_of_limits_are_what_they_say():
-    rates = STUDIES['cache_rates']
-    assert {c.wrist_every for c in rates.conditions} == {3}
-    assert {c.variant for c in rates.conditions} == {'still', 'moving'}
-    for off, exact in rates.same:
-        assert (off.cache, replace(off, cache='exact')) == ('off', exact)
-    assert len(rates.same) == 2
-    for name in ('cache_bounds', 'cache_bounds_moving'):
-        study = STUDIES[name]
-        exact = study.reference
-        assert (exact.cache_max_image_change, exact.cache_max_state_bins) == (0.0, 0)
-        limits = {'cache_max_image_change', 'cache_max_state_bins'}
-        assert all(
-            replace(c, **{limit: getattr(exact, limit) for limit in limits}) == exact
-            for c in study.conditions
-        )

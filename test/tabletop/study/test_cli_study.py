@@ -122,10 +122,12 @@ def test_a_condition_that_the_policy_cannot_run_is_refused_before_any_is_run(
     tmp_path, capsys, monkeypatch, untrained_act
 ):
     monkeypatch.setattr(runner, '_run_batch', lambda task: pytest.fail('it ran'))
+    guided = Study('guided', 'Guided', '?', grid(Condition(), beta=(None, 2.0)), 'beta', 1)
+    monkeypatch.setitem(catalogue.STUDIES, 'guided', guided)
     words = ['--out', str(tmp_path / 'out'), '--work', str(tmp_path / 'work'), '--processes', '1']
-    assert main(['study', 'guidance', '--bundle', str(untrained_act), *words]) == 2
+    assert main(['study', 'guided', '--bundle', str(untrained_act), *words]) == 2
     printed = capsys.readouterr().err
-    assert str(untrained_act) in printed and 'guidance' in printed
+    assert str(untrained_act) in printed and 'cfg_beta' in printed
 
 
 @needs_ray

@@ -72,24 +72,6 @@ def test_a_delay_is_what_the_executor_counts(world, expert, delay):
     assert result.starved_ticks == 0
 
 
-@pytest.mark.parametrize(
-    ('requests', 'every', 'apart'),
-    # One at a time, and several, as often as S asks.
-    [(1, 0.0, 8.0), (16, 0.0, 2.0), (16, 2.0, 2.0)],
-)
-def test_a_policy_that_takes_several_requests_answers_each_of_them_late(
-    world, expert, requests, every, apart
-):
-    condition = replace(
-        EXPERT, replan_interval=2, delay_steps=8.0, open_requests=requests, answer_every=every
-    )
-    result = run_episode(world, expert, condition, 7)
-    assert result.success and not result.refused
-    # The first chunk is asked for alone, and the last ones have not come.
-    assert result.inferences == pytest.approx(result.steps / apart, abs=2.5 + 8.0 / apart)
-    assert result.delay_steps == pytest.approx(8.0, abs=0.1)
-
-
 def test_a_request_whose_answer_is_no_chunk_is_answered_at_its_repeat(world, expert):
     class Stammering(Watching):
         def chunk(self, world, observation, plan):
@@ -102,24 +84,6 @@ def test_a_request_whose_answer_is_no_chunk_is_answered_at_its_repeat(world, exp
     result = run_episode(world, source, replace(EXPERT, delay_steps=3.0), 7)
     assert result.success
     assert result.refused == -(-len(source.asked) // 3) and result.inferences > result.refused
-
-
-@pytest.mark.parametrize(('agreement', 'apart'), [(1e9, 16.0), (1e-9, 4.0)])
-def test_chunks_that_agree_are_executed_for_longer(world, expert, agreement, apart):
-    condition = replace(EXPERT, agreement=agreement)
-    source = Watching(expert)
-    result = run_episode(world, source, condition, 7)
-    assert result.success and not result.refused
-    # The first chunk has none to be compared with.
-    left = result.steps - condition.replan_interval
-    assert result.inferences == pytest.approx(1 + left / apart, abs=1.5)
-
-
-def test_a_policy_that_is_asked_more_than_it_answers_grows_later(world, expert):
-    condition = replace(
-        EXPERT, replan_interval=2, delay_steps=4.0, open_requests=16, answer_every=4.0
-    )
-    assert run_episode(world, expert, condition, 7).delay_steps > 6.0
 
 
 @pytest.mark.parametrize('ticks', [2, 3, 5])
@@ -177,12 +141,6 @@ def test_the_same_seed_is_the_same_episode(world, expert):
     results = [run_episode(world, expert, EXPERT, seed) for seed in (5, 6, 5)]
     assert results[0] == results[2]
     assert results[0] != results[1]
-
-
-def test_told_another_block_it_touches_that_one_and_fails(world, expert):
-    for seed in range(3):
-        result = run_episode(world, expert, replace(EXPERT, instructed='other_block'), seed, seed)
-        assert result.obeyed and not result.success
 
 
 def test_faster_blocks_are_another_scene_of_the_same_seed(world, expert):

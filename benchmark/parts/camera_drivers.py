@@ -1,6 +1,6 @@
-"""The soak's camera drivers: raw 480x640 images of several cameras from one process.
+"""Camera drivers: raw 480x640 images of several cameras from one process.
 
-    python benchmark/parts/soak_cameras.py top/image left/image --frames frames.txt
+    python benchmark/parts/camera_drivers.py top/image left/image --frames frames.txt
 
 Each line on stdin is a JSON object that changes one camera from then on:
 `{"topic": "top/image", "rate_hz": 12.0, "jitter_s": 0.01, "frozen": false}`; a camera that
@@ -25,15 +25,22 @@ from pathlib import Path
 
 import numpy as np
 import rclpy
-from camera_driver import blank_image
 from rclpy.qos import qos_profile_sensor_data
 from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import Image
 
 from vla_runtime.messages.trajectories import ns_to_stamp
 
+HEIGHT, WIDTH = 480, 640
 # Between the cameras' shutters: they look at almost the same moment.
 PHASE_S = 0.004
+
+
+def blank_image() -> Image:
+    """A 480x640 rgb8 message with its data in place."""
+    message = Image(height=HEIGHT, width=WIDTH, encoding='rgb8', step=3 * WIDTH)
+    message.data = array.array('B', bytes(HEIGHT * WIDTH * 3))
+    return message
 
 
 @dataclass
@@ -70,7 +77,7 @@ def publish(
     topics: list[str], cameras: dict[str, Camera], frames: Path, ended: threading.Event
 ) -> None:
     """Publish until the end; no frame is equal to the one before it."""
-    node = rclpy.create_node('soak_cameras')
+    node = rclpy.create_node('camera_drivers')
     publishers = [node.create_publisher(Image, topic, qos_profile_sensor_data) for topic in topics]
     shown = [pictures(index) for index in range(len(topics))]
     message, drawn = blank_image(), random.Random(0)
