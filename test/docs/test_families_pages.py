@@ -35,6 +35,15 @@ def test_every_family_folder_has_its_page() -> None:
 
 
 @pytest.mark.parametrize('name', family_names())
+def test_the_readme_names_a_family(name: str) -> None:
+    title = re.split(r' \(|,', find_family(name).title)[0]
+    (listed,) = re.findall(
+        r'^- \*\*Policies\*\*: (.*?)\n- ', text_of('README.md'), re.MULTILINE | re.DOTALL
+    )
+    assert re.search(rf'\b{re.escape(title)}\b', ' '.join(listed.split()))
+
+
+@pytest.mark.parametrize('name', family_names())
 def test_a_row_of_the_index_is_that_of_the_declaration(name: str) -> None:
     family = find_family(name)
     head, language, _, _, guidance, tied, size, page = row_of(name)

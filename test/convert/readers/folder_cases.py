@@ -176,8 +176,8 @@ def _openvla(folder: Path) -> ExportOptions:
     return openvla_folders.options_of(shipped('openvla_full_a'))
 
 
-def _oft(folder: Path) -> ExportOptions:
-    oft_cases.write_oft_folder(folder, shipped('openvla_full_a'))
+def _oft(folder: Path, **settings: Any) -> ExportOptions:
+    oft_cases.write_oft_folder(folder, shipped('openvla_full_a'), **settings)
     return oft_cases.oft_options(shipped('openvla_full_a'))
 
 
@@ -186,8 +186,8 @@ def _multi_task_dit(folder: Path) -> ExportOptions:
     return multi_task_dit_folders.options_of(shipped('multi_task_dit_a'))
 
 
-def _groot_n15(folder: Path) -> ExportOptions:
-    write_groot_folder(folder)
+def _groot_n15(folder: Path, tag: str = 'so100') -> ExportOptions:
+    write_groot_folder(folder, tag)
     return ExportOptions(
         state_names=JOINTS,
         action_names=JOINTS[:7],

@@ -384,6 +384,9 @@ BECOMES: list[tuple[str, str, Change]] = [
         both(OFT_SETS, given(unnorm_key='libero_goal_no_noops')),
     ),
     ('openvla_oft', 'as written', given(horizon=None)),
+    # Heads that were trained without DistributedDataParallel, and heads in bfloat16.
+    ('openvla_oft', 'as written', written(parallel=False)),
+    ('openvla_oft', 'as written', written(dtype=torch.bfloat16)),
     (
         'openvla_oft',
         'three steps',

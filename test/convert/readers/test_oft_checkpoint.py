@@ -8,12 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from network_cases import network_case_paths
 from oft_cases import (
     description_of,
     expected_chunk,
-    load_oft_case,
     make_oft_case,
     observed,
     oft_options,
@@ -24,7 +22,6 @@ from reference_cases import shipped
 from vla_convert.checkpoints.errors import ExportError
 from vla_convert.checkpoints.options import ExportOptions
 from vla_convert.export.conversion import ExportPlan, plan_export, write_export
-from vla_runtime.families.bundle_contents import check_contents, check_finite
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.policy import Policy
 
@@ -42,24 +39,6 @@ def folder(tmp_path) -> Path:
 
 def plan(folder: Path, options: ExportOptions | None = None) -> ExportPlan:
     return plan_export(folder, options or oft_options(PATH), default_name='tiny')
-
-
-@pytest.mark.parametrize('path', PATHS, ids=lambda path: path.stem)
-def test_a_folder_becomes_a_bundle_of_the_same_network(tmp_path: Path, path: Path):
-    case = load_oft_case(path)
-    source = write_oft_folder(tmp_path / 'policy', path, parallel=False)
-    bundle = write_export(
-        plan_export(source, oft_options(path), default_name='tiny'), tmp_path / 'bundle'
-    )
-    assert check_contents(bundle) and check_finite(bundle) == []
-    dims, expected = bundle.spec.dims, case.network.dims
-    assert {**vars(dims), 'prompt_length': 0} == {**vars(expected), 'prompt_length': 0}
-    with closing(Policy.load(tmp_path / 'bundle', backend='torch')) as policy:
-        seen = observed(case, 0)
-        chunk, _ = policy.infer(seen)
-        again, report = policy.infer(seen)
-    assert all(outcome.reuse == 'hit' for outcome in report.cache.prefixes)
-    assert np.array_equal(again.actions, chunk.actions)
 
 
 @pytest.mark.parametrize('backend', ['torch', 'onnxruntime'])
@@ -86,14 +65,6 @@ def test_an_aloha_policy_has_three_cameras_25_actions_and_least_and_greatest_val
     assert np.abs(chunk.normalised - normalised.numpy()).max() <= 2e-5
     assert chunk.actions.shape == (25, 14)
     assert np.abs(chunk.actions - actions).max() <= 2e-5
-
-
-def test_heads_in_bfloat16_are_read(tmp_path: Path):
-    source = write_oft_folder(tmp_path / 'policy', PATH, dtype=torch.bfloat16)
-    write_export(plan(source), tmp_path / 'bundle')
-    with closing(Policy.load(tmp_path / 'bundle', backend='torch')) as policy:
-        chunk, _ = policy.infer(observed(load_oft_case(PATH), 0))
-    assert np.isfinite(chunk.actions).all()
 
 
 def test_what_nothing_reads_is_left_out(folder: Path):

@@ -48,29 +48,6 @@ def observation(case, request: int) -> Observation:
     )
 
 
-@pytest.mark.parametrize('path', PATHS, ids=lambda path: path.stem)
-@pytest.mark.parametrize('key', ['set_one', 'set_two'])
-def test_raw_images_to_robot_units(tmp_path: Path, path: Path, key: str):
-    case = load_openvla_case(path)
-    source = write_folder(tmp_path / 'policy', path)
-    written = write_export(
-        plan_export(source, options_of(path, key), default_name='tiny'), tmp_path / 'bundle'
-    )
-    assert written.spec.dims == replace(
-        case.network.dims, prompt_length=written.spec.dims.prompt_length
-    )
-    with closing(Policy.load(tmp_path / 'bundle', backend='torch')) as policy:
-        for request in case.requests:
-            seen = observation(case, request)
-            chunk, _ = policy.infer(seen)
-            expected = case.tensors[f'actions_{key}'][request].numpy()
-            assert chunk.actions.shape == (1, len(expected))
-            assert np.abs(chunk.actions[0] - expected).max() <= 1e-5
-            again, report = policy.infer(seen)
-            assert all(outcome.reuse == 'hit' for outcome in report.cache.prefixes)
-            assert np.array_equal(again.actions, chunk.actions)
-
-
 def test_one_data_set_needs_no_key_and_a_fine_tune_has_its_own(folder: Path):
     d = json.loads(PATH.read_text())
     tuned = {'tuned': norm_stats(d)['set_two']}
