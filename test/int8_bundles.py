@@ -84,6 +84,15 @@ def input_that_is_not_rounded(model: onnx.ModelProto, folder: Path) -> None:
     product.input[0] = rounding.input[0]
 
 
+def norm_of_rounded_numbers(model: onnx.ModelProto, folder: Path) -> None:
+    nodes = list(model.graph.node)
+    rounded = next(node.output[0] for node in nodes if node.op_type == 'DequantizeLinear')
+    place = max(i for i, node in enumerate(nodes) if rounded in node.output) + 1
+    added = helper.make_node('Add', [rounded, rounded], ['planted'], name='planted')
+    del model.graph.node[:]
+    model.graph.node.extend([*nodes[:place], added, *nodes[place:]])
+
+
 def scale_of_zero(model: onnx.ModelProto, folder: Path) -> None:
     rounding, widening, _, _ = products_of(model)[0]
     rounding.input[1] = widening.input[1] = add_constant(model, TensorProto.FLOAT, np.array(0.0))

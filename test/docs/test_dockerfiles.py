@@ -50,12 +50,6 @@ def test_files_that_a_dockerfile_names_are_there(path: Path) -> None:
     assert f'docker/{path.name}' in (ROOT / 'docs' / 'howto' / 'jetson.md').read_text()
 
 
-def test_there_is_one_for_every_jetpack_of_the_page() -> None:
-    page = (ROOT / 'docs' / 'howto' / 'jetson.md').read_text()
-    sections = set(re.findall(r'^## JetPack (\S+)$', page, re.MULTILINE))
-    assert {path.stem.removeprefix('jetpack-') for path in FILES} == sections
-
-
 APT_NAMES = {'numpy': 'python3-numpy', 'pyyaml': 'python3-yaml'}
 
 
@@ -80,12 +74,6 @@ def test_what_was_installed_is_imported_and_no_release_lies_upon_another(path: P
     if '--ignore-installed' in line:
         removed = line.split(' pip uninstall ')[0]
         assert {'numpy', 'opencv-python', 'opencv-python-headless'} <= set(removed.split())
-
-
-@pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)
-def test_packages_that_an_image_of_pytorch_pins_do_not_bind_ours(path: Path) -> None:
-    text = path.read_text()
-    assert ('PIP_CONSTRAINT= python3 -m pip' in text) is ('nvcr.io/nvidia/pytorch:' in text)
 
 
 @pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)

@@ -43,12 +43,6 @@ def test_the_readme_names_a_family(name: str) -> None:
     assert re.search(rf'\b{re.escape(title)}\b', ' '.join(listed.split()))
 
 
-@pytest.mark.parametrize('page', sorted((ROOT / 'docs/reference/families').glob('*.md')))
-def test_a_familys_page_says_what_the_prefix_caches_key_holds(page: Path) -> None:
-    # docs/explanation/inference.md points to it.
-    assert '- **Prefix cache.**' in text_of(page)
-
-
 @pytest.mark.parametrize('name', family_names())
 def test_a_row_of_the_index_is_that_of_the_declaration(name: str) -> None:
     family = find_family(name)

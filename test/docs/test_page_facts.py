@@ -1,15 +1,10 @@
-"""Facts in the pages are those of the code and of the measured results."""
+"""Commands, parameters and files that the pages show are there, and robot files are valid."""
 
 from __future__ import annotations
 
-import ast
 import re
 import runpy
-import signal
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
 
 import pytest
 import yaml
@@ -18,16 +13,10 @@ from paths import PACKAGES, ROOT
 
 from vla_runtime.cli import main as program
 from vla_runtime.execution.command import ChunkRefusal, Reason
-from vla_runtime.files.typed_yaml import key_of
-from vla_runtime.processes import supervisor
 from vla_runtime.robot.file import load_robot
-from vla_runtime.robot.schema import RobotSpec
-from vla_tabletop.training.recipes import SHIPPED
 
 MAKE = runpy.run_path(str(ROOT / 'docs' / 'make_parameters.py'))
 TABLES = MAKE['TABLES']
-PACKAGE = ROOT / 'vla_runtime'
-TABLETOP = ROOT / 'vla_tabletop'
 OF_A_FAMILY = {'dimensions.py', 'time_table.py'}
 
 
@@ -90,59 +79,12 @@ def launch_arguments(file: str) -> set[str]:
     return {*declared, *re.findall(r"^    '(\w+)':", passed_on, re.MULTILINE)}
 
 
-def test_every_launch_argument_is_explained() -> None:
-    table = prose('docs/howto/launch.md').partition('## Launch arguments\n')[2].partition('## ')[0]
-    listed = {quoted(row)[0] for row in re.findall(r'^\| (`.*?`) \|', table, re.MULTILINE)}
-    assert listed == launch_arguments('vla.launch.py')
-
-
 # --- parameters and topics --------------------------------------------------------------------
 
 
 def test_parameter_tables_are_those_of_the_code() -> None:
     page = text_of('docs/reference/parameters.md')
     assert MAKE['with_tables'](page) == page, 'run: ./run exec python docs/make_parameters.py'
-
-
-@pytest.mark.parametrize(
-    ('node', 'folder'),
-    [
-        ('vla_policy', PACKAGE / 'nodes/policy'),
-        ('vla_executor', PACKAGE / 'nodes/executor'),
-        ('tabletop', TABLETOP / 'nodes'),
-    ],
-)
-def test_topics_of_a_node_are_those_of_its_code(node: str, folder: Path) -> None:
-    """Names of its own (`~/…`), and the two topics that tie policy and executor."""
-    (row,) = re.findall(rf'^\| `{node}` \|.*$', prose('docs/reference/topics.md'), re.MULTILINE)
-    code = set(literals(*folder.glob('*.py')))
-    named = {text for text in code if re.fullmatch(r'~/\w+|committed_plan|action_chunk', text)}
-    assert named and named <= set(quoted(row))
-    # The executor makes the names of its services from the words alone.
-    assert {text for text in quoted(row) if text.startswith('~/')} <= {
-        *named,
-        *(f'~/{text}' for text in code),
-    }
-
-
-def literals(*files: Path) -> list[str]:
-    """String constants of Python files; values in f-strings are dots."""
-    found = []
-    for file in files:
-        nodes = list(ast.walk(ast.parse(file.read_text(encoding='utf-8'))))
-        filled = [node for node in nodes if isinstance(node, ast.JoinedStr)]
-        parts = {id(part) for node in filled for part in node.values}
-        for node in filled:
-            texts = (part.value if isinstance(part, ast.Constant) else '…' for part in node.values)
-            found.append(''.join(map(str, texts)))
-        found += [
-            node.value
-            for node in nodes
-            if isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and id(node) not in parts
-        ]
-    return found
 
 
 # --- tables of words --------------------------------------------------------------------------
@@ -157,22 +99,6 @@ def test_every_reason_of_a_stop_is_explained() -> None:
 def test_every_refusal_of_a_chunk_is_explained() -> None:
     page = text_of('docs/howto/why_stopped.md').partition('## Chunks that are refused')[2]
     assert {refusal.value for refusal in ChunkRefusal} <= set(quoted(page))
-
-
-def keys_of(hint: Any) -> Iterator[str]:
-    """Keys of a robot file, at any depth."""
-    if is_dataclass(hint):
-        hints = get_type_hints(hint)
-        for field in fields(hint):
-            yield key_of(field)
-            yield from keys_of(hints[field.name])
-    for inner in get_args(hint):
-        yield from keys_of(inner)
-
-
-@pytest.mark.parametrize('name', sorted({*keys_of(RobotSpec)}))
-def test_every_field_of_the_robot_file_is_explained(name: str) -> None:
-    assert re.search(rf'`[^`\n]*\b{name}\b[^`\n]*`', prose('docs/reference/robot_file.md')), name
 
 
 def test_the_robot_file_of_the_readme_is_a_valid_one(tmp_path: Path) -> None:
@@ -192,27 +118,7 @@ def test_the_gripper_of_a_page_goes_with_the_arm_that_it_is_for(tmp_path: Path) 
     assert len(loaded.joints) == 7 and loaded.outputs[-1].is_action
 
 
-def test_every_robot_file_of_the_package_is_listed() -> None:
-    table = prose('docs/reference/robot_file.md').partition('## Robot files of the package')[2]
-    named = re.findall(r'^\| `(\w+)` \|', table, re.MULTILINE)
-    assert sorted(named) == sorted(file.stem for file in (ROOT / 'config/robots').glob('*.yaml'))
-
-
-# --- shipped policies -------------------------------------------------------------------------
-
-
-def test_families_that_can_be_trained_are_those_of_the_demo_page() -> None:
-    page = prose('docs/start/demo.md').partition('## Train a policy')[2]
-    assert set(re.findall(r'^\| `(\w+)` \|', page, re.MULTILINE)) == set(SHIPPED)
-
-
-@pytest.mark.parametrize('page', ['docs/start/demo.md', 'engines/README.md'])
-def test_a_page_names_every_bundle_of_the_package(page: str) -> None:
-    named = {text.rstrip('/').removeprefix('engines/') for text in quoted(prose(page))}
-    assert set(SHIPPED.values()) <= named
-
-
-# --- architecture -----------------------------------------------------------------------------
+# --- files -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('page', PAGES)
@@ -224,38 +130,6 @@ def test_python_files_that_a_page_names_exist(page: str) -> None:
     assert {name for name in named if not any(file.endswith(f'/{name}') for file in files)} == set()
 
 
-def test_files_of_the_architecture_page_are_in_the_rooms_that_it_names() -> None:
-    """Cells name a file by its path, or a folder and files in it."""
-    table = prose('docs/explanation/architecture.md').partition('## Where is it?')[2]
-    rows = re.findall(r'^\| [^|]+ \| (`.*) \|$', table.partition('## ')[0], re.MULTILINE)
-    groups = [group for row in rows for group in row.split('; ')]
-    paths = []
-    for group in groups:
-        folder, _, names = group.rpartition(': ')
-        paths += [f'{folder.strip("`")}{name}' for name in quoted(names)]
-    assert len(paths) > 80
-    found = {path for path in paths for package in PACKAGES if (ROOT / package / path).is_file()}
-    assert set(paths) - found == set()
-
-
 def source_files() -> list[Path]:
     folders = (*PACKAGES, 'benchmark', 'docs', 'launch', 'test')
     return [path for folder in folders for path in (ROOT / folder).rglob('*.py')]
-
-
-# --- shutdown ---------------------------------------------------------------------------------
-
-
-def test_a_launch_file_of_ones_own_gives_a_node_the_time_that_its_shutdown_may_take() -> None:
-    page = text_of('docs/howto/launch.md')
-    (longest_s,) = re.findall(r'Shutdown takes (\d+) s at most', page)
-    (node,) = (
-        block for block in blocks('docs/howto/launch.md', 'python') if 'executor_node' in block
-    )
-    (given_s,) = re.findall(r"sigterm_timeout='(\d+)'", node)
-    assert int(given_s) > int(longest_s)
-    for name in ('vla.launch.py', 'demo.launch.py'):
-        launched = (ROOT / 'launch' / name).read_text(encoding='utf-8')
-        assert set(re.findall(r"sigterm_timeout='(\d+)'", launched)) == {given_s}
-    # The demo and live replays start nodes without a launch file.
-    assert dict(supervisor._PATIENCE_S)[signal.SIGINT] == int(given_s)

@@ -22,14 +22,6 @@ def test_relative_links_and_anchors_resolve(page: str) -> None:
     assert [link for link in links(page) if '://' not in link and not resolves(page, link)] == []
 
 
-def test_the_link_check_reads_links_and_anchors() -> None:
-    assert 'install.md#in-a-colcon-workspace' in links('docs/howto/jetson.md')
-    assert 'https://arxiv.org/abs/2506.07339' in links('docs/explanation/inference.md')
-    assert {'pytorch', 'in-a-colcon-workspace'} <= anchors('docs/howto/install.md')
-    assert not resolves('docs/index.md', 'nowhere.md')
-    assert not resolves('docs/index.md', 'howto/install.md#nowhere')
-
-
 def listed_pages(page: str) -> list[str]:
     """Pages in a page's tables of contents, by their path in the repository."""
     toctrees = re.findall(r'^```\{toctree\}\n(.*?)^```$', text_of(page), re.MULTILINE | re.DOTALL)
@@ -44,11 +36,3 @@ def test_the_site_lists_every_page_once() -> None:
         listed.append(page)
         left += listed_pages(page)
     assert sorted(listed) == [page for page in PAGES if page.startswith('docs/')]
-
-
-def test_the_picture_is_small_enough_to_load_with_the_readme() -> None:
-    # Shown in the page; what is only linked to is not loaded with it.
-    (picture,) = re.findall(r'!\[[^\]]*\]\(([^()\s]+)\)', text_of('README.md'))
-    data = (ROOT / picture).read_bytes()
-    assert data.startswith((b'GIF8', b'\x89PNG'))
-    assert len(data) < 300_000

@@ -54,11 +54,6 @@ def test_links_of_the_repository_become_links_of_the_site(link: str, of_the_site
     assert made == f'see [this]({of_the_site})'
 
 
-def test_a_folder_is_no_link_of_the_site() -> None:
-    made = SITE['relinked']('[results](../benchmark/results)', 'docs/index.md', 'index')
-    assert made == 'results'
-
-
 def built(docs: Path, out: Path) -> subprocess.CompletedProcess[str]:
     options = ('-q', '-W', '--keep-going', '-d', str(out / 'doctrees'), '-b', 'html')
     return subprocess.run(

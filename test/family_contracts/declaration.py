@@ -219,8 +219,6 @@ class FamilyContract:
         past: shapes of the prefix's outputs for one row, from dimensions.
         variants: further dimensions, which policy.yaml keeps.
         refused: changes of the tiny dimensions that are refused, by the field that is named.
-        joint: velocity (1, H, A) of a case from one forward over everything, without any cache:
-            case, x and conditioning.
         faults: wrong computations by name, of which the receipt finds each.
         fault_spec: the tiny policy that they are planted in; by default `tiny_spec`.
         folders: folders of its cases by name, each written below a path that is given.
@@ -242,7 +240,6 @@ class FamilyContract:
     past: Callable[[Any], Mapping[str, tuple[int, ...]]] | None = None
     variants: Mapping[str, Any] = field(default_factory=dict)
     refused: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-    joint: Callable[[Case, Tensor, Tensor], Tensor] | None = None
     faults: Callable[[], Mapping[str, Fault]] | None = None
     fault_spec: Callable[[BundleSpec], BundleSpec] | None = None
     folders: Callable[[], Mapping[str, Callable[[Path], Folder]]] | None = None

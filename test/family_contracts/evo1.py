@@ -14,7 +14,6 @@ from evo1_cases import load_evo1_case
 from evo1_folders import options_of, write_folder
 from network_cases import batch_entries
 from torch import Tensor
-from torch.nn import functional as F
 
 from family_contracts.declaration import (
     Case,
@@ -98,41 +97,6 @@ def case(path: Path, b: int) -> Case:
         ),
         unlike=found.of('actions_without_context_mask') if hides else None,
     )
-
-
-def joint(case: Case, x: Tensor, conditioning: Tensor) -> Tensor:
-    """Attention over the whole context, by PyTorch's own function."""
-    network, rows = case.network, case.rows
-    images = torch.where(case.image_mask[:, None, None], network.vision(case.pixels), 0.0)
-    embeddings, mask = network.embed_prefix(
-        images[None], case.image_mask[None], rows['tokens'], rows['token_mask']
-    )
-    context = network.context(network.encode_prefix(embeddings, mask), rows['state'])
-    mask = torch.cat([mask, mask.new_ones(1, 1)], dim=1)
-    real = torch.arange(network.dims.action_dim) < network.dims.real_actions
-    h = network.action_encoder(x * real, network.action_positions)
-    for block in network.layers:
-        parts = [getattr(block.attention, name) for name in ('q', 'k', 'v')]
-        attended, _ = F.multi_head_attention_forward(
-            block.norm1(h).transpose(0, 1),
-            context.transpose(0, 1),
-            context.transpose(0, 1),
-            h.shape[2],
-            network.dims.head.num_heads,
-            torch.cat([part.weight for part in parts]),
-            torch.cat([part.bias for part in parts]),
-            None,
-            None,
-            False,
-            0.0,
-            block.attention.out.weight,
-            block.attention.out.bias,
-            key_padding_mask=~mask,
-        )
-        h = h + attended.transpose(0, 1)
-        h = h + block.mlp(block.norm2(h) + conditioning[:, None])
-    found = network.velocity_head(network.pool(network.norm(h).flatten(1)))
-    return -found.view_as(x) * real
 
 
 def past(dims: Evo1Dims) -> Mapping[str, tuple[int, ...]]:
@@ -283,7 +247,6 @@ CONTRACTS = (
             'horizon': lambda dims: replace(dims, horizon=1),
             'real_actions': lambda dims: replace(dims, real_actions=0),
         },
-        joint=joint,
         faults=faults,
         folders=folders,
     ),

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from groot_cases import N15, N16, N17, GrootCase, GrootN16Case, load_groot_case
-from joint_velocity import joint_velocity
 from network_cases import network_case_paths
 from torch import Tensor
 from torch.nn import functional as F
@@ -179,12 +178,6 @@ def past_of_two(found: GrootCase) -> dict[str, Tensor]:
             part = 'text' if block in network.readers['text'] else 'images'
             parts.setdefault(f'{part}_{ours}', []).append(of[part].transpose(1, 2))
     return {name: torch.stack(blocks) for name, blocks in parts.items()}
-
-
-def joint(case: Case, x: Tensor, conditioning: Tensor) -> Tensor:
-    images = case.network.vision(torch.as_tensor(case.pixels))[None]
-    embedded = case.network.embed_prefix(images, case.image_mask[None], **case.rows)
-    return joint_velocity(case.network, *embedded, x, conditioning, **case.head)
 
 
 def past_n15(dims: GrootDims) -> Mapping[str, tuple[int, ...]]:
@@ -615,7 +608,6 @@ CONTRACTS = (
             'image_places .*ascend': lambda dims: replace(dims, image_places=(4, 2)),
             'prompt_length': lambda dims: replace(dims, image_places=(2, 65), prompt_length=64),
         },
-        joint=joint,
         faults=faults_n15,
         fault_spec=of_four_steps,
     ),
@@ -652,7 +644,6 @@ CONTRACTS = (
                 }.items()
             },
         },
-        joint=joint,
         faults=faults_n16,
         fault_spec=of_four_steps,
         folders=partial(folders, N16),
@@ -682,7 +673,6 @@ CONTRACTS = (
             'deepstack': partial(with_tower, deepstack=(2, 1)),
             'num_heads': partial(with_tower, num_heads=3),
         },
-        joint=joint,
         faults=faults_n17,
         fault_spec=of_four_steps,
         folders=partial(folders, N17),

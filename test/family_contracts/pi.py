@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from checkpoint_folders import end_to_end_cases, folder_of
-from joint_velocity import joint_velocity
 from network_cases import load_network_case
 from safetensors.torch import load_file
 from torch import Tensor
@@ -88,12 +87,6 @@ def case(path: Path, b: int) -> Case:
     )
 
 
-def joint(case: Case, x: Tensor, conditioning: Tensor) -> Tensor:
-    images = case.network.vision(case.pixels)[None]
-    embeddings, mask = case.network.embed_prefix(images, case.image_mask[None], **case.rows)
-    return joint_velocity(case.network, embeddings, mask, x, conditioning, **case.head)
-
-
 def past(dims: PiDims) -> Mapping[str, tuple[int, ...]]:
     language = dims.language
     keys = (language.depth, 1, language.num_kv_heads, dims.prefix_length, language.head_dim)
@@ -163,7 +156,6 @@ CONTRACTS = (
         template='pi05_state',
         parameters={'pi05': 3_353_433_872},
         past=past,
-        joint=joint,
         faults=faults,
         folders=folders,
     ),
@@ -175,7 +167,6 @@ CONTRACTS = (
         template='pi0',
         parameters={'pi0': 3_238_048_528},
         past=past,
-        joint=joint,
         faults=faults,
     ),
 )

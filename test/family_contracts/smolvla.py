@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from joint_velocity import joint_velocity
 from reference_cases import find
 from safetensors.torch import load_file
 from smolvla_cases import load_smolvla_case
@@ -90,12 +89,6 @@ def case(path: Path, b: int) -> Case:
             squared_error=of['joint_sq_err'][b],
         ),
     )
-
-
-def joint(case: Case, x: Tensor, conditioning: Tensor) -> Tensor:
-    images = case.network.vision(case.pixels)[None]
-    embedded = case.network.embed_prefix(images, case.image_mask[None], **case.rows)
-    return joint_velocity(case.network, *embedded, x, conditioning)
 
 
 def past(dims: SmolVlaDims) -> Mapping[str, tuple[int, ...]]:
@@ -291,7 +284,6 @@ CONTRACTS = (
             'pixel_shuffle': lambda dims: replace(dims, pixel_shuffle=3),
             r'expert\.depth': lambda dims: replace(dims, expert=replace(dims.expert, depth=2)),
         },
-        joint=joint,
         faults=faults,
         fault_spec=of_side,
         folders=folders,

@@ -19,7 +19,6 @@ from vla_convert.export.onnx.weights import BundleWeights
 from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.onnx_files import ONNX_FOLDER
 from vla_runtime.bundle.schema import WEIGHTS_FILE
-from vla_runtime.engines.candidates import candidates
 from vla_runtime.families.blocks.layers import query_scales
 from vla_runtime.families.flow_network import empty_network
 
@@ -61,8 +60,3 @@ def test_matrices_are_the_bundles_to_half_a_step_and_a_wrong_scale_is_noticed(bu
     (fault,) = matrix_faults([wrong], weights, factors)
     wrong.unlink()
     assert matrix.input[0] in fault
-
-
-def test_auto_never_takes_them_unjudged(bundle):
-    found = candidates(read_bundle(bundle, verify=False), 'auto', 'cpu', 'auto')
-    assert [candidate.precision for candidate in found] == ['float32']

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import ml_dtypes
@@ -13,25 +12,19 @@ import pytest
 import torch
 from fake_tensorrt import RELEASES
 from onnx import TensorProto
-from onnx_bundles import copy_bundle, load_graph, save_graph
+from onnx_bundles import copy_bundle, load_graph
 from tensorrt_machine import Machine
-from tiny_policy import observation
 
 from vla_convert.export.onnx.four_bits import FourBits, four_bit_codes
 from vla_convert.export.onnx.graph import FLOAT4_OPSET, GraphWriter
 from vla_convert.export.onnx.precision import precision_of, type_faults
 from vla_convert.export.onnx.quantised_products import Matrix
-from vla_convert.export.onnx.verification import check_graphs, verify_onnx
+from vla_convert.export.onnx.verification import check_graphs
 from vla_convert.export.onnx.weights import WeightFile
-from vla_convert.export.receipt import VerificationError
-from vla_runtime.bundle.folder import read_bundle
 from vla_runtime.bundle.onnx_files import FP4_VALUES, ONNX_FOLDER, read_graph_facts
 from vla_runtime.cli.main import main
-from vla_runtime.engines.candidates import candidates
 from vla_runtime.engines.onnx.four_bit_emulation import emulated
 from vla_runtime.engines.onnx.session import SKIPPED_REWRITES, Placement, Session, session_options
-from vla_runtime.engines.tolerances import BOUNDS
-from vla_runtime.policy import Policy
 
 GRAPHS = ('prefix.onnx', 'prefix_rows.onnx')
 
@@ -167,100 +160,6 @@ def test_the_head_is_in_no_bits_that_its_chunks_would_not_bear(bundle: Path):
     for name in ('expert.onnx', 'expert_rows.onnx'):
         assert faults.products_of(load_graph(bundle, name)) == []
         assert precision_of(bundle / ONNX_FOLDER / name) == 'float32'
-
-
-def test_chunks_are_near_those_of_float32_and_the_receipt_says_how_near(bundle: Path):
-    receipt = json.loads((bundle / 'verification.json').read_text())['onnx']
-    assert receipt['precision'] == 'nvfp4'
-    assert receipt['bounds']['chunk'] == BOUNDS['nvfp4'].chunk
-    chunks = []
-    for backend, precision in (('torch', 'float32'), ('onnxruntime', 'nvfp4')):
-        policy = Policy.load(bundle, backend, precision=precision, threads=1)
-        chunks.append(policy.infer(observation(99))[0].normalised)
-        policy.close()
-    error = np.abs(chunks[0] - chunks[1]).max() / max(1.0, np.abs(chunks[0]).max())
-    assert 1e-4 < error < 0.3
-    again = verify_onnx(bundle, read_bundle(bundle).spec).figures()
-    assert again['chunks'] == receipt['chunks']
-
-
-@pytest.mark.parametrize(
-    ('fault', 'text'),
-    [
-        (faults.input_widened_by_twice_the_scale, 'widens by another scale than the one'),
-        (faults.input_that_is_not_rounded, 'multiplies a number in 4 bits by one that is not'),
-        (faults.blocks_of_32, 'is to round the last axis in blocks of 16'),
-        (faults.blocks_along_the_columns, 'needs blocks of 16 rows of its matrix'),
-        (faults.scale_of_zero, 'has a scale that is not above 0'),
-        (faults.scales_of_another_input, 'widens by the scales of another input'),
-        (faults.norm_of_rounded_numbers, r"'planted' \(Add\) computes with"),
-    ],
-)
-@pytest.mark.parametrize('name', GRAPHS)
-def test_a_product_that_another_runtime_would_read_otherwise_is_refused(
-    bundle: Path, tmp_path: Path, fault, text: str, name: str
-):
-    planted = copy_bundle(bundle, tmp_path / 'planted')
-    model = load_graph(planted, name)
-    fault(model, planted / ONNX_FOLDER)
-    save_graph(model, planted, name)
-    with pytest.raises(VerificationError, match=rf'{name}: .*{text}'):
-        check_graphs(planted)
-
-
-@pytest.mark.parametrize(
-    ('fault', 'text'),
-    [
-        (faults.eight_bits_of_twice_the_scale, 'widens by another scale than the one'),
-        (faults.eight_bit_input_that_is_not_rounded, r'\(MatMul\) computes with'),
-    ],
-)
-@pytest.mark.parametrize('name', GRAPHS)
-def test_the_rules_of_8_bits_hold_beside(with_8_bits, tmp_path: Path, fault, text: str, name: str):
-    planted = copy_bundle(with_8_bits, tmp_path / 'planted')
-    model = load_graph(planted, name)
-    fault(model, planted / ONNX_FOLDER)
-    save_graph(model, planted, name)
-    with pytest.raises(VerificationError, match=rf'{name}: .*{text}'):
-        check_graphs(planted)
-
-
-def test_verify_tells_a_matrix_in_8_bits_too(with_8_bits: Path, tmp_path: Path):
-    planted = copy_bundle(with_8_bits, tmp_path / 'planted')
-    model = load_graph(planted, 'prefix.onnx')
-    faults.eight_bit_matrix_of_twice_the_scale(model, planted / ONNX_FOLDER)
-    save_graph(model, planted, 'prefix.onnx')
-    with pytest.raises(VerificationError):
-        verify_onnx(planted, read_bundle(planted, verify=False).spec)
-
-
-@pytest.mark.parametrize(
-    'fault', [faults.matrix_of_twice_the_scale, faults.halves_of_bytes_swapped]
-)
-def test_verify_tells_a_matrix_that_is_not_the_bundles(bundle: Path, tmp_path: Path, fault):
-    planted = copy_bundle(bundle, tmp_path / 'planted')
-    model = load_graph(planted, 'prefix.onnx')
-    fault(model, planted / ONNX_FOLDER)
-    save_graph(model, planted, 'prefix.onnx')
-    assert check_graphs(planted) == ('nvfp4', 'float32')
-    with pytest.raises(VerificationError):
-        verify_onnx(planted, read_bundle(bundle).spec)
-
-
-def test_auto_never_takes_them_unjudged(bundle: Path):
-    read = read_bundle(bundle, verify=False)
-    found = candidates(read, 'auto', 'cpu', 'auto')
-    assert [candidate.precision for candidate in found] == ['float32']
-    named = candidates(read, 'auto', 'cpu', 'nvfp4')
-    assert [str(candidate) for candidate in named] == ['onnxruntime in nvfp4']
-    for precision in ('nvfp4', 'fp8', 'int8'):
-        with pytest.raises(ValueError, match=precision):
-            Policy.load(bundle, 'torch', precision=precision)
-
-
-def test_files_of_another_precision_are_refused_by_name(bundle: Path):
-    with pytest.raises(ValueError, match="'float32'"):
-        Policy.load(bundle, 'onnxruntime', precision='float32')
 
 
 def test_what_nvfp4_leaves_out_is_in_the_half_that_was_asked_for(tmp_path: Path):

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from joint_velocity import joint_velocity
 from tiny_policy import tiny_dims
 
 from vla_runtime.engines.protocol import MAX_SAMPLES, StepInputs
@@ -281,20 +280,18 @@ def velocity_of(engine: TorchEngine, index: int, **changes) -> np.ndarray:
 
 
 @families
-def test_per_action_time_equals_the_joint_forward(family):
+def test_per_action_time_equals_the_networks_own(family):
     engine = seeded_engine(family)
     network, known = engine._network, 3
     inputs = step_inputs(engine)
     got = velocity_of(engine, 1, clean_actions=known)
     buffers = engine._buffers[1]
-    embeddings, mask = network.embed_prefix(
-        engine._image_tokens[None], engine._image_mask[None], *buffers.prefix_inputs.values()
-    )
+    past = network.prefix(engine._image_tokens, engine._image_mask, **buffers.prefix_inputs)
     times = torch.tensor([0.0 if i < known else 0.75 for i in range(engine.dims.horizon)])
     conditioning = torch.cat([network.time_conditioning(t[None]) for t in times])[None]
     rows = {name: torch.from_numpy(value) for name, value in inputs.rows.items()}
     x = torch.from_numpy(inputs.x)[None]
-    expected = joint_velocity(network, embeddings, mask, x, conditioning, **rows)
+    expected = network.velocity(x, past, conditioning, **rows)
     np.testing.assert_allclose(got, expected[0].numpy(), atol=2e-5)
     for other in (0, known + 1):
         assert np.abs(velocity_of(engine, 1, clean_actions=other) - got).max() > 1e-4

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from graph import Graph, graph
-from tabletop_policy import write_tabletop_policy
 
 from vla_runtime.nodes.node_main import MODULES
 from vla_runtime.nodes.parameter_table import COULD_NOT_START
@@ -22,11 +21,6 @@ NODES = ('policy', 'executor')
 def made() -> Iterator[Graph]:
     with graph() as running:
         yield running
-
-
-@pytest.fixture(scope='module')
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tabletop_policy(tmp_path_factory.mktemp('bundle') / 'tabletop')
 
 
 def arguments(bundle: Path, *, autostart: bool = True) -> tuple[str, ...]:

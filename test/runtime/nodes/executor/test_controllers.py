@@ -237,11 +237,6 @@ class Bench:
 
 
 @pytest.fixture(scope='module')
-def bundle(tmp_path_factory):
-    return write_tabletop_policy(tmp_path_factory.mktemp('bundle') / 'tabletop')
-
-
-@pytest.fixture(scope='module')
 def made():
     with graph() as one:
         yield one

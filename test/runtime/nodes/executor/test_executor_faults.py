@@ -21,7 +21,6 @@ from paths import ROOT
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import JointState
 from std_srvs.srv import Trigger
-from tabletop_policy import write_tabletop_policy
 from test_executor_node import MAX_TRACKING_ERROR, Bench
 
 from vla_runtime.messages.trajectories import ns_to_stamp, stamp_to_ns
@@ -32,11 +31,6 @@ BURST = 500
 RISE_RAD = 0.5 * MAX_TRACKING_ERROR / HORIZON
 # 3 rad/s in the robot file, for 10 ms; the command of a late tick may go half as far again.
 LONGEST_WAY_RAD = 0.045 + 1e-6
-
-
-@pytest.fixture(scope='module')
-def bundle(tmp_path_factory):
-    return write_tabletop_policy(tmp_path_factory.mktemp('bundle') / 'tabletop')
 
 
 @pytest.fixture(scope='module')

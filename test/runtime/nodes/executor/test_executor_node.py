@@ -13,7 +13,7 @@ from graph import Graph, graph
 from paths import ROOT
 from rosgraph_msgs.msg import Clock
 from std_srvs.srv import Trigger
-from tabletop_policy import HORIZON, STEP_TIME_S, write_tabletop_policy
+from tabletop_policy import HORIZON, STEP_TIME_S
 
 from vla_runtime.messages.diagnostics import values_of
 from vla_runtime.messages.trajectories import ns_to_stamp
@@ -29,11 +29,6 @@ PATIENT = {'max_state_age_s': 1.0, 'tick_timeout_s': 1.0, 'clock_jump_s': 5.0}
 PATIENT_ROBOT = f'{TABLETOP.read_text(encoding="utf-8")}\nrestart_after_outage_s: 600.0\n'
 # Below the robot file's max_step of 0.5 rad, which would keep the command near by itself.
 MAX_TRACKING_ERROR = 0.3
-
-
-@pytest.fixture(scope='module')
-def bundle(tmp_path_factory):
-    return write_tabletop_policy(tmp_path_factory.mktemp('bundle') / 'tabletop')
 
 
 def start(made: Graph, bundle, *arguments, name=None):

@@ -12,7 +12,7 @@ import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
 from graph import graph
 from pages import text_of
-from tabletop_policy import HORIZON, write_tabletop_policy
+from tabletop_policy import HORIZON
 from test_executor_node import Bench
 from trajectory_msgs.msg import JointTrajectory
 
@@ -21,11 +21,6 @@ from vla_runtime.nodes.executor.parameters import EXECUTOR_PARAMETERS
 from vla_runtime.nodes.graph_faults import other_publishers, several_publishers
 
 pytestmark = pytest.mark.graph
-
-
-@pytest.fixture(scope='module')
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tabletop_policy(tmp_path_factory.mktemp('bundle') / 'tabletop')
 
 
 class Reported(Bench):

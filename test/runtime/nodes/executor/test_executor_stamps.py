@@ -15,18 +15,13 @@ import yaml
 from executor_bench import HOME
 from graph import graph
 from paths import ROOT
-from tabletop_policy import HORIZON, write_tabletop_policy
+from tabletop_policy import HORIZON
 from test_executor_node import Bench
 
 pytestmark = pytest.mark.graph
 
 ROBOT = ROOT / 'config' / 'robots' / 'tabletop.yaml'
 MINUTE_NS = 60 * 1_000_000_000
-
-
-@pytest.fixture(scope='module')
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tabletop_policy(tmp_path_factory.mktemp('bundle') / 'tabletop')
 
 
 @pytest.fixture(scope='module')

@@ -18,7 +18,7 @@ from rclpy.action import ActionServer, CancelResponse, GoalResponse
 from rclpy.task import Future
 from sensor_msgs.msg import JointState
 from std_srvs.srv import Trigger
-from tabletop_policy import HORIZON, write_tabletop_policy
+from tabletop_policy import HORIZON
 
 from vla_runtime.messages.diagnostics import Level, values_of
 
@@ -174,11 +174,6 @@ class Bench:
             f'a gripper that has {state}',
             meanwhile=meanwhile,
         )
-
-
-@pytest.fixture(scope='module')
-def bundle(tmp_path_factory):
-    return write_tabletop_policy(tmp_path_factory.mktemp('bundle') / 'tabletop')
 
 
 # Kind, words of the robot file, and the joint's position of a command: 0 to 0.8 rad is 40 to 0 mm.

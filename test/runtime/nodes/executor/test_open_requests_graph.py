@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import array
 import shutil
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -264,48 +263,3 @@ def test_no_answer_to_the_instruction_before_follows_a_change(scene: Scene) -> N
         if change >= 2 and (discarded or scene.most != 2):
             return
     raise AssertionError('no inference was under way at any change')
-
-
-def test_after_a_reset_of_the_executor_no_chunk_of_the_old_episode_is_executed(
-    scene: Scene,
-) -> None:
-    scene.wait_for_chunks(2, 'chunks before it')
-    episode = scene.headers()[-1].episode
-    taken = int(scene.status['taken_over'])
-    assert scene.call('reset').success
-    scene.graph.wait_for(
-        lambda: scene.headers()[-1].episode > episode, 'a chunk of the new episode'
-    )
-    since = len(scene.said)
-    scene.graph.wait_for(
-        lambda: int(scene.status['taken_over']) > taken + 4 and len(scene.headers(since)) >= 2,
-        'chunks of it to take over',
-    )
-    # Nor published, once the policy knows of the new one.
-    assert {one.episode for one in scene.headers(since)} == {episode + 1}
-
-
-def test_a_policy_that_is_killed_leaves_no_request_open_for_good(scene: Scene) -> None:
-    assert scene.graph.set_parameter(EXECUTOR, 'request_timeout_s', 1.0).successful
-    scene.wait_for_chunks(2, 'chunks before it')
-    scene.policy.stop(signal.SIGKILL)
-    timed_out = int(scene.status['requests_timed_out'])
-    scene.graph.wait_for(
-        lambda: (
-            int(scene.status['requests_timed_out']) >= timed_out + 2
-            and scene.status['kind'] == 'hold'
-        ),
-        'both to time out and the robot to hold',
-    )
-    commanded = len(scene.arm.commands)
-    scene.start_policy()
-    scene.activate(POLICY)
-    scene.instruct(FIRST)
-    assert scene.graph.set_parameter(EXECUTOR, 'request_timeout_s', 20.0).successful
-    assert scene.call('start').success
-    scene.wait_for_chunks(6, 'chunks of the new one')
-    taken = int(scene.status['taken_over'])
-    scene.graph.wait_for(
-        lambda: int(scene.status['taken_over']) > taken, 'the robot to go on', timeout_s=60.0
-    )
-    assert len(scene.arm.commands) > commanded

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray
 from graph import graph
-from tabletop_policy import write_tabletop_policy
 from test_executor_node import Bench, start
 from tiny_policy import tiny_spec, write_tiny_policy
 from tiny_robot import write_robot
@@ -20,11 +19,6 @@ from vla_runtime.nodes.parameter_table import COULD_NOT_START
 pytestmark = pytest.mark.graph
 
 AUTOSTART = ('-p', 'autostart:=true')
-
-
-@pytest.fixture(scope='module')
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tabletop_policy(tmp_path_factory.mktemp('bundle') / 'tabletop')
 
 
 @pytest.fixture(scope='module')

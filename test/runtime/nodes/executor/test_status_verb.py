@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from graph import graph
 from paths import ROOT
-from tabletop_policy import write_tabletop_policy
 from test_executor_node import PATIENT_ROBOT, Bench, start
 
 from vla_runtime.cli.main import main
@@ -39,11 +38,6 @@ def robot(namespace: str) -> dict[str, Any]:
     assert document['exit_code'] == code
     (found,) = document['robots']
     return found
-
-
-@pytest.fixture(scope='module')
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tabletop_policy(tmp_path_factory.mktemp('bundle') / 'tabletop')
 
 
 @pytest.fixture(scope='module')

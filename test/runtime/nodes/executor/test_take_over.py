@@ -16,7 +16,6 @@ from graph import Graph, graph
 from paths import ROOT
 from rclpy.node import Node
 from std_msgs.msg import Float64MultiArray
-from tabletop_policy import write_tabletop_policy
 from test_executor_node import Bench
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
@@ -30,11 +29,6 @@ pytestmark = pytest.mark.graph
 TOPIC = 'arm_controller/joint_trajectory'
 # A step of the leader arm, rad a message.
 STEP_RAD = 0.002
-
-
-@pytest.fixture(scope='module')
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tabletop_policy(tmp_path_factory.mktemp('bundle') / 'tabletop')
 
 
 @pytest.fixture(scope='module')

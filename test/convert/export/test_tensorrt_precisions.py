@@ -1,17 +1,18 @@
-"""A bundle in int8 from calibration to TensorRT's engines, on a stand-in that computes."""
+"""Bundles in int8 and bfloat16: from ONNX files to engines of a TensorRT that computes."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import fake_tensorrt
 import numpy as np
 import pytest
 from fake_tensorrt import RELEASES
 from int8_bundles import GUIDED, int8_bundle, needs_int8
-from tensorrt_machine import Machine
+from tensorrt_machine import Machine, write_exported_policy
 from thorough import thorough_but
 from tiny_policy import observation
 
@@ -46,20 +47,35 @@ def test_int8_engines_pass_their_receipt_and_give_chunks_within_its_bounds(
     assert main([*BUILD, str(bundle)]) == 0
     (path,) = bundle.glob('engines/*/verification.json')
     receipt = json.loads(path.read_text())
-    assert receipt['precision'] == 'int8'
     assert f'matrix products that int8 leaves out are in {beside}' in receipt['notes']
-    errors = [item['max_error'] for item in receipt['chunks']]
-    # Rounded to 8 bits, and no more than that.
-    assert 1e-4 < max(errors) <= BOUNDS['int8'].chunk
     # Strongly typed: the graph says what is in int8, and no flag of the builder.
     assert not {'INT8', 'FP16'} & {name for config in here.trt.configs for name in config._flags}
+    check_chunks(bundle, receipt, 'int8', 1e-4)
+
+
+def test_bfloat16_engines_pass_their_receipt_and_give_chunks_within_its_bounds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    bundle = write_exported_policy(tmp_path / 'policy', 'pi0', 'bfloat16')
+    Machine(monkeypatch, bundle)
+    assert main(['build', str(bundle)]) == 0
+    (path,) = bundle.glob('engines/*/verification.json')
+    # Rounded, and no more than that: engines in float32 err by 5e-5 at most.
+    check_chunks(bundle, json.loads(path.read_text()), 'bfloat16', 5e-5)
+
+
+def check_chunks(bundle: Path, receipt: dict[str, Any], precision: str, least: float) -> None:
+    """Chunks are rounded, and not more than the bounds allow; so the receipt says."""
+    assert receipt['precision'] == precision
+    errors = [item['max_error'] for item in receipt['chunks']]
+    assert least < max(errors) <= min(item['bound'] for item in receipt['chunks'])
     for settings in (PolicySettings(), PolicySettings(cfg_enabled=True, cfg_beta=2.0)):
         found, expected = (
             _normalised(bundle, *place, settings)
-            for place in (('tensorrt', 'cuda', 'int8'), ('torch', 'cpu', 'float32'))
+            for place in (('tensorrt', 'cuda', precision), ('torch', 'cpu', 'float32'))
         )
         error = np.abs(found - expected).max() / max(1.0, np.abs(expected).max())
-        assert 1e-4 < error <= BOUNDS['int8'].chunk
+        assert (least if precision == 'int8' else 0.0) < error <= BOUNDS[precision].chunk
 
 
 def test_int8_has_to_be_named(monkeypatch: pytest.MonkeyPatch, bundle: Path, capsys):

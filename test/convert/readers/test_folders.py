@@ -1,0 +1,835 @@
+"""The contract of checkpoint folders: what each becomes, what it asks for, and what is refused.
+
+What a folder becomes is `policy.yaml` and its statistics under `golden/`. Delete a file there and
+run the test to have it written anew; read what changed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import bitvla_folders
+import numpy as np
+import oft_cases
+import openvla_folders
+import pytest
+import torch
+import yaml
+from checkpoint_folders import edit_json, edit_tensors
+from folder_cases import (
+    KINDS,
+    N16,
+    N17,
+    SIX,
+    Change,
+    added,
+    backbone,
+    both,
+    config,
+    given,
+    json_file,
+    lost,
+    made,
+    n17_action,
+    n17_modality,
+    planned,
+    step,
+    tensors,
+    without,
+    written,
+)
+from reference_cases import shipped
+from safetensors.torch import load_file, save_file
+from tiny_policy import tokenizer_of
+
+from vla_convert.checkpoints.folder_facts import ExportError
+from vla_convert.checkpoints.options import ExportOptions
+from vla_convert.export.conversion import ExportPlan, plan_export, write_export
+from vla_runtime.bundle.rules import dump_spec
+from vla_runtime.bundle.schema import CameraSpec
+from vla_runtime.bundle.tensors import check_tensors
+from vla_runtime.families.shape_cache import weight_shapes
+from vla_runtime.files.json_file import JsonError
+from vla_runtime.inference.settings import PolicySettings
+from vla_runtime.policy import Policy
+
+GOLDEN = Path(__file__).parent / 'golden'
+REFUSED_AS = (ExportError, JsonError)
+FLOW = {'objective': 'flow_matching'}
+OPENVLA = json.loads(shipped('openvla_full_a').read_text())
+OPENCV = {'use_albumentations': True, 'crop_fraction': 0.95}
+PATCHES = {'image_target_size': [40, 72], 'image_crop_size': [36, 54]}
+# Of LeRobot's pipelines: `normalizer_processor` of ACT, `groot_pack_inputs_v3` of GR00T N1.5.
+ACT_NORMALISER, N15_PACK = 3, 2
+
+
+def feature(name: str, shape: list[int]) -> Change:
+    """A camera of another shape, or one more."""
+    camera = {f'observation.images.{name}': {'type': 'VISUAL', 'shape': shape}}
+    return json_file('config.json', lambda d: d['input_features'].update(camera))
+
+
+def environment(mode: str | None = None) -> Change:
+    """An environment state of two numbers for ACT."""
+
+    def change(folder: Path) -> None:
+        of = {'observation.environment_state': {'type': 'ENV', 'shape': [2]}}
+        edit_json(folder / 'config.json', lambda d: d['input_features'].update(of))
+        if mode:
+            edit_json(folder / 'config.json', lambda d: d['normalization_mapping'].update(ENV=mode))
+            edit_json(
+                folder / 'policy_preprocessor.json',
+                lambda d: d['steps'][ACT_NORMALISER]['config']['norm_map'].update(ENV=mode),
+            )
+        shapes = {
+            'encoder_env_state_input_proj.weight': (32, 2),
+            'encoder_env_state_input_proj.bias': (32,),
+            'encoder_1d_feature_pos_embed.weight': (3, 32),
+        }
+        edit_tensors(folder, lambda t: t | {name: torch.ones(s) for name, s in shapes.items()})
+
+    return Change(change, options={'state_names': (*SIX, 'block_x', 'block_y')})
+
+
+def statistics_lost(part: str) -> Change:
+    def change(folder: Path) -> None:
+        for path in folder.glob('policy_*_step_*.safetensors'):
+            save_file({k: v for k, v in load_file(path).items() if part not in k}, path)
+
+    return Change(change)
+
+
+def letterboxed() -> Change:
+    """OpenVLA's letter box, in both of its files."""
+    change = {'image_resize_strategy': 'letterbox'}
+    return both(config(**change), json_file('preprocessor_config.json', lambda d: d.update(change)))
+
+
+def openvla_statistics(**fields: Any) -> Change:
+    stats = openvla_folders.norm_stats(OPENVLA)
+    stats['set_one']['action'].update(fields)
+    return config(norm_stats=stats)
+
+
+def swapped_bounds(masked: bool) -> Change:
+    """A least value above the greatest, of a number that is scaled or of one that is not."""
+    action = openvla_folders.norm_stats(OPENVLA)['set_one']['action']
+    place = action['mask'].index(masked)
+    low, high = list(action['q01']), list(action['q99'])
+    low[place], high[place] = 5.0, 1.0
+    return openvla_statistics(q01=low, q99=high)
+
+
+def stored_transforms(**changes: Any) -> Change:
+    """What OpenVLA's training makes of its processor's settings and saves beside them."""
+
+    def change(document: dict[str, Any]) -> None:
+        edge = document['input_sizes'][0][-1]
+        resized = {
+            'size': [edge, edge],
+            'interpolation': 3,
+            'max_size': None,
+            'antialias': True,
+        }
+        document |= {
+            'tvf_do_letterbox': False,
+            'tvf_letterbox_fill': None,
+            'tvf_resize_params': [resized] * 2,
+            'tvf_crop_params': [{'output_size': [edge, edge]}] * 2,
+            'tvf_normalize_params': [
+                {
+                    'mean': np.float32(mean).tolist(),
+                    'std': np.float32(std).tolist(),
+                    'inplace': False,
+                }
+                for mean, std in zip(document['means'], document['stds'], strict=True)
+            ],
+            **changes,
+        }
+
+    return json_file('preprocessor_config.json', change)
+
+
+def two_data_sets(sets: dict[str, Any], further: str) -> Change:
+    (numbers,) = sets.values()
+    return json_file('dataset_statistics.json', lambda d: d.update({**sets, further: numbers}))
+
+
+BITVLA_SETS = two_data_sets(
+    bitvla_folders.norm_stats(json.loads(shipped('bitvla_a').read_text())), 'another'
+)
+OFT_D = oft_cases.description_of(shipped('openvla_full_a'))
+OFT_SETS = two_data_sets(
+    {oft_cases.DATA_SET: oft_cases.statistics_of(OFT_D)}, 'libero_goal_no_noops'
+)
+
+
+def oft_statistics(name: str) -> Change:
+    """One data set of this name."""
+
+    def change(folder: Path) -> None:
+        document = json.dumps({name: oft_cases.statistics_of(OFT_D)})
+        (folder / 'dataset_statistics.json').write_text(document)
+
+    return Change(change)
+
+
+def oft_columns(group: str, keep: bool) -> Change:
+    """Statistics of one number fewer, or none."""
+
+    def change(document: dict[str, Any]) -> None:
+        of_set = document[oft_cases.DATA_SET]
+        if keep:
+            of_set[group] = {key: values[:-1] for key, values in of_set[group].items()}
+        else:
+            del of_set[group]
+
+    return json_file('dataset_statistics.json', change)
+
+
+def denoising_head(folder: Path) -> None:
+    named = {
+        name.replace('action_head.model.', 'action_head.noise_predictor.mlp_resnet.'): tensor
+        for name, tensor in oft_cases.head_weights(OFT_D).items()
+    }
+    oft_cases.write_heads(folder, named)
+
+
+def checkpoint_lost(head: str) -> Change:
+    return Change(lambda f: [path.unlink() for path in f.glob(f'{head}--*')])
+
+
+def checkpoint_twice(head: str) -> Change:
+    def change(folder: Path) -> None:
+        (path,) = folder.glob(f'{head}--*')
+        path.with_name(f'{head}--10_checkpoint.pt').write_bytes(path.read_bytes())
+
+    return Change(change)
+
+
+def adapter_alone(folder: Path) -> None:
+    for path in [*folder.glob('model*'), *folder.glob('*.pt')]:
+        path.unlink()
+    (folder / 'lora_adapter' / 'adapter_model.safetensors').write_bytes(b'')
+
+
+def of_encoders(count: int) -> Change:
+    """An encoder for each camera, as LeRobot names them; each is another."""
+
+    def change(t: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        shared = {k: v for k, v in t.items() if '.vision_encoder.' in k}
+        own = {
+            k.replace('.vision_encoder.', f'.vision_encoders.{i}.'): v * (1.0 + 0.2 * i)
+            for k, v in shared.items()
+            for i in range(count)
+        }
+        return {k: v for k, v in t.items() if k not in shared} | own
+
+    return tensors(change)
+
+
+def slot(value: int | None) -> Change:
+    """Another slice of GR00T's weights for the embodiment, or none."""
+
+    def change(document: dict[str, Any]) -> None:
+        mapping = document['steps'][N15_PACK]['config']['embodiment_mapping']
+        del mapping['so100']
+        if value is not None:
+            mapping['so100'] = value
+
+    return json_file('policy_preprocessor.json', change)
+
+
+def n16_history() -> Change:
+    d = json.loads(N16.read_text())
+    modality = {**d['modality_config'], 'video': n17_modality('video')['video']}
+    modality['video'] = {'modality_keys': d['camera_order'], 'delta_indices': [0]}
+    modality['state'] = {**modality['state'], 'delta_indices': [-1, 0]}
+    return written(modality_configs={d['embodiment_tag']: modality})
+
+
+def n17_by_step(rows: int) -> Change:
+    """A state's range for each step."""
+
+    def change(document: dict[str, Any]) -> None:
+        groups = next(iter(document.values()))
+        numbers = next(iter(groups['state'].values()))
+        numbers.update({key: [values] * rows for key, values in numbers.items()})
+
+    return json_file('statistics.json', change)
+
+
+def libero(transform: str) -> Change:
+    return both(written(embodiment_tag='libero_sim'), config(action_decode_transform=transform))
+
+
+def no_image_tokens(document: dict[str, Any]) -> None:
+    """A tokenizer of Evo-1 without them."""
+    kept = [token for token in document['added_tokens'] if 'img' not in token['content']]
+    document['added_tokens'] = kept
+    for token in ('<img>', '</img>'):
+        del document['model']['vocab'][token]
+
+
+def openpi_statistics_are(document: Any) -> Change:
+    path = 'assets/lab/arm/norm_stats.json'
+    return Change(lambda f: (f / path).write_text(json.dumps(document)))
+
+
+def cut(part: str, length: int) -> Change:
+    return tensors(lambda t: {k: v[:length] if k.endswith(part) else v for k, v in t.items()})
+
+
+def zeros(part: str, *shape: int) -> Change:
+    return tensors(lambda t: {k: torch.zeros(shape) if part in k else v for k, v in t.items()})
+
+
+def nvidia_n15(folder: Path) -> None:
+    """N1.5 under the names of NVIDIA's own folders."""
+    (folder / 'config.json').write_text('{"model_type": "gr00t_n1_5"}')
+    path = folder / 'model.safetensors'
+    save_file({k.removeprefix('_groot_model.'): v for k, v in load_file(path).items()}, str(path))
+
+
+AS_WRITTEN = Change()
+N17_LEROBOT, N17_NVIDIA = 'groot_n17 of LeRobot', 'groot_n17 of NVIDIA'
+
+# Family and change, by the name of the golden policy.yaml. Several may become the same.
+BECOMES: list[tuple[str, str, Change]] = [
+    *((kind, 'as written', AS_WRITTEN) for kind in KINDS),
+    ('act', 'as written', config(pretrained_backbone_weights=None)),
+    ('act', 'cameras of two sizes', feature('wrist', [3, 48, 97])),
+    ('act', 'environment', environment()),
+    ('act', 'images left alone', step(3, normalize_observation_keys=['observation.state'])),
+    ('bitvla', 'another data set', both(BITVLA_SETS, given(unnorm_key='another'))),
+    ('diffusion', '15 steps are sent', config(n_action_steps=15)),
+    (
+        'diffusion',
+        'cosine',
+        # Ends of betas that the cosine does not have are not judged.
+        config(beta_schedule='squaredcos_cap_v2', beta_start=0.0, beta_end=1.5),
+    ),
+    ('groot_n15', 'new embodiment', slot(0)),
+    ('groot_n15', 'new embodiment', slot(None)),
+    (
+        'groot_n16',
+        'windows',
+        backbone(
+            'vision_config',
+            use_rope=True,
+            window_size=3,
+            use_windows_attn=True,
+            full_attention_indexes=[0, 2, 26],
+        ),
+    ),
+    # The base of the rotary positions is the window's edge, whether there are windows or not.
+    ('groot_n16', 'rotary', backbone('vision_config', use_rope=True, window_size=3)),
+    ('groot_n16', 'longer prompt', given(prompt_length=75)),
+    *((kind, 'whole tokens', written(**PATCHES)) for kind in (N17_LEROBOT, N17_NVIDIA)),
+    *(
+        (kind, 'letter box', written(letter_box_transform=True))
+        for kind in (N17_LEROBOT, N17_NVIDIA)
+    ),
+    *(
+        (kind, '7 denoise steps', config(num_inference_timesteps=7))
+        for kind in (N17_LEROBOT, N17_NVIDIA)
+    ),
+    *(
+        (
+            kind,
+            'letter box by OpenCV',
+            # OpenCV keeps the aspect, and that of a square is known.
+            written(letter_box_transform=True, **OPENCV, shortest_image_edge=64),
+        )
+        for kind in (N17_LEROBOT, N17_NVIDIA)
+    ),
+    (
+        N17_LEROBOT,
+        'two frames',
+        written(video_horizon=2, modality_config=n17_modality('video', delta_indices=[-15, 0])),
+    ),
+    (N17_LEROBOT, 'OpenCV', written(**OPENCV)),
+    (N17_LEROBOT, 'as written', config(use_relative_actions=True)),
+    (
+        N17_NVIDIA,
+        'OpenCV',
+        both(written(**OPENCV, shortest_image_edge=48), given(image_size=(90, 160))),
+    ),
+    *(
+        (
+            'multi_task_dit',
+            f'flow by {method}',
+            config(**FLOW, integration_method=method, num_integration_steps=7),
+        )
+        for method in ('euler', 'rk4')
+    ),
+    (
+        'multi_task_dit',
+        'encoder for each camera',
+        both(of_encoders(2), config(use_separate_rgb_encoder_per_camera=True)),
+    ),
+    ('openvla', 'letter box', letterboxed()),
+    ('openvla', '64 tokens', given(prompt_length=64)),
+    # Of a number that stays as it is, nobody reads the bounds.
+    ('openvla', 'as written', swapped_bounds(masked=False)),
+    (
+        'openvla_oft',
+        'another data set',
+        both(OFT_SETS, given(unnorm_key='libero_goal_no_noops')),
+    ),
+    ('openvla_oft', 'as written', given(horizon=None)),
+    # Heads that were trained without DistributedDataParallel, and heads in bfloat16.
+    ('openvla_oft', 'as written', written(parallel=False)),
+    ('openvla_oft', 'as written', written(dtype=torch.bfloat16)),
+    (
+        'openvla_oft',
+        'three steps',
+        both(oft_statistics('aloha1_fold_shirt_30_demos'), given(horizon=3)),
+    ),
+    ('smolvla', 'empty camera', config(empty_cameras=1)),
+    *(
+        (
+            'smolvla',
+            'as written',
+            config(prefix_length=length, num_expert_layers=0, pad_language_to='max_length'),
+        )
+        for length in (-1, 0)
+    ),
+    *(('smolvla', 'as written', config(num_expert_layers=layers)) for layers in (-1, 4)),
+]
+
+# A pattern of the message: the file, the field or the option that is named.
+REFUSED: dict[str, list[tuple[Change, str]]] = {
+    'act': [
+        (config(feedforward_activation='glu'), 'field feedforward_activation'),
+        (environment('MIN_MAX'), 'ENV: MIN_MAX is not supported where STATE is MEAN_STD'),
+        (config(chunk_size=20), 'config.json.*chunk_size'),
+        (config(n_heads=5), 'num_heads'),
+        (config(n_obs_steps=2), 'field n_obs_steps'),
+        (feature('top', [1, 64, 96]), r'has shape \[1, 64, 96\] where \[3, height, width\]'),
+        (feature('third', [3, 64, 96]), r'images\.third\.mean'),
+        (
+            cut('encoder.layers.0.self_attn.in_proj_bias', 64),
+            r'does not divide into the 3 tensors|expected for .encoder\.0\.attention',
+        ),
+        (without('encoder.layers.2.'), r"the checkpoint has no tensors for 'encoder\.2'"),
+        (
+            given(tokenizer=tokenizer_of('smolvla')),
+            '--tokenizer says .* act has no language',
+        ),
+        (given(prompt_template='pi0'), '--prompt-template says .* act has no language'),
+        (given(prompt_length=48), '--prompt-length says .* act has no language'),
+        (given(advantage='task_newline'), '--advantage says .* act has no language'),
+        (given(denoise_steps=4), '--denoise-steps'),
+        (
+            step(3, normalize_observation_keys=['observation.state', 'observation.images.top']),
+            'normalised',
+        ),
+        (statistics_lost('.top.'), r"has no 'observation\.images\.top\.mean'; it has those"),
+    ],
+    'bitvla': [
+        (BITVLA_SETS, '--unnorm-key'),
+        *((checkpoint_lost(head), head) for head in bitvla_folders.HEADS),
+        *((checkpoint_twice(head), head) for head in bitvla_folders.HEADS),
+        (config(vision_feature_select_strategy='default'), 'vision_feature_select_strategy'),
+        (config(projector_hidden_act='relu'), 'projector_hidden_act'),
+        (config(vision_feature_layer=[-2, -1]), 'vision_feature_layer'),
+        (config(vision_feature_layer=9), 'vision_feature_layer'),
+        (
+            json_file('config.json', lambda d: d['vision_config'].update(vit_weight_bits=32)),
+            'vit_weight_bits',
+        ),
+    ],
+    'diffusion': [
+        (config(**changes), rf'config\.json: (field )?{named}')
+        for named, changes in (
+            ('n_action_steps', {'n_action_steps': 16}),
+            ('n_groups', {'n_groups': None}),
+            ('clip_sample_range', {'clip_sample_range': 0}),
+            ('clip_sample_range', {'clip_sample_range': -1.0}),
+            (
+                'beta_start',
+                {'beta_schedule': 'linear', 'beta_start': 0.02, 'beta_end': 0.0001},
+            ),
+            ('beta_schedule', {'beta_schedule': 'Linear'}),
+            ('prediction_type', {'prediction_type': 'Epsilon'}),
+            ('num_inference_steps', {'num_inference_steps': 2000}),
+            ('timestep_spacing', {'timestep_spacing': 'trailing'}),
+            ('steps_offset', {'steps_offset': 1}),
+            ('thresholding', {'thresholding': True}),
+            ('rescale_betas_zero_snr', {'rescale_betas_zero_snr': True}),
+            ('beta_end', {'beta_schedule': 'linear', 'beta_start': 0.9, 'beta_end': 0.999}),
+            ('beta_end', {'beta_schedule': 'linear', 'beta_start': 1e-12, 'beta_end': 1e-12}),
+            ('beta_schedule', {'beta_schedule': 'sigmoid', 'noise_scheduler_type': 'DDIM'}),
+            ('num_train_timesteps', {'num_train_timesteps': 100_000}),
+        )
+    ]
+    # Sizes that the tensors contradict.
+    + [
+        (config(**{named: value}), named)
+        for named, value in (
+            ('down_dims', [16, 32]),
+            ('kernel_size', 3),
+            ('diffusion_step_embed_dim', 64),
+            ('spatial_softmax_num_keypoints', 7),
+        )
+    ],
+    'evo1': [
+        (config(action_head='diffusion'), 'field action_head'),
+        (config(return_cls_only=True), 'field return_cls_only'),
+        (config(binarize_gripper=True), 'field binarize_gripper'),
+        (step(1, 'postprocessor', binarize_gripper=True), 'binarize_gripper'),
+        (step(1, 'postprocessor', action_dim=3), 'action_dim'),
+        (config(postprocess_action_dim=3), 'config.json.*postprocess_action_dim'),
+        (config(image_resolution=[224, 224]), 'config.json.*image_resolution'),
+        (config(max_views=1), 'field max_views'),
+        (
+            both(
+                tensors(
+                    lambda t: {
+                        k: torch.stack([v, v]) if 'mlp_head.fc1.linear.bias' in k else v
+                        for k, v in t.items()
+                    }
+                ),
+                config(default_embodiment_id=2),
+            ),
+            'default_embodiment_id',
+        ),
+        (lost('tokenizer.json'), r'tokenizer\.json.*config\.json'),
+        (json_file('tokenizer.json', no_image_tokens), "has no token '<img>'"),
+        (given(unnorm_key='bridge_orig'), '--unnorm-key'),
+    ],
+    'groot_n15': [
+        (
+            given(heads={'context': 4, 'dit': 4, 'contxt': 4}),
+            '--heads contxt=N is given, but LeRobot groot_n15 has no use for it',
+        ),
+        (given(kv_heads=1), '--kv-heads is given, but LeRobot groot_n15 has no use for it'),
+        (given(embodiment='gr1'), 'groot_n15'),
+        (given(heads={'context': 4, 'dit': 3}), '--heads'),
+        (slot(9), r'policy_preprocessor\.json'),
+        (slot(-1), '-1'),
+        (config(n_obs_steps=2), 'n_obs_steps'),
+        (step(N15_PACK, formalize_language=True), 'formalize_language'),
+        (step(N15_PACK, normalize_min_max=False), 'normalize_min_max'),
+        (step(N15_PACK, state_horizon=2), 'state_horizon'),
+        (
+            config(input_features={'observation.state': {'type': 'STATE', 'shape': [8]}}),
+            'no camera',
+        ),
+        (statistics_lost('state.'), r'state\.min'),
+        (Change(nvidia_n15), 'order'),
+    ],
+    'groot_n16': [
+        (lost('../backbone/config.json'), r'config\.json'),
+        (backbone(select_layer=-2), r'config\.json.*select_layer'),
+        (backbone(use_pixel_shuffle=False), r'config\.json.*use_pixel_shuffle'),
+        (
+            backbone('vision_config', full_attention_indexes=['7']),
+            r'config\.json.*full_attention_indexes',
+        ),
+        (
+            backbone('vision_config', num_attention_heads='many'),
+            r'config\.json.*num_attention_heads',
+        ),
+        (written(formalize_language=False), 'field .*formalize_language'),
+        (written(clip_outliers=False), 'field .*clip_outliers'),
+        (written(letter_box_transform=True), 'field .*letter_box_transform'),
+        (written(image_target_size=None), 'field .*image_target_size'),
+        (config(use_alternate_vl_dit=False), 'use_alternate_vl_dit'),
+        (config(attend_text_every_n_blocks='two'), 'attend_text_every_n_blocks'),
+        (n16_history(), 'field .*delta_indices'),
+        (
+            Change(lambda f: (f / 'config.json').write_text('{"type": "groot"}')),
+            r'N1\.6.*LeRobot',
+        ),
+    ],
+    N17_LEROBOT: [
+        (written(video_horizon=2), 'video_horizon'),
+        (
+            written(modality_config=n17_modality('video', delta_indices=[0, 5])),
+            'steps back that end in 0',
+        ),
+        (written(clip_outliers=False), 'clip_outliers'),
+        (written(formalize_language=False), 'formalize_language'),
+        (written(action_decode_transform='libero'), 'action_decode_transform'),
+        (written(image_target_size=None), 'image_target_size'),
+        (
+            both(written(use_relative_action=False), config(use_relative_actions=True)),
+            r'config\.json: field use_relative_actions',
+        ),
+        (
+            written(modality_config=n17_modality('action', delta_indices=[0, 2, 4])),
+            'delta_indices',
+        ),
+        *(
+            (
+                written(modality_config=n17_modality(group, mean_std_embedding_keys=['arm'])),
+                'arm: groups normalised by mean and spread',
+            )
+            for group in ('action', 'state')
+        ),
+        *(
+            (written(modality_config=n17_action(1, rep=kind)), "'delta'")
+            for kind in ('DELTA', 'ActionRepresentation.DELTA')
+        ),
+        (libero('libero'), 'action_decode_transform'),
+        (libero('auto'), 'action_decode_transform'),
+        (lost('../backbone/config.json'), r'config\.json'),
+        (both(written(**OPENCV), given(image_size=(90, 160))), 'input_features'),
+    ],
+    N17_NVIDIA: [
+        (written(image_crop_size=None), 'image_crop_size'),
+        (written(image_crop_size=[50, 48]), 'image_crop_size'),
+        (written(**OPENCV, shortest_image_edge=48), '--image-size'),
+        # Where it does not matter.
+        (given(image_size=(60, 84)), '--image-size'),
+        (written(exclude_state=True), 'exclude_state: True is not supported'),
+        (written(use_tactile=True), 'use_tactile: True is not supported'),
+        (written(use_mean_std=True), 'use_mean_std'),
+        (given(embodiment='other_arm'), 'other_arm'),
+        (
+            given(embodiment='so101'),
+            f'so101.*{json.loads(N17.read_text())["embodiment_tag"]}',
+        ),
+        *((n17_by_step(rows), r'statistics\.json: field \w+\.state\.\w+\.') for rows in (1, 3)),
+        (config(strict_action_padding_mask=True), 'strict_action_padding_mask'),
+        (config(state_history_length=2), 'state_history_length'),
+        (config(num_timestep_buckets=500), 'num_timestep_buckets'),
+        (config(add_pos_embed=False), 'add_pos_embed'),
+        (
+            config(diffusion_model_cfg={'interleave_self_attention': False}),
+            'diffusion_model_cfg',
+        ),
+    ],
+    'multi_task_dit': [
+        (config(objective='score'), 'objective'),
+        (config(**FLOW, integration_method='heun'), 'integration_method'),
+        (config(**FLOW, num_integration_steps=101), 'denoise_steps'),
+        (config(beta_schedule='laplace'), 'beta_schedule'),
+        (config(image_crop_shape=[24, 24]), 'positions'),
+        (config(image_crop_shape=[32]), 'image_crop_shape'),
+        (config(num_heads=5), 'num_heads'),
+        (config(n_obs_steps=3), 'numbers of an observation'),
+        (of_encoders(1), 'encoders'),
+    ],
+    'openvla': [
+        (config(use_fused_vision_backbone=False), 'use_fused_vision_backbone'),
+        (config(arch_specifier='no-align+linear'), 'arch_specifier'),
+        (config(timm_override_act_layers=['quick_gelu', None]), 'timm_override_act_layers'),
+        (config(n_action_bins=0), 'n_action_bins'),
+        (config(image_resize_strategy='resize-crop'), 'image_resize_strategy'),
+        (config(pad_to_multiple_of=-64), 'pad_to_multiple_of'),
+        (given(unnorm_key='bridge'), 'set_one, set_two'),
+        (openvla_statistics(q01=[0.0, 'x']), 'q01'),
+        (openvla_statistics(mask=[True]), 'mask'),
+        (openvla_statistics(q99=None), 'q99'),
+        (swapped_bounds(masked=True), r'config\.json.*norm_stats\.set_one\.action\.q01'),
+        (config(norm_stats={}), r'copy dataset_statistics\.json'),
+        (
+            json_file('preprocessor_config.json', lambda d: d.update(stds=[[0.0] * 3, [0.5] * 3])),
+            r'preprocessor_config\.json: field stds',
+        ),
+        (lost('preprocessor_config.json'), r'preprocessor_config\.json.*copy'),
+        (given(cameras=(CameraSpec('left'), CameraSpec('right'))), '--cameras'),
+        (given(horizon=4), '--horizon'),
+        (given(denoise_steps=10), '--denoise-steps'),
+        (given(advantage='task_newline'), r'prompt\.advantage'),
+        (given(prompt_length=1), '--prompt-length'),
+        (given(prompt_length=5), '--prompt-length'),
+    ],
+    'openvla_oft': [
+        (OFT_SETS, '--unnorm-key'),
+        # The name of a known data set, but not its numbers.
+        *(
+            (both(oft_statistics(name), given(horizon=None)), '--horizon')
+            for name in ('my_robot', 'aloha1_fold_shirt_30_demos')
+        ),
+        (added('vision_backbone--150000_checkpoint.pt'), 'FiLM'),
+        (added('noisy_action_projector--150000_checkpoint.pt'), 'use_diffusion'),
+        (added('action_head--10_checkpoint.pt'), 'action_head'),
+        (added('proprio_projector--10_checkpoint.pt'), 'proprio_projector'),
+        (checkpoint_lost('action_head'), 'action_head.*use_l1_regression.* copy'),
+        (checkpoint_lost('proprio_projector'), 'proprio_projector.*--use_proprio True.* copy'),
+        (Change(denoising_head), 'use_diffusion'),
+        *((oft_columns(group, True), 'dimensions') for group in ('action', 'proprio')),
+        *((oft_columns(group, False), group) for group in ('action', 'proprio')),
+        (config(use_fused_vision_backbone=False), 'use_fused_vision_backbone'),
+        (config(arch_specifier='no-align+linear'), 'arch_specifier'),
+        (given(advantage='task_newline'), r'prompt\.advantage'),
+    ],
+    'pi05 of openpi': [
+        *(
+            (openpi_statistics_are(document), pattern)
+            for document, pattern in (
+                ({'norm_stats': {'state': {}}}, r'field norm_stats\.actions'),
+                ({'state': [], 'actions': {}}, 'field state'),
+                ({'state': {'mean': 'x'}, 'actions': {}}, r'field state\.mean'),
+                ({'state': {'mean': [[1]]}, 'actions': {}}, r'field state\.mean'),
+                ({'state': {'mean': []}, 'actions': {}}, r'field state\.mean'),
+            )
+        ),
+        (config(action_horizon='ten'), 'field action_horizon'),
+        (given(asset_id='arms'), '--asset-id'),
+        *(
+            (config(**{key: 'gemma_300m_lora'}), f'{key}: .* leaves LoRA weights out')
+            for key in ('paligemma_variant', 'action_expert_variant')
+        ),
+    ],
+    'smolvla': [
+        (config(attention_mode='self_attn'), 'field attention_mode'),
+        (config(add_image_special_tokens=True), 'field add_image_special_tokens'),
+        (config(prefix_length=80), 'field prefix_length'),
+        (config(adapt_to_pi_aloha=True), 'field adapt_to_pi_aloha'),
+        (config(max_period=10.0), 'field max_period'),
+        (config(resize_imgs_with_padding=[64, 48]), 'field resize_imgs_with_padding'),
+        (config(resize_imgs_with_padding=[512, 512]), 'config.json.*resize_imgs_with_padding'),
+        (config(max_state_dim=16), 'config.json'),
+        (
+            json_file(
+                'policy_preprocessor.json',
+                lambda d: d['steps'][2].update(registry_name='pi0_new_line_processor'),
+            ),
+            r'field steps\[2\]',
+        ),
+        (without('lm_expert.layers.3'), r'language\.depth'),
+        (
+            zeros('modality_projection', 64, 96),
+            'the projector takes 96 numbers, which is no square of patches of 32 each',
+        ),
+        (lost('tokenizer.json'), r'tokenizer\.json.*config\.json'),
+        *(
+            (config(num_expert_layers=layers), 'field num_expert_layers: .* as many layers')
+            for layers in (1, 2)
+        ),
+        *(
+            (config(self_attn_every_n_layers=every), r'blocks\.0\.attention\.k')
+            for every in (0, -1)
+        ),
+    ],
+}
+
+
+# Changes that are told, by what the one note of them says; None where nothing is to be told.
+TVF = 'preprocessor_config.json has {}: '
+NOTED: list[tuple[str, Change, str, str | None]] = [
+    (
+        N17_NVIDIA,
+        written(letter_box_transform=True, **OPENCV, shortest_image_edge=64),
+        'letter_box_transform',
+        'letter_box_transform',
+    ),
+    ('openvla', stored_transforms(), 'tvf_', None),
+    *(
+        ('openvla', stored_transforms(**{key: value}), 'tvf_', TVF.format(key))
+        for key, value in (
+            ('tvf_do_letterbox', True),
+            ('tvf_letterbox_fill', [127, 127, 127]),
+            ('tvf_resize_params', [{'size': 256}, {'size': 256}]),
+            ('tvf_crop_params', [{'output_size': [20, 20]}] * 2),
+            ('tvf_normalize_params', [{'mean': [0.1] * 3}, {'mean': [0.5] * 3}]),
+            ('tvf_normalize_params', [{'std': [0.1] * 3}]),
+        )
+    ),
+    ('openvla_oft', oft_statistics('my_robot'), 'my_robot', 'my_robot'),
+    ('openvla_oft', AS_WRITTEN, 'lora_adapter/', 'merged'),
+    ('openvla_oft', Change(lambda f: shutil.rmtree(f / 'lora_adapter')), 'lora_adapter/', None),
+]
+
+
+@pytest.mark.parametrize(
+    ('kind', 'change', 'about', 'says'),
+    [pytest.param(*one, id=f'{one[0]}: {one[3] or f"nothing about {one[2]}"}') for one in NOTED],
+)
+def test_what_is_not_certain_is_told(
+    tmp_path: Path, kind: str, change: Change, about: str, says: str | None
+) -> None:
+    notes = [note for note in planned(kind, tmp_path, change).notes if about in note]
+    assert len(notes) == (says is not None)
+    assert says is None or says in notes[0]
+
+
+@pytest.mark.parametrize(
+    ('kind', 'name', 'change'), [pytest.param(*one, id=f'{one[0]}: {one[1]}') for one in BECOMES]
+)
+def test_a_folder_becomes(tmp_path: Path, kind: str, name: str, change: Change) -> None:
+    plan = planned(kind, tmp_path, change)
+    check_tensors(plan.tensors, weight_shapes(plan.spec.family, plan.spec.dims))
+    golden, found = GOLDEN / file_of(kind, name), text_of(plan)
+    if not golden.exists():
+        golden.write_text(found)
+        pytest.fail(f'{golden.name} was missing and is written: read it')
+    expected, found = yaml.safe_load(golden.read_text()), yaml.safe_load(found)
+    statistics, wanted = found.pop('statistics'), expected.pop('statistics')
+    assert found == expected
+    assert statistics.keys() == wanted.keys()
+    for key, values in statistics.items():
+        assert values == pytest.approx(wanted[key], rel=1e-4), key
+
+
+def file_of(kind: str, name: str) -> str:
+    return f'{kind}-{name}.yaml'.replace(' ', '_')
+
+
+def text_of(plan: ExportPlan) -> str:
+    """policy.yaml without this release's number, and the statistics to five digits."""
+    source = {key: text for key, text in plan.spec.source.items() if key != 'exported_by'}
+    statistics = {
+        name: [float(f'{value:.5g}') for value in values.flatten()]
+        for name, values in plan.statistics.items()
+    }
+    beside = yaml.safe_dump({'statistics': statistics}, default_flow_style=None, width=100)
+    return dump_spec(replace(plan.spec, source=source)) + beside
+
+
+def test_no_golden_file_is_without_a_folder() -> None:
+    named = {file_of(kind, name) for kind, name, _ in BECOMES}
+    assert {path.name for path in GOLDEN.iterdir()} == named
+
+
+def asked(folder: Path, options: ExportOptions) -> set[str]:
+    with pytest.raises(REFUSED_AS) as caught:
+        plan_export(folder, options, default_name='tiny')
+    return set(re.findall(r'^  (--\S+)', str(caught.value), flags=re.M))
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_all_that_a_folder_does_not_say_is_asked_for_at_once(tmp_path: Path, kind: str) -> None:
+    folder, options = made(kind, tmp_path, AS_WRITTEN)
+    # GR00T's later folders have their tokenizer elsewhere.
+    backbone_of = options.tokenizer if 'groot' in kind else None
+    assert asked(folder, ExportOptions(tokenizer=backbone_of)) == KINDS[kind].asks
+
+
+@pytest.mark.parametrize(
+    ('kind', 'change', 'pattern'),
+    [
+        pytest.param(kind, change, pattern, id=f'{kind}: {pattern}')
+        for kind, rows in REFUSED.items()
+        for change, pattern in rows
+    ],
+)
+def test_what_cannot_be_reproduced_is_refused_by_name(
+    tmp_path: Path, kind: str, change: Change, pattern: str
+) -> None:
+    folder, options = made(kind, tmp_path, change)
+    with pytest.raises(REFUSED_AS, match=pattern):
+        plan_export(folder, options, default_name='tiny')
+
+
+@pytest.mark.parametrize('kind', ['bitvla', 'openvla', 'openvla_oft'])
+def test_settings_of_a_flow_are_refused_by_name(tmp_path: Path, kind: str) -> None:
+    write_export(planned(kind, tmp_path, AS_WRITTEN), tmp_path / 'bundle')
+    settings = {'seed': 7, 'denoise_steps': 5, 'samples': 2}
+    if kind == 'openvla':
+        settings |= {'rtc_mode': 'guided', 'rtc_horizon': 1}
+    with closing(Policy.load(tmp_path / 'bundle', backend='torch')) as policy:
+        for name, value in settings.items():
+            with pytest.raises(ValueError, match=name):
+                policy.check(PolicySettings(**{name: value}))
