@@ -156,9 +156,6 @@ def test_one_file_may_be_for_two_robots_and_is_checked_whole_for_each(
         ('/**/vla_policy', 'cfg_enabled: maybe', 'it must be of type bool'),
         ('/**/vla_policy', 'cfg_beta: 1e9', 'it must be '),
         ('/**/vla_policy', 'triton: none', 'it must be one of auto, on, off'),
-        # Of an earlier release.
-        ('/**/vla_policy', 'torch_compile: none', 'it is triton now: auto, on or off'),
-        ('/**', 'torch_compile: none', 'it is triton now: auto, on or off'),
         # Both nodes have one, and the policy's ends earlier.
         ('/**', 'max_observation_age_s: 30.0', '30.0: it must be 0.01 to 10.0'),
         ('/**', 'use_sim_time: 1', 'it must be of type bool'),
