@@ -26,7 +26,7 @@ from vla_convert.readers.act import NAMES, ActReader
 from vla_runtime.bundle.schema import CameraSpec
 from vla_runtime.bundle.tensors import check_tensors
 from vla_runtime.families.act.dimensions import ActDims
-from vla_runtime.families.shape_cache import weight_shapes
+from vla_runtime.families.flow_network import weight_shapes
 from vla_runtime.files.json_file import JsonError
 
 REFERENCE = Path(__file__).parents[2] / 'cases' / 'act_folder'

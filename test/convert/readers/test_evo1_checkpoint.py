@@ -26,7 +26,7 @@ from vla_convert.readers.evo1 import Evo1Reader, of_embodiment
 from vla_runtime.bundle.schema import CameraSpec
 from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.families.evo1.dimensions import EVO1, Evo1Dims
-from vla_runtime.families.shape_cache import weight_shapes
+from vla_runtime.families.flow_network import weight_shapes
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation

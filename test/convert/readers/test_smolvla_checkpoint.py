@@ -24,7 +24,7 @@ from vla_convert.readers.smolvla import NAMES, SmolVlaReader
 from vla_runtime.bundle.schema import CameraSpec
 from vla_runtime.bundle.tensors import check_tensors
 from vla_runtime.cli.main import main
-from vla_runtime.families.shape_cache import weight_shapes
+from vla_runtime.families.flow_network import weight_shapes
 from vla_runtime.families.smolvla.dimensions import SMOLVLA, SmolVlaDims
 from vla_runtime.files.json_file import JsonError
 
