@@ -240,8 +240,7 @@ class Policy:
             observation: one look at the robot.
             settings: None: those of `settings`.
             plan: actions that the executor will still execute; the chunk is tied to them.
-            noise: (H, A) float32 to denoise from, (N, H, A) with N samples; None: made from
-                seed and inference number.
+            noise: (H, A) float32 to denoise from; None: made from seed and inference number.
             number: inference number, from which the next ones go on; None: the next one.
             on_step: called after every denoise step; the steps then run one by one.
 
@@ -299,7 +298,7 @@ class Policy:
             encoded = EncodedPrefix(request, (0,), answer.cache, answer.runs)
             return chunk, self._runner.report(
                 encoded,
-                DenoisedChunk(chunk.normalised, 0, (), {}),
+                DenoisedChunk(chunk.normalised, {}),
                 observation.stamps_ns,
                 ticks=answer.ticks,
                 answers_per_s=answer.answers_per_s,

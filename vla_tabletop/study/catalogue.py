@@ -589,15 +589,6 @@ _STUDIES = (
         reference=_METAWORLD,
     ),
     Study(
-        'metaworld_samples',
-        'Meta-World: what does a choice among several chunks gain?',
-        'Chunks of several noises at once; the one nearest to the plan in force is executed.',
-        grid(replace(_METAWORLD, replan_interval=4), samples=(1, 4, 8)),
-        x='samples',
-        episodes=_METAWORLD_EPISODES,
-        reference=replace(_METAWORLD, replan_interval=4),
-    ),
-    Study(
         'metaworld_adaptive',
         'Meta-World: should the replan interval follow how far chunks disagree?',
         'S fixed, and 16 or 4 steps by the mean distance of a new chunk from the one before it on '

@@ -75,7 +75,6 @@ class Condition:
         cache_max_reuses: limit of reuses in a row, for `bounded`.
         cache_max_image_change: likewise, grey levels; None is no limit.
         cache_max_state_bins: likewise, bins of the state in the prompt; None is no limit.
-        samples: chunks that are drawn at once, of which the one nearest to the plan is executed.
         replan_interval: S, steps.
         agreement: 0 is a fixed S. Else it is doubled for a chunk whose mean distance (of normalised
             actions) from the one before it, on the steps that are next, is below this, and halved
@@ -117,7 +116,6 @@ class Condition:
     cache_max_reuses: int = 0
     cache_max_image_change: float | None = None
     cache_max_state_bins: int | None = None
-    samples: int = 1
     replan_interval: int = _EXECUTOR.replan_interval
     agreement: float = 0.0
     delay_steps: float = 1.0

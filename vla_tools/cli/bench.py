@@ -6,7 +6,7 @@ device's published rates (vla_runtime roofline --list), or at rates measured her
 table, as every CPU; networks small enough for a cache can beat it. A CPU has none in half
 precision.
 
---plot measures more: cost against views, denoise steps, prompt rows and samples, one at a time, and
+--plot measures more: cost against views, denoise steps and prompt rows, one at a time, and
 on paper against prompt tokens and actions; with it the least time of every published size on every
 device of the table, and where its kernels were counted what PyTorch on CUDA is predicted to take.
 

@@ -151,7 +151,7 @@ def test_what_nothing_reads_is_left_out(folder: Path):
 def test_settings_of_a_flow_are_refused_by_name(tmp_path: Path, folder: Path):
     write_export(plan(folder), tmp_path / 'bundle')
     with closing(Policy.load(tmp_path / 'bundle', backend='torch')) as policy:
-        for name, value in (('seed', 7), ('denoise_steps', 5), ('samples', 2)):
+        for name, value in (('seed', 7), ('denoise_steps', 5)):
             with pytest.raises(ValueError, match=name):
                 policy.check(PolicySettings(**{name: value}))
 

@@ -85,7 +85,7 @@ def test_settings_of_a_flow_are_refused_by_name(tmp_path: Path, folder: Path):
     write_export(plan(folder), tmp_path / 'bundle')
     with closing(Policy.load(tmp_path / 'bundle', backend='torch')) as policy:
         for name, value in (
-            *(('seed', 7), ('denoise_steps', 5), ('samples', 2)),
+            *(('seed', 7), ('denoise_steps', 5)),
             *(('rtc_mode', 'guided'), ('rtc_horizon', 1)),
         ):
             with pytest.raises(ValueError, match=name):
