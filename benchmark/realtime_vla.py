@@ -107,7 +107,7 @@ def our_sides(size: str, views: int, device: str) -> tuple[dict[str, Side], Any,
         torch_engine(network, graphs=device != 'cpu', max_rows=1) for _ in range(2)
     )
     sides: dict[str, Side] = {OPERATORS: lambda: infer(operators, inputs)}
-    choose_layers(in_triton, 'on', 'bfloat16')
+    choose_layers(in_triton, 'bfloat16')
     if in_triton.triton != 'on':
         return sides, inputs, in_triton.why_triton
     return {**sides, TRITON: lambda: infer(in_triton, inputs)}, inputs, ''

@@ -46,7 +46,7 @@ ARGUMENTS = (
     DeclareLaunchArgument(
         'backend',
         default_value='',
-        description='What runs the networks; empty: as configured, or auto, the fastest here.',
+        description='What runs the networks; empty: as configured, or auto, the first that runs.',
     ),
     DeclareLaunchArgument(
         'device',

@@ -263,6 +263,6 @@ def first_turns() -> list[Turn]:
         replace(Turn(tied), still=True),
         Turn({'denoise_steps': 5, 'seed': 2**40 + 3}),
         Turn(episode=2),
-        Turn({'samples': 3}, episode=2),
+        Turn({'seed': 3}, episode=2),
         Turn(episode=2, rows=0),
     ]

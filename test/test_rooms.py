@@ -75,7 +75,7 @@ WITHOUT = {
     'recording': {'torch', 'rclpy', 'cv2'},
     'policy.py': {'torch', 'rclpy'},
     'types.py': {'torch', 'rclpy'},
-    f'{CONVERT}/checkpoints': {'torch', 'rclpy', 'cv2'},
+    f'{CONVERT}/checkpoints': {'rclpy', 'cv2'},
     f'{CONVERT}/readers': {'torch', 'rclpy'},
     f'{CONVERT}/export': {'rclpy'},
     f'{TOOLS}/performance': {'rclpy'},

@@ -12,7 +12,6 @@ Invariants:
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -34,7 +33,7 @@ from vla_runtime.engines.preflight import (
 )
 from vla_runtime.engines.protocol import PackedEngine, PolicyEngine
 from vla_runtime.engines.tolerances import judged_as
-from vla_runtime.engines.triton_option import OFF, check_triton, word_for
+from vla_runtime.engines.triton_option import OFF, check_triton
 from vla_runtime.family.declaration import token_dims
 from vla_runtime.family.listing import find_family
 from vla_runtime.inference.codec import PolicyCodec, require_finite
@@ -51,8 +50,6 @@ from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.types import ActionChunk, CommittedPlan, InferenceReport, Observation
 
 Inference = tuple[ActionChunk, InferenceReport]
-# Settings that a backend may refuse, or that change what an inference costs.
-_DECISIVE = ('denoise_steps', 'guided', 'rtc_mode', 'samples')
 
 
 class Policy:
@@ -115,18 +112,17 @@ class Policy:
         Args:
             bundle: the bundle's folder, or the bundle as read.
             backend: a name of `engines.preflight.BACKENDS`: `torch`, `onnxruntime`, `tensorrt`;
-                `auto`: the fastest here of those that may run this bundle (`engines.choice`).
+                `auto`: the first in order that can run this bundle here (`engines.choice`).
             device: `cpu`, `cuda` or `cuda:N`.
             precision: `float32`, `bfloat16` or `float16` for the large matrices, or what ONNX files
-                are in: `int8` on a CPU, `fp8` and `nvfp4` with TensorRT; `auto`: the fastest here
-                of those that the bundle's receipt covers.
+                are in: `int8` on a CPU, `fp8` and `nvfp4` with TensorRT; `auto`: the fewest bits
+                that the bundle's receipt covers and the backend runs here.
             settings: live settings to begin with.
             use_cuda_graphs: on CUDA, replay captured graphs (same results, less launch time).
             threads: CPU threads of each network, whatever runs it; 0: all cores but one, shared by
                 the networks that run at once; None: OMP_NUM_THREADS where set, else as 0.
-            triton: `on`: the layers of the head in Triton kernels, on CUDA and with PyTorch alone;
-                `auto`: where they are faster so. Where they cannot be compiled, or come to other
-                numbers, they run as with `off`.
+            triton: `on`: the layers of the head in Triton kernels, on CUDA and with PyTorch alone.
+                Where they cannot be compiled, or come to other numbers, they run as with `off`.
             verify: compare every file of the bundle with its SHA-256 first.
 
         Raises:
@@ -148,11 +144,11 @@ class Policy:
             triton=triton,
         )
         if AUTO in (backend, precision):
-            return cls._load_fastest(checked, backend, precision, options, settings)
+            return cls._load_first(checked, backend, precision, options, settings)
         return cls._load_one(checked, options, settings, Candidate(backend, precision))
 
     @classmethod
-    def _load_fastest(
+    def _load_first(
         cls,
         bundle: Bundle,
         backend: str,
@@ -161,30 +157,22 @@ class Policy:
         settings: PolicySettings,
     ) -> Policy:
         """Load a bundle with what `auto` comes to on this machine."""
-        decisive = {name: getattr(settings, name) for name in _DECISIVE}
-        decisive |= {
-            'use_cuda_graphs': options.use_cuda_graphs,
-            'triton': options.triton,
-        }
 
         def load(candidate: Candidate) -> Policy:
             if backend != AUTO:
                 return cls._load_one(bundle, options, settings, candidate)
             # The backend is known only now.
             check_backend(candidate.backend, options.device)
-            word = word_for(options.triton, candidate.backend)
-            return cls._load_one(bundle, replace(options, triton=word), settings, candidate)
+            check_triton(options.triton, candidate.backend)
+            return cls._load_one(bundle, options, settings, candidate)
 
         policy, why = load_chosen(
             bundle,
             backend,
             options.device,
             precision,
-            options.threads,
-            decisive,
             load=load,
             check=partial(_check_recorded, bundle.folder),
-            measure=_time,
         )
         policy.why = '; '.join(filter(None, (why, policy.why)))
         return policy
@@ -252,8 +240,7 @@ class Policy:
             observation: one look at the robot.
             settings: None: those of `settings`.
             plan: actions that the executor will still execute; the chunk is tied to them.
-            noise: (H, A) float32 to denoise from, (N, H, A) with N samples; None: made from
-                seed and inference number.
+            noise: (H, A) float32 to denoise from; None: made from seed and inference number.
             number: inference number, from which the next ones go on; None: the next one.
             on_step: called after every denoise step; the steps then run one by one.
 
@@ -311,7 +298,7 @@ class Policy:
             encoded = EncodedPrefix(request, (0,), answer.cache, answer.runs)
             return chunk, self._runner.report(
                 encoded,
-                DenoisedChunk(chunk.normalised, 0, (), {}),
+                DenoisedChunk(chunk.normalised, {}),
                 observation.stamps_ns,
                 ticks=answer.ticks,
                 answers_per_s=answer.answers_per_s,
@@ -485,11 +472,3 @@ def _check_recorded(folder: Path, policy: Policy) -> None:
     with closed_on_error(policy.close):
         rounds = find_family(policy.spec.family).rounds_activations
         check_recorded_cases(policy._engine, folder, judged_as(policy.precision, rounds))
-
-
-def _time(policy: Policy) -> float:
-    """Milliseconds of the fastest of a few inferences with its settings; closes the policy."""
-    with closed_on_error(policy.close):
-        fastest = policy._preparation.fastest_ms(policy.settings)
-    policy.close()
-    return fastest

@@ -274,14 +274,9 @@ class InferenceReport:
         clean_steps: number of first actions given to the network as known, at flow time 0.
         denoise_steps: number of Euler steps.
         tokens: valid tokens per prompt row.
-        samples: chunks that were denoised together.
-        sample: index of the chosen one.
-        sample_distances: distance of every sample from the committed plan, in normalised units
-            (see `inference.sampling`); empty without a choice.
         cuda_graph: per network (`vision`, `prefix`, `denoise`) `captured`, `eager`, or why there is
             no graph, as under serial guidance.
-        noise: (horizon, model action dim) float32, noise of the chunk; with several
-            samples (samples, horizon, model action dim).
+        noise: (horizon, model action dim) float32, noise of the chunk.
         stamps_ns: stamps of the frames and the state that went in.
         ticks: passes from that over its prompt to that of its last token, with `packed`: an action
             is as many ticks old when it comes.
@@ -301,9 +296,6 @@ class InferenceReport:
     clean_steps: int
     denoise_steps: int
     tokens: tuple[int, ...]
-    samples: int
-    sample: int
-    sample_distances: tuple[float, ...]
     cuda_graph: Mapping[str, str]
     noise: np.ndarray
     stamps_ns: Mapping[str, int]

@@ -282,7 +282,7 @@ def triton(device: str, size: str) -> Finding:
         dims = sized_dims(family, size, CAMERAS)
         for precision in worst:
             engine = torch_engine(random_network(family, dims, device, precision), graphs=True)
-            choose_layers(engine, ON, precision, action_times=True)
+            choose_layers(engine, precision, action_times=True)
             if engine.triton != ON:
                 refused.setdefault(engine.why_triton, []).append(f'{family} in {precision}')
                 engine.close()

@@ -140,7 +140,7 @@ def measure(
     eager.close()
     engine = torch_engine(network, graphs=mode.graphs, max_rows=rows)
     if mode.triton:
-        choose_layers(engine, ON, mode.precision)
+        choose_layers(engine, mode.precision)
         if engine.triton != ON:
             raise RuntimeError(engine.why_triton)
     start = perf_counter()

@@ -12,7 +12,7 @@ from pages import prose, text_of
 from paths import ROOT
 
 from vla_runtime.bundle.schema import PACKED
-from vla_runtime.families.shape_cache import weight_shapes
+from vla_runtime.families.flow_network import weight_shapes
 from vla_runtime.family.listing import family_folders, family_names, find_family
 from vla_tools.cli.export import add_arguments
 

@@ -16,9 +16,8 @@ from vla_convert.checkpoints.reader import Source
 from vla_convert.checkpoints.reader import _readers as checkpoint_readers
 from vla_convert.checkpoints.tensors import read_tensors
 from vla_runtime.bundle.tensors import check_tensors
-from vla_runtime.families.flow_network import FlowNetwork
+from vla_runtime.families.flow_network import FlowNetwork, weight_shapes
 from vla_runtime.families.flow_step import DenoiseStep
-from vla_runtime.families.shape_cache import weight_shapes
 from vla_runtime.families.traced_shapes import trace_shapes
 from vla_runtime.family.declaration import Family
 

@@ -72,7 +72,6 @@ REFUSED = [
     ('plan_schedule', 'linear'),
     ('max_guidance_weight', 3.0),
     ('rtc_horizon', 4),
-    ('samples', 2),
 ]
 
 

@@ -47,16 +47,6 @@ def test_a_chunk_that_no_weight_ties_is_the_free_one_and_is_told_as_such(
     assert (report.rtc_mode, report.clean_steps) == ('off', 0)
 
 
-def test_a_sample_is_chosen_by_the_plan_that_no_weight_ties_it_to(bundle: Path) -> None:
-    settings = PolicySettings(rtc_mode='guided', max_guidance_weight=0.0, samples=4)
-    _, report = Policy.load(bundle, settings=settings).infer(
-        observation(), plan=CommittedPlan(ROWS[:6], 2, 6)
-    )
-    assert report.rtc_mode == 'off'
-    assert report.sample == int(np.argmin(report.sample_distances))
-    assert len(report.sample_distances) == 4
-
-
 @pytest.mark.parametrize('mode', ['guided', 'jacobian', 'hard_prefix'])
 @pytest.mark.parametrize('delay', [3, HORIZON + 2])
 def test_a_plan_longer_than_the_chunk_is_cut_to_it(bundle: Path, mode: RtcMode, delay: int) -> None:

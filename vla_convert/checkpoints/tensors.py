@@ -3,7 +3,7 @@
 LeRobot's and openpi's tensors differ from ours in name only, so an export copies bytes. Whatever
 the precision, nothing is rounded, and the memory needed does not grow with the checkpoint.
 Only safetensors are opened here. A family whose folders keep a head in a pickle reads its tensors
-with `torch_archives`, which executes nothing.
+with `torch_archives`, which executes none of it.
 """
 
 from __future__ import annotations

@@ -57,7 +57,6 @@ from vla_runtime.bundle.schema import (
 from vla_runtime.bundle.statistics import check_statistics
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors
 from vla_runtime.bundle.writer import new_bundle, seal, write_statistics
-from vla_runtime.families.shape_cache import weight_shapes
 from vla_runtime.family.declaration import LanguageDims, PolicyDims, image_sizes, language_dims
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.field_error import FieldError
@@ -144,6 +143,9 @@ def plan_export(checkpoint: Path, options: ExportOptions, *, default_name: str) 
             missing.refuse_unused(options.reader_options)
         settled = _settle(reader, facts, make_dims, options, missing)
         dims = settled.dims
+    # Imports PyTorch, in seconds: nothing above takes it.
+    from vla_runtime.families.flow_network import weight_shapes
+
     try:
         check_tensors(tensors, weight_shapes(family, dims))
     except TensorsError as error:

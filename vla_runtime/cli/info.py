@@ -99,13 +99,13 @@ def _backends(bundle: Bundle) -> str:
     try:
         found = candidates(bundle, AUTO, 'cpu', AUTO)
     except ValueError:
-        return 'none that is installed here runs it on a CPU'
+        return 'none runs it on a CPU'
     refused = ''.join(
         f', and not {one}: {_runnable(bundle, why)}'
         for one, why in reduced_precisions(bundle, 'cpu').items()
         if why
     )
-    return f'on cpu: {", ".join(map(str, found))}; auto takes the fastest at load{refused}'
+    return f'on cpu: {", ".join(map(str, found))}; auto takes the first that can run{refused}'
 
 
 def _runnable(bundle: Bundle, fault: str) -> str:

@@ -1,5 +1,7 @@
-"""Backends and precisions that may run a bundle here, the likely fastest first.
+"""Backends and precisions that may run a bundle here, in a fixed order.
 
+On a GPU: TensorRT engines, PyTorch, ONNX files. On a CPU: ONNX files in float32 or int8, PyTorch,
+ONNX files in 16 bits. PyTorch in the receipt's 16 bits comes before float32.
 A precision below float32 is a candidate only where a receipt covers it, 8 and 4 bits only
 where closed-loop success was judged (`bundle.success`), 16 bits not where it was lost: with the
 backend itself, or with another where nobody judged this one.
@@ -17,7 +19,7 @@ from vla_runtime.bundle.schema import VERIFICATION_FILE
 from vla_runtime.bundle.success import is_judged, success_fault
 from vla_runtime.engines.cpu import check_int8, multiplies_bfloat16
 from vla_runtime.engines.device_names import accepts_device
-from vla_runtime.engines.preflight import AUTO, BACKENDS, missing_backend
+from vla_runtime.engines.preflight import AUTO, BACKENDS
 from vla_runtime.files.json_file import JsonError, JsonMapping, read_json
 
 logger = logging.getLogger(__name__)
@@ -42,7 +44,7 @@ _HALVES = ('bfloat16', 'float16')
 
 
 def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> list[Candidate]:
-    """Candidates that may run a bundle, the likely fastest first.
+    """Candidates that may run a bundle, in order; what is not installed here is among them.
 
     Args:
         bundle: the checked bundle.
@@ -60,10 +62,11 @@ def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> lis
         for candidate in _of_files(bundle, receipt, device)
         if not refused.get(candidate) and not refused.get(INT8)
     ]
+    before = [one for one in of_files if _comes_before_torch(one, device)]
     found = [
-        *(candidate for candidate in of_files if candidate.backend == 'tensorrt'),
+        *before,
         *_of_torch(receipt, precision, refused),
-        *(candidate for candidate in of_files if candidate.backend == 'onnxruntime'),
+        *(one for one in of_files if one not in before),
     ]
     if backend not in (AUTO, *(candidate.backend for candidate in found)):
         if refusal := refused.get(Candidate(backend, str(receipt))) or refused.get(INT8):
@@ -78,12 +81,7 @@ def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> lis
         for candidate in found
         if backend in (AUTO, candidate.backend)
         and precision in (AUTO, candidate.precision)
-        and (
-            backend != AUTO
-            or (
-                accepts_device(device, candidate.backend) and not missing_backend(candidate.backend)
-            )
-        )
+        and (backend != AUTO or accepts_device(device, candidate.backend))
     ]
     if not fitting:
         raise ValueError(
@@ -92,6 +90,28 @@ def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> lis
             f'{_remedy(bundle, backend, precision, receipt)}'
         )
     return fitting
+
+
+def running_elsewhere(bundle: Bundle, device: str, precision: str) -> list[Candidate]:
+    """Return what the bundle has files for that run on no device of this name.
+
+    Args:
+        bundle: the checked bundle.
+        device: `cpu`, `cuda` or `cuda:N`, as for `Policy.load`.
+        precision: requested precision, or `auto`.
+    """
+    return [
+        one
+        for one in _of_files(bundle, _receipt_precision(bundle), device)
+        if precision in (AUTO, one.precision) and not accepts_device(device, one.backend)
+    ]
+
+
+def _comes_before_torch(candidate: Candidate, device: str) -> bool:
+    # ONNX Runtime emulates 16 bits on a CPU, and on a GPU captures no graphs.
+    return candidate.backend == 'tensorrt' or (
+        device == 'cpu' and candidate.precision not in _HALVES
+    )
 
 
 def _remedy(bundle: Bundle, backend: str, precision: str, receipt: str | None) -> str:

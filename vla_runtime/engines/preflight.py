@@ -197,23 +197,6 @@ def driver_cuda_version() -> tuple[int, int]:
     return version.value // 1000, version.value % 1000 // 10
 
 
-def gpu_name(device: str) -> str:
-    """Return the name of a device's GPU; empty where the driver does not say.
-
-    Args:
-        device: `cuda` or `cuda:N`; `tensorrt` or `tensorrt:N` for ONNX Runtime's own provider.
-    """
-    index = parse_device(device, 'onnxruntime')[1]
-    number, name = ctypes.c_int(0), ctypes.create_string_buffer(256)
-    try:
-        driver = ctypes.CDLL(_DRIVER)
-    except OSError:
-        return ''
-    code = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(number), index)
-    code = code or driver.cuDeviceGetName(name, len(name), number)
-    return '' if code else name.value.decode(errors='replace')
-
-
 def _cuda_devices() -> tuple[int, str]:
     """Return the number of devices that the driver shows, and the reason where it is 0."""
     try:

@@ -25,20 +25,19 @@ from vla_runtime.family.declaration import PolicyDims
 
 # Prefix slots of each number of prompt rows.
 SLOTS = 2
-# Most noises that are denoised in one call, with the feature `samples`.
+# Most noises that PyTorch's engines denoise in one call (`StepInputs.x` of three dimensions).
 MAX_SAMPLES = 16
 
 # Features that only some backends have. The policy refuses a setting that needs a feature which its
 # engine lacks.
 #   jacobian     the tie to the plan goes through the network's Jacobian (StepInputs.jacobian)
 #   action_time  every action has its own flow time (StepInputs.clean_actions)
-#   samples      several noises over one prefix in one call (StepInputs.x of three dimensions)
 #   overlap      one slot is encoded while the other is denoised over
 #   packed       one pass reads a prompt and tokens of older requests (PackedEngine)
-Feature = Literal['jacobian', 'action_time', 'samples', 'overlap', 'packed']
+Feature = Literal['jacobian', 'action_time', 'overlap', 'packed']
 # What each backend declares; here, so that a refusal can name the others without importing them.
 FEATURES: Mapping[str, frozenset[Feature]] = {
-    'torch': frozenset({'jacobian', 'action_time', 'samples', 'overlap', 'packed'}),
+    'torch': frozenset({'jacobian', 'action_time', 'overlap', 'packed'}),
     'onnxruntime': frozenset({'overlap'}),
     'tensorrt': frozenset(),
 }
@@ -50,7 +49,7 @@ class StepInputs:
 
     Attributes:
         x: (H, A) float32, the noise; (N, H, A) for N chunks at once, 1 <= N <= MAX_SAMPLES
-            (feature `samples`).
+            (PyTorch alone).
         row_weight: (R,) float32, weight of each prompt row's velocity.
         plan: (H, A) float32 in normalised action space, zeros without a plan.
         plan_weight: (N, H) float32 per denoise step and action, zeros without a plan.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from vla_runtime.engines.preflight import AUTO
 
 ON, OFF = 'on', 'off'
-WORDS = (AUTO, ON, OFF)
+WORDS = (ON, OFF)
 
 
 def check_triton(word: str, backend: str) -> None:
@@ -28,14 +28,3 @@ def check_triton(word: str, backend: str) -> None:
             f"triton '{word}': backend '{backend}' does not run PyTorch's networks; choose "
             "backend 'torch', or triton 'off'"
         )
-
-
-def word_for(word: str, backend: str) -> str:
-    """Return the word for a backend that `auto` considers; `auto` is `off` without PyTorch.
-
-    Raises:
-        ValueError: `on`, which this backend cannot do.
-    """
-    word = OFF if word == AUTO and backend != 'torch' else word
-    check_triton(word, backend)
-    return word

@@ -14,7 +14,6 @@ import numpy as np
 from vla_runtime.bundle.folder import Bundle, BundleError
 from vla_runtime.bundle.tensors import StoredTensor, TensorsError, check_tensors, read_header
 from vla_runtime.families.blocks.ternary_weights import count_invalid
-from vla_runtime.families.shape_cache import weight_shapes
 from vla_runtime.family.declaration import language_dims
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.quotes import join_truncated
@@ -34,8 +33,7 @@ def check_contents(bundle: Bundle) -> bool:
     """Compare weights and tokenizer with the dimensions in policy.yaml; reads no weights.
 
     Returns:
-        False where the weights were not compared: the network of these dimensions was never built
-        here, and PyTorch, which it takes, is not installed.
+        False where the weights were not compared, because PyTorch is not installed
 
     Raises:
         BundleError: tensors missing, unexpected, or of another shape or dtype; a tokenizer that
@@ -44,13 +42,13 @@ def check_contents(bundle: Bundle) -> bool:
     _check_tokenizer(bundle)
     tensors = _header(bundle)
     try:
-        shapes = weight_shapes(bundle.spec.family, bundle.spec.dims)
+        from vla_runtime.families.flow_network import weight_shapes
     except ModuleNotFoundError as error:
         if error.name != 'torch':
             raise
         return False
     try:
-        check_tensors(tensors, shapes)
+        check_tensors(tensors, weight_shapes(bundle.spec.family, bundle.spec.dims))
     except TensorsError as error:
         raise BundleError(
             f'{bundle.weights_path}: against family and dimensions in policy.yaml {error}'

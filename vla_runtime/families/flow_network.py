@@ -195,6 +195,16 @@ def empty_network(name: str, dims: PolicyDims) -> FlowNetwork:
         return build_network(name, dims)
 
 
+def weight_shapes(name: str, dims: PolicyDims) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes of a network's tensors; allocates nothing.
+
+    Raises:
+        ValueError: unknown family.
+    """
+    state = empty_network(name, dims).state_dict()
+    return {tensor: tuple(value.shape) for tensor, value in state.items()}
+
+
 # What layers draw their first weights with.
 _DRAWN_BY = {nn.init.kaiming_uniform_, nn.init.normal_, nn.init.uniform_}
 

@@ -1,24 +1,24 @@
-"""Shapes of a network's tensors, traced on PyTorch's `meta` device without computing."""
+"""Shapes of a network's tensors, read off a run: of an empty network on `meta`, without computing.
+
+A network with numbers is run where it stands, once. That takes less than what PyTorch imports to
+run one on `meta` (its compiler and sympy, over a second), but for large networks on a CPU.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vla_runtime.families.flow_network import FlowNetwork
-from vla_runtime.families.flow_step import Prefix
 from vla_runtime.families.meta_shapes import OperatorShapeCache
-from vla_runtime.families.shape_cache import remember, remembered, shapes_file
 from vla_runtime.families.token_network import TokenNetwork
 from vla_runtime.family.declaration import RowInput, distinct_image_sizes
-from vla_runtime.family.listing import code_folders
 
-_DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 KINDS = {'float32': torch.float32, 'int64': torch.int64, 'bool': torch.bool}
 
 
@@ -70,10 +70,9 @@ _TRACED: dict[Hashable, TracedShapes] = {}
 
 
 def trace_shapes(network: FlowNetwork) -> TracedShapes:
-    """Run vision and prefix without numbers, for one and for two prompt rows.
+    """Run vision and prefix, for one and for two prompt rows.
 
-    Networks with equal dimensions, parameters and buffers are traced once a process, and those of
-    the package's own families once a machine.
+    Networks with equal dimensions, parameters and buffers are run once a process.
 
     Args:
         network: network on any device.
@@ -85,65 +84,29 @@ def trace_shapes(network: FlowNetwork) -> TracedShapes:
     state = tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors)
     key = (type(network), network.dims, state)
     if key not in _TRACED:
-        path = _file(network, f'{torch.__version__} {state}')
-        shapes = remembered(path, _read)
-        if shapes is None:
-            with OperatorShapeCache():
-                shapes = _trace(network)
-            remember(path, _written(shapes))
-        _TRACED[key] = shapes
+        device = next(network.parameters()).device
+        with OperatorShapeCache() if device.type == 'meta' else nullcontext():
+            _TRACED[key] = _trace(network, device)
     return _TRACED[key]
 
 
-def _file(network: FlowNetwork, state: str) -> Path | None:
-    """Name the file that remembers a network's shapes; None for code outside the families."""
-    if not type(network).__module__.startswith(__name__.removesuffix('traced_shapes')):
-        return None
-    state = f'{type(network).__qualname__} {state}'
-    return shapes_file(network.family.name, network.dims, code_folders(), state)
-
-
-def _written(shapes: TracedShapes) -> dict[str, Any]:
-    """Return shapes as JSON; `_read` is its inverse."""
-    return {
-        'image_tokens': shapes.image_tokens,
-        'token_counts': [[*size, count] for size, count in shapes.token_counts.items()],
-        'past': {
-            name: [tensor.shape, tensor.row_axis, str(tensor.dtype)]
-            for name, tensor in shapes.past.items()
-        },
-        'conditioning': shapes.conditioning,
-    }
-
-
-def _read(content: dict[str, Any]) -> TracedShapes:
-    tokens, width = map(int, content['image_tokens'])
-    return TracedShapes(
-        (tokens, width),
-        {(int(h), int(w)): int(count) for h, w, count in content['token_counts']},
-        {
-            name: PrefixTensor(tuple(map(int, shape)), int(row_axis), _DTYPES[dtype])
-            for name, (shape, row_axis, dtype) in content['past'].items()
-        },
-        int(content['conditioning']),
-    )
-
-
-def _trace(network: FlowNetwork) -> TracedShapes:
+@torch.no_grad()
+def _trace(network: FlowNetwork, device: torch.device) -> TracedShapes:
     dims = network.dims
     tokens = {
-        size: _on_meta(network.vision, torch.empty(1, 3, *size, device='meta'))[0]
+        size: network.vision(torch.zeros(1, 3, *size, device=device))[0]
         for size in distinct_image_sizes(dims)
     }
     most = max(tokens.values(), key=len)
-    images = torch.empty(dims.cameras, *most.shape, dtype=most.dtype, device='meta')
-    mask = torch.ones(dims.cameras, dtype=torch.bool, device='meta')
-    prefix = Prefix(network)
+    images = torch.zeros(dims.cameras, *most.shape, dtype=most.dtype, device=device)
+    mask = torch.ones(dims.cameras, dtype=torch.bool, device=device)
     one, two = (
-        _on_meta(prefix, images, mask, row_tensors(network.family.prefix_inputs(dims), count))
-        for count in (1, 2)
+        network.prefix(
+            images, mask, **row_tensors(network.family.prefix_inputs(dims), rows, device)
+        )
+        for rows in (1, 2)
     )
-    conditioning = _on_meta(_TimeConditioning(network), torch.empty(1, device='meta'))
+    conditioning = network.time_conditioning(torch.zeros(1, device=device))
     return TracedShapes(
         (most.shape[0], most.shape[1]),
         {size: found.shape[0] for size, found in tokens.items()},
@@ -240,23 +203,6 @@ def _leaves_of(tensors: list[Tensor]) -> set[int]:
             leaves.add(id(function.variable))
         waiting += [before for before, _ in function.next_functions]
     return leaves
-
-
-class _TimeConditioning(nn.Module):
-    def __init__(self, network: FlowNetwork) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, times: Tensor) -> Tensor:
-        return self.network.time_conditioning(times)
-
-
-@torch.no_grad()
-def _on_meta(module: nn.Module, *inputs: object):  # type: ignore[no-untyped-def]
-    """Run a module with its parameters and buffers replaced by empty ones on `meta`."""
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    without_numbers = {name: torch.empty_like(tensor, device='meta') for name, tensor in tensors}
-    return torch.func.functional_call(module, without_numbers, inputs)
 
 
 def _prefix_tensor(name: str, one: Tensor, two: Tensor) -> PrefixTensor:

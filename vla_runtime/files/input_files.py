@@ -44,7 +44,7 @@ def near_path(path: Path, accepts: Callable[[Path], bool]) -> str:
         known = {one.stem: one for one in sorted(path.parent.iterdir()) if accepts(one)}
     except OSError:
         return ''
-    close = difflib.get_close_matches(path.stem, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(path.stem, known, n=1)
     return f"; did you mean '{known[close[0]]}'?" if close else ''
 
 

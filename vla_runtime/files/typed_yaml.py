@@ -19,14 +19,14 @@ import difflib
 import math
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
 from vla_runtime.files.field_error import FieldError
-from vla_runtime.files.quotes import QUOTE_LENGTH, one_line, quoted
+from vla_runtime.files.quotes import QUOTE_LENGTH, join_truncated, one_line, quoted
 
 T = TypeVar('T')
 
@@ -41,9 +41,8 @@ _LONGEST_NUMBER = 500
 _BASE_60 = re.compile(r'[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?')
 _BASE_8 = re.compile(r'[-+]?0[0_]*[1-7][0-7_]*')
 _LONGEST_PROBLEM = 160
-# Known words that are compared, and that are listed where none is near.
-_COMPARED_WORDS, _LISTED_WORDS = 1000, 30
-_SURELY = 0.75
+# Known words that are listed where none is near.
+_LISTED_WORDS = 30
 # PyYAML wants a dot and a sign: 1.0e+3.
 _EXPONENT = re.compile(r'[-+]?[0-9]{1,20}(\.[0-9]{0,20})?[eE][-+]?[0-9]{1,4}')
 _MERGE = 'tag:yaml.org,2002:merge'
@@ -223,21 +222,14 @@ def join(field: str, key: str) -> str:
     return f'{field}.{key}' if field else key
 
 
-def did_you_mean(word: str, known: Any) -> str:
-    """A hint at the nearest known word, or the list of them; to be appended to a message.
-
-    Both where the nearest word is not very near: another one may have been meant.
-    """
+def did_you_mean(word: str, known: Iterable[object]) -> str:
+    """A hint at the nearest known word, or else the list of them; to be appended to a message."""
     names = [one_line(str(name), QUOTE_LENGTH) for name in known]
     if not names:
         return '; there is none'
-    near, word = names[:_COMPARED_WORDS], one_line(word, QUOTE_LENGTH)
-    close = difflib.get_close_matches(word, near, n=1, cutoff=0.6)
-    if close and difflib.get_close_matches(word, close, cutoff=_SURELY):
+    if close := difflib.get_close_matches(one_line(word, QUOTE_LENGTH), names, n=1):
         return f"; did you mean '{close[0]}'?"
-    more = f' and {len(names) - _LISTED_WORDS} more' if len(names) > _LISTED_WORDS else ''
-    listed = f'xpected one of {", ".join(names[:_LISTED_WORDS])}{more}'
-    return f"; did you mean '{close[0]}'? E{listed}" if close else f'; e{listed}'
+    return f'; expected one of {join_truncated(names, ", ", _LISTED_WORDS)}'
 
 
 def number_or_same(value: Any) -> Any:

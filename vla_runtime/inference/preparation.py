@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from time import perf_counter
 
 import numpy as np
 
@@ -25,9 +24,6 @@ from vla_runtime.inference.request_builder import RequestBuilder
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.types import Observation
 
-# Settings are timed over at least and at most so many inferences, else for so long.
-_LEAST_TRIALS, _MOST_TRIALS = 3, 30
-_TRIALS_MS = 300.0
 # Runs a request that writes no held place.
 Run = Callable[[ChunkRequest, tuple[PrefixSlot, ...]], object]
 
@@ -69,23 +65,9 @@ class Preparation:
         for piece in self._pieces(settings):
             self._run(piece.request, piece.held)
 
-    def run_one(self, settings: PolicySettings) -> None:
-        """Run one inference with these settings, without a plan."""
-        self._run(self._request(settings), ())
-
     def run_with(self, run: Callable[[ChunkRequest], object], settings: PolicySettings) -> None:
         """Hand an inference from a black image over."""
         run(self._request(settings))
-
-    def fastest_ms(self, settings: PolicySettings) -> float:
-        """Prepare these settings; return the milliseconds of the fastest of a few inferences."""
-        self.run_all(settings)
-        times: list[float] = []
-        while len(times) < _LEAST_TRIALS or (len(times) < _MOST_TRIALS and sum(times) < _TRIALS_MS):
-            start = perf_counter()
-            self.run_one(settings)
-            times.append((perf_counter() - start) * 1e3)
-        return min(times)
 
     def capture_next_graph(self, settings: PolicySettings) -> bool:
         """Run the first piece that captures something.

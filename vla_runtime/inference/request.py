@@ -112,9 +112,6 @@ class ChunkRequest:
         rtc_mode: mode that ties the chunk to the plan; `off` without a plan.
         clamped: rows set exactly to the plan's in the end (`hard_prefix`).
         share: (H, 1) share of its velocity that each action moves by (`frozen`); None: the whole.
-        overlap: (H, W) weight of each of the W real actions where samples are compared with
-            `inputs.plan`: 1 for those executed for certain, falling off after them, 0 beyond the
-            plan, not all 0; None without a plan or with one sample.
         clock: wall time of the phases.
     """
 
@@ -128,7 +125,6 @@ class ChunkRequest:
     rtc_mode: RtcMode = 'off'
     clamped: slice = field(default_factory=lambda: slice(0))
     share: np.ndarray | None = None
-    overlap: np.ndarray | None = None
     clock: PhaseClock = field(default_factory=PhaseClock)
 
     @property

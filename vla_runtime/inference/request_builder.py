@@ -30,11 +30,10 @@ from vla_runtime.inference.real_time_chunking import (
     clamp_weights,
     moving_shares,
     plan_weights,
-    prefix_weights,
     scheduler_plan_weights,
 )
 from vla_runtime.inference.request import ChunkRequest, PhaseClock
-from vla_runtime.inference.sampling import sample_noise
+from vla_runtime.inference.sampling import chunk_noise, step_noise
 from vla_runtime.inference.settings import PolicySettings, resolve_cfg_mode, row_weights
 from vla_runtime.types import Advantage, CommittedPlan, Observation
 
@@ -45,7 +44,6 @@ _NEEDS: Mapping[Feature, str] = {
         "rtc_mode 'hard_prefix' with a policy trained for it (policy.yaml: trained_delay_steps) "
         'needs a flow time for every action'
     ),
-    'samples': 'samples above 1 needs several chunks in one call',
     'overlap': "pipeline 'throughput' needs one prefix encoded while another is denoised over",
     'packed': "pipeline 'packed' needs a prompt and tokens of other requests in one pass",
 }
@@ -62,7 +60,6 @@ _OF_STEPS = (
     'plan_schedule',
     'max_guidance_weight',
     'rtc_horizon',
-    'samples',
 )
 
 
@@ -142,8 +139,6 @@ class RequestBuilder:
             needed.append('jacobian')
         if settings.rtc_mode == 'hard_prefix' and self._spec.trained_delay_steps:
             needed.append('action_time')
-        if settings.samples > 1:
-            needed.append('samples')
         if settings.pipeline == 'throughput':
             needed.append('overlap')
         if settings.pipeline == 'packed':
@@ -204,7 +199,7 @@ class RequestBuilder:
             'none' if len(advantages) == 1 else resolve_cfg_mode(settings.cfg_mode, self._max_rows)
         )
         normalised = None
-        if plan is not None and (settings.rtc_mode != 'off' or settings.samples > 1):
+        if plan is not None and settings.rtc_mode != 'off':
             normalised = self._codec.plan(plan, observation)
         prefixes, head_rows = self._prefixes(
             observation, state, earlier, advantages, clock, alone=guidance == 'serial'
@@ -326,16 +321,15 @@ class RequestBuilder:
             return np.zeros(chunk, dtype=np.float32)
         draws = self._draws(settings, steps)
         if noise is None:
-            drawn = sample_noise(
-                settings.seed, number, settings.samples, chunk, self._family.noise, draws
-            )
+            drawn = chunk_noise(settings.seed, number, chunk, kind=self._family.noise)
+            if draws > 1:
+                added = step_noise(settings.seed, number, draws - 1, chunk)
+                drawn = np.concatenate([drawn[None], added])
             return self._masked(drawn)
         shape: tuple[int, ...] = chunk if draws == 1 else (draws, *chunk)
-        shape = shape if settings.samples == 1 else (settings.samples, *shape)
         given = np.asarray(noise)
         if given.shape != shape or given.dtype.kind not in 'fiu' or not np.isfinite(given).all():
-            axes = '' if settings.samples == 1 else 'samples, '
-            axes += '' if draws == 1 else 'the first and one for each step but the last, '
+            axes = '' if draws == 1 else 'the first and one for each step but the last, '
             raise ValueError(
                 f'noise: expected finite real numbers of shape {shape} ({axes}horizon, padded '
                 f'action dimension), got {given.dtype} of shape {given.shape}'
@@ -351,7 +345,7 @@ class RequestBuilder:
     def _conditioned(
         self, free: ChunkRequest, plan: CommittedPlan, normalised: np.ndarray
     ) -> ChunkRequest:
-        """Return a request tied to the plan, or compared with it, as its settings say.
+        """Return a request tied to the plan, as its settings say.
 
         Args:
             free: the request without a plan.
@@ -359,7 +353,7 @@ class RequestBuilder:
             normalised: (H, A) float32, the same in normalised action space.
         """
         settings, times = free.settings, free.times
-        width, rows = len(self._spec.actions), self._spec.action_rows
+        rows = self._spec.action_rows
         tie: dict[str, Any] = {
             'schedule': settings.plan_schedule,
             'delay': plan.delay_steps,
@@ -370,13 +364,8 @@ class RequestBuilder:
         horizon = settings.rtc_horizon or USUAL_HORIZONS.get(settings.rtc_mode, end)
         end = min(end, max(horizon, plan.delay_steps))
         tie['execution_horizon'] = end
-        per_action = np.zeros(self._spec.dims.horizon)
-        per_action[rows] = prefix_weights(**tie)
-        if settings.samples > 1 and per_action.any():
-            overlap = np.repeat(per_action[:, None], width, axis=1)
-            free = replace(free, inputs=replace(free.inputs, plan=normalised), overlap=overlap)
         clamped = clean = 0
-        if settings.rtc_mode == 'off' or not end:
+        if not end:
             return free
         if settings.rtc_mode == 'frozen':
             return self._frozen(free, normalised, min(plan.delay_steps, end), end)

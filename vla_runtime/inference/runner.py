@@ -20,7 +20,6 @@ from vla_runtime.inference.denoise import StepObserver, denoise, denoise_by_step
 from vla_runtime.inference.packed import write_answer
 from vla_runtime.inference.prefix_cache import PrefixCache, PrefixSlot
 from vla_runtime.inference.request import ChunkRequest
-from vla_runtime.inference.sampling import plan_distances
 from vla_runtime.types import CacheReport, InferenceReport
 
 
@@ -52,16 +51,12 @@ class DenoisedChunk:
     """Result of the denoise loop.
 
     Attributes:
-        chunk: (H, A) float32 in normalised action space, of the chosen sample; (n,) int64, the
-            tokens of an answer of a `tokens` head.
-        sample: index of that sample.
-        distances: distance of every sample from the committed plan; empty without a choice.
+        chunk: (H, A) float32 in normalised action space; (n,) int64, the tokens of an answer of a
+            `tokens` head.
         runs: number of runs of the network `expert`.
     """
 
     chunk: np.ndarray
-    sample: int
-    distances: tuple[float, ...]
     runs: Mapping[str, int]
 
 
@@ -111,7 +106,7 @@ class ChunkRunner:
         )
 
     def denoise(self, encoded: EncodedPrefix, on_step: StepObserver | None = None) -> DenoisedChunk:
-        """Run the expert and choose among the samples.
+        """Run the expert.
 
         Args:
             encoded: result of `encode`; the request's clock marks `denoise`.
@@ -124,26 +119,15 @@ class ChunkRunner:
         steps = len(request.times)
         engine.set_schedule(*request.schedule)
         if request.by_step:
-            chunks = denoise_by_step(
+            chunk = denoise_by_step(
                 engine, request.inputs, request.schedule, encoded.places, on_step, request.share
             )
         else:
             engine.use_prefix(*encoded.places[0])
-            chunks = denoise(engine, request.inputs, on_step)
-        chunks = chunks.reshape(-1, *chunks.shape[-2:])
-        chunks[:, request.clamped] = request.inputs.plan[request.clamped]
-        sample, distances = 0, np.zeros(0)
-        if request.overlap is not None:
-            distances = plan_distances(chunks, request.inputs.plan, request.overlap)
-            # A NaN or infinite distance never wins; if all are, the chunk is refused later.
-            sample = int(np.where(np.isfinite(distances), distances, np.inf).argmin())
+            chunk = denoise(engine, request.inputs, on_step)
+        chunk[request.clamped] = request.inputs.plan[request.clamped]
         request.clock.mark('denoise')
-        return DenoisedChunk(
-            chunks[sample],
-            sample,
-            tuple(map(float, distances)),
-            runs={'expert': steps * len(encoded.slots)},
-        )
+        return DenoisedChunk(chunk, runs={'expert': steps * len(encoded.slots)})
 
     def _read_answer(
         self,
@@ -157,7 +141,7 @@ class ChunkRunner:
         length = token_dims(engine.dims).answer_length
         answer = write_answer(engine, length, decoder.end, on_step)
         encoded.request.clock.mark('denoise')
-        return DenoisedChunk(answer, 0, (), runs={'expert': len(answer) - 1})
+        return DenoisedChunk(answer, runs={'expert': len(answer) - 1})
 
     def report(
         self,
@@ -184,9 +168,6 @@ class ChunkRunner:
             clean_steps=request.inputs.clean_actions,
             denoise_steps=len(request.times),
             tokens=request.tokens,
-            samples=settings.samples,
-            sample=denoised.sample,
-            sample_distances=denoised.distances,
             cuda_graph=_graphs_used(self._engine.cuda_graph, request),
             noise=request.noise,
             stamps_ns=dict(stamps_ns),

@@ -7,7 +7,6 @@ from typing import Literal
 
 import numpy as np
 
-from vla_runtime.engines.protocol import MAX_SAMPLES
 from vla_runtime.family.declaration import MOST_DENOISE_STEPS, MOST_FLOW_STEPS
 from vla_runtime.family.step_schedule import SchedulerChoice
 from vla_runtime.files.setting_fields import check_settings, setting
@@ -82,7 +81,6 @@ class PolicySettings:
         max_guidance_weight: LeRobot's default is 10 (with 10 denoise steps), the paper's is 5
             (with 5).
         rtc_horizon: the actions of the delay are tied even if it is smaller.
-        samples: without a plan the first one is used.
         cache: settings of the prefix cache; by default only equal inputs are reused.
     """
 
@@ -127,8 +125,7 @@ class PolicySettings:
     )
     plan_schedule: PlanSchedule = setting(
         'exp',
-        'how the weight of the committed plan falls off after the delay, for real_time_chunking '
-        'and for the choice among samples',
+        'how the weight of the committed plan falls off after the delay, for real_time_chunking',
     )
     max_guidance_weight: float = setting(
         10.0,
@@ -140,17 +137,9 @@ class PolicySettings:
     rtc_horizon: int = setting(
         0,
         'steps over which the weight of the committed plan falls off, the delay included, for '
-        'real_time_chunking and for the choice among samples; 0: 10 under guided, as in LeRobot, '
-        'else the whole plan',
+        'real_time_chunking; 0: 10 under guided, as in LeRobot, else the whole plan',
         0,
         1024,
-    )
-    samples: int = setting(
-        1,
-        'chunks denoised together over one prefix (backend torch); the one that continues the '
-        'committed plan best is used',
-        1,
-        MAX_SAMPLES,
     )
     pipeline: PipelineMode = setting(
         'latency',

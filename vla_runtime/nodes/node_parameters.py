@@ -32,9 +32,6 @@ NODE_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     'tabletop': ('robot', 'camera_rate_hz', 'instruction_topic', 'seed', 'variant'),
 }
 
-# Parameters of earlier releases, with what is in their place.
-_RENAMED: Mapping[str, str] = {'torch_compile': 'triton now: auto, on or off'}
-
 
 def names_of(*nodes: str) -> tuple[str, ...]:
     """Return the parameters of these nodes, each once."""
@@ -82,8 +79,6 @@ def nearest(name: str, known: Collection[str], in_file: bool = False) -> str:
         known: parameters of this node.
         in_file: name the section of a parameter file that the other node's parameters stand in.
     """
-    if name in _RENAMED:
-        return f'; it is {_RENAMED[name]}'
     known = (*known, *EVERY_NODE)
     near = difflib.get_close_matches(name, known, n=1)
     near_all = difflib.get_close_matches(name, names_of(*NODE_PARAMETERS), n=1)

@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default='torch',
         help='runs the networks: torch or onnxruntime on the CPU (ONNX files that the bundle lacks '
         'are exported once, to $XDG_CACHE_HOME/vla_runtime or ~/.cache/vla_runtime), or tensorrt '
-        "on the GPU, with engines that 'vla_runtime build' made; auto: the fastest on this CPU of "
-        'what the bundle has (default: torch)',
+        "on the GPU, with engines that 'vla_runtime build' made; auto: the first in order that "
+        'can run the bundle on this CPU (default: torch)',
     )
     parser.add_argument(
         '--replan-interval',

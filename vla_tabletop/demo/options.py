@@ -36,7 +36,7 @@ class DemoOptions:
         out: folder for bag, parameters, logs and report.
         bundle: folder of the policy bundle.
         robot: name or path of the robot file, which must be the tabletop's.
-        backend: backend of the networks; `auto`: the fastest here.
+        backend: backend of the networks; `auto`: the first in order that can run it here.
         replan_interval: steps; None as configured.
         cfg_beta: guidance scale, which also turns guidance on; None as configured.
         seed: seed of scenes and instructions.

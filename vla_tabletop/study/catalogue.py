@@ -235,15 +235,6 @@ _STUDIES = (
         episodes=_METAWORLD_EPISODES,
         reference=replace(_METAWORLD_BARE, replan_interval=8),
     ),
-    Study(
-        'metaworld_samples',
-        'Meta-World: what does a choice among several chunks gain?',
-        'Chunks of several noises at once; the one nearest to the plan in force is executed.',
-        grid(replace(_METAWORLD, replan_interval=4), samples=(1, 4, 8)),
-        x='samples',
-        episodes=_METAWORLD_EPISODES,
-        reference=replace(_METAWORLD, replan_interval=4),
-    ),
 )
 
 STUDIES = {study.name: study for study in _STUDIES}

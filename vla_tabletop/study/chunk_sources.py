@@ -96,7 +96,6 @@ def settings_of(condition: Condition) -> PolicySettings:
         cfg_mode=condition.cfg_mode,
         rtc_mode=condition.rtc_mode,
         rtc_horizon=condition.rtc_horizon,
-        samples=condition.samples,
         cache=_cache_policy(condition),
     )
     return settings if condition.beta is None else replace(settings, cfg_beta=condition.beta)

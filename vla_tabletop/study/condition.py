@@ -68,7 +68,6 @@ class Condition:
         cache_max_reuses: limit of reuses in a row, for `bounded`.
         cache_max_image_change: likewise, grey levels; None is no limit.
         cache_max_state_bins: likewise, bins of the state in the prompt; None is no limit.
-        samples: chunks that are drawn at once, of which the one nearest to the plan is executed.
         replan_interval: S, steps.
         delay_steps: time from the observation to the chunk's arrival, in steps of the policy; need
             not be whole. The executor's estimate of it begins at the right number, as it would
@@ -102,7 +101,6 @@ class Condition:
     cache_max_reuses: int = 0
     cache_max_image_change: float | None = None
     cache_max_state_bins: int | None = None
-    samples: int = 1
     replan_interval: int = _EXECUTOR.replan_interval
     delay_steps: float = 1.0
     handover: HandoverMode = _EXECUTOR.handover.mode

@@ -6,9 +6,12 @@ device's published rates (vla_runtime roofline --list), or at rates measured her
 table, as every CPU; networks small enough for a cache can beat it. A CPU has none in half
 precision.
 
---plot measures more: cost against views, denoise steps, prompt rows and samples, one at a time, and
+--plot measures more: cost against views, denoise steps and prompt rows, one at a time, and
 on paper against prompt tokens and actions; with it the least time of every published size on every
 device of the table, and where its kernels were counted what PyTorch on CUDA is predicted to take.
+
+--recommend measures every backend, device and precision that may run the bundle here, and prints
+the fastest as words for the policy node's parameter file.
 
 examples:
   vla_runtime bench engines/demo
@@ -16,6 +19,7 @@ examples:
   vla_runtime bench engines/mine --backend onnxruntime --views 1 --repeats 100
   vla_runtime bench engines/mine --backend tensorrt --precision float16 --json o.json
   vla_runtime bench engines/demo --repeats 10 --plot cost.html
+  vla_runtime bench engines/mine --recommend
 """
 
 from __future__ import annotations
@@ -67,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     parser.add_argument('bundle', type=Path, metavar='BUNDLE', help='the folder')
     parser.add_argument(
-        '--backend', default=AUTO, help='runs the networks (default: auto, the fastest here)'
+        '--backend', default=AUTO, help='runs the networks (default: auto, the first in order)'
     )
     parser.add_argument(
         '--device',
@@ -78,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--precision',
         choices=[AUTO, *PRECISIONS],
         default=AUTO,
-        help="of the large matrices (default: auto, the fastest that passed, by the bundle's "
+        help="of the large matrices (default: auto, the fewest bits that passed, by the bundle's "
         'receipt)',
     )
     parser.add_argument(
@@ -110,12 +114,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--triton',
         choices=WORDS,
         default=OFF,
-        help="the action expert's layers in Triton kernels, on CUDA (default: off; auto: where "
-        'they are faster)',
+        help="the action expert's layers in Triton kernels, on CUDA (default: off)",
     )
     parser.add_argument('--torch-compile', action=_TorchCompile, nargs='?', help=argparse.SUPPRESS)
     parser.add_argument(
         '--plot', type=output_file, metavar='OUT', help='measure more, and draw it: an HTML page'
+    )
+    parser.add_argument(
+        '--recommend',
+        action='store_true',
+        help='measure whatever may run here; print the fastest for the parameter file',
     )
     parser.add_argument(
         '--json',
@@ -144,6 +152,13 @@ def main(arguments: argparse.Namespace) -> int:
     try:
         if arguments.plot and arguments.plot == arguments.json:
             raise ValueError(f'--plot and --json are both {arguments.plot}: name two files')
+        if arguments.recommend:
+            if arguments.plot or arguments.json:
+                raise ValueError('--recommend writes no file: leave out --plot and --json')
+            from vla_tools.performance.recommendation import recommend
+
+            print(recommend(arguments.bundle, options, arguments.device, _progress))
+            return 0
         if arguments.plot:
             require_packages('matplotlib')
         figures = run_bench(arguments.bundle, options, _progress)

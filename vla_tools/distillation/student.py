@@ -36,7 +36,7 @@ from vla_runtime.files.atomic_write import atomic_write
 from vla_runtime.files.quotes import one_line
 from vla_runtime.inference.codec import PolicyCodec
 from vla_runtime.inference.denoise import flow_times
-from vla_runtime.inference.sampling import sample_noise
+from vla_runtime.inference.sampling import chunk_noise
 from vla_runtime.types import Advantage
 from vla_tools.dataset.observations import StoredObservation
 
@@ -333,16 +333,17 @@ class Distillation:
 
     def _noise(self, number: int, observations: int) -> Tensor:
         dims, settings = self._spec.dims, self.settings
-        noise = np.concatenate(
+        noise = np.stack(
             [
-                sample_noise(
+                chunk_noise(
                     settings.seed,
                     (number + 1) * settings.batch * 64 + row,
-                    settings.draws,
                     (dims.horizon, dims.action_dim),
+                    draw,
                     self._family.noise,
-                ).reshape(settings.draws, dims.horizon, dims.action_dim)
+                )
                 for row in range(observations)
+                for draw in range(settings.draws)
             ]
         )
         noise[..., real_action_dim(dims) :] = 0.0

@@ -18,7 +18,6 @@ _TITLES = {
     'horizon': 'actions of a chunk',
     'steps': 'denoise steps',
     'rows': 'prompt rows (2: guidance)',
-    'samples': 'samples denoised together',
 }
 _COLUMNS = ('ms', 'p95', 'least', 'times')
 _COLOURS = {'miss': '#1f77b4', 'hit': '#d1495b'}

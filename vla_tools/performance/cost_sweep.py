@@ -1,7 +1,7 @@
 """Cost of a policy against its sizes and settings: measured, beside the least time on paper.
 
 One thing changes at a time; all else is as in the bundle and the options. Number of views with a
-new image, denoise steps, prompt rows and samples are measured with one loaded policy, turn by turn.
+new image, denoise steps and prompt rows are measured with one loaded policy, turn by turn.
 Tokens of the prompt and actions of a chunk are in the weights' shapes, so they are on paper alone.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from vla_runtime.bundle.folder import Bundle, read_bundle
-from vla_runtime.families.counts import PolicyCounts, Work
+from vla_runtime.families.counts import PolicyCounts
 from vla_runtime.families.operation_counts import count_operations, counts_of
 from vla_runtime.family.listing import find_family, performance_figures, preset, preset_names
 from vla_runtime.inference.settings import PolicySettings
@@ -30,14 +30,13 @@ from vla_tools.performance.bench import (
 from vla_tools.performance.devices import DEVICES, MATRIX_BYTES
 from vla_tools.performance.roofline import SECONDS_A_KERNEL, Rates, floor, published_rates
 
-Axis = Literal['views', 'tokens', 'horizon', 'steps', 'rows', 'samples']
+Axis = Literal['views', 'tokens', 'horizon', 'steps', 'rows']
 AXES: tuple[Axis, ...] = get_args(Axis)
 KINDS = ('miss', 'hit')
 
 # Of the bundle's own number, on paper.
 _FACTORS = (0.25, 0.5, 1, 2, 4)
 _STEPS = (1, 2, 5, 10, 20)
-_SAMPLES = (1, 2, 4, 8)
 _PRECISION = 'bfloat16'
 
 
@@ -49,13 +48,11 @@ class Setup:
         views: cameras with a new image at a miss.
         steps: denoise steps.
         rows: prompt rows; 2 is fused guidance.
-        samples: chunks denoised together.
     """
 
     views: int
     steps: int
     rows: int
-    samples: int = 1
 
 
 @dataclass(frozen=True)
@@ -83,10 +80,9 @@ def least_times(
     Samples share the weights and the prefix; each has operations and a chunk of its own.
     """
     size = MATRIX_BYTES[precision]
-    one, past = counts.step[setup.rows].work(size), counts.step[setup.rows].past * size
-    chunk = one.data_bytes - past
-    step = Work(one.flops * setup.samples, one.weight_bytes, past + chunk * setup.samples)
-    hit = floor(step * (setup.steps * counts.passes), rates).milliseconds
+    hit = floor(
+        counts.step[setup.rows].work(size) * (setup.steps * counts.passes), rates
+    ).milliseconds
     encode = (counts.vision.work(size) * setup.views, counts.prefix[setup.rows].work(size))
     return {'miss': hit + sum(floor(work, rates).milliseconds for work in encode), 'hit': hit}
 
@@ -99,7 +95,6 @@ def setups_of(bundle: Bundle, base: Setup) -> dict[Axis, dict[int, Setup]]:
         'views': range(base.views, 0, -1),
         'steps': {*_STEPS, base.steps} if has_steps else (),
         'rows': (1, 2) if spec.advantage is not None else (),
-        'samples': {*_SAMPLES, base.samples} if has_steps else (),
     }
     return {
         axis: {value: replace(base, **{axis: value}) for value in sorted(values)}
@@ -116,7 +111,6 @@ def settings_of(settings: PolicySettings, setup: Setup) -> PolicySettings:
         denoise_steps=setup.steps,
         cfg_enabled=guided,
         cfg_mode='fused' if guided else 'auto',
-        samples=setup.samples,
     )
 
 
@@ -153,7 +147,7 @@ def _runnable(
         try:
             policy.check(settings_of(policy.settings, setup))
         except ValueError as error:
-            notes.append(f'{setup.samples} samples, {setup.rows} rows: not measured: {error}')
+            notes.append(f'{setup.rows} rows: not measured: {error}')
         else:
             runnable.append(setup)
     return runnable, notes

@@ -272,6 +272,9 @@ def _inference(
     if set(stamps_ns) != {*description.cameras, *names}:
         raise ValueError(f'its stamps are of {", ".join(stamps_ns)}')
     state, *earlier = (_read_state(values[name], description) for name in names)
+    # A setting of earlier releases.
+    if (samples := values.get(_PARAMETER + 'samples', '1')) != '1':
+        raise ValueError(f'samples was {samples}, and this release draws one chunk at a time')
     return RecordedInference(
         time_ns=time_ns,
         episode=episode,

@@ -24,7 +24,7 @@ from vla_convert.checkpoints.tensors import CheckpointError, copy_tensors, read_
 from vla_convert.readers.block_sizes import HeadCounts, image_size_of
 from vla_convert.readers.pi import NAMES, dims_of, family_of, pi_shapes
 from vla_runtime.bundle.tensors import TensorsError, check_tensors
-from vla_runtime.families.shape_cache import weight_shapes
+from vla_runtime.families.flow_network import weight_shapes
 from vla_runtime.family.listing import find_family
 from vla_runtime.files.json_file import JsonError
 

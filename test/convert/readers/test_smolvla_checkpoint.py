@@ -19,7 +19,7 @@ from vla_convert.export.conversion import ExportPlan, plan_export
 from vla_convert.readers.smolvla import NAMES
 from vla_runtime.bundle.tensors import check_tensors
 from vla_runtime.cli.main import main
-from vla_runtime.families.shape_cache import weight_shapes
+from vla_runtime.families.flow_network import weight_shapes
 from vla_runtime.families.smolvla.dimensions import SMOLVLA, SmolVlaDims
 from vla_runtime.files.json_file import JsonError
 

@@ -12,10 +12,9 @@ import torch
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.engines.tolerances import BOUNDS
-from vla_runtime.engines.torch import layer_choice
 from vla_runtime.engines.torch.buffers import Variant
 from vla_runtime.engines.torch.layer_choice import LayerChoice, Part, largest_error, remedy
-from vla_runtime.engines.triton_option import check_triton, word_for
+from vla_runtime.engines.triton_option import check_triton
 from vla_runtime.policy import Policy
 
 BOUND = BOUNDS['float32'].tensor
@@ -27,17 +26,13 @@ class Step:
 
     Args:
         error: largest error of the other form, by shape.
-        ms: milliseconds of the other form; the operators take one.
-        monkeypatch: puts a clock in place of the real one.
     """
 
-    def __init__(self, monkeypatch: Any, error: dict[Variant, float], ms: float = 1.0) -> None:
+    def __init__(self, error: dict[Variant, float]) -> None:
         self.layers: dict[Variant, Any] = {}
         self.looked_at: list[Variant] = []
         self.made = 0
-        self._error, self._ms, self._now = error, ms, 0.0
-        monkeypatch.setattr(layer_choice, 'perf_counter', lambda: self._now)
-        monkeypatch.setattr(layer_choice, '_MOST_TRIALS', layer_choice._LEAST_TRIALS)
+        self._error = error
 
     def chosen(self, fault: str = '') -> LayerChoice:
         def inspect(part: Part, form: Any) -> str:
@@ -48,7 +43,6 @@ class Step:
         choice = LayerChoice(parts, self.layers, self._make, BOUND, inspect)
         choice.compare()
         choice.compare()
-        choice.measure(None, lambda: None)
         return choice
 
     def _make(self) -> str:
@@ -59,55 +53,49 @@ class Step:
         output = torch.zeros(2)
 
         def work() -> None:
-            other = shape in self.layers
-            output.fill_(self._error[shape] if other else 0.0)
-            self._now += 1e-3 * (self._ms if other else 1.0)
+            output.fill_(self._error[shape] if shape in self.layers else 0.0)
 
         return Part(shape, work, lambda: {'x': output.clone()})
 
 
-@pytest.mark.parametrize(('ms', 'faster'), [(0.9, True), (0.96, False), (2.0, False)])
-def test_auto_takes_what_is_faster_beyond_noise_and_on_whatever_is_right(ms, faster, monkeypatch):
-    for word, taken in (('auto', faster), ('on', True)):
-        step = Step(monkeypatch, dict.fromkeys(SHAPES, 0.5 * BOUND), ms)
-        choice = step.chosen()
-        assert not step.layers, 'nothing of it runs before it is chosen'
-        assert choice.choose(word) == taken
-        assert step.layers == (dict.fromkeys(SHAPES, 'form') if taken else {})
-        assert choice.operators_ms == pytest.approx(2.0)
-        assert choice.form_ms == pytest.approx(2 * ms)
+def test_what_is_right_in_all_shapes_is_taken():
+    step = Step(dict.fromkeys(SHAPES, 0.5 * BOUND))
+    choice = step.chosen()
+    assert not step.layers, 'nothing of it runs before it is chosen'
+    assert choice.choose()
+    assert step.layers == dict.fromkeys(SHAPES, 'form')
     assert step.made == 1
 
 
 @pytest.mark.parametrize('wrong', [2 * BOUND, float('nan'), float('inf')])
-def test_one_wrong_shape_leaves_all_in_the_operators(wrong, monkeypatch):
-    step = Step(monkeypatch, {SHAPES[0]: 0.0, SHAPES[1]: wrong})
+def test_one_wrong_shape_leaves_all_in_the_operators(wrong):
+    step = Step({SHAPES[0]: 0.0, SHAPES[1]: wrong})
     choice = step.chosen()
-    assert not choice.choose('on') and not step.layers
+    assert not choice.choose() and not step.layers
     assert choice.fault and not choice.failure
     # What is beyond its bound is not looked at closer.
     assert SHAPES[1] not in step.looked_at
 
 
-def test_a_fault_that_a_closer_look_finds_counts(monkeypatch):
-    step = Step(monkeypatch, dict.fromkeys(SHAPES, 0.0))
+def test_a_fault_that_a_closer_look_finds_counts():
+    step = Step(dict.fromkeys(SHAPES, 0.0))
     choice = step.chosen('layer 3 is wrong')
-    assert not choice.choose('on') and not step.layers
-    assert 'layer 3 is wrong' in choice.describe('on')
+    assert not choice.choose() and not step.layers
+    assert 'layer 3 is wrong' in choice.describe()
 
 
 def test_the_reason_has_the_first_line_of_an_error_and_no_more(monkeypatch, caplog):
-    step = Step(monkeypatch, dict.fromkeys(SHAPES, 0.0))
+    step = Step(dict.fromkeys(SHAPES, 0.0))
 
     def fail() -> Any:
         raise RuntimeError(f'\nE: {"x" * 400}\nand more')
 
     monkeypatch.setattr(step, '_make', fail)
     choice = step.chosen()
-    said = choice.describe('on')
+    said = choice.describe()
     assert len(said) < 260 and 'more' not in said
     with caplog.at_level(logging.WARNING):
-        assert not choice.choose('on')
+        assert not choice.choose()
     (record,) = caplog.records
     assert remedy('') in record.getMessage()
 
@@ -136,31 +124,20 @@ def test_a_remedy_is_named(error, what):
 @pytest.mark.parametrize('backend', ['torch', 'auto', 'onnxruntime', 'tensorrt'])
 def test_words_are_checked_before_anything_is_loaded(backend):
     check_triton('off', backend)
-    for word in ('none', 'triton', 'vision+prefix', 'ON', ''):
-        with pytest.raises(ValueError, match='auto'):
+    for word in ('none', 'triton', 'vision+prefix', 'ON', '', 'auto'):
+        with pytest.raises(ValueError, match='known are: on, off'):
             check_triton(word, backend)
-    for word in ('auto', 'on'):
-        if backend in ('torch', 'auto'):
-            check_triton(word, backend)
-            continue
-        with pytest.raises(ValueError, match=f"'{word}': backend '{backend}'"):
-            check_triton(word, backend)
-
-
-def test_auto_is_off_where_the_backend_that_it_comes_to_has_no_kernels():
-    assert word_for('auto', 'torch') == 'auto'
-    assert word_for('auto', 'onnxruntime') == 'off'
-    with pytest.raises(ValueError, match='onnxruntime'):
-        word_for('on', 'onnxruntime')
+    if backend in ('torch', 'auto'):
+        check_triton('on', backend)
+        return
+    with pytest.raises(ValueError, match=f"'on': backend '{backend}'"):
+        check_triton('on', backend)
 
 
 def test_a_policy_says_whether_its_layers_run_in_kernels(tmp_path):
     bundle = write_tiny_policy(tmp_path / 'tiny', tiny_spec())
     options = {'precision': 'float32', 'threads': 1, 'verify': False}
     with closing(Policy.load(bundle, 'torch', **options)) as policy:
-        assert (policy.triton, policy.why) == ('off', '')
-    # On a CPU there is nothing to try, and `auto` says nothing of it.
-    with closing(Policy.load(bundle, 'torch', triton='auto', **options)) as policy:
         assert (policy.triton, policy.why) == ('off', '')
     with pytest.raises(ValueError, match="'on'"):
         Policy.load(bundle, 'onnxruntime', triton='on')

@@ -19,7 +19,7 @@ from thorough import thorough_but
 from torch import Tensor
 from torch.nn import functional as F
 
-from vla_runtime.engines.torch import cuda_graph, layer_choice, layer_trial
+from vla_runtime.engines.torch import cuda_graph, layer_trial
 from vla_runtime.engines.torch import engine as torch_engine
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.families.blocks.fused_expert import FusedExpert, Past
@@ -91,8 +91,6 @@ FAULTS = [LastKeyHidden, NoValues, KeysReversed, OtherActivation, NoGate]
 @pytest.fixture(autouse=True)
 def _on_a_cpu(monkeypatch):
     monkeypatch.setenv('TRITON_INTERPRET', '1')
-    for name in ('_LEAST_TRIALS', '_MOST_TRIALS'):
-        monkeypatch.setattr(layer_choice, name, 1)
 
 
 def engine_of(
@@ -101,7 +99,7 @@ def engine_of(
     monkeypatch.setattr(layer_trial, 'triton_layers', lambda: form)
     precision = str(dtype).removeprefix('torch.')
     engine = TorchEngine(seeded_network(family, dtype), max_rows=2)
-    layer_trial.choose_layers(engine, 'on', precision, action_times=action_times)
+    layer_trial.choose_layers(engine, precision, action_times=action_times)
     return engine
 
 

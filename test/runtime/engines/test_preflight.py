@@ -17,7 +17,6 @@ from vla_runtime.engines.preflight import (
     check_cuda_device,
     check_graph_files,
     driver_cuda_version,
-    gpu_name,
     missing_package,
     require_packages,
     unused_gpu,
@@ -190,20 +189,6 @@ def test_a_device_beyond_the_last_is_refused(driver):
     check_cuda_device('cuda:1', 1)
     with pytest.raises(ValueError, match="'cuda:2'"):
         check_cuda_device('cuda:2', 2)
-
-
-def test_a_gpu_is_named_by_its_driver(driver, monkeypatch):
-    driver(FakeDriver(capabilities=((8, 7), (9, 0))))
-    assert [gpu_name(device) for device in ('cuda', 'cuda:1', 'tensorrt:1')] == [
-        'GPU 0',
-        'GPU 1',
-        'GPU 1',
-    ]
-    driver(FakeDriver(init=999))
-    assert gpu_name('cuda') == ''
-    monkeypatch.undo()
-    monkeypatch.setattr(preflight, '_DRIVER', 'libnowhere.so.1')
-    assert gpu_name('cuda') == ''
 
 
 def test_onnx_runtime_says_which_providers_it_has_before_the_driver_is_asked(monkeypatch):

@@ -17,7 +17,7 @@ from tiny_policy import observation, tiny_dims, tiny_spec, write_tiny_policy
 from triton_package import interpreted, needs_triton  # noqa: F401
 
 from vla_runtime.engines.tolerances import Bounds
-from vla_runtime.engines.torch import layer_choice, layer_trial
+from vla_runtime.engines.torch import layer_trial
 from vla_runtime.engines.torch.engine import TorchEngine
 from vla_runtime.engines.torch.layer_trial import triton_layers
 from vla_runtime.families.blocks.fused_expert import FusedExpert
@@ -38,8 +38,6 @@ ONE_LAYER = {part: replace(dims, depth=1) for part, dims in TWO_HEADS.items()}
 @pytest.fixture(autouse=True)
 def _timed_once(monkeypatch):
     """An interpreter takes seconds for what the kernels do in microseconds."""
-    for name in ('_LEAST_TRIALS', '_MOST_TRIALS'):
-        monkeypatch.setattr(layer_choice, name, 1)
 
 
 def chunks(engine: TorchEngine, rows: int = 1, **changes: Any) -> np.ndarray:
@@ -60,7 +58,7 @@ def test_an_engine_gives_the_chunks_of_the_operators(family, rows, changes):
     plain, engine = (
         TorchEngine(seeded_network(family, **changes), max_rows=rows) for _ in range(2)
     )
-    layer_trial.choose_layers(engine, 'on', 'float32')
+    layer_trial.choose_layers(engine, 'float32')
     assert engine.triton == 'on'
     assert 'denoise in Triton kernels (eager ' in engine.why_triton
     expected = chunks(plain, rows)
@@ -71,7 +69,7 @@ def test_an_engine_gives_the_chunks_of_the_operators(family, rows, changes):
 @pytest.mark.thorough
 def test_a_prefix_of_known_actions_runs_in_the_kernels_where_the_policy_was_trained_for_it():
     plain, engine = (TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=1) for _ in range(2))
-    layer_trial.choose_layers(engine, 'on', 'float32', action_times=True)
+    layer_trial.choose_layers(engine, 'float32', action_times=True)
     assert engine.triton == 'on', engine.why_triton
     found, expected = (chunks(e, clean_actions=2) for e in (engine, plain))
     assert np.abs(found - expected).max() <= BOUND * max(1, np.abs(expected).max())
@@ -82,7 +80,7 @@ def test_a_prefix_of_known_actions_runs_in_the_kernels_where_the_policy_was_trai
 @pytest.mark.parametrize('changes', [{'samples': 2}, {'clean_actions': 2}])
 def test_steps_that_were_not_compared_run_in_the_operators(changes):
     plain, engine = (TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=1) for _ in range(2))
-    layer_trial.choose_layers(engine, 'on', 'float32')
+    layer_trial.choose_layers(engine, 'float32')
     assert engine.triton == 'on'
     assert np.array_equal(chunks(engine, **changes), chunks(plain, **changes))
     assert laid_out_in(engine) == [FusedExpert]
@@ -109,7 +107,7 @@ def test_a_fault_in_modulations_by_token_is_found_at_load(fault, monkeypatch, tm
 
     monkeypatch.setattr(triton_expert, 'kernels', spoiled(*BY_TOKEN_FAULTS[fault], tmp_path))
     plain, engine = (TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=1) for _ in range(2))
-    layer_trial.choose_layers(engine, 'on', 'float32', action_times=True)
+    layer_trial.choose_layers(engine, 'float32', action_times=True)
     assert engine.triton == 'off'
     assert 'denoise eager (in Triton kernels ' in engine.why_triton
     for changes in ({}, {'clean_actions': 2}):
@@ -140,7 +138,7 @@ def test_a_fault_around_the_layers_is_found_at_load(fault, monkeypatch, tmp_path
     plain, engine = (TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=2) for _ in range(2))
     # A bound that lets the fault pass where whole networks are compared, as in 16 bits.
     monkeypatch.setitem(layer_trial.BOUNDS, 'float32', Bounds(1e9, 1e9, 1e9))
-    layer_trial.choose_layers(engine, 'on', 'float32')
+    layer_trial.choose_layers(engine, 'float32')
     assert engine.triton == 'off'
     assert 'denoise eager (in Triton kernels ' in engine.why_triton
     assert np.array_equal(chunks(engine), chunks(plain))
@@ -181,7 +179,7 @@ def test_kernels_that_share_more_memory_than_the_gpu_has_are_not_used(monkeypatc
 
     monkeypatch.setattr(triton_expert, 'kernels', Kernels())
     plain, engine = (TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=1) for _ in range(2))
-    layer_trial.choose_layers(engine, 'on', 'float32')
+    layer_trial.choose_layers(engine, 'float32')
     assert engine.triton == 'off'
     assert 'cannot be compiled: OutOfResources: out of resource: shared' in engine.why_triton
     assert np.array_equal(chunks(engine), chunks(plain))
@@ -189,7 +187,7 @@ def test_kernels_that_share_more_memory_than_the_gpu_has_are_not_used(monkeypatc
 
 def test_in_half_precision_the_kernels_are_as_right_as_the_operators():
     engine = TorchEngine(seeded_network('pi05', torch.float16, **ONE_LAYER), max_rows=1)
-    layer_trial.choose_layers(engine, 'on', 'float16')
+    layer_trial.choose_layers(engine, 'float16')
     assert engine.triton == 'on', engine.why_triton
 
 
@@ -210,7 +208,7 @@ class Wrong:
 def test_kernels_of_other_numbers_are_not_used(monkeypatch):
     monkeypatch.setattr(layer_trial, 'triton_layers', lambda: Wrong)
     plain, engine = (TorchEngine(seeded_network('pi05'), max_rows=1) for _ in range(2))
-    layer_trial.choose_layers(engine, 'on', 'float32')
+    layer_trial.choose_layers(engine, 'float32')
     assert engine.triton == 'off'
     assert 'denoise eager (in Triton kernels differs by' in engine.why_triton
     assert np.array_equal(chunks(engine), chunks(plain))
@@ -223,7 +221,7 @@ def test_without_triton_the_operators_run_and_the_log_says_what_to_install(monke
     monkeypatch.setattr(layer_trial, 'triton_layers', missing)
     engine = TorchEngine(seeded_network('pi05'), max_rows=1)
     with caplog.at_level(logging.WARNING):
-        layer_trial.choose_layers(engine, 'on', 'float32')
+        layer_trial.choose_layers(engine, 'float32')
     assert engine.triton == 'off'
     assert 'pip install triton' in caplog.text
     chunks(engine)
@@ -232,7 +230,7 @@ def test_without_triton_the_operators_run_and_the_log_says_what_to_install(monke
 def test_a_head_of_other_blocks_runs_as_before(caplog):
     engine = TorchEngine(seeded_network('act'), max_rows=1)
     with caplog.at_level(logging.WARNING):
-        layer_trial.choose_layers(engine, 'on', 'float32')
+        layer_trial.choose_layers(engine, 'float32')
     assert engine.triton == 'off'
     assert "triton 'on': this family's head has no Triton kernels" in caplog.text
     assert 'ten seconds' not in caplog.text
@@ -242,24 +240,10 @@ def test_on_a_cpu_the_log_says_where_the_kernels_run(monkeypatch, caplog):
     monkeypatch.delenv('TRITON_INTERPRET')
     engine = TorchEngine(seeded_network('pi05'), max_rows=1)
     with caplog.at_level(logging.WARNING):
-        layer_trial.choose_layers(engine, 'on', 'float32')
+        layer_trial.choose_layers(engine, 'float32')
     assert engine.triton == 'off'
     assert 'its kernels run on device cuda, and this is cpu' in caplog.text
     assert 'install' not in caplog.text
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(('ms', 'taken'), [(-0.5, 'on'), (0.5, 'off')])
-def test_auto_takes_the_kernels_only_where_they_are_faster(ms, taken, monkeypatch):
-    clock = iter(np.cumsum(np.resize([1.0, 1.0, 1.0, 1.0 + ms], 4000)))
-    monkeypatch.setattr(layer_choice, 'perf_counter', lambda: float(next(clock)))
-    monkeypatch.setattr(layer_trial, '_obstacle', lambda engine, word: '')
-    engine = TorchEngine(seeded_network('pi05', **ONE_LAYER), max_rows=1)
-    layer_trial.choose_layers(engine, 'auto', 'float32')
-    assert engine.triton == taken
-    used = triton_layers() if taken == 'on' else type(engine._fused).expert_type
-    chunks(engine)
-    assert laid_out_in(engine) == [used]
 
 
 @pytest.mark.thorough

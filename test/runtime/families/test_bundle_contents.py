@@ -26,19 +26,10 @@ def folder(tmp_path) -> Path:
     return write_tiny_policy(tmp_path / 'bundle', tiny_spec())
 
 
-@pytest.fixture(autouse=True)
-def nothing_remembered(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-
-
-def without_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, 'vla_runtime.families.flow_network', raising=False)
-    monkeypatch.setitem(sys.modules, 'torch', None)
-
-
 @pytest.fixture
 def no_pytorch(monkeypatch) -> None:
-    without_pytorch(monkeypatch)
+    monkeypatch.delitem(sys.modules, 'vla_runtime.families.flow_network', raising=False)
+    monkeypatch.setitem(sys.modules, 'torch', None)
 
 
 def reseal(folder: Path, change: Callable[[BundleSpec], BundleSpec] = lambda spec: spec) -> None:
@@ -127,21 +118,6 @@ class TestWeights:
     def test_without_pytorch_the_weights_are_not_said_to_fit(self, folder, no_pytorch, capsys):
         assert main(['info', str(folder), '--quick']) == 0
         assert 'not compared with the networks (needs PyTorch)' in capsys.readouterr().out
-
-    @pytest.mark.thorough
-    def test_the_second_look_at_a_policys_sizes_imports_no_pytorch(self, folder):
-        first, second = run_command('info', str(folder)), run_command('info', str(folder))
-        assert 'fit the networks, every number is finite' in second.stdout
-        assert second.stdout == first.stdout
-        assert 'torch' in first.imported and 'torch' not in second.imported
-
-    def test_shapes_that_are_remembered_are_compared_without_pytorch(
-        self, folder, monkeypatch, capsys
-    ):
-        assert main(['info', str(folder), '--quick']) == 0
-        edit_weights(folder, lambda tensors: tensors.pop('action_out.bias'))
-        without_pytorch(monkeypatch)
-        assert "missing 'action_out.bias' [6]" in info_fails(folder, capsys, '--quick')
 
 
 class TestFinite:

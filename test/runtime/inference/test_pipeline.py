@@ -184,7 +184,6 @@ def sample(draw: Any, seeds: int = 3) -> tuple[Observation, PolicySettings, Comm
         cfg_beta=1.5,
         cfg_mode=draw(st.sampled_from(['fused', 'serial'])),
         cache=draw(st.sampled_from([CachePolicy(), CachePolicy(mode='off')])),
-        samples=draw(st.sampled_from([1, 3])),
         rtc_mode='guided',
     )
     return replace(look, images=images), settings, draw(st.sampled_from([None, PLAN]))
@@ -463,7 +462,7 @@ def test_latency_mode_starts_no_thread_and_reports_no_overlap(bundles):
 
 def test_an_engine_that_cannot_overlap_is_refused_and_the_old_settings_stay(bundles):
     _, engine = policy_on_engine(bundles['pi05'])
-    engine.features = frozenset({'samples'})
+    engine.features = frozenset({'jacobian'})
     policy = Policy(read_bundle(bundles['pi05']), engine)
     with pytest.raises(ValueError, match="'throughput'"):
         policy.settings = THROUGHPUT

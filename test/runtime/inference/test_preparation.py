@@ -63,7 +63,6 @@ def test_a_change_whose_graphs_are_there_waits_for_nothing(warm, change):
     ('change', 'pieces'),
     [
         ({'denoise_steps': 2}, 2),
-        ({'samples': 2}, 2),
         # Without a plan the Jacobian is not needed, and that graph is there.
         ({'rtc_mode': 'jacobian'}, 2),
         # Slot 1 with one row and with two.

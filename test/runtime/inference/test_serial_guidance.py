@@ -85,19 +85,6 @@ def test_rows_in_each_others_slots_are_far_from_guidance(bundles):
     assert np.abs(wrong - expected).max() > 100 * ROUNDING
 
 
-@families
-def test_several_samples_under_serial_guidance_are_those_under_fused(bundles, family):
-    noise = np.random.default_rng(4).normal(size=(3, 8, 6)).astype(np.float32)
-    chunks = []
-    for rows in (2, 1):
-        trace = []
-        policy = guided(bundles[family], rows, samples=3)
-        policy.infer(observation(), noise=noise, on_step=lambda k, x, v, t=trace: t.append(x))
-        chunks.append(trace[-1])
-    assert chunks[0].shape == (3, 8, 6)
-    np.testing.assert_allclose(chunks[1], chunks[0], atol=10 * ROUNDING)
-
-
 def test_serial_guidance_repeats_bit_for_bit(bundles):
     first, second = (
         [guided(bundles['pi05'], 1).infer(observation(i))[0].actions for i in range(4)]

@@ -27,7 +27,6 @@ BEGUN = PolicySettings(
     plan_schedule='exp',
     max_guidance_weight=4.0,
     rtc_horizon=5,
-    samples=3,
     cache=CachePolicy(),
     pipeline='throughput',
 )
@@ -44,7 +43,6 @@ MEANWHILE = PolicySettings(
     plan_schedule='linear',
     max_guidance_weight=7.0,
     rtc_horizon=3,
-    samples=1,
     cache=CachePolicy(mode='off'),
     pipeline='latency',
 )

@@ -61,16 +61,6 @@ def test_a_node_does_not_start_with_a_parameter_that_no_node_has(
     assert 'Traceback' not in process.text()
 
 
-def test_the_name_of_an_earlier_release_is_refused_with_the_one_in_its_place(
-    made: Graph, tmp_path: Path
-) -> None:
-    process = start_with(made, 'policy', tmp_path, {'torch_compile': 'triton'})
-    made.wait_for(lambda: not process.running, 'the node to give up')
-    assert process.stop() == COULD_NOT_START
-    assert 'torch_compile' in process.text()
-    assert 'it is triton now: auto, on or off' in process.text()
-
-
 def test_a_file_with_nothing_for_the_node_is_said_and_the_node_runs(
     made: Graph, tmp_path: Path
 ) -> None:

@@ -25,10 +25,9 @@ CONFIG = ROOT / 'config' / 'policy.yaml'
             'rtc_mode',
             ['real_time_chunking', 'committed plan', 'guided', 'jacobian', 'hard_prefix'],
         ),
-        ('plan_schedule', ['committed plan', 'real_time_chunking', 'samples']),
+        ('plan_schedule', ['committed plan', 'real_time_chunking']),
         ('max_guidance_weight', ['committed plan', 'real_time_chunking', 'guided and jacobian']),
-        ('rtc_horizon', ['committed plan', 'real_time_chunking', 'samples']),
-        ('samples', ['committed plan', 'backend torch']),
+        ('rtc_horizon', ['committed plan', 'real_time_chunking']),
         # What it needs, what it does not do, and what it costs.
         (
             'pipeline',
@@ -59,7 +58,7 @@ def test_the_config_file_says_what_throughput_needs_and_has_every_parameter() ->
     text = CONFIG.read_text()
     given = yaml.safe_load(text)['/**']['ros__parameters']
     assert set(given) == set(DESCRIPTIONS) - {'bundle', 'robot', 'backend'}
-    comment = text[: text.index('    pipeline:')].rpartition('samples:')[2]
+    comment = text[: text.index('    pipeline:')].rpartition('rtc_horizon:')[2]
     for word in ('overlap', 'vla_executor', 'torch_threads'):
         assert word in comment
 

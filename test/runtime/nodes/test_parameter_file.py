@@ -155,10 +155,7 @@ def test_one_file_may_be_for_two_robots_and_is_checked_whole_for_each(
         ('/**/vla_policy', 'instruction: 12', 'type string (put it in quotes)'),
         ('/**/vla_policy', 'cfg_enabled: maybe', 'it must be of type bool'),
         ('/**/vla_policy', 'cfg_beta: 1e9', 'it must be '),
-        ('/**/vla_policy', 'triton: none', 'it must be one of auto, on, off'),
-        # Of an earlier release.
-        ('/**/vla_policy', 'torch_compile: none', 'it is triton now: auto, on or off'),
-        ('/**', 'torch_compile: none', 'it is triton now: auto, on or off'),
+        ('/**/vla_policy', 'triton: none', 'it must be one of on, off'),
         # Both nodes have one, and the policy's ends earlier.
         ('/**', 'max_observation_age_s: 30.0', '30.0: it must be 0.01 to 10.0'),
         ('/**', 'use_sim_time: 1', 'it must be of type bool'),
@@ -177,7 +174,7 @@ def test_a_value_that_a_node_would_refuse_is_an_error_with_file_section_and_name
     assert words in str(error.value)
 
 
-@pytest.mark.parametrize('word', ['on', 'off', "'on'", 'auto'])
+@pytest.mark.parametrize('word', ['on', 'off', "'on'"])
 def test_words_that_yaml_reads_as_booleans_pass(tmp_path: Path, word: str) -> None:
     assert (
         check_parameter_file(write(tmp_path, section('/**/vla_policy', f'triton: {word}')), '')

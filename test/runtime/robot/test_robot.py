@@ -332,7 +332,7 @@ DEFECTS: dict[str, tuple[tuple[str | int, ...], Any, str, str]] = {
         ('on_stop',),
         {'clock_stopped': 'brake'},
         'on_stop.clock_stopped',
-        "did you mean 'stopped'? Expected one of stopped, released, state_missing",
+        "did you mean 'stopped'?",
     ),
     'number with an exponent': (
         ('joints', 0, 'velocity'),

@@ -7,14 +7,18 @@ import re
 
 import pytest
 import torch
+import yaml
 from commands import run_command
+from onnx_bundles import copy_bundle, tiny_onnx_bundle
 from tiny_policy import tiny_spec, write_tiny_policy
 
+from vla_runtime.bundle.folder import read_bundle
+from vla_runtime.bundle.writer import seal
 from vla_runtime.cli.main import main
 from vla_runtime.engines.cpu import cpu_threads
 from vla_tools.cli.bench import describe
 from vla_tools.performance import bench as bench_module
-from vla_tools.performance import cost_sweep, device_rates
+from vla_tools.performance import cost_sweep, device_rates, recommendation
 from vla_tools.performance.devices import DEVICES
 
 
@@ -255,3 +259,34 @@ def test_plot_writes_a_page_with_measurement_and_paper(bundle, tmp_path, capsys,
         assert f'<td class="name">{device.name}</td>' in text
     # Nothing is fetched: names of formats are no links.
     assert not re.search(r'(src|href)="http', text)
+
+
+def test_it_recommends_the_fastest_of_what_runs_here(tmp_path, capsys, monkeypatch):
+    folder = copy_bundle(tiny_onnx_bundle(), tmp_path / 'bundle')
+    spec = read_bundle(folder, verify=False).spec
+    (folder / 'verification.json').write_text(json.dumps({'onnx': {'precision': 'float32'}}))
+    seal(folder, spec)
+    times = {'onnxruntime': 8.0, 'torch': 4.0}
+
+    def measured(bundle, options, progress):
+        if options.backend not in times:
+            raise ValueError('no such library')
+        return {'milliseconds': {'miss': {'total': {'median': times[options.backend]}}}}
+
+    monkeypatch.setattr(recommendation, 'run_bench', measured)
+    assert bench(str(folder), '--device', 'cpu', '--recommend') == 0
+    text = capsys.readouterr().out
+    assert '# 2.00 times as fast as onnxruntime in float32 on cpu' in text
+    told = yaml.safe_load(text[text.index('/**/vla_policy:') :])['/**/vla_policy']
+    assert told['ros__parameters'] == {'backend': 'torch', 'device': 'cpu', 'precision': 'float32'}
+    del times['torch']
+    assert bench(str(folder), '--device', 'cpu', '--recommend') == 0
+    text = capsys.readouterr().out
+    assert 'torch in float32 on cpu cannot: no such library' in text
+    assert 'backend: onnxruntime' in text
+    assert bench(str(folder), '--recommend', '--json', '-') == 2
+
+
+def test_a_recommendation_measures(bundle, capsys):
+    assert bench(bundle, '--device', 'cpu', '--recommend') == 0
+    assert re.match(r'torch in float32 on cpu +[\d.]+ ms\n', capsys.readouterr().out)

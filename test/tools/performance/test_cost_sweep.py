@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from onnx_bundles import tiny_onnx_bundle
 from tiny_policy import tiny_spec, write_tiny_policy
 
 from vla_runtime.bundle.folder import read_bundle
@@ -38,27 +37,11 @@ def bundle(tmp_path_factory):
 
 
 @pytest.mark.parametrize('rows', [1, 2])
-def test_without_samples_the_least_times_are_those_of_the_roofline(bundle, rows):
+def test_the_least_times_are_those_of_the_roofline(bundle, rows):
     counts = counts_of(read_bundle(bundle))
     floors = phase_floors(counts, RATES, precision='float32', rows=rows, steps=3, views=2)
     found = least_times(counts, RATES, 'float32', replace(BASE, rows=rows))
     assert found == pytest.approx({kind: floors[kind].milliseconds for kind in ('miss', 'hit')})
-
-
-def test_samples_share_weights_and_prefix(bundle):
-    counts = counts_of(read_bundle(bundle))
-    bound_by_weights = Rates(1e30, 1e10, 'the test')
-    bound_by_products = Rates(1e6, 1e30, 'the test')
-
-    def growth(rates):
-        one, four = (
-            least_times(counts, rates, 'float32', replace(BASE, samples=samples))['hit']
-            for samples in (1, 4)
-        )
-        return four / one
-
-    assert growth(bound_by_products) == pytest.approx(4.0)
-    assert 1.0 < growth(bound_by_weights) < 1.5
 
 
 def test_every_setup_is_measured_with_what_it_says(bundle, monkeypatch):
@@ -71,7 +54,7 @@ def test_every_setup_is_measured_with_what_it_says(bundle, monkeypatch):
         def infer_noted(observation, settings):
             chunk, report = infer(observation, settings=settings)
             rows = 2 if settings.guided else 1
-            setup = Setup(report.runs['vision'], report.denoise_steps, rows, report.samples)
+            setup = Setup(report.runs['vision'], report.denoise_steps, rows)
             seen.append(setup)
             return chunk, report
 
@@ -82,8 +65,8 @@ def test_every_setup_is_measured_with_what_it_says(bundle, monkeypatch):
     options = BenchOptions(backend='torch', precision='float32', repeats=1)
     found = run_sweep(bundle, options, BASE, RATES)
     assert found['notes'] == []
-    assert list(found['axes']) == ['views', 'tokens', 'horizon', 'steps', 'rows', 'samples']
-    for axis in ('views', 'steps', 'rows', 'samples'):
+    assert list(found['axes']) == ['views', 'tokens', 'horizon', 'steps', 'rows']
+    for axis in ('views', 'steps', 'rows'):
         for point in found['axes'][axis]:
             setup = replace(BASE, **{axis: point['value']})
             assert setup in seen, 'its miss'
@@ -99,22 +82,9 @@ def test_every_setup_is_measured_with_what_it_says(bundle, monkeypatch):
         assert least == sorted(least) and least[0] < least[-1]
 
 
-def test_what_a_backend_cannot_run_stays_on_paper_with_its_reason():
-    options = BenchOptions(backend='onnxruntime', precision='float32', repeats=1)
-    found = run_sweep(tiny_onnx_bundle('pi05'), options, BASE, None)
-    assert [bool(point['measured_ms']) for point in found['axes']['samples']] == [True] + [
-        False
-    ] * 3
-    assert all(point['measured_ms'] for point in found['axes']['steps'])
-    assert len(found['notes']) == 3
-    assert all('samples' in note and 'not measured' in note for note in found['notes'])
-    # Without rates there is nothing to compare with.
-    assert not any(point['least_ms'] for point in found['axes']['steps'])
-
-
 def test_axes_without_a_choice_and_sizes_that_cannot_be_are_left_out(tmp_path):
     bundle = read_bundle(write_tiny_policy(tmp_path / 'act', tiny_spec('act')))
-    # No language: no tokens, no second row; a head that runs once: neither steps nor samples.
+    # No language: no tokens, no second row; a head that runs once: no steps.
     assert list(setups_of(bundle, Setup(views=2, steps=1, rows=1))) == ['views']
     assert list(sizes_of(bundle)) == ['horizon']
     own = bundle.spec.dims.horizon

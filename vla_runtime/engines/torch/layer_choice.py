@@ -15,15 +15,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from statistics import median
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from vla_runtime.engines.graphed_work import Work
-from vla_runtime.engines.preflight import AUTO
 from vla_runtime.engines.tolerances import error_of
 from vla_runtime.engines.torch.buffers import Variant
 from vla_runtime.engines.torch.cuda_graph import Capture
@@ -33,11 +30,6 @@ logger = logging.getLogger(__name__)
 
 Outputs = Mapping[str, Tensor]
 FORM = 'in Triton kernels'
-# `auto` takes the other form where it needs less than this share of the operators' time, so that
-# noise in a measurement does not choose.
-_MARGIN = 0.95
-# Runs of each shape that are timed, and how long it is gone on beyond the least number.
-_LEAST_TRIALS, _MOST_TRIALS, _TRIALS_MS = 3, 50, 1000.0
 # Characters of an error's first line that stand in the reason.
 _ERROR_LENGTH = 200
 _NO_REMEDY = 'please report it, with the GPU and the version of Triton'
@@ -69,7 +61,7 @@ class Part:
 
 
 class LayerChoice:
-    """Compares, times and chooses a form of the head's layers.
+    """Compares and chooses a form of the head's layers.
 
     Args:
         parts: every shape of the denoise step that the form may run in.
@@ -80,7 +72,6 @@ class LayerChoice:
             with it in the given form, else ''.
 
     Attributes:
-        operators_ms, form_ms: milliseconds of one run in each shape.
         fault: reason why the form must not run; empty where it may.
         failure: error of the form, where it raised one.
     """
@@ -96,7 +87,6 @@ class LayerChoice:
         self._parts, self._layers = parts, layers
         self._make, self._bound, self._inspect = make, bound, inspect
         self._form: Any = None
-        self.operators_ms = self.form_ms = 0.0
         self.fault = self.failure = ''
 
     def compare(self) -> None:
@@ -115,30 +105,20 @@ class LayerChoice:
             if fault:
                 self.fault = f'{FORM} {fault}'
 
-    def measure(self, capture: Capture | None, synchronize: Work) -> None:
-        """Time all parts on the inputs that are in the buffers, unless something is wrong.
-
-        Args:
-            capture: captures work as the engine will; None: the engine runs it as it is.
-            synchronize: waits for the device.
-        """
+    def capture(self, capture: Capture | None) -> None:
+        """Capture all parts once as the engine will, where it does, unless something is wrong."""
+        if capture is None or self.fault:
+            return
         for part in self._parts:
-            if self.fault:
-                return
             try:
-                operators, form = self._milliseconds(part, capture, synchronize)
+                with self._in_form(part):
+                    capture(part.work)
             except Exception as error:
                 self._fail('cannot be captured', error)
                 return
-            self.operators_ms += operators
-            self.form_ms += form
 
-    def choose(self, word: str) -> bool:
-        """Leave in `layers` what is to run, and return whether that is the other form.
-
-        Args:
-            word: `auto`, with which it has to be faster, or `on`.
-        """
+    def choose(self) -> bool:
+        """Leave in `layers` what is to run, and return whether that is the other form."""
         if self.failure:
             logger.warning(
                 "triton: %s; PyTorch's operators run. %s. %s",
@@ -146,21 +126,16 @@ class LayerChoice:
                 remedy(self.failure),
                 self.failure.strip()[:500],
             )
-        taken = self._takes(word)
-        if taken:
+        if not self.fault:
             self._layers.update({part.shape: self._form for part in self._parts})
-        return taken
+        return not self.fault
 
-    def describe(self, word: str) -> str:
-        """Return which form runs with a word, and why."""
+    def describe(self) -> str:
+        """Return which form runs, and why."""
         if self.fault:
             error = one_line(self.failure.strip().partition('\n')[0], _ERROR_LENGTH)
             return f'denoise eager ({": ".join(filter(None, (self.fault, error)))})'
-        which = FORM if self._takes(word) else 'eager'
-        return f'denoise {which} (eager {self.operators_ms:.2f} ms, {FORM} {self.form_ms:.2f} ms)'
-
-    def _takes(self, word: str) -> bool:
-        return not self.fault and (word != AUTO or self.form_ms < _MARGIN * self.operators_ms)
+        return f'denoise {FORM}'
 
     def _fail(self, fault: str, error: Exception) -> None:
         self.fault, self.failure = fault, f'{type(error).__name__}: {error}'
@@ -182,29 +157,6 @@ class LayerChoice:
             yield
         finally:
             self._layers.pop(part.shape, None)
-
-    def _milliseconds(
-        self, part: Part, capture: Capture | None, synchronize: Work
-    ) -> tuple[float, float]:
-        """Median milliseconds of a part in the operators and in the other form, by turns."""
-
-        def in_form() -> None:
-            with self._in_form(part):
-                part.work()
-
-        works = [capture(work) if capture else work for work in (part.work, in_form)]
-        times: list[list[float]] = [[] for _ in works]
-        while len(times[0]) < _LEAST_TRIALS or (
-            len(times[0]) < _MOST_TRIALS and sum(map(sum, times)) < _TRIALS_MS
-        ):
-            for work, found in zip(works, times, strict=True):
-                synchronize()
-                start = perf_counter()
-                work()
-                synchronize()
-                found.append((perf_counter() - start) * 1e3)
-        operators, form = map(median, times)
-        return operators, form
 
 
 def largest_error(found: Outputs, expected: Outputs) -> float:

@@ -1,7 +1,7 @@
 """Trial of the head's layers in Triton kernels on a torch engine, and inputs for it.
 
 The inputs are random, of a seed, and stand in the engine's own buffers. First all tokens of the
-prompts are valid, then half of them, as in most prompts; on those the layers are timed.
+prompts are valid, then half of them, as in most prompts.
 
 Invariants:
 - no form of the layers runs in a shape that was not compared here;
@@ -23,8 +23,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_runtime.engines.graphed_work import Work
-from vla_runtime.engines.preflight import AUTO
 from vla_runtime.engines.tolerances import BOUNDS
 from vla_runtime.engines.torch import cuda_graph
 from vla_runtime.engines.torch.buffers import Schedule, Variant
@@ -44,24 +42,19 @@ _TOKENS = 256
 
 
 @torch.inference_mode()
-def choose_layers(
-    engine: TorchEngine, word: str, precision: str, *, action_times: bool = False
-) -> None:
-    """Choose between the operators and Triton kernels for an engine that has run nothing yet.
+def choose_layers(engine: TorchEngine, precision: str, *, action_times: bool = False) -> None:
+    """Take Triton kernels, where they can run, for an engine that has run nothing yet.
 
     Args:
         engine: engine whose `triton` and `why_triton` are set here.
-        word: `on`, or `auto`: the kernels have to be faster.
         precision: precision of the engine's matrices, for the bound.
         action_times: actions may have flow times of their own (`rtc_mode: hard_prefix`); without,
             the layers of such steps run in PyTorch's operators.
     """
-    obstacle = _obstacle(engine, word)
+    obstacle = _obstacle(engine)
     if obstacle:
-        engine.triton, engine.why_triton = OFF, ''
-        if word != AUTO:
-            logger.warning("triton 'on': %s; PyTorch's operators run", obstacle)
-            engine.why_triton = f'denoise eager ({obstacle})'
+        logger.warning("triton 'on': %s; PyTorch's operators run", obstacle)
+        engine.triton, engine.why_triton = OFF, f'denoise eager ({obstacle})'
         return
     logger.warning(
         'triton: compiling kernels. The first time on a machine this takes some ten seconds.'
@@ -77,40 +70,35 @@ def choose_layers(
         for whole in (True, False):
             trial.fill(whole)
             choice.compare()
-        choice.measure(*trial.measured)
-        engine.triton = ON if choice.choose(word) else OFF
-        engine.why_triton = choice.describe(word)
+        choice.capture(trial.capture)
+        engine.triton = ON if choice.choose() else OFF
+        engine.why_triton = choice.describe()
 
 
-def _obstacle(engine: TorchEngine, word: str) -> str:
+def _obstacle(engine: TorchEngine) -> str:
     """Return why the head's layers cannot run in Triton kernels here; empty where they can."""
     if engine._fused.expert_type is None:
         return "this family's head has no Triton kernels"
     # Triton's interpreter is for tests: nobody gains by it.
-    if engine._device.type != 'cuda' and (word == AUTO or not os.environ.get('TRITON_INTERPRET')):
+    if engine._device.type != 'cuda' and not os.environ.get('TRITON_INTERPRET'):
         return f'its kernels run on device cuda, and this is {engine._device.type}'
     return ''
 
 
-def _measured_as_it_runs(engine: TorchEngine) -> tuple[cuda_graph.Capture | None, Work]:
-    """Return how the engine captures its denoise loop, and how to wait for its device."""
-    device = engine._device
+def _capture_of(engine: TorchEngine) -> cuda_graph.Capture | None:
+    """Return how the engine captures its denoise loop; None where it does not."""
     capturing = engine._capturers['denoise'].active
-    capture = cuda_graph.CudaGraphCapture(device) if capturing else None
-    if device.type == 'cuda':
-        return capture, partial(torch.cuda.synchronize, device)
-    return capture, lambda: None
+    return cuda_graph.CudaGraphCapture(engine._device) if capturing else None
 
 
 @contextmanager
 def _trial_of(engine: TorchEngine) -> Iterator[_Trial]:
     """Let nothing of a trial stay laid out, and after an error no other form of the layers."""
-    measured = _measured_as_it_runs(engine)
-    capturer = engine._capturers['denoise']
+    capturer, capture = engine._capturers['denoise'], _capture_of(engine)
     # A capture that fails while forms are tried must not keep the engine from capturing later.
     engine._capturers['denoise'] = Capturer('denoise', None)
     try:
-        yield _Trial(engine, measured)
+        yield _Trial(engine, capture)
     except BaseException:
         engine._layers.clear()
         raise
@@ -120,7 +108,8 @@ def _trial_of(engine: TorchEngine) -> Iterator[_Trial]:
         engine._fused.expert_type = type(engine._fused).expert_type
         engine._variant = Variant()
         # The engine's own streams do not wait for the one that trials run on.
-        measured[1]()
+        if engine._device.type == 'cuda':
+            torch.cuda.synchronize(engine._device)
 
 
 class _Trial:
@@ -128,13 +117,11 @@ class _Trial:
 
     Args:
         engine: engine that has run nothing yet.
-        measured: as `_measured_as_it_runs` returns it.
+        capture: how it captures its denoise loop.
     """
 
-    def __init__(
-        self, engine: TorchEngine, measured: tuple[cuda_graph.Capture | None, Work]
-    ) -> None:
-        self._engine, self.measured = engine, measured
+    def __init__(self, engine: TorchEngine, capture: cuda_graph.Capture | None) -> None:
+        self._engine, self.capture = engine, capture
         self._schedule = Schedule(np.array([1.0, 0.5]), -0.5, None, engine._fused, engine._device)
 
     def parts(self, action_times: bool) -> Iterator[Part]:

@@ -47,7 +47,7 @@ def load_torch_engine(
         if triton != OFF:
             from vla_runtime.engines.torch.layer_trial import choose_layers
 
-            choose_layers(engine, triton, precision, action_times=action_times)
+            choose_layers(engine, precision, action_times=action_times)
         return engine
     except RuntimeError as error:
         if 'memory' not in str(error):

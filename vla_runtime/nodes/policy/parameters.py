@@ -25,7 +25,7 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec(
         'backend',
         AUTO,
-        'what runs the networks; auto: the fastest here that may run this bundle',
+        'what runs the networks; auto: the first in order that can run this bundle here',
         words=(AUTO, *BACKENDS),
         read_only=True,
     ),
@@ -34,7 +34,7 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
     ParameterSpec(
         'precision',
         AUTO,
-        "number format of the networks' large matrices; auto: the fastest here that passed, by the "
+        "number format of the networks' large matrices; auto: the fewest bits that passed, by the "
         "bundle's receipt",
         words=(AUTO, *PRECISIONS),
         read_only=True,
@@ -46,7 +46,7 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
         'triton',
         OFF,
         "on: the action expert's layers in Triton kernels, on CUDA, where the family has them; "
-        'auto: where they are faster, too; both need backend torch',
+        'needs backend torch',
         words=WORDS,
         read_only=True,
     ),

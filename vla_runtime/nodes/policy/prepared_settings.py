@@ -46,7 +46,7 @@ class PreparedSettings:
             # Of any kind: drivers, PyTorch and Triton raise what they like.
             raise ValueError(
                 f'the CUDA graphs of these settings cannot be captured: {error}. Set back what was '
-                'changed last, such as denoise_steps, samples or pipeline'
+                'changed last, such as denoise_steps or pipeline'
             ) from error
         self.settings = first
         self._in_force = _live(values)

@@ -139,8 +139,7 @@ class Answer:
         chunk: actions in robot units; `normalised` as the network returned it.
         header: what travels with the chunk; `tied` where it continues the plan.
         report: report of the policy.
-        plan: plan in the robot's units that the chunk is tied to, or was chosen by among several
-            samples; None where no plan had a say.
+        plan: plan in the robot's units that the chunk is tied to; None where no plan had a say.
         request: request that it answers, with the plan as it was used.
         observation: what the policy was given, its state in policy units.
         selection: messages that the observation was made of; None where it was recorded.
@@ -263,7 +262,7 @@ class RobotPolicy:
                     request=request.request,
                     open_requests=self.policy.open_requests(settings),
                 )
-                plan = aligned if tied or report.sample_distances else None
+                plan = aligned if tied else None
                 chunk = self._in_robot_units(chunk)
                 answered.set_result(
                     Answer(chunk, header, report, plan, request, observation, selection, now_ns)

@@ -127,13 +127,6 @@ def test_rows_one_after_the_other_are_rows_together(bundle, plan):
     assert np.abs(plain.normalised - chunks[0]).max() > 1e-3
 
 
-def test_samples_together_are_each_alone(bundle):
-    noises = np.stack([NOISE, -NOISE, 0.5 * NOISE])
-    together, report = load_policy(bundle, samples=3).infer(observation(), plan=PLAN, noise=noises)
-    alone, _ = load_policy(bundle).infer(observation(), plan=PLAN, noise=noises[report.sample])
-    np.testing.assert_allclose(together.normalised, alone.normalised, rtol=1e-5, atol=5e-5)
-
-
 def test_the_number_of_steps_changes_live_and_on_both_engines_alike(bundle):
     with (
         closing(Policy.load(bundle)) as torch_,

@@ -27,7 +27,6 @@ CHANGED = {
     'plan_schedule': 'linear',
     'max_guidance_weight': 4.5,
     'rtc_horizon': 5,
-    'samples': 3,
     'pipeline': 'throughput',
     'cache_mode': 'bounded',
     'cache_max_age_s': 0.75,
@@ -48,7 +47,6 @@ SETTINGS = PolicySettings(
     plan_schedule='linear',
     max_guidance_weight=4.5,
     rtc_horizon=5,
-    samples=3,
     cache=CachePolicy(
         mode='bounded', max_age_s=0.75, max_reuses=6, max_image_change=1.25, max_state_bins=9
     ),

@@ -145,25 +145,6 @@ def test_a_plan_s_angle_without_end_stops_is_written_by_the_turn_that_the_state_
     np.testing.assert_allclose(answer.plan.actions, expected)
 
 
-def test_a_plan_that_chose_the_sample_is_told_though_the_chunk_is_not_tied_to_it(scene):
-    scene.look()
-    rows = np.tile([10.0, 20.0, 30.0], (4, 1))
-    settings = PolicySettings(samples=3)
-    answer = scene.ask(rows=rows, settings=settings)
-    assert not answer.header.tied
-    np.testing.assert_array_equal(answer.plan.actions, rows)
-    assert len(answer.report.sample_distances) == 3
-    values = report(answer, {}, overhead_ms=0.0).values
-    assert (values['tied'], values['rtc_mode'], values['plan_rows']) == (False, 'off', 4)
-    answer = scene.ask(NOW + 1, settings=settings)
-    assert answer.plan is None
-    assert answer.report.sample_distances == ()
-    # Tied and chosen by it.
-    answer = scene.ask(NOW + 2, rows=rows, settings=replace(settings, rtc_mode='guided'))
-    assert answer.header.tied
-    assert report(answer, {}, overhead_ms=0.0).values['tied']
-
-
 def test_a_plan_that_had_no_say_is_not_told(scene):
     scene.look()
     answer = scene.ask(
