@@ -11,7 +11,6 @@ import pytest
 import torch
 from checkpoint_folders import edit_json, edit_tensors
 from safetensors.torch import load_file, save_file
-from vla_runtime.families.shape_cache import weight_shapes
 
 from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.options import ExportOptions
@@ -20,6 +19,7 @@ from vla_convert.export.conversion import ExportPlan, plan_export
 from vla_convert.readers.act import NAMES
 from vla_runtime.bundle.tensors import check_tensors
 from vla_runtime.families.act.declaration import ActDims
+from vla_runtime.families.flow_network import weight_shapes
 from vla_runtime.files.json_file import JsonError
 
 REFERENCE = Path(__file__).parents[2] / 'cases' / 'act_folder'

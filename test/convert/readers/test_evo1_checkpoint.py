@@ -15,7 +15,6 @@ from evo1_folders import options_of, write_folder
 from network_cases import each_entry, relative_error
 from reference_cases import shipped
 from safetensors.torch import load_file, save_file
-from vla_runtime.families.shape_cache import weight_shapes
 
 from vla_convert.checkpoints.folder_facts import ExportError
 from vla_convert.checkpoints.options import ExportOptions
@@ -24,6 +23,7 @@ from vla_convert.export.conversion import ExportPlan, plan_export, write_export
 from vla_convert.readers.evo1 import of_embodiment
 from vla_runtime.bundle.tensors import StoredTensor
 from vla_runtime.families.evo1.declaration import EVO1, Evo1Dims
+from vla_runtime.families.flow_network import weight_shapes
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.policy import Policy
 from vla_runtime.types import Observation

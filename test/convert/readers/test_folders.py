@@ -54,7 +54,7 @@ from vla_convert.export.conversion import ExportPlan, plan_export, write_export
 from vla_runtime.bundle.rules import dump_spec
 from vla_runtime.bundle.schema import CameraSpec
 from vla_runtime.bundle.tensors import check_tensors
-from vla_runtime.families.shape_cache import weight_shapes
+from vla_runtime.families.flow_network import weight_shapes
 from vla_runtime.files.json_file import JsonError
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.policy import Policy
@@ -826,7 +826,7 @@ def test_what_cannot_be_reproduced_is_refused_by_name(
 @pytest.mark.parametrize('kind', ['bitvla', 'openvla', 'openvla_oft'])
 def test_settings_of_a_flow_are_refused_by_name(tmp_path: Path, kind: str) -> None:
     write_export(planned(kind, tmp_path, AS_WRITTEN), tmp_path / 'bundle')
-    settings = {'seed': 7, 'denoise_steps': 5, 'samples': 2}
+    settings = {'seed': 7, 'denoise_steps': 5}
     if kind == 'openvla':
         settings |= {'rtc_mode': 'guided', 'rtc_horizon': 1}
     with closing(Policy.load(tmp_path / 'bundle', backend='torch')) as policy:
