@@ -201,9 +201,8 @@ class Runs:
         [torch.zeros(2)],
         OrderedDict(),
         OrderedDict(a=torch.zeros(2, dtype=torch.int64)),
-        OrderedDict(a=torch.zeros(4, 2).t()),
     ],
-    ids=['code', 'list', 'nothing', 'whole numbers', 'strided'],
+    ids=['code', 'list', 'nothing', 'whole numbers'],
 )
 def test_a_head_file_of_anything_but_tensors_is_refused_and_runs_nothing(
     folder: Path, tmp_path: Path, state: Any
