@@ -25,6 +25,7 @@ from vla_runtime.robot.schema import RobotSpec
 from vla_tabletop.training.recipes import SHIPPED
 
 MAKE = runpy.run_path(str(ROOT / 'docs' / 'make_parameters.py'))
+STATES = runpy.run_path(str(ROOT / 'docs' / 'make_states.py'))
 TABLES = MAKE['TABLES']
 PACKAGE = ROOT / 'vla_runtime'
 TABLETOP = ROOT / 'vla_tabletop'
@@ -102,6 +103,16 @@ def test_every_launch_argument_is_explained() -> None:
 def test_parameter_tables_are_those_of_the_code() -> None:
     page = text_of('docs/reference/parameters.md')
     assert MAKE['with_tables'](page) == page, 'run: ./run exec python docs/make_parameters.py'
+
+
+def test_states_and_their_picture_are_those_of_the_code() -> None:
+    page, again = (
+        text_of('docs/explanation/executor.md'),
+        'run: ./run exec python docs/make_states.py',
+    )
+    assert STATES['with_tables'](page) == page, again
+    assert (ROOT / 'docs' / 'executor_states.svg').read_text() == STATES['picture'](), again
+    assert STATES['PLACES'].keys() == STATES['TRAITS'].keys()
 
 
 @pytest.mark.parametrize(
