@@ -100,18 +100,13 @@ class Transition:
         state: before.
         event: the call.
         when: condition that tells it from the other rows of this state and event.
-        to: state afterwards.
+        to: state afterwards; `TRAITS[to].sent` is what is sent from then on.
     """
 
     state: State
     event: Event
     when: str
     to: State
-
-    @property
-    def sent(self) -> Sent:
-        """What is sent from then on."""
-        return TRAITS[self.to].sent
 
 
 def _rows(

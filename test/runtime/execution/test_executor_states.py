@@ -11,6 +11,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from execution_rig import Rig, holding
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from watched_executor import CALLS, ROWS, SEEN
 
 from vla_runtime.execution.column_model import StartParameters
@@ -425,6 +427,29 @@ def walk_from(way: Callable[[], Rig]) -> None:
 @pytest.mark.parametrize('way', QUICK, ids=lambda way: way.__name__)
 def test_whatever_comes_in_a_state_leads_on_by_a_row_of_the_table(way: Callable[[], Rig]) -> None:
     walk_from(way)
+
+
+@settings(deadline=None)
+@given(
+    way=st.sampled_from(list(WAYS)),
+    walk=st.lists(
+        st.tuples(st.sampled_from(list(EVENTS)), st.sampled_from([0, 1, 3, 15, 40]), st.booleans()),
+        max_size=6,
+    ),
+)
+def test_whatever_follows_on_what_no_command_is_beyond_a_limit(
+    way: Callable[[], Rig], walk: list[tuple[str, int, bool]]
+) -> None:
+    rig = way()
+    for name, ticks, arrives in walk:
+        rig.state_arrives |= arrives
+        EVENTS[name](rig)
+        rig.tick(ticks)
+    assert not rig.executor.counters.internal_errors
+    for tick in rig.ticks:
+        setpoints, velocities = tick.command.setpoints, tick.command.velocities
+        assert (np.abs(setpoints) <= LIMIT.upper + StartParameters().tolerance).all()
+        assert (np.abs(velocities) <= LIMIT.velocity * (1.0 + 1e-9)).all()
 
 
 @pytest.mark.thorough
