@@ -36,7 +36,6 @@ class Guard:
         counters: the executor's.
 
     Attributes:
-        blocked_joints: joints that something blocks.
         state: the measured positions.
         fault: reason why the robot may not move, from the last tick; None where it may.
         detail: the same in words; it stays while nothing clears it, so that a stop keeps its cause.
