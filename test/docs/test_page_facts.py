@@ -16,6 +16,7 @@ from vla_runtime.execution.command import ChunkRefusal, Reason
 from vla_runtime.robot.file import load_robot
 
 MAKE = runpy.run_path(str(ROOT / 'docs' / 'make_parameters.py'))
+STATES = runpy.run_path(str(ROOT / 'docs' / 'make_states.py'))
 TABLES = MAKE['TABLES']
 OF_A_FAMILY = {'dimensions.py', 'time_table.py'}
 
@@ -85,6 +86,16 @@ def launch_arguments(file: str) -> set[str]:
 def test_parameter_tables_are_those_of_the_code() -> None:
     page = text_of('docs/reference/parameters.md')
     assert MAKE['with_tables'](page) == page, 'run: ./run exec python docs/make_parameters.py'
+
+
+def test_states_and_their_picture_are_those_of_the_code() -> None:
+    page, again = (
+        text_of('docs/explanation/executor.md'),
+        'run: ./run exec python docs/make_states.py',
+    )
+    assert STATES['with_tables'](page) == page, again
+    assert (ROOT / 'docs' / 'executor_states.svg').read_text() == STATES['picture'](), again
+    assert STATES['PLACES'].keys() == STATES['TRAITS'].keys()
 
 
 # --- tables of words --------------------------------------------------------------------------

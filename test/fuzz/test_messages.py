@@ -12,6 +12,7 @@ from mutations import COUNTS, fuzz, mutated
 from sensor_msgs.msg import CompressedImage, Image
 from trajectory_msgs.msg import JointTrajectory
 
+from vla_runtime.execution.column_model import ColumnModel
 from vla_runtime.execution.columns import Column, CommandColumns
 from vla_runtime.execution.state import MeasuredState
 from vla_runtime.execution.watchdog import StateWatch, WatchdogParameters
@@ -29,7 +30,7 @@ from vla_runtime.types import ActionChunk, ChunkHeader, PlanRequest
 
 NAMES = ('a', 'b', 'turn')
 NUMBERS = (0.0, -1.0, 1e308, -1e308, 1e39, 5e-324, math.nan, math.inf, -math.inf, 3.5)
-COLUMNS = CommandColumns((Column('a'), Column('b'), Column('turn', continuous=True)))
+COLUMNS = ColumnModel(CommandColumns((Column('a'), Column('b'), Column('turn', continuous=True))))
 SECOND = 10**9
 
 
@@ -49,7 +50,7 @@ class Robot:
 
     def __init__(self) -> None:
         self.state = MeasuredState(COLUMNS)
-        self.watch = StateWatch(WatchdogParameters(), COLUMNS, np.ones(3))
+        self.watch = StateWatch(WatchdogParameters(), COLUMNS)
         self.joints = [JointBuffer(JointSource('/j', n, continuous=n == 'turn')) for n in NAMES]
         self.topic = JointTopic('/j', self.joints)
         self.now_ns = SECOND

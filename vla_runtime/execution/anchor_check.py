@@ -12,7 +12,7 @@ from collections import deque
 
 import numpy as np
 
-from vla_runtime.execution.columns import CommandColumns
+from vla_runtime.execution.column_model import ColumnModel
 
 # Places of the last 2.5 s are kept, so far apart.
 _KEPT, _APART_NS = 128, 20_000_000
@@ -28,17 +28,18 @@ class AnchorCheck:
     """Compares the first row of each chunk with where the robot was.
 
     Args:
-        columns: the executor's.
-        allowed: (columns,) `hold_follows`; infinite for columns that are not looked at.
+        model: the executor's columns.
 
     Attributes:
         warning: what is wrong with the stamps, in words; empty while nothing is.
     """
 
-    def __init__(self, columns: CommandColumns, allowed: np.ndarray) -> None:
-        looked_at = columns.has_feedback & columns.is_position & ~columns.is_continuous
-        self._looked_at = np.flatnonzero(looked_at & ~columns.in_rotation & np.isfinite(allowed))
-        self._allowed = allowed[self._looked_at]
+    def __init__(self, model: ColumnModel) -> None:
+        columns = model.columns
+        self._looked_at = np.flatnonzero(
+            model.movable & ~columns.is_continuous & np.isfinite(model.follows)
+        )
+        self._allowed = model.follows[self._looked_at]
         self._stamps = np.zeros(_KEPT, dtype=np.int64)
         self._places = np.zeros((_KEPT, columns.count))
         self._verdicts: deque[bool] = deque(maxlen=_OF_LAST)

@@ -1,14 +1,10 @@
-"""Start from start_state: check the distance to the first command, and approach it."""
+"""The approach of a start: from where the robot rests to the first row of a chunk."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
-
 import numpy as np
 
-from vla_runtime.execution.columns import CommandColumns
-from vla_runtime.execution.limits import Limits
+from vla_runtime.execution.column_model import ColumnModel
 from vla_runtime.execution.rotations import (
     Quaternion,
     Vector,
@@ -17,75 +13,9 @@ from vla_runtime.execution.rotations import (
     turned,
     unit,
 )
-from vla_runtime.files.field_error import FieldError
 
 # Fraction of the start's tolerance that is too small to see.
 NEGLIGIBLE = 0.01
-# Shares of a column's range: the largest tolerance, and the largest distance in a second.
-_TOLERANCE_SHARE, _SPEED_SHARE = 0.25, 0.5
-
-OnStartTooFar = Literal['refuse', 'approach']
-
-
-@dataclass(frozen=True)
-class StartParameters:
-    """Settings of a start from start_state.
-
-    Attributes:
-        tolerance: largest distance from the commanded (at the first start: measured) position to
-            the first row of a chunk, rad or m; see `start_limits`.
-        on_too_far: `refuse` the chunk, or `approach` its first row at a set speed and ask again
-            from there.
-        approach_speed: largest speed of a column while approaching, rad/s or m/s; see
-            `start_limits`.
-        approach_timeout_s: an approach that has not arrived so many seconds after it should have
-            ends in a hold, until `start`: something is in the way.
-        cold_after_s: a hold of this length makes the next chunk a new start, seconds on the steady
-            clock. After a fault, a stop or a reset it always is.
-    """
-
-    tolerance: float = 0.2
-    on_too_far: OnStartTooFar = 'approach'
-    approach_speed: float = 0.3
-    approach_timeout_s: float = 5.0
-    cold_after_s: float = 2.0
-
-    def __post_init__(self) -> None:
-        for name in ('tolerance', 'approach_speed', 'approach_timeout_s', 'cold_after_s'):
-            if not (value := getattr(self, name)) > 0.0:
-                raise FieldError(f'start.{name}', f'{value:g} where more than 0 is expected')
-        words = get_args(OnStartTooFar)
-        if self.on_too_far not in words:
-            raise FieldError(
-                'start.on_too_far',
-                f"'{self.on_too_far}' where one of {', '.join(words)} is expected",
-            )
-
-
-def start_limits(
-    columns: CommandColumns, limits: Limits, start: StartParameters
-) -> tuple[np.ndarray, np.ndarray]:
-    """Tolerance of a start and speed of an approach, per column.
-
-    One number of radians does not suit a gripper of a few centimetres. Without numbers of its own
-    a column's tolerance is at most a quarter of its range, and its speed at most half of its range
-    in a second. No approach is faster than the limit of the velocity.
-
-    Args:
-        columns: columns of the executor's commands.
-        limits: `start_tolerance` and `approach_speed` of a column have precedence.
-        start: tolerance and speed of columns without numbers of their own.
-
-    Returns:
-        tolerance: (columns,) float64, rad or m; of a rotation rad.
-        speed: (columns,) float64, rad/s or m/s; of a rotation rad/s.
-    """
-    span = limits.upper - limits.lower
-    tolerance = np.minimum(start.tolerance * columns.scale, _TOLERANCE_SHARE * span)
-    speed = np.minimum(start.approach_speed * columns.scale, _SPEED_SHARE * span)
-    tolerance = np.where(np.isnan(limits.start_tolerance), tolerance, limits.start_tolerance)
-    speed = np.where(np.isnan(limits.approach_speed), speed, limits.approach_speed)
-    return tolerance, np.minimum(speed, limits.velocity)
 
 
 class Approach:
@@ -94,17 +24,14 @@ class Approach:
     A rotation goes the short way, about one axis.
 
     Args:
-        columns: the executor's.
-        tolerance: (columns,) of the start, see `start_limits`.
-        speed: (columns,) largest speeds.
+        model: the executor's columns.
         timeout_s: time after which an approach that should have arrived is overdue.
     """
 
-    def __init__(
-        self, columns: CommandColumns, tolerance: np.ndarray, speed: np.ndarray, timeout_s: float
-    ) -> None:
-        self._columns = columns
-        self._negligible = NEGLIGIBLE * tolerance
+    def __init__(self, model: ColumnModel, timeout_s: float) -> None:
+        columns = model.columns
+        self._columns, self._speed = columns, model.approach_speed
+        self._negligible = NEGLIGIBLE * model.tolerance
         self._timeout_s = timeout_s
         self._start = np.zeros(columns.count)
         self._goal = np.zeros(columns.count)
@@ -115,7 +42,6 @@ class Approach:
         self.elapsed_s = 0.0
         self.active = False
         self.target = np.zeros(columns.count)
-        self.speed = speed
 
     def begin(self, start: np.ndarray, goal: np.ndarray) -> None:
         """Set out from `start` for `goal`, each (columns,); velocity columns stay at zero."""
@@ -125,7 +51,7 @@ class Approach:
         self._goal[self._columns.is_velocity] = 0.0
         np.subtract(self._goal, self._start, out=self._distance)
         way = self._columns.distance(self._start, self._goal)
-        self._duration_s = max(float((way / self.speed).max()), 1e-3)
+        self._duration_s = max(float((way / self._speed).max()), 1e-3)
         self._begin_turns()
         self.elapsed_s = 0.0
         self.active = True
@@ -180,7 +106,7 @@ class Approach:
             return ''
         distance = self._columns.distance(self._goal, commanded)
         distance[self._columns.is_velocity] = 0.0
-        left_s = distance / self.speed
+        left_s = distance / self._speed
         worst = int(np.argmax(left_s))
         # One number of a quaternion says nothing about where it goes.
         goal = '' if self._columns.in_rotation[worst] else f', to {self._goal[worst]:.3g}'

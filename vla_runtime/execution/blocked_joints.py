@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vla_runtime.execution.columns import CommandColumns
-from vla_runtime.execution.limits import Limits
+from vla_runtime.execution.column_model import ColumnModel
 
 # Shares of max_step. A joint is pressed while its command leads it by the first. The time adds up
 # until the joint has moved by the second, or the command has come back as near as that: a chunk
@@ -26,21 +25,18 @@ class BlockedJoints:
     from their command.
 
     Args:
-        columns: the executor's.
-        limits: `step_from_measured` of the columns.
-        tracking_error: (columns,) as `tracking_error_limits` gives them; infinite for a gripper.
+        model: the executor's columns.
         after_s: time for which a joint is pressed until it counts as blocked.
 
     Attributes:
-        blocked: (columns,) bool; one array that every tick overwrites.
+        blocked: (columns,) bool, columns that are blocked: a view of the present for others to
+            read, which only `advance` and `restart` change.
     """
 
-    def __init__(
-        self, columns: CommandColumns, limits: Limits, tracking_error: np.ndarray, after_s: float
-    ) -> None:
-        step = limits.step_from_measured
-        guarded = columns.has_feedback & columns.is_position & np.isfinite(tracking_error)
-        step = np.where(guarded, step, np.inf)
+    def __init__(self, model: ColumnModel, after_s: float) -> None:
+        columns = model.columns
+        watched = model.guarded & ~model.grips
+        step = np.where(watched, model.limits.step_from_measured, np.inf)
         self._names = columns.names
         self._after_s = after_s
         self._step = step
@@ -56,13 +52,15 @@ class BlockedJoints:
         self._place = np.zeros(columns.count)
         self._side = np.zeros(columns.count)
         self._pressed_s = np.zeros(columns.count)
-        self.blocked = np.zeros(columns.count, dtype=bool)
+        self._blocked = np.zeros(columns.count, dtype=bool)
+        self.blocked = self._blocked.view()
+        self.blocked.flags.writeable = False
 
     def restart(self) -> None:
         """Count anew: a person has looked at the robot."""
         self._counts[:] = False
         self._pressed_s[:] = 0.0
-        self.blocked[:] = False
+        self._blocked[:] = False
 
     def advance(self, commanded: np.ndarray, measured: np.ndarray, dt_s: float) -> bool:
         """Take the positions of a tick; return whether any joint is blocked.
@@ -85,8 +83,8 @@ class BlockedJoints:
         np.sign(self._side, out=self._side)
         np.logical_or(self._counts, presses, out=self._counts)
         np.add(self._pressed_s, dt_s, out=self._pressed_s, where=presses)
-        np.greater(self._pressed_s, self._after_s, out=self.blocked)
-        return bool(np.count_nonzero(self.blocked))
+        np.greater(self._pressed_s, self._after_s, out=self._blocked)
+        return bool(np.count_nonzero(self._blocked))
 
     def _forget(self, measured: np.ndarray) -> None:
         """Drop the time of joints that moved, and of those whose command came back."""

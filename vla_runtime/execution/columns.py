@@ -87,7 +87,7 @@ class ChunkForm(Protocol):
 
 
 class CommandColumns:
-    """All columns of one executor, as arrays of flags beside their names.
+    """All columns of one executor, as read-only arrays of flags beside their names.
 
     Args:
         columns: columns of a command.
@@ -136,6 +136,9 @@ class CommandColumns:
         self.scale = np.array([column.scale for column in columns])
         self.any_velocity = bool(self.is_velocity.any())
         self.any_continuous = bool(self.is_continuous.any())
+        for value in (*vars(self).values(), *self.quaternions):
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
 
     def measured_by(self, columns: Iterable[int]) -> list[str]:
         """Name what measures these columns, each once."""

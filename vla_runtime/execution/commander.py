@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from vla_runtime.execution.approach import NEGLIGIBLE, Approach, StartParameters, start_limits
-from vla_runtime.execution.columns import CommandColumns
+from vla_runtime.execution.approach import NEGLIGIBLE, Approach
+from vla_runtime.execution.blocked_joints import BlockedJoints
+from vla_runtime.execution.column_model import ColumnModel
 from vla_runtime.execution.command import Command, CommandKind, Counters, Reason
+from vla_runtime.execution.config import ExecutorConfig
 from vla_runtime.execution.giving_way import GivingWay
 from vla_runtime.execution.joining import Joining
-from vla_runtime.execution.limits import Limits
 from vla_runtime.execution.motion_limiter import MotionLimiter
 from vla_runtime.execution.moved_joints import MovedJoints
-from vla_runtime.execution.plausibility import noise_of
 from vla_runtime.execution.state import MeasuredState
 from vla_runtime.execution.timeline import Segment
 
@@ -35,69 +35,65 @@ _PRESSES_SHARE = 0.5
 
 
 class Commander:
-    """Owns the command, the motion limiter and the approach."""
+    """Owns the command, the motion limiter and the approach.
+
+    Args:
+        model: the executor's columns.
+        config: of the executor.
+        blocked_joints: joints that something blocks.
+        counters: the executor's.
+        dry_run: commands are computed and reported only.
+    """
 
     def __init__(
         self,
-        columns: CommandColumns,
-        limits: Limits,
-        start: StartParameters,
+        model: ColumnModel,
+        config: ExecutorConfig,
+        blocked_joints: BlockedJoints,
         counters: Counters,
-        tracking_error: np.ndarray,
-        blocked: np.ndarray,
         *,
-        longest_s: float,
-        control_period_s: float,
         dry_run: bool,
     ) -> None:
-        self._columns = columns
-        self._limits = limits
-        self._start = start
-        self._tolerance, speed = start_limits(columns, limits, start)
-        self._limiter = MotionLimiter(limits, columns, longest_s)
+        self._model = model
+        self._columns, self._limits = model.columns, model.limits
+        self._returns_inside = config.start.on_too_far == 'approach'
+        self._limiter = MotionLimiter(model.limits, model.columns, config.longest_s)
         self._counters = counters
-        self._guarded = columns.has_feedback & columns.is_position
-        self._unguarded = ~columns.has_feedback & columns.is_position
-        self._rejects_far_steps = limits.actions.step_from_measured == 'reject'
-        self.approach = Approach(columns, self._tolerance, speed, start.approach_timeout_s)
-        self.grips = self._grips = self._guarded & np.isinf(tracking_error)
-        self._follows = limits.hold_distance(columns)
-        # Positions whose command may be set to where the robot is: a gripper keeps its grip.
-        self.movable = self._guarded & ~self._grips & ~columns.in_rotation
-        self.moved_joints = MovedJoints(columns, self.movable, self._follows)
-        self.joining = Joining(columns, noise_of(columns, limits), self._follows, speed)
-        self._same = np.minimum(limits.velocity * control_period_s, _SAME_SHARE * self._follows)
+        self._rejects_far_steps = model.limits.actions.step_from_measured == 'reject'
+        self.approach = Approach(model, config.start.approach_timeout_s)
+        self.moved_joints = MovedJoints(model)
+        self.joining = Joining(model)
+        self._same = np.minimum(
+            model.limits.velocity * config.control_period_s, _SAME_SHARE * model.follows
+        )
         # Whether the next tick's command begins where the robot is.
         self._seated = False
-        self.blocked = blocked
-        self.giving_way = GivingWay(
-            columns, limits, tracking_error, self._guarded, self._grips, blocked
-        )
+        self.giving_way = GivingWay(model, blocked_joints)
         # Where to go first after a start away from the last command, or outside the limits.
         self._first_goal: np.ndarray | None = None
         self._found_outside = False
         self._was_moved = False
         # Where the plan or the approach is now; tracked within the limits.
-        self.target = np.zeros(columns.count)
+        self.target = np.zeros(model.columns.count)
         # Whether the setpoints stand for something that may be published.
         self.has_commanded = False
         self.held_since_s: float | None = None
         self.command = Command(
             CommandKind.IDLE,
             Reason.NOT_STARTED,
-            np.zeros(columns.count),
-            np.zeros(columns.count),
+            np.zeros(model.columns.count),
+            np.zeros(model.columns.count),
             dry_run=dry_run,
         )
 
     @property
     def unknown(self) -> np.ndarray:
         """(columns,) bool: positions without a measurement that were never commanded."""
-        return self._unguarded & (not self.has_commanded)
+        return self._model.unguarded & (not self.has_commanded)
 
     def measured_or_commanded(self, positions: np.ndarray) -> np.ndarray:
         """Return the measured positions (columns,), and the last command where there are none."""
-        return np.where(self._guarded, positions, self.command.setpoints)
+        return np.where(self._model.guarded, positions, self.command.setpoints)
 
     @property
     def moving(self) -> bool:
@@ -117,7 +113,7 @@ class Commander:
         """
         if not self.has_commanded or self.command.dry_run:
             return None
-        return np.where(self._guarded, self.command.setpoints, np.nan)
+        return np.where(self._model.guarded, self.command.setpoints, np.nan)
 
     def forget(self, dry_run: bool) -> None:
         """Forget the last command: it says nothing about the robot any more."""
@@ -153,7 +149,7 @@ class Commander:
     @property
     def _goes_back(self) -> bool:
         """Whether a robot that is found outside its limits is brought back inside."""
-        return self._start.on_too_far == 'approach' and not self.unknown.any()
+        return self._returns_inside and not self.unknown.any()
 
     def _found(
         self, state: MeasuredState, references: np.ndarray
@@ -166,12 +162,12 @@ class Commander:
 
     def _goal_of(self, measured: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return which columns stay as they are commanded, where all go, and how far outside."""
-        setpoints, guarded = self.command.setpoints, self._guarded
-        near = self._grips | (np.abs(setpoints - measured) <= self._follows)
-        stays = self._grips | near[guarded].all()
+        setpoints, guarded = self.command.setpoints, self._model.guarded
+        near = self._model.grips | (np.abs(setpoints - measured) <= self._model.follows)
+        stays = self._model.grips | near[guarded].all()
         goal = np.where(stays, setpoints, measured) if self.has_commanded else measured
         inside = np.where(guarded, self._inside(goal), setpoints)
-        return stays, inside, np.where(guarded, np.abs(goal - inside) / self._tolerance, 0.0)
+        return stays, inside, np.where(guarded, np.abs(goal - inside) / self._model.tolerance, 0.0)
 
     def take_position(
         self, state: MeasuredState, references: np.ndarray, unseen: np.ndarray
@@ -190,14 +186,14 @@ class Commander:
                 says so.
             unseen: (columns,) bool.
         """
-        setpoints, guarded = self.command.setpoints, self._guarded
+        setpoints, guarded = self.command.setpoints, self._model.guarded
         positions, measured, away = self._found(state, references)
         np.copyto(state.positions, positions)
         stays, inside, excess = self._goal_of(measured)
         self._was_moved = self.has_commanded and not stays[guarded].all()
-        joins = unseen & self.movable & (away > self._follows) & self.has_commanded
+        joins = unseen & self._model.movable & (away > self._model.follows) & self.has_commanded
         if self.has_commanded:
-            self._seat(guarded & ~self._grips & ~joins & (away > self._same), measured)
+            self._seat(guarded & ~self._model.grips & ~joins & (away > self._same), measured)
             self._leave_place()
         else:
             # A robot that is outside by a rounding is commanded inside at once.
@@ -209,7 +205,7 @@ class Commander:
         self._seated = not self.joining.active
         self._first_goal = None if self.joining.active or (setpoints == inside).all() else inside
         self._found_outside = self._goes_back and self._limiter.outside(setpoints)
-        if not self._unguarded.any():
+        if not self._model.unguarded.any():
             self.has_commanded = True
 
     def held_at(self, references: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -217,7 +213,7 @@ class Commander:
 
         An arm that sags under its controller would drop by as much again at the measured position.
         """
-        sags = np.abs(references - positions) <= self._follows
+        sags = np.abs(references - positions) <= self._model.follows
         return np.where(sags, references, positions)
 
     def go_along(self, columns: np.ndarray, references: np.ndarray, state: MeasuredState) -> None:
@@ -230,7 +226,7 @@ class Commander:
         """
         place = self.held_at(references, state.positions)
         inside = self._inside(place)
-        place = np.where(np.abs(inside - place) <= self._tolerance, place, inside)
+        place = np.where(np.abs(inside - place) <= self._model.tolerance, place, inside)
         columns = columns & (place != self.command.setpoints)
         if np.count_nonzero(columns):
             self.moved_joints.seat(columns, self.command.setpoints, place)
@@ -243,7 +239,7 @@ class Commander:
         """
         lead = self.command.setpoints - measured
         turns = np.round(lead / _FULL_TURN)
-        off = np.abs(lead - turns * _FULL_TURN) <= self._follows
+        off = np.abs(lead - turns * _FULL_TURN) <= self._model.follows
         return self._columns.is_continuous & (turns != 0.0) & off
 
     def describe_lead(self, columns: np.ndarray, measured: np.ndarray) -> str:
@@ -261,13 +257,13 @@ class Commander:
         """
         plausibility = state.plausibility
         short = plausibility.after_outage & ~plausibility.unseen
-        short &= np.abs(self.command.setpoints - state.positions) > self._follows
-        columns = (plausibility.returned | short) & self.movable
+        short &= np.abs(self.command.setpoints - state.positions) > self._model.follows
+        columns = (plausibility.returned | short) & self._model.movable
         if not np.count_nonzero(columns):
             return
         columns &= ~self.a_turn_off(state.positions)
         columns &= state.still_for(plausibility.rests_s)
-        columns &= np.abs(self._inside(state.positions) - state.positions) <= self._tolerance
+        columns &= np.abs(self._inside(state.positions) - state.positions) <= self._model.tolerance
         plausibility.after_outage &= ~columns
         self.joining.begin(columns, state.positions, self._inside(state.positions))
 
@@ -325,7 +321,7 @@ class Commander:
         # A robot that a person has left a little outside its limits stays there, as at a start. No
         # command leads further outside than a start may.
         outside = np.abs(inside - measured)
-        stays = (outside > self._follows) & (outside <= self._tolerance)
+        stays = (outside > self._model.follows) & (outside <= self._model.tolerance)
         self.moved_joints.seat(columns, self.command.setpoints, measured)
         self._seat(columns, np.where(stays, measured, inside))
         self.command.seats = True
@@ -333,7 +329,9 @@ class Commander:
 
     def led_away(self, references: np.ndarray) -> np.ndarray:
         """Return the columns whose controllers do not hold the last command, (columns,) bool."""
-        return ~self._grips & (np.abs(references - self.command.setpoints) > self._follows)
+        return ~self._model.grips & (
+            np.abs(references - self.command.setpoints) > self._model.follows
+        )
 
     def _seat(self, columns: np.ndarray, place: np.ndarray) -> None:
         np.copyto(self.command.setpoints, place, where=columns)
@@ -349,7 +347,7 @@ class Commander:
         limits, names = self._limits, self._columns.names
         why = (
             f'with start.on_too_far approach the executor itself goes back up to '
-            f'{self._tolerance[column]:g}, the start tolerance, at the approach speed'
+            f'{self._model.tolerance[column]:g}, the start tolerance, at the approach speed'
         )
         if self.unknown.any():
             why = (
@@ -407,8 +405,8 @@ class Commander:
 
     def _inside(self, positions: np.ndarray) -> np.ndarray:
         """Return the positions (columns,), those that are measured brought inside the limits."""
-        inside = np.clip(positions, self._limits.hard_lower, self._limits.hard_upper)
-        return np.where(self._guarded, inside, positions)
+        inside = np.clip(positions, self._model.lowest, self._model.highest)
+        return np.where(self._model.guarded, inside, positions)
 
     def hold_tick(
         self, reason: Reason, state: MeasuredState | None, dt_s: float, now_s: float
@@ -428,7 +426,7 @@ class Commander:
         if state is not None and giving_way.begins_or_goes_on(command.setpoints, state):
             reached = giving_way.aim(command.setpoints, state.positions, self.target)
             command.velocities[:] = 0.0
-            speed = self.approach.speed
+            speed = self._model.approach_speed
             self._limiter.apply(
                 command.setpoints, self.target, command.velocities, reached, dt_s, speed
             )
@@ -516,7 +514,7 @@ class Commander:
         """
         setpoints, target = self.command.setpoints, self.approach.target
         reached = np.clip(target, *self.press_bounds(measured))
-        pressed = (reached != target) & (np.abs(setpoints - reached) <= self._tolerance)
+        pressed = (reached != target) & (np.abs(setpoints - reached) <= self._model.tolerance)
         there = self.approach.arrived(np.where(pressed, target, setpoints))
         return there and not self.outside
 
@@ -528,7 +526,7 @@ class Commander:
         """
         setpoints, step = self.command.setpoints, self._limits.step_from_measured
         lead = setpoints - measured
-        presses = self._grips & (np.abs(lead) >= _PRESSES_SHARE * step)
+        presses = self._model.grips & (np.abs(lead) >= _PRESSES_SHARE * step)
         lowest, highest = measured - step, measured + step
         return (
             np.where(presses & (lead < 0.0), np.minimum(lowest, setpoints), -np.inf),
@@ -546,7 +544,7 @@ class Commander:
         if not self._rejects_far_steps or self.command.dry_run:
             return False
         # An object keeps a gripper from its plan, which is no fault: it is clamped.
-        return self._limiter.too_far(np.where(self._grips, measured, self.target), measured)
+        return self._limiter.too_far(np.where(self._model.grips, measured, self.target), measured)
 
     def slower(self, dt_s: float) -> float:
         """Fraction of velocity that every column keeps after a tick of braking."""
@@ -597,7 +595,7 @@ class Commander:
         """One tick of the approach, at a share of its speed."""
         np.copyto(self.target, self.approach.advance(dt_s * pace, self.command.velocities))
         self.command.velocities *= pace
-        command = self._move(measured, dt_s, self.approach.speed)
+        command = self._move(measured, dt_s, self._model.approach_speed)
         command.kind = CommandKind.APPROACH
         command.reason = Reason.APPROACHING
         return command

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
-from vla_runtime.execution.approach import StartParameters
-from vla_runtime.execution.columns import ChunkForm, Column
+from vla_runtime.execution.column_model import ColumnModel, StartParameters
+from vla_runtime.execution.columns import ChunkForm, Column, CommandColumns
 from vla_runtime.execution.command import CommandKind, Reason
 from vla_runtime.execution.limits import Limits
 from vla_runtime.execution.parameters import ExecutorParameters
@@ -74,6 +74,15 @@ class ExecutorConfig:
         for name in ('control_period_s', 'restart_after_outage_s'):
             if not (value := getattr(self, name)) > 0.0:
                 raise ValueError(f'{name} is {value}, expected more than 0 seconds')
+
+    def column_model(self) -> ColumnModel:
+        """Make the columns with their limits, and what follows from the two."""
+        return ColumnModel(
+            CommandColumns(self.columns, self.form),
+            self.limits,
+            self.start,
+            self.watchdog.max_tracking_error,
+        )
 
     @property
     def longest_s(self) -> float:

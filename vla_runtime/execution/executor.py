@@ -24,11 +24,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vla_runtime.execution.anchor_check import AnchorCheck
-from vla_runtime.execution.approach import start_limits
 from vla_runtime.execution.blocked_joints import BlockedJoints
 from vla_runtime.execution.chunk_check import CheckedChunk, check_chunk
 from vla_runtime.execution.clamp_latch import ClampLatch
-from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import (
     ChunkRefusal,
     Command,
@@ -43,11 +41,10 @@ from vla_runtime.execution.config import ExecutorConfig, ExecutorStatus, Mode
 from vla_runtime.execution.guard import Guard
 from vla_runtime.execution.handover import Handover
 from vla_runtime.execution.intake import Refused, StartTooFar
-from vla_runtime.execution.limits import make_limits
 from vla_runtime.execution.motion import Motion, OperatorRequired
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.replanner import Replanner
-from vla_runtime.execution.watchdog import tick_timeout, tracking_error_limits
+from vla_runtime.execution.states import TRAITS, State
 from vla_runtime.types import ActionChunk, ChunkHeader, PlanRequest
 
 # A person who was asked to look at the robot answers within so long.
@@ -87,47 +84,18 @@ class ChunkExecutor:
         latch: ClampLatch | None = None,
     ) -> None:
         self.config = config
-        self.columns = CommandColumns(config.columns, config.form)
+        self.model = config.column_model()
+        self.columns = self.model.columns
         self.counters = Counters()
         # One that outlives this executor keeps it closed until the operator's `reset`.
         self.latch = latch or ClampLatch(config.clamp_latch)
-        self._limits = config.limits or make_limits(self.columns.names)
-        tracking_error = tracking_error_limits(
-            self.columns, self._limits, config.watchdog.max_tracking_error
-        )
-        blocked_joints = BlockedJoints(
-            self.columns, self._limits, tracking_error, config.watchdog.blocked_after_s
-        )
+        blocked_joints = BlockedJoints(self.model, config.watchdog.blocked_after_s)
         self._commander = Commander(
-            self.columns,
-            self._limits,
-            config.start,
-            self.counters,
-            tracking_error,
-            blocked_joints.blocked,
-            longest_s=config.longest_s,
-            control_period_s=config.control_period_s,
-            dry_run=dry_run,
+            self.model, config, blocked_joints, self.counters, dry_run=dry_run
         )
-        self._replanner = Replanner(
-            self.columns, self._limits, config.start, self.latch, parameters, self.counters
-        )
-        self._guard = Guard(
-            config.watchdog,
-            tick_timeout(config.watchdog, config.control_period_s),
-            config.restart_after_outage_s,
-            self.columns,
-            self._limits,
-            start_limits(self.columns, self._limits, config.start)[0],
-            tracking_error,
-            blocked_joints,
-            self.latch,
-            self.counters,
-        )
-        self._anchors = AnchorCheck(
-            self.columns,
-            np.where(np.isinf(tracking_error), np.inf, self._limits.hold_distance(self.columns)),
-        )
+        self._replanner = Replanner(self.model, self.latch, parameters, self.counters)
+        self._guard = Guard(self.model, config, blocked_joints, self.latch, self.counters)
+        self._anchors = AnchorCheck(self.model)
         self._mode = Mode.IDLE
         self._stop_reason = Reason.NOT_STARTED
         # What a start was refused for, until a person answers.
@@ -137,14 +105,7 @@ class ChunkExecutor:
         # A release and a dry run wait until a tick has commanded the rest.
         self._releases, self._was_at_rest = False, True
         self._motion = Motion(
-            self._guard,
-            self._commander,
-            self._replanner,
-            self.counters,
-            config.on_stop,
-            config.restart_after_outage_s,
-            config.start.cold_after_s,
-            on_ros_clock=config.watchdog.motion_clock == 'ros',
+            self.model, config, self._guard, self._commander, self._replanner, self.counters
         )
 
     # ------------------------------------------------------------ the operator
@@ -237,8 +198,7 @@ class ChunkExecutor:
         if asked is None or not 0.0 <= now_s - asked.at_s <= _ANSWERS_WITHIN_S:
             return False
         moved = np.abs(self._guard.state.positions - asked.places)
-        follows = self._limits.hold_distance(self.columns)
-        return not (unseen & ~(asked.columns & (moved <= follows))).any()
+        return not (unseen & ~(asked.columns & (moved <= self.model.follows))).any()
 
     def _describe_unseen(self, unseen: np.ndarray) -> str:
         state = self._guard.state
@@ -438,7 +398,7 @@ class ChunkExecutor:
         return check_chunk(
             chunk,
             self.columns,
-            self._limits,
+            self.model.limits,
             self._motion.whereabouts(),
             self.config.step_time_s,
         )
@@ -496,17 +456,12 @@ class ChunkExecutor:
 
     def _require_motion(self) -> None:
         """Raise `Refused` where no chunk would be taken, whatever is in it."""
-        if self._mode is not Mode.RUNNING:
-            raise Refused(ChunkRefusal.NOT_RUNNING, 'the executor is not started')
-        fault = self._guard.fault
-        if fault is not None and fault is not Reason.CLAMP_LATCH:
-            raise Refused(ChunkRefusal.HOLDING, f'the robot holds: {fault.value}, {self.detail}')
-        if self._motion.braking:
-            raise Refused(ChunkRefusal.HOLDING, 'the robot is coming to rest')
-        if self._commander.approaches:
-            raise Refused(
-                ChunkRefusal.APPROACHING, 'the robot is on its way to where it may set out'
-            )
+        traits = TRAITS[self.state]
+        if traits.refusal is not None:
+            fault = self._guard.fault
+            because = f': {fault.value}, {self.detail}' if fault else ''
+            text = traits.text.format(because=because, latch=self.latch.text)
+            raise Refused(traits.refusal, text)
 
     # ------------------------------------------------------------ what goes out
 
@@ -518,12 +473,7 @@ class ChunkExecutor:
     @property
     def _takes_chunks(self) -> bool:
         """True when a chunk that comes now would be considered."""
-        return (
-            self._mode is Mode.RUNNING
-            and self._guard.fault is None
-            and not self._commander.approaches
-            and not self._motion.braking
-        )
+        return TRAITS[self.state].refusal is None
 
     def poll_request(
         self, now_s: float, now_ros_ns: int, past_steps: int = 0
@@ -580,6 +530,28 @@ class ChunkExecutor:
     @property
     def mode(self) -> Mode:
         return self._mode
+
+    @property
+    def state(self) -> State:
+        """State that follows from what the parts know; see `TRANSITIONS`."""
+        motion, commander, fault = self._motion, self._commander, self._guard.fault
+        if self._mode is Mode.IDLE:
+            return State.IDLE
+        if self._mode is Mode.STOPPED:
+            if self._releases:
+                return State.RELEASING
+            if self._stop_reason is Reason.RELEASED:
+                return State.RELEASED
+            return State.STOPPING if motion.braking else State.STOPPED
+        if motion.braking:
+            return State.BRAKING
+        if fault is not None and fault is not Reason.CLAMP_LATCH:
+            return State.HOLDING
+        if commander.approaches:
+            return State.JOINING if commander.joining.active else State.APPROACHING
+        if fault is not None:
+            return State.LATCHED
+        return State.WAITING if self._replanner.timeline.at_end else State.TRACKING
 
     @property
     def doubts_state(self) -> bool:

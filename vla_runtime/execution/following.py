@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vla_runtime.execution.columns import CommandColumns
+from vla_runtime.execution.column_model import ColumnModel
 from vla_runtime.execution.state import MeasuredState
 
 # A serial servo bus, or a controller that smooths, lags by up to 0.25 s; that much is tolerated
@@ -39,29 +39,18 @@ class Following:
     least two are, where there are as many.
 
     Args:
-        columns: the executor's.
-        grips: (columns,) bool.
-        allowed: (columns,) distance from which on a command has left a joint that stands still. The
-            robot stops where one command has gone twice as far.
-        noise: (columns,) distance below which a joint or a command counts as still.
-        reach: (columns,) largest distance of a command from its joint (`max_step`).
+        model: the executor's columns. From `follows` on a command has left a joint that stands
+            still; the robot stops where one command has gone twice as far.
     """
 
-    def __init__(
-        self,
-        columns: CommandColumns,
-        grips: np.ndarray,
-        allowed: np.ndarray,
-        noise: np.ndarray,
-        reach: np.ndarray,
-    ) -> None:
-        count = columns.count
-        self._names = columns.names
-        watched = columns.has_feedback & columns.is_position
-        self._ignored = ~watched
-        self._allowed = np.where(watched & ~grips, allowed, np.inf)
-        self._far = np.clip(_FULL_REACH * reach, self._allowed, _FAR * self._allowed)
-        self._noise = noise
+    def __init__(self, model: ColumnModel) -> None:
+        count = model.columns.count
+        self._names = model.columns.names
+        self._ignored = ~model.guarded
+        self._allowed = np.where(model.guarded & ~model.grips, model.follows, np.inf)
+        reach = _FULL_REACH * model.limits.step_from_measured
+        self._far = np.clip(reach, self._allowed, _FAR * self._allowed)
+        self._noise = model.noise
         self._needed = min(2, int(np.isfinite(self._allowed).sum()))
         # Lag of the slowest set-out seen, seconds; below 0 before one was.
         self._lag_s = -1.0

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from vla_runtime.execution.columns import CommandColumns
-from vla_runtime.execution.limits import Limits
+from vla_runtime.execution.blocked_joints import BlockedJoints
+from vla_runtime.execution.column_model import ColumnModel
 from vla_runtime.execution.moved_joints import RESTS_AFTER_S
 from vla_runtime.execution.state import MeasuredState
 
@@ -23,29 +23,19 @@ class GivingWay:
     """Columns of one hold that give way; every array is (columns,).
 
     Args:
-        columns: the executor's.
-        limits: of these columns.
-        tracking_error: as `tracking_error_limits` gives them.
-        guarded: bool, positions that are measured.
-        grips: bool, grippers that an object may keep from their command.
-        blocked: bool, columns that something blocks; the watchdog's own array.
+        model: the executor's columns.
+        blocked_joints: joints that something blocks.
     """
 
-    def __init__(
-        self,
-        columns: CommandColumns,
-        limits: Limits,
-        tracking_error: np.ndarray,
-        guarded: np.ndarray,
-        grips: np.ndarray,
-        blocked: np.ndarray,
-    ) -> None:
-        count = columns.count
-        self._columns, self._grips, self._blocked = columns, grips, blocked
-        self._follows = limits.hold_distance(columns)
+    def __init__(self, model: ColumnModel, blocked_joints: BlockedJoints) -> None:
+        count, grips = model.columns.count, model.grips
+        self._columns, self._grips, self._follows = model.columns, grips, model.follows
+        self._blocked_joints = blocked_joints
         # How far a hold may be from the robot, and how near one that gave way comes.
         self._reach = np.where(
-            guarded, np.minimum(limits.step_from_measured, tracking_error), np.inf
+            model.guarded,
+            np.minimum(model.limits.step_from_measured, model.tracking_error),
+            np.inf,
         )
         # A gripper stays at its reach, where rounding must not put it beyond.
         self._reach[grips] *= 1.0 + 1e-9
@@ -66,7 +56,7 @@ class GivingWay:
         np.abs(self._lead, out=self._lead)
         np.greater(self._lead, self._reach, out=self._far)
         np.logical_or(self._active, self._far, out=self._active)
-        np.logical_or(self._active, self._blocked, out=self._active)
+        np.logical_or(self._active, self._blocked_joints.blocked, out=self._active)
         if not np.count_nonzero(self._active):
             return False
         np.greater(self._lead, self._near, out=self._far)

@@ -13,14 +13,13 @@ import numpy as np
 
 from vla_runtime.execution.blocked_joints import BlockedJoints
 from vla_runtime.execution.clamp_latch import ClampLatch
-from vla_runtime.execution.columns import CommandColumns
+from vla_runtime.execution.column_model import ColumnModel
 from vla_runtime.execution.command import Command, CommandKind, Counters, Reason
+from vla_runtime.execution.config import ExecutorConfig
 from vla_runtime.execution.dead_reckoning import DeadReckoning
 from vla_runtime.execution.following import Following
-from vla_runtime.execution.limits import Limits
-from vla_runtime.execution.plausibility import noise_of
 from vla_runtime.execution.state import MeasuredState
-from vla_runtime.execution.watchdog import LOOK, ClockWatch, StateWatch, WatchdogParameters
+from vla_runtime.execution.watchdog import LOOK, ClockWatch, StateWatch, tick_timeout
 
 _MOTION = (CommandKind.TRACK, CommandKind.APPROACH)
 
@@ -29,13 +28,9 @@ class Guard:
     """Checks at every tick whether the robot may move.
 
     Args:
-        parameters: the watchdog's.
-        tick_timeout_s: longest time between two ticks.
-        outage_s: time without joint states in which the robot may have been moved anywhere.
-        columns: the executor's.
-        limits: of these columns.
-        tolerance: (columns,) of a start, see `start_limits`.
-        tracking_error: (columns,) as `tracking_error_limits` gives them.
+        model: the executor's columns.
+        config: of the executor; after `restart_after_outage_s` without joint states the robot may
+            have been moved anywhere.
         blocked_joints: watched while the command is published.
         latch: closed by too many clamped chunks in a row.
         counters: the executor's.
@@ -48,41 +43,28 @@ class Guard:
 
     def __init__(
         self,
-        parameters: WatchdogParameters,
-        tick_timeout_s: float,
-        outage_s: float,
-        columns: CommandColumns,
-        limits: Limits,
-        tolerance: np.ndarray,
-        tracking_error: np.ndarray,
+        model: ColumnModel,
+        config: ExecutorConfig,
         blocked_joints: BlockedJoints,
         latch: ClampLatch,
         counters: Counters,
     ) -> None:
-        self._columns = columns
+        parameters = config.watchdog
+        self._columns = model.columns
         self._latch = latch
         self._counters = counters
-        self._clock = ClockWatch(parameters, tick_timeout_s)
-        self._blocked_joints = blocked_joints
-        self._state_watch = StateWatch(parameters, columns, tracking_error)
-        self._tick_timeout_s = tick_timeout_s
+        self._tick_timeout_s = tick_timeout(parameters, config.control_period_s)
+        self._clock = ClockWatch(parameters, self._tick_timeout_s)
+        self.blocked_joints = blocked_joints
+        self._state_watch = StateWatch(parameters, model)
         self.state = MeasuredState(
-            columns,
-            limits,
-            tolerance,
+            model,
             gap_ns=round(parameters.max_state_age_s * 1e9),
-            outage_ns=round(outage_s * 1e9),
+            outage_ns=round(config.restart_after_outage_s * 1e9),
             simulated=parameters.motion_clock == 'ros',
         )
-        grips = columns.has_feedback & columns.is_position & np.isinf(tracking_error)
-        self._reckoning = DeadReckoning(columns)
-        self._following = Following(
-            columns,
-            grips,
-            limits.hold_distance(columns),
-            noise_of(columns, limits),
-            limits.step_from_measured,
-        )
+        self._reckoning = DeadReckoning(model.columns)
+        self._following = Following(model)
         self._started_s: float | None = None
         self.fault: Reason | None = None
         self.detail = ''
@@ -148,7 +130,7 @@ class Guard:
                 first; it has to come in time like any other.
         """
         self._started_s = now_s
-        self._blocked_joints.restart()
+        self.blocked_joints.restart()
         self.fault = None
         self.detail = ''
         if not ticks_come:
@@ -207,7 +189,7 @@ class Guard:
             self.detail = watch.describe_distance(command.setpoints, state.positions) + refused
             return Reason.TRACKING_ERROR
         if self.blocked(command, state.positions):
-            words = self._blocked_joints.describe(command.setpoints, state.positions)
+            words = self.blocked_joints.describe(command.setpoints, state.positions)
             self.detail = (
                 f'{words}. {LOOK}, an arm that sags so far under its load a larger max_step'
             )
@@ -244,7 +226,7 @@ class Guard:
         if positions is None or command.dry_run or command.kind is CommandKind.IDLE:
             return False
         dt_s = self.dt_ns * 1e-9
-        return self._blocked_joints.advance(command.setpoints, positions, dt_s)
+        return self.blocked_joints.advance(command.setpoints, positions, dt_s)
 
     def silent_s(self, now_s: float) -> float | None:
         """Seconds since the last tick if that is longer than allowed, else `None`.

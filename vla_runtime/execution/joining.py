@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vla_runtime.execution.columns import CommandColumns
+from vla_runtime.execution.column_model import ColumnModel
 
 # For so long the command comes no further than this share of `hold_follows`.
 _CREEPS_S, _CREEP_SHARE = 0.5, 0.8
@@ -20,19 +20,15 @@ class Joining:
     """Where the command is on its way to; every array is (columns,).
 
     Args:
-        columns: the executor's.
-        noise: distance below which a joint counts as still.
-        follows: see `Limits.hold_distance`.
-        speed: of an approach.
+        model: the executor's columns.
     """
 
-    def __init__(
-        self, columns: CommandColumns, noise: np.ndarray, follows: np.ndarray, speed: np.ndarray
-    ) -> None:
+    def __init__(self, model: ColumnModel) -> None:
+        columns = model.columns
         self._names, self._scale = columns.names, columns.scale
-        self._same = 2.0 * noise
-        self._speed = speed
-        self._creep = np.minimum(speed, _CREEP_SHARE * follows / _CREEPS_S)
+        self._same = 2.0 * model.noise
+        self._speed = model.approach_speed
+        self._creep = np.minimum(self._speed, _CREEP_SHARE * model.follows / _CREEPS_S)
         self.columns = np.zeros(columns.count, dtype=bool)
         self._found = np.zeros(columns.count)
         self._goal = np.zeros(columns.count)

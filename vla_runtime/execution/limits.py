@@ -21,8 +21,6 @@ _SLACK = 1e-9
 _SCATTER = 0.02
 # Limits that follow from the column's range where nothing else is said.
 _DERIVED = ('tracking_error', 'start_tolerance', 'approach_speed', 'hold_follows')
-# How far a hold gives way where nothing else is said: rad, and at most this share of the range.
-_HOLD_FOLLOWS, _HOLD_FOLLOWS_SHARE = 0.05, 0.05
 
 
 @dataclass(frozen=True)
@@ -39,13 +37,13 @@ class ColumnLimits:
         acceleration: largest change of speed, rad/s² or m/s².
         step_from_measured: largest distance of a commanded from the measured position, rad or m.
         tracking_error: distance of the measured from the commanded position that stops the robot,
-            rad or m; `None` derives it from the range (`tracking_error_limits`), infinity is for a
+            rad or m; `None` derives it from the range (`ColumnModel`), infinity is for a
             gripper, which an object keeps from its command.
         start_tolerance: distance that a start may jump over, rad or m; `None` derives it from the
-            range (`approach.start_limits`).
+            range (`ColumnModel`).
         approach_speed: speed of an approach, rad/s or m/s; `None` derives it from the range.
         hold_follows: distance that a hold gives way to the robot in all, rad or m; `None` derives
-            it from the range (`Limits.hold_distance`).
+            it from the range (`ColumnModel`).
     """
 
     lower: float = -np.inf
@@ -87,6 +85,8 @@ class LimitActions:
 class Limits:
     """Limits of all columns, each (columns,) float64, and what happens when one is violated.
 
+    The arrays are read-only: all who limit a command share them.
+
     `workspace_lower` and `workspace_upper` are a box for Cartesian columns, infinite elsewhere.
     `tracking_error`, `start_tolerance`, `approach_speed` and `hold_follows` are NaN where the range
     gives them.
@@ -107,6 +107,9 @@ class Limits:
     actions: LimitActions = field(default_factory=LimitActions)
 
     def __post_init__(self) -> None:
+        for value in vars(self).values():
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
         for name in ('velocity', 'acceleration', 'step_from_measured'):
             self._require(~(getattr(self, name) > 0.0), name, 'must be larger than 0')
         for name in _DERIVED:
@@ -133,13 +136,6 @@ class Limits:
         limited = np.isfinite(self.velocity) & np.isfinite(self.acceleration)
         times = self.velocity[limited] / self.acceleration[limited]
         return float(times.max(initial=0.0))
-
-    def hold_distance(self, columns: CommandColumns) -> np.ndarray:
-        """Return the distance that a hold gives way in all, (columns,), rad or m."""
-        derived = np.minimum(
-            _HOLD_FOLLOWS * columns.scale, _HOLD_FOLLOWS_SHARE * (self.upper - self.lower)
-        )
-        return np.where(np.isnan(self.hold_follows), derived, self.hold_follows)
 
     @property
     def hard_lower(self) -> np.ndarray:

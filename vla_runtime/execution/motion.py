@@ -12,15 +12,16 @@ import math
 
 import numpy as np
 
+from vla_runtime.execution.column_model import ColumnModel
 from vla_runtime.execution.command import Command, Counters, Reason
 from vla_runtime.execution.commander import Commander
+from vla_runtime.execution.config import ExecutorConfig
 from vla_runtime.execution.guard import Guard
 from vla_runtime.execution.intake import StartState
 from vla_runtime.execution.moved_joints import RESTS_AFTER_S
 from vla_runtime.execution.replanner import Replanner
 from vla_runtime.execution.speed_scaling import SpeedScaling
 from vla_runtime.execution.state import MeasuredState
-from vla_runtime.execution.stopping import StopActions
 
 # A stopped robot that has come to rest is given its hold for so long, on the steady clock: its
 # controller has it by then.
@@ -48,14 +49,12 @@ class Motion:
     """Moves the command along the plan; see the module's docstring.
 
     Args:
+        model: the executor's columns.
+        config: of the executor.
         guard: check of every tick that the robot may move.
         commander: owns the command.
         replanner: owns the plan.
         counters: counters of the executor.
-        on_stop: way to stop, by cause.
-        restart_after_outage_s: see `ExecutorConfig`.
-        cold_after_s: a hold of this length makes the next chunk a new start.
-        on_ros_clock: time passes as the ROS clock says, in a simulated world.
 
     Attributes:
         commanded_s: steady time of the last command, a tick's or the dead-man's; None before it.
@@ -69,24 +68,23 @@ class Motion:
 
     def __init__(
         self,
+        model: ColumnModel,
+        config: ExecutorConfig,
         guard: Guard,
         commander: Commander,
         replanner: Replanner,
         counters: Counters,
-        on_stop: StopActions,
-        restart_after_outage_s: float,
-        cold_after_s: float,
-        *,
-        on_ros_clock: bool,
     ) -> None:
+        count = model.columns.count
+        self._model = model
         self._guard = guard
         self._commander = commander
         self._replanner = replanner
         self._counters = counters
-        self._on_stop = on_stop
-        self._cold_after_s = cold_after_s
-        self._on_ros_clock = on_ros_clock
-        self._restart_after_s = restart_after_outage_s
+        self._on_stop = config.on_stop
+        self._cold_after_s = config.start.cold_after_s
+        self._on_ros_clock = config.watchdog.motion_clock == 'ros'
+        self._restart_after_s = config.restart_after_outage_s
         # Time of the last tick without a fault, on the clock that motion follows.
         self._good_s = -math.inf
         # Plan time for which a robot that has moved has been waiting for an answer.
@@ -96,18 +94,18 @@ class Motion:
         self._changed_s = -math.inf
         # Whether this stop may give up what the robot presses on, and where it has done so.
         self._presses = False
-        self._gave_up = np.zeros_like(commander.blocked)
+        self._gave_up = np.zeros(count, dtype=bool)
         # Readings that were refused, as far as a person was told.
         self._refused = 0
         self.commanded_s: float | None = None
         self.scaling = SpeedScaling()
-        self.references = np.full(len(commander.blocked), np.nan)
-        self.unsent = np.zeros_like(commander.blocked)
+        self.references = np.full(count, np.nan)
+        self.unsent = np.zeros(count, dtype=bool)
         self.unsent_placed = False
         # Where they were measured when a stop for something that they press on began.
         self._pressed_at = np.full(len(commander.blocked), np.nan)
         # Grippers among them that moved when it began, and so hold nothing.
-        self._free = np.zeros_like(commander.blocked)
+        self._free = np.zeros(count, dtype=bool)
         # Plan time per time while the robot brakes, 1.0 to 0.0; None while it does not.
         self._pace: float | None = None
         self._cause = Reason.NOT_STARTED
@@ -293,7 +291,7 @@ class Motion:
         begun = columns & ~self.unsent
         if np.count_nonzero(begun):
             rests = self._guard.state.still_for(RESTS_AFTER_S)
-            self._free |= begun & self._commander.grips & ~rests
+            self._free |= begun & self._model.grips & ~rests
         self._free &= columns
         np.copyto(self.unsent, columns)
 
@@ -303,7 +301,7 @@ class Motion:
         commander = self._commander
         if self.braking or commander.moving or not commander.has_commanded:
             return
-        columns = self.unsent & (commander.movable | self._free)
+        columns = self.unsent & (self._model.movable | self._free)
         if np.count_nonzero(columns):
             if state is None:
                 return
@@ -344,7 +342,7 @@ class Motion:
         that went along.
         """
         commander = self._commander
-        pressed = (commander.blocked | self._presses) & ~self._gave_up
+        pressed = (self._guard.blocked_joints.blocked | self._presses) & ~self._gave_up
         setpoints = commander.command.setpoints
         moved = commander.moved_joints.find(setpoints, state, pressed=pressed)
         doubted = pressed & moved & ~commander.blocked

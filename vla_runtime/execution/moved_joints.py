@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vla_runtime.execution.columns import CommandColumns
+from vla_runtime.execution.column_model import ColumnModel
 from vla_runtime.execution.state import MeasuredState
 
 # A joint that stays where it is for so long rests.
@@ -42,16 +42,14 @@ class MovedJoints:
     """Finds joints that were moved while their command stood still.
 
     Args:
-        columns: the executor's.
-        movable: (columns,) bool, columns whose command may be set to where they are.
-        follows: (columns,) see `Limits.hold_distance`.
+        model: the executor's columns.
     """
 
-    def __init__(self, columns: CommandColumns, movable: np.ndarray, follows: np.ndarray) -> None:
-        count = columns.count
-        self._movable = movable
-        self._follows = follows
-        self._small = _MOVED_SHARE * follows
+    def __init__(self, model: ColumnModel) -> None:
+        count = model.columns.count
+        self._movable = model.movable
+        self._follows = model.follows
+        self._small = _MOVED_SHARE * model.follows
         self._begun = False
         # No look at them has ended yet: the arm arrives.
         self._arrives = np.ones(count, dtype=bool)

@@ -10,16 +10,15 @@ import math
 
 import numpy as np
 
-from vla_runtime.execution.columns import CommandColumns
-from vla_runtime.execution.limits import Limits
+from vla_runtime.execution.column_model import ColumnModel
 
 # A joint may be pushed or fall faster than it is commanded.
 _MARGIN = 1.5
 # Drivers stamp what they read by so many seconds unevenly; in a simulated world by the time from
 # one clock message to the next.
 _STAMP_JITTER_S, _SIMULATED_JITTER_S = 0.01, 0.1
-# Noise of an encoder, rad, and at most this share of the joint's range.
-_NOISE, _NOISE_SHARE = 0.01, 0.01
+# Noise of an encoder, rad.
+_NOISE = 0.01
 # New values that agree with one another for so long are the robot's place after all.
 _PERSIST_NS = 500_000_000
 _PERSIST_SAMPLES = 5
@@ -44,12 +43,6 @@ REPORTED_NS, REPORTED_SAMPLES = 500_000_000, 3
 _FULL_TURN = 2.0 * math.pi
 # A driver that wraps stays within one turn; so much beyond is rounding.
 ONE_TURN = _FULL_TURN + 0.01
-
-
-def noise_of(columns: CommandColumns, limits: Limits) -> np.ndarray:
-    """Return the distance below which a joint counts as still, (columns,)."""
-    span = limits.upper - limits.lower
-    return np.minimum(_NOISE * columns.scale, _NOISE_SHARE * span)
 
 
 def _way(to: np.ndarray, last: np.ndarray, wraps: np.ndarray | None) -> np.ndarray:
@@ -94,9 +87,7 @@ class Plausibility:
     refused first or not. It is forgotten where the joint is back, or is where it is commanded.
 
     Args:
-        columns: the executor's.
-        limits: velocities and positions.
-        tolerance: (columns,) distance outside its limits at which a robot may be found.
+        model: the executor's columns. A robot may be found outside its limits by `tolerance`.
         gap_ns: time without a message that is a gap.
         outage_ns: time without a message in which the robot may have been moved anywhere.
         simulated: stamps are of `/clock`, in a world that may begin anew.
@@ -118,21 +109,20 @@ class Plausibility:
 
     def __init__(
         self,
-        columns: CommandColumns,
-        limits: Limits,
-        tolerance: np.ndarray,
+        model: ColumnModel,
         gap_ns: int,
         outage_ns: int,
         *,
         simulated: bool,
     ) -> None:
+        columns, limits, tolerance = model.columns, model.limits, model.tolerance
         self._columns = columns
         self._speed = _MARGIN * limits.velocity
         # Quaternions change their signs at will.
         self._judged = np.isfinite(limits.velocity) & ~columns.in_rotation
         self._floor = _NOISE * columns.scale
         self._swiftest = 0.5 * _SWIFTEST * columns.scale
-        self._follows = limits.hold_distance(columns)
+        self._follows = model.follows
         self._lower = np.where(columns.is_continuous, -np.inf, limits.lower - tolerance)
         self._upper = np.where(columns.is_continuous, np.inf, limits.upper + tolerance)
         self._gap_ns, self._outage_ns = gap_ns, outage_ns

@@ -15,10 +15,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from vla_runtime.execution.approach import StartParameters, start_limits
 from vla_runtime.execution.chunk_check import CheckedChunk
 from vla_runtime.execution.clamp_latch import ClampLatch
-from vla_runtime.execution.columns import CommandColumns
+from vla_runtime.execution.column_model import ColumnModel
 from vla_runtime.execution.command import ChunkRefusal, Counters, SubmitResult
 from vla_runtime.execution.handover import Handover, LiveChunk
 from vla_runtime.execution.history import StepHistory
@@ -31,7 +30,7 @@ from vla_runtime.execution.intake import (
     require_near,
     step_nanoseconds,
 )
-from vla_runtime.execution.limits import Limits, check_handed_over
+from vla_runtime.execution.limits import check_handed_over
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.execution.requests import (
     MOST_OPEN,
@@ -54,21 +53,18 @@ class Replanner:
 
     def __init__(
         self,
-        columns: CommandColumns,
-        limits: Limits,
-        start: StartParameters,
+        model: ColumnModel,
         latch: ClampLatch,
         parameters: ExecutorParameters,
         counters: Counters,
     ) -> None:
-        self._columns = columns
-        self._limits = limits
-        self._start_tolerance = start_limits(columns, limits, start)[0]
+        self._columns, self._limits = model.columns, model.limits
+        self._start_tolerance = model.tolerance
         self._latch = latch
         self._counters = counters
         self.parameters = parameters
         self.staged = parameters
-        self.timeline = Timeline(columns.is_velocity)
+        self.timeline = Timeline(model.columns.is_velocity)
         self.history = StepHistory(_HISTORY_TICKS)
         self.order = ChunkOrder()
         self.delays = DelayEstimator()

@@ -9,15 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vla_runtime.execution.columns import CommandColumns
+from vla_runtime.execution.column_model import ColumnModel
 from vla_runtime.execution.doubled_joints import DoubledJoints
-from vla_runtime.execution.limits import Limits, make_limits
 from vla_runtime.execution.plausibility import (
     ONE_TURN,
     REPORTED_NS,
     REPORTED_SAMPLES,
     Plausibility,
-    noise_of,
 )
 
 _NEVER = np.iinfo(np.int64).min
@@ -81,9 +79,7 @@ class MeasuredState:
     A message with a position that the joint cannot have is refused whole (`Plausibility`).
 
     Args:
-        columns: the executor's.
-        limits: of these columns; none where not given.
-        tolerance: (columns,) distance outside the limits at which a robot may be found.
+        model: the executor's columns.
         gap_ns: time without a message of a column that is a gap.
         outage_ns: time without one in which the robot may have been moved anywhere.
         simulated: stamps are of `/clock`, in a world that may begin anew.
@@ -99,22 +95,17 @@ class MeasuredState:
 
     def __init__(
         self,
-        columns: CommandColumns,
-        limits: Limits | None = None,
-        tolerance: np.ndarray | None = None,
+        model: ColumnModel,
         gap_ns: int = 200_000_000,
         outage_ns: int = 1_500_000_000,
         *,
         simulated: bool = False,
     ) -> None:
-        limits = limits or make_limits(columns.names)
-        tolerance = np.zeros(columns.count) if tolerance is None else tolerance
+        columns = model.columns
         self._columns = columns
-        self.plausibility = Plausibility(
-            columns, limits, tolerance, gap_ns, outage_ns, simulated=simulated
-        )
+        self.plausibility = Plausibility(model, gap_ns, outage_ns, simulated=simulated)
         self.doubled = DoubledJoints(columns.measured_as)
-        self._noise = noise_of(columns, limits)
+        self._noise = model.noise
         self._place = np.full(columns.count, np.nan)
         self.since_ns = np.zeros(columns.count, dtype=np.int64)
         self.samples = np.zeros(columns.count, dtype=np.int64)

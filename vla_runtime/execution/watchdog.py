@@ -15,18 +15,14 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from vla_runtime.execution.columns import CommandColumns
+from vla_runtime.execution.column_model import MAX_TRACKING_ERROR, ColumnModel
 from vla_runtime.execution.command import Reason
-from vla_runtime.execution.limits import Limits
 from vla_runtime.execution.state import UNSTAMPED, MeasuredState, clock_hint
 from vla_runtime.files.quotes import named
 from vla_runtime.files.setting_fields import check_settings, setting
 
 MotionClock = Literal['steady', 'ros']
 
-# A joint further from its command than this share of its range is blocked, or not driven at all.
-# Grippers have none (`grips: true`).
-_TRACKING_SHARE = 0.75
 # A clock message of a simulated world comes so much later than what is stamped by it.
 _SIMULATED_LATE_NS = 100_000_000
 # Advice after a stop that only a person may end.
@@ -45,8 +41,7 @@ class WatchdogParameters:
             is dropped: it belongs to a moment that has passed. None: see `tick_timeout`.
         future_tolerance_s: time by which a stamp may lie ahead of the ROS clock (clocks of two
             computers are never quite equal).
-        max_tracking_error: distance for columns whose limits name none (`tracking_error_limits`),
-            rad or m.
+        max_tracking_error: distance for columns whose limits name none (`ColumnModel`), rad or m.
         blocked_after_s: see `BlockedJoints`.
         clock_jump_s: jump against the steady clock, or between ticks under `motion_clock` ros.
         clock_timeout_s: longest time for which the ROS clock may stand still, under `motion_clock`
@@ -66,7 +61,7 @@ class WatchdogParameters:
     )
     future_tolerance_s: float = 0.05
     max_tracking_error: float = setting(
-        0.5,
+        MAX_TRACKING_ERROR,
         'largest distance between measured and commanded position, rad or m; beyond it the robot '
         'stops until ~/start; for joints without one in the robot file; at most three quarters of '
         'their range',
@@ -110,29 +105,6 @@ def tick_timeout(parameters: WatchdogParameters, control_period_s: float) -> flo
     if parameters.tick_timeout_s is not None:
         return parameters.tick_timeout_s
     return max(3.0 * control_period_s, 0.02) if math.isfinite(control_period_s) else 0.05
-
-
-def tracking_error_limits(
-    columns: CommandColumns, limits: Limits, max_tracking_error: float
-) -> np.ndarray:
-    """Distance between commanded and measured position that stops the robot, per column.
-
-    Args:
-        columns: columns of the executor.
-        limits: `tracking_error` of a column has precedence; infinite for a gripper.
-        max_tracking_error: distance for columns without one, rad or m. Three quarters of the
-            column's range are used where they are smaller: a distance larger than the range stops
-            nothing.
-
-    Returns:
-        (columns,) float64, rad or m; infinite for a gripper, and where no position is measured or
-        commanded.
-    """
-    default = np.minimum(
-        max_tracking_error * columns.scale, _TRACKING_SHARE * (limits.upper - limits.lower)
-    )
-    allowed = np.where(np.isnan(limits.tracking_error), default, limits.tracking_error)
-    return np.where(columns.has_feedback & columns.is_position, allowed, np.inf)
 
 
 class ClockWatch:
@@ -231,16 +203,14 @@ class StateWatch:
 
     Args:
         parameters: ages and tolerances of the watchdog.
-        columns: the executor's.
-        tracking_error: (columns,) as `tracking_error_limits` gives them.
+        model: the executor's columns.
     """
 
-    def __init__(
-        self, parameters: WatchdogParameters, columns: CommandColumns, tracking_error: np.ndarray
-    ) -> None:
+    def __init__(self, parameters: WatchdogParameters, model: ColumnModel) -> None:
+        columns = model.columns
         self._parameters = parameters
         self._columns = columns
-        self._allowed = tracking_error
+        self._allowed = model.tracking_error
         self._error = np.zeros(columns.count)
         self._far = np.zeros(columns.count, dtype=bool)
         self._ones = np.ones(columns.count)

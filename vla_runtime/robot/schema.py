@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from vla_runtime.execution.approach import StartParameters
+from vla_runtime.execution.column_model import StartParameters
 from vla_runtime.execution.limits import LimitActions
 from vla_runtime.execution.stopping import StopActions
 from vla_runtime.files.field_error import FieldError

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from reported_states import report
+from watched_executor import WatchedExecutor
 
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import Command, CommandKind, SubmitResult
 from vla_runtime.execution.config import ExecutorConfig
-from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.types import ActionChunk, ChunkHeader
 
@@ -72,7 +72,7 @@ class Rig:
         self.parameters = parameters or holding(replan_interval=5)
         config.setdefault('clamp_latch', 0)
         self.config = ExecutorConfig(columns, **config)  # type: ignore[arg-type]
-        self.executor = ChunkExecutor(self.config, self.parameters, dry_run)
+        self.executor = WatchedExecutor(self.config, self.parameters, dry_run)
         self.names = tuple(column.name for column in columns)
         self.kinds = tuple(column.kind for column in columns)
         self.period_ns = period_ns

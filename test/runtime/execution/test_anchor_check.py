@@ -7,6 +7,7 @@ import pytest
 from execution_rig import Rig, holding
 
 from vla_runtime.execution.anchor_check import AnchorCheck
+from vla_runtime.execution.column_model import ColumnModel
 from vla_runtime.execution.columns import Column, CommandColumns
 
 S = 1_000_000_000
@@ -73,7 +74,7 @@ def test_a_robot_that_turns_round_again_and_again_is_not() -> None:
 def test_a_policy_that_continues_its_plan_ahead_of_a_lagging_robot_is_not(every: int) -> None:
     """On its way back the command lies where the robot was on its way there."""
     columns = CommandColumns((Column('a'), Column('b')))
-    check = AnchorCheck(columns, np.full(2, 0.05))
+    check = AnchorCheck(ColumnModel(columns))
     angle = np.abs((np.arange(2000) * 0.01 + 2.0) % 4.0 - 2.0)  # to and fro at 1 rad/s
     for tick in range(25, len(angle)):
         check.note(S + tick * S // 100, np.full(2, angle[tick - 25]))

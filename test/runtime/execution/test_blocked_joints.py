@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stopping_rig import SWITCH, TWO
 
-from vla_runtime.execution.approach import StartParameters
 from vla_runtime.execution.blocked_joints import BlockedJoints
+from vla_runtime.execution.column_model import ColumnModel, StartParameters
 from vla_runtime.execution.columns import Column, CommandColumns
 from vla_runtime.execution.command import CommandKind, Reason
 from vla_runtime.execution.config import Mode
@@ -36,7 +37,7 @@ LIMIT = ColumnLimits(velocity=2.0, acceleration=40.0, step_from_measured=MAX_STE
 def watch_of(*columns: Column, limit: ColumnLimits = LIMIT, after_s: float = 0.5) -> BlockedJoints:
     made = CommandColumns(columns or (Column('a'), Column('b')))
     limits = make_limits(made.names, dict.fromkeys(made.names, limit))
-    return BlockedJoints(made, limits, np.full(made.count, 0.5), after_s)
+    return BlockedJoints(ColumnModel(made, limits), after_s)
 
 
 def ticks_until_blocked(watch: BlockedJoints, commanded: float, measured: float = 0.0) -> int:
@@ -87,12 +88,7 @@ def test_when_the_command_comes_back_expect_the_time_to_count_anew(back: float) 
         watch_of(Column('a', feedback=False)),
         watch_of(Column('a', kind='velocity')),
         watch_of(Column('a'), limit=ColumnLimits()),
-        BlockedJoints(
-            CommandColumns([Column('a')]),
-            make_limits(['a'], {'a': LIMIT}),
-            np.array([np.inf]),
-            0.5,
-        ),
+        watch_of(Column('a'), limit=replace(LIMIT, tracking_error=np.inf)),
     ],
     ids=['not measured', 'velocity', 'no max_step', 'gripper'],
 )
@@ -365,7 +361,7 @@ def test_a_joint_that_follows_with_lag_never_counts_as_blocked(
     """A share of the way that is left, of dead time a little, whatever it is commanded."""
     draw = np.random.default_rng(seed)
     limits = make_limits(['a'], {'a': ColumnLimits(step_from_measured=max_step)})
-    watch = BlockedJoints(CommandColumns([Column('a')]), limits, np.array([2.0]), 1.0)
+    watch = BlockedJoints(ColumnModel(CommandColumns([Column('a')]), limits), 1.0)
     measured, target = 0.0, 0.0
     late = [0.0] * int(draw.integers(1, 20))
     for tick in range(1500):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from execution_rig import Rig, holding
+from watched_executor import WatchedExecutor
 
 from vla_runtime.execution.clamp_latch import ClampLatch
 from vla_runtime.execution.command import ChunkRefusal, CommandKind
-from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.limits import ColumnLimits, LimitActions, make_limits
 
 LIMITS = make_limits(('a', 'b'), {'a': ColumnLimits(-1, 0.05)})
@@ -60,7 +60,7 @@ def test_when_an_episode_begins_without_a_reset_expect_it_still_closed() -> None
 def test_when_a_new_executor_is_given_a_closed_latch_expect_no_start_before_the_reset() -> None:
     latch = closed_rig().executor.latch
     rig = Rig(holding(replan_interval=20), limits=LIMITS, clamp_latch=3)
-    rig.executor = ChunkExecutor(rig.config, rig.parameters, latch=latch)
+    rig.executor = WatchedExecutor(rig.config, rig.parameters, latch=latch)
     rig.tick(2)
     result = rig.executor.start(rig.now_s, rig.ros_ns)
     assert not result.started and '3 chunks in a row' in result.text
@@ -75,7 +75,7 @@ def test_when_a_new_executor_is_given_a_closed_latch_expect_no_start_before_the_
 def test_a_closed_latch_names_the_joint_its_limit_the_field_and_the_call_that_opens_it() -> None:
     latch = ClampLatch(1, reset_call='ros2 service call /left/arm/reset std_srvs/srv/Trigger')
     rig = Rig(holding(replan_interval=20), limits=LIMITS)
-    rig.executor = ChunkExecutor(rig.config, rig.parameters, latch=latch)
+    rig.executor = WatchedExecutor(rig.config, rig.parameters, latch=latch)
     rig.started()
     result = rig.submit([[0.0, 0.0], [0.1, 0.0]] * 15)
     assert result.refusal is ChunkRefusal.CLAMP_LATCH

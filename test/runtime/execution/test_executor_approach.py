@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from execution_rig import Rig, holding
 
-from vla_runtime.execution.approach import StartParameters, start_limits
+from vla_runtime.execution.column_model import ColumnModel, StartParameters
 from vla_runtime.execution.columns import Column, CommandColumns
 from vla_runtime.execution.command import ChunkRefusal, Command, CommandKind, Reason
 from vla_runtime.execution.config import Mode
@@ -98,11 +98,9 @@ def test_a_start_is_judged_by_the_columns_range_unless_it_has_numbers_of_its_own
             'turn': ColumnLimits(velocity=0.1),
         },
     )
-    tolerance, speed = start_limits(
-        columns, limits, StartParameters(tolerance=0.2, approach_speed=0.3)
-    )
-    assert tolerance == pytest.approx([0.2, 0.009, 0.02, 0.2])
-    assert speed == pytest.approx([0.3, 0.018, 0.05, 0.1])
+    model = ColumnModel(columns, limits, StartParameters(tolerance=0.2, approach_speed=0.3))
+    assert model.tolerance == pytest.approx([0.2, 0.009, 0.02, 0.2])
+    assert model.approach_speed == pytest.approx([0.3, 0.018, 0.05, 0.1])
 
 
 def test_a_chunk_that_opens_a_closed_gripper_in_one_step_is_too_far_away() -> None:

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import EXAMPLES
 
-from vla_runtime.execution.approach import StartParameters
+from vla_runtime.execution.column_model import ColumnModel, StartParameters
 from vla_runtime.execution.columns import Column, CommandColumns
 from vla_runtime.execution.command import CommandKind, Reason
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.limits import ColumnLimits, LimitActions, OnViolation, make_limits
 from vla_runtime.execution.stopping import StopActions
-from vla_runtime.execution.watchdog import WatchdogParameters, tracking_error_limits
+from vla_runtime.execution.watchdog import WatchdogParameters
 
 ACCELERATION = 20.0
 SPEED = 1.3
@@ -380,7 +380,7 @@ def test_when_a_range_is_small_expect_a_tracking_error_that_means_something() ->
         columns.names,
         {'arm': ColumnLimits(-3.0, 3.0), 'gripper': ColumnLimits(0.021, 0.057)},
     )
-    allowed = tracking_error_limits(columns, limits, 0.5)
+    allowed = ColumnModel(columns, limits).tracking_error
     assert allowed == pytest.approx([0.5, 0.027, 0.5])
 
 
@@ -393,7 +393,7 @@ def test_when_the_limits_name_a_tracking_error_expect_it_to_have_precedence() ->
             'gripper': ColumnLimits(0.0, 0.036, tracking_error=0.036),
         },
     )
-    assert tracking_error_limits(columns, limits, 0.5).tolist() == [0.9, 0.036, np.inf]
+    assert ColumnModel(columns, limits).tracking_error.tolist() == [0.9, 0.036, np.inf]
 
 
 @pytest.mark.parametrize('wrong', [0.0, -0.1])

@@ -12,7 +12,7 @@ import pytest
 from execution_rig import Rig, holding
 from thorough import thorough_but
 
-from vla_runtime.execution.approach import StartParameters
+from vla_runtime.execution.column_model import StartParameters
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import CommandKind
 from vla_runtime.execution.handover import HandoverParameters

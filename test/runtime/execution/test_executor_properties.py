@@ -13,32 +13,66 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
-from anything_goes import (
-    HOLD_FOLLOWS,
-    HORIZON,
-    KINDS,
-    LIMITS,
-    NAMES,
-    PERIOD_NS,
-    POSITIONS,
-    TOLERANCE,
-    WATCHDOG,
-    parameter_sets,
-)
+import pytest
 from execution_rig import ROS_START_NS, chunk_of
-from hypothesis import settings
+from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 from reported_states import report
+from watched_executor import ROWS, SEEN, WatchedExecutor
 
-from vla_runtime.execution.approach import StartParameters
+from vla_runtime.execution.column_model import StartParameters
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import Command, CommandKind, Reason, SubmitResult
 from vla_runtime.execution.config import ExecutorConfig, Mode
-from vla_runtime.execution.executor import ChunkExecutor
+from vla_runtime.execution.handover import HandoverParameters
+from vla_runtime.execution.limits import ColumnLimits, LimitActions, make_limits
 from vla_runtime.execution.parameters import ExecutorParameters
+from vla_runtime.execution.states import State
+from vla_runtime.execution.watchdog import WatchdogParameters
 from vla_runtime.types import ChunkHeader
 
+PERIOD_NS = 10_000_000
+PERIOD_S = 0.01
+HORIZON = 16
+NAMES = ('arm', 'spin', 'wheel')
+KINDS = ('position', 'position', 'velocity')
+POSITIONS = np.array([True, True, False])
+LIMITS = make_limits(
+    NAMES,
+    {
+        'arm': ColumnLimits(-1.0, 1.0, 3.0, 40.0),
+        'spin': ColumnLimits(velocity=4.0, acceleration=60.0),
+        'wheel': ColumnLimits(-2.0, 2.0, 1.5, 20.0),
+    },
+    actions=LimitActions(acceleration='clamp'),
+)
+TOLERANCE = StartParameters().tolerance
+HOLD_FOLLOWS = 0.05
+WATCHDOG = WatchdogParameters(tick_timeout_s=0.05, max_state_age_s=0.1, max_tracking_error=0.4)
+
+handovers = st.builds(
+    HandoverParameters,
+    mode=st.sampled_from(['switch', 'blend', 'ensemble', 'rtc']),
+    blend_steps=st.integers(1, 6),
+    ensemble_order=st.sampled_from(['oldest_first', 'newest_first']),
+    ensemble_decay=st.floats(0, 1),
+)
+parameter_sets = st.builds(
+    ExecutorParameters,
+    replan_interval=st.integers(1, HORIZON),
+    replan_mode=st.sampled_from(['asynchronous', 'synchronous']),
+    overrun=st.sampled_from(['hold', 'continue']),
+    max_overrun_steps=st.integers(0, 5),
+    interpolation=st.sampled_from(['linear', 'cubic']),
+    handover=handovers,
+)
 _FUTURE_NS = round(WATCHDOG.future_tolerance_s * 1e9)
 APPROACH_SPEED = 2.0
 # A robot that was pushed, or whose readings jumped, is taken for granted again after so many ticks.
@@ -79,7 +113,7 @@ class AnythingGoes(RuleBasedStateMachine):
             clamp_latch=latch,
             control_period_s=period_s,
         )
-        self.executor = ChunkExecutor(config, parameters)
+        self.executor = WatchedExecutor(config, parameters)
         self.staged = parameters
         self.longest_s = 1.5 * period_s
         self.now_s, self.ros_ns = 10.0, ROS_START_NS
@@ -108,6 +142,8 @@ class AnythingGoes(RuleBasedStateMachine):
         self.interval_of: dict[int, tuple[int, int]] = {}
         self.accepted = self.received = 0
         self.latched = False
+        self.references = np.full(3, np.nan)
+        self.comes, self.unsent = False, np.zeros(3, dtype=bool)
         self.tick_one()
         self.tick_one()
         self.start()
@@ -128,8 +164,13 @@ class AnythingGoes(RuleBasedStateMachine):
         command = self.executor.tick(self.now_s, self.ros_ns)
         jumped = abs(jump_ns) > 200_000_000
         must_hold = not running or gap_ns > 50_000_000 or jumped or self.state_is_bad()
-        if running and self.is_far():
+        if running and not self.executor.dry_run and self.is_far():
             must_hold = True
+        if not running and self.executor.unsent_placed:
+            # What is sent to nobody goes along with the robot.
+            unsent = self.unsent & POSITIONS
+            self.setpoints[unsent] = command.setpoints[unsent]
+            self.velocity[unsent], self.anchor[unsent] = 0.0, np.nan
         if command.seats:
             self.check_seat(command, gap_ns * 1e-9 if dt_s is None else dt_s)
         assert command.reason is not Reason.INTERNAL_ERROR, self.executor.detail
@@ -139,7 +180,7 @@ class AnythingGoes(RuleBasedStateMachine):
         if command.kind is CommandKind.TRACK and command.step >= 0:
             self.check_step(command.step, command.chunk, command.row)
         self.remember(command)
-        if command.kind is not CommandKind.IDLE:
+        if command.kind is not CommandKind.IDLE and not command.dry_run:
             gap = self.setpoints - self.measured
             self.measured[POSITIONS] += self.follows * gap[POSITIONS]
         assert self.state_stamp_ns is not None
@@ -208,6 +249,8 @@ class AnythingGoes(RuleBasedStateMachine):
         setpoints, velocities, kind = command.setpoints, command.velocities, command.kind
         assert np.isfinite(setpoints).all() and np.isfinite(velocities).all()
         if kind is CommandKind.IDLE:
+            # Nothing is sent, and nothing is known of where the next command sets out from.
+            self.velocity, self.anchor = np.zeros(3), np.full(3, np.nan)
             return
         self.check_inside(setpoints, kind)
         assert (np.abs(velocities) <= LIMITS.velocity * (1 + 1e-9)).all()
@@ -226,13 +269,17 @@ class AnythingGoes(RuleBasedStateMachine):
         for span_s in (dt_s, 0.5 * (dt_s + self.last_dt_s)):
             gentle = (change <= LIMITS.acceleration * span_s * (1 + 1e-6) + 1e-8).all()
             assert gentle or freezes, (command, change / span_s)
-        assert (np.abs(velocity) <= LIMITS.velocity * (1 + 1e-9)).all()
+        assert (np.abs(velocity) <= LIMITS.velocity * (1 + 1e-9)).all(), (command, velocity)
         if kind is CommandKind.HOLD and self.kind is not CommandKind.IDLE:
             # What has come to rest is held there, and gives way by little in all, slowly.
             begins = np.isnan(self.anchor) & (self.velocity == 0.0)
             self.anchor[begins] = self.setpoints[begins]
             held = POSITIONS & ~np.isnan(self.anchor)
             given = np.abs(setpoints - self.anchor)
+            # After an outage a hold comes to where the robot was found, however far that is.
+            came, self.comes = self.comes, bool(velocity.any() and self.executor.status().progress)
+            if came or self.comes:
+                given[:], self.anchor[:] = 0.0, np.nan
             assert (given <= HOLD_FOLLOWS + 1e-9)[held].all(), (command, self.anchor, self.known)
             assert (np.abs(velocity) <= APPROACH_SPEED * (1 + 1e-9))[held].all(), command
         else:
@@ -293,8 +340,13 @@ class AnythingGoes(RuleBasedStateMachine):
             if kind_before is not CommandKind.IDLE and self.executor.mode is Mode.RUNNING:
                 # It sets out from where the robot is, or brakes first.
                 near = np.abs(self.setpoints - self.known)[POSITIONS]
+                # Where a controller holds the robot it sags from there.
+                held = np.abs(self.references - self.known)[POSITIONS] <= HOLD_FOLLOWS
+                near[held] = np.abs(self.setpoints - self.references)[POSITIONS][held]
                 near[1] = abs((near[1] + math.pi) % (2 * math.pi) - math.pi)
                 braked = not self.executor.at_rest or (self.setpoints == before).all()
+                # To a place that nobody saw the robot go to the command comes slowly.
+                braked |= self.executor.state is State.JOINING
                 assert braked or near.max() <= 0.2 * HOLD_FOLLOWS + 1e-9
             self.anchor[:] = np.nan
 
@@ -355,6 +407,7 @@ class AnythingGoes(RuleBasedStateMachine):
     def policy_answers(self) -> None:
         """The well-behaved policy: what keeps the robot moving through all of this."""
         self.state_arrives = True
+        self.executor.set_speed_scaling(1.0)
         for _ in range(SETTLES):
             self.tick_one()
         self.start()
@@ -470,6 +523,53 @@ class AnythingGoes(RuleBasedStateMachine):
         self.executor.stop()
 
     @rule()
+    def controller_fails(self) -> None:
+        self.executor.stop(Reason.CONTROLLER)
+
+    @rule()
+    def robot_is_released(self) -> None:
+        self.executor.release()
+
+    @rule(dry_run=st.booleans())
+    def dry_run_changes(self, dry_run: bool) -> None:
+        """A change that takes effect at once forgets the command, as the next tick says."""
+        self.executor.set_dry_run(dry_run)
+        if self.executor.state is State.IDLE:
+            self.kind, self.velocity = CommandKind.IDLE, np.zeros(3)
+            step = self.executor.status().step
+            self.seen.append(Observed(self.ros_ns, step, self.executor.episode))
+
+    @rule(factor=st.sampled_from([-1.0, 0.0, 0.3, 1.0, 2.0, math.nan]))
+    def slider_moves(self, factor: float) -> None:
+        self.executor.set_speed_scaling(factor)
+
+    @rule()
+    def two_nodes_publish(self) -> None:
+        """The same numbers, from two nodes in turns."""
+        for source in ('/joint_states#1', '/joint_states#2') * 3:
+            self.executor.observe_state(list(NAMES), list(self.known), self.ros_ns + 1, source)
+            self.tick_one()
+
+    @rule(ahead_s=st.sampled_from([0.06, 0.3, 5.0, 1e6]))
+    def a_stamp_lies_in_the_future(self, ahead_s: float) -> None:
+        stamp_ns = self.ros_ns + round(ahead_s * 1e9)
+        self.executor.observe_state(list(NAMES), list(self.known), stamp_ns, '', self.ros_ns)
+
+    @rule(
+        off=st.sampled_from([0.0, 0.02, -0.3]),
+        known=st.booleans(),
+    )
+    def controllers_say_where_they_hold(self, off: float, known: bool) -> None:
+        self.references = self.known + off if known else np.full(3, np.nan)
+        self.references[2] = math.nan
+        self.executor.note_references(self.references)
+
+    @rule(columns=st.lists(st.booleans(), min_size=3, max_size=3))
+    def controllers_are_switched(self, columns: list[bool]) -> None:
+        self.unsent = np.array(columns)
+        self.executor.note_unsent(self.unsent)
+
+    @rule()
     def freeze(self) -> None:
         last = self.executor.stop_at_once()
         assert last.kind in (CommandKind.HOLD, CommandKind.IDLE)
@@ -520,6 +620,23 @@ class AnythingGoes(RuleBasedStateMachine):
 
 AnythingGoes.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestAnythingGoes = AnythingGoes.TestCase
+
+
+@pytest.mark.thorough
+def test_a_long_walk_keeps_to_the_rows_of_the_table_of_states() -> None:
+    """`test_executor_states` reaches them all, by calls that were chosen."""
+    SEEN.clear()
+    long = settings(
+        AnythingGoes.TestCase.settings,
+        max_examples=150,
+        stateful_step_count=40,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(seed(3)(AnythingGoes), settings=long)
+    print(f'{len(ROWS & set(SEEN))} of {len(ROWS)} rows of the table of states')
+    assert len(ROWS & set(SEEN)) >= len(ROWS) // 4
 
 
 def test_a_robot_led_away_while_the_clock_is_set_back_is_not_pulled_back() -> None:

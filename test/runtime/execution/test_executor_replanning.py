@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from execution_rig import STEP_NS, Rig, holding
 
-from vla_runtime.execution.approach import StartParameters
+from vla_runtime.execution.column_model import StartParameters
 from vla_runtime.execution.command import ChunkRefusal, CommandKind, Reason
 from vla_runtime.execution.handover import HandoverParameters
 from vla_runtime.execution.parameters import DelayParameters

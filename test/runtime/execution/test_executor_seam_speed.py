@@ -7,7 +7,7 @@ import pytest
 from execution_rig import STEP_NS, Rig, holding
 from thorough import thorough_but
 
-from vla_runtime.execution.approach import StartParameters
+from vla_runtime.execution.column_model import StartParameters
 from vla_runtime.execution.command import ChunkRefusal, CommandKind, Reason
 from vla_runtime.execution.handover import HandoverParameters, blend_weights
 from vla_runtime.execution.limits import ColumnLimits, LimitActions, OnViolation, make_limits

@@ -10,7 +10,7 @@ import pytest
 from execution_rig import Rig, holding
 from stopping_rig import RAMP, TWO, assert_held, moving, rig_of
 
-from vla_runtime.execution.approach import StartParameters
+from vla_runtime.execution.column_model import StartParameters
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import ChunkRefusal, CommandKind, Reason
 from vla_runtime.execution.config import ExecutorConfig, Mode

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from vla_runtime.execution.column_model import ColumnModel
 from vla_runtime.execution.columns import Column, CommandColumns
 from vla_runtime.execution.limits import ColumnLimits, make_limits
 from vla_runtime.execution.state import MeasuredState
@@ -20,7 +21,7 @@ class Driver:
         columns = CommandColumns([Column(name) for name in NAMES])
         limit = ColumnLimits(-2.0, 2.7, 3.0, 40.0, 0.5)
         self.state = MeasuredState(
-            columns, make_limits(NAMES, dict.fromkeys(NAMES, limit)), np.full(2, 0.2)
+            ColumnModel(columns, make_limits(NAMES, dict.fromkeys(NAMES, limit)))
         )
         self.now_ns, self.period_ns = START_NS, round(1e9 / rate_hz)
         self.send(*at)

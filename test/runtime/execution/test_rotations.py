@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from quaternions import Z, angle, rate, turned_by
 from thorough import EXAMPLES
 
-from vla_runtime.execution.approach import StartParameters
 from vla_runtime.execution.chunk_check import CheckedChunk, check_chunk
+from vla_runtime.execution.column_model import StartParameters
 from vla_runtime.execution.columns import Column, CommandColumns
 from vla_runtime.execution.command import ChunkRefusal, CommandKind
 from vla_runtime.execution.handover import HandoverParameters

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from reported_states import report
+from watched_executor import WatchedExecutor
 
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import Reason
 from vla_runtime.execution.config import ExecutorConfig
-from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.limits import ColumnLimits, make_limits
 from vla_runtime.execution.parameters import ExecutorParameters
 from vla_runtime.types import ActionChunk, ChunkHeader
@@ -22,7 +22,7 @@ class Robot:
 
     def __init__(self) -> None:
         limits = make_limits(('j',), {'j': ColumnLimits(-9.0, 9.0, 1.5, ACCELERATION, 0.5)})
-        self.core = ChunkExecutor(
+        self.core = WatchedExecutor(
             ExecutorConfig((Column('j'),), limits, control_period_s=PERIOD_S), ExecutorParameters()
         )
         self.ticks, self.chunks, self.positions = 0, 0, [0.0]

@@ -7,12 +7,15 @@ import math
 import numpy as np
 import pytest
 
+from vla_runtime.execution.column_model import ColumnModel
 from vla_runtime.execution.columns import Column, CommandColumns
 from vla_runtime.execution.state import MeasuredState
 
 
 def state_of(*columns: Column) -> MeasuredState:
-    return MeasuredState(CommandColumns(columns or (Column('a'), Column('b'), Column('grip'))))
+    return MeasuredState(
+        ColumnModel(CommandColumns(columns or (Column('a'), Column('b'), Column('grip'))))
+    )
 
 
 def test_when_names_come_in_another_order_expect_them_mapped() -> None:
@@ -141,7 +144,9 @@ def test_when_a_driver_wraps_expect_its_numbers_brought_near(numbers: list[float
 
 def test_when_a_clock_jumped_in_between_expect_no_angle_taken_for_wrapped() -> None:
     """A simulated world that was reset has its joints back at zero."""
-    state = MeasuredState(CommandColumns((Column('a', continuous=True),)), simulated=True)
+    state = MeasuredState(
+        ColumnModel(CommandColumns((Column('a', continuous=True),))), simulated=True
+    )
     state.observe(['a'], [5.0], 10)
     state.clear()
     state.observe(['a'], [0.0], 1)

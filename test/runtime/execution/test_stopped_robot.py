@@ -12,11 +12,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from execution_rig import ROS_START_NS, holding
+from watched_executor import WatchedExecutor
 
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import Command, CommandKind
 from vla_runtime.execution.config import ExecutorConfig
-from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.limits import ColumnLimits, make_limits
 
 PERIOD_S = 0.01
@@ -36,7 +36,7 @@ class Arm:
     def __init__(self, *, rate_hz: float = 100.0) -> None:
         joint = ColumnLimits(-2.8, 2.8, 3.0, 40.0, 0.3)
         wheel = ColumnLimits(velocity=3.0, acceleration=40.0, step_from_measured=0.3)
-        self.executor = ChunkExecutor(
+        self.executor = WatchedExecutor(
             ExecutorConfig(
                 (Column('elbow'), Column('roll', continuous=True)),
                 make_limits(('elbow', 'roll'), {'elbow': joint, 'roll': wheel}),

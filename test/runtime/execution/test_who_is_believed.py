@@ -12,11 +12,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from execution_rig import ROS_START_NS, chunk_of, holding
+from watched_executor import WatchedExecutor
 
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import CommandKind, Reason, StartResult
 from vla_runtime.execution.config import ExecutorConfig, Mode
-from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.limits import ColumnLimits, make_limits
 from vla_runtime.types import ChunkHeader
 
@@ -81,7 +81,7 @@ class Robot:
         wheel = ColumnLimits(velocity=VELOCITY, acceleration=acceleration, step_from_measured=0.5)
         limits = dict(zip(NAMES, (joint, joint, joint, wheel), strict=True))
         columns = tuple(Column(name, continuous=name == 'roll') for name in NAMES)
-        self.executor = ChunkExecutor(
+        self.executor = WatchedExecutor(
             ExecutorConfig(
                 columns, make_limits(NAMES, limits), control_period_s=PERIOD_S, clamp_latch=0
             ),

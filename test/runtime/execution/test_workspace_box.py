@@ -7,11 +7,12 @@ import pytest
 from execution_rig import ROS_START_NS, chunk_of, holding
 from hypothesis import given
 from hypothesis import strategies as st
+from watched_executor import WatchedExecutor
 
+from vla_runtime.execution.column_model import ColumnModel
 from vla_runtime.execution.columns import Column, CommandColumns
 from vla_runtime.execution.command import CommandKind, LimitKind, Reason
 from vla_runtime.execution.config import ExecutorConfig
-from vla_runtime.execution.executor import ChunkExecutor
 from vla_runtime.execution.limits import ColumnLimits, make_limits
 from vla_runtime.execution.state import MeasuredState
 from vla_runtime.execution.watchdog import StateWatch, WatchdogParameters
@@ -55,7 +56,7 @@ class Tool:
         config = ExecutorConfig(
             tuple(columns), limits=limits, clamp_latch=0, control_period_s=1.0 / control_hz
         )
-        self.executor = ChunkExecutor(config, holding(replan_interval=6))
+        self.executor = WatchedExecutor(config, holding(replan_interval=6))
         self.names, self.kinds = tuple(names), ('velocity',) * 4
         self.place, self.rate = place.astype(float), np.zeros(3)
         self.command, self.lag_s = np.zeros(4), lag_s
@@ -195,8 +196,8 @@ def test_what_measures_a_tool_is_named_and_not_the_velocity() -> None:
     columns = CommandColumns(
         [Column(f'v{axis}', 'velocity', measured_as='/tool_pose') for axis in AXES]
     )
-    watch = StateWatch(WatchdogParameters(), columns, np.ones(3))
-    state = MeasuredState(columns)
+    model = ColumnModel(columns)
+    watch, state = StateWatch(WatchdogParameters(), model), MeasuredState(model)
 
     def told(reason: Reason, now_ns: int) -> str:
         text = watch.describe(reason, state, now_ns)

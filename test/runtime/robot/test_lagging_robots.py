@@ -11,6 +11,7 @@ from lagging_arm import LaggingArm
 from shipped_robots import FILES
 from thorough import thorough_but
 
+from vla_runtime.execution.column_model import ColumnModel
 from vla_runtime.execution.columns import CommandColumns
 from vla_runtime.execution.command import Reason
 from vla_runtime.execution.config import Mode
@@ -115,7 +116,7 @@ def test_motors_that_are_off_are_found_within_three_tenths_of_way_that_matters(
     arm.off[:] = True
     assert arm.command is not None
     base, gone_s = arm.command.setpoints.copy(), None
-    allowed = arm.limits.hold_distance(CommandColumns(arm.columns))
+    allowed = ColumnModel(CommandColumns(arm.columns), arm.limits).follows
     watched = ~np.isinf(arm.limits.tracking_error)
     for _ in range(400):
         arm.tick()

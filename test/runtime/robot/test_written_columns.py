@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rotation_oracle import FORMS
 
 from vla_runtime.bundle.schema import PoseSpec
-from vla_runtime.execution.approach import StartParameters
+from vla_runtime.execution.column_model import StartParameters
 from vla_runtime.execution.columns import Column
 from vla_runtime.execution.command import ChunkRefusal, CommandKind
 from vla_runtime.execution.config import ExecutorConfig

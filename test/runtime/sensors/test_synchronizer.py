@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import EXAMPLES
 
+from vla_runtime.execution.column_model import ColumnModel
 from vla_runtime.execution.columns import Column, CommandColumns
 from vla_runtime.execution.command import Reason
 from vla_runtime.execution.state import OTHER_CLOCK, MeasuredState
@@ -250,8 +251,8 @@ def test_joint_states_ahead_of_the_clock_are_used_and_said():
 
 def test_states_and_frames_are_named_from_where_the_executor_refuses_them():
     parameters = WatchdogParameters()
-    columns = CommandColumns([Column('elbow')])
-    watch, state = StateWatch(parameters, columns, np.ones(1)), MeasuredState(columns)
+    model = ColumnModel(CommandColumns([Column('elbow')]))
+    watch, state = StateWatch(parameters, model), MeasuredState(model)
     for ahead_ns in (AHEAD_NS, AHEAD_NS + MS):
         state.observe(['elbow'], [0.0], NOW + ahead_ns)
         refused = watch.check(state, NOW) is Reason.STATE_FROM_FUTURE

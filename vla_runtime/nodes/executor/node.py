@@ -430,17 +430,18 @@ class ExecutorNode(ManagedNode):
             last_refusal=self._last_refusal,
             policy_waits='' if nothing else self._policy_waits(chunk_topic),
         )
-        control = executor_status.control(
+        facts = executor_status.Facts(
             status,
             answers,
-            self._two_of_one(),
-            self._unsubscribed_outputs(),
-            self._about_states(status.executor.reason),
-            received_topics(self._robot),
+            conflict=self._two_of_one(),
+            unheard=self._unsubscribed_outputs(),
+            about_states=self._about_states(status.executor.reason),
+            received=received_topics(self._robot),
             controllers=warnings_of(self._verdicts()),
             state_ages_ms={} if self._link is None else self._link.state_ages_ms(self._now_ns()),
             start_refused=nothing or self._would_refuse(loop) if waits else '',
         )
+        control = executor_status.control(facts)
         if control.level > 0 and self._throttle.passes(control.text, time.monotonic()):
             log_item(self, control)
         grippers = self._link.gripper_status() if self._link is not None else []

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -55,7 +54,7 @@ _GAVE_WAY = (
     'under its load by max_step of the robot file'
 )
 _UNCONDITIONED = (
-    '; handover_mode is rtc but the chunk is not tied to the plan that it joined, so it was '
+    'handover_mode is rtc but the chunk is not tied to the plan that it joined, so it was '
     'blended: set real_time_chunking of the policy node to true, and pipeline to latency (others '
     'have a chunk made before the one before it is known)'
 )
@@ -96,20 +95,11 @@ def inactive(lifecycle: str, problem: str = '') -> StatusItem:
     return StatusItem('control', Level.ERROR if problem else Level.OK, text, {'mode': 'inactive'})
 
 
-def control(
-    status: LoopStatus,
-    answers: Answers,
-    conflict: str = '',
-    unheard: str = '',
-    about_states: str = '',
-    received: Sequence[str] = (),
-    controllers: str = '',
-    start_refused: str = '',
-    state_ages_ms: Mapping[str, float] = MappingProxyType({}),
-) -> StatusItem:
-    """Return the status of the present command: its kind and its reason.
+@dataclass(frozen=True)
+class Facts:
+    """What the status of the present command is made of.
 
-    Args:
+    Attributes:
         status: status of the loop.
         answers: answers that came.
         conflict: two executors that ask one policy, or policies that answer one executor; empty
@@ -121,81 +111,200 @@ def control(
         start_refused: what ~/start would answer; empty where it would start, and while it runs.
         state_ages_ms: topic of joint states to the age of its newest message.
     """
-    executor = status.executor
-    reason = executor.reason
-    text = _TEXTS.get(reason, f'{{stands}}: {reason.value}').format(
+
+    status: LoopStatus
+    answers: Answers
+    conflict: str = ''
+    unheard: str = ''
+    about_states: str = ''
+    received: Sequence[str] = ()
+    controllers: str = ''
+    start_refused: str = ''
+    state_ages_ms: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def executor(self) -> ExecutorStatus:
+        return self.status.executor
+
+    @property
+    def reason(self) -> Reason:
+        return self.executor.reason
+
+    @property
+    def runs(self) -> bool:
+        return self.executor.mode is Mode.RUNNING
+
+    @property
+    def latched(self) -> bool:
+        """A stopped robot whose latch is closed."""
+        return bool(self.executor.clamp_latched) and not self.runs
+
+    @property
+    def lost(self) -> bool:
+        """A robot that was stopped because the policy does not answer."""
+        return self.reason is Reason.STARVED and not self.runs and not self.latched
+
+    @property
+    def releases(self) -> bool:
+        """A robot that comes to rest before it is released."""
+        moves = self.executor.kind is not CommandKind.IDLE
+        return self.reason is Reason.RELEASED and moves and not self.latched
+
+    @property
+    def usual(self) -> bool:
+        """Words and level of the reason alone say how the robot stands."""
+        return not (self.latched or self.lost or self.releases)
+
+    @property
+    def waits(self) -> bool:
+        """A robot that goes on with the next chunk."""
+        return self.reason in _WAITING and self.usual
+
+    @property
+    def silent(self) -> bool:
+        """Whether the oldest open request has gone unanswered for longer than an inference."""
+        silent_s = self.answers.silent_s
+        return silent_s is not None and silent_s > _SILENT_AFTER_S
+
+    @property
+    def known(self) -> bool:
+        """Whether the reason has words of its own, as no fault has."""
+        return self.reason in _TEXTS
+
+    @property
+    def same_refusal(self) -> bool:
+        """Whether ~/start is refused for what the robot stands for."""
+        refused = without_numbers(self.start_refused.split(';')[0])
+        return refused in without_numbers(self.executor.detail)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing to say of the present command.
+
+    Attributes:
+        when: whether to say it.
+        text: the words.
+        level: severity of it.
+        joint: what stands between the words before and these.
+    """
+
+    when: Callable[[Facts], object]
+    text: Callable[[Facts], str]
+    level: Level = Level.OK
+    joint: str = '; '
+
+
+def _usual(facts: Facts) -> str:
+    """Say how the robot stands or moves, by the reason of its command."""
+    executor = facts.executor
+    return _TEXTS.get(executor.reason, f'{{stands}}: {executor.reason.value}').format(
         stands='holding' if _goes_on_by_itself(executor) else 'stopped',
         chunk=executor.chunk,
         step=executor.step,
         progress=executor.progress,
-        which='next' if status.counters.taken_over else 'first',
+        which='next' if facts.status.counters.taken_over else 'first',
     )
-    level = Level.OK
-    if reason in (Reason.STARVED, Reason.OVERRUN):
-        level = Level.WARN
-    elif reason not in _TEXTS:
-        level = Level.ERROR
-    if reason in _WAITING and answers.silent_s is not None and answers.silent_s > _SILENT_AFTER_S:
-        level = Level.WARN
-        text += f'; asked {answers.silent_s:.1f} s ago, {_who(answers)}'
-    elif reason in _WAITING and answers.policy_waits:
-        text += f'; {answers.policy_waits}'
-    if reason in (Reason.STARVED, Reason.OVERRUN):
-        text += _too_slow(executor)
-    if reason is Reason.STARVED and executor.mode is not Mode.RUNNING:
-        level, text = Level.ERROR, f'stopped: {executor.detail}'
-    if reason is Reason.RELEASED:
-        if executor.kind is not CommandKind.IDLE:
-            text = 'coming to rest, to release the robot'
-        # Nobody called for it: another node has taken the robot.
-        level = Level.WARN if executor.detail else Level.OK
-    if executor.clamp_latched and executor.mode is not Mode.RUNNING:
-        level, text = Level.ERROR, f'stopped: {executor.clamp_latched}'
-    if executor.detail and (reason not in _TEXTS or reason in (Reason.BRAKING, Reason.RELEASED)):
-        text += f': {executor.detail}'
-    if about_states:
-        text += f'; {about_states}'
-    if executor.detail and reason is Reason.APPROACHING:
-        text += f'; {executor.detail}'
-    if executor.gave_way:
-        level = max(level, Level.WARN)
-        text += f'; {_GAVE_WAY.format(executor.gave_way)}'
-    if executor.unconditioned:
-        level = max(level, Level.WARN)
-        text += _UNCONDITIONED
-    if controllers and executor.mode is Mode.RUNNING:
-        level = max(level, Level.WARN)
-        text += f'; {controllers}'
-    if unheard and executor.mode is Mode.RUNNING:
-        level = max(level, Level.WARN)
-        text = f'{unheard}: is the controller running? {text}'
-    if conflict and executor.mode is Mode.RUNNING:
-        level = Level.ERROR
-        text = f'{conflict}; end one of them; {text}'
-    if executor.mode is not Mode.RUNNING:
-        level = max(level, Level.WARN if start_refused or answers.policy_waits else Level.OK)
-        start = _before_start(executor, start_refused, answers.policy_waits)
-        text = _bounded(text, start, refused=bool(start_refused))
-    if executor.dry_run:
+
+
+_LATE = (Reason.STARVED, Reason.OVERRUN)
+# Why the robot stands or moves, in the order of the words. The level is the highest of those said.
+RULES = [
+    Rule(lambda f: f.runs and f.conflict, lambda f: f'{f.conflict}; end one of them;', Level.ERROR),
+    Rule(
+        lambda f: f.runs and f.unheard,
+        lambda f: f'{f.unheard}: is the controller running?',
+        Level.WARN,
+        ' ',
+    ),
+    # One of the next six says how the robot stands.
+    Rule(lambda f: f.latched, lambda f: f'stopped: {f.executor.clamp_latched}', Level.ERROR, ' '),
+    Rule(lambda f: f.lost, lambda f: f'stopped: {f.executor.detail}', Level.ERROR, ' '),
+    Rule(lambda f: f.releases, lambda f: 'coming to rest, to release the robot', joint=' '),
+    Rule(lambda f: f.usual and f.reason in _LATE, _usual, Level.WARN, ' '),
+    Rule(lambda f: f.usual and not f.known, _usual, Level.ERROR, ' '),
+    Rule(lambda f: f.usual and f.known and f.reason not in _LATE, _usual, joint=' '),
+    Rule(
+        lambda f: f.waits and f.silent,
+        lambda f: f'asked {f.answers.silent_s:.1f} s ago, {_who(f.answers)}',
+        Level.WARN,
+    ),
+    Rule(
+        lambda f: f.waits and not f.silent and f.answers.policy_waits,
+        lambda f: f.answers.policy_waits,
+    ),
+    Rule(
+        lambda f: f.usual and f.reason in _LATE and _too_slow(f.executor),
+        lambda f: _too_slow(f.executor),
+    ),
+    # Nobody called for a release with a detail: another node has taken the robot.
+    Rule(
+        lambda f: f.executor.detail and f.reason is Reason.RELEASED,
+        lambda f: f.executor.detail,
+        Level.WARN,
+        ': ',
+    ),
+    Rule(
+        lambda f: f.executor.detail and (not f.known or f.reason is Reason.BRAKING),
+        lambda f: f.executor.detail,
+        joint=': ',
+    ),
+    Rule(lambda f: f.about_states, lambda f: f.about_states),
+    Rule(
+        lambda f: f.executor.detail and f.reason is Reason.APPROACHING,
+        lambda f: f.executor.detail,
+    ),
+    Rule(
+        lambda f: f.executor.gave_way,
+        lambda f: _GAVE_WAY.format(f.executor.gave_way),
+        Level.WARN,
+    ),
+    Rule(lambda f: f.executor.unconditioned, lambda f: _UNCONDITIONED, Level.WARN),
+    Rule(lambda f: f.runs and f.controllers, lambda f: f.controllers, Level.WARN),
+]
+# What ~/start would answer, and what the policy waits for.
+START_RULES = [
+    Rule(
+        lambda f: not f.start_refused and f.reason is Reason.NOT_STARTED,
+        lambda f: 'call ~/start',
+        joint=': ',
+    ),
+    Rule(
+        lambda f: f.start_refused and f.same_refusal,
+        lambda f: '~/start is refused as long as it stays so',
+        Level.WARN,
+    ),
+    Rule(
+        lambda f: f.start_refused and not f.same_refusal,
+        lambda f: f'~/start would be refused: {f.start_refused}',
+        Level.WARN,
+    ),
+    Rule(lambda f: f.answers.policy_waits, lambda f: f.answers.policy_waits, Level.WARN),
+]
+
+
+def control(facts: Facts) -> StatusItem:
+    """Return the status of the present command: its kind and its reason."""
+    said = [rule for rule in RULES if rule.when(facts)]
+    of_start = [] if facts.runs else [rule for rule in START_RULES if rule.when(facts)]
+    first, *more = said
+    text = first.text(facts) + _joined(more, facts)
+    if not facts.runs:
+        text = _bounded(text, _joined(of_start, facts), refused=bool(facts.start_refused))
+    if facts.executor.dry_run:
         text = f'dry run, nothing is published: {text}'
-    values = _control_values(status) | {
-        'stamped_when_received': ', '.join(received),
-        'start_refused': start_refused,
-        'policy_waits': answers.policy_waits,
-        **{f'age_ms.{topic}': age_ms for topic, age_ms in state_ages_ms.items()},
+    values = _control_values(facts.status) | {
+        'stamped_when_received': ', '.join(facts.received),
+        'start_refused': facts.start_refused,
+        'policy_waits': facts.answers.policy_waits,
+        **{f'age_ms.{topic}': age_ms for topic, age_ms in facts.state_ages_ms.items()},
     }
+    level = max(rule.level for rule in (*said, *of_start))
     return StatusItem('control', level, text, values)
 
 
-def _before_start(executor: ExecutorStatus, refused: str, policy_waits: str) -> str:
-    """Say what ~/start would answer, and what the policy waits for."""
-    if not refused:
-        text = ': call ~/start' if executor.reason is Reason.NOT_STARTED else ''
-    elif without_numbers(refused.split(';')[0]) in without_numbers(executor.detail):
-        text = '; ~/start is refused as long as it stays so'
-    else:
-        text = f'; ~/start would be refused: {refused}'
-    return text + (f'; {policy_waits}' if policy_waits else '')
+def _joined(rules: Sequence[Rule], facts: Facts) -> str:
+    return ''.join(rule.joint + rule.text(facts) for rule in rules)
 
 
 def _bounded(stands: str, start: str, *, refused: bool) -> str:
@@ -231,10 +340,10 @@ def _too_slow(executor: ExecutorStatus) -> str:
         return ''
     if 0 < horizon <= delay:
         return (
-            f'; answers take about {delay} steps and a chunk has {horizon}: lower denoise_steps, '
+            f'answers take about {delay} steps and a chunk has {horizon}: lower denoise_steps, '
             'choose a faster backend or a policy with longer chunks'
         )
-    return f'; answers take about {delay} steps and the robot moves for {steps} of them: {mend}'
+    return f'answers take about {delay} steps and the robot moves for {steps} of them: {mend}'
 
 
 def _control_values(status: LoopStatus) -> dict[str, object]:
@@ -369,7 +478,7 @@ def seam(timed: TimedHandover, names: tuple[str, ...]) -> StatusItem:
     return StatusItem(
         'seam',
         Level.WARN if report.late or unconditioned else Level.OK,
-        text + (', late' if report.late else '') + (_UNCONDITIONED if unconditioned else ''),
+        text + (', late' if report.late else '') + (f'; {_UNCONDITIONED}' if unconditioned else ''),
         {
             'stamp_ns': timed.stamp_ns,
             'chunk': report.chunk,
