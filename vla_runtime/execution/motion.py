@@ -103,7 +103,7 @@ class Motion:
         self.unsent = np.zeros(count, dtype=bool)
         self.unsent_placed = False
         # Where they were measured when a stop for something that they press on began.
-        self._pressed_at = np.full(len(commander.blocked), np.nan)
+        self._pressed_at = np.full(len(self.references), np.nan)
         # Grippers among them that moved when it began, and so hold nothing.
         self._free = np.zeros(count, dtype=bool)
         # Plan time per time while the robot brakes, 1.0 to 0.0; None while it does not.
@@ -342,10 +342,11 @@ class Motion:
         that went along.
         """
         commander = self._commander
-        pressed = (self._guard.blocked_joints.blocked | self._presses) & ~self._gave_up
+        blocked = self._guard.blocked_joints.blocked
+        pressed = (blocked | self._presses) & ~self._gave_up
         setpoints = commander.command.setpoints
         moved = commander.moved_joints.find(setpoints, state, pressed=pressed)
-        doubted = pressed & moved & ~commander.blocked
+        doubted = pressed & moved & ~blocked
         doubted &= commander.joining.same(self._pressed_at, state.positions)
         self._seat(moved & ~doubted, state)
         commander.give_up(doubted, state)
