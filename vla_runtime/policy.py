@@ -55,11 +55,6 @@ Inference = tuple[ActionChunk, InferenceReport]
 class Policy:
     """A policy bundle on an engine, ready to infer.
 
-    Args:
-        bundle: the checked bundle.
-        engine: networks of the bundle, loaded.
-        settings: settings of inferences that are given none.
-
     Attributes:
         backend, precision: names of the backend and of the precision in use, never `auto`; empty
             for an engine that was handed over.
@@ -110,14 +105,12 @@ class Policy:
         """Read a bundle and load its networks.
 
         Args:
-            bundle: the bundle's folder, or the bundle as read.
             backend: a name of `engines.preflight.BACKENDS`: `torch`, `onnxruntime`, `tensorrt`;
                 `auto`: the first in order that can run this bundle here (`engines.choice`).
             device: `cpu`, `cuda` or `cuda:N`.
             precision: `float32`, `bfloat16` or `float16` for the large matrices, or what ONNX files
                 are in: `int8` on a CPU, `fp8` and `nvfp4` with TensorRT; `auto`: the fewest bits
                 that the bundle's receipt covers and the backend runs here.
-            settings: live settings to begin with.
             use_cuda_graphs: on CUDA, replay captured graphs (same results, less launch time).
             threads: CPU threads of each network, whatever runs it; 0: all cores but one, shared by
                 the networks that run at once; None: OMP_NUM_THREADS where set, else as 0.
@@ -207,11 +200,7 @@ class Policy:
 
     @settings.setter
     def settings(self, settings: PolicySettings) -> None:
-        """Replace them.
-
-        Raises:
-            ValueError: see `check`; the old settings stay.
-        """
+        """Replace them; a ValueError of `check` leaves the old ones in force."""
         self.check(settings)
         self._settings = settings
 
@@ -237,9 +226,8 @@ class Policy:
         """Turn an observation into an action chunk.
 
         Args:
-            observation: one look at the robot.
             settings: None: those of `settings`.
-            plan: actions that the executor will still execute; the chunk is tied to them.
+            plan: actions still to be executed, on which the chunk is conditioned.
             noise: (H, A) float32 to denoise from; None: made from seed and inference number.
             number: inference number, from which the next ones go on; None: the next one.
             on_step: called after every denoise step; the steps then run one by one.
@@ -319,10 +307,7 @@ class Policy:
         return future
 
     def open_requests(self, settings: PolicySettings) -> int:
-        """Return how many inferences with these settings `submit` begins before the first is done.
-
-        Whoever asks gets the most chunks a second with so many requests open.
-        """
+        """Return how many open inferences `submit` should have for the most chunks a second."""
         if settings.pipeline == 'packed':
             return token_dims(self.spec.dims).answer_length
         return settings.networks_at_once
@@ -365,7 +350,7 @@ class Policy:
         on_step: StepObserver | None = None,
         held: tuple[PrefixSlot, ...] = (),
     ) -> tuple[EncodedPrefix, DenoisedChunk]:
-        """Encode and denoise one after the other; held places are not written."""
+        """Encode, then denoise; the slots in `held` are not written."""
         self.drain()
         if self._overlapped:
             self._overlapped = False
@@ -408,11 +393,7 @@ class Policy:
         Inferences with other settings may come between two calls, so none waits for more than one
         capture. Those of packed requests, with a new prompt and without, come together.
 
-        Returns:
-            True where none is missing any more
-
-        Raises:
-            ValueError: as `warm_up`.
+        True where none is missing. Raises ValueError as `warm_up` does.
         """
         self._require_open()
         self.check(settings)
@@ -432,12 +413,8 @@ class Policy:
     def warm_up(self) -> float:
         """Infer on a black image, so that the first real inference is not slow.
 
-        Captures the CUDA graphs that the settings in force need, with and without guidance and
-        plan; others are captured at the first inference that needs them. Does not count as an
-        inference.
-
-        Returns:
-            milliseconds that it took
+        Captures the CUDA graphs of the settings in force, with and without guidance and plan. Does
+        not count as an inference. Returns milliseconds.
 
         Raises:
             ValueError: this policy was closed, cannot run with these settings, or returned a
@@ -465,10 +442,7 @@ class Policy:
 
 
 def _check_recorded(folder: Path, policy: Policy) -> None:
-    """Close and refuse a policy that does not give the chunks recorded in its bundle (ValueError).
-
-    Before its first inference.
-    """
+    """Close a policy that does not give its bundle's recorded chunks; raise ValueError."""
     with closed_on_error(policy.close):
         rounds = find_family(policy.spec.family).rounds_activations
         check_recorded_cases(policy._engine, folder, judged_as(policy.precision, rounds))

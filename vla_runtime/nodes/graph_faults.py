@@ -42,13 +42,7 @@ _MOST_NEAR = 4
 
 @dataclass(frozen=True)
 class QosConflict:
-    """A quality of service that a publisher does not offer.
-
-    Attributes:
-        policy: its name.
-        offered: the publisher's.
-        asked: the subscription's.
-    """
+    """A quality of service that a publisher does not offer."""
 
     policy: str
     offered: str
@@ -88,10 +82,8 @@ def type_name(message_type: type) -> str:
 def other_publishers(node: Node, own_topics: Sequence[str]) -> str:
     """Name a topic that another node publishes too, and that node; empty when none does.
 
-    Args:
-        node: asks the graph.
-        own_topics: full name of the topic of each of the node's own publishers. They are
-            counted, not recognised by the node's name, because the other node often bears the same.
+    `own_topics` has the topic of each publisher of this node. They are counted, not recognised by
+    the node's name, because the other node often bears the same.
     """
     for topic in dict.fromkeys(own_topics):
         own = own_topics.count(topic)
@@ -120,11 +112,7 @@ def full_names(node: Node) -> list[str]:
 def publisher_names(node: Node, topic: str, own: int) -> list[str]:
     """Return the full names of the nodes with a publisher on a topic; '' where none is known yet.
 
-    Args:
-        node: asks the graph.
-        topic: full name.
-        own: number of the node's own publishers there, which are left out. Another node may bear
-            the node's name.
+    `own` publishers of this node are left out by number: another node may bear its name.
     """
     infos = _without_own(node.get_publishers_info_by_topic(topic), node, own)
     return sorted(_name(info) for info in infos)
@@ -139,13 +127,7 @@ def describe_publishers(node: Node, names: Iterable[str]) -> str:
 
 
 def nothing_of_robot(node: Node, heard: Iterable[str], commanded: Iterable[str]) -> str:
-    """Say that no node of the robot is in the graph; empty where one is.
-
-    Args:
-        node: asks the graph.
-        heard: full names of the topics that the robot's drivers publish.
-        commanded: full names of the topics and actions that its controllers take commands from.
-    """
+    """Say that no node publishes `heard` or takes commands on `commanded`; empty where one does."""
     if any(map(node.count_publishers, heard)) or any(
         # This node subscribes to its outputs itself. An action is known by its status topic.
         _listeners(node, topic, 1) or node.count_publishers(f'{topic}/_action/status')
@@ -164,12 +146,9 @@ def why_unheard(
     """Describe why nobody takes what this node publishes on a topic; empty when somebody does.
 
     Args:
-        node: asks the graph.
-        topic: full name.
-        message_type: type of this node's publisher, such as `sensor_msgs/msg/JointState`.
-        offered: its quality of service.
-        own_subscriptions: subscriptions that this node has there itself; like recorders they
-            make no difference to the robot.
+        message_type: this node's, such as `sensor_msgs/msg/JointState`.
+        offered: this publisher's quality of service.
+        own_subscriptions: this node's own there; like recorders they do not count.
     """
     reasons = []
     for info in _listeners(node, topic, own_subscriptions):
@@ -191,10 +170,8 @@ def why_silent(
     """Describe why nothing can come on a topic; empty when a publisher there could be heard.
 
     Args:
-        node: asks the graph.
-        topic: full name.
-        message_type: type of this node's subscription, such as `sensor_msgs/msg/Image`.
-        asked: its quality of service.
+        message_type: this node's, such as `sensor_msgs/msg/Image`.
+        asked: this subscription's quality of service.
         near_types: types of topics that may have been meant.
     """
     reasons, names_another = [], True
@@ -231,7 +208,6 @@ def _near_topics(node: Node, topic: str, types: Sequence[str]) -> list[str]:
 
 
 def _listeners(node: Node, topic: str, own: int) -> list[TopicEndpointInfo]:
-    """Return subscriptions that make a difference to the robot, without the node's own."""
     infos = _without_own(node.get_subscriptions_info_by_topic(topic), node, own)
     return [info for info in infos if not info.node_name.startswith(_RECORDERS)]
 
@@ -239,7 +215,7 @@ def _listeners(node: Node, topic: str, own: int) -> list[TopicEndpointInfo]:
 def _without_own(
     infos: Iterable[TopicEndpointInfo], node: Node, own: int
 ) -> list[TopicEndpointInfo]:
-    """Return end points but for so many of the node's own name."""
+    """Leave out so many of the node's own name."""
     mine, kept = node.get_fully_qualified_name(), []
     for info in infos:
         if own and _name(info) == mine:

@@ -38,11 +38,7 @@ _END_S, _SHORTEST_S = 4.5, 0.8
 
 
 class GraphStatus:
-    """Hears what the nodes say; see `joined`.
-
-    Args:
-        node: joins the graph.
-    """
+    """Hears what the nodes say; see `joined`."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -87,11 +83,7 @@ class GraphStatus:
 
 
 def full_namespace(given: str | None) -> str | None:
-    """Return the full name of a namespace as it was typed; '' is the graph's root.
-
-    Raises:
-        ValueError: it is no name of a namespace.
-    """
+    """Return the full name of a namespace, '' for the graph's root; ValueError if it is none."""
     if given is None:
         return None
     name = f'/{given.removeprefix("/").removesuffix("/")}'
@@ -116,11 +108,7 @@ def _process_age_s() -> float:
 
 @contextmanager
 def joined() -> Iterator[GraphStatus]:
-    """Join the graph that the environment names.
-
-    Raises:
-        ValueError: there is no such graph.
-    """
+    """Join the graph that the environment names; ValueError where there is none."""
     domain = os.environ.get('ROS_DOMAIN_ID') or '0'
     if not domain.isdecimal() or int(domain) > _HIGHEST_DOMAIN:
         raise ValueError(

@@ -21,9 +21,6 @@ class LaterService:
     """One service of a node; `look` belongs to a timer of the same node.
 
     Args:
-        node: offers the service.
-        service_type: type of the service.
-        name: name of the service.
         begin: takes request and response, and returns what completes the response.
         on_error: called with where an exception was raised, and the exception. The answer is then
             the response as far as it was filled in.
@@ -50,7 +47,7 @@ class LaterService:
         return response
 
     def _send_or_keep(self, response: Any, header: Any) -> None:
-        """Send, or keep for later, what the callback that was called just before returned."""
+        """Send, or keep for later, what the callback just returned."""
         complete, self._complete = self._complete, None
         if complete is None:
             self._send(response, header)

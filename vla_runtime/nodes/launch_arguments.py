@@ -26,8 +26,7 @@ _OF_ANOTHER_FILE = (
 def starts_here(command_line: Sequence[str]) -> bool:
     """Return whether a command line starts one of the package's launch files itself.
 
-    Every argument is meant for it then. A person's own launch file that includes it has arguments
-    of its own, which cannot be told from those that it passes on.
+    Only then every argument is known to be meant for it: a person's own launch file has others.
     """
     return any(Path(word).name in _LAUNCH_FILES for word in command_line)
 
@@ -35,17 +34,14 @@ def starts_here(command_line: Sequence[str]) -> bool:
 def check_arguments(
     given: Collection[str], known: Collection[str], namespace: str, *, all_are_meant: bool
 ) -> list[str]:
-    """Refuse arguments that are none.
+    """Refuse launch arguments that no file declares.
 
     Args:
-        given: names of all launch arguments.
-        known: names that the launch file declares.
-        namespace: namespace of the nodes, with a leading slash; '' for none.
-        all_are_meant: as `starts_here` has it. Where they are not, only a parameter of the nodes
-            is refused.
+        namespace: of the nodes, with a leading slash; '' for none.
+        all_are_meant: see `starts_here`. Else only a parameter of the nodes is refused.
 
     Returns:
-        warnings of arguments that are nearly one of `known`, where not all are meant.
+        Warnings of arguments that are nearly one of `known`, where not all are meant.
 
     Raises:
         ValueError: such an argument, with the way to set it.

@@ -32,8 +32,6 @@ class ManagedNode(LifecycleNode):
                 # rclpy raises out of this callback where the state does not allow the transition.
                 service.callback = guarded(self._refuse, 'change_state', service.callback)
 
-    # Steps of a node.
-
     def _load(self) -> None:
         """Configure: read the files, get the memory."""
         raise NotImplementedError
@@ -51,7 +49,6 @@ class ManagedNode(LifecycleNode):
         raise NotImplementedError
 
     def _on_exception(self, where: str, error: Exception) -> None:
-        """Report what a step raised."""
         raise NotImplementedError
 
     def _on_state(self, label: str) -> None:
@@ -59,7 +56,7 @@ class ManagedNode(LifecycleNode):
 
     @property
     def lifecycle(self) -> str:
-        """Label of the state that the node is in."""
+        """Label of the node's state."""
         return str(self._state_machine.current_state[1])
 
     def _withdraw(self, why: str) -> None:
@@ -70,8 +67,6 @@ class ManagedNode(LifecycleNode):
         if self.lifecycle == 'inactive':
             self.trigger_cleanup()
         self._problem = why
-
-    # Transitions.
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         if not self._managed('configure', self._load):

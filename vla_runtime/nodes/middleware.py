@@ -29,14 +29,9 @@ def stay_on_this_machine(environment: MutableMapping[str, str]) -> None:
 
 
 def lossless_images(environment: Mapping[str, str], config: Path) -> dict[str, str]:
-    """Return the variables that choose the profile for large images.
+    """Return the variables that choose the profile for large images, from `config`/fastdds.xml.
 
-    Args:
-        environment: environment variables of the processes.
-        config: folder with fastdds.xml.
-
-    Returns:
-        name to value; empty where the user has a profile, or another middleware than Fast DDS
+    Empty where the user has a profile, or another middleware than Fast DDS.
     """
     if not _is_fast_dds(environment) or any(map(environment.get, PROFILE_VARIABLES)):
         return {}
@@ -47,14 +42,10 @@ def keep_to_udp(environment: MutableMapping[str, str], config: Path) -> None:
     """Set the executor's profile, one without shared memory; call before `rclpy.init`.
 
     Fast DDS keeps every thread of a process from sending while one of them waits, for 0.33 s, for
-    a newcomer's shared memory (config/fastdds_executor.xml has the details). A profile of the
-    user's own stays in force, and so does another middleware. On a graph that stays on this
-    machine ROS 2 adds shared memory to any profile, so the reach too is left to a profile, which
-    has the loopback device alone. Static peers, which ROS 2 adds itself, need the reach as it is.
-
-    Args:
-        environment: environment variables of this process.
-        config: folder with fastdds.xml and the executor's profile.
+    a newcomer's shared memory (config/fastdds_executor.xml has the details). A user's own profile
+    or another middleware stays in force. On a graph that stays on this machine ROS 2 adds shared
+    memory to any profile, so the reach is left to a profile with the loopback device alone. Static
+    peers, which ROS 2 adds itself, need the reach as it is.
     """
     on_this_machine = _stays_on_this_machine(environment)
     if not _is_fast_dds(environment) or (on_this_machine and environment.get(_STATIC_PEERS)):
@@ -73,11 +64,9 @@ def keep_to_udp(environment: MutableMapping[str, str], config: Path) -> None:
 
 
 def why_no_shared_memory(environment: Mapping[str, str], folder: Path = Path('/dev/shm')) -> str:
-    """Return why Fast DDS can have no shared memory, beside its own words; empty where it can.
+    """Return why Fast DDS has no shared memory in `folder`, beside its own words; empty if it has.
 
-    Args:
-        environment: environment variables of this process, before `rclpy.init`.
-        folder: where the segments are.
+    `environment` is the process's before `rclpy.init`.
     """
     if not _is_fast_dds(environment) or not folder.is_dir():
         return ''

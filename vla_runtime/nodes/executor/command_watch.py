@@ -66,11 +66,7 @@ class _Span:
 
 
 class OwnPublisher:
-    """A publisher that remembers when it published.
-
-    Args:
-        publisher: sends the messages.
-    """
+    """A publisher that remembers when it published."""
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
@@ -87,10 +83,7 @@ class OwnPublisher:
             span.end_ns = time.time_ns() + _ROUNDING_NS
 
     def claim(self, stamp_ns: int) -> bool:
-        """Return whether a message with this stamp of the middleware is this publisher's.
-
-        To be asked once for each message that was heard, in their order.
-        """
+        """Return whether a message with this stamp is its own; ask once a message, in order."""
         # A copy: the control thread may be adding one.
         for span in self._sent.copy():
             if not span.is_heard and span.holds(stamp_ns):
@@ -104,9 +97,7 @@ class WatchedTopic:
     """A command topic.
 
     Attributes:
-        topic: as the robot file has it.
-        full_name: its name in the graph.
-        message_type: class of its messages.
+        topic: as the robot file has it; `full_name` is its name in the graph.
         publisher: this node's own.
         shared_with: full names of nodes that may send there too.
     """
@@ -119,12 +110,7 @@ class WatchedTopic:
 
 
 class CommandWatch:
-    """Hears other nodes on command topics, from `listen` to `ignore`.
-
-    Args:
-        node: the executor node.
-        topics: its command topics.
-    """
+    """Hears other nodes on command topics, from `listen` to `ignore`."""
 
     def __init__(self, node: Node, topics: Sequence[WatchedTopic]) -> None:
         self._node = node
@@ -188,7 +174,6 @@ class CommandWatch:
         return f'{who} may send commands on {topic.full_name}' if names else ''
 
     def _others(self, topic: WatchedTopic, now_s: float) -> list[str]:
-        """Return the names of the nodes that may send there and should not."""
         asked_s, names = self._asked.get(topic.full_name, (float('-inf'), []))
         if now_s - asked_s > _ASK_AGAIN_S:
             names = publisher_names(self._node, topic.full_name, 1)

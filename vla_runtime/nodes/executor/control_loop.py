@@ -6,7 +6,7 @@ Invariants:
   Neither the tick nor the dead-man waits for a conversion, the check of a chunk, a log line or a
   publisher of anything but commands;
 - the tick overwrites arrays and messages that exist already; it allocates when it asks for a
-  chunk or passes a seam, a few times a second;
+  chunk or at a handover, a few times a second;
 - requests and hand-overs leave through `on_request` and `take_handovers`: their messages are made
   elsewhere;
 - a command that cannot be sent stops the executor; an output that fails keeps no other one from its
@@ -72,7 +72,7 @@ _STALLED = 'controller_manager stood still'
 
 @dataclass(frozen=True)
 class TimedHandover:
-    """A seam, the ROS time of the first command after it, and the parameters in force from it."""
+    """A handover, the ROS time of the first command after it, and the parameters from then on."""
 
     stamp_ns: int
     seam: Handover
@@ -92,16 +92,15 @@ class LoopStatus:
 class _Outgoing:
     """A command on its way to the outputs, copied from the core under its lock.
 
-    The control thread has one, and all others share one, so that a thread that is kept waiting on
-    its way sends what it took, or nothing where a newer command has been sent.
+    The control thread has one and all others share one, so a delayed thread sends what it took, or
+    nothing where a newer command has been sent.
 
     Attributes:
         setpoints: (columns,) float64.
-        follows: the command before it was for sending too, so that it goes on from there.
+        follows: the command before it was sent too, so that it goes on from there.
         withheld: topics of outputs that do not get it.
         settled: only outputs that repeat a hold get it.
         number: counts commands in the order in which they were computed.
-        stamp_ns: header stamp.
     """
 
     def __init__(self, columns: int) -> None:
@@ -125,15 +124,11 @@ class ControlLoop:
     """Ticks a `ChunkExecutor` and sends what it commands.
 
     Args:
-        executor: the core; this loop is its only user.
-        writers: writers of all outputs.
-        ros_now_ns: the ROS clock.
         on_request: gets the committed plan when a chunk is wanted; called in the control thread,
             must return at once.
-        ros_time_of_ns: ROS time at a time of the steady clock a moment ago. With it a command is
-            stamped with the very time that its motion was computed for, so that the limits hold by
-            the stamps. Without it (`use_sim_time`, where the ROS clock itself is that time) with
-            the ROS clock as read; `stop_and_wait` goes on without its messages.
+        ros_time_of_ns: ROS time at a recent time of the steady clock, so that a command is stamped
+            with the time that its motion was computed for. None under `use_sim_time`: stamped with
+            the ROS clock, and `stop_and_wait` goes on without its messages.
     """
 
     def __init__(
@@ -178,7 +173,7 @@ class ControlLoop:
         # Of the publishers of joint states.
         self._silences: dict[str, StreamSilences] = {}
 
-    # ------------------------------------------------------------ control thread
+    # Control thread.
 
     def tick(self, now_s: float) -> None:
         """One control period; `now_s` is the steady clock."""
@@ -218,11 +213,7 @@ class ControlLoop:
         self._garbage.begin()
 
     def _is_overtaken(self, now_s: float) -> bool:
-        """Return whether another thread has computed a command for a later time; under the lock.
-
-        A tick that waited for the lock while the dead-man's thread braked the robot belongs to a
-        moment that has passed.
-        """
+        """Return whether the dead-man computed a command for a later time; under the lock."""
         if now_s < self._computed_s:
             return True
         self._computed_s = now_s
@@ -247,21 +238,13 @@ class ControlLoop:
         return True
 
     def _send_again(self, *, seats: bool) -> None:
-        """Send to outputs that came back, where the command is where the robot is; under the lock.
-
-        Args:
-            seats: it was set there because the robot had moved: all of them need it.
-        """
+        """Send to outputs that came back where the robot is, to all if `seats`; under the lock."""
         if self._executor.unsent_placed:
             again = (one.topic for one in self._writers if seats or one.repeats_hold)
             self._returned = self._refusing | self._returned.difference(again)
 
     def _send(self, outgoing: _Outgoing) -> None:
-        """Send to every output, unless a newer command was sent.
-
-        Raises:
-            SendError: some of them failed; all others have got the command.
-        """
+        """Send to every output unless a newer command was sent; then SendError for failures."""
         with self._sending:
             if self._closed or outgoing.number <= self._newest_sent:
                 return
@@ -298,7 +281,6 @@ class ControlLoop:
         return errors
 
     def _is_for(self, writer: Output, outgoing: _Outgoing) -> bool:
-        """Return whether an output gets this command."""
         if outgoing.settled and not writer.repeats_hold:
             return False
         withheld = (outgoing.withheld, self._taken, self._refusing)
@@ -343,7 +325,7 @@ class ControlLoop:
                     )
                 )
 
-    # ------------------------------------------------------------ any thread
+    # Any thread.
 
     def start(self, now_s: float) -> StartResult:
         with self._lock:
@@ -359,12 +341,11 @@ class ControlLoop:
         return self._sent_s.copy()
 
     def is_started(self) -> bool:
-        """Return whether the executor is started."""
         with self._lock:
             return self._executor.mode is Mode.RUNNING
 
     def is_silent(self) -> bool:
-        """Return whether the robot has come to rest and only holds are sent, that are repeated."""
+        """Return whether the robot is at rest and only repeated holds are sent."""
         with self._lock:
             return self._executor.is_silent
 
@@ -380,22 +361,20 @@ class ControlLoop:
         return self._executor.mode is not Mode.IDLE
 
     def stop(self) -> None:
-        """Come to rest with the next ticks, and hold."""
+        """Come to rest, and hold."""
         with self._lock:
             self._executor.stop()
 
     def release(self) -> None:
-        """Come to rest with the next ticks, then send nothing until `start`."""
+        """Come to rest, then send nothing until `start`."""
         with self._lock:
             self._executor.release()
 
     def give_way(self, topic: str, why: str) -> None:
         """Release the robot to another node that commands it; a dry run commands nothing.
 
-        Args:
-            topic: topic of the robot file that the other node sends on. Nothing more is sent there,
-                while the other outputs come to rest.
-            why: the other node and its topic, for the person at the robot.
+        Nothing more is sent on `topic` (of the robot file) while the other outputs come to rest;
+        `why` names the other node for the person at the robot.
         """
         with self._lock:
             executor = self._executor
@@ -408,10 +387,7 @@ class ControlLoop:
                 executor.detail = why
 
     def heed_controllers(self, watch: ControllerWatch) -> None:
-        """Send in the form that the controllers understand, at their speed; stop where they refuse.
-
-        For a thread that looks at the controllers again and again.
-        """
+        """Send in the controllers' form and at their speed; stop where they refuse."""
         scaling = watch.scaling()
         controllers = watch.trajectory_controllers()
         for writer in self._writers:
@@ -442,11 +418,7 @@ class ControlLoop:
         return unsent
 
     def _name_stall(self, controller: Silence | None) -> None:
-        """Say of a reading that jumped after a silence of all that it was no false one.
-
-        Args:
-            controller: newest silence of a controller; None before the first.
-        """
+        """Tell the core of a silence after which a reading may jump."""
         if controller is None or time.monotonic() - controller.ended_s > _STALL_COUNTS_S:
             return
         silences = [one.newest for one in self._silences.values() if one.newest is not None]
@@ -465,13 +437,9 @@ class ControlLoop:
         executor.detail = text if is_started else f'{text}; look at the robot, then ~/start'
 
     def stop_and_wait(self, timeout_s: float) -> bool:
-        """Stop, and wait until the ticks have brought the robot to rest; whether they have.
+        """Stop, and return whether the ticks have brought the robot to rest within the time-out.
 
-        For the teardown, before the control thread ends. A thread that hangs in the core is not
-        waited for.
-
-        Args:
-            timeout_s: longest time to wait.
+        For the teardown. A thread that hangs in the core is not waited for.
         """
         if self._ros_time_of_ns is None:
             self._go_on_without_clock_messages()
@@ -488,21 +456,17 @@ class ControlLoop:
         return False
 
     def _go_on_without_clock_messages(self) -> None:
-        """Let simulated time pass as fast as the steady clock's from now on.
-
-        The thread that would take `/clock` is in the teardown, or has ended. In a time that stands
-        still the robot could not brake: it would be commanded its last velocity on and on.
-        """
+        """Let simulated time pass with the steady clock: nobody takes `/clock` now."""
         read_ns, read_at_ns = self._ros_now_ns(), time.monotonic_ns()
         self._ros_now_ns = lambda: read_ns + time.monotonic_ns() - read_at_ns
 
     def reset(self, episode: int) -> None:
-        """The operator's reset: an episode begins, and the latch opens."""
+        """Begin an episode and open the latch: the operator's reset."""
         with self._lock:
             self._executor.reset(episode)
 
     def begin_episode(self, episode: int) -> None:
-        """An episode begins; the latch stays as it is."""
+        """Begin an episode; the latch stays as it is."""
         with self._lock:
             self._executor.begin_episode(episode)
 
@@ -522,7 +486,6 @@ class ControlLoop:
         stamp_ns: int,
         source: str = '',
     ) -> None:
-        """Take measured positions."""
         with self._lock:
             self._silences.setdefault(source, StreamSilences()).hear(time.monotonic())
             self._executor.observe_state(names, positions, stamp_ns, source, self._ros_now_ns())
@@ -564,7 +527,7 @@ class ControlLoop:
             return self._executor.measured(self._ros_now_ns())
 
     def take_handovers(self) -> list[TimedHandover]:
-        """The seams passed since the last call, oldest first."""
+        """Return the handovers since the last call, oldest first."""
         taken = []
         while self._seams:
             taken.append(self._seams.popleft())

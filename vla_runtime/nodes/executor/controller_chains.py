@@ -25,10 +25,7 @@ class ControllerChains:
     def refusal_of(self, controller: str, manager: str, *, then_start: bool = True) -> str:
         """Name what keeps a controller, or one that it commands, from following its topic.
 
-        Args:
-            controller: full name of its node.
-            manager: full name of the controller_manager.
-            then_start: the robot stops for it and needs `~/start`.
+        With `then_start` the robot stops for it and needs `~/start`.
         """
         name = controller.rpartition('/')[2]
         then = _THEN if then_start else ''
@@ -61,5 +58,4 @@ class ControllerChains:
 
 
 def _below(entry: Any) -> list[str]:
-    """Names of the controllers that a controller commands."""
     return [connection.name for connection in entry.chain_connections]

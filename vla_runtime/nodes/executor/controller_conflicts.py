@@ -34,10 +34,8 @@ def interface_conflict(
     the hardware.
 
     Args:
-        name: full name of the controller's node.
-        output: the output that it takes the commands of.
-        values: its parameters, as far as they are known.
-        kind: its type, as controller_manager lists it; '' where that is unknown.
+        values: the controller's parameters, as far as they are known.
+        kind: its type, as controller_manager lists it; '' where unknown.
     """
     if output.kind != 'float64_multi_array':
         return ''
@@ -68,14 +66,7 @@ def _taken(values: Mapping[str, Any], kind: str) -> tuple[str, tuple[str, ...]]:
 def joint_conflict(
     name: str, output: RobotOutput, joints: Sequence[str], values: Mapping[str, Any]
 ) -> str:
-    """Compare the joints; empty where the controller would take them.
-
-    Args:
-        name: full name of the controller's node.
-        output: the output that it takes the commands of.
-        joints: the output's joints, as its messages name them.
-        values: the controller's parameters, as far as they are known.
-    """
+    """Compare the joints, as the output's messages name them; empty where the controller fits."""
     theirs = values.get('joints')
     if not theirs:
         return ''

@@ -42,13 +42,9 @@ def is_wanted(name: str) -> bool:
 class ControllerParameters:
     """Asks a node for its parameters without waiting: `look` again and again.
 
-    Args:
-        node: asks.
-        name: full name of the controller's node.
-
     Attributes:
         values: those that are wanted and known, by name; empty before the first answer.
-        known: there was an answer, of this process as far as anybody knows.
+        known: this process has answered, as far as anybody knows.
     """
 
     def __init__(self, node: Node, name: str) -> None:
@@ -117,17 +113,9 @@ def _value(value: ParameterValue) -> Any:
 def ask_parameters(
     node: Node, controllers: Iterable[str], timeout_s: float
 ) -> Mapping[str, Mapping[str, Any]]:
-    """Ask the controllers that are there for their parameters, and wait for the answers.
+    """Ask the controllers that are there for their parameters, by full name; wait for the answers.
 
-    Not with the node's own callbacks, which may be waiting for this one: another node asks.
-
-    Args:
-        node: its context and its view of the graph are used.
-        controllers: full names of their nodes.
-        timeout_s: longest time to wait.
-
-    Returns:
-        The parameters of those that have answered, by name.
+    A node of its own asks: the given node's callbacks may be waiting for this one.
     """
     there = {
         f'{namespace.rstrip("/")}/{name}'

@@ -82,14 +82,13 @@ class Verdict:
 
     Attributes:
         name: full name of its node.
-        topic: the output's topic in the robot file.
         columns: its columns of a command.
         active: None where nobody says so.
         asked: somebody is about to say so.
         unread: its parameters are about to come.
         refusal: why it takes no commands, and what mends it; empty where nothing is known of it.
         warning: why its motion is not what it could be; empty without a reason.
-        of_action: the output is an action, of a gripper: its faults do not stop the arm.
+        of_action: the output is a gripper's action, whose faults do not stop the arm.
     """
 
     name: str
@@ -104,15 +103,7 @@ class Verdict:
 
 
 class ControllerWatch:
-    """See the module's invariants.
-
-    Args:
-        node: the executor node.
-        outputs: the outputs and full names of their topics.
-        scaling_topic: robot file's `speed_scaling`.
-        use_sim_time: the ROS clock is `/clock`.
-        now_ns: the ROS clock.
-    """
+    """Watches the outputs' controllers; see the module. Topics have full names."""
 
     def __init__(
         self,
@@ -185,7 +176,10 @@ class ControllerWatch:
         return {one.topic: one.trajectory for one in self._controllers}
 
     def scaling(self) -> float:
-        """Share of its speed that the robot moves at, 0.0 to 1.0; the least that anybody says."""
+        """Share of its speed that the robot moves at, 0.0 to 1.0.
+
+        The least that any node reports.
+        """
         factors = [] if self._scaling is None else [self._scaling.factor]
         factors += [controller.scaling for controller in self._controllers]
         return min(factors, default=1.0)
@@ -193,11 +187,7 @@ class ControllerWatch:
     def references(self, columns: int) -> np.ndarray:
         """Return the positions that the active controllers hold or follow.
 
-        Args:
-            columns: of a command.
-
-        Returns:
-            (columns,) float64, robot units; not-a-number where nobody says so.
+        (columns,) float64, robot units; not-a-number where unknown.
         """
         found = np.full(columns, np.nan)
         for controller in self._controllers:
@@ -212,9 +202,7 @@ class ControllerWatch:
     def why_led(self, sent_s: Mapping[str, float], now_s: float) -> str:
         """Name the controllers that follow another node; empty where none does.
 
-        Args:
-            sent_s: steady time of the last command on each output, by topic in the robot file.
-            now_s: steady clock.
+        `sent_s` has the steady time of the last command on each topic of the robot file.
         """
         found = (
             controller.why_led(sent_s.get(controller.topic, -np.inf), now_s)
@@ -250,8 +238,6 @@ def warnings_of(verdicts: Sequence[Verdict]) -> str:
 
 
 class _Controller:
-    """One output's controller."""
-
     def __init__(
         self,
         node: Node,
@@ -305,7 +291,6 @@ class _Controller:
 
     @property
     def silence(self) -> Silence | None:
-        """The newest silence while it was active; None before the first."""
         return self._silences.newest
 
     def ask_after(self, now_s: float) -> None:
@@ -352,7 +337,7 @@ class _Controller:
     def close(self) -> None:
         self._parameters.close()
 
-    # ------------------------------------------------------------ what it publishes
+    # What it publishes.
 
     def _hear(self, now_s: float) -> None:
         taken = None if self._states is None else self._states.take()
@@ -389,10 +374,7 @@ class _Controller:
         self._live = {goal: self._live.get(goal, now_s) for goal in live}
 
     def why_led(self, sent_s: float, now_s: float) -> str:
-        """Describe the command of another node that it follows; empty where it follows none.
-
-        A command that was sent here after that replaced it.
-        """
+        """Describe another node's command that it follows and no later one replaced; else empty."""
         if self._off_s is not None:
             return ''
         if any(since_s > sent_s for since_s in list(self._live.values())):
@@ -465,7 +447,7 @@ class _Controller:
         splines = self._parameters.values.get('interpolation_method') == 'splines'
         return TrajectoryController(1.0 / (rate_hz or _DEFAULT_RATE_HZ), same_clock, splines)
 
-    # ------------------------------------------------------------ what is wrong with it
+    # What is wrong with it.
 
     def _refusal(self, active: bool | None, state: str) -> str:
         if active is False:
@@ -511,7 +493,6 @@ class _Controller:
 
 
 def _action_clients(node: Node, action: str) -> list[str]:
-    """Return the full names of the nodes that send goals to an action."""
     found = []
     for name, namespace in node.get_node_names_and_namespaces():
         try:
@@ -524,8 +505,6 @@ def _action_clients(node: Node, action: str) -> list[str]:
 
 
 class _ControllerList:
-    """controller_manager's list of controllers."""
-
     def __init__(self, node: Node, manager: str) -> None:
         self.manager = manager
         self._node = node
@@ -560,24 +539,21 @@ class _ControllerList:
         self._chains.take(answer.controller)
 
     def ask_soon(self) -> None:
-        """Ask with the next look."""
         self._next_s = 0.0
 
     @property
     def asked(self) -> bool:
-        """True until the first answer comes."""
         return self._call is not None and not self._states
 
     def state_of(self, controller: str) -> str | None:
-        """Return a controller's lifecycle state; None where the list does not have it."""
+        """None where the list does not have it."""
         return self._states.get(controller.rpartition('/')[2], (None, ''))[0]
 
     def type_of(self, controller: str) -> str:
-        """Return a controller's type; '' where the list does not have it."""
+        """'' where the list does not have it."""
         return self._states.get(controller.rpartition('/')[2], (None, ''))[1]
 
     def chain_refusal_of(self, controller: str, *, then_start: bool = True) -> str:
-        """Name what keeps a controller, or one that it commands, from following its topic."""
         if self.state_of(controller) is None:
             return ''
         return self._chains.refusal_of(controller, self.manager, then_start=then_start)

@@ -60,10 +60,9 @@ _OPEN = (GoalState.MOVING, GoalState.UNENDED)
 
 
 class Setpoint(NamedTuple):
-    """A setpoint of the gripper.
+    """A setpoint in the joint's unit.
 
     Attributes:
-        position: in the joint's unit.
         beginning: counts the times that commands began anew.
         at_s: steady time at which it came.
     """
@@ -98,11 +97,9 @@ class GripperGoals:
         deadband: largest change that is none, in the joint's unit.
 
     Attributes:
-        goal: the newest goal; None before the first.
-        state: what became of it.
+        goal: the newest goal; None before the first; `state` says what became of it.
         stopped_at: where the server said that the gripper is at its end; None where it did not.
-        measured: where the gripper is; None where nobody says so.
-        counters: what happened.
+        measured: where the gripper is; None where unknown.
     """
 
     def __init__(self, lower: float, upper: float, deadband: float) -> None:
@@ -119,12 +116,9 @@ class GripperGoals:
         self.counters = GoalCounters()
 
     def want(self, position: float, now_s: float, *, follows: bool) -> None:
-        """Take a setpoint; any one thread, which waits for nothing here.
+        """Take a setpoint in the joint's unit; any one thread, never waits.
 
-        Args:
-            position: in the joint's unit.
-            now_s: steady time.
-            follows: it goes on from the one before it.
+        With `follows` it goes on from the one before it.
         """
         if not follows:
             self._beginning += 1
@@ -198,7 +192,6 @@ class GripperGoals:
             self.note(GoalState.NO_SERVER)
 
     def note(self, state: GoalState) -> None:
-        """Note what became of the newest goal."""
         self.state = state
         name = state.value
         if hasattr(self.counters, name):

@@ -101,9 +101,7 @@ class GripperOutput:
     """One gripper's action: a client from configure to cleanup, an output while the node is active.
 
     Args:
-        node: the executor node.
-        joint: the gripper.
-        matched: its output.
+        matched: the gripper's output.
         match: gives the limits.
         on_error: called with where an exception was raised, and the exception.
 
@@ -156,7 +154,7 @@ class GripperOutput:
         self._goals.want(float(setpoints[self._column]), time.monotonic(), follows=follows)
 
     def observe_state(self, names: Sequence[str], positions: Sequence[float]) -> None:
-        """Take measured positions of the robot's joints."""
+        """Take positions of the robot's joints."""
         if self._joint.name not in names:
             return
         index = names.index(self._joint.name)
@@ -181,13 +179,11 @@ class GripperOutput:
             self._send_goal(goal)
 
     def close(self) -> None:
-        """Leave the graph."""
         self._stop_timer()
         self._client.destroy()
         self._node.destroy_lifecycle_publisher(self._commanded)
 
     def is_served(self) -> bool:
-        """Return whether an action server is there."""
         return bool(self._client.server_is_ready())
 
     def _stop_timer(self) -> None:
@@ -249,7 +245,6 @@ class GripperOutput:
         self._ask(self._accepted_s)
 
     def _ask(self, now_s: float) -> None:
-        """Ask for the result of the goal that was accepted."""
         self._asked_s = now_s
         result = self._accepted.get_result_async()
         callback = partial(self._on_result, self._accepted)
@@ -266,7 +261,7 @@ class GripperOutput:
         self._goals.note(_end_of(response))
 
     def _on_feedback(self, message: Any) -> None:
-        """Take the server's word for where the gripper is, where no joint state says so."""
+        """Take the server's measured position where no joint state has one."""
         position, now_s = self._position_of(message.feedback), time.monotonic()
         if position is None or now_s - self._measured_s < _MEASURED_FOR_S:
             return

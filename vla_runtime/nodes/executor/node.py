@@ -152,7 +152,7 @@ class ExecutorNode(ManagedNode):
         self._heard.close()
         super().destroy_node()
 
-    # ------------------------------------------------------------ transitions
+    # Transitions.
 
     def _load(self) -> None:
         robot, spec, match = read_files(self._fixed)
@@ -230,7 +230,7 @@ class ExecutorNode(ManagedNode):
             if link is not None:
                 steps.callback(link.close)
 
-    # ------------------------------------------------------------ callbacks
+    # Callbacks.
 
     def _on_chunk(self, message: JointTrajectory) -> None:
         loop, spec = self._loop, self._spec
@@ -280,7 +280,7 @@ class ExecutorNode(ManagedNode):
         return response
 
     def _with_topics(self, result: StartResult) -> str:
-        """Return what the core answers to a start, with the topics and nodes that it is about."""
+        """Add the topics and nodes that the core's answer to a start is about."""
         if result.started or self._link is None:
             return result.text
         if nothing := self._link.nothing_there():
@@ -455,7 +455,7 @@ class ExecutorNode(ManagedNode):
         for timed in loop.take_handovers():
             self._publish(self._report, [executor_status.seam(timed, self._match.column_names)])
 
-    # ------------------------------------------------------------ parameters
+    # Parameters.
 
     def _parameter_conflict(self, wanted: Mapping[str, Any]) -> str | None:
         """Return why these parameters do not go together, or with the policy; None when they do."""
@@ -480,11 +480,11 @@ class ExecutorNode(ManagedNode):
         )
 
     def _follow_parameters(self, _: Sequence[Parameter] = ()) -> None:
-        """Hand over parameters that were set meanwhile; the core waits for the boundary."""
+        """Hand over new parameters; the core waits for the boundary."""
         loop = self._loop
         if loop is None:
             return
-        # Taken note of first: what cannot be taken up is said once, and not tried at every status.
+        # First: what cannot be taken up is said once, and not tried at every status.
         before, self._live = self._live, values(self, EXECUTOR_PARAMETERS)
         wanted = self._live
         if wanted == before:
@@ -495,10 +495,10 @@ class ExecutorNode(ManagedNode):
         if parameters != executor_parameters(before):
             self._guarded('parameters', loop.set_parameters)(parameters)
 
-    # ------------------------------------------------------------ other nodes
+    # Other nodes.
 
     def _claim(self) -> Claim:
-        """Return what this node says of itself, and what it claims while it is active."""
+        """What this node says of itself, and claims while it is active."""
         loop = self._loop
         if loop is None:
             return self._twins.claim(self.lifecycle)
@@ -548,7 +548,7 @@ class ExecutorNode(ManagedNode):
         found = sorted(one.describe() for one in self._twins.others() if topic in one.topics)
         return f'{len(found)} policies answer on {topic}: {", ".join(found)}' if found[1:] else ''
 
-    # ------------------------------------------------------------ helpers
+    # Helpers.
 
     def _conflict(self) -> str:
         """Name another executor that asks the same policy; empty without one."""
@@ -563,7 +563,6 @@ class ExecutorNode(ManagedNode):
         return link.unheard()
 
     def _verdicts(self) -> Sequence[Verdict]:
-        """Return what is known of the robot's controllers."""
         watch = self._session.watch if self._session is not None else None
         return () if watch is None else watch.verdicts
 
@@ -572,7 +571,6 @@ class ExecutorNode(ManagedNode):
 
     @property
     def _loop(self) -> ControlLoop | None:
-        """The control loop while the node is active, else None."""
         return self._session.loop if self._session is not None else None
 
     def _prefer_this_thread(self) -> None:

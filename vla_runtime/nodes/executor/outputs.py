@@ -56,11 +56,7 @@ class Publisher(Protocol):
 
 @dataclass
 class Numbers:
-    """An output's numbers of the last command that was sent, and of this one.
-
-    Attributes:
-        follows: this command goes on from the last one.
-    """
+    """An output's last command that was sent, and this one, which goes on from it if `follows`."""
 
     before: np.ndarray
     now: np.ndarray
@@ -73,15 +69,13 @@ class OutputWriter:
     Args:
         matched: the output and its columns of a command.
         publisher: publisher of the kind's `message_type`.
-        period_s: control period.
-        limits: of the joints, in the units of the message; none where left out.
+        limits: in the units of the message; none where left out.
 
     Attributes:
-        topic: name of the topic in the robot file.
-        controller: the `joint_trajectory_controller` that takes the messages; None where nobody
-            knows one.
+        topic: as the robot file has it.
+        controller: the `joint_trajectory_controller` that takes the messages; None if unknown.
         scaling: trajectory time per time in that controller.
-        repeats_hold: a hold that is settled is sent on and on (`hold: send`).
+        repeats_hold: a settled hold is sent on and on (`hold: send`).
     """
 
     def __init__(
@@ -118,8 +112,8 @@ class OutputWriter:
         Args:
             setpoints: (columns,) of the whole command, robot units.
             stamp: ROS time of the tick.
-            follows: the command goes on from the last one, if that was a moment ago. It does not
-                where the robot was not commanded in between or was seated where it is.
+            follows: the command goes on from the last one if that is recent; False where the robot
+                was not commanded in between, or the command was set to its measured position.
         """
         numbers, now = self._numbers, self._numbers.now
         silent_ns = stamp_to_ns(stamp) - self._sent_ns
@@ -174,7 +168,7 @@ class _Trajectories:
         self._form.fill(self._message, numbers.now, at_ns, same_clock=same_clock, scaling=scaling)
 
     def _choose_form(self, controller: TrajectoryController | None) -> bool:
-        """Take up the form for this controller; return whether it is another one."""
+        """Return whether the form for this controller is another one; take it up."""
         wanted = None
         if controller is not None:
             # Without a limit of acceleration there is no way to brake on.
@@ -223,11 +217,7 @@ def _joint_state(
 def _joint_group_command(
     matched: MatchedOutput, numbers: Numbers, period_s: float
 ) -> tuple[Any, _Fill]:
-    """A whole joint group of Interbotix's `xs_sdk` node, in float32.
-
-    The numbers have no names: they are in the order of the group in the driver's motor
-    configuration, which is that of the output's `joints`.
-    """
+    """A whole joint group of Interbotix's `xs_sdk`, float32, in the driver's order (`joints`)."""
     message = message_type('joint_group_command')(name=matched.output.group or _GROUP)
     message.cmd = array.array('f', bytes(4 * len(numbers.now)))
     view = np.frombuffer(message.cmd, dtype=np.float32)

@@ -57,21 +57,17 @@ EXECUTOR_PARAMETERS: tuple[ParameterSpec, ...] = (
 
 
 def executor_parameters(values: Mapping[str, Any]) -> ExecutorParameters:
-    """Make the core's live parameters from the node's values.
-
-    Raises:
-        ValueError: values that do not go together.
-    """
+    """Make the core's live parameters; ValueError where values do not go together."""
     made: ExecutorParameters = from_values(ExecutorParameters, values)
     return made
 
 
 def values_in_force(parameters: ExecutorParameters, *, dry_run: bool) -> dict[str, Any]:
-    """Return the value of every live parameter by its ROS name."""
+    """Return every live parameter by its ROS name."""
     return {**values_of(parameters), 'dry_run': dry_run}
 
 
 def watchdog_parameters(values: Mapping[str, Any], *, use_sim_time: bool) -> WatchdogParameters:
-    """Make the watchdog's parameters; under `use_sim_time` plan time follows the ROS clock."""
+    """Under `use_sim_time` plan time follows the ROS clock."""
     made: WatchdogParameters = from_values(WatchdogParameters, values)
     return replace(made, motion_clock='ros' if use_sim_time else 'steady')

@@ -61,7 +61,7 @@ def prefer_this_thread(priority: int, cpus: tuple[int, ...]) -> list[str]:
 
     Args:
         priority: 1 to 99 for `SCHED_FIFO`, 0 to leave it.
-        cpus: CPUs to run on, none to leave it.
+        cpus: none to leave them.
 
     Returns:
         One line for whatever is not permitted.
@@ -103,17 +103,12 @@ def _prefer_others(priority: int) -> None:
 
 
 class QuietGarbage:
-    """Keeps the garbage collector out of the tick.
-
-    While on, nothing is collected by itself: what lives already is set aside, and what is made
-    meanwhile is collected by `collect`, when its caller has time for it.
-    """
+    """Keeps the garbage collector out of the tick: while on, only `collect` collects."""
 
     def __init__(self) -> None:
         self.on = False
 
     def begin(self) -> None:
-        """Switch automatic garbage collection off."""
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -122,13 +117,12 @@ class QuietGarbage:
     def collect(self, *, everything: bool) -> None:
         """Collect what was made since `begin`.
 
-        Args:
-            everything: also what survived earlier calls; takes longer.
+        `everything` includes what survived earlier calls.
         """
         gc.collect(2 if everything else 1)
 
     def end(self) -> None:
-        """Back to normal."""
+        """Collect automatically again."""
         self.on = False
         gc.unfreeze()
         gc.enable()

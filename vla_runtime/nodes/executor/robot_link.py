@@ -45,13 +45,9 @@ from vla_runtime.robot.file import RobotError
 from vla_runtime.robot.match import MatchedOutput, MeasuredTool, RobotMatch
 from vla_runtime.robot.schema import JointStateTopic, Robot, repeats_hold
 
-# --------------------------------------------------------------------------------------------------
-# Tells the publishers of one topic apart by the numbers that they give their messages.
-#
-# rclpy does not say which publisher a message came from (`rmw_message_info_t.publisher_gid`), but
-# DDS counts the messages of each, and delivers those of one in order. So a number that is not
-# behind the last one of a publisher may be the next of it, and the one right behind is. Nodes that
-# were started together have the same numbers: the joints that they publish tell these apart.
+# Publishers of one topic, told apart by their messages' numbers. rclpy does not give
+# `publisher_gid`, but DDS counts each publisher's messages and delivers them in order: the number
+# right behind a stream's last one is its next. Equal numbers are told apart by their joints.
 
 # More publishers than a topic has; the one that was silent for longest is forgotten.
 _MOST = 8
@@ -74,11 +70,9 @@ class PublisherStreams:
         self._made = 0
 
     def name_of(self, number: int, joints: tuple[str, ...]) -> int:
-        """Return a number that stands for the publisher of a message.
+        """Return a number that stands for the publisher of a message with these joints.
 
-        Args:
-            number: the message's `publication_sequence_number`.
-            joints: names in it.
+        `number` is its `publication_sequence_number`.
         """
         found = self._next_of(number, joints)
         if found is None:
@@ -116,8 +110,6 @@ def _nearest_behind(streams: Iterable[_Stream], number: int) -> _Stream | None:
     return max(behind, key=lambda stream: stream.last, default=None)
 
 
-# --------------------------------------------------------------------------------------------------
-
 # Names, positions, stamp (ns, ROS clock) and source (`topic#publisher`) of one message.
 TakeState = Callable[[Sequence[str], Sequence[float], int, str], None]
 # rmw's number of messages that the middleware does not count.
@@ -136,8 +128,6 @@ class RobotLink:
     """Publishers from configure to cleanup, subscriptions while the node is active.
 
     Args:
-        node: the executor node.
-        robot: the robot file.
         match: map of the command's columns onto the robot's outputs.
         on_error: called with where an exception was raised, and the exception.
 
@@ -191,12 +181,9 @@ class RobotLink:
         )
 
     def require_interfaces(self) -> None:
-        """Refuse controllers that take the numbers for something else, where they can be asked.
+        """Raise RobotError where controllers take the numbers for something else.
 
         Those that are not there yet are looked at again before a start.
-
-        Raises:
-            RobotError: there are some.
         """
         outputs = {
             publisher.topic_name.rpartition('/')[0]: matched.output
@@ -224,7 +211,6 @@ class RobotLink:
         ]
 
     def _way_limits(self, matched: MatchedOutput) -> WayLimits | None:
-        """Return the limits of an output's joints, in the units of its messages."""
         if not matched.message_names:
             return None
         columns = list(matched.columns)
@@ -238,10 +224,7 @@ class RobotLink:
     def listen(self, take: TakeState, on_sender: OnSender, on_error: OnError) -> None:
         """Hear joint states and other nodes' commands, until `ignore`.
 
-        Args:
-            take: takes measured positions under the robot's own joint names.
-            on_sender: called when another node sends commands.
-            on_error: called with exceptions in callbacks.
+        `take` gets positions under the robot's own joint names.
         """
         self._watch.listen(on_sender, on_error)
         for source in self._robot.joint_states:
@@ -303,7 +286,7 @@ class RobotLink:
         )
 
     def heed_controllers(self, watch: ControllerWatch) -> None:
-        """Let the grippers know what their controllers would do with a goal."""
+        """Tell the grippers what their controllers would do with a goal."""
         refusals = {one.topic: one.refusal for one in watch.verdicts}
         for gripper in self._grippers:
             gripper.refusal = refusals.get(gripper.topic, '')
@@ -317,7 +300,7 @@ class RobotLink:
         return '; '.join(text for text in found if text)
 
     def ignore(self) -> None:
-        """Stop hearing."""
+        """Undo `listen`."""
         self._watch.ignore()
         self._takers = []
         subscriptions, self._subscriptions = self._subscriptions, []
@@ -356,9 +339,7 @@ class RobotLink:
     def state_faults(self, now_ns: int, oldest_s: float) -> str:
         """Describe the joint-state topics whose messages do not come or are of another time.
 
-        Args:
-            now_ns: ROS clock.
-            oldest_s: age above which a message is of no use.
+        A message older than `oldest_s` by the ROS clock `now_ns` is of no use.
         """
         topics: dict[tuple[str, str], list[str]] = {}
         for taker in self._takers:
@@ -370,7 +351,7 @@ class RobotLink:
         return '; '.join([*faults, *self._tool_faults()])
 
     def _tool_faults(self) -> list[str]:
-        """Describe the topics of measured poses that bring none."""
+        """Describe the topics of measured poses that bring nothing."""
         kind, faults = type_name(PoseStamped), []
         for tool in self._match.tools:
             if tool.topic is None:
@@ -384,7 +365,7 @@ class RobotLink:
     def _state_fault(
         self, taker: _StateTaker, now_ns: int, oldest_s: float
     ) -> tuple[str, str] | None:
-        """Return what is before and behind the topic's name in a text; None without a fault."""
+        """Return the text before and behind the topic's name; None without a fault."""
         kind, source = type_name(JointState), taker.source
         heard_s = time.monotonic() - taker.heard_s
         if heard_s > max(oldest_s, _QUIET_S):
@@ -413,7 +394,6 @@ class RobotLink:
         ]
 
     def gripper_status(self) -> list[StatusItem]:
-        """Return the status of every gripper behind an action."""
         return [gripper.status() for gripper in self._grippers]
 
     def wait_until_heard(self) -> None:
@@ -424,7 +404,6 @@ class RobotLink:
             publisher.wait_for_all_acked(_ACKNOWLEDGE)
 
     def close(self) -> None:
-        """Destroy publishers and action clients."""
         grippers, self._grippers = self._grippers, []
         for gripper in grippers:
             gripper.close()
@@ -434,11 +413,7 @@ class RobotLink:
 
 
 def command_topics(node: LifecycleNode, match: RobotMatch) -> dict[str, frozenset[str]]:
-    """Return the full names of the topics and actions of the outputs.
-
-    Returns:
-        full name to the full names of the nodes that may send there too
-    """
+    """Return full names of the outputs' topics and actions: to the nodes that may share each."""
     return {
         node.resolve_topic_name(matched.output.topic): frozenset(
             _full_name(node, name) for name in matched.output.shared_with
@@ -454,7 +429,7 @@ def _qos(source: JointStateTopic) -> QoSProfile:
 
 
 def _full_name(node: LifecycleNode, name: str) -> str:
-    """Return a node's full name; like a topic's, a relative one is in this node's namespace."""
+    """A relative name is in this node's namespace, as a topic's is."""
     return name if name.startswith('/') else f'{node.get_namespace().rstrip("/")}/{name}'
 
 

@@ -47,11 +47,9 @@ class SessionHooks:
 
     Attributes:
         now_ns: the ROS clock.
-        on_chunk: function called with every message on the chunk topic, in rclpy's thread.
-        publish_plan: function called with every request, in a thread of its own; returns whether it
-            is done.
-        prefer_thread: function called at the start of each thread that the robot waits for, in that
-            thread.
+        on_chunk: called with every message on the chunk topic, in rclpy's thread.
+        publish_plan: called with every request in a thread of its own; returns whether it is done.
+        prefer_thread: called in each thread that the robot waits for, at its start.
         on_error: called with where an exception was raised, and the exception.
     """
 
@@ -63,14 +61,7 @@ class SessionHooks:
 
 
 class ExecutorSession:
-    """See the module's invariants.
-
-    Args:
-        node: the executor node.
-        link: topics on the robot's side; outlives the session.
-        rate_hz: control rate.
-        hooks: functions to call.
-    """
+    """See the module's invariants; `link` outlives the session."""
 
     def __init__(
         self,
@@ -151,7 +142,6 @@ class ExecutorSession:
         )
 
     def lateness(self) -> Lateness:
-        """Return the lateness of the ticks."""
         return self._control.lateness() if self._control else Lateness(0, 0.0, 0.0, 0.0, 0)
 
     def end(self) -> None:

@@ -27,13 +27,9 @@ from vla_runtime.robot.unit_slips import UnitCheck, trained_ranges
 
 
 def check_fixed(given: Mapping[str, Any]) -> tuple[int, ...]:
-    """Check the structural parameters together.
+    """Return the CPUs of `cpu_affinity`.
 
-    Returns:
-        the CPUs of `cpu_affinity`
-
-    Raises:
-        ParameterError: they do not go together.
+    ParameterError where structural parameters do not agree.
     """
     period_s = 1.0 / given['control_rate_hz']
     if 0.0 < given['tick_timeout_s'] < 2.0 * period_s:
@@ -48,11 +44,7 @@ def check_fixed(given: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def check_rate(control_rate_hz: float, spec: BundleSpec) -> None:
-    """Refuse a control rate at which commands would skip steps of a plan.
-
-    Raises:
-        ParameterError: there are more steps a second than commands.
-    """
+    """Raise ParameterError for a control rate below the plan's steps a second."""
     step_rate_hz = 1.0 / spec.step_time_s
     if control_rate_hz < step_rate_hz * (1.0 - 1e-6):
         raise ParameterError(
@@ -79,11 +71,7 @@ def read_files(given: Mapping[str, Any]) -> tuple[Robot, BundleSpec, RobotMatch]
 
 
 def check_units(given: Mapping[str, Any], robot: Robot, match: RobotMatch) -> UnitCheck:
-    """Return what compares measured positions with the statistics of the bundle.
-
-    Raises:
-        ParameterError: the bundle cannot be used.
-    """
+    """Return what compares measured positions with the bundle's statistics, or ParameterError."""
     read = _read_bundle(given)
     return UnitCheck(robot, match, trained_ranges(read.spec, read.statistics, match))
 
@@ -97,7 +85,7 @@ def _read_bundle(given: Mapping[str, Any]) -> Bundle:
 
 
 def measured_columns(match: RobotMatch) -> tuple[Column, ...]:
-    """Return the columns; those of a twist's tool say what its position is measured by."""
+    """Return the columns; those of a twist's tool name the source of its position."""
     sources = {
         name: tool.joints[at] if tool.joints else str(tool.topic)
         for tool in match.tools
@@ -119,13 +107,7 @@ def make_core(
 ) -> ChunkExecutor:
     """Make an executor that has commanded nothing yet; it keeps the latch of the one before.
 
-    Args:
-        given: parameters of the node.
-        robot: the robot file.
-        match: match of the robot and the bundle.
-        latch: see `ClampLatch`.
-        use_sim_time: plans follow the ROS clock.
-        step_time_s: time of a step of the bundle's policy.
+    Under `use_sim_time` plans follow the ROS clock. `step_time_s` is the policy's time of a step.
     """
     config = ExecutorConfig(
         columns=measured_columns(match),

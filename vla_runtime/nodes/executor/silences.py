@@ -12,23 +12,14 @@ _SMOOTHING = 0.1
 
 @dataclass(frozen=True)
 class Silence:
-    """A silence that has ended.
-
-    Attributes:
-        ended_s: steady time.
-        lasted_s: seconds.
-    """
+    """A silence that ended at a steady time and lasted so many seconds."""
 
     ended_s: float
     lasted_s: float
 
 
 class StreamSilences:
-    """Tells silences of one stream from its usual intervals.
-
-    Attributes:
-        newest: newest silence that has ended; None before the first.
-    """
+    """Tells silences of one stream from its usual intervals; `newest` is None before the first."""
 
     def __init__(self) -> None:
         self._heard_s: float | None = None
@@ -41,7 +32,7 @@ class StreamSilences:
         return max(_SHORTEST_S, _INTERVALS * self._interval_s)
 
     def hear(self, now_s: float) -> None:
-        """Note a message; `now_s` is the steady clock."""
+        """Note a message."""
         if self._heard_s is not None:
             elapsed_s = now_s - self._heard_s
             if elapsed_s > self.longest_usual_s:

@@ -65,12 +65,10 @@ class Answers:
     """Answers to requests, as the node sees them.
 
     Attributes:
-        silent_s: steady seconds since the request that is still open was published; None without
-            one.
+        silent_s: steady seconds since the open request was published; None without one.
         policies: publishers of the chunk topic.
-        topic: the chunk topic.
         unreadable: messages on it that were no chunks.
-        last_refusal: reason why the newest chunk was refused; '' when it was not.
+        last_refusal: why the newest chunk was refused; '' when it was not.
         policy_waits: what the policy node says is missing; '' where nothing is.
     """
 
@@ -83,12 +81,7 @@ class Answers:
 
 
 def inactive(lifecycle: str, problem: str = '') -> StatusItem:
-    """Return the status before activation and after deactivation.
-
-    Args:
-        lifecycle: label of the node's state.
-        problem: why it is not further; '' where nothing went wrong.
-    """
+    """Return the status while inactive; `problem` says what went wrong, '' for nothing."""
     text = f'{lifecycle}: nothing is commanded'
     if problem:
         text += f'; {problem}'
@@ -97,18 +90,15 @@ def inactive(lifecycle: str, problem: str = '') -> StatusItem:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the status of the present command is made of.
+    """What the status of the present command is made of; texts are empty where all is well.
 
     Attributes:
-        status: status of the loop.
-        answers: answers that came.
-        conflict: two executors that ask one policy, or policies that answer one executor; empty
-            without any.
-        unheard: outputs that no node takes commands from; empty without any.
-        about_states: topics and publishers behind a fault of the measured state; empty without one.
+        conflict: two executors that ask one policy, or policies that answer one executor.
+        unheard: outputs that no node takes commands from.
+        about_states: topics and publishers behind a fault of the measured state.
         received: topics of joint states that are stamped when they are received.
-        controllers: controllers that make the motion worse than it could be; empty without any.
-        start_refused: what ~/start would answer; empty where it would start, and while it runs.
+        controllers: controllers that make the motion worse than it could be.
+        start_refused: what ~/start would answer; empty also while the robot runs.
         state_ages_ms: topic of joint states to the age of its newest message.
     """
 
@@ -183,9 +173,7 @@ class Rule:
     """One thing to say of the present command.
 
     Attributes:
-        when: whether to say it.
         text: the words.
-        level: severity of it.
         joint: what stands between the words before and these.
     """
 
@@ -284,7 +272,7 @@ START_RULES = [
 
 
 def control(facts: Facts) -> StatusItem:
-    """Return the status of the present command: its kind and its reason."""
+    """Return the status of the present command."""
     said = [rule for rule in RULES if rule.when(facts)]
     of_start = [] if facts.runs else [rule for rule in START_RULES if rule.when(facts)]
     first, *more = said
@@ -308,10 +296,9 @@ def _joined(rules: Sequence[Rule], facts: Facts) -> str:
 
 
 def _bounded(stands: str, start: str, *, refused: bool) -> str:
-    """Join why the robot stands and what a start would answer, of which the second is kept longest.
+    """Join why the robot stands and what a start would answer, which is kept longest.
 
-    Args:
-        refused: a start would be, and advice to call ~/start is left out.
+    A `refused` start gets no advice to call ~/start.
     """
     if refused:
         stands = _ADVICE.sub('', stands)
@@ -403,7 +390,7 @@ def _who(answers: Answers) -> str:
 
 
 def chunks(status: LoopStatus, answers: Answers) -> StatusItem:
-    """Return the status of the chunks: counts of accepted and refused ones."""
+    """Count accepted and refused chunks."""
     counters = status.counters
     stamps = status.executor.wrong_stamps
     level = Level.WARN if answers.last_refusal or stamps else Level.OK
@@ -438,7 +425,6 @@ def _chunk_values(
 
 
 def timing(lateness: Lateness, rate_hz: float, counters: Counters) -> StatusItem:
-    """Return the status of the tick: its punctuality."""
     period_ms = 1e3 / rate_hz
     late = lateness.p99_ms > _LATE_SHARE * period_ms
     text = f'p99 {lateness.p99_ms:.2f} ms late, at most {lateness.maximum_ms:.2f} ms'
@@ -469,7 +455,7 @@ def timing(lateness: Lateness, rate_hz: float, counters: Counters) -> StatusItem
 
 
 def seam(timed: TimedHandover, names: tuple[str, ...]) -> StatusItem:
-    """Return the report of a hand-over."""
+    """Report a handover."""
     report = timed.seam
     position, velocity = np.abs(report.position_jump), np.abs(report.velocity_jump)
     worst = int(np.argmax(position))

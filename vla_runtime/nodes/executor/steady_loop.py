@@ -30,13 +30,9 @@ _READS = 5
 
 
 def system_time_ns(steady_s: float) -> int:
-    """The system clock at a time of the steady clock; ROS time where `use_sim_time` is off.
+    """Return the system clock at a recent steady time; ROS time where `use_sim_time` is off.
 
-    Both clocks are read together, a pause of this thread in between is seen, and they are read
-    again.
-
-    Args:
-        steady_s: a time of `time.monotonic`, not long ago.
+    The clocks are read again where this thread was paused between the two.
     """
     for _ in range(_READS):
         before = time.monotonic_ns()
@@ -52,10 +48,8 @@ class Lateness:
     """Lateness of the newest ticks in milliseconds, and the number of skipped ticks.
 
     Attributes:
-        ticks: number of ticks since the start.
-        p50_ms: median of the newest 1024.
-        p99_ms: likewise; 0.0 before the first tick.
-        maximum_ms: largest of them.
+        ticks: number since the start.
+        p50_ms, p99_ms, maximum_ms: of the newest 1024; 0.0 before the first tick.
         skipped: deadlines that passed while a tick was late by more than a period, since the start.
     """
 
@@ -70,12 +64,10 @@ class SteadyLoop:
     """Calls `tick(now_s)` at `rate_hz` in a thread of its own.
 
     Args:
-        tick: function to call; gets the steady time (`time.monotonic`) at which it begins.
-        rate_hz: ticks a second.
-        name: name of the thread.
+        tick: gets the steady time (`time.monotonic`) at which it begins.
+        name: of the thread.
         on_error: called with an exception that `tick` raised, in the loop's thread.
-        on_start: called once in the loop's thread before the first tick (priority, affinity).
-        on_stop: called once in the loop's thread after the last tick.
+        on_start, on_stop: called in the loop's thread before the first tick and after the last.
     """
 
     def __init__(
@@ -103,20 +95,20 @@ class SteadyLoop:
         self._thread.start()
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """Let the tick in progress be the last one; returns when it is over, or never began.
+        """Let the tick in progress be the last; return when it is over, or never began.
 
         Args:
-            timeout_s: longest wait for it, seconds; for ever when not given.
+            timeout_s: longest wait; None: for ever.
 
         Raises:
-            TimeoutError: it is not over; it is the last one all the same, if it ever ends.
+            TimeoutError: it is not over; if it ever ends, it is still the last.
         """
         self._stopping = True
         if self._thread.is_alive():
             join_thread(self._thread, timeout_s)
 
     def lateness(self) -> Lateness:
-        """Return the lateness so far; any thread may call."""
+        """Any thread may call."""
         ticks, skipped = self._ticks, self._skipped
         newest = self._late_ns[: min(ticks, _KEPT)]
         if not len(newest):

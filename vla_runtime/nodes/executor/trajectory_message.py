@@ -72,8 +72,7 @@ class TrajectoryController:
     """A subscriber that is known to be a `joint_trajectory_controller`.
 
     Attributes:
-        update_period_s: seconds between two of its cycles. A cycle reads its trajectory where the
-            next one will be.
+        update_period_s: seconds between two of its cycles. It reads its trajectory one ahead.
         same_clock: its clock is the executor's.
         splines: it is known to go through the velocities of the points, too.
     """
@@ -121,8 +120,6 @@ class DelayedWay:
     """The way of the commands, a part of it in every message; see the module's docstring.
 
     Args:
-        count: number of joints.
-        period_s: control period.
         update_period_s: seconds between two cycles of the controller.
         limits: of the joints.
         splines: points have velocities, and a tail.
@@ -190,8 +187,7 @@ class DelayedWay:
 
         Args:
             message: its points are `points`.
-            now: (joints,) the command.
-            at_ns: time that it was computed for, ROS clock.
+            now: (joints,) the command, computed for `at_ns` on the ROS clock.
             same_clock: the controller's clock is the executor's.
             scaling: trajectory time per time in the controller.
         """
@@ -271,13 +267,10 @@ class DelayedWay:
         self._due_ns[-1] = read_ns
 
     def _find_slopes(self, *, begun: bool) -> None:
-        """Find the velocities of the last two knots: of parabolas through the knots beside them.
+        """Find the velocities of the last two knots; with `begun` only of the last one.
 
-        The splines stay between the knots (Fritsch and Carlson, Monotone Piecewise Cubic
-        Interpolation, 1980).
-
-        Args:
-            begun: the controller is on its way to the last knot but one; its velocity stays.
+        Of parabolas through the knots beside them, limited so that splines stay between the knots
+        (Fritsch and Carlson, Monotone Piecewise Cubic Interpolation, 1980).
         """
         slopes, spans = self._slopes, np.diff(self._due_ns[-3:])
         before, last = np.diff(self._knots[-3:], axis=0) / spans[:, None]
@@ -337,11 +330,7 @@ class DelayedWay:
         self._write_end(self._update_ns + ahead_ns, scaling)
 
     def _where(self, read_ns: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """Find where the way is at a time.
-
-        Returns:
-            (joints,) position, (joints,) velocity, and the number of knots up to there, at least 2.
-        """
+        """Return (joints,) position and velocity at a time, and the knots before it, at least 2."""
         dues = self._due_ns
         passed = max(sum(due_ns <= read_ns for due_ns in dues), 2)
         begin_ns, end_ns = dues[passed - 1 : passed + 1]
