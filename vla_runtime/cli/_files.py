@@ -59,8 +59,7 @@ def output_folder(text: str) -> Path:
 def make_folder(path: Path, option: str) -> None:
     """Make a folder for results, with its parents; an existing one is kept.
 
-    Raises:
-        ValueError: it cannot be made; names the option.
+    A folder that cannot be made is a ValueError that names the option.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)

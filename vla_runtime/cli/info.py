@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Read and print; 2 where a check fails."""
+    """Return 2 where a check fails."""
     try:
         from vla_runtime.bundle.folder import BundleError, read_bundle
         from vla_runtime.bundle.summary import describe, line
@@ -109,10 +109,7 @@ def _backends(bundle: Bundle) -> str:
 
 
 def _runnable(bundle: Bundle, fault: str) -> str:
-    """Return a reason without the command of a study that cannot run for this bundle.
-
-    Studies judge on the simulated tabletop robot.
-    """
+    """Return a reason without a study's command: studies judge on the simulated tabletop."""
     from vla_runtime.files.package_files import share_folder
     from vla_runtime.robot.file import load_robot
     from vla_runtime.robot.match import MatchError, match_robot

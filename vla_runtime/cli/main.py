@@ -32,12 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb.
 
     Args:
-        argv: arguments without the program's name; the process's own by default.
+        argv: without the program's name; None: the process's own.
 
     Returns:
-        The exit code: 0, 2 for wrong arguments, an unusable file or a package that is missing, 130
-            for Ctrl-C, 143 for SIGTERM and 129 for SIGHUP where the verb does not say otherwise,
-            141 where nobody reads the output any more (`| head`).
+        The exit code: 0, 2 for wrong arguments, an unusable file or a missing package, 130 for
+        Ctrl-C, 143 for SIGTERM and 129 for SIGHUP where the verb does not say otherwise, 141 where
+        nobody reads the output any more (`| head`).
     """
     _complete()
     argv = list(sys.argv[1:] if argv is None else argv)

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Look and print; the exit code as the module says."""
+    """Return the exit code that the module says."""
     from vla_runtime.nodes.graph_status import full_namespace, joined
     from vla_runtime.nodes.robot_report import exit_code
 

@@ -54,11 +54,7 @@ class CameraImages:
     def check(self, images: Mapping[str, np.ndarray | None]) -> None:
         """Refuse images that are none, or not of their camera's size where nothing resizes them.
 
-        Args:
-            images: image of each known camera; None for an absent one.
-
-        Raises:
-            ValueError: names camera, and what was expected and came.
+        None stands for an absent camera. A ValueError names camera, and what was expected and came.
         """
         for camera, size in zip(self._spec.cameras, self._sizes, strict=True):
             image = images.get(camera.name)
@@ -109,7 +105,7 @@ class CameraImages:
             to_plain_pixels(self._resized(image, size), self._tables[index], out)
 
     def _resized(self, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-        """An image without padding, in the network's size."""
+        """Resize an image without padding."""
         resample, crop = self._spec.images.resample, self._spec.images.crop
         if crop is not None:
             return cropped(

@@ -35,8 +35,8 @@ class PolicyCodec:
     """Pre- and post-processing of one bundle, with its statistics and tokenizer loaded.
 
     Attributes:
-        prompts: writer of the prompts of a policy with language; None: it reads no instruction.
-        answer_decoder: decoder of the answers of a `tokens` head; None for the other heads.
+        prompts: None: the policy reads no instruction.
+        answer_decoder: of the answers of a `tokens` head; None for the other heads.
 
     Raises:
         ValueError: statistics or tokenizer that do not fit the bundle.
@@ -69,10 +69,7 @@ class PolicyCodec:
         return Normalizer(getattr(self.spec.normalisation, group), statistics, names)
 
     def check(self, observation: Observation) -> np.ndarray:
-        """Refuse an observation that does not fit the bundle.
-
-        Returns:
-            its normalised state, (S,) float32; S with `normalisation.angles` and the cosines
+        """Return an observation's normalised state, (S,) float32; S with the cosines of `angles`.
 
         Raises:
             ValueError: wrong cameras, image type or shape, state length or values, instruction.
@@ -105,8 +102,7 @@ class PolicyCodec:
     def earlier_states(self, observation: Observation) -> np.ndarray:
         """Return the normalised states of the steps before, (T - 1, S) float32, the newest first.
 
-        Raises:
-            ValueError: another number of them, or a state that does not fit.
+        Another number of them, or a state that does not fit, is a ValueError.
         """
         given, expected = observation.earlier_states, (self._history or 1) - 1
         if len(given) != expected:
@@ -142,11 +138,7 @@ class PolicyCodec:
         return self._joint_space.state_to_policy(np.asarray(observation.state, dtype=np.float64))
 
     def state_bins(self, state: np.ndarray) -> np.ndarray:
-        """Return the bins in the prompt of a normalised state (S,).
-
-        Returns:
-            (S,) int64; empty without state in the prompt
-        """
+        """Return a normalised state's bins, (S,) int64; empty where the prompt has none."""
         if self.prompts is None or not self.prompts.has_state:
             return np.zeros(0, dtype=np.int64)
         return discretise_state(state)
@@ -169,7 +161,7 @@ class PolicyCodec:
         Returns:
             `state` (R, dims.state_dim) float32, normalised and padded, for a network with a state
             token, or (R, T, dims.state_dim), the oldest first, for one with a history;
-            with language also `tokens` (R, L) int64 and `token_mask` (R, L) bool
+            with language also `tokens` (R, L) int64 and `token_mask` (R, L) bool.
 
         Raises:
             ValueError: a prompt is too long; names the number of tokens too many.
@@ -191,8 +183,7 @@ class PolicyCodec:
         is padded with its last action (the weight there is zero).
 
         Returns:
-            (H, A) float32 in normalised action space
-
+            (H, A) float32 in normalised action space.
         Raises:
             ValueError: wrong shape, no steps, not finite, or impossible horizons.
         """
@@ -230,11 +221,9 @@ class PolicyCodec:
 
         Args:
             output: (H, A) float32; (n,) int64, the tokens of an answer of a `tokens` head.
-            observation: observation that the output is of.
 
         Raises:
-            ValueError: the network returned a number that is not finite, or an answer that is no
-                chunk.
+            ValueError: a number that is not finite, or an answer that is no chunk.
         """
         normalised = output if self.answer_decoder is None else self.answer_decoder(output)
         require_finite(normalised)
@@ -277,16 +266,14 @@ class _Prompts:
 
     @property
     def has_state(self) -> bool:
-        """True where the state is written into the prompt."""
         return self._layout.has_state
 
     def rows(
         self, instruction: str, state: np.ndarray, advantages: tuple[Advantage | None, ...]
     ) -> dict[str, np.ndarray]:
-        """Return `tokens` and `token_mask`, one row for each advantage tag.
+        """Return `tokens` and `token_mask`, one row a tag.
 
-        Raises:
-            ValueError: a prompt is too long; names the number of tokens too many.
+        ValueError for a prompt that is too long.
         """
         prompts = (
             prompt_parts(self._layout, self._form, instruction, state, advantage)

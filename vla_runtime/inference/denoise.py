@@ -21,9 +21,7 @@ StepObserver = Callable[[int, np.ndarray, np.ndarray], None]
 def flow_times(steps: int, kind: FlowTimes | None = None) -> np.ndarray:
     """Flow times of the Euler steps: 1, 1 - 1/N, ... 1/N as (N,) float64.
 
-    Args:
-        steps: N.
-        kind: `summed`: step upon step in float32, whose roundings the flow's time code magnifies.
+    `summed` adds step upon step in float32, whose roundings the flow's time code magnifies.
     """
     if kind == 'summed':
         step = np.float32(-1.0 / steps)
@@ -40,13 +38,11 @@ def usual_schedule(
     kind: FlowTimes | None = None,
     scheduler: SchedulerChoice = 'bundle',
 ) -> StepSchedule:
-    """Return the schedule of so many steps of a family's policy.
+    """Return the schedule of N steps of a family's policy.
 
     Args:
-        family, dims: family and dimensions of the policy.
-        steps: N.
         kind: rounding of a flow's times.
-        scheduler: scheduler of a `diffusion` head.
+        scheduler: of a `diffusion` head.
 
     Raises:
         ValueError: more steps than a `diffusion` head was trained with.
@@ -57,7 +53,7 @@ def usual_schedule(
 
 
 def case_schedule(case: Case, dims: PolicyDims) -> StepSchedule:
-    """Return the schedule of a case; those of a `diffusion` head have noise of the steps."""
+    """Return the schedule of a case; a `diffusion` head's has the noise of its steps."""
     steps = len(case.plan_weight)
     if case.step_noise.size:
         return scheduler_steps(dims, steps)
@@ -70,14 +66,14 @@ def denoise(
     """Denoise one chunk over the prefix that the engine holds.
 
     Args:
-        engine: engine with its schedule set and its prefix encoded.
+        engine: with its schedule set and its prefix encoded.
         inputs: noise, row weights, plan and state.
-        on_step: function called after each step with (index, x (H, A), velocity (R, H, A)), or x
+        on_step: called after each step with (index, x (H, A), velocity (R, H, A)), or x
             (N, H, A) and velocity (R, N, H, A) for N noises. With it the engine runs step by step,
             without it all steps in one call (one graph launch on CUDA).
 
     Returns:
-        (H, A) float32 chunk in normalised action space, or (N, H, A) for N noises
+        (H, A) float32 chunk in normalised action space, or (N, H, A) for N noises.
     """
     engine.load_step_inputs(inputs)
     if on_step is None:
@@ -103,16 +99,13 @@ def denoise_by_step(
     x, and for actions that move by a share of their velocity.
 
     Args:
-        engine: engine with the schedule set and all R rows encoded.
-        inputs: inputs of `denoise` with R rows; no Jacobian. Over several places the head inputs of
-            all rows are equal.
-        schedule: the schedule.
-        places: one of R rows, or R of one row in the order of `inputs.row_weight`.
-        on_step: function called after each step, as for `denoise`.
+        engine: with the schedule set and all R rows encoded.
+        inputs: as of `denoise`, with R rows; no Jacobian. Over several slots the head inputs of all
+            rows are equal.
+        places: one slot of R rows, or R of one row in the order of `inputs.row_weight`.
         share: (H, 1) share of its velocity that each action moves by; None: the whole.
 
-    Returns:
-        as `denoise`
+    `on_step` and the result are as for `denoise`.
     """
     count = places[0][0]
     alone = replace(
@@ -146,7 +139,7 @@ def _moved(
     index: int,
     share: np.ndarray | None,
 ) -> np.ndarray:
-    """x after a step with the predictions (R, H, A) of all rows, in float32."""
+    """Return x after a step with the predictions (R, H, A) of all rows, in float32."""
     mixed = np.tensordot(inputs.row_weight, velocity, axes=1)
     tie = inputs.plan_weight[index][:, None]
     if schedule.updates is not None:

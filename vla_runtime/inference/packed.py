@@ -29,10 +29,9 @@ from vla_runtime.inference.prefix_cache import PrefixCache
 from vla_runtime.inference.request import ChunkRequest
 from vla_runtime.types import CacheOutcome, CacheReport, Reuse
 
-# --------------------------------------------------------------------------------------------------
 # Greedy decoding: the likeliest token each time, read back for the next, on any engine.
 
-# Called with a token's place, the tokens so far (n,) int64 and its logits (vocabulary,).
+# Called with a token's index, the tokens so far (n,) int64 and its logits (vocabulary,).
 TokenObserver = Callable[[int, np.ndarray, np.ndarray], None]
 
 
@@ -42,13 +41,12 @@ def write_answer(
     """Write the answer to the prefix that the engine holds; of several prompt rows to the first.
 
     Args:
-        engine: engine with its prefix selected.
+        engine: with its prefix selected.
         length: most tokens of an answer.
         end: token that ends an answer; None: it has `length` tokens.
-        on_token: called after each token.
 
     Returns:
-        (n,) int64 tokens, the end among them
+        (n,) int64 tokens, the end among them.
 
     Raises:
         ValueError: logits that are not finite, whose likeliest token means nothing.
@@ -68,14 +66,11 @@ def write_answer(
 
 
 def not_finite() -> ValueError:
-    """Return the error of logits that are not finite."""
     return ValueError(
         'the policy returned a logit that is not finite, so its tokens mean nothing; the chunk is '
         'refused. Check the weights (`vla_runtime info BUNDLE`) and the precision it runs in'
     )
 
-
-# --------------------------------------------------------------------------------------------------
 
 Result = TypeVar('Result')
 # Answers that a rate is counted over.
@@ -91,7 +86,6 @@ class PackedAnswer:
     """Answer of a request, and the work that it took.
 
     Attributes:
-        request: the request.
         tokens: (n,) ids, the end among them.
         cache: outcomes for the images; the prefix is computed in the pass.
         runs: number of runs of `vision`, `prefix` and `expert`; a pass counts once for each
@@ -127,8 +121,8 @@ class PackedPipeline(Generic[Result]):
     """Run the requests of one policy packed.
 
     Args:
-        engine: engine with the feature `packed`.
-        cache: prefix cache of the policy; its images are used.
+        engine: with the feature `packed`.
+        cache: the policy's; its images are used.
         length: K, most tokens of an answer.
         end: token that ends an answer.
     """
@@ -164,11 +158,11 @@ class PackedPipeline(Generic[Result]):
         """Queue a request; its prompt goes into the next tick. Waits while K are open.
 
         Args:
-            request: the inference to run, of one prompt row.
+            request: of one prompt row.
             finish: called with the answer in the pipeline's thread.
 
         Returns:
-            future of what `finish` returns or raises; `DroppedError` where it was dropped
+            Future of what `finish` returns or raises; `DroppedError` where it was dropped.
         """
         future: Future[Result] = Future()
         future.set_running_or_notify_cancel()
@@ -209,10 +203,9 @@ class PackedPipeline(Generic[Result]):
             self._changed.wait_for(lambda: not self._count and not self._busy)
 
     def flush(self, reason: str) -> None:
-        """Drop every open request and wait for the tick that is under way.
+        """Drop every open request and wait for the tick under way.
 
-        Args:
-            reason: why, for the futures' `DroppedError`.
+        `DroppedError` has the reason.
         """
         with self._changed:
             dropped = [*self._open, *self._waiting]

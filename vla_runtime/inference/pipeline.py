@@ -34,11 +34,7 @@ _Span = tuple[float, float]
 
 
 class ChunkPipeline(Generic[Result]):
-    """Run requests through a runner: one is encoded while the one before is denoised.
-
-    Args:
-        runner: runner of an engine with the feature `overlap`.
-    """
+    """Run requests on an engine with the feature `overlap`: one is encoded, one denoised."""
 
     def __init__(self, runner: ChunkRunner) -> None:
         self._runner = runner
@@ -70,15 +66,15 @@ class ChunkPipeline(Generic[Result]):
         request overlaps with no other.
 
         Args:
-            request: the inference to run; its clock marks the runner's phases and `wait`: for room
-                before encoding, and for the chunk before it after encoding.
+            request: its clock marks the runner's phases and `wait`: for room before encoding, and
+                for the chunk before it after encoding.
             finish: called with the encoded prefix, the denoised chunk, and the milliseconds for
                 which this encoding overlapped the denoising of the request before.
             on_step: see `inference.denoise.denoise`; called in the pipeline's thread.
 
         Returns:
-            future of what `finish` returns or raises, or of what the denoising raises; it is
-            already running, so `cancel` returns False
+            Future of what `finish` returns or raises, or of what the denoising raises; it is
+            already running, so `cancel` returns False.
         """
         self._wait_for(0 if request.guidance == 'serial' else 1)
         with self._changed:

@@ -90,14 +90,12 @@ class PrefixInputs:
     """Everything that a prefix is computed from.
 
     Attributes:
-        pixels: pixels of every camera, (3, height, width) float32 each; hidden cameras' are
-            ignored.
+        pixels: of every camera, (3, height, width) float32 each; hidden cameras' are ignored.
         image_mask: (V,) bool, False for a hidden camera.
         rows: the family's prefix inputs by name, (R, …) each.
         words: instruction and advantage tags of the prompt rows.
         state_bins: (S,) int64 bins of the state in the prompt, empty where it is not in it.
-        time_s: time of the observation.
-        clock: clock of `time_s`: the stamps', or the steady clock without stamps.
+        clock: of the observation's `time_s`: the stamps', or the steady clock without stamps.
         levels_per_unit: (V, 3) grey levels that one unit of a channel's pixels spans; None: 127.5,
             for pixels in [-1, 1].
     """
@@ -147,7 +145,7 @@ class PrefixCache:
     """Run the vision and prefix networks where the engine's buffers lack the result.
 
     Args:
-        engine: engine whose buffers are the cache.
+        engine: its buffers are the cache.
         cameras: names, in the engine's order, for the report.
 
     Attributes:
@@ -166,17 +164,15 @@ class PrefixCache:
         self.runs = {'vision': 0, 'prefix': 0}
 
     def clear(self) -> None:
-        """Forget every entry."""
+        """Drop every entry."""
         self._images.clear()
         self._prefixes.clear()
         self._latest.clear()
 
     def encode_images(self, inputs: PrefixInputs, policy: CachePolicy) -> dict[str, CacheOutcome]:
-        """Bring every visible camera's image tokens into the engine.
+        """Bring every visible camera's image tokens into the engine; return outcomes by camera.
 
-        Returns:
-            visible camera to outcome; ages count from the last observation that the entry was
-            computed from or equal to
+        Ages count from the last observation that the entry was computed from or equal to.
         """
         if policy.mode == 'off':
             self.clear()
@@ -213,12 +209,8 @@ class PrefixCache:
     ) -> tuple[int, ...]:
         """Choose the slots for one request's prefixes: those that hold them, or else free ones.
 
-        Call after `encode_images`.
-
-        Args:
-            prefixes: one, or one per row of serial guidance; each needs a slot.
-            policy: cache settings.
-            held: places being read: their prefixes may be reused, nothing is written there.
+        Call after `encode_images`. Each prefix needs a slot: one, or one per row of serial
+        guidance. Those in `held` are being read: they may be reused, and are not written.
         """
         rows = prefixes[0].count
         latest = self._latest.get(rows, 0)
@@ -277,7 +269,7 @@ class PrefixCache:
         )
 
     def _judge(self, place: PrefixSlot, inputs: PrefixInputs, policy: CachePolicy) -> CacheOutcome:
-        """Compare the inputs with the entry at a place."""
+        """Compare the inputs with the entry in a slot."""
         entry = self._prefixes.get(place)
         if policy.mode == 'off':
             return CacheOutcome(Reuse.OFF)
@@ -313,7 +305,7 @@ class PrefixCache:
 
 
 def _age_s(entry: _Image | _Prefix, inputs: PrefixInputs) -> float:
-    """Age of an entry at the time of the inputs, seconds; NaN on another clock."""
+    """Age of an entry at the time of the inputs; NaN on another clock."""
     return inputs.time_s - entry.time_s if inputs.clock == entry.clock else math.nan
 
 

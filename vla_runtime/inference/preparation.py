@@ -24,13 +24,13 @@ from vla_runtime.inference.request_builder import RequestBuilder
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.types import Observation
 
-# Runs a request that writes no held place.
+# Runs a request that writes no held slot.
 Run = Callable[[ChunkRequest, tuple[PrefixSlot, ...]], object]
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """One inference; it denoises over the slots of its loops, and over no held place."""
+    """One inference, over the slots of its loops and no held one."""
 
     request: ChunkRequest
     loops: tuple[DenoiseLoop, ...]
@@ -40,11 +40,8 @@ class _Piece:
 class Preparation:
     """Prepares a policy's engine for settings; one thread uses it.
 
-    Args:
-        spec: contents of policy.yaml.
-        engine: engine of the policy; only the state of its graphs is read.
-        builder: request builder of the policy.
-        run: function that runs a request and leaves nothing of it in the prefix cache.
+    Of the engine only the state of its graphs is read. `run` runs a request and leaves nothing of
+    it in the prefix cache.
     """
 
     def __init__(
@@ -66,15 +63,11 @@ class Preparation:
             self._run(piece.request, piece.held)
 
     def run_with(self, run: Callable[[ChunkRequest], object], settings: PolicySettings) -> None:
-        """Hand an inference from a black image over."""
+        """Pass an inference from a black image to `run`."""
         run(self._request(settings))
 
     def capture_next_graph(self, settings: PolicySettings) -> bool:
-        """Run the first piece that captures something.
-
-        Returns:
-            True where none is left then
-        """
+        """Run the first piece that captures something; return True where none is left then."""
         for piece in self._missing(settings)[:1]:
             self._run(piece.request, piece.held)
         return not self._missing(settings)
@@ -112,11 +105,10 @@ class Preparation:
         return pieces
 
     def _request(self, settings: PolicySettings) -> ChunkRequest:
-        """Return an inference from a black image."""
         return self._builder.build(self._black(), settings, 0)
 
     def _can_be_guided(self, guided: PolicySettings) -> bool:
-        """Return whether guidance could be switched on beside these settings."""
+        """Return whether guidance could be on beside these settings."""
         try:
             self._builder.check(guided)
         except ValueError:

@@ -1,4 +1,4 @@
-"""Real-time chunking (arXiv 2506.07339): tie a new chunk to the plan that is being executed.
+"""Real-time chunking (arXiv 2506.07339): condition a chunk on the plan that is being executed.
 
 Three modes through the plan term of the expert step, `v' = v - w * (plan - (x - t v))`:
 - `guided`: w falls off over the overlap and is bounded. The correction is elementwise: the
@@ -24,9 +24,9 @@ import numpy as np
 PlanSchedule = Literal['linear', 'exp']
 RtcMode = Literal['off', 'guided', 'jacobian', 'hard_prefix', 'frozen']
 
-# Actions that a mode ties where no number is asked for; the other modes tie the whole plan. Steps
-# of `guided` add up: where the weight is 0.2 to 0.4 a chunk ends 60 to 75% of the way to the plan,
-# so a long tie repeats what was seen long ago. LeRobot ties 10 actions too.
+# Actions that a mode conditions where no number is asked for; the other modes take the whole plan.
+# Steps of `guided` add up: where the weight is 0.2 to 0.4 a chunk ends 60 to 75% of the way to the
+# plan, so a long overlap repeats what was seen long ago. LeRobot takes 10 actions too.
 USUAL_HORIZONS: Mapping[RtcMode, int] = {'guided': 10}
 # How fast actions behind the frozen ones are let go; the default of that code.
 _RAMP_RATE = 6.0
@@ -35,16 +35,13 @@ _RAMP_RATE = 6.0
 def prefix_weights(
     schedule: PlanSchedule, delay: int, execution_horizon: int, horizon: int
 ) -> np.ndarray:
-    """Weight with which each action is tied to the plan (paper, equation 5).
+    """Weight of the plan for each action, (H,) float64 (paper, equation 5).
 
     Args:
         schedule: decay after the delay; `exp` is the paper's, `linear` LeRobot's default.
         delay: first actions that will be executed before the chunk can take over: weight 1.
         execution_horizon: actions from here on are free: weight 0 (H - s in the paper).
         horizon: H.
-
-    Returns:
-        (H,) float64
 
     Raises:
         ValueError: negative numbers, or an execution horizon beyond H.
@@ -65,14 +62,14 @@ def prefix_weights(
 
 
 def guidance_weights(times: np.ndarray, maximum: float) -> np.ndarray:
-    """Strength of the tie at each flow time (paper, equation 2 with tau = 1 - t).
+    """Guidance weight at each flow time (paper, equation 2 with tau = 1 - t).
 
     Args:
         times: (N,) flow times from 1 towards 0.
         maximum: upper bound, reached at the first step.
 
     Returns:
-        (N,) float64, min(maximum, (1 - tau) / (tau r^2)), r^2 = (1-tau)^2 / (tau^2 + (1-tau)^2)
+        (N,) float64, min(maximum, (1 - tau) / (tau r^2)), r^2 = (1-tau)^2 / (tau^2 + (1-tau)^2).
     """
     tau = 1.0 - np.asarray(times, dtype=np.float64)
     with np.errstate(divide='ignore'):
@@ -124,7 +121,7 @@ def clamp_weights(times: np.ndarray, steps: int, horizon: int) -> np.ndarray:
         horizon: H.
 
     Returns:
-        (N, H) float32
+        (N, H) float32.
     """
     weights = np.zeros((len(times), horizon))
     weights[:, :steps] = 1.0 / times[:, None]
@@ -132,15 +129,12 @@ def clamp_weights(times: np.ndarray, steps: int, horizon: int) -> np.ndarray:
 
 
 def moving_shares(frozen: int, overlap: int, horizon: int) -> np.ndarray:
-    """Share of its velocity that each action moves by under `frozen`.
+    """Share of its velocity that each action moves by under `frozen`, (H, 1) float32.
 
     Args:
         frozen: first actions that stay where they are: share 0.
         overlap: first actions that begin at the plan, `frozen` or more; behind them the share is 1.
         horizon: H.
-
-    Returns:
-        (H, 1) float32
     """
     shares = np.ones((horizon, 1))
     shares[:frozen] = 0.0

@@ -18,10 +18,7 @@ def check_recorded_cases(engine: PolicyEngine, folder: Path, precision: str) -> 
 
     The first case of each number of prompt rows is run, images to chunk.
 
-    Args:
-        engine: loaded engine; its schedule, prefixes and step inputs are overwritten.
-        folder: folder of the bundle.
-        precision: precision whose bounds the chunks are judged by.
+    The engine's schedule, prefixes and step inputs are overwritten. `precision` has the bounds.
 
     Raises:
         ValueError: a chunk beyond its bound, or a bundle without recorded cases.
@@ -40,7 +37,7 @@ def check_recorded_cases(engine: PolicyEngine, folder: Path, precision: str) -> 
 
 
 def _compared(engine: PolicyEngine, case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """Return the chunk and the recorded one; of a `tokens` head the logits of its tokens."""
+    """Return the chunk and the recorded one; of a `tokens` head its logits."""
     for camera, pixels in enumerate(case.pixels):
         engine.encode_image(camera, pixels)
     engine.encode_prefix(case.image_mask, case.prefix_inputs)
@@ -52,11 +49,9 @@ def _compared(engine: PolicyEngine, case: Case) -> tuple[np.ndarray, np.ndarray]
 
 
 def read_back(engine: TokenEngine, case: Case) -> np.ndarray:
-    """Read the recorded tokens back; return the `sample` of the logits, (n + 1, numbers).
+    """Read the recorded tokens back, with the case's prefix selected.
 
-    Args:
-        engine: engine with the case's prefix selected.
-        case: recorded case of a `tokens` head.
+    Returns the `sample` of the logits, (n + 1, numbers).
     """
     engine.begin_answer()
     found = [sample(engine.read_logits())]

@@ -15,7 +15,6 @@ from vla_runtime.inference.real_time_chunking import RtcMode
 from vla_runtime.inference.settings import PolicySettings
 from vla_runtime.types import CacheOutcome, CacheReport, MissReason, Reuse
 
-# --------------------------------------------------------------------------------------------------
 # Prefix cache outcomes in words, for the person who reads a report.
 
 # Prompt rows of serial guidance, in their order.
@@ -37,7 +36,6 @@ def cache_words(report: CacheReport) -> dict[str, str]:
 
 
 def outcome_words(outcome: CacheOutcome) -> str:
-    """Describe one outcome."""
     if outcome.reuse is Reuse.OFF:
         return 'off'
     if outcome.reuse is Reuse.HIT:
@@ -76,9 +74,6 @@ def _reason(outcome: CacheOutcome) -> str:
     return 'pixels' if reason is MissReason.PIXELS else 'first'
 
 
-# --------------------------------------------------------------------------------------------------
-
-
 class PhaseClock:
     """Wall time per phase, in milliseconds; belongs to one request."""
 
@@ -102,14 +97,12 @@ class ChunkRequest:
     """Inputs that one chunk is encoded and denoised from.
 
     Attributes:
-        settings: settings of the inference.
         number: inference number; with the seed it names the noise.
         prefixes: one of R rows; with serial guidance two of one row, conditioned first.
-        schedule: times of the denoise steps, and how each moves the actions.
         inputs: the expert's inputs, for all prompt rows.
         guidance: mode in which the rows run; `none` for one row.
-        noise: noise for the report; unlike `inputs.x` it never holds actions of the plan.
-        rtc_mode: mode that ties the chunk to the plan; `off` without a plan.
+        noise: for the report; unlike `inputs.x` it never holds actions of the plan.
+        rtc_mode: mode that conditions the chunk on the plan; `off` without a plan.
         clamped: rows set exactly to the plan's in the end (`hard_prefix`).
         share: (H, 1) share of its velocity that each action moves by (`frozen`); None: the whole.
         clock: wall time of the phases.

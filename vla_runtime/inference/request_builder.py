@@ -72,11 +72,9 @@ _REMEDIES = {
 
 
 class RequestBuilder:
-    """Build requests for one policy on one engine.
+    """Build requests for one policy.
 
-    Args:
-        codec: the processing of the bundle.
-        engine: the engine that will run them; only its backend, row count and features are read.
+    Of the engine only backend, row count and features are read.
     """
 
     def __init__(self, codec: PolicyCodec, engine: PolicyEngine) -> None:
@@ -89,8 +87,7 @@ class RequestBuilder:
     def check(self, settings: PolicySettings) -> None:
         """Refuse settings that this policy or its engine cannot run.
 
-        Raises:
-            ValueError: names the setting and what is missing.
+        ValueError names the setting.
         """
         if not self._family.takes_steps:
             reason = 'draws no noise and takes no steps, and has no use for it'
@@ -178,11 +175,10 @@ class RequestBuilder:
         """Check and convert everything that goes into one inference.
 
         Args:
-            observation: one look at the robot.
             settings: already accepted by `check`.
             number: inference number, for the noise.
             plan: actions that the executor will still execute.
-            noise: noise to denoise from, instead of the seed's.
+            noise: to denoise from, instead of the seed's.
 
         Raises:
             ValueError: anything that does not fit the bundle.
@@ -251,10 +247,7 @@ class RequestBuilder:
         *,
         alone: bool,
     ) -> tuple[tuple[PrefixInputs, ...], dict[str, np.ndarray]]:
-        """Return what the prefix sees, a row for each advantage, and the head's inputs by name.
-
-        With `alone` each row is a prefix of its own.
-        """
+        """Return the prefixes, each row its own if `alone`, and the head's inputs by name."""
         # Without language an instruction is not part of what the prefix sees.
         instruction = observation.instruction if self._codec.prompts else ''
         rows = self._codec.rows(instruction, state, advantages, earlier)
@@ -345,13 +338,7 @@ class RequestBuilder:
     def _conditioned(
         self, free: ChunkRequest, plan: CommittedPlan, normalised: np.ndarray
     ) -> ChunkRequest:
-        """Return a request tied to the plan, as its settings say.
-
-        Args:
-            free: the request without a plan.
-            plan: actions that the executor will still execute.
-            normalised: (H, A) float32, the same in normalised action space.
-        """
+        """Condition a request on the plan, (H, A) float32 in normalised action space."""
         settings, times = free.settings, free.times
         rows = self._spec.action_rows
         tie: dict[str, Any] = {
@@ -359,7 +346,7 @@ class RequestBuilder:
             'delay': plan.delay_steps,
             'horizon': self._spec.horizon,
         }
-        # Beyond the end of the plan or of the chunk there is nothing to tie.
+        # Beyond the end of the plan or of the chunk there is nothing to continue.
         end = min(plan.execution_horizon, len(plan.actions), self._spec.horizon)
         horizon = settings.rtc_horizon or USUAL_HORIZONS.get(settings.rtc_mode, end)
         end = min(end, max(horizon, plan.delay_steps))
@@ -385,7 +372,7 @@ class RequestBuilder:
         else:
             weight[:, rows] = plan_weights(times, maximum=settings.max_guidance_weight, **tie)
         if not weight.any():
-            # Such a chunk is not tied to the plan, so its report must say `off`.
+            # Such a chunk is not conditioned on the plan, so its report must say `off`.
             return free
         x = free.inputs.x
         if clean:
@@ -406,7 +393,7 @@ class RequestBuilder:
     def _frozen(
         self, free: ChunkRequest, normalised: np.ndarray, frozen: int, overlap: int
     ) -> ChunkRequest:
-        """Return a request whose first actions begin at the plan, the very first to stay there."""
+        """Return a request whose first actions begin at the plan; the first `frozen` stay there."""
         x, begun = free.inputs.x.copy(), self._rows_of(overlap)
         x[..., begun, :] = normalised[begun]
         share = np.ones((self._spec.dims.horizon, 1), dtype=np.float32)
@@ -441,7 +428,6 @@ def _check_unset(
 def _rows_alone(
     prefix: PrefixInputs, instruction: str, advantages: tuple[Advantage | None, ...]
 ) -> tuple[PrefixInputs, ...]:
-    """Each prompt row as a prefix of its own."""
     return tuple(
         replace(
             prefix,
@@ -453,6 +439,6 @@ def _rows_alone(
 
 
 def _time(observation: Observation) -> tuple[float, Clock]:
-    """Return the observation's time (s) and its clock: its newest stamp, or now without one."""
+    """Return the observation's newest stamp (s) and its clock; steady time without one."""
     stamps = observation.stamps_ns.values()
     return (max(stamps) * 1e-9, 'stamps') if stamps else (monotonic(), 'steady')

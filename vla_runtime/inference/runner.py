@@ -28,7 +28,6 @@ class EncodedPrefix:
     """A request whose prefix lies in slots of the engine, and the work of filling them.
 
     Attributes:
-        request: the request.
         slots: one, or one for each row of serial guidance.
         cache: outcomes of the prefix cache.
         runs: number of runs of the networks `vision` and `prefix`.
@@ -41,7 +40,7 @@ class EncodedPrefix:
 
     @property
     def places(self) -> tuple[PrefixSlot, ...]:
-        """Places that the denoise loop reads."""
+        """Slots that the denoise loop reads."""
         rows = self.request.prefixes[0].count
         return tuple((rows, slot) for slot in self.slots)
 
@@ -51,8 +50,7 @@ class DenoisedChunk:
     """Result of the denoise loop.
 
     Attributes:
-        chunk: (H, A) float32 in normalised action space; (n,) int64, the tokens of an answer of a
-            `tokens` head.
+        chunk: (H, A) float32 in normalised action space; (n,) int64 tokens of a `tokens` head.
         runs: number of runs of the network `expert`.
     """
 
@@ -64,9 +62,8 @@ class ChunkRunner:
     """Run requests on one engine through one prefix cache.
 
     Args:
-        engine: loaded.
         cameras: names, in the engine's order, for the report.
-        decoder: decoder of the answers of a `tokens` head; None for the other heads.
+        decoder: of the answers of a `tokens` head; None for the other heads.
     """
 
     def __init__(
@@ -82,9 +79,8 @@ class ChunkRunner:
     def encode(self, request: ChunkRequest, held: Collection[PrefixSlot] = ()) -> EncodedPrefix:
         """Run the vision and prefix networks for what the cache does not hold.
 
-        Args:
-            request: the inference to run; its clock marks `vision` and `prefix`.
-            held: places that another inference is denoising over; they are not written.
+        The request's clock marks `vision` and `prefix`. The slots in `held` are being read by
+        another inference and are not written.
         """
         cache, policy = self.cache, request.settings.cache
         before = dict(cache.runs)
@@ -108,10 +104,8 @@ class ChunkRunner:
     def denoise(self, encoded: EncodedPrefix, on_step: StepObserver | None = None) -> DenoisedChunk:
         """Run the expert.
 
-        Args:
-            encoded: result of `encode`; the request's clock marks `denoise`.
-            on_step: see `inference.denoise.denoise`; with a `tokens` head called after each token
-                with (index, tokens so far, logits).
+        The request's clock marks `denoise`. With a `tokens` head `on_step` is called after each
+        token with (index, tokens so far, logits), else as by `inference.denoise.denoise`.
         """
         if self._decoder is not None:
             return self._read_answer(self._decoder, encoded, on_step)

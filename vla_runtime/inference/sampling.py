@@ -25,10 +25,9 @@ def chunk_noise(
         shape: (H, A).
         draw: index within the inference, from 0, for whoever needs several (training a student);
             each has its own range of the counter.
-        kind: distribution, of the family.
 
     Returns:
-        float32 array of that shape
+        float32 array of that shape.
     """
     # The counter has 256 bits, lowest word first: no draw reaches the next one's range.
     bits = np.random.Philox(key=[seed, number], counter=[0, 0, 0, draw])
@@ -39,17 +38,10 @@ def chunk_noise(
 
 
 def step_noise(seed: int, number: int, steps: int, shape: tuple[int, int]) -> np.ndarray:
-    """Standard normal noise that the steps of one inference add.
+    """Standard normal noise that the steps of one inference add, (steps, H, A) float32.
 
-    A range of the counter of its own, beside that of `chunk_noise`; the noise of a step does not
-    depend on how many follow.
-
-    Args:
-        seed, number, shape: as of `chunk_noise`.
-        steps: steps that add noise, from the first on.
-
-    Returns:
-        (steps, H, A) float32
+    A range of the counter of its own, beside that of `chunk_noise`, whose arguments these are; the
+    noise of a step does not depend on how many follow. `steps` are those that add noise.
     """
     bits = np.random.Philox(key=[seed, number], counter=[0, 0, 1, 0])
     return np.random.Generator(bits).standard_normal((steps, *shape), dtype=np.float32)

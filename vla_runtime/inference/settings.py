@@ -14,15 +14,9 @@ from vla_runtime.inference.prefix_cache import CachePolicy
 from vla_runtime.inference.real_time_chunking import PlanSchedule, RtcMode
 from vla_runtime.types import Advantage
 
-# --------------------------------------------------------------------------------------------------
-# Advantage-conditioned classifier-free guidance (RECAP, arXiv 2511.14759).
-#
-# `v = v_uncond + beta * (v_cond - v_uncond)` at every denoise step, both rows from the same x.
-# Inside the expert step that is a weighted sum over rows, with the weights of `row_weights`.
-#
-# Fused: both rows in one prefix run and one expert step. Serial, for engines built with one row:
-# each row has its own prefix run and expert step, and the sum is computed outside the engine.
-# Serial gives the same numbers within rounding, at twice the expert's cost.
+# Advantage-conditioned classifier-free guidance (RECAP, arXiv 2511.14759):
+# `v = v_uncond + beta * (v_cond - v_uncond)` at every denoise step. Fused: both rows in one prefix
+# run and one expert step. Serial, for engines of one row: the same within rounding, twice the cost.
 
 # Largest scale that a person may set; usual values lie between 1.5 and 2.5.
 MOST_BETA = 5.0
@@ -30,13 +24,10 @@ CfgMode = Literal['auto', 'fused', 'serial']
 
 
 def row_weights(beta: float | None) -> np.ndarray:
-    """Weights of the prompt rows' velocities.
-
-    Args:
-        beta: guidance scale, or None for a single row without guidance.
+    """Weights of the prompt rows' velocities at the guidance scale beta; None: a single row.
 
     Returns:
-        (1,) float32 [1], or (2,) float32 [beta, 1 - beta] for conditioned and unconditioned row
+        (1,) float32 [1], or (2,) float32 [beta, 1 - beta] for conditioned and unconditioned row.
     """
     if beta is None:
         return np.ones(1, dtype=np.float32)
@@ -44,14 +35,9 @@ def row_weights(beta: float | None) -> np.ndarray:
 
 
 def resolve_cfg_mode(wanted: CfgMode, max_rows: int) -> Literal['fused', 'serial']:
-    """Choose fused or serial guidance for an engine.
+    """Choose guidance for an engine: `auto` is fused for two rows and serial for one.
 
-    Args:
-        wanted: `auto` is fused where the engine has two rows and serial where it has one.
-        max_rows: prompt rows that the engine was built for.
-
-    Raises:
-        ValueError: fused on an engine with one row.
+    Fused on an engine with one row is a ValueError.
     """
     if wanted == 'auto':
         return 'fused' if max_rows >= 2 else 'serial'
@@ -62,8 +48,6 @@ def resolve_cfg_mode(wanted: CfgMode, max_rows: int) -> Literal['fused', 'serial
         )
     return wanted
 
-
-# --------------------------------------------------------------------------------------------------
 
 # `latency`: one inference after the other; `throughput`: two at a time;
 # `packed`: a prompt and the tokens of older requests in one pass.
@@ -77,11 +61,10 @@ class PolicySettings:
     Attributes:
         denoise_steps: None: as many as the bundle recommends.
         cfg_mode: both modes give the same numbers within rounding.
-        rtc_mode: `off` ties no chunk, with or without a plan (see `inference.real_time_chunking`).
+        rtc_mode: `off` ignores every plan (see `inference.real_time_chunking`).
         max_guidance_weight: LeRobot's default is 10 (with 10 denoise steps), the paper's is 5
             (with 5).
-        rtc_horizon: the actions of the delay are tied even if it is smaller.
-        cache: settings of the prefix cache; by default only equal inputs are reused.
+        rtc_horizon: the actions of the delay are conditioned even if it is smaller.
     """
 
     seed: int = setting(0, 'seed of the noise that chunks are denoised from', 0, 2**63 - 1)
@@ -164,5 +147,5 @@ class PolicySettings:
 
     @property
     def networks_at_once(self) -> int:
-        """Number of networks that may run at the same time."""
+        """Networks that may run at the same time."""
         return 2 if self.pipeline == 'throughput' else 1

@@ -39,13 +39,7 @@ _MORE_BLOCKS = b'\x55' * 4096
 
 
 class ImageHeader(NamedTuple):
-    """What the first bytes say.
-
-    Attributes:
-        width, height: size in pixels.
-        grey: it has no colours.
-        bits: bits a channel.
-    """
+    """What the first bytes say: size in pixels, whether it has no colours, bits a channel."""
 
     width: int
     height: int
@@ -54,14 +48,13 @@ class ImageHeader(NamedTuple):
 
 
 class _JpegLayout(NamedTuple):
-    """Place of what is in a JPEG.
+    """Offsets of what is in a JPEG.
 
     Attributes:
-        header: what it says.
         marker: kind of the frame.
         blocks: size in pixels of the blocks that are coded together.
         restart_every: so many of those between two restart markers; 0 for none.
-        scan: place of the first scan's data; None where there is none.
+        scan: offset of the first scan's data; None where there is none.
         scans_all: the scan has all channels.
     """
 

@@ -35,8 +35,7 @@ class StatusItem:
 
     Attributes:
         name: subject of the item, such as `inference` or `camera wrist`.
-        level: severity.
-        text: message for the person at the robot.
+        text: for the person at the robot.
         values: numbers and words for tools; written with `str`, floats so that they read back as
             they were.
     """
@@ -52,11 +51,7 @@ def to_message(
 ) -> DiagnosticArray:
     """Make a message of status items; their names get the node's full name in front.
 
-    Args:
-        conditions: lines of status.
-        node: fully qualified name of the node.
-        hardware: value of `hardware_id`, the robot's name.
-        stamp: ROS time.
+    `hardware` is the robot's name for `hardware_id`, `stamp` ROS time.
     """
     from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
@@ -78,7 +73,6 @@ def to_message(
 
 
 def values_of(status: DiagnosticStatus) -> dict[str, str]:
-    """Return a status's key-value pairs."""
     return {pair.key: pair.value for pair in status.values}
 
 
@@ -106,13 +100,7 @@ class Throttle:
         self._passed_s: dict[str, float] = {}
 
     def passes(self, text: str, now_s: float) -> bool:
-        """Return whether to log this text now.
-
-        Args:
-            text: without its numbers it is what was said before or not, so that a running number
-                in it does not make it new.
-            now_s: steady seconds.
-        """
+        """Return whether to log this text at a steady time; another number in it is no news."""
         words = without_numbers(text)
         if now_s - self._passed_s.get(words, float('-inf')) < self._period_s:
             return False

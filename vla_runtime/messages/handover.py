@@ -19,11 +19,10 @@ class HandoverReport:
         time_ns: ROS time of the first command after it.
         chunk: inference number of the new chunk.
         delay_steps: steps between its observation and its arrival.
-        late: True for a chunk that came after its time.
         from_hold: the robot stood still.
         position_jump: largest disagreement of a joint before blending, in its own unit.
         velocity_jump: largest jump of a joint's velocity, per second.
-        text: text in the executor's words.
+        text: in the executor's words.
     """
 
     time_ns: int
@@ -40,8 +39,7 @@ def read_handover(status: DiagnosticStatus) -> HandoverReport:
     """Read the status `seam` of an executor's report.
 
     Raises:
-        KeyError: a value is missing.
-        ValueError: a value is no number.
+        KeyError, ValueError: a value is missing, or is no number.
     """
     values = values_of(status)
     return HandoverReport(

@@ -42,12 +42,9 @@ class ImageError(ValueError):
 
 
 class ImageFacts(NamedTuple):
-    """What the header of an image says.
+    """What the header of an image says: size in pixels, whether it is grey, and its encoding.
 
-    Attributes:
-        width, height: size in pixels.
-        grey: it has no colours.
-        encoding: encoding that the bytes of a raw image are read by; '' for a compressed one.
+    The encoding is that which the bytes of a raw image are read by; '' for a compressed one.
     """
 
     width: int
@@ -66,9 +63,7 @@ def check_image(
     """Refuse a message that `to_rgb` could not convert, without touching its pixels.
 
     Args:
-        message: message as it was received.
-        width: the width that the camera must have; any, when None.
-        height: likewise.
+        width, height: size that the camera must have; any, when None.
         encoding: meaning of the bytes of a raw image whose own encoding is 8UC1 to 8UC4.
 
     Raises:
@@ -115,18 +110,14 @@ def to_rgb(
     encoding: str | None = None,
     facts: ImageFacts | None = None,
 ) -> np.ndarray:
-    """An image message as pixels.
+    """Return a message's pixels, (height, width, 3) uint8, RGB.
+
+    Of 8-bit colour and grey they are a read-only view with whatever strides the message has.
 
     Args:
-        message: message as it was received; it must stay unchanged as long as the result is used.
-        width: the width that the camera must have; any, when None.
-        height: likewise.
-        encoding: see `check_image`.
+        message: must stay unchanged as long as the result is used.
+        width, height, encoding: see `check_image`.
         facts: what `check_image` found, where the message was checked already.
-
-    Returns:
-        (height, width, 3) uint8, RGB. Of 8-bit colour and grey a read-only view with whatever
-        strides the message has.
 
     Raises:
         ImageError: see `check_image`; or data that cannot be decoded, or is damaged.

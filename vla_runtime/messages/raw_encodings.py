@@ -26,7 +26,7 @@ class RawEncoding:
     Attributes:
         pixel_bytes: bytes of a pixel in a row.
         channels: channels of a pixel in a row.
-        order: places of red, green and blue among the channels; None where `convert` makes them.
+        order: red, green and blue among the channels; None where `convert` makes them.
         convert: makes (height, width, 3) RGB of (rows, width, channels).
         planes: rows of data over rows of pixels, as a fraction.
         even: `width`, `height` that must be even.
@@ -54,7 +54,6 @@ class RawEncoding:
 
         Args:
             data: at least the rows' bytes.
-            width, height: size in pixels.
             step: bytes from row to row.
             big_endian: order of the bytes of a channel.
         """

@@ -56,19 +56,19 @@ class TrajectoryError(ValueError):
 
 
 def stamp_to_ns(stamp: Time) -> int:
-    """A message's stamp as nanoseconds."""
+    """Return a stamp in nanoseconds."""
     return int(stamp.sec) * _SECOND_NS + int(stamp.nanosec)
 
 
 def ns_to_stamp(stamp_ns: int) -> Time:
-    """Nanoseconds as a message's stamp."""
+    """Return nanoseconds as a stamp."""
     from builtin_interfaces.msg import Time
 
     return Time(sec=stamp_ns // _SECOND_NS, nanosec=stamp_ns % _SECOND_NS)
 
 
 def chunk_to_message(chunk: ActionChunk, header: ChunkHeader) -> JointTrajectory:
-    """The message that answers a request."""
+    """Make the message that answers a request."""
     message = _to_message(
         chunk.actions, chunk.names, chunk.kinds, chunk.step_time_s, stamp_ns=header.observation_ns
     )
@@ -86,11 +86,7 @@ def message_to_chunk(
 ) -> tuple[ActionChunk, ChunkHeader]:
     """Read a message that `chunk_to_message` wrote; limits are checked elsewhere.
 
-    `normalised` does not travel: it has no columns here.
-
-    Args:
-        message: message as it was received.
-        step_time_s: step time of a chunk with a single row, which cannot tell its own.
+    `normalised` does not travel. `step_time_s` is for a single row, which cannot tell its own.
 
     Raises:
         TrajectoryError: not a chunk.
@@ -139,11 +135,7 @@ def plan_to_message(plan: PlanRequest) -> JointTrajectory:
 
 
 def message_to_plan(message: JointTrajectory) -> PlanRequest:
-    """Read a message that `plan_to_message` wrote.
-
-    Raises:
-        TrajectoryError: not a plan.
-    """
+    """Read a message that `plan_to_message` wrote; TrajectoryError for another one."""
     tag = _PLAN_TAG.fullmatch(message.header.frame_id)
     if tag is None:
         raise TrajectoryError(

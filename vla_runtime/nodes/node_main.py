@@ -57,12 +57,9 @@ _USAGE = {
 def run_module(name: str) -> int:
     """Import a node's module and run its `main`.
 
-    Args:
-        name: name of the executable.
-
     Returns:
-        exit code: 0 after help, 2 where an argument has no effect or a package that the node needs
-            cannot be imported
+        Exit code: 0 after help, 2 where an argument has no effect or a package that the node needs
+        cannot be imported.
     """
     take_signals(lambda *_: os._exit(0))
     end_with_launch()
@@ -103,7 +100,7 @@ def _print_usage(name: str) -> int:
 
 
 def _unread(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments that ROS 2 leaves alone: all but `--ros-args` ... `--`."""
+    """Arguments that ROS 2 leaves alone: all but `--ros-args` ... `--`."""
     unread = []
     of_ros = False
     for argument in arguments:

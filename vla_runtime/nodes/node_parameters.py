@@ -39,14 +39,9 @@ def names_of(*nodes: str) -> tuple[str, ...]:
 
 
 def problem_of(name: str, value: object, *nodes: str) -> str | None:
-    """Return why one of these nodes would refuse the value of a parameter, or None.
+    """Return why one of these nodes would refuse a parameter file's value, or None.
 
-    The simulated robot judges its own values.
-
-    Args:
-        name: name of the parameter.
-        value: value that a parameter file gives it.
-        nodes: nodes that it is given to; those without such a parameter ignore it.
+    Nodes without such a parameter ignore it; the simulated robot judges its own values.
     """
     if name == 'use_sim_time':
         text = 'use_sim_time is {!r}: it must be of type bool'
@@ -64,20 +59,14 @@ def owners(parameter: str) -> tuple[str, ...]:
 
 
 def is_live(node: str, parameter: str) -> bool:
-    """Return whether a node's parameter may be changed while it runs.
-
-    Those of the simulated robot may not.
-    """
+    """Return whether a node's parameter may be set while it runs; none of the simulated robot's."""
     return any(row.name == parameter and not row.read_only for row in _TABLES.get(node, ()))
 
 
 def nearest(name: str, known: Collection[str], in_file: bool = False) -> str:
-    """Ask whether a parameter of this node, or of another one, was meant.
+    """Ask whether a parameter of this node (`known`), or of another one, was meant.
 
-    Args:
-        name: name that no parameter has.
-        known: parameters of this node.
-        in_file: name the section of a parameter file that the other node's parameters stand in.
+    With `in_file`, name the section that the other node's parameters stand in.
     """
     known = (*known, *EVERY_NODE)
     near = difflib.get_close_matches(name, known, n=1)
@@ -94,10 +83,6 @@ def refuse_unknown(node: Node, table: ParameterTable) -> None:
 
     A parameter of another node of the package is let be, and said: a section `/**` of a parameter
     file is given to every node.
-
-    Args:
-        node: the node.
-        table: parameters of the node, declared already.
 
     Raises:
         ParameterError: such a parameter, with the nearest name.

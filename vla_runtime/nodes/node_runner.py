@@ -52,23 +52,18 @@ from vla_runtime.nodes.shared_memory import PortWatch, remove_dead_segments
 from vla_runtime.processes.interrupt import Interrupt, interruptible
 from vla_runtime.processes.parent_death import LAUNCH_VARIABLE
 
-# --------------------------------------------------------------------------------------------------
-# Warnings of the package's other rooms, and of libraries, in the ROS log.
+# Warnings of the package's other modules, and of libraries, in the ROS log.
 
 
 class RosLogHandler(logging.Handler):
-    """Hands what Python's `logging` gets, from WARNING on, to a node's logger.
-
-    Args:
-        logger: the node's logger.
-    """
+    """Hands what Python's `logging` gets, from WARNING on, to a node's logger."""
 
     def __init__(self, logger: RcutilsLogger) -> None:
         super().__init__(logging.WARNING)
         self._logger = logger
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Log a record, with its trace if it has one."""
+        """Log a record, with its traceback if it has one."""
         text = self.format(record)
         # A line each: rclpy refuses another severity from the same line.
         if record.levelno >= logging.ERROR:
@@ -76,8 +71,6 @@ class RosLogHandler(logging.Handler):
         else:
             self._logger.warning(text)
 
-
-# --------------------------------------------------------------------------------------------------
 
 # Called with an exception in a callback: where, and which.
 OnError = Callable[[str, Exception], None]
@@ -104,8 +97,7 @@ def run_node(make_node: Callable[[], Node], name: str, args: list[str] | None = 
     """Spin a node until SIGINT, SIGTERM or SIGHUP, then take it down in order.
 
     Args:
-        make_node: builds the node; an exception means that it cannot start.
-        name: name of the node where the command line gives it none.
+        name: where the command line gives the node none.
         args: command line, `sys.argv` when None.
 
     Once there is a node this does not return: the process ends with code 0 after a signal, 1 when a
@@ -114,7 +106,7 @@ def run_node(make_node: Callable[[], Node], name: str, args: list[str] | None = 
     its place, ends with 1 as after a crash.
 
     Returns:
-        exit code of a process whose command line could not be read, or whose node not be made
+        Exit code of a process whose command line could not be read, or whose node not be made.
     """
     before = state_before()
     failed = COULD_NOT_START if before is None else 1
@@ -146,12 +138,9 @@ def run_node(make_node: Callable[[], Node], name: str, args: list[str] | None = 
 
 
 class _Run:
-    """A node from its making to its end.
+    """A node, made and not yet brought up, to its end.
 
-    Args:
-        node: made, and not yet brought up.
-        interrupt: ends it.
-        before: notes that the process in whose place it runs handed over.
+    `before` are notes that the replaced process handed over.
     """
 
     def __init__(self, node: Node, interrupt: Interrupt, before: NodeState | None) -> None:
@@ -197,11 +186,7 @@ class _Run:
         self._end_now(code)
 
     def _end_now(self, code: int) -> NoReturn:
-        """End the process without Python's own end.
-
-        That may crash beside a thread that still runs, and beside PyTorch it takes seconds, on a
-        busy machine more than the teardown may.
-        """
+        """Skip Python's own end: it may crash beside a thread, and takes seconds beside PyTorch."""
         if self._cut_off is not None:
             start_again(self._cut_off, self._interrupt)
         sys.stdout.flush()
@@ -243,11 +228,7 @@ class _Run:
 
 
 def _take_down(node: Node) -> bool:
-    """Run the transitions from a lifecycle node's present state to finalized.
-
-    Returns:
-        True when all of them succeeded
-    """
+    """Return whether the transitions to finalized all succeeded."""
     done = True
     if isinstance(node, LifecycleNode):
         # One that fails leads elsewhere, but never further away.

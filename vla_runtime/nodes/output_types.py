@@ -46,30 +46,19 @@ class MissingTypeError(ImportError):
 
 
 def message_type(kind: str) -> Any:
-    """Return the type of the messages on the topic of an output of this kind.
-
-    Raises:
-        MissingTypeError: its package is not installed.
-    """
+    """Return the topic's message type for an output of this kind, or raise MissingTypeError."""
     return _TYPES[kind] if kind in _TYPES else _imported(*_ELSEWHERE[kind], kind)
 
 
 def action_type(kind: str) -> Any:
-    """Return the type of the action of an output of this kind.
-
-    Raises:
-        MissingTypeError: its package is not installed.
-    """
+    """Return the action's type for an output of this kind, or raise MissingTypeError."""
     return _imported(*_ACTIONS[kind], kind)
 
 
 def require_types(robot: Robot, output: RobotOutput, *, listens_only: bool = False) -> None:
     """Refuse an output whose types cannot be imported here.
 
-    Args:
-        robot: the robot file.
-        output: one of its outputs.
-        listens_only: its messages are heard and not sent, so that no action is needed.
+    With `listens_only` its messages are heard and not sent, so that no action is needed.
 
     Raises:
         RobotError: names the output's field, and what to install.

@@ -43,12 +43,10 @@ _OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
 def check_parameter_file(path: Path, namespace: str) -> tuple[str, ...]:
     """Refuse a file with entries for the package's nodes that would have no effect.
 
-    Args:
-        path: the file.
-        namespace: namespace that the package's nodes are started in; '' for none.
+    `namespace` is where the package's nodes are started; '' for none.
 
     Returns:
-        sections that match none of the package's nodes here: those of other nodes, and of the same
+        Sections that match none of the package's nodes here: those of other nodes, and of the same
         nodes in another namespace.
 
     Raises:
@@ -71,12 +69,12 @@ def check_files_on_command_line(arguments: Sequence[str], node: str) -> list[str
     The node judges the parameters itself.
 
     Args:
-        arguments: a node's command line, of which what stands between `--ros-args` and `--` is
-            looked at: `--params-file`, and `-r` for the node's name and namespace.
+        arguments: a command line, of which `--params-file`, and `-r` for the node's name and
+            namespace, are read between `--ros-args` and `--`.
         node: name of the node where the command line gives it none.
 
     Returns:
-        a warning for each file in which nothing is for this node, nor nearly: it may be one file
+        A warning for each file in which nothing is for this node, nor nearly: it may be one file
         for all nodes of a launch.
 
     Raises:
@@ -119,7 +117,6 @@ def _warning_of(path: Path, namespace: str, node: str) -> str:
 
 
 def _is_nearly(section: str, node: str) -> bool:
-    """Return whether a section that does not match a node was likely meant for it."""
     namespace, _, name = section.rpartition('/')
     if name == node:
         # In a namespace of its own it is of another robot.

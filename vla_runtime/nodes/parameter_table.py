@@ -102,7 +102,6 @@ ParameterTable = Sequence[ParameterSpec]
 def parameter_rows(
     settings: Iterable[Setting], *, read_only: bool = False
 ) -> tuple[ParameterSpec, ...]:
-    """Return a parameter for each setting."""
     return tuple(ParameterSpec(**vars(row), read_only=read_only) for row in settings)
 
 
@@ -111,11 +110,8 @@ def is_of_rclpy(name: str) -> bool:
     return name in EVERY_NODE or name.startswith('qos_overrides.')
 
 
-# --------------------------------------------------------------------------------------------------
-# A lifecycle node that brings itself up, so that a launch file need not chain its transitions.
-#
-# A transition asked for from outside can be lost: discovery believes in the services of a node that
-# was killed for some 20 s, and a request may go to that one alone.
+# A lifecycle node brings itself up, because a transition asked for from outside can be lost: for
+# some 20 s discovery believes in the services of a killed node, and a request may go to that one.
 
 # Exit code of a node that could not be made, or not brought up; Python's own is 1.
 COULD_NOT_START = 3
@@ -133,15 +129,12 @@ AUTOSTART = ParameterSpec(
 
 
 def bring_up(node: Node, unwanted: Callable[[], bool], state: str = '') -> bool:
-    """Configure and activate a node whose parameter `autostart` says so.
+    """Configure and activate a node whose parameter `autostart` says so; True when nothing failed.
 
     Args:
-        node: any node; without that parameter nothing is done.
-        unwanted: function that returns True when the node is to end meanwhile.
-        state: bring it as far up as this label; '' for as far as `autostart` says.
-
-    Returns:
-        True when nothing failed
+        node: without that parameter nothing is done.
+        unwanted: returns True when the node is to end meanwhile.
+        state: label to bring it up to; '' for as far as `autostart` says.
     """
     if not node.has_parameter(AUTOSTART.name):
         return True

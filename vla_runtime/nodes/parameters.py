@@ -50,8 +50,6 @@ def declare(node: Node, table: ParameterTable, check: JointCheck | None = None) 
     """Declare a table's parameters and refuse what does not fit from then on.
 
     Args:
-        node: the node.
-        table: parameters to declare.
         check: sees all values as they would be after the change; returns why not, or None. Must
             be free of side effects.
 
@@ -79,10 +77,7 @@ def declare(node: Node, table: ParameterTable, check: JointCheck | None = None) 
 
 
 def _say_what_mends(node: Node, rows: Mapping[str, ParameterSpec]) -> None:
-    """Say in the answer to setting an unknown or a read-only parameter what mends it.
-
-    rclpy refuses them before any callback is asked, with a reason for programmers.
-    """
+    """Say what mends setting an unknown or a read-only parameter; rclpy's reason does not."""
 
     def why(parameter: ParameterMessage) -> str:
         name = one_line(parameter.name, 100)
@@ -131,10 +126,7 @@ def _declare_one(node: Node, row: ParameterSpec) -> None:
 
 
 def values(node: Node, table: ParameterTable) -> dict[str, Any]:
-    """Return the values in force: all from before a change, or all from after it.
-
-    Any thread may ask, also while another one sets parameters.
-    """
+    """Return the values in force: all from before a change, or all from after it; any thread."""
     while True:
         change = _CHANGES.get(node)
         stored = _stored(node, table)

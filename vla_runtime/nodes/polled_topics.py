@@ -23,23 +23,14 @@ from vla_runtime.nodes.qos import NEWEST_HEARD
 
 @dataclass(frozen=True)
 class Taken:
-    """A message, and when it came.
-
-    Attributes:
-        received_ns: system clock.
-    """
+    """A message, and the system time (ns) at which it came."""
 
     message: Any
     received_ns: int
 
 
 class PolledTopics:
-    """Subscriptions of a hidden node that nobody spins, in the context of the node given.
-
-    Args:
-        node: gives the hidden one its context, namespace and first name.
-        purpose: second name of the hidden node.
-    """
+    """Subscriptions of a hidden node that nobody spins, beside the given one."""
 
     def __init__(self, node: Node, purpose: str = 'watch') -> None:
         self._node = Node(
@@ -62,8 +53,6 @@ class PolledTopics:
 
 
 class PolledTopic:
-    """One such subscription."""
-
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
 
@@ -85,11 +74,8 @@ class PolledTopic:
         return None if taken is None else taken[0]
 
 
-# --------------------------------------------------------------------------------------------------
-# What this package's nodes say on `/diagnostics`, heard without a callback.
-#
-# A transition runs in the thread that runs callbacks, so nothing could be heard in one otherwise: a
-# node that is configured must hear whether another one has the robot.
+# What this package's nodes say on `/diagnostics`, heard without a callback: a transition runs in
+# the thread of callbacks, and must hear whether another node has the robot.
 
 # A node that loads a policy hears nothing for a minute; the newest messages count.
 _HEARD = QoSProfile(depth=100, reliability=ReliabilityPolicy.BEST_EFFORT)
@@ -102,7 +88,7 @@ class HeardItem:
     """A line of a node's status.
 
     Attributes:
-        node: full name of the node.
+        node: full name.
         item: subject of the line.
         heard_s: steady seconds.
         since_ns: the process's own mark, where the message had it; two nodes may have one name.
@@ -129,12 +115,7 @@ def read_items(message: DiagnosticArray, heard_s: float) -> list[HeardItem]:
 
 
 class HeardStatus:
-    """The newest of some lines of status of all nodes, of the last seconds.
-
-    Args:
-        node: whose graph is heard.
-        items: subjects of the lines that are kept; all where left out.
-    """
+    """The newest lines of status of all nodes, of these subjects (all if empty), of some seconds."""
 
     def __init__(self, node: Node, items: Collection[str] = ()) -> None:
         self._topics = PolledTopics(node, 'status')
@@ -169,5 +150,4 @@ class HeardStatus:
         return max(found, key=lambda one: one.heard_s, default=None)
 
     def close(self) -> None:
-        """End the subscription."""
         self._topics.close()

@@ -13,12 +13,8 @@ from rclpy.subscription import Subscription
 from vla_runtime.messages.trajectories import stamp_to_ns
 from vla_runtime.robot.schema import StampSource
 
-# --------------------------------------------------------------------------------------------------
-# Callbacks that are told what the middleware knows of a message: when it was sent, its number.
-#
-# rclpy passes that (`rmw_message_info_t` as a dict) to a callback whose signature has room for two
-# arguments, but not everywhere alike: the wait-set executors of Jazzy give two arguments, its
-# events executor gives one tuple of both, and Humble knows of none.
+# Callbacks that get `rmw_message_info_t` as a dict: rclpy gives it to a callback with room for two
+# arguments. Jazzy's wait-set executors give two, its events executor one tuple, Humble none.
 
 # Humble's does not.
 TELLS_INFO = hasattr(Subscription, 'CallbackType')
@@ -28,9 +24,8 @@ _TWO = Signature([Parameter(name, Parameter.POSITIONAL_ONLY) for name in ('messa
 def with_info(call: Callable[[Any, Mapping[str, Any]], Any]) -> Callable[..., Any]:
     """Return a callback for a subscription that calls `call(message, info)`.
 
-    Args:
-        call: takes a message, and what the middleware knows of it: `source_timestamp`,
-            `received_timestamp` (ns) and `publication_sequence_number`; empty on Humble.
+    `info` has `source_timestamp`, `received_timestamp` (ns) and `publication_sequence_number`; it
+    is empty on Humble.
     """
 
     def take(*arguments: Any) -> None:
@@ -42,23 +37,15 @@ def with_info(call: Callable[[Any, Mapping[str, Any]], Any]) -> Callable[..., An
     return take
 
 
-# --------------------------------------------------------------------------------------------------
-# Times of a topic's messages: the stamps of their headers, or the times at which they come.
-#
-# rclpy tells a callback neither when the middleware got its message nor when it was sent, not with
-# Jazzy's events executor: a message that waited for a busy node counts as new.
+# Times of a topic's messages: the stamps of their headers, or the times at which they come. No
+# callback of Jazzy's events executor learns when the middleware got one: late ones count as new.
 
 # Messages of one moment of the clock are put in order; one that goes back by more was set back.
 _SAME_MOMENT_NS = 100_000_000
 
 
 class MessageStamps:
-    """Gives the messages of one topic their times; one thread at a time calls.
-
-    Args:
-        clock: the node's clock.
-        source: `header` or `receive`.
-    """
+    """Gives the messages of one topic their times, by `header` or `receive`; one thread calls."""
 
     def __init__(self, clock: Clock, source: StampSource) -> None:
         self._clock = clock
@@ -75,8 +62,6 @@ class MessageStamps:
         self._last_ns = stamp_ns
         return stamp_ns
 
-
-# --------------------------------------------------------------------------------------------------
 
 RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
 # Where nothing may be lost, as in a recording and its replay.

@@ -43,12 +43,7 @@ _notes: dict[str, Callable[[], Note]] = {}
 
 
 def note(name: str, value: Callable[[], Note]) -> None:
-    """Keep a value for the process that may replace this one.
-
-    Args:
-        name: name of the note.
-        value: returns it when the time has come.
-    """
+    """Keep a named value for the process that may replace this one, asked for when it does."""
     _notes[name] = value
 
 
@@ -57,10 +52,10 @@ class NodeState:
     """Parameters of a node, and how far it was brought up.
 
     Attributes:
-        parameters: name to value, of all that it has declared.
+        parameters: all that it has declared.
         lifecycle: label of its primary state; '' for a node without a lifecycle, and for one that
             is to come up as at a first start.
-        notes: notes of parts of the node, by name, as `note` was given them.
+        notes: as `note` was given them.
     """
 
     parameters: dict[str, Any]

@@ -84,7 +84,6 @@ class NodeReport:
 
     @property
     def is_executor(self) -> bool:
-        """Whether it moves a robot."""
         return self.item('control') is not None
 
     @property
@@ -103,12 +102,7 @@ class NodeReport:
 
 @dataclass
 class RobotReport:
-    """The nodes of one namespace.
-
-    Attributes:
-        namespace: full name.
-        nodes: its nodes, the executor first.
-    """
+    """The nodes of one namespace, given by its full name; the executor is first."""
 
     namespace: str
     nodes: list[NodeReport]
@@ -282,10 +276,8 @@ def robot_reports(
 ) -> list[RobotReport]:
     """Put together what was heard.
 
-    Args:
-        heard: lines of status of any nodes.
-        silent: full names of this package's nodes that are in the graph and were not heard.
-        namespace: full name of the one that is asked for; None for all.
+    `silent` are full names of this package's nodes that are in the graph and were not heard. A
+    namespace limits the answer to one robot.
     """
     items = sorted(heard, key=lambda item: item.item)
     nodes = []
@@ -311,7 +303,6 @@ def robot_reports(
 
 
 def exit_code(robots: Sequence[RobotReport]) -> int:
-    """Return the exit code of what was found."""
     if not robots:
         return NOTHING
     return WRONG if any(robot.why() for robot in robots) else RIGHT

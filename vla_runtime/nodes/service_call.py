@@ -26,12 +26,9 @@ _AT_REST = ('unconfigured', 'inactive', 'active', 'finalized')
 
 
 class ServiceCall:
-    """A request that is sent again until an answer comes; it may be carried out more than once.
+    """A request to a ready service, sent again every `again_s` until an answer comes.
 
-    Args:
-        client: client of a service that is ready.
-        request: request to send.
-        again_s: until it is sent again.
+    It may be carried out more than once.
     """
 
     def __init__(self, client: Client, request: Any, again_s: float = _ASK_AGAIN_S) -> None:
@@ -68,12 +65,11 @@ class TransitionCall:
     The node's state is asked for now and then: the one that the transition leads to is an answer,
     and a node that is still in the one before is asked again.
 
-    Args:
-        changes, states: clients of the node's services.
-        transition: 'configure', 'activate', 'deactivate' or 'cleanup'.
+    `changes` and `states` are clients of the node's services, `transition` is 'configure',
+    'activate', 'deactivate' or 'cleanup'.
 
     Attributes:
-        succeeded: the node is in the state that the transition leads to; of use once it has ended.
+        succeeded: the node is in the state that the transition leads to; valid once it has ended.
     """
 
     def __init__(self, changes: Client, states: Client, transition: str) -> None:

@@ -34,11 +34,10 @@ class PortWatch:
     """Detects that this process can no longer be reached through shared memory.
 
     A process that stands still for more than a second (SIGSTOP, a debugger, swapping) is taken for
-    dead, and whoever sends to it makes its port anew. On waking both sides look for the file. Now
-    and then (one stop in 300 on an idle machine, one in ten on a busy one, Fast DDS 2.14.5) they
-    end with different files: senders test the lock outside of the port's mutex, and a lock that is
-    let go at that moment looks like that of a dead process. From then on the process waits at a
-    file without a name, for good.
+    dead, and whoever sends to it makes its port anew. On waking both sides look for the file. One
+    stop in 300 on an idle machine, one in ten on a busy one (Fast DDS 2.14.5), they end with
+    different files: senders test the lock outside of the port's mutex, and a lock let go at that
+    moment looks like a dead process's. The process then waits at a file without a name, for good.
     """
 
     def __init__(self) -> None:
@@ -52,13 +51,12 @@ class PortWatch:
     def lost(self, now_s: float) -> frozenset[str]:
         """Look every two seconds; every half second after a stop of this process or on suspicion.
 
-        Args:
-            now_s: monotonic time; to be called many times a second.
+        To be called many times a second, with monotonic time.
 
         Returns:
-            names, such as 'fastrtps_port7411', of the ports that were lost in this look and in the
-            one before: a port that is being made anew is found by its listener within a moment;
-            empty on other systems than Linux
+            Names, such as 'fastrtps_port7411', of ports lost in this look and the one before: a
+            port that is being made anew is found by its listener within a moment. Empty on other
+            systems than Linux.
         """
         if self._asked_s is not None and now_s - self._asked_s > _STOP_S:
             self._woke_s = self._due_s = now_s
@@ -110,9 +108,8 @@ def remove_locks_of_lost_ports() -> None:
     """Remove the lock files of this process's lost ports; call just before the process ends.
 
     The senders have made a file of the port's name meanwhile. Whoever opens the port next takes a
-    lock file without a lock for a dead listener's, and replaces the senders' file by one of its
-    own. Each sender then ends its file, which has no name any more, and removes what has that name
-    now: the newcomer's file, so that nobody can reach the newcomer.
+    lock file without a lock for a dead listener's, and replaces the senders' file by its own. Each
+    sender then ends its nameless file and removes the newcomer's, which nobody can reach then.
     """
     for port in _unnamed(_locked_ports(named=True)):
         (_SHARED_MEMORY / f'{port}{_LOCK}').unlink(missing_ok=True)
@@ -121,15 +118,11 @@ def remove_locks_of_lost_ports() -> None:
 def remove_dead_segments(folder: Path = _SHARED_MEMORY) -> int:
     """Remove the shared memory of Fast DDS processes that were killed; `fastdds shm clean` does so.
 
-    A process that ends by SIGKILL, or by the kernel for want of memory, leaves its segment: up to
-    67 MB each with the shipped profile. A node that is respawned again and again would fill the
-    memory. A living process holds a lock on a file beside its segment.
-
-    Args:
-        folder: folder of the segments.
+    A process that is killed (SIGKILL, out of memory) leaves its segment: up to 67 MB each with the
+    shipped profile, again with every respawn. A living process holds a lock on a file beside it.
 
     Returns:
-        segments removed; those of other users, and those that are a minute old or less, stay
+        Segments removed; those of other users, and those that are a minute old or less, stay.
     """
     removed = 0
     for lock in folder.glob(f'{_SEGMENTS}*{_LOCK}'):

@@ -28,13 +28,7 @@ _PERIOD_S = 1.0
 
 
 class StatusBoard:
-    """Publishes a node's conditions.
-
-    Args:
-        node: the node.
-        gather: makes conditions that are only known when they are asked for; called every second.
-        callback_group: callback group of the timer.
-    """
+    """Publishes a node's conditions; `gather` is called every second for those made on demand."""
 
     def __init__(
         self,
@@ -88,7 +82,7 @@ class StatusBoard:
         self._publisher.publish(self.to_message(conditions))
 
     def to_message(self, conditions: Iterable[StatusItem]) -> DiagnosticArray:
-        """Conditions under the node's name and the ROS time of now."""
+        """Conditions under the node's name and the present ROS time."""
         return to_message(
             conditions,
             node=self._node.get_fully_qualified_name(),
@@ -108,7 +102,6 @@ class StatusBoard:
 
 
 def log_item(node: Node, condition: StatusItem) -> None:
-    """Log an item with the severity of its level."""
     text, logger = f'{condition.name}: {condition.text}', node.get_logger()
     # rclpy remembers a severity for each line that logs: one line for each.
     if condition.level >= Level.ERROR:

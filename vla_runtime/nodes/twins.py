@@ -44,7 +44,7 @@ class Claim:
     Attributes:
         node: full name.
         process: what runs it, for the person at the robot.
-        since_ns: system clock when it was made; with `process` it is nobody else's.
+        since_ns: system clock when it was made; with `process` it is unique.
         lifecycle: label of its state; `active` for a node without a lifecycle.
         moves: it has been started.
         topics: full names of topics that only one node may send on, while it is active.
@@ -107,12 +107,7 @@ def find_twins(mine: Claim, others: Iterable[Claim]) -> list[Claim]:
 
 
 class Twins:
-    """A node's own claim, and the others' that it hears.
-
-    Args:
-        node: the node.
-        heard: status of other nodes, which is to keep the item `node`.
-    """
+    """A node's own claim, and others' from `heard`, which is to keep the item `node`."""
 
     def __init__(self, node: Node, heard: HeardStatus) -> None:
         self._node, self._heard = node, heard
@@ -144,9 +139,7 @@ class Twins:
     ) -> Claim | None:
         """Return the twin that came before, as far as it was heard; None where there is none.
 
-        Args:
-            mine: this node's claim.
-            shared_with: topic to nodes that may send there too.
+        `shared_with` has, by topic, the nodes that may send there too.
         """
         return find_first(mine, _without_shared(self.others(), shared_with or {}))
 
@@ -179,11 +172,7 @@ class Twins:
         mend: str,
         shared_with: Mapping[str, Collection[str]] | None = None,
     ) -> None:
-        """Wait as `wait_for_first` does.
-
-        Raises:
-            TwinError: this node came second; names the first, and what mends it.
-        """
+        """Wait as `wait_for_first` does; TwinError names the first and what mends it."""
         if found := self.wait_for_first(mine, shared_with):
             raise TwinError(why_second(mine, found, mend))
         if self.is_named_twice() and all(one.node != mine.node for one in self.others()):
@@ -198,13 +187,7 @@ class TwinError(ValueError):
 
 
 def why_second(mine: Claim, first: Claim, mend: str) -> str:
-    """Say who came first, and what mends it.
-
-    Args:
-        mine: claim of the second node.
-        first: claim of the first one.
-        mend: remedy.
-    """
+    """Say who came first, and what mends it."""
     shared = sorted(first.topics & mine.topics)
     on = f' on {", ".join(shared)}' if shared else ''
     same = 'another node of the same name' if first.node == mine.node else 'another node'

@@ -24,7 +24,6 @@ class LatestJobWorker(Generic[Job]):
         attempt: does a job; returns False when it must wait for something.
         on_error: called with an exception that `attempt` raised, in the worker's thread.
         poll_s: steady seconds after which a waiting job is tried again without a poke.
-        name: name of the thread.
     """
 
     def __init__(
@@ -60,18 +59,18 @@ class LatestJobWorker(Generic[Job]):
             self._changed.notify()
 
     def drop(self) -> None:
-        """Forget the waiting job."""
+        """Drop the waiting job."""
         with self._changed:
             self._waiting = None
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """Forget the waiting job, finish the one in progress, end the thread.
+        """Drop the waiting job, finish the one in progress, end the thread.
 
         Args:
-            timeout_s: longest wait for the one in progress, seconds; for ever when not given.
+            timeout_s: longest wait; None: for ever.
 
         Raises:
-            TimeoutError: it is not over; it is the last one all the same, if it ever ends.
+            TimeoutError: it is not over; if it ever ends, it is still the last.
         """
         with self._changed:
             self._waiting = None
@@ -105,11 +104,7 @@ class LatestJobWorker(Generic[Job]):
 
 
 def join_thread(thread: Thread, timeout_s: float | None) -> None:
-    """Return when a thread has ended.
-
-    Raises:
-        TimeoutError: it has not within `timeout_s`; None waits for ever.
-    """
+    """Return when a thread has ended; TimeoutError where it has not within the time-out."""
     thread.join(timeout_s)
     if thread.is_alive():
         raise TimeoutError(

@@ -15,15 +15,7 @@ from vla_runtime import __version__
 
 
 def render(template: Path, **values: Any) -> str:
-    """Return a whole page.
-
-    Args:
-        template: path of the page's template.
-        values: values that the template names.
-
-    Raises:
-        jinja2.UndefinedError: the template names another value.
-    """
+    """Return a whole page; jinja2.UndefinedError where the template names a value not given."""
     environment = Environment(
         loader=FileSystemLoader([template.parent, Path(__file__).parent]),
         autoescape=True,

@@ -22,8 +22,7 @@ def svg_plot(
 
     Args:
         draw: draws into an empty figure.
-        width: inches.
-        height: inches.
+        width, height: inches.
         font_size: points.
         salt: makes the ids of its parts the same in every run, so that pages can be compared.
     """

@@ -24,7 +24,7 @@ class PoseColumns:
     """The columns that together are one end-effector pose.
 
     Attributes:
-        name: name for error messages, such as `left_hand`.
+        name: for error messages, such as `left_hand`.
         position: action columns of x, y, z in metres.
         rotation: action columns of the rotation, as many as `form` needs.
         form: representation of the rotation, in actions and state alike (see `poses.py`).
@@ -33,8 +33,7 @@ class PoseColumns:
             pass as they are.
         frame: frame that a delta is written in. `base`: p = p0 + dp, R = dR R0. `tool`: p = p0 + R0
             dp, R = R0 dR.
-        state_position: state columns of x, y, z; needed for `delta` only.
-        state_rotation: state columns of the rotation; needed for `delta` only.
+        state_position, state_rotation: state columns of both; needed for `delta` only.
         delta_from: `chunk`: each row is relative to the state; `step`: each row to the row before,
             the first one to the state.
     """
@@ -85,12 +84,10 @@ class ActionSpace:
     """Meaning of each column of an action chunk.
 
     Attributes:
-        names: n action names, in column order.
         kinds: per column `absolute`, `delta` or `velocity`; the columns of a pose carry the kind of
             the pose.
-        state_columns: per column where the same quantity stands in the state. A delta column needs
-            it, unless it belongs to a pose; None elsewhere is fine.
-        poses: groups of columns that are end-effector poses.
+        state_columns: per column the same quantity's in the state. A delta column needs it, unless
+            it belongs to a pose; None elsewhere is fine.
     """
 
     names: tuple[str, ...]
@@ -121,7 +118,7 @@ class ActionSpace:
         return tuple('velocity' if kind == 'velocity' else 'position' for kind in self.kinds)
 
     def to_robot(self, actions: np.ndarray, state: np.ndarray) -> np.ndarray:
-        """Policy actions to robot targets.
+        """Convert policy actions to robot targets.
 
         Rotations of delta poses come out in the writing closest to the row before (the first row:
         to the state), so that a plan has no jumps where the orientation has none.
@@ -161,13 +158,11 @@ class ActionSpace:
         return result
 
     def from_robot(self, actions: np.ndarray, state: np.ndarray) -> np.ndarray:
-        """Robot targets to policy actions: the inverse of `to_robot`.
-
-        Used to show a policy the plan that the robot is executing, relative to a newer state.
+        """Convert robot targets to policy actions relative to a (newer) state; inverts `to_robot`.
 
         Args:
             actions: (H, n) floats, robot targets.
-            state: (S,) the state to be relative to.
+            state: (S,).
 
         Returns:
             (H, n) float64; rotations of delta poses in canonical writing (see `poses.py`).
@@ -202,7 +197,7 @@ class ActionSpace:
         return (pose for pose in self.poses if pose.kind == 'delta')
 
     def _delta_columns(self) -> Iterator[tuple[int, int]]:
-        """(action column, state column) of the deltas that are not part of a pose."""
+        """Yield (action column, state column) of the deltas that are not part of a pose."""
         in_pose = {column for pose in self.poses for column in pose.columns}
         for column, (kind, state_column) in enumerate(
             zip(self.kinds, self.state_columns, strict=True)
@@ -252,7 +247,7 @@ class ActionSpace:
             )
 
     def _check_poses(self) -> set[int]:
-        """Check poses against columns; returns the columns that belong to one."""
+        """Check poses against columns; return the columns that belong to one."""
         owner: dict[int, str] = {}
         for pose in self.poses:
             for column in pose.columns:

@@ -38,9 +38,7 @@ class AnswerError(ValueError):
 class FastScale:
     """Numbers of an action tokenizer, from its processor_config.json.
 
-    Attributes:
-        scale: coefficients are multiples of 1 / scale.
-        min_token: coefficient of the code point 0.
+    Coefficients are multiples of 1 / `scale`; code point 0 is the coefficient `min_token`.
     """
 
     scale: float
@@ -53,7 +51,6 @@ class FastTokens:
     Args:
         text: file of the text tokenizer.
         action: tokenizer.json of the action tokenizer.
-        scale: numbers of the action tokenizer.
         shape: (H, A) of a chunk.
         skipped: tokens at the end of the text vocabulary that are no actions.
         checks_prefix: refuse an answer that does not begin with `Action:`.
@@ -160,14 +157,7 @@ class FastTokens:
 
 
 def read_fast_scale(path: Path) -> FastScale:
-    """Read the numbers of an action tokenizer.
-
-    Args:
-        path: its processor_config.json.
-
-    Raises:
-        ValueError: no such file, or numbers that are none.
-    """
+    """Read an action tokenizer's processor_config.json; ValueError if it cannot be used."""
     try:
         config = json.loads(path.read_text(encoding='utf-8'))
         scale, least = config['scale'], config['min_token']
@@ -211,7 +201,6 @@ def _vocabulary(path: Path) -> Mapping[str, int]:
 
 
 def _entries(vocabulary: Mapping[str, int]) -> Mapping[int, bytes]:
-    """Return the bytes of every entry."""
     bytes_of = _byte_characters()
     found = {}
     for text, number in vocabulary.items():
@@ -223,11 +212,7 @@ def _entries(vocabulary: Mapping[str, int]) -> Mapping[int, bytes]:
 
 
 def _largest_code(vocabulary: Mapping[str, int], entries: Mapping[int, bytes]) -> int:
-    """Return the largest code point of a coefficient that a vocabulary is for.
-
-    Its trainer puts the character of every coefficient of the data into the alphabet. Many are
-    characters of a byte too, so an entry need not say which of both it is.
-    """
+    """Return a coefficient's largest code point: the trainer's alphabet has all of them."""
     alphabet = max((ord(text) for text in vocabulary if len(text) == 1), default=0)
     return max((alphabet, *map(_largest_character, entries.values())))
 

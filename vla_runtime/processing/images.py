@@ -53,16 +53,16 @@ def to_pixels(
     Args:
         image: (h, w, 3) uint8, RGB, any strides; never written to.
         size: S, side of the square in pixels.
-        padding: `centre` halves the padding and puts an odd pixel right or at the
-            bottom; `left_top` pads on the left and at the top only.
+        padding: `centre` puts an odd pixel right or at the bottom; `left_top` pads on the left and
+            at the top only.
         resample: `bilinear` interpolates x/255 in float32 without antialiasing, as LeRobot does
             with `torch.nn.functional.interpolate(align_corners=False)`; `antialias` resizes the
             uint8 image with Pillow's BILINEAR, as openpi's client does.
-        bars: pixels of the padding, -1 for black.
+        bars: value of the padding, -1 for black.
         out: (3, S, S) float32 to write into; a new array without it.
 
     Returns:
-        (3, S, S) float32 in [-1, 1] beside the bars, channels first; `out` itself if given.
+        (3, S, S) float32, channels first, in [-1, 1] inside the padding; `out` itself if given.
 
     Raises:
         ValueError: size or `out` of another type or shape, an unknown word for padding or
@@ -94,7 +94,7 @@ def to_pixels(
 
 
 def _square(size: int, out: np.ndarray | None) -> np.ndarray:
-    """Return the checked buffer (3, size, size) float32; a new one for None."""
+    """Return the buffer, checked, or a new one."""
     if size < 1:
         raise ValueError(f'image size must be at least 1 pixel, got {size}')
     if out is None:
@@ -129,7 +129,7 @@ def check_image(image: np.ndarray) -> None:
 
 
 def _resized(height: int, width: int, size: int) -> tuple[int, int]:
-    """Sides after resizing; truncated, in float64, because the checkpoints saw those very sizes."""
+    """Sides after resizing; truncated in float64, as the checkpoints saw them."""
     ratio = max(width / size, height / size)
     resized = int(height / ratio), int(width / ratio)
     if min(resized) < 1:
@@ -141,7 +141,6 @@ def _resized(height: int, width: int, size: int) -> tuple[int, int]:
 
 
 def _offsets(spare_height: int, spare_width: int, padding: ImagePadding) -> tuple[int, int]:
-    """Top and left margin."""
     check_word('image padding', padding, ImagePadding)
     if padding == 'centre':
         return spare_height // 2, spare_width // 2
@@ -156,12 +155,10 @@ def _scale(image: np.ndarray, out: np.ndarray) -> None:
 
 
 def _triangle(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Resize (h, w, 3) uint8 into (height, width, 3) uint8 as Pillow's BILINEAR does, bit for bit.
+    """Resize (h, w, 3) uint8 as Pillow's BILINEAR does, bit for bit.
 
-    Along the rows first, rounded to uint8, then along the columns, as every Pillow did that
-    checkpoints were trained with; Pillow 13 turns the order for some narrow pictures, which moves
-    pixels by a grey level. Matrix products on the transposed picture, in three quarters of
-    Pillow's time.
+    Along the rows first, as every Pillow that checkpoints were trained with; Pillow 13 turns the
+    order for some narrow pictures. Matrix products take three quarters of Pillow's time.
     """
     columns = _transposed(np.ascontiguousarray(image), 'columns')
     narrow = _filter(columns, width, 'narrow').reshape(width, image.shape[0], 3)
@@ -170,10 +167,7 @@ def _triangle(image: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 class _Scratch(threading.local):
-    """Arrays that a thread keeps from one image to the next.
-
-    Handed back and taken anew for every image, their pages cost more than the filter itself.
-    """
+    """Arrays that a thread keeps: new pages for each image cost more than the filter."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, np.ndarray] = {}
@@ -257,8 +251,8 @@ def _triangle_groups(source: int, target: int) -> tuple[_Group, ...]:
 def _bilinear(image: np.ndarray, out: np.ndarray) -> None:
     """Resize (h, w, 3) uint8 into (3, height, width) float32, four taps a pixel.
 
-    Reads only the pixels that the result needs. Not cv2.resize: its sample positions differ from
-    torch's in the last float32 bits, which on sharp edges is 1e-4 in the result.
+    Not cv2.resize: its sample positions differ from torch's in the last float32 bits, which on
+    sharp edges is 1e-4 in the result.
     """
     _, height, width = out.shape
     above, below, weight_below = _taps(image.shape[0], height)
@@ -302,11 +296,9 @@ def _planar_taps(source: int, target: int) -> tuple[np.ndarray, np.ndarray, np.n
 
 @lru_cache(maxsize=32)
 def _taps(source: int, target: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Neighbours and weight of the second one for each target pixel, half-pixel centres.
+    """Lower and upper source index, (target,) int64, and the upper's float32 weight.
 
-    Returns:
-        lower and upper source index, both (target,) int64, and the weight of the upper one,
-        (target,) float32.
+    Pixel centres.
     """
     # torch computes `scale * (i + 0.5) - 0.5` in float32 with one fused multiply-add: the product
     # is exact in float64, so rounding once at the end gives the same bits.

@@ -29,9 +29,7 @@ _HORN, _ROD = 0.022, 0.036
 class JointSpace:
     """The robot's own joints: nothing is converted.
 
-    Attributes:
-        units: unit of each dimension of the robot's state and actions; None: any number of any
-            unit.
+    `units` are those of the robot's state and actions; None: any number of any unit.
     """
 
     units: tuple[str, ...] | None = None
@@ -73,14 +71,12 @@ class OpenpiAloha(JointSpace):
         return result
 
     def actions_to_policy(self, actions: np.ndarray) -> np.ndarray:
-        """Convert robot targets (H, 14)."""
         result = _SIGNS * actions
         angle = _MOTOR[0] + result[:, _GRIPPERS] * (_MOTOR[1] - _MOTOR[0])
         result[:, _GRIPPERS] = angle - _PI_MOTOR[0]
         return result
 
     def actions_to_robot(self, actions: np.ndarray) -> np.ndarray:
-        """Convert a policy's targets (H, 14)."""
         result = _SIGNS * actions
         angle = _PI_MOTOR[0] + result[:, _GRIPPERS]
         result[:, _GRIPPERS] = (angle - _MOTOR[0]) / (_MOTOR[1] - _MOTOR[0])

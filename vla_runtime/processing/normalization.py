@@ -123,11 +123,9 @@ _KINDS: dict[str, _Kind] = {
 
 
 class Normalizer:
-    """Normalises vectors of n numbers with fixed statistics.
+    """Normalises vectors of n numbers (`size`) with fixed statistics.
 
-    Attributes:
-        kind: name of the formulas, see the module's docstring.
-        size: n; None for `identity` without names, which takes any width.
+    `size` is None for `identity` without names, which takes any width.
     """
 
     def __init__(
@@ -142,7 +140,7 @@ class Normalizer:
             kind: `identity` or a row of the table above.
             statistics: name (`mean`, `std`, `min`, `max`, `q01`, `q99`, `low`, `high`) to (n,)
                 floats, or (steps, n) for `clipped_range`; those the kind does not read are ignored.
-            names: n names of the dimensions, for error messages and to check the length.
+            names: n names of the dimensions.
 
         Raises:
             ValueError: an unknown kind; statistics that are missing, of the wrong length, not
@@ -166,7 +164,7 @@ class Normalizer:
         self._scale = formulas.scale(offset, second)
 
     def normalise(self, x: np.ndarray) -> np.ndarray:
-        """Robot units to network scale.
+        """Convert robot units to network scale.
 
         Args:
             x: (..., n) floats; a padded vector is an error: pad after normalising.
@@ -180,7 +178,7 @@ class Normalizer:
         return self._apply(x, lambda formulas: formulas.normalise)
 
     def denormalise(self, x: np.ndarray) -> np.ndarray:
-        """Network scale to robot units; arguments, result and errors as in `normalise`."""
+        """Convert network scale to robot units; else as `normalise`."""
         return self._apply(x, lambda formulas: formulas.denormalise)
 
     def _apply(self, x: np.ndarray, direction: Callable[[_Kind], _Formula]) -> np.ndarray:

@@ -63,11 +63,7 @@ class LivePlayError(RuntimeError):
 
 
 def own_domain() -> int:
-    """Choose a ROS domain for this process and its children, on this machine only.
-
-    Returns:
-        its number, which is not that of the environment before
-    """
+    """Choose another ROS domain for this process and its children, on this machine only."""
     domain = claim_domain()
     os.environ['ROS_DOMAIN_ID'] = str(domain)
     # A reach that the user chose is for the robot's graph.
@@ -82,10 +78,9 @@ class LivePlayer:
     """A policy node and what plays to it; a context. Call `own_domain` before.
 
     Args:
-        options: options of the node.
-        step_time_s: step time of the policy, seconds.
+        step_time_s: of the policy.
         log_folder: the node's output goes to a file in it.
-        warn: called in another thread where that file cannot be written any more.
+        warn: called in another thread where that file can no longer be written.
     """
 
     def __init__(
@@ -134,11 +129,7 @@ class LivePlayer:
         rclpy.try_shutdown(context=self._context)
 
     def play(self, step: LiveStep) -> tuple[ActionChunk, ChunkHeader] | None:
-        """Play one inference; its chunk, or None where the node gave none.
-
-        Raises:
-            LivePlayError: the node ended.
-        """
+        """Return the chunk of one inference, or None; LivePlayError where the node ended."""
         if step.begins_episode:
             self._call(self._reset, Trigger.Request(), '~/reset')
         self._set_parameters(step.parameters, step.now_ns)
@@ -180,7 +171,7 @@ class LivePlayer:
         return self._publishers[message.topic]
 
     def _set_parameters(self, wanted: Mapping[str, Any], now_ns: int) -> None:
-        """Set parameters, again until the node does so by the time that it was told."""
+        """Set parameters again until the node, by its own clock, has done so."""
         request = SetParameters.Request()
         request.parameters = [
             Parameter(name, value=value).to_parameter_msg() for name, value in wanted.items()

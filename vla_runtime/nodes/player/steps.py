@@ -11,12 +11,7 @@ from vla_runtime.types import PlanRequest
 
 @dataclass(frozen=True)
 class PolicyNodeOptions:
-    """Start of the policy node.
-
-    Attributes:
-        name: full name that it had.
-        parameters: fixed ones, as `-p NAME:=VALUE` has them.
-    """
+    """The policy node's full name, and fixed parameters as `-p NAME:=VALUE` has them."""
 
     name: str
     parameters: Mapping[str, str]
@@ -31,7 +26,6 @@ class PlayedMessage:
     """A message to publish as it stands in a bag.
 
     Attributes:
-        topic: full name.
         type_name: type of the message, like `sensor_msgs/msg/Image`.
         serialised: CDR.
     """
@@ -50,7 +44,7 @@ class LiveStep:
         stamp_ns: ROS time of its observation, and of its chunk.
         begins_episode: the node is reset before it.
         parameters: live ones in force, by name.
-        messages: joint states and frames that it is made of.
+        messages: the observation's joint states and frames.
         plan: committed plan that it answered, under a stamp that fits `stamp_ns`.
     """
 

@@ -47,28 +47,19 @@ class PolicyDescription:
 
     Attributes:
         bundle: folder of the bundle on the machine that it ran on.
-        bundle_name: name in policy.yaml.
         bundle_sha256: see `bundle.identity`.
-        robot: the robot file.
-        backend: backend that ran the networks.
-        device: device that they ran on.
-        precision: number format of their large matrices.
+        precision: number format of the networks' large matrices.
         threads: CPU threads of each network.
         use_cuda_graphs: captured CUDA graphs were replayed.
         triton: `on` where the head's layers ran in Triton kernels, else `off`.
         compiled: networks that ran as PyTorch's compiler made them, as earlier releases could.
-        cameras: policy's camera name to full topic name.
-        joint_states: full names of the joint-state topics.
+        cameras: policy's camera name to full topic name; other topics have full names too.
         state_joints: the robot's joint of each number of the policy's state, in order.
         measured_joints: joints that the state is made of, as reports have their positions.
-        state_scale: factor of each state from the policy's unit to the robot's.
-        state_offset: likewise.
-        committed_plan: full topic name of the requests.
-        action_chunk: full topic name of the chunks.
+        state_scale, state_offset: of each state, from the policy's unit to the robot's.
         reads_instruction: False for a policy without language; True in a recording of an earlier
             release.
-        step_time_s: time of a step, which a chunk of one row does not tell; None in a recording of
-            an earlier release.
+        step_time_s: None in a recording of an earlier release.
         versions: package to version.
         machine: processor, cores and so on.
     """
@@ -115,9 +106,6 @@ def describe(
     """Write the description of a policy that was loaded.
 
     Args:
-        spec: contents of policy.yaml.
-        robot: the robot file.
-        match: match of robot and bundle.
         given: the node's parameters, `bundle` as an absolute path.
         threads: CPU threads of each network.
         topic_name: returns a topic's full name.
@@ -210,7 +198,7 @@ def read_description(text: str) -> PolicyDescription:
 
 
 def _forms(document: Mapping[str, Any], fields: _Fields) -> tuple[str, str]:
-    """Return `triton` and `compiled` of a description of this or an earlier release."""
+    """`triton` and `compiled`, which earlier releases wrote otherwise or not at all."""
     if 'triton' in document:
         return fields.text('triton'), ''
     # Nothing was compiled before there was this field.
@@ -231,8 +219,8 @@ def find_description(
     """Return the first description of the policy node of a bag; None where it has none.
 
     Args:
-        texts: time, topic and text of what may be descriptions.
-        namespace: namespace of the node; None: there is one node.
+        texts: time, topic and text of possible descriptions.
+        namespace: of the node; None: there is one node.
         note: called for each that cannot be read; other nodes have topics of that name too.
 
     Raises:

@@ -64,11 +64,9 @@ class IncomingRequests:
             self._prune()
 
     def receive(self, plan: PlanRequest, now_ns: int) -> PlanRequest | None:
-        """The request to work on; None for one that needs no answer: a repeat, or an old one.
+        """Return the request to work on.
 
-        Args:
-            plan: plan as it arrived.
-            now_ns: steady clock.
+        None for one that needs no answer: a repeat, or an old one.
         """
         with self._lock:
             if self._is_of_ended(plan, now_ns):
@@ -102,26 +100,26 @@ class IncomingRequests:
             return next((entry.request for entry in self._waiting()), None)
 
     def begin(self, request: PlanRequest) -> None:
-        """Note that a request's inference begins."""
+        """A request's inference begins."""
         self._note(request, begun=True)
 
     def wait(self, request: PlanRequest) -> None:
-        """Note that a request waits again: its inference lacks an input, or is to be made anew."""
+        """A request waits again: its inference lacks an input, or is to be made anew."""
         self._note(request, begun=False)
 
     def answer(self, request: PlanRequest, now_ns: int) -> None:
-        """Note that a request's chunk was published; a much later repeat means that it was lost."""
+        """A request's chunk was published; a much later repeat means that it was lost."""
         self._note(request, begun=True, answered_ns=now_ns)
 
     def fail(self, request: PlanRequest) -> None:
-        """Forget a request whose inference failed: a repeat of it counts as a new one."""
+        """A request's inference failed: a repeat of it counts as a new request."""
         with self._lock:
             entry = self._find(request)
             if entry is not None:
                 self._entries.remove(entry)
 
     def forget(self) -> None:
-        """Forget the requests so far: a repeat of one counts as a new request."""
+        """Drop the requests so far: a repeat of one counts as a new request."""
         with self._lock:
             self._entries.clear()
 
@@ -136,7 +134,7 @@ class IncomingRequests:
         self._entries.insert(next(newer, len(self._entries)), entry)
 
     def _begin(self, episode: int, now_ns: int) -> None:
-        """Let requests of another episode replace all that wait."""
+        """Replace all that wait by another episode's requests."""
         self.superseded += len(self._waiting())
         self._entries.clear()
         if self.episode is not None:
@@ -144,9 +142,9 @@ class IncomingRequests:
         self.episode = episode
 
     def _is_of_ended(self, plan: PlanRequest, now_ns: int) -> bool:
-        """Return whether a request is of an episode that ended a moment ago.
+        """Return whether its episode ended a moment ago.
 
-        Whoever gives requests no numbers may begin an episode anew at any time.
+        Requests without numbers may begin it anew.
         """
         numbered = plan.request is not None and plan.episode != self.episode
         return numbered and any(
@@ -165,15 +163,12 @@ class IncomingRequests:
         return [entry for entry in self._entries if not entry.begun]
 
     def _comes_late(self, plan: PlanRequest) -> bool:
-        """Return whether a request came after the inference of a newer one began.
-
-        The executor takes no answer to it after that of the newer one.
-        """
+        """Return whether a newer request's inference began: no older answer is taken then."""
         begun = [entry.request.request or 0 for entry in self._entries if entry.begun]
         return plan.request is not None and plan.request < max(begun, default=0)
 
     def _prune(self) -> None:
-        """Forget the oldest of too many that wait, or that were answered."""
+        """Drop the oldest of too many that wait, or that were answered."""
         for entry in self._waiting()[: -self._most]:
             self._entries.remove(entry)
             self.superseded += 1

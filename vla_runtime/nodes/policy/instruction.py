@@ -30,11 +30,8 @@ from vla_runtime.nodes.qos import LATCHED
 from vla_runtime.nodes.restart import note, state_before
 from vla_runtime.policy import Policy
 
-# --------------------------------------------------------------------------------------------------
-# The newest instruction in a file, for the policy node that is respawned after this one.
-#
-# A respawned node gets the arguments of the first one. Those name the instruction at launch, which
-# another may have superseded since: the robot would turn to a task that nobody wants any more.
+# The newest instruction in a file: a respawned node's arguments name the one at launch, which
+# another may have superseded since.
 
 # The launch file sets it for a node that it respawns; one file a launch, so that another launch
 # begins with its own arguments.
@@ -48,8 +45,7 @@ class KeptInstruction:
     """Instruction handed to the next policy node.
 
     Attributes:
-        node: full name of the node.
-        instruction: instruction in force.
+        node: full name.
         heard: newest message on `~/instruction`; None before the first. A latched one is delivered
             to the next node once more.
     """
@@ -68,9 +64,7 @@ def instruction_file() -> Path | None:
 def read_instruction(path: Path, node: str) -> KeptInstruction | None:
     """Read what the node before this one kept; None where it kept nothing.
 
-    Args:
-        path: path of the file.
-        node: full name of this node.
+    `node` is this node's full name.
 
     Raises:
         ValueError: cannot be read, is no such file, or is another node's.
@@ -111,17 +105,14 @@ def write_instruction(path: Path, kept: KeptInstruction) -> None:
         raise
 
 
-# --------------------------------------------------------------------------------------------------
-
 _LOGGED = 300
 _HEARD = 'instruction_heard'
 
 
 class Instruction:
-    """Keeps parameter and topics together.
+    """Keeps parameter and topics together, for a node that has declared its parameters.
 
     Args:
-        node: the policy node; has declared its parameters.
         on_news: called when a message has come.
         on_error: called with the text of a message that cannot be taken.
     """
@@ -162,7 +153,7 @@ class Instruction:
         return str(self._node.get_parameter(INSTRUCTION).value)
 
     def read_by(self, policy: Policy | None) -> None:
-        """Name the policy that runs from now on; None: none."""
+        """Name the policy that runs from now on, if any."""
         self._reader, self._said_unused = policy, False
 
     def follow(self) -> None:
@@ -217,7 +208,6 @@ class Instruction:
         return kept
 
     def _keep(self, *_: Any) -> None:
-        """Keep the instruction for the node that is respawned after this one."""
         now = KeptInstruction(self._name, self.text, self._heard)
         # Written anew where somebody has removed it, with all of launch's logs for example.
         if self._file is None or (now == self._kept and self._file.exists()):

@@ -238,7 +238,7 @@ class PolicyNode(ManagedNode):
         self._say(Level.OK, f'waiting for a request on {_REQUEST_TOPIC}')
 
     def _shut(self) -> None:
-        """End what `_open` began; returns when an inference in progress is over."""
+        """Undo `_open`, once an inference in progress is over."""
         self._instruction.read_by(None)
         self._begin_generation()
         if self._requests is not None:
@@ -399,7 +399,7 @@ class PolicyNode(ManagedNode):
             pass
 
     def _is_superseded(self, instruction: str) -> bool:
-        """Return whether an answer was made for an instruction that is not in force any more."""
+        """Return whether an answer was made for an instruction that another has replaced."""
         policy = self._policy
         reads = policy is not None and policy.reads_instruction
         return reads and instruction != self._instruction.text
@@ -417,7 +417,6 @@ class PolicyNode(ManagedNode):
     # Status.
 
     def _sensor_status(self) -> Iterator[StatusItem]:
-        """Yield the status of cameras and joints as they are now."""
         self._instruction.follow()
         self._heard.take()
         self._give_way_to_first()
@@ -446,7 +445,7 @@ class PolicyNode(ManagedNode):
         )
 
     def _claim(self, lifecycle: str, *, is_opened: bool = False) -> Claim:
-        """Return what this node says of itself, and what it claims while it is active."""
+        """What this node says of itself, and claims while it is active."""
         is_active = is_opened or self._responder is not None
         return self._twins.claim(lifecycle, topics=[self._chunks.topic_name] if is_active else [])
 
@@ -464,7 +463,7 @@ class PolicyNode(ManagedNode):
                 self._withdraw(why_second(mine, first, _OWN_NAMESPACE))
 
     def _check_parameters(self, given: Mapping[str, Any]) -> str | None:
-        """Return why this policy cannot be run with these values, or None; free of side effects."""
+        """Return why this policy cannot run with these values, or None; free of side effects."""
         try:
             settings = settings_from(given)
             policy = self._policy

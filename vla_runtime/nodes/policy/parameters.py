@@ -1,8 +1,4 @@
-"""Parameter table of the policy node.
-
-Live settings are those of `live_settings`; only what the node alone needs is written
-here.
-"""
+"""Parameter table of the policy node: `live_settings`, and what the node alone needs."""
 
 from __future__ import annotations
 
@@ -87,7 +83,7 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
 
 
 def limits_from(values: Mapping[str, Any]) -> SyncLimits:
-    """Make the limits of what belongs together in one observation from the node's values."""
+    """Make the synchroniser's limits from the node's values."""
     return SyncLimits(
         tolerance_ns=round(values['sync_tolerance_s'] * 1e9),
         max_age_ns=round(values['max_observation_age_s'] * 1e9),

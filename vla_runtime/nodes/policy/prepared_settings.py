@@ -24,11 +24,11 @@ class PreparedSettings:
 
     Args:
         policy: loaded and warm.
-        values: values of all parameters of the node, now. All graphs that they lack are captured
-            here, because nobody waits for a chunk yet.
+        values: of all parameters of the node, now. All graphs that they lack are captured here,
+            because nobody waits for a chunk yet.
 
     Attributes:
-        settings: settings in force.
+        settings: those in force.
 
     Raises:
         ValueError: settings that the policy cannot run with, or that the device has no memory for.
@@ -65,9 +65,6 @@ class PreparedSettings:
     def of(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Take up the node's values; return them, with those in force for what is not prepared.
 
-        Args:
-            values: values of all parameters of the node, now.
-
         Raises:
             ValueError: values that do not go together.
         """
@@ -84,10 +81,10 @@ class PreparedSettings:
     def prepare(self) -> float:
         """Capture one graph of settings that wait for theirs.
 
-        After an error the settings before are kept, and these are tried again once they change.
+        After an error the settings in force are kept, and these are tried again once they change.
 
         Returns:
-            milliseconds that all of them took, after the last; 0 before, and where nothing waits
+            Milliseconds that all of them took, after the last; 0 before, and where nothing waits.
 
         Raises:
             ValueError: settings that the policy cannot run with.

@@ -35,8 +35,7 @@ class Responder:
         policy: loaded and warm.
         match: map of the policy's names and units onto the robot's.
         synchronizer: fed by the node.
-        now_ns: ROS time at activation; the clock must move on from there.
-        steady_ns: steady time at activation.
+        now_ns, steady_ns: ROS and steady time at activation; the ROS clock must move on.
     """
 
     def __init__(
@@ -56,12 +55,7 @@ class Responder:
         self._episode: int | None = None
 
     def begin(self, episode: int, *, anew: bool = False) -> bool:
-        """Begin an episode where this one is another, and return True: numbers start at 0.
-
-        Args:
-            episode: episode of the executor's request.
-            anew: begin one anyhow: the one before has ended.
-        """
+        """Begin another episode, or this one `anew`, and return True: numbers start at 0."""
         begins = anew or episode != self._episode
         if begins:
             self._episode = episode
@@ -70,12 +64,9 @@ class Responder:
         return begins
 
     def readiness(self, now_ns: int, steady_ns: int, instruction: str) -> tuple[MissingInput, ...]:
-        """Return what keeps a request from being answered now; empty when nothing does.
+        """Return what keeps a request from being answered now, at a ROS and a steady time.
 
-        Args:
-            now_ns: ROS time.
-            steady_ns: steady time; a clock that is only coarse is not taken for a paused one.
-            instruction: the task in plain words.
+        Empty when nothing does. A clock that is only coarse is not taken for a paused one.
         """
         if now_ns != self._seen_ns:
             self._seen_ns, self._seen_at_ns = now_ns, steady_ns
@@ -96,9 +87,8 @@ class Responder:
         answers come in the order of their requests.
 
         Args:
-            request: the executor's.
             instruction: the task in plain words; empty when none was given.
-            settings: settings of the policy; `rtc_mode` says whether chunks are tied to the plan.
+            settings: `rtc_mode` says whether chunks are conditioned on the plan.
             now_ns: ROS time.
 
         Raises:
@@ -142,11 +132,10 @@ class Responder:
 
     @property
     def has_room(self) -> bool:
-        """True when the policy can take another request at once."""
+        """True when the policy begins another request at once."""
         return self._policy.has_room
 
     def drain(self) -> None:
-        """Wait until every answer has been given."""
         self._policy.drain()
 
     def _missing_instruction(self, instruction: str) -> tuple[MissingInput, ...]:

@@ -28,7 +28,6 @@ from vla_runtime.types import (
     same_step_time,
 )
 
-# --------------------------------------------------------------------------------------------------
 # The executor's committed plan, seen from an observation's time.
 
 
@@ -52,7 +51,6 @@ def align_plan(
     then stands where row i of the new chunk will.
 
     Args:
-        plan: plan as it was received.
         stamp_ns: ROS time of the observation.
         names: the policy's action names, in order.
         kinds: kind of each action, `position` or `velocity`.
@@ -60,7 +58,7 @@ def align_plan(
         horizon: rows of a chunk; the plan is cut to it.
 
     Returns:
-        the plan, or None when nothing of it is left at the observation's time
+        The plan, or None when nothing of it is left at the observation's time.
 
     Raises:
         AlignmentError: other names, kinds or step time than the policy's.
@@ -88,7 +86,7 @@ def align_plan(
 
 
 def _column_order(plan: PlanRequest, names: Sequence[str], kinds: Sequence[str]) -> list[int]:
-    """Return the plan's column of each action; refuse other names or kinds (AlignmentError)."""
+    """Return the plan's column of each action; AlignmentError for other names or kinds."""
     if set(plan.names) != set(names) or len(plan.names) != len(names):
         missing = ', '.join(name for name in names if name not in plan.names) or 'none'
         unknown = ', '.join(name for name in plan.names if name not in names) or 'none'
@@ -107,16 +105,10 @@ def _column_order(plan: PlanRequest, names: Sequence[str], kinds: Sequence[str])
 
 
 def step_of_row_0(plan: PlanRequest, *, stamp_ns: int, step_time_s: float) -> int | None:
-    """The plan step at which row 0 of a chunk stands that was aligned by `align_plan`.
+    """Return the plan step of row 0 of a chunk that `align_plan` aligned.
 
-    Args:
-        plan: plan as it was received.
-        stamp_ns: ROS time of the observation.
-        step_time_s: seconds between two actions of the policy.
-
-    Returns:
-        number of the step; before the plan's first where the plan was continued backwards, None
-        where the plan does not say
+    It is before the plan's first where the plan was continued backwards; None where the plan does
+    not say. `stamp_ns` is the observation's ROS time, `step_time_s` the policy's.
     """
     if plan.step is None:
         return None
@@ -128,19 +120,15 @@ def _steps_over(plan: PlanRequest, stamp_ns: int, step_time_s: float) -> int:
     return (stamp_ns - plan.stamp_ns) // round(step_time_s * 1e9)
 
 
-# --------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Answer:
     """A chunk in the robot's names and units, with all that explains it.
 
     Attributes:
         chunk: actions in robot units; `normalised` as the network returned it.
-        header: what travels with the chunk; `tied` where it continues the plan.
-        report: report of the policy.
-        plan: plan in the robot's units that the chunk is tied to; None where no plan had a say.
-        request: request that it answers, with the plan as it was used.
+        header: travels with the chunk; `tied` where it continues the plan.
+        plan: in the robot's units, on which the chunk is conditioned; None without one.
+        request: the request that it answers, with the plan as it was used.
         observation: what the policy was given, its state in policy units.
         selection: messages that the observation was made of; None where it was recorded.
         now_ns: ROS time at which the inference began; 0 where it was recorded.
@@ -167,12 +155,7 @@ class Answer:
 
 
 class RobotPolicy:
-    """One policy on one robot.
-
-    Args:
-        policy: loaded.
-        match: map of the policy's names and units onto the robot's.
-    """
+    """One loaded policy on one robot; `match` maps names and units."""
 
     def __init__(self, policy: Policy, match: RobotMatch) -> None:
         self.policy = policy
@@ -222,9 +205,7 @@ class RobotPolicy:
         """Begin an inference for a request; see `Policy.submit`.
 
         Args:
-            observation: one look at the robot, its state in policy units.
-            request: the executor's.
-            settings: settings of this inference.
+            observation: its state in policy units.
             stamp_ns: ROS time of the observation.
             number: inference number; None: the next one.
             selection, now_ns: see `Answer`.
@@ -276,12 +257,8 @@ class RobotPolicy:
     def _written_like(self, state: np.ndarray, plan: CommittedPlan | None) -> CommittedPlan | None:
         """Write the plan's angles without end stops by the turn that the observed state is on.
 
-        The executor counts on where a driver wraps. The chunk will be written like the state, and a
-        plan that is a whole turn off would pull it there.
-
-        Args:
-            state: (dimensions,) in policy units.
-            plan: plan in robot units.
+        The executor counts on where a driver wraps, and a plan a whole turn off would pull the chunk
+        there. `state` is (dimensions,) in policy units, the plan in robot units.
         """
         if plan is None or not self._endless:
             return plan

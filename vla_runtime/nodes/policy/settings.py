@@ -16,18 +16,14 @@ from vla_runtime.files.setting_fields import Setting, from_values, settings_of
 from vla_runtime.files.typed_yaml import did_you_mean
 from vla_runtime.inference.settings import PolicySettings
 
-# The core has one setting for whether and how a chunk is tied, the node a switch and a way, so that
-# the way stays while the switch is off.
+# The core has one setting for whether and how a chunk is conditioned on the plan; the node has a
+# switch and a way, so that the way stays while the switch is off.
 RTC_SWITCH = 'real_time_chunking'
 _TRUTHS = {'true': True, 'false': False}
 
 
 def settings_from(values: Mapping[str, Any]) -> PolicySettings:
-    """Make the settings of one inference from the node's values.
-
-    Raises:
-        ValueError: values that do not go together.
-    """
+    """Make the settings of one inference; ValueError where values do not go together."""
     rtc_mode = values['rtc_mode'] if values[RTC_SWITCH] else 'off'
     settings: PolicySettings = from_values(PolicySettings, {**values, 'rtc_mode': rtc_mode})
     return settings
@@ -50,7 +46,7 @@ def check_answerable(spec: BundleSpec, settings: PolicySettings) -> None:
 
 @cache
 def live_settings() -> Mapping[str, Setting]:
-    """Return the node's live settings of an inference by name, in the order of its table."""
+    """Return the live settings of an inference by name, in the order of the node's table."""
     rows: dict[str, Setting] = {}
     for row in settings_of(PolicySettings):
         if row.name == 'rtc_mode':

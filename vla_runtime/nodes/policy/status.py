@@ -29,12 +29,11 @@ def report(
     """Return the report of one chunk; with the topics' messages it can be inferred again.
 
     Args:
-        answer: the chunk with its request.
-        parameters: live parameters that were in force.
+        parameters: live ones that were in force.
         overhead_ms: see `Answer.overhead_ms`.
         by_content: cameras whose frames are stamped when they are received: these stamps are in no
             message, and their content names them.
-        discarded: inferences since the report before whose chunks were not published, because the
+        discarded: inferences since the last report whose chunks were not published, because the
             instruction had changed.
     """
     inner, plan, request, seen = answer.report, answer.plan, answer.request, answer.selection
@@ -93,7 +92,7 @@ def _numbers(values: Iterable[float]) -> str:
 
 
 def observation(missing: Iterable[MissingInput]) -> StatusItem:
-    """Return the status of the observation: complete, or what is missing."""
+    """Say that the observation is complete, or what is missing."""
     missing = tuple(missing)
     if not missing:
         return StatusItem('observation', Level.OK, 'complete and fresh')
@@ -107,7 +106,7 @@ def observation(missing: Iterable[MissingInput]) -> StatusItem:
 
 
 def requests(several: str) -> StatusItem:
-    """Return the status of the requests; `several` names more than one executor."""
+    """`several` names more than one executor."""
     if not several:
         return StatusItem('requests', Level.OK, 'at most one node asks for chunks')
     text = f'{several}; run one executor with one policy, each pair in a namespace of its own'
@@ -115,12 +114,7 @@ def requests(several: str) -> StatusItem:
 
 
 def camera(status: CameraStatus, stamp: StampSource) -> StatusItem:
-    """One camera: whether it can be used, and what became of its frames.
-
-    Args:
-        status: status of its frames.
-        stamp: time of a frame, by the robot file.
-    """
+    """Say whether a camera can be used, and what became of its frames, which `stamp` dates."""
     counters = status.counters
     values = {
         'topic': status.topic,
@@ -149,7 +143,7 @@ def joints(
     clock_jumps: int,
     received: Sequence[str] = (),
 ) -> StatusItem:
-    """The measured state.
+    """Report the measured state.
 
     Args:
         problems: why joints cannot be used.

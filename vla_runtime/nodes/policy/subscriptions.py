@@ -34,7 +34,7 @@ _IMAGE_TYPES = {'raw': Image, 'compressed': CompressedImage}
 def make_synchronizer(
     node: Node, robot: Robot, match: RobotMatch, limits: SyncLimits
 ) -> Synchronizer:
-    """A synchroniser for the cameras and joints that the policy uses, under full topic names."""
+    """Make one for the cameras and joints that the policy uses, under full topic names."""
     return Synchronizer(
         {name: node.resolve_topic_name(camera.topic) for name, camera in match.cameras.items()},
         [
@@ -55,10 +55,7 @@ class Sensors:
     """The subscriptions; they exist until `destroy`.
 
     Args:
-        node: the node.
-        robot: topics and their qualities.
-        match: match of robot and bundle, which says what the policy uses.
-        synchronizer: takes the messages.
+        robot, match: topics and their qualities; which of them the policy uses.
         on_data: called after a message was taken.
         on_error: called with exceptions in callbacks.
     """
@@ -94,17 +91,13 @@ class Sensors:
             self._subscribe(JointState, source, take, mend)
 
     def destroy(self) -> None:
-        """End all subscriptions."""
         for subscription in self._subscriptions:
             self._node.destroy_subscription(subscription)
         self._subscriptions.clear()
         self._mends.clear()
 
     def silences(self) -> dict[str, str]:
-        """Describe by topic why no message can come; topics that one can come on are left out.
-
-        The graph is asked about those only that no publisher is matched with.
-        """
+        """Describe why no message can come, by topic; only topics that nobody can publish on."""
         images = [type_name(one) for one in _IMAGE_TYPES.values()]
         found = {}
         for subscription, mend in zip(self._subscriptions, self._mends, strict=True):

@@ -70,18 +70,17 @@ class TopicRecorder:
     Args:
         node: node in the namespace of policy and executor.
         robot: names the topics of joints, cameras and outputs.
-        recording: recording to write to.
         images: frames that are written.
         frame_bytes: most memory for frames that wait for their report (`used`).
-        on_error: function called with an exception of a callback.
+        on_error: called with an exception of a callback.
         listeners: topic, as the robot file or this module has it, to who else gets its messages.
-        on_reduced: function that gets reduced images, written or not.
+        on_reduced: gets reduced images, written or not.
 
     Attributes:
-        frames: store of the frames that wait in memory.
+        frames: those that wait in memory.
         chunks: number of reports of the policy so far.
         states: stamps of joint states, and which of those that an inference used did not come.
-        found: True once the policy node has found this recorder; what it sent before is not here.
+        found: the policy node has found this recorder; what it sent before is not here.
     """
 
     def __init__(
@@ -259,7 +258,7 @@ class TopicRecorder:
 
 
 def _compress(message: Image, encoding: str | None) -> CompressedImage:
-    """A raw image as JPEG, with its own stamp."""
+    """Encode a raw image as JPEG, with its own stamp."""
     quality = [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY]
     encoded = cv2.imencode('.jpg', to_rgb(message, encoding=encoding)[:, :, ::-1], quality)[1]
     compressed = CompressedImage(header=message.header, format='rgb8; jpeg compressed bgr8')
