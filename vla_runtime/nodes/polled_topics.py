@@ -115,7 +115,7 @@ def read_items(message: DiagnosticArray, heard_s: float) -> list[HeardItem]:
 
 
 class HeardStatus:
-    """The newest lines of status of all nodes, of these subjects (all if empty), of some seconds."""
+    """The newest lines of status of all nodes, of these subjects or all, of the last seconds."""
 
     def __init__(self, node: Node, items: Collection[str] = ()) -> None:
         self._topics = PolledTopics(node, 'status')

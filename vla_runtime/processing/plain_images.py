@@ -17,11 +17,8 @@ from vla_runtime.processing.normalization import Normalizer
 from vla_runtime.processing.words import check_word
 from vla_runtime.types import CroppedResample, LastResample, StretchedResample
 
-# --------------------------------------------------------------------------------------------------
-# Camera images resized to the network's size without keeping their aspect.
-#
-# Or padded to a square before, as Prismatic's image transform does by default: its
-# `letterbox_pad_transform` and torchvision's `Resize` and `CenterCrop` on Pillow images.
+# Camera images stretched to the network's size, or padded to a square before as Prismatic's
+# `letterbox_pad_transform` does by default, with torchvision's `Resize` and `CenterCrop` on Pillow.
 
 # Keys' cubic kernel (1981) with the coefficient of Pillow and of antialiased PyTorch.
 _SHARPNESS = -0.5
@@ -51,7 +48,7 @@ def stretched(
             `lanczos` is as `bicubic` with six lines, as TensorFlow's `lanczos3`.
 
     Returns:
-        (height, width, 3) uint8; `image` itself where it has that size
+        (height, width, 3) uint8; `image` itself where it has that size.
 
     Raises:
         ValueError: an unknown word for resample.
@@ -108,10 +105,7 @@ def _sums(lines: np.ndarray, places: np.ndarray, weights: np.ndarray) -> np.ndar
 def _whole_taps(
     source: int, target: int, kernel: str, bits: int | None
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Neighbours, weights as whole numbers, and the whole number that stands for 1.
-
-    `bits` are those of that number; None: as many as let the weights fit int16.
-    """
+    """Neighbours, whole-number weights, and what stands for 1, of `bits` or what fits int16."""
     places, exact = _taps(source, target, kernel)
     unit = 2.0 ** (_bits(float(exact.max())) if bits is None else bits)
     return places, np.trunc(exact * unit + np.copysign(0.5, exact)), unit
@@ -127,10 +121,7 @@ def _bits(largest: float) -> int:
 
 @lru_cache(maxsize=32)
 def _taps(source: int, target: int, kernel: str = 'bicubic') -> tuple[np.ndarray, np.ndarray]:
-    """Neighbours of each line of the result and their weights, (target, taps) each.
-
-    When an image shrinks, the kernel is as much wider.
-    """
+    """Neighbours of each line of the result and their weights, (target, taps) each."""
     scale = source / target
     stretch = max(scale, 1.0)
     reach = _REACH[kernel] * stretch
@@ -145,7 +136,6 @@ def _taps(source: int, target: int, kernel: str = 'bicubic') -> tuple[np.ndarray
 
 
 def _cubic(x: np.ndarray) -> np.ndarray:
-    """Keys' kernel at distances x."""
     x, a = np.abs(x), _SHARPNESS
     near = ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0
     far = (((x - 5.0) * x + 8.0) * x - 4.0) * a
@@ -181,7 +171,7 @@ def letterboxed(image: np.ndarray, size: int, fill: tuple[int, int, int]) -> np.
         fill: grey levels of the border, by colour channel.
 
     Returns:
-        (S, S, 3) uint8
+        (S, S, 3) uint8.
     """
     height, width = image.shape[:2]
     longer = max(height, width)
@@ -199,7 +189,6 @@ def letterboxed(image: np.ndarray, size: int, fill: tuple[int, int, int]) -> np.
     return resized[top : top + size, start : start + size]
 
 
-# --------------------------------------------------------------------------------------------------
 # Camera images whose middle the policy sees: resized, cut, and resized again.
 
 # A side of 3 tokens or more changes by less when it is rounded to whole tokens.
@@ -232,14 +221,13 @@ def cropped(
             result is stretched to `size` (albumentations' way); `lanczos` stretches the image to a
             square of `edge`, and takes `size` points of its middle (OFT's way, arXiv 2502.19645).
         fraction_across: share of the width that is kept, where it is another one.
-        cut: height and width after the cut; the result is stretched to `size` from there. None:
-            those of `size`.
+        cut: height and width after the cut, before it is stretched to `size`; None: `size`.
         last: filter of the last resize, to `size`.
         letterbox: black bars make the image a square first; of an odd number of lines the larger
             half is below or on the right.
 
     Returns:
-        (height, width, 3) uint8
+        (height, width, 3) uint8.
 
     Raises:
         ValueError: with `area`, an image of an aspect that `size` was not made for.
@@ -307,8 +295,8 @@ def _middle(
 def _points_of_middle(image: np.ndarray, size: tuple[int, int], fraction: float) -> np.ndarray:
     """Take points of the middle of an image, as TensorFlow's `crop_and_resize` does.
 
-    The first and the last point of each axis lie on the edges of the cut, and levels between two
-    are rounded as its `convert_image_dtype` does: 255.5 times a share of 1, rounded down.
+    The outer points lie on the edges of the cut; levels between two are rounded as its
+    `convert_image_dtype` does: 255.5 times a share of 1, rounded down.
     """
     lines = _points(image.astype(np.float32) / np.float32(255.0), size[0], fraction)
     points = _points(lines.transpose(1, 0, 2), size[1], fraction).transpose(1, 0, 2)
@@ -324,9 +312,6 @@ def _points(lines: np.ndarray, count: int, fraction: float) -> np.ndarray:
     return lines[before] * (1.0 - share) + lines[np.minimum(before + 1, last)] * share
 
 
-# --------------------------------------------------------------------------------------------------
-
-
 def unit_levels() -> np.ndarray:
     """All grey levels as [0, 1], (256,) float32: x / 255."""
     return np.arange(256, dtype=np.float32) / np.float32(255.0)
@@ -338,14 +323,7 @@ def signed_table() -> np.ndarray:
 
 
 def normalised_table(normalizer: Normalizer) -> np.ndarray:
-    """Table of a camera whose images are normalised from [0, 1].
-
-    Args:
-        normalizer: normaliser of the three colour channels.
-
-    Returns:
-        (3, 256) float32
-    """
+    """Table of a camera whose images are normalised from [0, 1], (3, 256) float32, by channel."""
     levels = np.repeat(unit_levels()[:, None], 3, axis=1)
     return np.ascontiguousarray(normalizer.normalise(levels).T)
 
@@ -358,15 +336,7 @@ def levels_per_unit(table: np.ndarray) -> np.ndarray:
 
 
 def check_size(image: np.ndarray, size: tuple[int, int]) -> None:
-    """Refuse an image of another size than the network's.
-
-    Args:
-        image: (height, width, 3) uint8.
-        size: height and width in pixels.
-
-    Raises:
-        ValueError: names both sizes.
-    """
+    """Refuse an image (height, width, 3) of another size: a ValueError names both."""
     if image.shape[:2] != size:
         raise ValueError(
             f'image of {image.shape[0]}x{image.shape[1]} (height x width) where '
@@ -376,15 +346,12 @@ def check_size(image: np.ndarray, size: tuple[int, int]) -> None:
 
 
 def to_plain_pixels(image: np.ndarray, table: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Look every pixel of an image up.
+    """Look every pixel of an image up in a table; return `out`.
 
     Args:
         image: (height, width, 3) uint8, RGB, any strides; never written to.
         table: (3, 256) float32.
         out: (3, height, width) float32 to write into.
-
-    Returns:
-        `out`
     """
     for channel in range(3):
         np.take(table[channel], image[..., channel], out=out[channel], mode='clip')

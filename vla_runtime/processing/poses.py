@@ -23,7 +23,6 @@ from transforms3d import quaternions as t3d_quaternions
 from vla_runtime.processing.words import check_word
 from vla_runtime.types import RotationForm
 
-# --------------------------------------------------------------------------------------------------
 # Angles of a state as their sines and cosines, group by group.
 
 
@@ -34,11 +33,11 @@ def with_angles(
 
     Args:
         normalised: (S,) float32.
-        state: (S,) float32, as it was before.
+        state: (S,) float32, not normalised.
         groups: first dimension and number of each, ascending.
 
     Returns:
-        (S + numbers of all groups,) float32
+        (S + numbers of all groups,) float32.
     """
     parts, end = [], 0
     for first, count in groups:
@@ -47,8 +46,6 @@ def with_angles(
         end = first + count
     return np.concatenate([*parts, normalised[end:]]).astype(np.float32, copy=False)
 
-
-# --------------------------------------------------------------------------------------------------
 
 _WIDTHS: dict[str, int] = {
     'quaternion_wxyz': 4,
@@ -85,11 +82,10 @@ def check_euler_axes(axes: str) -> None:
 
 
 def to_matrix(values: np.ndarray, form: RotationForm, euler_axes: str = 'sxyz') -> np.ndarray:
-    """Rotations to matrices.
+    """Convert rotations to matrices.
 
     Args:
         values: (..., k) with k = `rotation_width(form)`.
-        form: representation that the k numbers are in.
         euler_axes: transforms3d's axis code, for `euler` only.
 
     Returns:
@@ -116,15 +112,9 @@ def to_matrix(values: np.ndarray, form: RotationForm, euler_axes: str = 'sxyz') 
 
 
 def from_matrix(matrices: np.ndarray, form: RotationForm, euler_axes: str = 'sxyz') -> np.ndarray:
-    """Matrices to rotations in their canonical writing, see the module's docstring.
+    """Convert proper rotations (..., 3, 3) to (..., k) float64 in the module's canonical writing.
 
-    Args:
-        matrices: (..., 3, 3) proper rotations.
-        form: representation to write them in.
-        euler_axes: transforms3d's axis code, for `euler` only.
-
-    Returns:
-        (..., k) float64.
+    `euler_axes` is transforms3d's axis code, for `euler` only.
     """
     width = rotation_width(form)
     matrices = np.asarray(matrices, dtype=np.float64)
@@ -146,13 +136,7 @@ def from_matrix(matrices: np.ndarray, form: RotationForm, euler_axes: str = 'sxy
 
 
 def unit_quaternions(quaternions: np.ndarray) -> np.ndarray:
-    """Unit length and canonical sign.
-
-    Args:
-        quaternions: (n, 4) as w, x, y, z.
-
-    Returns:
-        (n, 4) float64; the first component that is not zero is positive.
+    """Return quaternions (n, 4), as w, x, y, z, of unit length and canonical sign, float64.
 
     Raises:
         ValueError: a quaternion shorter than 1e-3 has no direction; names the row.
@@ -169,18 +153,9 @@ def unit_quaternions(quaternions: np.ndarray) -> np.ndarray:
 
 
 def to_quaternions(values: np.ndarray, form: RotationForm, euler_axes: str = 'sxyz') -> np.ndarray:
-    """Rotations to unit quaternions.
+    """Convert rotations (n, k) to unit quaternions (n, 4) float64, w, x, y, z, of canonical sign.
 
-    Args:
-        values: (n, k) with k = `rotation_width(form)`.
-        form: representation that the k numbers are in.
-        euler_axes: transforms3d's axis code, for `euler` only.
-
-    Returns:
-        (n, 4) float64 as w, x, y, z, of canonical sign.
-
-    Raises:
-        ValueError: as `to_matrix`.
+    `euler_axes` is transforms3d's axis code, for `euler` only. Raises ValueError as `to_matrix`.
     """
     if form in ('quaternion_wxyz', 'quaternion_xyzw'):
         return unit_quaternions(_reorder(_rows(values, form), form, to_wxyz=True))
@@ -192,11 +167,10 @@ def to_quaternions(values: np.ndarray, form: RotationForm, euler_axes: str = 'sx
 def from_quaternions(
     quaternions: np.ndarray, form: RotationForm, euler_axes: str = 'sxyz'
 ) -> np.ndarray:
-    """Unit quaternions, (n, 4) as w, x, y, z, to rotations, (n, k), in their canonical writing.
+    """Convert quaternions (n, 4), as w, x, y, z, to rotations (n, k) in their canonical writing.
 
     Args:
         quaternions: of any length but zero, and of either sign.
-        form: representation to write them in.
         euler_axes: transforms3d's axis code, for `euler` only.
 
     Raises:
@@ -215,12 +189,11 @@ def continue_from(
     """Write each rotation so that it lies closest to the one before it.
 
     For readers of a chunk: a plot, or a controller that interpolates number by number, sees no
-    jump where the rotation has none. The executor needs none of it, because it goes by quaternions.
+    jump where the rotation has none. The executor goes by quaternions and needs none of it.
 
     Args:
         start: (k,) the rotation that comes before the first row, such as the robot's state.
         rows: (n, k) rotations in the same form.
-        form: representation of all of them.
         euler_axes: transforms3d's axis code, for `euler` only.
 
     Returns:
@@ -251,17 +224,8 @@ def write_near(
     angles. Where the given numbers are the same rotation they are its writing: in gimbal lock, or
     in 6D, a rotation has any number of them.
 
-    Args:
-        rows: (..., k) rotations.
-        near: (..., k) numbers of rotations in the same form.
-        form: representation of all of them.
-        euler_axes: transforms3d's axis code, for `euler` only.
-
-    Returns:
-        (..., k) float64, the same orientations; angles may leave [-pi, pi].
-
-    Raises:
-        ValueError: as `to_matrix`.
+    `rows` and `near` are (..., k) rotations in the same form, and so is the float64 result; its
+    angles may leave [-pi, pi]. Raises ValueError as `to_matrix`.
     """
     rows, near = np.asarray(rows, dtype=np.float64), np.asarray(near, dtype=np.float64)
     same = _same(rows, near, form, euler_axes)[..., None]
@@ -328,8 +292,7 @@ def _about(angles: np.ndarray, axis: str) -> np.ndarray:
 def _to_euler(matrices: np.ndarray, axes: str) -> np.ndarray:
     """(n, 3, 3) to (n, 3): transforms3d's angles; the last one is what the others leave over.
 
-    Near gimbal lock transforms3d takes the first and the last angle from noise, each its own: the
-    rotation was up to 0.4 rad off.
+    Near gimbal lock transforms3d's last angle was up to 0.4 rad off.
     """
     rows = _stack((t3d_euler.mat2euler(matrix, axes=axes) for matrix in matrices), (3,))
     back = _from_euler(rows * [1.0, 1.0, 0.0], axes).transpose(0, 2, 1)
@@ -383,10 +346,7 @@ def _vectors_to_quaternions(vectors: np.ndarray) -> np.ndarray:
 
 
 def _quaternions_to_vectors(quaternions: np.ndarray) -> np.ndarray:
-    """(n, 4) canonical unit quaternions to (n, 3) rotation vectors.
-
-    atan2 of both parts, since the arc cosine of w alone loses half the digits of a small turn.
-    """
+    """(n, 4) canonical unit quaternions to (n, 3) rotation vectors, exact for small turns."""
     sine = np.linalg.norm(quaternions[:, 1:], axis=-1, keepdims=True)
     angle = 2.0 * np.arctan2(sine, quaternions[:, :1])
     scale = np.divide(angle, sine, out=np.full_like(sine, 2.0), where=sine > 0.0)

@@ -15,11 +15,8 @@ import numpy as np
 from vla_runtime.processing.words import check_word
 from vla_runtime.types import Advantage, AdvantageTemplate, PromptCleaning
 
-# --------------------------------------------------------------------------------------------------
-# Layout of a prompt: text around images, task and state, as the training code wrote it.
-#
-# Every family fills layouts with its own text (`Family.templates`). Special tokens of a layout are
-# those of the vocabulary; a special token that the instruction spells is text.
+# Layout of a prompt (`Family.templates`): text around images, task and state, as the training code
+# wrote it. A special token that the instruction spells is text.
 
 IMAGES, TASK, STATE, TAG = '{images}', '{task}', '{state}', '{tag}'
 NUMBER, TOKENS = '{number}', '{tokens}'
@@ -81,17 +78,13 @@ class PromptLayout:
     def images_last(self) -> bool:
         """True where the images stand behind the task.
 
-        Padding then stands in front of the prompt, so that the images keep their places whatever
-        the length of the task.
+        Padding is then in front, so that images keep their indices whatever the task's length.
         """
         return IMAGES in self.text.partition(TASK)[2]
 
     @property
     def around_task(self) -> tuple[str, str]:
-        """Text between the images, or the start, and the task, and text behind the task.
-
-        Images behind the task are a mark in the latter.
-        """
+        """Text between the images or start and the task, and text behind it, images marked."""
         before, _, after = self.text.partition(TASK)
         return before.rpartition(IMAGES)[2], after
 
@@ -103,13 +96,13 @@ class PromptLayout:
         Plain text beside the task is one piece with it, because a tokenizer may join them.
 
         Args:
-            cameras: images.
+            cameras: number of images.
             prompt: text before the task, task, text behind it, as `prompt_parts` writes them.
             special: texts of the vocabulary's special tokens.
 
         Returns:
-            a piece in front of each image's tokens and the rest, three with the task; without
-            images one piece
+            A piece in front of each image's tokens and the rest, three with the task; without
+            images one piece.
         """
         before, task, after = prompt
         if not self.image:
@@ -142,15 +135,13 @@ class PromptLayout:
 
         Args:
             counts: tokens of each of the `pieces`.
-            cameras: images.
+            cameras: number of images.
             length: L, text tokens of the padded prompt.
         """
         if self.images_last:
             return tuple(length - sum(counts[camera - cameras :]) for camera in range(cameras))
         return tuple(sum(counts[: camera + 1]) for camera in range(cameras))
 
-
-# --------------------------------------------------------------------------------------------------
 
 # 256 bins over [-1, 1]; the last edge is left out, so 1 and all above it fall into bin 255.
 _BIN_EDGES = np.linspace(-1, 1, 257)[:-1]
@@ -169,7 +160,7 @@ class PromptFormat:
             it as Python writes a list of it: `['pick up the cup']`. `letters` turns the text into
             small letters and leaves out all but letters, digits, `_` and white space. `lower` turns
             the text into small letters.
-        advantage: place of the advantage tag; None for a policy trained without one.
+        advantage: where the advantage tag stands; None for a policy trained without one.
         state_bins: numbers of the state in the prompt, where there are more than the state has:
             zeros follow it. None: as many as the state has.
     """
@@ -186,10 +177,7 @@ class PromptFormat:
 
 
 def discretise_state(normalised: np.ndarray) -> np.ndarray:
-    """Bins of a normalised state, as a prompt holds it: 0 to 255, and -1 below -1.
-
-    Args:
-        normalised: (S,) floats, nominally in [-1, 1].
+    """Return the bins of a normalised state (S,), as a prompt holds it: 0 to 255, and -1 below -1.
 
     Returns:
         (S,) int64 in -1 ... 255: `digitize(x, linspace(-1, 1, 257)[:-1]) - 1`.
@@ -221,20 +209,18 @@ def prompt_parts(
     """Write the prompt of one row, from the images, if there are any, to its end.
 
     Args:
-        layout: layout of the template.
-        fmt: the bundle's prompt format.
         task: the instruction in plain words.
         normalised_state: (S,) state after the normaliser; only a layout with `{state}` reads it.
         advantage: the tag of a guided row; None for a row without a tag.
 
     Returns:
-        text before the task, the task, text behind it. With a tag: `task_newline` puts it on a
+        Text before the task, the task, text behind it. With a tag: `task_newline` puts it on a
         line of its own after the task, `in_task_space` after the task and a space, `before_action`
         on the line that the layout has for it (`{tag}`), else as `task_newline`.
 
     Raises:
         ValueError: an empty instruction, a missing, empty or non-finite state, a tag for a format
-            without a place for it.
+            that has none.
     """
     text, tag_line = _clean(layout, fmt, task), ''
     before, after = layout.around_task
@@ -262,7 +248,7 @@ def build_prompt(
     normalised_state: np.ndarray | None,
     advantage: Advantage | None = None,
 ) -> str:
-    """Write the prompt of one row as one text; arguments and errors are those of `prompt_parts`."""
+    """Write the prompt of one row as one text; as `prompt_parts`."""
     return ''.join(prompt_parts(layout, fmt, task, normalised_state, advantage))
 
 

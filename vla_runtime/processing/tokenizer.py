@@ -175,12 +175,11 @@ class Tokenizer:
 
         Args:
             prompt: the text, as `build_prompt` wrote it.
-            length: L, the fixed number of places.
+            length: L, the fixed number of tokens.
 
         Returns:
             tokens: (L,) int64: BOS exactly once and first where it is wanted, the text, then the
-                pad id (0 where the vocabulary has none: padding is masked, so its embedding is
-                never seen).
+                pad id (0 where the vocabulary has none: its embedding is masked).
             mask: (L,) bool, False on padding.
 
         Raises:
@@ -206,8 +205,7 @@ class Tokenizer:
     def piece_tokens(self, pieces: Sequence[Piece]) -> list[list[int]]:
         """Return the token ids of each piece, without BOS.
 
-        Raises:
-            ValueError: a vocabulary whose special tokens are not named in its file.
+        A vocabulary whose special tokens are not named in its file is a ValueError.
         """
         return [self._tokens(piece) for piece in pieces]
 

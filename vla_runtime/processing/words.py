@@ -9,8 +9,7 @@ def check_word(field: str, word: str, vocabulary: Any) -> None:
     """Raise a ValueError that lists the vocabulary, unless `word` belongs to it.
 
     Args:
-        field: name of the field with the word, as the reader knows it (`prompt.template`).
-        word: word to check.
+        field: name of the word's field, as the reader knows it (`prompt.template`).
         vocabulary: a `typing.Literal` of `vla_runtime.types`.
     """
     allowed = get_args(vocabulary)

@@ -44,7 +44,6 @@ class StampLog:
         self._noted: dict[str, tuple[array[int], array[int]]] = {}
 
     def note(self, raw: RawMessage) -> None:
-        """Note a message."""
         times, stamps = self._noted.setdefault(raw.topic, (array('q'), array('q')))
         times.append(raw.time_ns)
         stamps.append(_stamp_ns(raw))
@@ -53,9 +52,8 @@ class StampLog:
         """Return the clock of the first of these topics that has stamps.
 
         Args:
-            path: path of the bag.
             topics: topics whose messages are paired, those that are sent most often first.
-            received: those of them whose stamps do not count, but the times of their recording.
+            received: those of them whose times of recording count, and not their stamps.
 
         Raises:
             ClockError: the clock of the recording was set back.
@@ -109,7 +107,6 @@ class BagClock:
         return there + self._generation(there) * _APART_NS
 
     def _read(self, path: Path, topic: str) -> None:
-        """Fit the clock to a topic."""
         times, stamps = self._noted[topic]
         known = stamps > 0
         times, stamps = times[known], stamps[known]
@@ -123,7 +120,7 @@ class BagClock:
                 'stretch by itself'
             )
         back = np.flatnonzero(np.diff(stamps) < -_SAME_CLOCK_NS) + 1
-        # An generation's stamps go on where those of the one before end.
+        # A generation's stamps go on where those of the one before end.
         self._shifts = np.concatenate(([0], np.cumsum(stamps[back - 1] - stamps[back] + 1)))
         begins = np.concatenate(([0], back))
         lengths = np.diff(np.append(begins, len(stamps)))
@@ -183,10 +180,7 @@ class BagClock:
         return self._first_ns + np.round(ahead).astype(np.int64) + (recorded_ns - inside)
 
     def _near(self, times: np.ndarray, stamps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return stamps, each of the generation that puts it near its recording, and which that is.
-
-        What was measured before the clock was set back may be recorded after it.
-        """
+        """Return stamps, each of the generation that puts it near its recording, and which."""
         there = self._there(times)
         now = self._generation(there)
         before = np.maximum(now - 1, 0)

@@ -44,9 +44,6 @@ class MessageError(ValueError):
 class BagReader:
     """One recording: a bag's folder, a ring of bags, or one of their files.
 
-    Args:
-        path: path of the recording.
-
     Attributes:
         problems: parts that could not be read, one line each; grows as messages are read.
 
@@ -125,11 +122,7 @@ class BagReader:
 
 
 def read_message(message: RawMessage) -> Any:
-    """Make a message of its serialised form.
-
-    Raises:
-        MessageError: it is damaged, or of a type that is not known.
-    """
+    """Deserialise a message; MessageError where it is damaged, or of a type that is not known."""
     try:
         kind = message_types().get_msgdef(message.type_name)
     except Exception:
@@ -151,12 +144,9 @@ def is_recording(path: Path) -> bool:
 
 
 def find_recordings(paths: Iterable[Path]) -> list[Path]:
-    """Return the recordings that paths name: each itself, or those in a folder at any depth.
+    """Return the recordings that paths name, each once: itself, or those in a folder at any depth.
 
-    One that is named twice is returned once.
-
-    Raises:
-        BagReadError: a path has none.
+    A path that has none is a BagReadError.
     """
     found: dict[Path, Path] = {}
     for path in paths:
@@ -202,10 +192,7 @@ def _files_of(path: Path) -> list[Path]:
 
 
 def _own_files(folder: Path) -> list[Path]:
-    """Storage files of a folder's one recording, in order; none where each is one of its own.
-
-    They are those that its metadata names, and the parts `NAME_0`, `NAME_1` and so on of one name.
-    """
+    """Storage files of a folder's one recording, of its metadata or `NAME_0`, `NAME_1`; or none."""
     found, order = _bag_files(folder), _named_files(folder)
     named_here = [file for file in found if file.name in order]
     names = {_whole_name(file) for file in named_here or found}

@@ -32,7 +32,6 @@ from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin, W
 
 from vla_runtime.recording.storage_file import message_types
 
-# --------------------------------------------------------------------------------------------------
 # Reserve disk space to close files on a full disk.
 
 
@@ -42,9 +41,7 @@ class Reserve:
     The system takes the room back when this process ends, however it ends.
 
     Args:
-        folder: folder on the disk.
-        size: bytes.
-        purpose: purpose of the room, for the error.
+        purpose: of the room, for the error.
 
     Raises:
         OSError: there is no such room; names the folder.
@@ -72,8 +69,6 @@ class Reserve:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-
-# --------------------------------------------------------------------------------------------------
 
 _VERSION: Literal[9] = 9
 # ZSTD_c_checksumFlag of zstd's interface.
@@ -121,7 +116,7 @@ class Bag:
     """An open bag; any thread may write.
 
     Args:
-        folder: folder of the bag; must not exist yet.
+        folder: must not exist yet.
         on_failure: called once with why recording has ended, in the thread that writes or closes.
 
     Raises:

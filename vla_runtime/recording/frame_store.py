@@ -20,12 +20,7 @@ DEFAULT_FRAME_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class HeldFrame:
-    """A camera's message.
-
-    Attributes:
-        arrived_ns: ROS time at which it came.
-        serialised: bytes of the message as it came from the wire.
-    """
+    """A camera's message as it came from the wire, and the ROS time at which it came."""
 
     arrived_ns: int
     serialised: bytes
@@ -34,11 +29,8 @@ class HeldFrame:
 class FrameStore:
     """Frames of several cameras; one thread at a time calls.
 
-    Args:
-        most_bytes: most bytes of all frames held.
-
     Attributes:
-        held_bytes: bytes of the frames held now.
+        held_bytes: bytes of the frames held now, `most_bytes` at most.
         given: frames given out.
         crowded_out: frames that gave way before a later one of their camera was named.
     """
@@ -46,10 +38,10 @@ class FrameStore:
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._came = 0
-        # By camera and key, in the order of arrival, with their places in it: a clock may go back.
+        # By camera and key, in the order of arrival, with their numbers in it: a clock may go back.
         self._frames: OrderedDict[tuple[str, int], tuple[int, HeldFrame]] = OrderedDict()
         self._wanted: dict[str, deque[int]] = {}
-        # Places of those that were given out.
+        # Numbers of those that were given out.
         self._done: dict[str, OrderedDict[int, int]] = {}
         self.held_bytes = 0
         self.given = 0

@@ -142,7 +142,7 @@ class McapFile(StorageFile):
 
 
 def _record(data: memoryview, place: int) -> tuple[int, memoryview, int]:
-    """Code and content of the record at a place, and the place behind it."""
+    """Code and content of the record at an offset, and the offset behind it."""
     if place + _HEADER_BYTES > len(data):
         raise _DamagedError('the file ends within a record')
     code, length = struct.unpack_from('<BQ', data, place)
@@ -176,7 +176,7 @@ def _unpack(layout: str, data: memoryview) -> tuple[int, ...]:
 
 
 def _text(data: memoryview, place: int) -> tuple[str, int]:
-    """A text, and the place behind it."""
+    """A text, and the offset behind it."""
     (length,) = _unpack('<I', data[place:])
     end = place + 4 + length
     if end > len(data):

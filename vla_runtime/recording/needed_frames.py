@@ -19,10 +19,9 @@ class NeededFrames(Generic[Frame]):
     """Frames that will be taken, in memory only from their reading to their last use.
 
     Args:
-        reader: reader of the bag.
         uses: key of every use to come.
         make: makes a frame of its message; None for a damaged one.
-        time_ns: function that gives the time of a message in its key; its stamp by default.
+        time_ns: gives the time of a message in its key; its stamp by default.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class NeededFrames(Generic[Frame]):
         self._stream = self._read()
 
     def take(self, key: FrameKey) -> Frame | None:
-        """Return a frame, and forget it after its last use; None: damaged, or not in the bag."""
+        """Return a frame, and drop it after its last use; None: damaged, or not in the bag."""
         while key not in self._held:
             read, frame = next(self._stream, (key, None))
             self._held[read] = frame

@@ -20,7 +20,6 @@ from threading import RLock
 
 from vla_runtime.recording.bag_writer import Bag, BagError, Offer
 
-# --------------------------------------------------------------------------------------------------
 # Layout of a ring of bags on disk: numbered bags, beside a file that makes them one recording.
 
 _MARK = 'ring.yaml'
@@ -30,11 +29,7 @@ _MOST_PARTS = 10**6
 
 
 def make_ring(folder: Path) -> None:
-    """Make the folder of a ring without bags.
-
-    Raises:
-        OSError: there is no room, or no permission.
-    """
+    """Make the folder of a ring without bags; OSError without room or permission."""
     folder.mkdir(parents=True)
     (folder / _MARK).write_text(_TEXT, encoding='utf-8')
 
@@ -45,7 +40,6 @@ def is_ring(folder: Path) -> bool:
 
 
 def part_of(folder: Path, number: int) -> Path:
-    """Return the folder of a ring's bag."""
     return folder / f'{number % _MOST_PARTS:06d}'
 
 
@@ -54,8 +48,6 @@ def parts_of(folder: Path) -> list[Path]:
     parts = (part for part in folder.iterdir() if part.is_dir() and _PART.fullmatch(part.name))
     return sorted(parts)
 
-
-# --------------------------------------------------------------------------------------------------
 
 # Closed bags of a full ring, about: deleting one loses this fraction of the recording.
 _PARTS = 8
@@ -70,7 +62,7 @@ class RecordingLimits:
     """Budget of a recording; zeros: none.
 
     Attributes:
-        keep_s: bags whose end is older, in seconds of the steady clock, are deleted.
+        keep_s: bags whose end is older (steady clock) are deleted.
         most_bytes: size of all bags together.
     """
 
@@ -93,8 +85,7 @@ class Recording:
     """An open recording; any thread may write.
 
     Args:
-        folder: folder of the recording; must not exist yet.
-        limits: budget of the recording.
+        folder: must not exist yet.
         on_failure: called once with the reason when a failure ends the recording, in the thread
             that writes or closes.
         clock: steady seconds.

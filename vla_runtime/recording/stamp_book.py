@@ -6,10 +6,7 @@ from collections import OrderedDict
 
 
 class StampBook:
-    """Stamps received and stamps used, noted in any order.
-
-    Args:
-        most: most stamps of each kind that are remembered.
+    """Stamps received and stamps used, noted in any order; the newest `most` of each.
 
     Attributes:
         missing: stamps that were used and have not come.

@@ -18,7 +18,6 @@ from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
 from vla_runtime.recording.topics import JOINT_STATE
 
-# --------------------------------------------------------------------------------------------------
 # Serialised messages (CDR): the stamp at their front, and joint states. No ROS 2 here.
 
 _SECOND_NS = 1_000_000_000
@@ -56,7 +55,6 @@ def joint_state(stamp_ns: int, names: Sequence[str], positions: Sequence[float])
     return bytes(types.serialize_cdr(message, JOINT_STATE))
 
 
-# --------------------------------------------------------------------------------------------------
 # Types of messages in bags: ROS 2 Jazzy's, and those of drivers that it comes without.
 
 # By what they carry, in the words of rosidl.
@@ -75,8 +73,6 @@ def message_types() -> Any:
     return types
 
 
-# --------------------------------------------------------------------------------------------------
-
 # The first bytes of what zstd wrote; no serialised message begins so.
 _ZSTD = b'\x28\xb5\x2f\xfd'
 
@@ -87,7 +83,7 @@ class RawMessage:
 
     Attributes:
         topic: full name.
-        type_name: type of the message, like `sensor_msgs/msg/Image`.
+        type_name: like `sensor_msgs/msg/Image`.
         time_ns: time at which it was recorded.
         serialised: CDR.
     """
@@ -103,12 +99,7 @@ Wanted = Callable[[str, str], bool]
 
 
 class StorageFile(ABC):
-    """One file.
-
-    Args:
-        path: path of the file.
-        problems: list that unreadable parts are added to, one line each.
-    """
+    """One file; `problems` gets a line for each part that is unreadable."""
 
     def __init__(self, path: Path, problems: list[str]) -> None:
         self._path = path
@@ -135,7 +126,6 @@ class StorageFile(ABC):
             self._problems.append(line)
 
 
-# --------------------------------------------------------------------------------------------------
 # Reads the messages of a rosbag2 file of SQLite as far as they can be read.
 
 

@@ -47,8 +47,8 @@ class Source:
     """A camera or joint of a robot file, as a bag may have it.
 
     Attributes:
-        names: names of its topic, the preferred one first.
-        types: types of its messages.
+        names: of its topic, the preferred one first.
+        types: of its messages.
     """
 
     names: Sequence[str]
@@ -60,8 +60,7 @@ class Namespace:
     """Namespace of one robot's topics in a bag.
 
     Attributes:
-        name: name of the namespace, such as `/left`; empty where the topics have the robot file's
-            own names.
+        name: such as `/left`; empty where the topics have the robot file's own names.
         others: namespaces of other robots in the bag that have the same topics.
     """
 
@@ -75,8 +74,7 @@ class Namespace:
 
         Args:
             kinds: topic of the bag to its type.
-            names: names that the topic may have, the preferred one first.
-            types: types that it may have.
+            names, types: those that it may have; the preferred name is first.
         """
         own = {topic: kind for topic, kind in kinds.items() if topic.startswith(f'{self.name}/')}
         for there in (own, kinds):
@@ -103,7 +101,6 @@ def robot_namespace(
 
     Args:
         kinds: topic of the bag to its type.
-        sources: sources of the robot file.
         wanted: the namespace, if it was chosen.
 
     Raises:

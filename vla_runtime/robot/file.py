@@ -32,8 +32,7 @@ class RobotError(ValueError):
     """A robot file that cannot be used: `FILE: field FIELD: what is wrong and what would mend it`.
 
     Attributes:
-        file: the robot file.
-        field: dotted path in it, e.g. `joints[2].upper`; '' is the file as a whole.
+        field: dotted path in the file, e.g. `joints[2].upper`; '' is the file as a whole.
     """
 
     def __init__(self, file: Path, field: str, message: str) -> None:
@@ -49,8 +48,7 @@ class RobotError(ValueError):
 def load_robot(path: str | Path) -> Robot:
     """Read and check a robot file, with its URDF when it names one.
 
-    Raises:
-        RobotError: it cannot be read, or says something that cannot be used.
+    RobotError if it is unusable.
     """
     file = Path(path)
     text = _read(file, file, '', LARGEST_FILE)
@@ -61,8 +59,7 @@ def read_robot(text: str, file: Path, read_urdf: Callable[[str], str | None]) ->
     """Read and check the text of a robot file.
 
     Args:
-        text: all of it.
-        file: file that it was read from, for messages.
+        file: where it was read from, for messages.
         read_urdf: gives the text of the URDF that it names.
 
     Raises:
@@ -81,10 +78,9 @@ def read_robot(text: str, file: Path, read_urdf: Callable[[str], str | None]) ->
 
 
 def as_played(text: str) -> str:
-    """Return the text of a robot file that was read, for the messages of a replay.
+    """Return the text of a robot file for the messages of a replay, which all have stamps.
 
-    All have stamps by now. None is dropped: one that comes after a newer one is refused, so a
-    history with a gap would keep it however often its messages are sent.
+    None is dropped: one that comes after a newer one is refused, so a gap would last.
     """
     document = loads(text)
     for source in (*document.get('joint_states', ()), *document.get('cameras', ())):
@@ -94,11 +90,7 @@ def as_played(text: str) -> str:
 
 
 def find_robot(name_or_path: str | Path, folder: Path) -> Path:
-    """The robot file that `so101` or `path/to/my_robot.yaml` means.
-
-    Args:
-        name_or_path: a path, or the name of a file in `folder` without `.yaml`.
-        folder: folder of the robot files that came with the package.
+    """Return the robot file that `so101` (a name in `folder`) or `path/to/my_robot.yaml` means.
 
     Raises:
         ValueError: there is no such file, which says which there are; or it is no regular one.
@@ -143,7 +135,7 @@ def _read(robot_file: Path, path: Path, field: str, most_bytes: int) -> str:
 
 
 def _check_urdf(robot: Robot) -> None:
-    """Names and positions against the URDF; its limits join the robot's own in `column_limits`."""
+    """Check names and positions against the URDF."""
     if robot.urdf_text is None:
         return
     try:

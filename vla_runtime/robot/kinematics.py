@@ -104,18 +104,14 @@ class ArmKinematics:
         upper: np.ndarray,
         longest: np.ndarray,
     ) -> np.ndarray:
-        """Return joints that hold the poses, each row near the row before.
+        """Return joints that hold the poses, (n, joints) float64, each row near the row before.
 
         Args:
             positions: (n, 3) in m.
             rotations: (n, 3, 3).
             start: (joints,) where the robot is.
-            lower: (joints,) limits.
-            upper: (joints,) limits.
+            lower, upper: (joints,) limits.
             longest: (joints,) longest way from row to row; the first row may be anywhere.
-
-        Returns:
-            (n, joints) float64.
 
         Raises:
             OutOfReach: a pose that is not reached within the limits, or by a jump alone.
@@ -182,7 +178,7 @@ def _damped_step(
     lower: np.ndarray,
     upper: np.ndarray,
 ) -> np.ndarray:
-    """Return a step of the joints towards the target; joints at a limit leave the way to others."""
+    """Return a step towards the target; joints at a limit leave the way to others."""
     damping = _DAMPING + 1e-2 * float(error @ error)
     free = np.ones(len(joints), dtype=bool)
     step = np.zeros(len(joints))
@@ -210,8 +206,7 @@ def _joints_above(model: Any, frame: str) -> set[int]:
 def _prepared(urdf: str) -> str:
     """Return a URDF as pinocchio needs it.
 
-    Endless joints have far end stops, so that one number is one joint. Links have names that no
-    joint has: pinocchio cannot tell a link from a joint of its name.
+    Endless joints get far end stops, so that one number is one joint, and links names of no joint.
     """
     tree = ElementTree.fromstring(urdf)
     for link in tree.findall('link'):

@@ -17,7 +17,6 @@ from vla_runtime.robot.rules import needed_limits
 from vla_runtime.robot.schema import SIZE, Robot, RobotJoint, RobotPose, by_name
 from vla_runtime.robot.written_columns import WrittenColumns
 
-# --------------------------------------------------------------------------------------------------
 # Limits that a robot's URDF has for the joints of its robot file, in the joints' units.
 
 # A name as near as this to one of the URDF's is a slip of the pen.
@@ -29,13 +28,7 @@ def urdf_limits(robot: Robot) -> dict[str, ColumnLimits]:
 
     Joints are left out that the URDF says nothing about: those that it does not have, those in
     percent or `'1'`, and a joint that turns where the URDF has one that slides, or the other way
-    round.
-
-    Args:
-        robot: a robot file; without a URDF there are no limits.
-
-    Raises:
-        ValueError: the URDF cannot be used.
+    round. A URDF that cannot be used is a ValueError.
     """
     if robot.urdf_text is None:
         return {}
@@ -58,8 +51,8 @@ def urdf_limits(robot: Robot) -> dict[str, ColumnLimits]:
 def check_names(robot: Robot) -> None:
     """Refuse a joint that the URDF does not have, unless the robot file has all of its limits.
 
-    So a URDF of the arm alone goes with a gripper that is described in the robot file. A name that
-    is nearly one of the URDF's is taken for a slip.
+    So a gripper may be described in the robot file alone. A name that is nearly one of the URDF's
+    is taken for a slip.
 
     Raises:
         FieldError: such a joint, or a URDF that has none of the robot's joints.
@@ -106,15 +99,8 @@ def _missing(joint: RobotJoint) -> list[str]:
     return [key for key in needed_limits(joint) if getattr(joint, key) is None]
 
 
-# --------------------------------------------------------------------------------------------------
-
-
 def column_limits(robot: Robot, written: WrittenColumns) -> Limits:
     """Return the limits of the columns of a command, in robot units.
-
-    Args:
-        robot: the robot file.
-        written: columns of a command, and the poses that they belong to.
 
     Raises:
         ValueError: limits that make no sense together, or a joint without one that it needs.

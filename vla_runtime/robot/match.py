@@ -44,9 +44,7 @@ class MatchError(ValueError):
 class Scaling:
     """Per column: robot value = policy value * scale + offset; commands from positions likewise.
 
-    Attributes:
-        scale: (columns,) float64, never zero.
-        offset: (columns,) float64, zero for velocities.
+    `scale`, never zero, and `offset`, zero for velocities, are (columns,) float64.
     """
 
     scale: np.ndarray
@@ -66,8 +64,7 @@ class MatchedOutput:
     """One command topic and what of a command goes there.
 
     Attributes:
-        output: output of the robot file.
-        columns: places of its numbers in a command, in the output's own order: of a pose x, y, z
+        columns: indices of its numbers in a command, in the output's own order: of a pose x, y, z
             and its quaternion's w, x, y, z; of a twist its linear and its angular velocity.
         message_names: the joints' names in the message; empty for poses.
         units: scaling from the robot's units to those of the message; None where they are the same.
@@ -85,12 +82,7 @@ class MatchedOutput:
 
 @dataclass(frozen=True)
 class EarlierFrame:
-    """A policy's image that is an earlier frame of one of its cameras.
-
-    Attributes:
-        camera: the policy's name of it.
-        age_ns: time by which the frame is older than the camera's newest.
-    """
+    """A policy's image that is an earlier frame of its camera, so much older than the newest."""
 
     camera: str
     age_ns: int
@@ -101,9 +93,9 @@ class MeasuredPose:
     """A pose of the policy's state that is computed from measured joints.
 
     Attributes:
-        chain: joints that the pose hangs on.
-        joints: their places among `measured_joints`.
-        state: places of position and rotation in the state.
+        chain: joints that the pose depends on.
+        joints: their indices in `measured_joints`.
+        state: indices of position and rotation in the state.
         form: representation of the rotation, and its axes.
     """
 
@@ -121,7 +113,7 @@ class MeasuredTool:
     Attributes:
         columns: columns of the velocities along these axes.
         axes: which of x, y and z they are: 0, 1, 2.
-        joints: joints of the robot file that measure the position; empty where a topic does.
+        joints: those that measure the position; empty where a topic does.
         topic: topic of the pose; None where joints measure it.
         frame_id: frame in which it is to be measured.
     """
@@ -146,11 +138,11 @@ class RobotMatch:
         written: the policy's actions under the robot's names, as chunks and plans have them, and
             the columns of commands that they become.
         actions: scaling between the numbers of chunks and the policy's actions.
-        limits: limits of the columns, in robot units; with the URDF's.
+        limits: of the columns, in robot units; with the URDF's.
         cameras: policy's camera name to the robot's camera; cameras that the policy was trained
             without (`present: false`) are left out.
         earlier: those of `cameras` that are an earlier frame of another one.
-        outputs: outputs that commands go to; those that this policy does not use are left out.
+        outputs: those that commands go to.
         state_ages_ns: ages of the earlier states that the policy sees, the newest first.
         tools: positions that twists move, measured for the workspace box.
     """
@@ -177,11 +169,7 @@ class RobotMatch:
         return '' if joint in self.written.pose_of else joint
 
     def policy_state(self, measured: np.ndarray) -> np.ndarray:
-        """Return measured positions, (measured_joints,) in robot units, as the policy's state.
-
-        Returns:
-            (state_joints,) float64.
-        """
+        """Return measured positions, (measured_joints,), as the state, (state_joints,) float64."""
         if not self.measured_poses:
             return self.state.to_policy(measured)
         state = np.zeros(len(self.state_joints))
@@ -232,10 +220,7 @@ def _state_ages_ns(spec: BundleSpec) -> tuple[int, ...]:
 def match_robot(robot: Robot, spec: BundleSpec, bundle_folder: str | Path) -> RobotMatch:
     """Bring a robot file and a bundle together.
 
-    Args:
-        robot: the robot file.
-        spec: the bundle's.
-        bundle_folder: folder of the bundle, for messages.
+    Messages name `bundle_folder`.
 
     Raises:
         MatchError: a camera, state, action or pose of the policy that the robot file does not have,
@@ -473,11 +458,7 @@ class _Matcher:
         )
 
     def _tool(self, pose: PoseSpec) -> MeasuredTool | None:
-        """Return where the position that a twist moves is measured; None without a box.
-
-        The box says nothing of velocities. So a twist keeps its tool inside by the measured
-        position, along the axes of the box's frame.
-        """
+        """Return where the position that a twist moves is measured; None without a box to keep."""
         twists = [output.pose for output in self._robot.outputs if output.kind == 'twist_stamped']
         robot_pose = by_name(one for one in self._robot.poses if one.name in twists).get(pose.name)
         if pose.kind != 'velocity' or robot_pose is None:
@@ -523,7 +504,7 @@ class _Matcher:
         self._unknown.setdefault(name, []).append(self._conflicts[-1])
 
     def _told(self) -> list[str]:
-        """Return the conflicts; one for all unknown names where most are another robot's."""
+        """Return the conflicts; one for unknown names where most are another robot's."""
         if len(self._unknown) <= max(_SLIPS, len(self._asked) // 2):
             return self._conflicts
         of_names = {text for texts in self._unknown.values() for text in texts}
@@ -745,7 +726,7 @@ def _joint_column(joint: RobotJoint, kind: ColumnKind) -> Column:
 
 
 def command_units(output: RobotOutput, robot: Robot) -> Scaling | None:
-    """Return the scaling from an output's joints to the numbers of its messages; None: the same."""
+    """Return the scaling from joints to the numbers of messages; None: the same."""
     pairs = [command_scaling(robot.joint(name)) for name in output.joints]
     if output.interface == 'velocity':
         pairs = [(scale, 0.0) for scale, _ in pairs]

@@ -59,11 +59,7 @@ _NODE = re.compile(r'/?[A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*')
 
 
 def check_robot(robot: RobotSpec) -> None:
-    """Check all rules of a robot file.
-
-    Raises:
-        FieldError: the first rule that is broken.
-    """
+    """Raise FieldError at the first rule that a robot file breaks."""
     if robot.format != FORMAT:
         raise FieldError('format', f'{robot.format}: this version reads format {FORMAT}')
     _require_short('name', robot.name)
@@ -161,7 +157,7 @@ def check_with_limits(where: str, joint: RobotJoint, lower: float, upper: float)
 
     Args:
         where: path of the joint.
-        joint: a joint with `zero` and `one`, or with neither.
+        joint: has `zero` and `one`, or neither.
         lower, upper: position limits, in the joint's unit.
 
     Raises:
@@ -316,7 +312,7 @@ def _check_joint_states(robot: RobotSpec) -> None:
 
 
 def _check_what_outputs_carry(robot: RobotSpec) -> None:
-    """Outputs carry known joints and poses, each at most once."""
+    """Check that outputs carry known joints and poses, each at most once."""
     joints = [joint.name for joint in robot.joints]
     poses = [pose.name for pose in robot.poses]
     output_of: dict[str, int] = {}
@@ -401,7 +397,7 @@ def _require_unique_names(
 
 
 def _check_topics(robot: RobotSpec) -> None:
-    """Every topic is one stream, and none is a topic of the package's own nodes."""
+    """Check that every topic is one stream, and none is one of the package's own nodes."""
     taken: dict[str, tuple[str, str]] = {}
     groups: dict[
         str,

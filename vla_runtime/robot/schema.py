@@ -326,12 +326,10 @@ class RobotSpec:
 
     Attributes:
         format: 1.
-        name: name of the robot, for people and diagnostics.
+        name: for people and diagnostics.
         joints: everything measured and commanded.
-        outputs: outputs that commands go to; one robot may have several (arm, gripper).
-        cameras: all cameras there are; a policy uses those it was trained with.
-        joint_states: topics that joints are measured on.
-        poses: end effectors that are commanded as poses.
+        outputs: one robot may have several (arm, gripper).
+        cameras: all there are; a policy uses those it was trained with.
         start: tolerance and speed of a start from standstill, in the joints' units.
         on_violation: action on a chunk that violates a limit.
         on_stop: way to stop, by cause: brake along the plan, or freeze at once.
@@ -357,7 +355,6 @@ class RobotSpec:
     speed_scaling: SpeedScalingTopic | None = None
 
     def joint(self, name: str) -> RobotJoint:
-        """The joint of this name (not alias)."""
         return next(joint for joint in self.joints if joint.name == name)
 
     def joint_source(self, name: str) -> JointStateTopic:
@@ -369,13 +366,7 @@ class RobotSpec:
 
 @dataclass(frozen=True)
 class Robot(RobotSpec):
-    """A robot file that was read and checked.
-
-    Attributes:
-        file: file that it was read from.
-        text: all of it, as it was read.
-        urdf_text: the URDF that it names.
-    """
+    """A robot file that was read and checked: its text, and that of the URDF that it names."""
 
     file: Path = Path()
     text: str = ''
@@ -400,7 +391,6 @@ def by_name(items: Iterable[_Named]) -> dict[str, _Named]:
     return {name: item for item in items for name in (item.name, *item.aliases)}
 
 
-# --------------------------------------------------------------------------------------------------
 # Units of joints and URDFs: sizes, and conversion from a measured position to its command.
 
 # Unit to (dimension, size in the dimension's first unit).
@@ -417,8 +407,7 @@ SIZE: dict[str, tuple[str, float]] = {
 def command_scaling(joint: RobotJoint) -> tuple[float, float]:
     """Return scale and offset: command = position * scale + offset.
 
-    Raises:
-        FieldError: `command` leaves the conversion open; its field begins with `command`.
+    A `command` that leaves the conversion open is a FieldError whose field begins with `command`.
     """
     command = joint.command
     if command is None:

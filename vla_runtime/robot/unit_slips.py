@@ -52,7 +52,7 @@ class _Joint:
         where: its path in the robot file.
         limits: position limits, with the URDF's; infinite where there are none.
         turns: the URDF has it turn as far as the robot file says.
-        trained: where it was in training; None where nobody knows.
+        trained: its range in training; None where unknown.
         speaks_ros: an output of a kind whose unit is ROS's carries its position.
         by_velocity: it is commanded by velocity, as wheels are, which turn for ever.
     """
@@ -71,17 +71,14 @@ class _Joint:
 
     @property
     def other_factor(self) -> float:
-        """What a number is in the joint's unit that is 1 in the unit that may be meant."""
+        """The size, in the joint's unit, of 1 in the unit that may be meant."""
         return _factor(self.joint.unit)
 
 
 class UnitCheck:
     """The units of a robot's joints against all that is known of them.
 
-    Args:
-        robot: the robot file.
-        match: its match with a bundle; None: the robot file alone.
-        trained: where joints were in training (`trained_ranges`).
+    `match` is None for the robot file alone; `trained` is what `trained_ranges` returns.
     """
 
     def __init__(
@@ -119,7 +116,7 @@ class UnitCheck:
                 )
             )
 
-    # ------------------------------------------------------------ the files
+    # The files.
 
     def notes(self) -> list[str]:
         """Return a note on each unit that the files make doubtful."""
@@ -205,14 +202,10 @@ class UnitCheck:
             )
         return notes
 
-    # ------------------------------------------------------------ the measured state
+    # The measured state.
 
     def why_not_start(self, measured: Mapping[str, float]) -> str:
-        """Return why these positions are not in the units of the robot file; empty if they may be.
-
-        Args:
-            measured: joint to its measured position.
-        """
+        """Return why these positions by joint are not in the robot file's units; else empty."""
         known = [
             (one, measured[one.joint.name]) for one in self._joints if one.joint.name in measured
         ]
@@ -271,10 +264,7 @@ class UnitCheck:
 def trained_ranges(
     spec: BundleSpec, statistics: Mapping[str, np.ndarray], match: RobotMatch
 ) -> dict[str, Range]:
-    """Return where the robot's joints were in training, in the robot file's units.
-
-    Joints that were never moved say nothing.
-    """
+    """Return the range of each robot joint in training, in its unit; none of those never moved."""
     seen = seen_range(spec, 'state', statistics)
     if seen is None:
         return {}

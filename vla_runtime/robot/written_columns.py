@@ -27,7 +27,6 @@ class JointChain:
 
     Attributes:
         columns: columns of the joints in the chain's order.
-        kinematics: the chain.
         unit: (joints,) rad or m of the joints' own units.
         lower, upper: (3,) corners of the workspace box, m.
         clamps: a position outside the box is moved into it; else the chunk is refused.
@@ -53,12 +52,11 @@ class WrittenColumns:
 
     Args:
         actions: a column for each action, under the robot's name, in the policy's order.
-        poses: the policy's poses. Those of kind `velocity` have no rotation, only its rate.
+        poses: the policy's. Those of kind `velocity` have no rotation, only its rate.
         chains: the joints of poses that are commanded through joints, by name of the pose.
 
     Attributes:
-        names: names of the actions.
-        kinds: kinds of the actions.
+        names, kinds: those of the actions.
         columns: columns of a command; a rotation stands where its first action does.
         pose_of: the pose that a column belongs to, by the column's name.
     """
@@ -81,7 +79,7 @@ class WrittenColumns:
             name: pose for pose in poses if pose.kind != 'velocity' for name in pose.rotation
         }
         columns: list[Column] = []
-        # Places in a chunk, and in a command, of what is the same in both.
+        # Indices in a chunk, and in a command, of what is the same in both.
         same: list[tuple[int, int]] = []
         self._rotations: list[tuple[PoseSpec, list[int], list[int]]] = []
         self._chained: list[tuple[PoseSpec, list[int], list[int]]] = []
@@ -111,8 +109,8 @@ class WrittenColumns:
     def take_limits(self, limits: Limits, step_time_s: float) -> None:
         """Bound the joints of chains; from row to row they go twice as fast as they may, at most.
 
-        What the executor's velocity limit cannot follow is slowed down there; more than that is a
-        jump to another way of holding the pose.
+        More than that, which the executor cannot follow by slowing down, is another way of holding
+        the pose.
         """
         for pose, _, group in self._chained:
             longest = 2.0 * limits.velocity[group] * step_time_s
@@ -121,9 +119,7 @@ class WrittenColumns:
     def to_columns(self, rows: np.ndarray, near: np.ndarray) -> np.ndarray:
         """Convert rows of a chunk, (steps, actions), to (steps, columns) float64.
 
-        Args:
-            rows: (steps, actions).
-            near: (columns,) where the robot is; joints that hold a pose are found from there.
+        Joints that hold a pose are found from `near`, (columns,), where the robot is.
 
         Raises:
             OutOfReach: a pose that the joints do not reach; names the pose and the row.
@@ -166,15 +162,10 @@ class WrittenColumns:
         return found / chain.unit
 
     def to_chunk(self, rows: np.ndarray, like: np.ndarray | None) -> np.ndarray:
-        """Convert (steps, columns) to rows as the policy writes them.
+        """Convert (steps, columns) to (steps, actions) float64, as the policy writes them.
 
-        Args:
-            rows: (steps, columns).
-            like: (steps, actions) rows whose writing to follow where a rotation has several; None:
-                the canonical one.
-
-        Returns:
-            (steps, actions) float64.
+        `like` are (steps, actions) rows whose writing to follow where a rotation has several; None:
+        the canonical one.
         """
         result = np.empty((len(rows), len(self.names)))
         result[:, self._in_chunk] = rows[:, self._in_command]

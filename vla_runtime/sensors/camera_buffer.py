@@ -43,7 +43,7 @@ class Frame:
     Attributes:
         stamp_ns: stamp of the header, ROS time.
         arrived_ns: steady time at which the node got it.
-        message: received message, not yet converted.
+        message: not yet converted.
         facts: what its header says; None where nobody has looked.
     """
 
@@ -74,8 +74,7 @@ class CameraBuffer:
     """Frames of one camera, oldest first, with strictly increasing stamps.
 
     Args:
-        name: name for people, like the topic.
-        topic: topic of its messages.
+        name: for people, like the topic.
         kept_ns: time for which frames too old to be used are kept as earlier ones.
 
     Attributes:
@@ -109,7 +108,7 @@ class CameraBuffer:
         self._refusal = ''
 
     def clear(self) -> None:
-        """Forget all frames and stamps; counters stay."""
+        """Drop all frames and stamps; counters stay."""
         self._kept.clear()
         self.content.clear()
         self._usable_from_ns = 0
@@ -148,7 +147,7 @@ class CameraBuffer:
         return f"camera '{self.name}' ({self.topic}): {content}" if content else None
 
     def compare(self) -> None:
-        """Look whether the newest frame repeats the ones before it; for each status."""
+        """Look whether the newest frame repeats the ones before it, once a status."""
         if self._kept:
             newest = self._kept[-1]
             self.content.compare(newest.stamp_ns, newest.message)
@@ -168,14 +167,9 @@ class CameraBuffer:
     def add(self, frame: Frame, now_ns: int, max_age_ns: int, tolerance_ns: int) -> bool:
         """Keep a frame, unless its stamp forbids it.
 
-        Args:
-            frame: newest message.
-            now_ns: ROS time.
-            max_age_ns: largest age of a frame that can be used.
-            tolerance_ns: largest difference between the stamps of frames that belong together.
-
-        Returns:
-            True when it was kept
+        `now_ns` is ROS time, `max_age_ns` the largest age of a usable frame, `tolerance_ns` the
+        largest difference of the stamps of frames that belong together. Returns whether it was
+        kept.
         """
         self.counters.received += 1
         if frame.stamp_ns == 0:
@@ -236,10 +230,7 @@ class CameraBuffer:
         self._selected_ns = frozenset(stamps_ns)
 
     def nearest(self, stamp_ns: int) -> Frame:
-        """Frame whose stamp is nearest, those that are too old to be used included.
-
-        There must be one that can be used.
-        """
+        """Return the frame of the nearest stamp, however old; one must be usable."""
         return min(self._kept, key=lambda frame: abs(frame.stamp_ns - stamp_ns))
 
     def age_s(self, now_ns: int) -> float | None:
@@ -260,7 +251,7 @@ class CameraBuffer:
         )
 
     def _thin(self, tolerance_ns: int) -> None:
-        """Drop frames between neighbours that stand in for them; see the module's docstring."""
+        """Drop frames between neighbours that stand in for them."""
         # An earlier frame is looked for by its exact age: all of them are kept as long as possible.
         enough = _MOST if self._kept_ns else _FULL
         while len(self._kept) > enough:

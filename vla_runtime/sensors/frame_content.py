@@ -27,7 +27,7 @@ class FrameContent:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all frames."""
+        """Drop all frames."""
         # The first message of those that are equal, its stamp, and the stamp of the last.
         self._first: Any = None
         self._first_ns = self._last_ns = 0
@@ -51,11 +51,7 @@ class FrameContent:
             self._black_ns = stamp_ns
 
     def warning(self, now_ns: int) -> str | None:
-        """Describe what is wrong with the pixels; None for nothing.
-
-        Args:
-            now_ns: stamp of the newest frame.
-        """
+        """Describe what is wrong with the pixels at the newest frame's stamp; None for nothing."""
         if self._black and now_ns - self._black_ns < _TOLD_NS:
             return (
                 f'{self._black} of the frames that were used are black, the last '

@@ -30,9 +30,7 @@ def describe_future(ahead_s: float) -> str:
 def describe_ahead(ahead_ns: int, consequence: str) -> str | None:
     """Describe a stamp that is used though it lies ahead of the clock; None within the tolerance.
 
-    Args:
-        ahead_ns: stamp minus the node's clock.
-        consequence: effect of such stamps, beginning with `and`.
+    `consequence` is the effect of such stamps, beginning with `and`.
     """
     if ahead_ns <= AHEAD_NS:
         return None

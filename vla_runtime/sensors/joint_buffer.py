@@ -23,12 +23,9 @@ _SEEN_NAMES = 32
 
 @dataclass(frozen=True)
 class JointSource:
-    """Source of one number of the state.
+    """Source of one number of the state: a topic, and the joint's name in its messages.
 
-    Attributes:
-        topic: topic of the joint states.
-        joint: name of the joint in the messages.
-        continuous: an angle in radians without end stops, which drivers may wrap around.
+    `continuous` is an angle in radians without end stops, which drivers may wrap around.
     """
 
     topic: str
@@ -65,7 +62,7 @@ class JointBuffer:
         self.samples.append((stamp_ns, value))
 
     def at(self, stamp_ns: int, tolerance_ns: int, max_gap_ns: int) -> tuple[int, float] | str:
-        """The joint at a time: interpolated between two samples, or held after the last one.
+        """Return the joint at a time: interpolated between two samples, or held after the last one.
 
         Args:
             stamp_ns: the time asked for; the buffer must not be empty.
@@ -73,7 +70,7 @@ class JointBuffer:
             max_gap_ns: longest span that is interpolated or held over.
 
         Returns:
-            stamp of the newest sample used and the value, or why there is none
+            Stamp of the newest sample used and the value, or why there is none.
         """
         after: tuple[int, float] | None = None
         for sample in reversed(self.samples):
@@ -111,8 +108,7 @@ class JointTopic:
     """One joint-state topic: its joints, and the names that were seen on it.
 
     Attributes:
-        received: count of messages.
-        refused: count of those that could not be used.
+        received, refused: counts of messages, and of those that could not be used.
         fault: why the latest message was refused; None when it was not.
         ahead: description of a latest stamp that lies ahead of the clock; None when it does not.
         silence: why no message can come, from the graph; '' where one can.
@@ -149,11 +145,7 @@ class JointTopic:
         now_ns: int,
         max_age_ns: int,
     ) -> bool:
-        """Take one message.
-
-        Returns:
-            True when its header and shape were right
-        """
+        """Take one message; return whether its header and shape were right."""
         self.received += 1
         age_ns = now_ns - stamp_ns
         self.fault = self.ahead = None
@@ -178,7 +170,7 @@ class JointTopic:
         return True
 
     def _named_twice(self, names: Sequence[str]) -> str | None:
-        """The first of this topic's joints that a message names more than once."""
+        """Return the first of this topic's joints that a message names more than once."""
         if len(set(names)) == len(names):
             return None
         mine = [name for name in names if name in self._by_name]

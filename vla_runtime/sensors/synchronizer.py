@@ -44,7 +44,7 @@ class SyncLimits:
 
     Attributes:
         tolerance_ns: largest difference between the stamps of a selection's frames.
-        max_age_ns: largest age of a frame or a state, against the ROS clock.
+        max_age_ns: of a frame or a state, against the ROS clock.
     """
 
     tolerance_ns: int
@@ -57,7 +57,7 @@ class MissingInput:
 
     Attributes:
         source: `camera NAME`, `joint NAME`, `cameras`, `clock`, `instruction` and so on.
-        text: message for the person at the robot.
+        text: for the person at the robot.
     """
 
     source: str
@@ -70,7 +70,7 @@ class Selection:
 
     Attributes:
         stamp_ns: ROS time that the selection stands for.
-        frames: camera name to frame.
+        frames: by camera name.
         state: (number of joints,) float64 in the order of the sources.
         state_stamp_ns: stamp of the newest sample of that joint whose newest is oldest.
         earlier_states: states of the steps before, as `state`, the newest first, with the times
@@ -109,7 +109,7 @@ class Synchronizer:
     Args:
         cameras: camera name to topic.
         joints: one source for each number of the state, in order.
-        limits: limits of what belongs together; may be replaced at any time.
+        limits: may be replaced at any time.
         earlier: cameras that show an earlier frame of another camera.
         state_ages_ns: ages of the earlier states, the newest first.
     """
@@ -144,7 +144,7 @@ class Synchronizer:
         }
 
     def add_frame(self, camera: str, frame: Frame, now_ns: int) -> bool:
-        """Take a camera's frame; returns whether it was kept."""
+        """Take a camera's frame; return whether it was kept."""
         with self._lock:
             self._see(now_ns)
             buffer = self._cameras[camera]
@@ -178,7 +178,7 @@ class Synchronizer:
         stamp_ns: int,
         now_ns: int,
     ) -> bool:
-        """Take a joint-state message; returns whether header and shape were right."""
+        """Take a joint-state message; return whether header and shape were right."""
         with self._lock:
             self._see(now_ns)
             source, max_age_ns = self._topics[topic], self.limits.max_age_ns
@@ -199,12 +199,12 @@ class Synchronizer:
                 self._first_ns = selection.stamp_ns
 
     def clear(self) -> None:
-        """Forget all messages; counters stay."""
+        """Drop all messages; counters stay."""
         with self._lock:
             self._clear()
 
     def select(self, now_ns: int) -> Selection | tuple[MissingInput, ...]:
-        """The newest frames that belong together and the state at their time, or why not."""
+        """Return the newest frames that belong together and the state at their time, or why not."""
         with self._lock:
             self._see(now_ns)
             limits = self.limits
@@ -309,8 +309,8 @@ class Synchronizer:
     def _newest_together(self, tolerance_ns: int) -> dict[str, Frame] | None:
         """Walk back from the newest frames; the newest of the candidates is the one to give way.
 
-        A frame more than the tolerance newer than another camera's candidate fits none of that
-        camera's older frames either, so what is skipped can never be part of a selection.
+        A frame more than the tolerance newer than another camera's candidate fits none of its older
+        ones either, so what is skipped is never part of a selection.
         """
         frames = {name: buffer.frames for name, buffer in self._cameras.items()}
         places = {name: len(usable) - 1 for name, usable in frames.items()}
@@ -325,10 +325,7 @@ class Synchronizer:
             places[newest] -= 1
 
     def _before(self, frames: Mapping[str, Frame]) -> dict[str, Frame] | MissingInput:
-        """The earlier frame of every camera that the policy sees two of.
-
-        Before there is one that old, a camera's first frame stands for it, as in training.
-        """
+        """The earlier frames that the policy sees; a camera's first frame stands for older ones."""
         found = {}
         for name, earlier in self._earlier.items():
             if self._first == {}:

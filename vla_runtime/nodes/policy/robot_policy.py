@@ -257,8 +257,8 @@ class RobotPolicy:
     def _written_like(self, state: np.ndarray, plan: CommittedPlan | None) -> CommittedPlan | None:
         """Write the plan's angles without end stops by the turn that the observed state is on.
 
-        The executor counts on where a driver wraps, and a plan a whole turn off would pull the chunk
-        there. `state` is (dimensions,) in policy units, the plan in robot units.
+        The executor counts on where a driver wraps, and a plan a whole turn off would pull the
+        chunk there. `state` is (dimensions,) in policy units, the plan in robot units.
         """
         if plan is None or not self._endless:
             return plan
