@@ -149,7 +149,6 @@ class Policy:
         options: EngineOptions,
         settings: PolicySettings,
     ) -> Policy:
-        """Load a bundle with what `auto` comes to on this machine."""
 
         def load(candidate: Candidate) -> Policy:
             if backend != AUTO:

@@ -27,7 +27,6 @@ _IMAGE_TYPES = {'raw': 'sensor_msgs/msg/Image', 'compressed': 'sensor_msgs/msg/C
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the verb's arguments."""
     parser.add_argument(
         'robot', metavar='ROBOT', help='robot file, or the name of one of config/robots'
     )

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the verb's arguments."""
     parser.add_argument(
         'bundle', type=Path, metavar='BUNDLE', help='the folder to read, or its policy.yaml'
     )
@@ -32,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Return 2 where a check fails."""
     try:
         from vla_runtime.bundle.folder import BundleError, read_bundle
         from vla_runtime.bundle.summary import describe, line

@@ -32,7 +32,6 @@ _CLEAR = '\033[2J\033[H'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the verb's arguments."""
     parser.add_argument('--namespace', metavar='NS', help='look at the robot in this one alone')
     parser.add_argument('--json', action='store_true', help='print everything as JSON')
     parser.add_argument(

@@ -105,7 +105,6 @@ class CameraImages:
             to_plain_pixels(self._resized(image, size), self._tables[index], out)
 
     def _resized(self, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-        """Resize an image without padding."""
         resample, crop = self._spec.images.resample, self._spec.images.crop
         if crop is not None:
             return cropped(

@@ -218,7 +218,6 @@ class PackedPipeline(Generic[Result]):
             stage.future.set_exception(DroppedError(f'a request was dropped: {reason}'))
 
     def close(self) -> None:
-        """Drop what is open and end the thread."""
         self.flush('the policy was closed')
         with self._changed:
             self._closed = True
@@ -284,7 +283,6 @@ class PackedPipeline(Generic[Result]):
         self._engine.tick(slot, prefix.image_mask, prefix.rows)
 
     def _answer(self, stages: list[_Stage[Result]], failure: BaseException | None) -> None:
-        """Resolve the futures that are due, unless they were dropped meanwhile."""
         ready: list[_Stage[Result]] = []
         with self._changed:
             while self._open and (failure is not None or self._open[0].done):

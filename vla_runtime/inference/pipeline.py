@@ -104,7 +104,6 @@ class ChunkPipeline(Generic[Result]):
             self._changed.wait_for(lambda: not self._unresolved)
 
     def close(self) -> None:
-        """Finish what was submitted and end the thread."""
         self._jobs.put(None)
         if self._thread is not None:
             self._thread.join()

@@ -164,7 +164,6 @@ class PrefixCache:
         self.runs = {'vision': 0, 'prefix': 0}
 
     def clear(self) -> None:
-        """Drop every entry."""
         self._images.clear()
         self._prefixes.clear()
         self._latest.clear()
@@ -269,7 +268,6 @@ class PrefixCache:
         )
 
     def _judge(self, place: PrefixSlot, inputs: PrefixInputs, policy: CachePolicy) -> CacheOutcome:
-        """Compare the inputs with the entry in a slot."""
         entry = self._prefixes.get(place)
         if policy.mode == 'off':
             return CacheOutcome(Reuse.OFF)
@@ -305,7 +303,6 @@ class PrefixCache:
 
 
 def _age_s(entry: _Image | _Prefix, inputs: PrefixInputs) -> float:
-    """Age of an entry at the time of the inputs; NaN on another clock."""
     return inputs.time_s - entry.time_s if inputs.clock == entry.clock else math.nan
 
 
@@ -316,7 +313,6 @@ def _miss(reason: MissReason, **facts: Any) -> CacheOutcome:
 def _judge_image(
     entry: _Image | None, camera: int, inputs: PrefixInputs, policy: CachePolicy
 ) -> CacheOutcome:
-    """Compare a camera's pixels with those that its image tokens were computed from."""
     pixels = inputs.pixels[camera]
     if policy.mode == 'off':
         return CacheOutcome(Reuse.OFF)
@@ -365,7 +361,6 @@ def _beyond(age_s: float, reuses: int, policy: CachePolicy) -> CacheOutcome | No
 def _changed(
     entry: _Prefix, images: tuple[int | None, ...], inputs: PrefixInputs
 ) -> tuple[str, ...]:
-    """Name the inputs that differ from the entry."""
     parts: Mapping[str, bool] = {
         'images': images != entry.images,
         **{

@@ -63,7 +63,6 @@ class Preparation:
             self._run(piece.request, piece.held)
 
     def run_with(self, run: Callable[[ChunkRequest], object], settings: PolicySettings) -> None:
-        """Pass an inference from a black image to `run`."""
         run(self._request(settings))
 
     def capture_next_graph(self, settings: PolicySettings) -> bool:
@@ -131,7 +130,6 @@ class Preparation:
 
 
 def _loops(request: ChunkRequest) -> tuple[DenoiseLoop, ...]:
-    """Return a request's denoise loop over each slot."""
     inputs = request.inputs
     return tuple(
         DenoiseLoop(

@@ -37,7 +37,6 @@ def check_recorded_cases(engine: PolicyEngine, folder: Path, precision: str) -> 
 
 
 def _compared(engine: PolicyEngine, case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """Return the chunk and the recorded one; of a `tokens` head its logits."""
     for camera, pixels in enumerate(case.pixels):
         engine.encode_image(camera, pixels)
     engine.encode_prefix(case.image_mask, case.prefix_inputs)

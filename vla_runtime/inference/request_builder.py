@@ -298,7 +298,6 @@ class RequestBuilder:
         return np.ascontiguousarray(by_draw[..., 0, :, :]), added
 
     def _rows_of(self, count: int) -> slice:
-        """Rows of the network's chunk that are the first `count` of the robot's."""
         first = self._spec.action_rows.start
         return slice(first, first + count)
 

@@ -129,7 +129,6 @@ class ChunkRunner:
         encoded: EncodedPrefix,
         on_step: StepObserver | None,
     ) -> DenoisedChunk:
-        """Let a `tokens` head write its answer."""
         engine = cast(TokenEngine, self._engine)
         engine.use_prefix(*encoded.places[0])
         length = token_dims(engine.dims).answer_length
@@ -146,7 +145,6 @@ class ChunkRunner:
         ticks: int = 0,
         answers_per_s: float | None = None,
     ) -> InferenceReport:
-        """Return the report of an inference that is done; see `InferenceReport`."""
         request, settings = encoded.request, encoded.request.settings
         return InferenceReport(
             number=request.number,

@@ -152,7 +152,6 @@ def _used(data: memoryview) -> int:
 
 
 def _has_all_restarts(layout: _JpegLayout, scan: memoryview) -> bool:
-    """Return whether the restart markers of a scan are all there, in their order."""
     across, down = layout.blocks
     count = -(-layout.header.width // across) * -(-layout.header.height // down)
     expected = (count - 1) // layout.restart_every

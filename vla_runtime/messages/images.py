@@ -142,12 +142,10 @@ def content_id(message: Image | CompressedImage) -> int:
 
 
 def describe_encoding(message: Image | CompressedImage) -> str:
-    """Return the encoding or format that a message says, quoted."""
     return quoted(message.format if hasattr(message, 'format') else message.encoding)
 
 
 def _encoding(message: Image, given: str | None) -> tuple[str, RawEncoding]:
-    """Return the encoding that a message's bytes are read by, and its name."""
     # Drivers write RGB8 as well.
     named = message.encoding.lower()
     if named in GENERIC_ENCODINGS:

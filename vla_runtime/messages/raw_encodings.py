@@ -44,7 +44,6 @@ class RawEncoding:
     generic: str | None = None
 
     def data_rows(self, height: int) -> int:
-        """Return rows of data of an image of so many rows of pixels."""
         return height * self.planes[0] // self.planes[1]
 
     def to_rgb(self, data: Any, width: int, height: int, step: int, big_endian: bool) -> np.ndarray:

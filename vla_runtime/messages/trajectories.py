@@ -56,19 +56,16 @@ class TrajectoryError(ValueError):
 
 
 def stamp_to_ns(stamp: Time) -> int:
-    """Return a stamp in nanoseconds."""
     return int(stamp.sec) * _SECOND_NS + int(stamp.nanosec)
 
 
 def ns_to_stamp(stamp_ns: int) -> Time:
-    """Return nanoseconds as a stamp."""
     from builtin_interfaces.msg import Time
 
     return Time(sec=stamp_ns // _SECOND_NS, nanosec=stamp_ns % _SECOND_NS)
 
 
 def chunk_to_message(chunk: ActionChunk, header: ChunkHeader) -> JointTrajectory:
-    """Make the message that answers a request."""
     message = _to_message(
         chunk.actions, chunk.names, chunk.kinds, chunk.step_time_s, stamp_ns=header.observation_ns
     )

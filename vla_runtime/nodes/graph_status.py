@@ -62,11 +62,9 @@ class GraphStatus:
         return robot_reports(self._heard.items(), self._in_graph(), namespace)
 
     def namespaces(self) -> list[str]:
-        """Return the namespaces of all robots that were heard in the last seconds."""
         return [one.namespace or '/' for one in self.look()]
 
     def _in_graph(self) -> list[str]:
-        """Return the full names of this package's nodes."""
         reports = (
             topic.rpartition('/')[0]
             for topic, types in self._node.get_topic_names_and_types()
@@ -131,5 +129,4 @@ def joined() -> Iterator[GraphStatus]:
 
 
 def where() -> str:
-    """Describe the graph that is looked at."""
     return describe_reach(os.environ)

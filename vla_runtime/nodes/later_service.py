@@ -56,7 +56,6 @@ class LaterService:
         self.look()
 
     def look(self) -> None:
-        """Send the responses that are complete."""
         for one in self._waiting.copy():
             complete, response, header = one
             # None: it raised, and that was reported.

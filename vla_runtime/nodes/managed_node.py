@@ -56,7 +56,6 @@ class ManagedNode(LifecycleNode):
 
     @property
     def lifecycle(self) -> str:
-        """Label of the node's state."""
         return str(self._state_machine.current_state[1])
 
     def _withdraw(self, why: str) -> None:

@@ -90,7 +90,6 @@ tabletop_node = partial(run_module, 'tabletop_node')
 
 
 def _print_usage(name: str) -> int:
-    """Print the help; return the exit code."""
     try:
         with watched_output():
             print(_usage(name))

@@ -54,7 +54,6 @@ def problem_of(name: str, value: object, *nodes: str) -> str | None:
 
 
 def owners(parameter: str) -> tuple[str, ...]:
-    """Return the nodes that have a parameter."""
     return tuple(node for node in NODE_PARAMETERS if parameter in names_of(node))
 
 

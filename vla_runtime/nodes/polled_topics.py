@@ -45,7 +45,6 @@ class PolledTopics:
     def subscribe(
         self, message_type: type, topic: str, qos: QoSProfile = NEWEST_HEARD
     ) -> PolledTopic:
-        """Subscribe to a topic by its full name."""
         return PolledTopic(self._node.create_subscription(message_type, topic, lambda _: None, qos))
 
     def close(self) -> None:

@@ -84,7 +84,6 @@ class NodeState:
 
 
 def state_of(node: Node) -> NodeState:
-    """Return what the next process needs."""
     label = node._state_machine.current_state[1] if isinstance(node, LifecycleNode) else ''
     # rclpy's annotation says values; it returns Parameters (Humble and Jazzy).
     parameters: Any = node.get_parameters_by_prefix('')

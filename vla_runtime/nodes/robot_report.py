@@ -79,7 +79,6 @@ class NodeReport:
     items: list[HeardItem] = field(default_factory=list)
 
     def item(self, name: str) -> HeardItem | None:
-        """Return the line of a subject; None without it."""
         return next((item for item in self.items if item.item == name), None)
 
     @property
@@ -158,7 +157,6 @@ class RobotReport:
         return ''
 
     def state(self) -> str:
-        """Describe the robot in a word or two."""
         mode = self._value('mode')
         if self.is_moving:
             return 'moving'
@@ -202,7 +200,6 @@ class RobotReport:
         return '' if control is None else control.values.get(key, '')
 
     def lines(self, now_s: float) -> list[str]:
-        """Return lines of text for a person."""
         why, state = self.why(), self.state()
         if state == 'held' and not why and self.executor is not None:
             why = next(item.text for item in self.executor.items if item.item == 'control')
@@ -224,7 +221,6 @@ class RobotReport:
         return lines
 
     def _ages(self) -> str:
-        """Describe the ages of what the nodes see."""
         found = {}
         for node in self.nodes:
             for item in node.items:

@@ -73,16 +73,13 @@ class StatusBoard:
             log_item(self._node, condition)
 
     def drop(self, name: str) -> None:
-        """Stop publishing the status of this name."""
         with self._lock:
             self._conditions.pop(name, None)
 
     def publish(self, conditions: Iterable[StatusItem]) -> None:
-        """Publish these now."""
         self._publisher.publish(self.to_message(conditions))
 
     def to_message(self, conditions: Iterable[StatusItem]) -> DiagnosticArray:
-        """Conditions under the node's name and the present ROS time."""
         return to_message(
             conditions,
             node=self._node.get_fully_qualified_name(),

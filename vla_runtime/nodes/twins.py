@@ -64,7 +64,6 @@ class Claim:
         return (_MOVES if self.moves else rank), self.since_ns
 
     def values(self) -> dict[str, object]:
-        """Values of the status item."""
         return {
             'process': self.process,
             'since_ns': self.since_ns,
@@ -119,12 +118,10 @@ class Twins:
         self._speaks_s: float | None = None
 
     def claim(self, lifecycle: str, *, moves: bool = False, topics: Collection[str] = ()) -> Claim:
-        """Return this node's own; see `Claim`."""
         name = self._node.get_fully_qualified_name()
         return Claim(name, self._process, self._since_ns, lifecycle, moves, frozenset(topics))
 
     def others(self) -> list[Claim]:
-        """Return the claims of the other nodes, as they were heard last."""
         own = self._process, self._since_ns
         read = (read_claim(found) for found in self._heard.items(ITEM))
         found = [one for one in read if one and (one.process, one.since_ns) != own]
@@ -187,7 +184,6 @@ class TwinError(ValueError):
 
 
 def why_second(mine: Claim, first: Claim, mend: str) -> str:
-    """Say who came first, and what mends it."""
     shared = sorted(first.topics & mine.topics)
     on = f' on {", ".join(shared)}' if shared else ''
     same = 'another node of the same name' if first.node == mine.node else 'another node'
@@ -208,7 +204,6 @@ def node_item(claim: Claim, problem: str = '') -> StatusItem:
 def _without_shared(
     others: Iterable[Claim], shared_with: Mapping[str, Collection[str]]
 ) -> list[Claim]:
-    """Return the claims without the topics that their nodes may share."""
     return [
         replace(
             one, topics=frozenset(t for t in one.topics if one.node not in shared_with.get(t, ()))

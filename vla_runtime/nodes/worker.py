@@ -51,7 +51,6 @@ class LatestJobWorker(Generic[Job]):
             self._changed.notify()
 
     def poke(self) -> None:
-        """Try the waiting job again, if there is one."""
         if self._waiting is None:
             return
         with self._changed:
@@ -59,7 +58,6 @@ class LatestJobWorker(Generic[Job]):
             self._changed.notify()
 
     def drop(self) -> None:
-        """Drop the waiting job."""
         with self._changed:
             self._waiting = None
 

@@ -75,7 +75,6 @@ class PoseColumns:
 
     @property
     def columns(self) -> tuple[int, ...]:
-        """All action columns of this pose."""
         return (*self.position, *self.rotation)
 
 

@@ -94,7 +94,6 @@ def to_pixels(
 
 
 def _square(size: int, out: np.ndarray | None) -> np.ndarray:
-    """Return the buffer, checked, or a new one."""
     if size < 1:
         raise ValueError(f'image size must be at least 1 pixel, got {size}')
     if out is None:

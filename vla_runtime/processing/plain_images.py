@@ -143,7 +143,6 @@ def _cubic(x: np.ndarray) -> np.ndarray:
 
 
 def _lanczos(x: np.ndarray) -> np.ndarray:
-    """Lanczos' kernel of three lobes at distances x."""
     return np.where(np.abs(x) < _REACH['lanczos'], np.sinc(x) * np.sinc(x / _REACH['lanczos']), 0.0)
 
 

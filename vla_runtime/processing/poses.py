@@ -303,13 +303,11 @@ def _to_euler(matrices: np.ndarray, axes: str) -> np.ndarray:
 
 
 def _axes_from(axis: str) -> tuple[int, int, int]:
-    """Return an axis and the two that follow it, right-handed."""
     along = 'xyz'.index(axis)
     return along, (along + 1) % 3, (along + 2) % 3
 
 
 def _from_6d(rows: np.ndarray) -> np.ndarray:
-    """Gram-Schmidt: (n, 6) to (n, 3, 3)."""
     first, second = rows[:, :3], rows[:, 3:]
     first_length = np.linalg.norm(first, axis=-1, keepdims=True)
     second_length = np.linalg.norm(second, axis=-1, keepdims=True)
@@ -360,7 +358,6 @@ def _reorder(rows: np.ndarray, form: RotationForm, *, to_wxyz: bool) -> np.ndarr
 
 
 def _stack(rows: Iterable[np.ndarray], shape: tuple[int, ...] = (3, 3)) -> np.ndarray:
-    """Stack what may be no rows at all."""
     return np.array(list(rows), dtype=np.float64).reshape(-1, *shape)
 
 

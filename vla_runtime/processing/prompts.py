@@ -71,7 +71,6 @@ class PromptLayout:
 
     @property
     def has_state(self) -> bool:
-        """True where the state is written into the prompt."""
         return STATE in self.text
 
     @property

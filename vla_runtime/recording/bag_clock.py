@@ -98,7 +98,6 @@ class BagClock:
         return self._of(topic, *self._noted[topic])
 
     def time_ns(self, raw: RawMessage) -> int:
-        """Return the time of one message."""
         return int(self._of(raw.topic, np.array([raw.time_ns]), np.array([_stamp_ns(raw)]))[0])
 
     def at(self, recorded_ns: np.ndarray) -> np.ndarray:
@@ -194,7 +193,6 @@ class BagClock:
 
 
 def _stamp_ns(raw: RawMessage) -> int:
-    """Return a message's stamp; 0 for none."""
     found = header_stamp_ns(raw.serialised) if raw.type_name in _WITH_HEADER else None
     return found or 0
 

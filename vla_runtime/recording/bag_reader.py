@@ -107,7 +107,6 @@ class BagReader:
                 yield raw.time_ns, raw.topic, message.data
 
     def note(self, problem: str) -> None:
-        """Note what cannot be read."""
         self.problems.append(f'{self.path}: {problem}')
 
     def read(self, message: RawMessage) -> Any | None:

@@ -157,7 +157,6 @@ class Bag:
 
     @property
     def written(self) -> int:
-        """Bytes in the file."""
         with self._lock:
             return int(self._storage.bio.tell()) if self._open else 0
 
@@ -176,7 +175,6 @@ class Bag:
                 self._end_early(whole, error)
 
     def close(self) -> None:
-        """Finish the file."""
         with self._lock:
             if self._open and (problem := self._close()):
                 self._on_failure(f'{self._storage.path}: cannot be closed: {problem}')

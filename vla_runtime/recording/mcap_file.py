@@ -41,7 +41,6 @@ class McapFile(StorageFile):
         self._unknown = 0
 
     def messages(self, wanted: Wanted) -> Iterator[RawMessage]:
-        """Yield the wanted messages in the order of the file."""
         try:
             with self._path.open('rb') as file:
                 size = self._path.stat().st_size
@@ -155,7 +154,6 @@ def _record(data: memoryview, place: int) -> tuple[int, memoryview, int]:
 
 
 def _unpacked(chunk: memoryview) -> memoryview:
-    """Records of a chunk."""
     _, _, size, crc = _unpack('<QQQI', chunk)
     compression, after = _text(chunk, 28)
     (length,) = _unpack('<Q', chunk[after:])

@@ -35,7 +35,6 @@ def make_ring(folder: Path) -> None:
 
 
 def is_ring(folder: Path) -> bool:
-    """Return whether the bags in a folder are one recording."""
     return (folder / _MARK).is_file()
 
 
@@ -44,7 +43,6 @@ def part_of(folder: Path, number: int) -> Path:
 
 
 def parts_of(folder: Path) -> list[Path]:
-    """Return the folders of a ring's bags, in order."""
     parts = (part for part in folder.iterdir() if part.is_dir() and _PART.fullmatch(part.name))
     return sorted(parts)
 
@@ -162,7 +160,6 @@ class Recording:
             self.messages += 1
 
     def close(self) -> None:
-        """Finish the files."""
         with self._lock:
             self._ended = True
             self._bag.close()

@@ -22,12 +22,10 @@ class StampBook:
         return len(self._wanted)
 
     def came(self, stamp_ns: int) -> None:
-        """Note a message that came."""
         self._wanted.pop(stamp_ns, None)
         self._note(self._came, stamp_ns)
 
     def wanted(self, stamp_ns: int) -> None:
-        """Note a message that an inference used."""
         if stamp_ns not in self._came:
             self._note(self._wanted, stamp_ns)
 

@@ -42,7 +42,6 @@ def header_stamp_ns(serialised: bytes) -> int | None:
 
 
 def joint_state(stamp_ns: int, names: Sequence[str], positions: Sequence[float]) -> bytes:
-    """Return a serialised `sensor_msgs/JointState`."""
     types = get_typestore(Stores.ROS2_JAZZY)
     stamp = types.types['builtin_interfaces/msg/Time'](*divmod(stamp_ns, _SECOND_NS))
     message = types.types[JOINT_STATE](
@@ -66,7 +65,6 @@ _OF_DRIVERS = {
 
 @cache
 def message_types() -> Any:
-    """Return the type store that bags are written and read with."""
     types = get_typestore(Stores.ROS2_JAZZY)
     for name, text in _OF_DRIVERS.items():
         types.register(get_types_from_msg(text, name))
@@ -133,7 +131,6 @@ class SqliteFile(StorageFile):
     """One file; see `StorageFile`."""
 
     def messages(self, wanted: Wanted) -> Iterator[RawMessage]:
-        """Yield the wanted messages in the order of the file."""
         try:
             # Immutable: a bag on a read-only disk has no place for a journal.
             address = f'{self._path.resolve().as_uri()}?mode=ro&immutable=1'

@@ -140,7 +140,6 @@ class ArmKinematics:
         return np.array(rows).reshape(-1, len(self.joints))
 
     def _pose(self, joints: np.ndarray) -> Any:
-        """Pose of the tip in the frame of the base."""
         self._pin.forwardKinematics(self._model, self._data, joints)
         self._pin.updateFramePlacements(self._model, self._data)
         frames = self._data.oMf

@@ -185,12 +185,10 @@ class RobotMatch:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """Columns of a command."""
         return self.written.columns
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """Names of the columns of a command."""
         return tuple(column.name for column in self.columns)
 
     @property
@@ -300,7 +298,6 @@ class _Matcher:
         )
 
     def _measured(self, state_joints: Sequence[str]) -> dict[str, Any]:
-        """Joints that the state is made of, and its poses that are computed from them."""
         poses = dict.fromkeys(pose.name for pose in self._measured_pose_of.values())
         plain = [
             joint
@@ -358,7 +355,6 @@ class _Matcher:
                 )
 
     def _no_pose(self, pose: PoseSpec) -> str:
-        """Say what mends that the robot file has no pose of this name."""
         known = by_name(self._robot.poses)
         taken = {known[one.name].name for one in self._poses if one.name in known}
         free = [one.name for one in self._robot.poses if one.name not in taken]

@@ -141,7 +141,6 @@ class RobotJoint:
 
     @property
     def in_commands(self) -> str:
-        """Its name in command messages."""
         return (self.command.name if self.command else None) or self.in_messages
 
     @property
@@ -358,7 +357,6 @@ class RobotSpec:
         return next(joint for joint in self.joints if joint.name == name)
 
     def joint_source(self, name: str) -> JointStateTopic:
-        """The joint-state topic that brings the joint of this name."""
         return next(
             source for source in self.joint_states if not source.joints or name in source.joints
         )
@@ -374,12 +372,10 @@ class Robot(RobotSpec):
 
 
 def received_topics(robot: RobotSpec) -> tuple[str, ...]:
-    """Topics of joint states that are stamped when they are received."""
     return tuple(source.topic for source in robot.joint_states if source.stamp == 'receive')
 
 
 def is_received(robot: RobotSpec, joint: str) -> bool:
-    """Return whether a joint's states are stamped when they are received."""
     return robot.joint_source(joint).stamp == 'receive'
 
 

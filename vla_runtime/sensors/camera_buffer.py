@@ -154,7 +154,6 @@ class CameraBuffer:
 
     @property
     def frames(self) -> list[Frame]:
-        """Frames that can be used, oldest first."""
         return self._kept[bisect_left(self._kept, self._usable_from_ns, key=_stamp) :]
 
     @property
@@ -220,7 +219,6 @@ class CameraBuffer:
         self._refuse(reason)
 
     def expire(self, now_ns: int, max_age_ns: int) -> None:
-        """Drop frames that are too old to be used."""
         self._usable_from_ns = now_ns - max_age_ns
         oldest_ns = self._usable_from_ns - self._kept_ns
         del self._kept[: bisect_left(self._kept, oldest_ns, key=_stamp)]
@@ -238,7 +236,6 @@ class CameraBuffer:
         return None if self._last_ns is None else (now_ns - self._last_ns) * 1e-9
 
     def why_empty(self, now_ns: int, max_age_ns: int) -> str:
-        """Describe why no frame can be used."""
         if self.fault is not None:
             return f"camera '{self.name}' ({self.topic}): {self.fault}"
         why = f': {self.silence}' if self.silence else ''

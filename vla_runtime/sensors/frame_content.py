@@ -27,7 +27,6 @@ class FrameContent:
         self.clear()
 
     def clear(self) -> None:
-        """Drop all frames."""
         # The first message of those that are equal, its stamp, and the stamp of the last.
         self._first: Any = None
         self._first_ns = self._last_ns = 0

@@ -170,7 +170,6 @@ class JointTopic:
         return True
 
     def _named_twice(self, names: Sequence[str]) -> str | None:
-        """Return the first of this topic's joints that a message names more than once."""
         if len(set(names)) == len(names):
             return None
         mine = [name for name in names if name in self._by_name]

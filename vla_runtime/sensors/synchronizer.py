@@ -154,7 +154,6 @@ class Synchronizer:
             return kept
 
     def refuse_frame(self, camera: str, reason: str) -> None:
-        """Count a camera's message that cannot be used."""
         with self._lock:
             self._cameras[camera].refuse(reason)
 
@@ -235,7 +234,6 @@ class Synchronizer:
             )
 
     def camera_statuses(self, now_ns: int) -> tuple[CameraStatus, ...]:
-        """Counters and problems of every camera."""
         with self._lock:
             self._see(now_ns)
             problems = {item.source: item.text for item in self._missing_cameras(now_ns)}
@@ -349,7 +347,6 @@ class Synchronizer:
         return found
 
     def _earlier_times(self, stamp_ns: int) -> tuple[int, ...]:
-        """Times of the earlier states, the newest first."""
         if self._first == {}:
             return (stamp_ns,) * len(self._state_ages_ns)
         oldest_ns = self._first_ns if self._first else 0

@@ -134,7 +134,6 @@ class CommandWatch:
             )
 
     def ignore(self) -> None:
-        """End the subscriptions, and forget who was heard."""
         subscriptions, self._subscriptions = self._subscriptions, []
         for subscription in subscriptions:
             self._node.destroy_subscription(subscription)

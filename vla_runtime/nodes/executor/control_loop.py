@@ -205,7 +205,6 @@ class ControlLoop:
             self._garbage.collect(everything=not running)
 
     def _stamp_ns(self, now_s: float, now_ros_ns: int) -> int:
-        """Header stamp of a command that was computed for `now_s`."""
         return now_ros_ns if self._ros_time_of_ns is None else self._ros_time_of_ns(now_s)
 
     def defer_gc(self) -> None:
@@ -410,7 +409,6 @@ class ControlLoop:
             self._name_stall(watch.newest_silence())
 
     def _unsent_columns(self, verdicts: Sequence[Verdict]) -> np.ndarray:
-        """Return the columns of controllers that are sent nothing, (columns,) bool."""
         unsent = np.zeros(self._executor.columns.count, dtype=bool)
         for verdict in verdicts:
             if verdict.topic in self._returned:

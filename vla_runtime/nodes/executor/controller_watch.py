@@ -233,7 +233,6 @@ def why_not_yet(verdicts: Sequence[Verdict]) -> str:
 
 
 def warnings_of(verdicts: Sequence[Verdict]) -> str:
-    """Name what makes the motion worse than it could be; empty without anything."""
     return '; '.join(verdict.warning for verdict in verdicts if verdict.warning)
 
 
@@ -362,7 +361,6 @@ class _Controller:
         self._note_scaling(state)
 
     def _hear_goals(self, now_s: float) -> None:
-        """Note which goals of its action are alive."""
         taken = None if self._goals is None else self._goals.take()
         if taken is None:
             return

@@ -147,7 +147,6 @@ class GripperGoals:
         self._sent_s = now_s
 
     def measure(self, position: float, now_s: float) -> None:
-        """Take the gripper's measured position, in the joint's unit."""
         self.measured, self._measured_s = position, now_s
         if not abs(position - self._stood_at) <= _STANDS * self._deadband:
             self._stood_at, self._moved_s = position, now_s

@@ -154,7 +154,6 @@ class GripperOutput:
         self._goals.want(float(setpoints[self._column]), time.monotonic(), follows=follows)
 
     def observe_state(self, names: Sequence[str], positions: Sequence[float]) -> None:
-        """Take positions of the robot's joints."""
         if self._joint.name not in names:
             return
         index = names.index(self._joint.name)

@@ -327,7 +327,6 @@ class ExecutorNode(ManagedNode):
         return self._why_led() or self._why_not_units()
 
     def _why_led(self) -> str:
-        """Return whose goal a controller carries out; empty without any."""
         session = self._session
         if session is None or session.watch is None or session.loop is None:
             return ''
@@ -498,7 +497,6 @@ class ExecutorNode(ManagedNode):
     # Other nodes.
 
     def _claim(self) -> Claim:
-        """What this node says of itself, and claims while it is active."""
         loop = self._loop
         if loop is None:
             return self._twins.claim(self.lifecycle)
@@ -543,7 +541,6 @@ class ExecutorNode(ManagedNode):
         return self._several_policies()
 
     def _several_policies(self) -> str:
-        """Name the policies that answer, where there are several; empty otherwise."""
         topic = self.resolve_topic_name(CHUNK_TOPIC)
         found = sorted(one.describe() for one in self._twins.others() if topic in one.topics)
         return f'{len(found)} policies answer on {topic}: {", ".join(found)}' if found[1:] else ''
@@ -551,7 +548,6 @@ class ExecutorNode(ManagedNode):
     # Helpers.
 
     def _conflict(self) -> str:
-        """Name another executor that asks the same policy; empty without one."""
         plans = self._plan_publisher
         return '' if plans is None else other_publishers(self, [plans.topic_name])
 

@@ -231,7 +231,6 @@ def _joint_group_command(
 def _joint_single_command(
     matched: MatchedOutput, numbers: Numbers, period_s: float
 ) -> tuple[Any, _Fill]:
-    """One joint of that node."""
     message = message_type('joint_single_command')(name=matched.message_names[0])
 
     def fill(_: Time) -> None:

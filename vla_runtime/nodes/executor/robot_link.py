@@ -300,7 +300,6 @@ class RobotLink:
         return '; '.join(text for text in found if text)
 
     def ignore(self) -> None:
-        """Undo `listen`."""
         self._watch.ignore()
         self._takers = []
         subscriptions, self._subscriptions = self._subscriptions, []
@@ -386,7 +385,6 @@ class RobotLink:
         )
 
     def _unserved(self) -> list[str]:
-        """Full names of the actions that no server takes goals of."""
         return [
             self._node.resolve_topic_name(gripper.topic)
             for gripper in self._grippers

@@ -32,7 +32,6 @@ class StreamSilences:
         return max(_SHORTEST_S, _INTERVALS * self._interval_s)
 
     def hear(self, now_s: float) -> None:
-        """Note a message."""
         if self._heard_s is not None:
             elapsed_s = now_s - self._heard_s
             if elapsed_s > self.longest_usual_s:

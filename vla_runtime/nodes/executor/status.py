@@ -184,7 +184,6 @@ class Rule:
 
 
 def _usual(facts: Facts) -> str:
-    """Say how the robot stands or moves, by the reason of its command."""
     executor = facts.executor
     return _TEXTS.get(executor.reason, f'{{stands}}: {executor.reason.value}').format(
         stands='holding' if _goes_on_by_itself(executor) else 'stopped',
@@ -272,7 +271,6 @@ START_RULES = [
 
 
 def control(facts: Facts) -> StatusItem:
-    """Return the status of the present command."""
     said = [rule for rule in RULES if rule.when(facts)]
     of_start = [] if facts.runs else [rule for rule in START_RULES if rule.when(facts)]
     first, *more = said
@@ -390,7 +388,6 @@ def _who(answers: Answers) -> str:
 
 
 def chunks(status: LoopStatus, answers: Answers) -> StatusItem:
-    """Count accepted and refused chunks."""
     counters = status.counters
     stamps = status.executor.wrong_stamps
     level = Level.WARN if answers.last_refusal or stamps else Level.OK
@@ -455,7 +452,6 @@ def timing(lateness: Lateness, rate_hz: float, counters: Counters) -> StatusItem
 
 
 def seam(timed: TimedHandover, names: tuple[str, ...]) -> StatusItem:
-    """Report a handover."""
     report = timed.seam
     position, velocity = np.abs(report.position_jump), np.abs(report.velocity_jump)
     worst = int(np.argmax(position))

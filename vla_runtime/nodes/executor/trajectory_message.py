@@ -97,7 +97,6 @@ class WayLimits:
 
     @classmethod
     def none(cls, count: int) -> WayLimits:
-        """Limit nothing."""
         return cls(np.full(count, -np.inf), np.full(count, np.inf), np.full(count, np.inf))
 
 

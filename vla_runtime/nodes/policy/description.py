@@ -209,7 +209,6 @@ def _forms(document: Mapping[str, Any], fields: _Fields) -> tuple[str, str]:
 
 
 def is_description(topic: str) -> bool:
-    """Return whether a topic may be a policy node's description."""
     return topic.endswith('/description')
 
 

@@ -100,7 +100,6 @@ class IncomingRequests:
             return next((entry.request for entry in self._waiting()), None)
 
     def begin(self, request: PlanRequest) -> None:
-        """A request's inference begins."""
         self._note(request, begun=True)
 
     def wait(self, request: PlanRequest) -> None:

@@ -445,7 +445,6 @@ class PolicyNode(ManagedNode):
         )
 
     def _claim(self, lifecycle: str, *, is_opened: bool = False) -> Claim:
-        """What this node says of itself, and claims while it is active."""
         is_active = is_opened or self._responder is not None
         return self._twins.claim(lifecycle, topics=[self._chunks.topic_name] if is_active else [])
 

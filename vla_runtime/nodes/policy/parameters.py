@@ -83,7 +83,6 @@ POLICY_PARAMETERS: tuple[ParameterSpec, ...] = (
 
 
 def limits_from(values: Mapping[str, Any]) -> SyncLimits:
-    """Make the synchroniser's limits from the node's values."""
     return SyncLimits(
         tolerance_ns=round(values['sync_tolerance_s'] * 1e9),
         max_age_ns=round(values['max_observation_age_s'] * 1e9),

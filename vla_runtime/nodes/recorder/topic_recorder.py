@@ -258,7 +258,6 @@ class TopicRecorder:
 
 
 def _compress(message: Image, encoding: str | None) -> CompressedImage:
-    """Encode a raw image as JPEG, with its own stamp."""
     quality = [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY]
     encoded = cv2.imencode('.jpg', to_rgb(message, encoding=encoding)[:, :, ::-1], quality)[1]
     compressed = CompressedImage(header=message.header, format='rgb8; jpeg compressed bgr8')
