@@ -57,10 +57,7 @@ def output_folder(text: str) -> Path:
 
 
 def make_folder(path: Path, option: str) -> None:
-    """Make a folder for results, with its parents; an existing one is kept.
-
-    A folder that cannot be made is a ValueError that names the option.
-    """
+    """Make a folder for results; ValueError names the option. An existing one is kept."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -52,10 +52,7 @@ class CameraImages:
         self._pixels = np.stack(pixels) if len(set(self._sizes)) == 1 else pixels
 
     def check(self, images: Mapping[str, np.ndarray | None]) -> None:
-        """Refuse images that are none, or not of their camera's size where nothing resizes them.
-
-        None stands for an absent camera. A ValueError names camera, and what was expected and came.
-        """
+        """Refuse images of wrong type or size (ValueError); None stands for an absent camera."""
         for camera, size in zip(self._spec.cameras, self._sizes, strict=True):
             image = images.get(camera.name)
             if image is None:

@@ -1,7 +1,6 @@
 """Convert observations to network inputs and network output to actions, as policy.yaml says.
 
-An observation is checked before anything runs on a device. A bad one raises an error that names
-what was expected and what came, and it changes nothing.
+A bad observation is refused before anything runs on a device, and changes nothing.
 """
 
 from __future__ import annotations
@@ -34,12 +33,8 @@ from vla_runtime.types import ActionChunk, Advantage, CommittedPlan, Observation
 class PolicyCodec:
     """Pre- and post-processing of one bundle, with its statistics and tokenizer loaded.
 
-    Attributes:
-        prompts: None: the policy reads no instruction.
-        answer_decoder: of the answers of a `tokens` head; None for the other heads.
-
-    Raises:
-        ValueError: statistics or tokenizer that do not fit the bundle.
+    `prompts` is None for a policy without language, `answer_decoder` for all but `tokens` heads.
+    Statistics or a tokenizer that do not fit the bundle are a ValueError.
     """
 
     def __init__(self, bundle: Bundle) -> None:
@@ -100,10 +95,7 @@ class PolicyCodec:
         return self._checked_state('state', observation.state)
 
     def earlier_states(self, observation: Observation) -> np.ndarray:
-        """Return the normalised states of the steps before, (T - 1, S) float32, the newest first.
-
-        Another number of them, or a state that does not fit, is a ValueError.
-        """
+        """Return normalised states of the steps before, (T - 1, S) float32, the newest first."""
         given, expected = observation.earlier_states, (self._history or 1) - 1
         if len(given) != expected:
             raise ValueError(
@@ -180,10 +172,8 @@ class PolicyCodec:
         """Normalise the committed plan, as the network would have output it.
 
         Deltas are re-anchored to the state of this observation. A plan shorter than the horizon
-        is padded with its last action (the weight there is zero).
+        is padded with its last action (the weight there is zero). (H, A) float32.
 
-        Returns:
-            (H, A) float32 in normalised action space.
         Raises:
             ValueError: wrong shape, no steps, not finite, or impossible horizons.
         """
@@ -241,11 +231,9 @@ class PolicyCodec:
 
 
 class _Prompts:
-    """Prompts of a policy with language: layout, tokenizer and length.
+    """Prompts of a policy with language.
 
-    Raises:
-        ValueError: a tokenizer with more tokens than the network knows, or one that puts
-            images elsewhere in the prompt than the network expects them.
+    ValueError for a tokenizer that does not fit the network.
     """
 
     def __init__(self, bundle: Bundle, form: PromptFormat) -> None:
@@ -271,10 +259,7 @@ class _Prompts:
     def rows(
         self, instruction: str, state: np.ndarray, advantages: tuple[Advantage | None, ...]
     ) -> dict[str, np.ndarray]:
-        """Return `tokens` and `token_mask`, one row a tag.
-
-        ValueError for a prompt that is too long.
-        """
+        """Return `tokens` and `token_mask`, a row a tag; ValueError for too long a prompt."""
         prompts = (
             prompt_parts(self._layout, self._form, instruction, state, advantage)
             for advantage in advantages

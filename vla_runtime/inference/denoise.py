@@ -40,12 +40,7 @@ def usual_schedule(
 ) -> StepSchedule:
     """Return the schedule of N steps of a family's policy.
 
-    Args:
-        kind: rounding of a flow's times.
-        scheduler: of a `diffusion` head.
-
-    Raises:
-        ValueError: more steps than a `diffusion` head was trained with.
+    More steps than a `diffusion` head was trained with are a ValueError.
     """
     if family.has_scheduler:
         return scheduler_steps(dims, steps, scheduler)

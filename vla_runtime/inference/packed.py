@@ -1,15 +1,13 @@
 """Many requests at a time on a `tokens` head: each tick is one pass over all that are open.
 
 An answer of K tokens takes K ticks, and K requests are open at most: the newest one's prompt and a
-token of each older one are read in one pass (`families.packed_pass`). So an answer is K - 1 ticks
-old when it comes, and there is one a tick. Invariants:
+token of each older one are read in one pass (`families.packed_pass`). Invariants:
 - answers come in the order in which requests went in, also those that end early;
 - a request's tokens are those that it would get alone, whatever else is open;
-- `flush` drops every open request: nothing of it is answered afterwards; the newest token of a
-  dropped request is never read;
+- `flush` drops every open request: nothing of it is answered or read afterwards;
 - an exception of one request goes to its own future; one of the engine to all that are open;
 - while a request is open, only the pipeline's own thread uses the engine.
-One thread submits, drains and flushes, and it is never the pipeline's.
+One other thread submits, drains and flushes.
 """
 
 from __future__ import annotations
@@ -118,13 +116,9 @@ class _Stage(Generic[Result]):
 
 
 class PackedPipeline(Generic[Result]):
-    """Run the requests of one policy packed.
+    """Run the requests of one policy packed, on an engine with the feature `packed`.
 
-    Args:
-        engine: with the feature `packed`.
-        cache: the policy's; its images are used.
-        length: K, most tokens of an answer.
-        end: token that ends an answer.
+    `length` is K, `end` the token that ends an answer; of the cache the images are used.
     """
 
     def __init__(
@@ -157,12 +151,8 @@ class PackedPipeline(Generic[Result]):
     ) -> Future[Result]:
         """Queue a request; its prompt goes into the next tick. Waits while K are open.
 
-        Args:
-            request: of one prompt row.
-            finish: called with the answer in the pipeline's thread.
-
-        Returns:
-            Future of what `finish` returns or raises; `DroppedError` where it was dropped.
+        `finish` is called with the answer in the pipeline's thread. The future has what it returns
+        or raises, or `DroppedError`.
         """
         future: Future[Result] = Future()
         future.set_running_or_notify_cancel()
@@ -203,10 +193,7 @@ class PackedPipeline(Generic[Result]):
             self._changed.wait_for(lambda: not self._count and not self._busy)
 
     def flush(self, reason: str) -> None:
-        """Drop every open request and wait for the tick under way.
-
-        `DroppedError` has the reason.
-        """
+        """Drop every open request, and wait for the tick under way."""
         with self._changed:
             dropped = [*self._open, *self._waiting]
             self._open.clear()

@@ -1,11 +1,9 @@
 """Two inferences at a time: the next request is encoded while the last one is denoised.
 
-The encoding runs in the thread that submits, the denoising in the pipeline's own thread; on a GPU
-each has its own stream. The chunks equal those of two inferences one after the other, because the
-stages share nothing but slots (`inference.runner`). Invariants:
-- chunks come out in the order in which requests went in;
-- while a request is encoded, at most one other is unfinished, and the slots that the other reads
-  are not written;
+The encoding runs in the thread that submits, the denoising in the pipeline's own; on a GPU each has
+its own stream. The stages share nothing but slots (`inference.runner`). Invariants:
+- chunks come out in the order in which requests went in, equal to those of `latency`;
+- while a request is encoded, at most one other is unfinished, and its slots are not written;
 - an exception goes to the future of its own request and to no other;
 - after `drain` nothing runs; after `close` nothing runs ever again.
 One thread submits and drains, and it is never the pipeline's.

@@ -1,10 +1,9 @@
 """The prefix cache: reuse of image tokens and prefixes of earlier inferences.
 
 Two levels, both in the engine's own buffers, so a hit costs a comparison and no copy: the image
-tokens of each camera, and the keys and values of each slot of each number of prompt rows. A hit
-needs the same pixels, masks and tokens. Attention within the prefix is bidirectional, so any change
-of an image or a token makes all keys and values stale; only the image tokens of unchanged
-cameras stay valid.
+tokens of each camera, and the keys and values of each slot of each number of prompt rows. Attention
+within the prefix is bidirectional, so any change of pixels, masks or tokens makes all keys and
+values stale; only the image tokens of unchanged cameras stay valid.
 
 Invariants:
 - `exact` (the default) reuses only what is equal bit for bit: a hit changes nothing;
@@ -144,12 +143,8 @@ class _Prefix:
 class PrefixCache:
     """Run the vision and prefix networks where the engine's buffers lack the result.
 
-    Args:
-        engine: its buffers are the cache.
-        cameras: names, in the engine's order, for the report.
-
-    Attributes:
-        runs: number of runs of the networks `vision` and `prefix`.
+    `cameras` are names in the engine's order, for the report. `runs` counts runs of the networks
+    `vision` and `prefix`.
     """
 
     def __init__(self, engine: PolicyEngine, cameras: tuple[str, ...]) -> None:

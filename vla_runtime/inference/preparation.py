@@ -38,10 +38,9 @@ class _Piece:
 
 
 class Preparation:
-    """Prepares a policy's engine for settings; one thread uses it.
+    """Prepares a policy's engine for settings.
 
-    Of the engine only the state of its graphs is read. `run` runs a request and leaves nothing of
-    it in the prefix cache.
+    One thread uses it. `run` leaves no cached prefix.
     """
 
     def __init__(

@@ -16,12 +16,9 @@ from vla_runtime.inference.denoise import case_schedule, denoise
 def check_recorded_cases(engine: PolicyEngine, folder: Path, precision: str) -> None:
     """Refuse an engine whose chunks are not those of PyTorch's plain modules in float32.
 
-    The first case of each number of prompt rows is run, images to chunk.
-
-    The engine's schedule, prefixes and step inputs are overwritten. `precision` has the bounds.
-
-    Raises:
-        ValueError: a chunk beyond its bound, or a bundle without recorded cases.
+    The first case of each number of prompt rows is run, images to chunk, and overwrites the
+    engine's schedule, prefixes and step inputs. A chunk beyond the precision's bound, or a bundle
+    without recorded cases, is a ValueError.
     """
     cases, _ = read_cases(folder)
     of_rows = {case.rows: case for case in reversed(cases) if case.rows <= engine.max_rows}
@@ -48,10 +45,7 @@ def _compared(engine: PolicyEngine, case: Case) -> tuple[np.ndarray, np.ndarray]
 
 
 def read_back(engine: TokenEngine, case: Case) -> np.ndarray:
-    """Read the recorded tokens back, with the case's prefix selected.
-
-    Returns the `sample` of the logits, (n + 1, numbers).
-    """
+    """Read the recorded tokens back; return the `sample` of the logits, (n + 1, numbers)."""
     engine.begin_answer()
     found = [sample(engine.read_logits())]
     for place, token in enumerate(case.reference['answer']):

@@ -24,8 +24,8 @@ _ROW_NAMES = ('conditioned', 'unconditioned')
 def cache_words(report: CacheReport) -> dict[str, str]:
     """Describe `vision`, camera by camera, and `prefix`, prompt row by prompt row.
 
-    `top: hit (0.033 s old), wrist: miss (pixels)`: the brackets hold the age or the reason. The
-    age counts from the last observation that the entry was computed from or equal to.
+    `top: hit (0.033 s old), wrist: miss (pixels)`: the age since the entry was computed from or
+    found equal to an observation, or the reason.
     """
     images = (f'{camera}: {outcome_words(one)}' for camera, one in report.images.items())
     prefixes = [outcome_words(one) for one in report.prefixes]

@@ -72,10 +72,7 @@ _REMEDIES = {
 
 
 class RequestBuilder:
-    """Build requests for one policy.
-
-    Of the engine only backend, row count and features are read.
-    """
+    """Build requests for one policy; of the engine only static properties are read."""
 
     def __init__(self, codec: PolicyCodec, engine: PolicyEngine) -> None:
         self._codec = codec
@@ -85,10 +82,7 @@ class RequestBuilder:
         self._backend, self._features = engine.backend, engine.features
 
     def check(self, settings: PolicySettings) -> None:
-        """Refuse settings that this policy or its engine cannot run.
-
-        ValueError names the setting.
-        """
+        """Refuse settings that this policy or its engine cannot run (ValueError)."""
         if not self._family.takes_steps:
             reason = 'draws no noise and takes no steps, and has no use for it'
             _check_unset(settings, _OF_STEPS, self._family, reason)
@@ -174,14 +168,8 @@ class RequestBuilder:
     ) -> ChunkRequest:
         """Check and convert everything that goes into one inference.
 
-        Args:
-            settings: already accepted by `check`.
-            number: inference number, for the noise.
-            plan: actions that the executor will still execute.
-            noise: to denoise from, instead of the seed's.
-
-        Raises:
-            ValueError: anything that does not fit the bundle.
+        `settings` are accepted by `check`; `noise` is used instead of that of seed and number.
+        Anything that does not fit the bundle is a ValueError.
         """
         clock = PhaseClock()
         state = self._codec.check(observation)

@@ -47,11 +47,9 @@ class EncodedPrefix:
 
 @dataclass(frozen=True)
 class DenoisedChunk:
-    """Result of the denoise loop.
+    """Result of the denoise loop, and runs of the network `expert`.
 
-    Attributes:
-        chunk: (H, A) float32 in normalised action space; (n,) int64 tokens of a `tokens` head.
-        runs: number of runs of the network `expert`.
+    `chunk` is (H, A) float32 in normalised action space, or (n,) int64 tokens of a `tokens` head.
     """
 
     chunk: np.ndarray
@@ -61,9 +59,7 @@ class DenoisedChunk:
 class ChunkRunner:
     """Run requests on one engine through one prefix cache.
 
-    Args:
-        cameras: names, in the engine's order, for the report.
-        decoder: of the answers of a `tokens` head; None for the other heads.
+    `cameras` are names in the engine's order; `decoder` is None for all but `tokens` heads.
     """
 
     def __init__(
@@ -79,8 +75,7 @@ class ChunkRunner:
     def encode(self, request: ChunkRequest, held: Collection[PrefixSlot] = ()) -> EncodedPrefix:
         """Run the vision and prefix networks for what the cache does not hold.
 
-        The request's clock marks `vision` and `prefix`. The slots in `held` are being read by
-        another inference and are not written.
+        The slots in `held` are being read by another inference and are not written.
         """
         cache, policy = self.cache, request.settings.cache
         before = dict(cache.runs)
@@ -104,8 +99,8 @@ class ChunkRunner:
     def denoise(self, encoded: EncodedPrefix, on_step: StepObserver | None = None) -> DenoisedChunk:
         """Run the expert.
 
-        The request's clock marks `denoise`. With a `tokens` head `on_step` is called after each
-        token with (index, tokens so far, logits), else as by `inference.denoise.denoise`.
+        With a `tokens` head `on_step` is called after each token with (index, tokens so far,
+        logits), else as by `inference.denoise.denoise`.
         """
         if self._decoder is not None:
             return self._read_answer(self._decoder, encoded, on_step)

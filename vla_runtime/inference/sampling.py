@@ -22,12 +22,8 @@ def chunk_noise(
     Args:
         seed: 0 to 2**64 - 1.
         number: inference number, from 0.
-        shape: (H, A).
-        draw: index within the inference, from 0, for whoever needs several (training a student);
-            each has its own range of the counter.
-
-    Returns:
-        float32 array of that shape.
+        shape: (H, A) of the float32 result.
+        draw: index within the inference, for whoever needs several, as the training of a student.
     """
     # The counter has 256 bits, lowest word first: no draw reaches the next one's range.
     bits = np.random.Philox(key=[seed, number], counter=[0, 0, 0, draw])

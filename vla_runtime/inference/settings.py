@@ -24,21 +24,14 @@ CfgMode = Literal['auto', 'fused', 'serial']
 
 
 def row_weights(beta: float | None) -> np.ndarray:
-    """Weights of the prompt rows' velocities at the guidance scale beta; None: a single row.
-
-    Returns:
-        (1,) float32 [1], or (2,) float32 [beta, 1 - beta] for conditioned and unconditioned row.
-    """
+    """Weights of the rows' velocities, float32: [1] without beta, else [beta, 1 - beta]."""
     if beta is None:
         return np.ones(1, dtype=np.float32)
     return np.array([beta, 1.0 - beta], dtype=np.float32)
 
 
 def resolve_cfg_mode(wanted: CfgMode, max_rows: int) -> Literal['fused', 'serial']:
-    """Choose guidance for an engine: `auto` is fused for two rows and serial for one.
-
-    Fused on an engine with one row is a ValueError.
-    """
+    """Choose by the engine's rows; fused on an engine with one row is a ValueError."""
     if wanted == 'auto':
         return 'fused' if max_rows >= 2 else 'serial'
     if wanted == 'fused' and max_rows < 2:

@@ -1,8 +1,7 @@
 """JPEG and PNG data of `sensor_msgs/CompressedImage`: facts of their headers, pixels, damage.
 
-Decoders give pixels for damaged data too, and tell nobody: grey bars, shifted blocks. So data is
-compared with what it says of itself: a PNG by its checksums. A JPEG has none; its decoder must be
-through with all blocks when it comes to the end of the data.
+Decoders make up pixels for damaged data and tell nobody. So a PNG is checked by its checksums, and
+a JPEG, which has none, by whether its decoder is through with all blocks at the end of the data.
 """
 
 from __future__ import annotations

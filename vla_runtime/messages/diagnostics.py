@@ -1,7 +1,6 @@
 """Status of a node as `diagnostic_msgs`.
 
-Times here are steady seconds, given by the caller: a status must stay visible and current while
-`/clock` stands still.
+Times are steady seconds: a status must stay current while `/clock` stands still.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HandoverReport:
-    """One hand-over from chunk to chunk.
+    """One handover from chunk to chunk.
 
     Attributes:
         time_ns: ROS time of the first command after it.
@@ -36,11 +36,7 @@ class HandoverReport:
 
 
 def read_handover(status: DiagnosticStatus) -> HandoverReport:
-    """Read the status `seam` of an executor's report.
-
-    Raises:
-        KeyError, ValueError: a value is missing, or is no number.
-    """
+    """Read the status `seam`; KeyError or ValueError where a value is missing or no number."""
     values = values_of(status)
     return HandoverReport(
         time_ns=int(values['stamp_ns']),

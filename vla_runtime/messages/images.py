@@ -1,14 +1,11 @@
 """`sensor_msgs` images to RGB arrays.
 
-A message is checked when it arrives (`check_image`, header fields only, microseconds) and converted
-when it is used (`to_rgb`), so that frames which no inference looks at cost nothing.
+A message is checked when it arrives (`check_image`, header fields only) and converted when it is
+used (`to_rgb`). rgb8, bgr8, rgba8, bgra8 and mono8 become views of the message's own bytes, others
+are converted by OpenCV (`raw_encodings`). `is_bigendian` is read for channels of 16 bits alone.
 
-rgb8, bgr8, rgba8, bgra8 and mono8 become views of the message's own bytes: nothing is copied.
-Others are converted by OpenCV (`raw_encodings`). `is_bigendian` says nothing about 8-bit channels
-and is not looked at there.
-
-A message is any object with the message's fields, such as one read from a bag; of the two kinds the
-compressed one is that with a `format`.
+A message is any object with the message's fields, such as one read from a bag; the compressed kind
+has a `format`.
 """
 
 from __future__ import annotations
@@ -42,10 +39,7 @@ class ImageError(ValueError):
 
 
 class ImageFacts(NamedTuple):
-    """What the header of an image says: size in pixels, whether it is grey, and its encoding.
-
-    The encoding is that which the bytes of a raw image are read by; '' for a compressed one.
-    """
+    """What the header says; `encoding` is how raw bytes are read, '' for a compressed image."""
 
     width: int
     height: int

@@ -1,8 +1,7 @@
 """Encodings of `sensor_msgs/Image`: bytes of a row, and conversion to RGB, by NumPy and OpenCV.
 
-Names: sensor_msgs/image_encodings.hpp. YUV is that of ITU-R BT.601 with 16 to 235, as drivers of
-UVC cameras and OpenCV have it. A Bayer mosaic is interpolated bilinearly. Of 16 bits a channel all
-65536 values are the range, as the encodings' names say.
+Names: sensor_msgs/image_encodings.hpp. YUV is that of ITU-R BT.601 with 16 to 235. A Bayer mosaic
+is interpolated bilinearly. Channels of 16 bits use all 65536 values.
 """
 
 from __future__ import annotations

@@ -5,22 +5,18 @@ Both travel as a `JointTrajectory`, so that every ROS tool can show and record t
 - `header.stamp`: for a chunk the time of its observation, for a plan the time at which the step
   of its first row begins;
 - `points[i].time_from_start`: i * step time;
-- `positions` hold the columns that are commanded as positions, `velocities` those commanded as
-  velocities. A message with both kinds fills both, and NaN stands where a column is of the other
-  kind;
-- `header.frame_id`: what JointTrajectory has no field for, in words:
-  `chunk episode=3 number=17 tied=1 step=96 request=40`, `plan episode=3 certain=4 step=99
-  request=40`. A chunk answers the request of its episode that it names, and is `tied` when it was
-  made to continue that request's plan (real-time chunking; one that does not say so is not).
+- `positions` and `velocities` hold the columns of either kind. A message with both kinds fills
+  both, and NaN stands where a column is of the other kind;
+- `header.frame_id`: `chunk episode=3 number=17 tied=1 step=96 request=40`, or `plan episode=3
+  certain=4 step=99 request=40`. A chunk answers the request of its episode that it names, and is
+  `tied` when it continues that request's plan (real-time chunking; 0 where it does not say so).
   `certain` counts the rows that will be executed whatever the answer is. `step` is the plan step of
-  row 0: steps stand still while the robot holds, so that time alone does not say it. `open` counts
-  the requests that the policy takes before it answers the first of them; one where it is left out.
+  row 0: steps stand still while the robot holds. `open` counts the requests that the policy takes
+  before it answers the first of them; 1 where it is left out.
 
 An empty plan (no points) is a request too: the executor is not executing anything.
-Stamps are integers of nanoseconds from end to end; nothing here goes through float seconds.
-
-Reading takes any object with the message's fields, such as one read from a bag; only writing needs
-ROS 2's message classes.
+Stamps are integers of nanoseconds from end to end. Reading takes any object with the message's
+fields; only writing needs ROS 2's message classes.
 """
 
 from __future__ import annotations

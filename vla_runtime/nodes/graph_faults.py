@@ -1,9 +1,8 @@
 """Faults of a robot's topics that only the graph shows: who is there, and who cannot meet whom.
 
-Two executors on one arm alternate commands on one controller: each controller obeys, neither
-node sees a fault, and the robot shakes between two plans. Where nobody takes the commands, the
-executor moves a robot that stands still. A publisher and a subscription that differ in type or in
-quality of service never meet, and ROS 2 says so to neither node.
+Two executors on one arm alternate commands, and neither node sees a fault. Where nobody takes the
+commands, the executor moves a robot that stands still. A publisher and a subscription that differ
+in type or quality of service never meet, and ROS 2 says so to neither node.
 """
 
 from __future__ import annotations

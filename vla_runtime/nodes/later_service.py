@@ -1,7 +1,7 @@
 """A service that answers when what its request began is done, while other callbacks go on.
 
-rclpy sends what the callback of a service returns, at once, and its events executor awaits no
-coroutine. So the response is kept where rclpy would send it, and sent when it is complete.
+rclpy sends what a service's callback returns at once, and its events executor awaits no coroutine.
+So the response is kept, and sent when it is complete.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Launch arguments that would have no effect, refused before any node is started.
 
-`launch` takes an argument of any name and drops the ones that no launch file declares.
-`dry_run:=true` was dropped without a word once, and the arm moved.
+`launch` drops arguments that no launch file declares, such as a misspelt `dry_run:=true`.
 """
 
 from __future__ import annotations

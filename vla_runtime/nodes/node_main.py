@@ -1,8 +1,7 @@
 """The executables' first steps: what must be there before anything slow is imported.
 
-Importing a node's module takes seconds. A Ctrl-C meanwhile ends the process quietly: there is
-nothing yet that would have to be taken down. Nothing here imports ROS 2, so that help works without
-it, and a missing ROS 2 is an error in words.
+Importing a node's module takes seconds; a Ctrl-C meanwhile ends the process quietly. Nothing here
+imports ROS 2: help works without it, and a missing ROS 2 is an error in words.
 """
 
 from __future__ import annotations

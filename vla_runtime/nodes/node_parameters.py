@@ -63,10 +63,7 @@ def is_live(node: str, parameter: str) -> bool:
 
 
 def nearest(name: str, known: Collection[str], in_file: bool = False) -> str:
-    """Ask whether a parameter of this node (`known`), or of another one, was meant.
-
-    With `in_file`, name the section that the other node's parameters stand in.
-    """
+    """Ask whether a parameter of this node or, `in_file` by its section, of another was meant."""
     known = (*known, *EVERY_NODE)
     near = difflib.get_close_matches(name, known, n=1)
     near_all = difflib.get_close_matches(name, names_of(*NODE_PARAMETERS), n=1)

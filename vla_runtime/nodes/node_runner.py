@@ -140,7 +140,7 @@ def run_node(make_node: Callable[[], Node], name: str, args: list[str] | None = 
 class _Run:
     """A node, made and not yet brought up, to its end.
 
-    `before` are notes that the replaced process handed over.
+    `before` are the replaced process's notes.
     """
 
     def __init__(self, node: Node, interrupt: Interrupt, before: NodeState | None) -> None:

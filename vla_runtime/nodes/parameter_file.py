@@ -1,6 +1,5 @@
 """Check a user's parameter file against the nodes' parameters before any node is started.
 
-A launch file checks it for all nodes of the package, a node that is started by hand for itself.
 ROS 2 skips a section that matches no node and a parameter that no node declares without a word.
 """
 

@@ -33,11 +33,7 @@ class ParameterError(ValueError):
 
 @dataclass(frozen=True)
 class ParameterSpec(Setting):
-    """One row of a node's parameter table.
-
-    Attributes:
-        read_only: fixed when the node starts.
-    """
+    """One row of a node's parameter table; `read_only` is fixed when the node starts."""
 
     read_only: bool = False
 

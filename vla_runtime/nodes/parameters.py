@@ -1,9 +1,8 @@
 """Node parameters from one table: declared, checked, read and documented from the same rows.
 
-On-set callbacks only judge; nothing is applied in them. A node reads its parameters where it may
-take them up (the next inference, the next chunk boundary), which works on every ROS 2
-distribution and never leaves half a change applied. rclpy itself stores the values of one change
-one after the other; `values` returns those from before until all of them are stored.
+On-set callbacks only judge. A node reads its parameters where it may take them up (the next
+inference, the next chunk boundary), so that half a change is never applied. rclpy stores the values
+of one change one after the other; `values` returns the old ones until all of them are stored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Subscriptions that are looked at now and then: only the newest message is ever converted.
 
-A controller publishes its state in every cycle, up to a thousand times a second. As callbacks of
-the executor node these would cost a good part of a core, for a few looks a second.
+Callbacks for controller states, up to a thousand a second, would cost a good part of a core.
 """
 
 from __future__ import annotations
@@ -87,7 +86,6 @@ class HeardItem:
     """A line of a node's status.
 
     Attributes:
-        node: full name.
         item: subject of the line.
         heard_s: steady seconds.
         since_ns: the process's own mark, where the message had it; two nodes may have one name.

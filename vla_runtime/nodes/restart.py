@@ -1,12 +1,9 @@
 """Restart a node's process in its place, with the parameters that were set meanwhile.
 
-A participant that the middleware has cut off cannot be mended, and one that is made beside it finds
-its ports taken. So the process makes room for a fresh one: same process id, same command line.
-
-Whoever started the node cannot do it as safely: launch's `respawn` follows every exit, a fault too,
-and a node that was started by hand or by another launch file would stay away. What is handed over,
-a closed clamp latch among it, goes by the environment. No file is needed, which a full disk would
-lose and a later node could find.
+A participant that the middleware has cut off cannot be mended, and a second one finds its ports
+taken. So the process makes room for a fresh one: same process id, same command line. Launch's
+`respawn` follows every exit, a fault too, and is not always there. What is handed over, a closed
+clamp latch among it, goes by the environment: a full disk would lose a file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What the nodes in a graph say, put together: does each robot move, and if not, why.
 
-Nodes of one namespace are one robot's. A robot is right whose executor runs or waits for `~/start`
-alone, and whose policy misses nothing.
+A robot is right whose executor runs or waits for `~/start` alone, and whose policy misses nothing.
 """
 
 from __future__ import annotations
@@ -67,11 +66,9 @@ _NO_POLICY = 'no policy node here'
 
 @dataclass
 class NodeReport:
-    """One node.
+    """One node; its `claim` is None where it is in the graph and says nothing.
 
-    Attributes:
-        claim: what it says of itself; None where it is in the graph and says nothing.
-        items: lines of its status, the most important first.
+    `items` are lines of its status, the most important first.
     """
 
     name: str

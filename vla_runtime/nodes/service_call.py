@@ -1,7 +1,7 @@
 """Service calls whose request or answer may be lost on its way.
 
-A node may hear a request before it has discovered where the answer goes; rmw_fastrtps then drops
-the answer ("client will not receive response") and the caller would wait for ever.
+rmw_fastrtps drops an answer whose receiver it has not discovered ("client will not receive
+response"): the caller would wait for ever.
 """
 
 from __future__ import annotations
@@ -26,10 +26,7 @@ _AT_REST = ('unconfigured', 'inactive', 'active', 'finalized')
 
 
 class ServiceCall:
-    """A request to a ready service, sent again every `again_s` until an answer comes.
-
-    It may be carried out more than once.
-    """
+    """A request to a ready service, repeated until an answer comes; it may be carried out twice."""
 
     def __init__(self, client: Client, request: Any, again_s: float = _ASK_AGAIN_S) -> None:
         self._client = client
@@ -60,16 +57,10 @@ class ServiceCall:
 
 
 class TransitionCall:
-    """A lifecycle transition whose request or answer may be lost on its way.
+    """A lifecycle transition ('configure', 'activate', 'deactivate' or 'cleanup') that is repeated.
 
-    The node's state is asked for now and then: the one that the transition leads to is an answer,
-    and a node that is still in the one before is asked again.
-
-    `changes` and `states` are clients of the node's services, `transition` is 'configure',
-    'activate', 'deactivate' or 'cleanup'.
-
-    Attributes:
-        succeeded: the node is in the state that the transition leads to; valid once it has ended.
+    The node's state is asked for now and then: the transition's end is an answer, and a node in
+    the state before is asked again. `succeeded` is valid once it has ended.
     """
 
     def __init__(self, changes: Client, states: Client, transition: str) -> None:

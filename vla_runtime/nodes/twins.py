@@ -1,12 +1,10 @@
 """Two nodes where one belongs: of one name, or on the topics that only one may send on.
 
-ROS 2 allows both. Each then takes the other's service calls, and a robot gets two commands, two
-answers or two measured states. Every node of this package says who it is in the item `node` of its
-status, and looks for such a twin before it takes up its work: the one that came first stays.
-
-Invariants:
-- a twin is alive: it has said so within the last seconds. One that was killed stays in the graph
-  for up to 20 s and keeps nobody out;
+ROS 2 allows both; a robot gets two commands, two answers or two measured states. Every node of this
+package says who it is in the item `node` of its status, and looks for such a twin before it takes
+up its work: the one that came first stays. Invariants:
+- a twin has said so within the last seconds: a killed one stays in the graph for up to 20 s and
+  keeps nobody out;
 - a twin is in the graph: a recording that is played says what nodes said that are gone;
 - of two that meet, both agree on which came first.
 """
@@ -134,19 +132,16 @@ class Twins:
     def first(
         self, mine: Claim, shared_with: Mapping[str, Collection[str]] | None = None
     ) -> Claim | None:
-        """Return the twin that came before, as far as it was heard; None where there is none.
+        """Return the earlier twin that was heard.
 
-        `shared_with` has, by topic, the nodes that may send there too.
+        `shared_with` has nodes that may send there too.
         """
         return find_first(mine, _without_shared(self.others(), shared_with or {}))
 
     def wait_for_first(
         self, mine: Claim, shared_with: Mapping[str, Collection[str]] | None = None
     ) -> Claim | None:
-        """Return the twin that came before, once there was time to hear it.
-
-        Within a second of the node's making; once, a little longer where one of its name is there.
-        """
+        """Wait to hear an earlier twin: once, a second, longer where the graph has this name."""
         while True:
             self._heard.take()
             if found := self.first(mine, shared_with):

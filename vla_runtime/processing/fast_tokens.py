@@ -36,10 +36,7 @@ class AnswerError(ValueError):
 
 @dataclass(frozen=True)
 class FastScale:
-    """Numbers of an action tokenizer, from its processor_config.json.
-
-    Coefficients are multiples of 1 / `scale`; code point 0 is the coefficient `min_token`.
-    """
+    """An action tokenizer's numbers: code point c is coefficient (c + `min_token`) / `scale`."""
 
     scale: float
     min_token: int
@@ -101,10 +98,9 @@ class FastTokens:
         self._waves = inverse_cosines(shape[0])
 
     def __call__(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the normalised actions (H, A) float32 of an answer's tokens (n,) int64.
+        """Return (H, A) float32 of an answer's tokens (n,) int64.
 
-        Raises:
-            AnswerError: the answer has no end, or `decode` refuses it.
+        AnswerError without an end, or bad.
         """
         if self.end not in tokens:
             raise _refusal(f"{len(tokens)} tokens without '{_END}', which ends the actions")

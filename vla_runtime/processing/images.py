@@ -1,8 +1,7 @@
 """Camera images to the networks' pixels: resize with the aspect kept, pad black, scale to [-1, 1].
 
-Two resamplers, because checkpoints were trained with either and the difference is visible to a
-network: plain bilinear in float (four taps, aliases when shrinking) and Pillow's bilinear on uint8
-(a triangle filter as wide as the shrinking needs).
+Checkpoints were trained with either of two resamplers: bilinear in float (four taps, aliases when
+shrinking) and Pillow's on uint8 (a triangle filter as wide as the shrinking needs).
 """
 
 from __future__ import annotations
@@ -154,11 +153,7 @@ def _scale(image: np.ndarray, out: np.ndarray) -> None:
 
 
 def _triangle(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Resize (h, w, 3) uint8 as Pillow's BILINEAR does, bit for bit.
-
-    Along the rows first, as every Pillow that checkpoints were trained with; Pillow 13 turns the
-    order for some narrow pictures. Matrix products take three quarters of Pillow's time.
-    """
+    """Resize (h, w, 3) uint8 as Pillow's BILINEAR before release 13, bit for bit: rows first."""
     columns = _transposed(np.ascontiguousarray(image), 'columns')
     narrow = _filter(columns, width, 'narrow').reshape(width, image.shape[0], 3)
     rows = _transposed(narrow, 'rows')
@@ -295,10 +290,7 @@ def _planar_taps(source: int, target: int) -> tuple[np.ndarray, np.ndarray, np.n
 
 @lru_cache(maxsize=32)
 def _taps(source: int, target: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Lower and upper source index, (target,) int64, and the upper's float32 weight.
-
-    Pixel centres.
-    """
+    """Lower and upper source index, (target,) int64, and the float32 weight of the upper one."""
     # torch computes `scale * (i + 0.5) - 0.5` in float32 with one fused multiply-add: the product
     # is exact in float64, so rounding once at the end gives the same bits.
     scale = np.float64(np.float32(source) / np.float32(target))

@@ -1,7 +1,6 @@
 """Joint spaces: joints as a policy was trained on them, where they are not the robot's own.
 
-A joint space lies between the robot and everything else: states are converted before deltas and
-normalisation see them, actions after both. So statistics and deltas are those of the policy.
+States are converted before deltas and normalisation see them, actions after both.
 """
 
 from __future__ import annotations
@@ -27,10 +26,7 @@ _HORN, _ROD = 0.022, 0.036
 
 
 class JointSpace:
-    """The robot's own joints: nothing is converted.
-
-    `units` are those of the robot's state and actions; None: any number of any unit.
-    """
+    """The robot's own joints, not converted; `units` None: any number of any unit."""
 
     units: tuple[str, ...] | None = None
 

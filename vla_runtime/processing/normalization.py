@@ -123,10 +123,7 @@ _KINDS: dict[str, _Kind] = {
 
 
 class Normalizer:
-    """Normalises vectors of n numbers (`size`) with fixed statistics.
-
-    `size` is None for `identity` without names, which takes any width.
-    """
+    """Normalises vectors of `size` numbers; None: any (`identity` without names)."""
 
     def __init__(
         self,
@@ -164,16 +161,9 @@ class Normalizer:
         self._scale = formulas.scale(offset, second)
 
     def normalise(self, x: np.ndarray) -> np.ndarray:
-        """Convert robot units to network scale.
+        """Convert robot units (..., n) to network scale, a new float32 array.
 
-        Args:
-            x: (..., n) floats; a padded vector is an error: pad after normalising.
-
-        Returns:
-            (..., n) float32, a new array.
-
-        Raises:
-            ValueError: x is not n wide.
+        A padded vector is a ValueError: pad after normalising.
         """
         return self._apply(x, lambda formulas: formulas.normalise)
 

@@ -1,7 +1,6 @@
 """Camera images that go in at their own size: each grey level of a channel to the network's scale.
 
-An image has 256 grey levels a channel, so a table holds the result of every one of them. It is the
-training code's own formula on x / 255 in float32, and looking up is faster than computing.
+A table holds the training code's own formula on x / 255 in float32 for each of 256 grey levels.
 """
 
 from __future__ import annotations

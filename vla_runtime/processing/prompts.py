@@ -15,8 +15,7 @@ import numpy as np
 from vla_runtime.processing.words import check_word
 from vla_runtime.types import Advantage, AdvantageTemplate, PromptCleaning
 
-# Layout of a prompt (`Family.templates`): text around images, task and state, as the training code
-# wrote it. A special token that the instruction spells is text.
+# Layouts of `Family.templates`; a special token that the instruction spells is text.
 
 IMAGES, TASK, STATE, TAG = '{images}', '{task}', '{state}', '{tag}'
 NUMBER, TOKENS = '{number}', '{tokens}'
@@ -75,10 +74,7 @@ class PromptLayout:
 
     @property
     def images_last(self) -> bool:
-        """True where the images stand behind the task.
-
-        Padding is then in front, so that images keep their indices whatever the task's length.
-        """
+        """True where the images stand behind the task: padding is then in front of the prompt."""
         return IMAGES in self.text.partition(TASK)[2]
 
     @property

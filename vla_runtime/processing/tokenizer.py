@@ -1,7 +1,7 @@
 """Prompts to tokens: BOS where the policy was trained with it, the text, padding on the right.
 
-Reads the two files that vocabularies are handed out as: `tokenizer.json` (tokenizers) and
-`tokenizer.model` (sentencepiece). Only the one that the bundle holds needs its library installed.
+Only the library of the vocabulary's file is needed: tokenizers for `tokenizer.json`, sentencepiece
+for `tokenizer.model`.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class Tokenizer:
     def piece_tokens(self, pieces: Sequence[Piece]) -> list[list[int]]:
         """Return the token ids of each piece, without BOS.
 
-        A vocabulary whose special tokens are not named in its file is a ValueError.
+        ValueError for unnamed special tokens.
         """
         return [self._tokens(piece) for piece in pieces]
 

@@ -1,10 +1,9 @@
 """One clock for all messages of a bag: that of the stamps in their headers.
 
-A stamp says when something was measured, a bag when it was received. These may be two clocks, such
-as a simulation's and the machine's, of which one runs slower, pauses or is set back. Topics whose
-stamps are of one clock are paired by them. A topic without stamps, with those of another clock, or
-of which the robot file says `stamp: receive`, has the time of its recording, put between the two
-stamps that were recorded around it.
+A stamp says when something was measured, a bag when it was received, maybe by another clock, such
+as a simulation's, which runs slower, pauses or is set back. Topics whose stamps are of one clock
+are paired by them. Others, and those with `stamp: receive`, have the time of their recording, put
+between the two stamps that were recorded around it.
 """
 
 from __future__ import annotations
@@ -63,10 +62,9 @@ class StampLog:
 
 
 class BagClock:
-    """Gives messages their times; see `StampLog.clock`.
+    """Gives messages their times.
 
-    Attributes:
-        notes: notes for a person on topics that are not paired by their stamps.
+    `notes` are for a person, on topics not paired by their stamps.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """Bags on disk: which files belong to one, and their messages as far as they can be read.
 
-Any rosbag2 bag is read, in MCAP or SQLite, with or without its `metadata.yaml`. Messages become
-objects with the fields of the ROS 2 message; no ROS 2 is needed. What cannot be read is named in
-`problems`, and the rest is used.
+Any rosbag2 bag is read, in MCAP or SQLite, with or without `metadata.yaml`, and without ROS 2. What
+cannot be read is named in `problems`, and the rest is used.
 """
 
 from __future__ import annotations
@@ -44,11 +43,8 @@ class MessageError(ValueError):
 class BagReader:
     """One recording: a bag's folder, a ring of bags, or one of their files.
 
-    Attributes:
-        problems: parts that could not be read, one line each; grows as messages are read.
-
-    Raises:
-        BagReadError: there is no bag.
+    `problems` has a line for each part that could not be read, and grows as messages are read. No
+    bag is a BagReadError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,10 +77,7 @@ class BagReader:
             raise BagReadError('; '.join(self.problems[:3]))
 
     def messages(self, wanted: Wanted) -> Iterator[RawMessage]:
-        """Yield the wanted messages, in the order of the files.
-
-        What a bag of a ring repeats at its begin, so that it is complete in itself, is left out.
-        """
+        """Yield the wanted messages in file order, without what a ring's bags repeat."""
         newest: dict[str, bytes] = {}
         in_ring = is_ring(self.path)
         for file in self.files:
@@ -143,10 +136,7 @@ def is_recording(path: Path) -> bool:
 
 
 def find_recordings(paths: Iterable[Path]) -> list[Path]:
-    """Return the recordings that paths name, each once: itself, or those in a folder at any depth.
-
-    A path that has none is a BagReadError.
-    """
+    """Return the recordings that paths name, each once, at any depth; BagReadError for none."""
     found: dict[Path, Path] = {}
     for path in paths:
         inside = sorted(_recordings_in(path, set())) if path.is_dir() else []

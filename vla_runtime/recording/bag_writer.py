@@ -1,10 +1,7 @@
 """A rosbag2 bag (MCAP) written from serialised messages, with the pure-Python `rosbags`.
 
-Messages stay as they came from the wire; chunks of about 1 MiB of them are compressed with zstd,
-which is lossless and which every reader of MCAP knows.
-
-Invariant: a disk that is full ends the recording, never its caller: what was written whole is a
-closed bag.
+Messages stay as they came; chunks of about 1 MiB are compressed with zstd. A disk that is full ends
+the recording, never its caller: what was written whole is a closed bag.
 """
 
 from __future__ import annotations
@@ -38,13 +35,7 @@ from vla_runtime.recording.storage_file import message_types
 class Reserve:
     """Room beside a folder's files, held by a file without a name; a context that releases it.
 
-    The system takes the room back when this process ends, however it ends.
-
-    Args:
-        purpose: of the room, for the error.
-
-    Raises:
-        OSError: there is no such room; names the folder.
+    The system takes it back when this process ends. OSError where there is no such room.
     """
 
     def __init__(self, folder: Path, size: int, purpose: str) -> None:

@@ -72,9 +72,9 @@ class FrameStore:
         return None
 
     def name(self, camera: str, keys: Iterable[int]) -> list[HeldFrame]:
-        """Take the held frames that an inference used; `add` returns those that come later.
+        """Take the held frames that an inference used, and drop older ones.
 
-        Frames of the camera that came before all of them are dropped: a later inference uses none.
+        `add` returns later ones.
         """
         taken: list[tuple[int, HeldFrame]] = []
         places: list[int] = []

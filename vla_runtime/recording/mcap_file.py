@@ -1,8 +1,8 @@
 """Reads the messages of an MCAP file as far as they can be read (https://mcap.dev/spec).
 
-Records are walked from the front, so a file without its end, of a process that was killed, gives
-all that was written. Where a record's own header is damaged, the walk goes on at the next chunk
-that the file's index names, if it has one. What cannot be read is named, and never raises.
+Records are walked from the front, so a file without its end gives all that was written. After a
+damaged record's header the walk goes on at the next chunk of the file's index, if it has one. What
+cannot be read is named, and never raises.
 """
 
 from __future__ import annotations

@@ -6,10 +6,9 @@ from collections import OrderedDict
 
 
 class StampBook:
-    """Stamps received and stamps used, noted in any order; the newest `most` of each.
+    """Stamps received and used, in any order, `most` of each.
 
-    Attributes:
-        missing: stamps that were used and have not come.
+    `missing` were used and did not come.
     """
 
     def __init__(self, most: int) -> None:

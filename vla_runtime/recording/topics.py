@@ -44,12 +44,7 @@ def camera_topics(topic: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Source:
-    """A camera or joint of a robot file, as a bag may have it.
-
-    Attributes:
-        names: of its topic, the preferred one first.
-        types: of its messages.
-    """
+    """A camera or joint of a robot file, with possible topic names, the best first, and types."""
 
     names: Sequence[str]
     types: Sequence[str]

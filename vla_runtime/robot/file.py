@@ -1,8 +1,7 @@
 """The robot file: what a robot measures, sees and can be commanded, and its limits.
 
-One YAML file describes one robot (`config/robots/*.yaml`), in the units that its drivers speak;
-how a policy's names and units map onto it is worked out by `match`. No rclpy here: a file can
-be checked on any machine.
+One YAML file describes one robot (`config/robots/*.yaml`), in the units of its drivers; `match`
+maps a policy's names and units onto it. No rclpy here.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ _PLAYED_DEPTH = 100
 class RobotError(ValueError):
     """A robot file that cannot be used: `FILE: field FIELD: what is wrong and what would mend it`.
 
-    Attributes:
-        field: dotted path in the file, e.g. `joints[2].upper`; '' is the file as a whole.
+    `field` is a dotted path such as `joints[2].upper`; '' is the file as a whole.
     """
 
     def __init__(self, file: Path, field: str, message: str) -> None:
@@ -46,24 +44,16 @@ class RobotError(ValueError):
 
 
 def load_robot(path: str | Path) -> Robot:
-    """Read and check a robot file, with its URDF when it names one.
-
-    RobotError if it is unusable.
-    """
+    """Read and check a robot file with the URDF that it names, or raise RobotError."""
     file = Path(path)
     text = _read(file, file, '', LARGEST_FILE)
     return read_robot(text, file, lambda name: _read_urdf(file, name))
 
 
 def read_robot(text: str, file: Path, read_urdf: Callable[[str], str | None]) -> Robot:
-    """Read and check the text of a robot file.
+    """Read and check the text of a robot file; RobotError names `file`.
 
-    Args:
-        file: where it was read from, for messages.
-        read_urdf: gives the text of the URDF that it names.
-
-    Raises:
-        RobotError: it says something that cannot be used.
+    `read_urdf` gives the text of the URDF that it names.
     """
     try:
         spec = parse(RobotSpec, loads(text))

@@ -1,8 +1,7 @@
 """Poses of an end effector to joints and back, on the robot's URDF (through pinocchio).
 
-Inverse kinematics by damped least squares (Wampler 1986), row after row from where the robot is, so
-that joints follow their path and do not jump to another way of holding the same pose. Joints stay
-within their limits. A pose that is not reached, or reached by a jump alone, is refused.
+Inverse kinematics by damped least squares (Wampler 1986), row after row from where the robot is,
+within the joints' limits. A pose that is not reached, or reached by a jump alone, is refused.
 """
 
 from __future__ import annotations
@@ -203,10 +202,7 @@ def _joints_above(model: Any, frame: str) -> set[int]:
 
 
 def _prepared(urdf: str) -> str:
-    """Return a URDF as pinocchio needs it.
-
-    Endless joints get far end stops, so that one number is one joint, and links names of no joint.
-    """
+    """Return a URDF for pinocchio: endless joints get far end stops, links names of no joint."""
     tree = ElementTree.fromstring(urdf)
     for link in tree.findall('link'):
         link.set('name', _LINK + link.get('name', ''))

@@ -100,10 +100,9 @@ def _missing(joint: RobotJoint) -> list[str]:
 
 
 def column_limits(robot: Robot, written: WrittenColumns) -> Limits:
-    """Return the limits of the columns of a command, in robot units.
+    """Return the limits of a command's columns, in robot units.
 
-    Raises:
-        ValueError: limits that make no sense together, or a joint without one that it needs.
+    ValueError if they make no sense.
     """
     # A number of a pose is no joint, whatever it is called.
     joints = {joint.name: joint for joint in robot.joints if joint.name not in written.pose_of}

@@ -1,8 +1,8 @@
 """Units of a robot file that limits, URDF, training or the measured state contradict.
 
-A driver that speaks radians where the robot file says degrees is commanded 57 times too far. Files
-alone are never certain (a motor may make many turns), so they give notes. A measured state that
-another unit alone explains keeps the robot from starting.
+A driver in radians where the file says degrees is commanded 57 times too far. Files alone are never
+certain (a motor may make many turns), so they give notes. A measured state that another unit alone
+explains keeps the robot from starting.
 """
 
 from __future__ import annotations
@@ -76,10 +76,7 @@ class _Joint:
 
 
 class UnitCheck:
-    """The units of a robot's joints against all that is known of them.
-
-    `match` is None for the robot file alone; `trained` is what `trained_ranges` returns.
-    """
+    """The units of a robot's joints; `match` is None for the robot file alone."""
 
     def __init__(
         self,

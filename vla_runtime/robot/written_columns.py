@@ -107,10 +107,9 @@ class WrittenColumns:
         self._in_command = [place for _, place in same]
 
     def take_limits(self, limits: Limits, step_time_s: float) -> None:
-        """Bound the joints of chains; from row to row they go twice as fast as they may, at most.
+        """Bound the joints of chains: from row to row at most twice the velocity.
 
-        More than that, which the executor cannot follow by slowing down, is another way of holding
-        the pose.
+        More is a jump.
         """
         for pose, _, group in self._chained:
             longest = 2.0 * limits.velocity[group] * step_time_s

@@ -1,14 +1,13 @@
 """The last frames of one camera, and the count of what became of all of them.
 
-Pure: stamps and the current time come in as integer nanoseconds. ROS 2 headers have no sequence
-number, so lost frames are estimated: a gap between two stamps of k median periods (over the last
-`_PERIODS`) counts as k - 1 lost frames; a gap longer than `_OUTAGE_NS` counts as one outage. It is
-too low where half of the frames or more are lost, because the median is then no longer the period.
+Pure: times come in as integer nanoseconds. ROS 2 headers have no sequence number, so lost frames
+are estimated: a gap of k median periods (over the last `_PERIODS`) counts as k - 1 lost frames, one
+longer than `_OUTAGE_NS` as an outage. It is too low where half of the frames or more are lost.
 
-Frames are kept by time, as long as a slower camera's may pair with them. A fast camera's are
-thinned, never cut off at the old end: beyond `_FULL` a frame goes whose neighbours lie within the
-synchroniser's tolerance of each other, so that every span of that length that held a usable frame
-holds one still. Where the tolerance is too small for that, the closest frames go beyond `_MOST`.
+Frames are kept as long as a slower camera's may pair with them. A fast camera's are thinned, never
+cut off at the old end: beyond `_FULL` a frame goes whose neighbours lie within the synchroniser's
+tolerance of each other, so that every span of that length that held a usable frame still does.
+Where the tolerance is too small for that, the closest frames go beyond `_MOST`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the pixels of one camera show of its faults: a frame that repeats, and black frames.
 
-A driver that hangs, or a bridge that replays its buffer, sends one frame again and again under new
-stamps: no age limit finds it. The noise of a real sensor makes every frame another one. So frames
-that are equal to the last bit for seconds are one frame, or come from a simulated scene at rest.
+A driver that hangs, or a bridge that replays its buffer, sends one frame under ever new stamps. A
+real sensor's noise makes each frame another one, so frames that are equal to the last bit for
+seconds are one frame, or come from a simulated scene at rest.
 """
 
 from __future__ import annotations

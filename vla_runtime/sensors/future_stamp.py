@@ -28,10 +28,7 @@ def describe_future(ahead_s: float) -> str:
 
 
 def describe_ahead(ahead_ns: int, consequence: str) -> str | None:
-    """Describe a stamp that is used though it lies ahead of the clock; None within the tolerance.
-
-    `consequence` is the effect of such stamps, beginning with `and`.
-    """
+    """Describe a used stamp ahead of the clock, and its effect; None within the tolerance."""
     if ahead_ns <= AHEAD_NS:
         return None
     return (

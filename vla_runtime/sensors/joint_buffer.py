@@ -1,8 +1,7 @@
 """The last positions of every joint that the policy's state is made of, mapped by name.
 
-Pure: stamps and the current time come in as integer nanoseconds. Joints may come on several topics
-(a gripper often has its own), and a topic may carry only some of them in each message, so every
-joint has samples of its own.
+Pure: times come in as integer nanoseconds. Joints may come on several topics, and some of them in a
+message, so every joint has samples of its own.
 """
 
 from __future__ import annotations
@@ -23,10 +22,7 @@ _SEEN_NAMES = 32
 
 @dataclass(frozen=True)
 class JointSource:
-    """Source of one number of the state: a topic, and the joint's name in its messages.
-
-    `continuous` is an angle in radians without end stops, which drivers may wrap around.
-    """
+    """Topic and joint of one state number; `continuous`: an angle in rad without end stops."""
 
     topic: str
     joint: str

@@ -3,18 +3,17 @@
 A publisher that merely exists does no harm: a teleoperation node has one all day. A message of
 another node on a command topic means that somebody else moves the robot.
 
-Python's rclpy does not say which publisher a message came from, so a message is known by when it
-was sent: one of this node's own was stamped by the middleware while its `publish` ran. Both times
-are the system clock of this process. A `publish` sends one message, so of two that were sent while
-it ran, which on a busy machine may be long, one is another node's.
+rclpy does not say which publisher a message came from, so this node knows its own by the time at
+which the middleware stamped them: while its `publish` ran, by this process's system clock. Of two
+messages within one `publish` one is another node's.
 
 Invariants:
-- own messages are never taken for another node's; another node's goes unheard only where it was
-  sent while an own one was, and that one was lost;
-- Humble's rclpy does not say when a message was sent: there whoever may send counts as a sender at
-  a start, and nobody is heard in between;
-- the subscription asks for the least quality of service, so that it hears every publisher, and
-  hands over bytes: nothing is decoded.
+- own messages are never taken for another node's; another node's is missed only where it was sent
+  during an own `publish` whose message was lost;
+- Humble's rclpy does not say when a message was sent: whoever may send counts as a sender at a
+  start, and nobody is heard later;
+- the subscription asks for the least quality of service, to hear every publisher, and decodes
+  nothing.
 """
 
 from __future__ import annotations

@@ -1,25 +1,22 @@
 """The chunk executor on its thread: clock, lock, outputs and requests around the pure core.
 
 Invariants:
-- the core is used under one lock. A tick holds it for a fraction of a millisecond, and so does a
-  chunk that is handed over; 1 to 2 ms where an ensemble averages a hundred chunks of 100 rows.
-  Neither the tick nor the dead-man waits for a conversion, the check of a chunk, a log line or a
-  publisher of anything but commands;
+- the core is used under one lock, held for a fraction of a millisecond (1 to 2 ms where an ensemble
+  averages a hundred chunks of 100 rows). Neither the tick nor the dead-man waits for a conversion,
+  the check of a chunk, a log line or a publisher of anything but commands;
 - the tick overwrites arrays and messages that exist already; it allocates when it asks for a
   chunk or at a handover, a few times a second;
-- requests and hand-overs leave through `on_request` and `take_handovers`: their messages are made
-  elsewhere;
+- requests and handovers leave through `on_request` and `take_handovers`;
 - a command that cannot be sent stops the executor; an output that fails keeps no other one from its
-  command, so the hold reaches all that can be reached;
+  command;
 - a controller that is not active gets nothing: it would take the newest command when it is switched
-  on, in one cycle. One that comes back holds the robot by itself and gets nothing of before: until
-  `start`, until the hold is set to where the robot is, or, on outputs that repeat it, from the
-  moment when the hold is where the robot is;
+  on. One that comes back holds the robot and gets nothing until `start`, until the hold is set to
+  where the robot is, or, on outputs that repeat it, until the hold is where the robot is;
 - a command goes on from the one before it only on outputs that got that one;
 - a stopped robot at rest gets its hold for a moment, then nothing (`Command.settled`), but on
   outputs that repeat it: others may command it then;
-- after `close` nothing is sent any more, and the last command sent was a hold; even where a thread
-  hangs in the core, or an output for good, every other output gets it, within seconds.
+- after `close` nothing is sent, and the last command was a hold; where a thread or an output hangs,
+  every other output gets it within seconds.
 """
 
 from __future__ import annotations
@@ -435,10 +432,7 @@ class ControlLoop:
         executor.detail = text if is_started else f'{text}; look at the robot, then ~/start'
 
     def stop_and_wait(self, timeout_s: float) -> bool:
-        """Stop, and return whether the ticks have brought the robot to rest within the time-out.
-
-        For the teardown. A thread that hangs in the core is not waited for.
-        """
+        """Stop; return whether the robot came to rest in time. Waits for no hung core."""
         if self._ros_time_of_ns is None:
             self._go_on_without_clock_messages()
         deadline_s = time.monotonic() + timeout_s
@@ -532,10 +526,9 @@ class ControlLoop:
         return taken
 
     def close(self) -> None:
-        """Hold, as the last command; only when the control thread has ended, or hangs.
+        """Hold, as the last command, once the control thread has ended, or hangs.
 
-        Raises:
-            SendError: some outputs failed; all others have got the hold.
+        SendError names outputs that failed; all others have got the hold.
         """
         if self._garbage.on:
             self._garbage.end()

@@ -1,7 +1,5 @@
-"""What controller_manager's list says of controllers that are not watched by themselves.
-
-Of a gripper's action controller, or one that takes poses or twists, the list alone tells whether it
-is active; and of every controller, which ones it commands in a chain.
+"""What only controller_manager's list says: which controllers a controller commands in a chain, and
+whether one of a gripper's action, of poses or of twists is active.
 """
 
 from __future__ import annotations

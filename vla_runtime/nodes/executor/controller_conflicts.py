@@ -1,7 +1,7 @@
 """What a controller of ros2_control and an output of the robot file say differently of one stream.
 
-A controller takes the numbers for what its own parameters say: a velocity that it takes for a
-position is a step of its whole size, a position that it takes for a velocity runs away.
+A velocity that is taken for a position is a step of its whole size, a position that is taken for a
+velocity runs away.
 """
 
 from __future__ import annotations

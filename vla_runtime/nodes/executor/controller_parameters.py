@@ -42,9 +42,7 @@ def is_wanted(name: str) -> bool:
 class ControllerParameters:
     """Asks a node for its parameters without waiting: `look` again and again.
 
-    Attributes:
-        values: those that are wanted and known, by name; empty before the first answer.
-        known: this process has answered, as far as anybody knows.
+    `values` has those that are wanted and known, by name; `known` once this process has answered.
     """
 
     def __init__(self, node: Node, name: str) -> None:

@@ -1,18 +1,15 @@
 """What the controllers of ros2_control say about themselves: active, refusing, slowed down.
 
-A controller that is not active, or that refuses what it is sent, says so in its own log only. Here
-it is found by what it publishes (`controller_state`, sent while it is active), by its parameters
-and by controller_manager's list. The packages of these messages, control_msgs and
-controller_manager_msgs, are used where they can be imported; without them, and where an output is
-no controller of ros2_control, nothing is known and nothing is required.
+A controller that is not active, or that refuses a command, says so in its own log only. Here it is
+found by its `controller_state`, its parameters and controller_manager's list. Without control_msgs
+and controller_manager_msgs, and for outputs that are no controllers of ros2_control, nothing is
+known and nothing is required.
 
 Invariants:
 - nothing here waits: `look` runs in a thread of its own, all else reads what it found;
-- an output's controller is the node that its topic or action lies under:
-  `arm_controller/joint_trajectory`. A node that controller_manager does not list, such as MoveIt
-  Servo, is no controller;
-- a controller that was off is on again once its own state says so, where it publishes one: from
-  then on it is known where it holds the robot;
+- an output's controller is the node that its topic or action lies under
+  (`arm_controller/joint_trajectory`), if controller_manager lists it; MoveIt Servo is none;
+- a controller that was off is on again once its own state says so, where it publishes one;
 - silence of `/clock` is no silence of a controller.
 """
 
@@ -176,10 +173,7 @@ class ControllerWatch:
         return {one.topic: one.trajectory for one in self._controllers}
 
     def scaling(self) -> float:
-        """Share of its speed that the robot moves at, 0.0 to 1.0.
-
-        The least that any node reports.
-        """
+        """Share of its speed that the robot moves at, 0.0 to 1.0: the least reported."""
         factors = [] if self._scaling is None else [self._scaling.factor]
         factors += [controller.scaling for controller in self._controllers]
         return min(factors, default=1.0)
@@ -200,9 +194,9 @@ class ControllerWatch:
         return max(found, key=lambda silence: silence.ended_s, default=None)
 
     def why_led(self, sent_s: Mapping[str, float], now_s: float) -> str:
-        """Name the controllers that follow another node; empty where none does.
+        """Name controllers that follow another node.
 
-        `sent_s` has the steady time of the last command on each topic of the robot file.
+        `sent_s` is the steady time of our last command.
         """
         found = (
             controller.why_led(sent_s.get(controller.topic, -np.inf), now_s)

@@ -60,12 +60,7 @@ _OPEN = (GoalState.MOVING, GoalState.UNENDED)
 
 
 class Setpoint(NamedTuple):
-    """A setpoint in the joint's unit.
-
-    Attributes:
-        beginning: counts the times that commands began anew.
-        at_s: steady time at which it came.
-    """
+    """A setpoint in the joint's unit and its steady time; `beginning` counts starts of commands."""
 
     position: float
     beginning: int
@@ -116,10 +111,7 @@ class GripperGoals:
         self.counters = GoalCounters()
 
     def want(self, position: float, now_s: float, *, follows: bool) -> None:
-        """Take a setpoint in the joint's unit; any one thread, never waits.
-
-        With `follows` it goes on from the one before it.
-        """
+        """Take a setpoint; never waits. With `follows` it goes on from the one before it."""
         if not follows:
             self._beginning += 1
         # One assignment, so that the other thread sees all of it or nothing.

@@ -100,11 +100,6 @@ _LEVELS = {
 class GripperOutput:
     """One gripper's action: a client from configure to cleanup, an output while the node is active.
 
-    Args:
-        matched: the gripper's output.
-        match: gives the limits.
-        on_error: called with where an exception was raised, and the exception.
-
     Attributes:
         refusal: why the action's controller would carry out no goal; empty where nothing is known.
     """

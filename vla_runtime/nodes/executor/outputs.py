@@ -67,12 +67,9 @@ class OutputWriter:
     """Sends one output's share of every command.
 
     Args:
-        matched: the output and its columns of a command.
-        publisher: publisher of the kind's `message_type`.
         limits: in the units of the message; none where left out.
 
     Attributes:
-        topic: as the robot file has it.
         controller: the `joint_trajectory_controller` that takes the messages; None if unknown.
         scaling: trajectory time per time in that controller.
         repeats_hold: a settled hold is sent on and on (`hold: send`).

@@ -1,7 +1,6 @@
 """Parameter table of the executor node, and the core's settings made from its values.
 
-What the core reads stands in the fields of its own dataclasses; only what the node alone needs is
-written here.
+Parameters of the core are the fields of its dataclasses; only the node's own are written here.
 """
 
 from __future__ import annotations

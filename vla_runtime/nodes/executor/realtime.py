@@ -1,8 +1,4 @@
-"""Real-time settings of the operating system for a punctual tick.
-
-None of it is required: where something is not permitted, one line says so and what would mend it,
-and the node goes on without.
-"""
+"""Real-time settings of the operating system for a punctual tick, as far as they are permitted."""
 
 from __future__ import annotations
 
@@ -115,10 +111,7 @@ class QuietGarbage:
         self.on = True
 
     def collect(self, *, everything: bool) -> None:
-        """Collect what was made since `begin`.
-
-        `everything` includes what survived earlier calls.
-        """
+        """Collect what was made since `begin`; with `everything` older objects too."""
         gc.collect(2 if everything else 1)
 
     def end(self) -> None:

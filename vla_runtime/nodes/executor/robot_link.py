@@ -70,10 +70,7 @@ class PublisherStreams:
         self._made = 0
 
     def name_of(self, number: int, joints: tuple[str, ...]) -> int:
-        """Return a number that stands for the publisher of a message with these joints.
-
-        `number` is its `publication_sequence_number`.
-        """
+        """Number a message's publisher, known by `publication_sequence_number` and joints."""
         found = self._next_of(number, joints)
         if found is None:
             self._made += 1
@@ -181,9 +178,9 @@ class RobotLink:
         )
 
     def require_interfaces(self) -> None:
-        """Raise RobotError where controllers take the numbers for something else.
+        """Raise RobotError where a controller takes the numbers for something else.
 
-        Those that are not there yet are looked at again before a start.
+        Looked at at starts.
         """
         outputs = {
             publisher.topic_name.rpartition('/')[0]: matched.output
@@ -222,10 +219,7 @@ class RobotLink:
         return WayLimits(np.minimum(lower, upper), np.maximum(lower, upper), acceleration)
 
     def listen(self, take: TakeState, on_sender: OnSender, on_error: OnError) -> None:
-        """Hear joint states and other nodes' commands, until `ignore`.
-
-        `take` gets positions under the robot's own joint names.
-        """
+        """Hear joint states, by the robot's own names, and others' commands until `ignore`."""
         self._watch.listen(on_sender, on_error)
         for source in self._robot.joint_states:
             names = source.joints or tuple(joint.name for joint in self._robot.joints)

@@ -27,10 +27,7 @@ from vla_runtime.robot.unit_slips import UnitCheck, trained_ranges
 
 
 def check_fixed(given: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the CPUs of `cpu_affinity`.
-
-    ParameterError where structural parameters do not agree.
-    """
+    """Return the CPUs of `cpu_affinity`; ParameterError where parameters disagree."""
     period_s = 1.0 / given['control_rate_hz']
     if 0.0 < given['tick_timeout_s'] < 2.0 * period_s:
         raise ParameterError(

@@ -170,12 +170,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing to say of the present command.
-
-    Attributes:
-        text: the words.
-        joint: what stands between the words before and these.
-    """
+    """One thing to say of the present command; `joint` stands between earlier words and these."""
 
     when: Callable[[Facts], object]
     text: Callable[[Facts], str]
@@ -294,10 +289,7 @@ def _joined(rules: Sequence[Rule], facts: Facts) -> str:
 
 
 def _bounded(stands: str, start: str, *, refused: bool) -> str:
-    """Join why the robot stands and what a start would answer, which is kept longest.
-
-    A `refused` start gets no advice to call ~/start.
-    """
+    """Join why the robot stands and what a start would answer; no advice where it is refused."""
     if refused:
         stands = _ADVICE.sub('', stands)
     room = max(_LONGEST - len(start), _LONGEST // 2)

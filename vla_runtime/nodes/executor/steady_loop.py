@@ -1,12 +1,9 @@
 """Thread that calls a function at a fixed rate on the steady clock, and measures its lateness.
 
-Not an rclpy timer: a timer shares its executor's wait set with every subscription of the node, and
-building that in Python costs more than a tick does. This thread only sleeps and ticks.
-
+Not an rclpy timer, whose wait set with all subscriptions costs more in Python than a tick does.
 Invariants:
 - deadlines lie on one grid from the start: being late once does not move the later ones;
-- after a pause longer than a period the deadlines that passed are skipped and counted, never made
-  up for in a burst;
+- deadlines that passed in a pause longer than a period are skipped and counted;
 - an exception in the tick is reported and ends that tick only;
 - `stop` returns after the last tick is over, or says that it hangs.
 """

@@ -1,32 +1,29 @@
 """Trajectories for `joint_trajectory_controller`: a straight line on arrival, or the delayed way.
 
 The line goes from the last command to this one, in a control period, and begins when the message
-arrives. Every subscriber understands it. But ten milliseconds do not fit the cycles of a controller
-at 250 Hz, and every late message is a stand-still: the speed ripples.
+arrives. Every subscriber understands it. But a period of 10 ms does not fit a controller's cycles
+at 250 Hz, and every late message is a standstill: the speed ripples.
 
-The delayed way needs the rules of `joint_trajectory_controller`. It is made of the last commands
-and this one, each at the time when it is due: one delay after the tick that it was computed for.
-The controller goes from one to the next by its own clock, whenever the message arrives, and so
-moves as the commands do. A last line goes on for one period at the same velocity: a message that is
-late by less is not felt, and a velocity interface reads the right velocity.
+The delayed way needs the rules of `joint_trajectory_controller`. It holds the last commands and
+this one, each due one delay after its tick. The controller follows them by its own clock, whenever
+the message arrives. A last line goes on for one period at the same velocity, so that a message may
+be late by that much, and a velocity interface reads the right velocity.
 
 Where the controller interpolates with splines, points have velocities too, and after the last line
-comes a tail that brakes to a stop on the same way, as fast as the acceleration limits allow. So an
-executor that stalls, or is killed, ends in that stop.
+comes a tail that brakes to a stop as fast as the acceleration limits allow: the end of an executor
+that stalls or is killed.
 
-Where the controller has another clock, or lets the time of its trajectories pass more slowly (speed
-scaling), the same way begins on arrival, from where the controller should be by then. Its points
-lie closer together as the scaling says: commands slow down by themselves.
+Where the controller has another clock, or scales the time of its trajectories, the same way begins
+on arrival, from where the controller should be by then, its points as close as the scaling says.
 
 Invariants of the delayed way:
-- every setpoint that the controller reads lies between two commands, or on the last line, which
-  keeps to the velocity of the last command and to the position limits, or on the tail, which keeps
-  to them as well;
+- every setpoint that the controller reads lies between two commands, or on the last line or the
+  tail, which keep to the position limits; the line keeps the velocity of the last command;
 - the first point lies in the past when the message arrives: to one that lies ahead the controller
   would go from the measured position;
-- what the controller has begun stays as it was sent. Where the last line or the tail was begun,
-  because this command is late, the way goes on from there: ahead of the commands, which know of
-  no pause. They catch up while they move, and the way never turns round for it;
+- what the controller has begun stays as it was sent. Where it has begun the last line or the tail,
+  because this command is late, the way goes on from there, ahead of the commands. They catch up
+  while they move, and the way never turns round for it;
 - the last point has no velocity: the controller would refuse it.
 """
 
@@ -119,8 +116,7 @@ class DelayedWay:
     """The way of the commands, a part of it in every message; see the module's docstring.
 
     Args:
-        update_period_s: seconds between two cycles of the controller.
-        limits: of the joints.
+        update_period_s: of the controller.
         splines: points have velocities, and a tail.
 
     Attributes:

@@ -1,11 +1,10 @@
 """The executor's requests as they arrive, each to be answered once, in the order of their numbers.
 
 As many wait as the policy takes before its first answer; one more replaces the oldest, and one of
-another episode all of them. The executor sends an open request again every 0.1 s, under the same
-number, because a transport may lose it: a process that was suspended, a radio link. A repeat brings
-a newer plan to a request that waits for a frame; it changes nothing while the inference runs or its
-chunk is on the way. A copy of the plan that was answered is one that came late: asked again, the
-executor sends a newer one. So is one of an episode that has ended.
+another episode all of them. The executor repeats an open request every 0.1 s, under the same
+number, because a transport may lose it. A repeat brings a newer plan to a request that waits for a
+frame; it changes nothing while the inference runs or its chunk is on the way. A late copy of the
+plan that was answered, or of an ended episode, is ignored: the executor sends a newer one.
 """
 
 from __future__ import annotations
@@ -64,10 +63,7 @@ class IncomingRequests:
             self._prune()
 
     def receive(self, plan: PlanRequest, now_ns: int) -> PlanRequest | None:
-        """Return the request to work on.
-
-        None for one that needs no answer: a repeat, or an old one.
-        """
+        """Return the request to work on; None for a repeat or an old one."""
         with self._lock:
             if self._is_of_ended(plan, now_ns):
                 return None
@@ -141,10 +137,7 @@ class IncomingRequests:
         self.episode = episode
 
     def _is_of_ended(self, plan: PlanRequest, now_ns: int) -> bool:
-        """Return whether its episode ended a moment ago.
-
-        Requests without numbers may begin it anew.
-        """
+        """Return whether its episode has just ended; without numbers it may begin anew."""
         numbered = plan.request is not None and plan.episode != self.episode
         return numbered and any(
             episode == plan.episode and now_ns - ended_ns < _HELD_BACK_NS

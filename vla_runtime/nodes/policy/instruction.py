@@ -1,9 +1,8 @@
 """The policy's instruction: a parameter, which a message on `~/instruction` sets as well.
 
-So there is one place for it, and the newest one counts, however it was given and whatever state the
-node is in. `~/current_instruction` (transient local) tells it to whoever judges by it. A policy
-without language does not read it, and the log says so once. A node that is respawned goes on with
-the one in force, not with that of its own arguments, which may be superseded.
+The newest one counts, however it was given and whatever state the node is in.
+`~/current_instruction` (transient local) tells it to whoever judges by it. A policy without
+language does not read it, and the log says so once. A respawned node goes on with the one in force.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Live settings that take effect once their CUDA graphs are there, so that no chunk waits for them.
 
 A change, as of the number of denoise steps, may need graphs that the engine lacks, which takes
-seconds on a Jetson. Until they are there the settings before stay in force, all of them, so that an
-inference has the settings of one moment.
-Graphs are captured between two answers, one at a time (`prepare`), so that a request that comes
-meanwhile waits for one. Everything else takes effect at the next chunk, and so does every change on
-a backend without graphs.
+seconds on a Jetson. Until they are there all the old settings stay in force. Graphs are captured
+between two answers, one at a time (`prepare`). Everything else, and every change on a backend
+without graphs, takes effect at the next chunk.
 """
 
 from __future__ import annotations
@@ -63,10 +61,9 @@ class PreparedSettings:
         return [name for name, value in self._wanted.items() if value != self._in_force[name]]
 
     def of(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Take up the node's values; return them, with those in force for what is not prepared.
+        """Return the node's values, or those in force where not prepared.
 
-        Raises:
-            ValueError: values that do not go together.
+        ValueError for a misfit.
         """
         wanted = settings_from(values)
         self._waiting, self._wanted = None, _live(values)

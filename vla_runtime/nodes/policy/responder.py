@@ -31,11 +31,8 @@ _PAUSED_NS = round(WatchdogParameters.clock_timeout_s * 1e9)
 class Responder:
     """Answers requests with one policy on one robot.
 
-    Args:
-        policy: loaded and warm.
-        match: map of the policy's names and units onto the robot's.
-        synchronizer: fed by the node.
-        now_ns, steady_ns: ROS and steady time at activation; the ROS clock must move on.
+    `policy` is loaded and warm, the synchroniser is fed by the node, and the times are those of the
+    activation: the ROS clock must move on from there.
     """
 
     def __init__(

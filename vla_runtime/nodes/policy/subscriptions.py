@@ -1,8 +1,4 @@
-"""Subscriptions of all cameras and joint states, feeding a synchroniser.
-
-A callback looks at headers only and keeps the message: pixels are converted by the inference that
-uses them.
-"""
+"""Subscriptions of all cameras and joint states, feeding a synchroniser; pixels are not touched."""
 
 from __future__ import annotations
 
@@ -55,7 +51,6 @@ class Sensors:
     """The subscriptions; they exist until `destroy`.
 
     Args:
-        robot, match: topics and their qualities; which of them the policy uses.
         on_data: called after a message was taken.
         on_error: called with exceptions in callbacks.
     """

@@ -1,10 +1,8 @@
 """Listens to all topics of a policy and its robot, and writes them into a recording.
 
-Messages are taken serialised and written as they came. Images are the exception: of the frames
-that come, those are written that a chunk's report names (`used`), which is known only after the
-inference; or all of them; or a few a second as JPEG (`reduced`), under `<topic>/compressed`.
-A report names a frame by its stamp, or by its content where the camera has `stamp: receive`.
-Each topic is recorded with the QoS that its publisher offers, so that a replay offers the same.
+Messages are written as they came. Of images those are written that a chunk's report names (`used`),
+by stamp or by content (`stamp: receive`), or all, or a few a second as JPEG (`reduced`), under
+`<topic>/compressed`. Each topic is recorded with the QoS of its publisher, for the replay.
 """
 
 from __future__ import annotations
@@ -68,9 +66,7 @@ class TopicRecorder:
     """Subscribes with a node of the caller's.
 
     Args:
-        node: node in the namespace of policy and executor.
-        robot: names the topics of joints, cameras and outputs.
-        images: frames that are written.
+        node: in the namespace of policy and executor.
         frame_bytes: most memory for frames that wait for their report (`used`).
         on_error: called with an exception of a callback.
         listeners: topic, as the robot file or this module has it, to who else gets its messages.
