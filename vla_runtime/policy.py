@@ -335,7 +335,6 @@ class Policy:
             self._packed.drain()
 
     def _packed_pipeline(self, engine: PolicyEngine) -> PackedPipeline[Inference] | None:
-        """Return a pipeline of a policy whose answers can be packed; None for the others."""
         decoder = self._codec.answer_decoder
         if decoder is None or 'packed' not in engine.features:
             return None

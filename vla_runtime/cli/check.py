@@ -36,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Return 2 where a launch would refuse the files."""
     from vla_runtime.bundle.folder import BundleError, read_bundle
     from vla_runtime.bundle.summary import line
     from vla_runtime.families.bundle_contents import check_contents

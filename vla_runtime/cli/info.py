@@ -90,7 +90,6 @@ def _onnx(bundle: Bundle) -> str:
 
 
 def _backends(bundle: Bundle) -> str:
-    """Return the candidates of `backend: auto` on this machine's CPU."""
     from vla_runtime.engines.candidates import candidates, reduced_precisions
     from vla_runtime.engines.preflight import AUTO
 

@@ -23,7 +23,7 @@ from vla_runtime.cli._packages import import_problem
 from vla_runtime.files.atomic_write import STANDARD_OUTPUT
 from vla_runtime.files.standard_output import LostOutputError, watched_output
 
-# A robot has the first alone.
+# A robot has only the first one installed.
 _PACKAGES = ('vla_runtime', 'vla_tools', 'vla_tabletop')
 _INSTALL = "./run setup, or pip install '.[torch,onnx,report]' in the source folder"
 
@@ -141,7 +141,6 @@ def _complete() -> None:
 
 
 def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser of a command line: that of its verb alone, or of all verbs."""
     parser = argparse.ArgumentParser(
         prog='vla_runtime',
         description='Carry a vision-language-action policy from a checkpoint to a moving robot.',
@@ -174,7 +173,7 @@ def _is_here(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
     except ValueError:
-        # Hidden from this process.
+        # It hides the signal from this process.
         return False
 
 

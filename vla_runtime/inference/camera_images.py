@@ -128,7 +128,6 @@ class CameraImages:
 
 
 def _table(bundle: Bundle, camera: str) -> np.ndarray:
-    """Table of a camera's grey levels, (3, 256) float32."""
     kind = bundle.spec.normalisation.images
     if kind is None:
         return signed_table()

@@ -127,7 +127,6 @@ class PackedPipeline(Generic[Result]):
         self._engine, self._cache = engine, cache
         self._length, self._end = length, end
         self._changed = Condition()
-        # Not in the ring yet, and in it; the oldest first.
         self._waiting: deque[_Stage[Result]] = deque()
         self._open: deque[_Stage[Result]] = deque()
         self._instruction: str | None = None
@@ -188,7 +187,6 @@ class PackedPipeline(Generic[Result]):
         self._cache.clear()
 
     def drain(self) -> None:
-        """Wait until every future is resolved and its callbacks have returned."""
         with self._changed:
             self._changed.wait_for(lambda: not self._count and not self._busy)
 

@@ -36,12 +36,9 @@ class ChunkPipeline(Generic[Result]):
 
     def __init__(self, runner: ChunkRunner) -> None:
         self._runner = runner
-        # What is left to do for a future, and the future.
         self._jobs: SimpleQueue[tuple[Callable[[], Result], Future[Result]] | None] = SimpleQueue()
         self._changed = Condition()
-        # Encoded, not denoised yet.
         self._unfinished: list[EncodedPrefix] = []
-        # Number of futures that are not resolved.
         self._unresolved = 0
         # Denoising span of the last chunk, to compare with the next one's encoding.
         self._denoising: _Span = (0.0, 0.0)

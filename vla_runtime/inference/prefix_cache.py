@@ -152,9 +152,7 @@ class PrefixCache:
         self._cameras = cameras
         self._version = 0
         self._images: dict[int, _Image] = {}
-        # By number of rows and slot.
         self._prefixes: dict[PrefixSlot, _Prefix] = {}
-        # Slot used last, by number of rows.
         self._latest: dict[int, int] = {}
         self.runs = {'vision': 0, 'prefix': 0}
 
@@ -332,7 +330,6 @@ def _judge_image(
 
 
 def _grey_levels(change: np.ndarray, camera: int, inputs: PrefixInputs) -> float:
-    """Return the mean of a change of pixels (3, height, width) in grey levels."""
     if inputs.levels_per_unit is None:
         # [-1, 1] spans 255 grey levels.
         return float(change.mean()) * 127.5

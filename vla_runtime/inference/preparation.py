@@ -106,7 +106,6 @@ class Preparation:
         return self._builder.build(self._black(), settings, 0)
 
     def _can_be_guided(self, guided: PolicySettings) -> bool:
-        """Return whether guidance could be on beside these settings."""
         try:
             self._builder.check(guided)
         except ValueError:

@@ -24,9 +24,9 @@ import numpy as np
 PlanSchedule = Literal['linear', 'exp']
 RtcMode = Literal['off', 'guided', 'jacobian', 'hard_prefix', 'frozen']
 
-# Actions that a mode conditions where no number is asked for; the other modes take the whole plan.
-# Steps of `guided` add up: where the weight is 0.2 to 0.4 a chunk ends 60 to 75% of the way to the
-# plan, so a long overlap repeats what was seen long ago. LeRobot takes 10 actions too.
+# Actions that a mode conditions by default; other modes condition the whole plan. With a weight of
+# 0.2 to 0.4 a chunk of `guided` ends 60 to 75% of the way to the plan: a long overlap repeats what
+# was seen long ago. LeRobot takes 10 actions too.
 USUAL_HORIZONS: Mapping[RtcMode, int] = {'guided': 10}
 # How fast actions behind the frozen ones are let go; the default of that code.
 _RAMP_RATE = 6.0

@@ -82,7 +82,6 @@ class PhaseClock:
         self._phases: dict[str, float] = {}
 
     def mark(self, phase: str) -> None:
-        """Add the time since the last mark to `phase`."""
         now = perf_counter()
         self._phases[phase] = self._phases.get(phase, 0.0) + (now - self._last) * 1e3
         self._last = now
@@ -129,7 +128,6 @@ class ChunkRequest:
 
     @property
     def times(self) -> np.ndarray:
-        """Times of the denoise steps, (N,)."""
         return self.schedule.times
 
     @property

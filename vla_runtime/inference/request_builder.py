@@ -280,7 +280,6 @@ class RequestBuilder:
             return noise, None
         draws = self._draws(settings, steps)
         by_draw = noise[..., None, :, :] if draws == 1 else noise
-        # The last step adds none.
         added = np.zeros((steps, *by_draw[..., 0, :, :].shape), dtype=np.float32)
         added[: draws - 1] = np.moveaxis(by_draw[..., 1:, :, :], -3, 0)
         return np.ascontiguousarray(by_draw[..., 0, :, :]), added
@@ -318,7 +317,6 @@ class RequestBuilder:
         return self._masked(np.array(given, dtype=np.float32, order='C'))
 
     def _masked(self, noise: np.ndarray) -> np.ndarray:
-        """Set the noise of masked action dimensions to zero."""
         noise[..., real_action_dim(self._spec.dims) :] = 0.0
         return noise
 
@@ -398,7 +396,6 @@ class RequestBuilder:
 def _check_unset(
     settings: PolicySettings, names: Sequence[str], family: Family, reason: str
 ) -> None:
-    """Refuse settings that differ from their defaults (ValueError)."""
     for item in fields(settings):
         value = getattr(settings, item.name)
         if item.name in names and value != item.default:

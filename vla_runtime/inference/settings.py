@@ -140,5 +140,4 @@ class PolicySettings:
 
     @property
     def networks_at_once(self) -> int:
-        """Networks that may run at the same time."""
         return 2 if self.pipeline == 'throughput' else 1

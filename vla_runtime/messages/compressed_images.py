@@ -145,7 +145,6 @@ def _is_whole_jpeg(data: memoryview) -> bool:
 
 
 def _used(data: memoryview) -> int:
-    """Return the bytes in front of a run of zeros at the end."""
     used = len(bytes(data).rstrip(b'\0'))
     return used if len(data) - used >= _EMPTY_BYTES else len(data)
 

@@ -103,7 +103,6 @@ class Throttle:
         words = without_numbers(text)
         if now_s - self._passed_s.get(words, float('-inf')) < self._period_s:
             return False
-        # Nothing is kept longer than it matters.
         self._passed_s = {
             known: when for known, when in self._passed_s.items() if now_s - when < self._period_s
         }

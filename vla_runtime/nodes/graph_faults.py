@@ -22,7 +22,7 @@ from vla_runtime.nodes.middleware import describe_reach
 
 # Beginning of what `nothing_of_robot` says.
 NOTHING_THERE = 'nothing of the robot is in this graph'
-# Whether these listen makes no difference to the robot.
+# Their subscriptions make no difference to the robot.
 _RECORDERS = ('vla_recorder', 'rosbag2_recorder')
 # rmw's word for a node whose publisher was discovered before its name.
 _UNKNOWN_NAME = '_NODE_NAME_UNKNOWN_'
@@ -214,7 +214,6 @@ def _listeners(node: Node, topic: str, own: int) -> list[TopicEndpointInfo]:
 def _without_own(
     infos: Iterable[TopicEndpointInfo], node: Node, own: int
 ) -> list[TopicEndpointInfo]:
-    """Leave out so many of the node's own name."""
     mine, kept = node.get_fully_qualified_name(), []
     for info in infos:
         if own and _name(info) == mine:

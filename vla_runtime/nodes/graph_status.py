@@ -57,7 +57,6 @@ class GraphStatus:
             time.sleep(_LOOKS_S)
 
     def look(self, namespace: str | None = None) -> list[RobotReport]:
-        """Return what was heard in the last seconds, by robot."""
         self._heard.take()
         return robot_reports(self._heard.items(), self._in_graph(), namespace)
 

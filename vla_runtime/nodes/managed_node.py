@@ -107,7 +107,6 @@ class ManagedNode(LifecycleNode):
         return _SUCCESS if stopped and freed else _FAILURE
 
     def _managed(self, transition: str, step: Callable[[], None]) -> bool:
-        """Run a step; return True if it did not raise."""
         try:
             step()
         except Exception as error:

@@ -21,7 +21,6 @@ _STATIC_PEERS = 'ROS_STATIC_PEERS'
 
 
 def stay_on_this_machine(environment: MutableMapping[str, str]) -> None:
-    """Keep the graph on this machine, unless the environment has another reach."""
     environment.setdefault(_RANGE, 'LOCALHOST')
     # Humble knows only its predecessor, which later ones warn about.
     if _is_humble(environment):

@@ -122,7 +122,6 @@ def _usage(name: str) -> str:
 
 
 def _problem(node: str, error: ImportError) -> str:
-    """Return what is missing, and what mends it."""
     name = (error.name or '').partition('.')[0]
     python = f'{sys.executable} (Python {sys.version_info[0]}.{sys.version_info[1]})'
     distro = os.environ.get('ROS_DISTRO', '')

@@ -34,7 +34,6 @@ NODE_PARAMETERS: Mapping[str, tuple[str, ...]] = {
 
 
 def names_of(*nodes: str) -> tuple[str, ...]:
-    """Return the parameters of these nodes, each once."""
     return tuple(dict.fromkeys(name for node in nodes for name in NODE_PARAMETERS[node]))
 
 

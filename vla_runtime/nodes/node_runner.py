@@ -63,7 +63,6 @@ class RosLogHandler(logging.Handler):
         self._logger = logger
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Log a record, with its traceback if it has one."""
         text = self.format(record)
         # A line each: rclpy refuses another severity from the same line.
         if record.levelno >= logging.ERROR:
@@ -228,7 +227,6 @@ class _Run:
 
 
 def _take_down(node: Node) -> bool:
-    """Return whether the transitions to finalized all succeeded."""
     done = True
     if isinstance(node, LifecycleNode):
         # One that fails leads elsewhere, but never further away.
@@ -241,7 +239,6 @@ def _take_down(node: Node) -> bool:
 
 @contextmanager
 def _bounded(name: str) -> Iterator[None]:
-    """End the process with code 1 when the block takes too long."""
 
     def give_up() -> None:
         os.write(2, f'{name}: the teardown hangs; ended after {_TEARDOWN_S:g} s\n'.encode())

@@ -102,7 +102,6 @@ def parameter_rows(
 
 
 def is_of_rclpy(name: str) -> bool:
-    """Return whether rclpy itself gives this parameter to every node."""
     return name in EVERY_NODE or name.startswith('qos_overrides.')
 
 

@@ -138,7 +138,6 @@ class HeardStatus:
         }
 
     def items(self, item: str = '') -> Iterator[HeardItem]:
-        """Return the lines of one subject, or all, as they were taken."""
         return (found for found in self._heard.values() if item in ('', found.item))
 
     def of(self, node: str, item: str) -> HeardItem | None:

@@ -16,7 +16,6 @@ from vla_runtime.robot.schema import StampSource
 # Callbacks that get `rmw_message_info_t` as a dict: rclpy gives it to a callback with room for two
 # arguments. Jazzy's wait-set executors give two, its events executor one tuple, Humble none.
 
-# Humble's does not.
 TELLS_INFO = hasattr(Subscription, 'CallbackType')
 _TWO = Signature([Parameter(name, Parameter.POSITIONAL_ONLY) for name in ('message', 'info')])
 

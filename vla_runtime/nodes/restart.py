@@ -68,8 +68,7 @@ class NodeState:
         ]
         if not changed:
             return
-        # At once, because some are valid only together; one by one, because one that cannot be set
-        # any more must not take the others along.
+        # At once, because some are valid only together; else one by one, so one may fail alone.
         if node.set_parameters_atomically(changed).successful:
             return
         for parameter, result in zip(changed, node.set_parameters(changed), strict=True):
@@ -123,7 +122,6 @@ def state_before() -> NodeState | None:
 
 
 def forget_state_before() -> None:
-    """Hide the handed-over state from processes that this one starts."""
     os.environ.pop(_VARIABLE, None)
 
 

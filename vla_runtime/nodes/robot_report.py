@@ -90,7 +90,6 @@ class NodeReport:
         return not self.is_executor and self.claim.lifecycle != 'active'
 
     def problems(self) -> Iterator[HeardItem]:
-        """Yield the lines that keep the robot from moving as it should."""
         for item in self.items:
             if item.level > 1 or (item.level and item.item in _SERIOUS):
                 yield item
@@ -164,7 +163,6 @@ class RobotReport:
         return 'not active'
 
     def remedy(self) -> str:
-        """Return the page that says what to do; '' where nothing is wrong."""
         if not self.why():
             return ''
         executor = self.executor

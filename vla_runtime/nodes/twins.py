@@ -71,7 +71,6 @@ class Claim:
         }
 
     def describe(self) -> str:
-        """Name the node for the person at the robot."""
         state = 'active and started' if self.moves else self.lifecycle
         return f'{self.node} ({self.process}, {state})'
 
@@ -110,7 +109,7 @@ class Twins:
         self._node, self._heard = node, heard
         self._process = f'process {os.getpid()} on {socket.gethostname()}'
         self._since_ns = time.time_ns()
-        # A process that takes its own place was first, and the graph still has what it was.
+        # A restarted process was first, and the graph still has its predecessor.
         self._waits = state_before() is None
         self._meets_s = time.monotonic() + _MEET_S
         self._speaks_s: float | None = None

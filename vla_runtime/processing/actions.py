@@ -196,7 +196,6 @@ class ActionSpace:
         return (pose for pose in self.poses if pose.kind == 'delta')
 
     def _delta_columns(self) -> Iterator[tuple[int, int]]:
-        """Yield (action column, state column) of the deltas that are not part of a pose."""
         in_pose = {column for pose in self.poses for column in pose.columns}
         for column, (kind, state_column) in enumerate(
             zip(self.kinds, self.state_columns, strict=True)

@@ -22,7 +22,7 @@ from vla_runtime.processing.tokenizer import Tokenizer
 _PREFIX = ('Action', ':')
 _END = '|'
 _SPACE = '\N{LOWER ONE EIGHTH BLOCK}'
-# At the end of messages about an action tokenizer.
+# Ends messages about an action tokenizer.
 _REMEDY = 'check the folder given by --action-tokenizer'
 # Longest run of spaces that is one token of a vocabulary.
 _MOST_SPACES = 64
@@ -183,7 +183,6 @@ def _refusal(reason: str) -> AnswerError:
 
 
 def _vocabulary(path: Path) -> Mapping[str, int]:
-    """Read the entries of a byte-level BPE, as their file spells them."""
     try:
         document: Any = json.loads(path.read_text(encoding='utf-8'))
         vocabulary = dict(document['model']['vocab'])

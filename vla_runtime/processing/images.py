@@ -18,11 +18,10 @@ import numpy as np
 from vla_runtime.processing.words import check_word
 from vla_runtime.types import ImagePadding, ImageResample
 
-# A black pixel.
 BLACK = -1.0
 _ONE, _TWO, _WHITE = np.float32(1.0), np.float32(2.0), np.float32(255.0)
-# Rows of the result worked on at once: the intermediate arrays then stay in the cache, and are
-# small enough that freeing them does not hand their pages back to the system, image after image.
+# Rows worked on at once: the intermediate arrays stay in the cache, and are small enough that
+# freeing them does not hand their pages back to the system.
 _BLOCK_ROWS = 32
 # Pillow's fixed point: a weight of one.
 _ONE_WEIGHT = 2**22
@@ -179,7 +178,6 @@ _SCRATCH = _Scratch()
 
 
 def _transposed(image: np.ndarray, name: str) -> np.ndarray:
-    """(h, w, 3) uint8 to (w, h * 3)."""
     height, width, channels = image.shape
     out = _SCRATCH.take(name, (width, height, channels), np.uint8)
     return cv2.transpose(image, dst=out).reshape(width, -1)

@@ -12,7 +12,7 @@ import numpy as np
 
 from vla_runtime.types import JointSpaceName
 
-# Of each of ALOHA's two arms six joints and a gripper.
+# Six joints and a gripper of each of ALOHA's two arms.
 _SIGNS = np.tile([1.0, -1.0, -1.0, 1.0, 1.0, 1.0, 1.0], 2)
 _GRIPPERS = np.array([6, 13])
 # A measured gripper of 0 and 1: the finger's position in m.
@@ -39,7 +39,6 @@ class JointSpace:
         return actions
 
     def actions_to_robot(self, actions: np.ndarray) -> np.ndarray:
-        """Convert a policy's targets (H, n)."""
         return actions
 
 

@@ -55,8 +55,7 @@ _WIDTHS: dict[str, int] = {
     'rotation_6d': 6,
     'rotation_6d_rows': 6,
 }
-# Below this length, or sine of an angle, a quaternion's or a 6D vector's direction is noise: no
-# policy means such a rotation.
+# Below this length, or sine of an angle, the direction of a quaternion or 6D vector is noise.
 DEGENERATE = 1e-3
 # Below this angle, rad, a rotation vector has no axis.
 _NO_AXIS = 1e-6
@@ -273,13 +272,11 @@ def whole_turns(angle: np.ndarray) -> np.ndarray:
 
 
 def _from_euler(rows: np.ndarray, axes: str) -> np.ndarray:
-    """(n, 3) Euler angles to (n, 3, 3)."""
     first, middle, last = (_about(rows[:, turn], axes[1 + turn]) for turn in range(3))
     return last @ middle @ first if axes[0] == 's' else first @ middle @ last
 
 
 def _about(angles: np.ndarray, axis: str) -> np.ndarray:
-    """Turns about one axis: (n,) to (n, 3, 3)."""
     along, u, v = _axes_from(axis)
     result = np.zeros((len(angles), 3, 3))
     result[:, along, along] = 1.0

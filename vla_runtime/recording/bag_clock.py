@@ -138,7 +138,6 @@ class BagClock:
         self._ahead = (stamps - stamps[0]).astype(np.float64)
 
     def _compare(self, topic: str, first: str | None) -> None:
-        """Note a topic that is not on the clock."""
         times, stamps = self._noted[topic]
         known = stamps > 0
         used = 'the times of their recording are used'

@@ -228,7 +228,6 @@ def _whole_name(file: Path) -> str:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """Sort `bag_2` before `bag_10`."""
     return [(int(part), '') if part.isdigit() else (-1, part) for part in _pieces(path.name)]
 
 

@@ -184,7 +184,6 @@ class Bag:
         self._on_failure(f'{path}: recording has ended: {error.strerror}; {state}')
 
     def _close(self) -> str:
-        """Close the file; return what went wrong, empty when nothing did."""
         self._open = False
         self._room.release()
         try:

@@ -162,7 +162,7 @@ def _unpacked(chunk: memoryview) -> memoryview:
         raise _DamagedError('the sizes of a chunk are damaged')
     try:
         return memoryview(decompress(bytes(packed), compression, size, crc))
-    # Of two decompressors and rosbags, each with errors of its own.
+    # Of two decompressors and rosbags, each with its own errors.
     except Exception as error:
         raise _DamagedError(f'a chunk cannot be unpacked: {error}') from None
 

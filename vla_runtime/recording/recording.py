@@ -128,12 +128,10 @@ class Recording:
 
     @property
     def ended(self) -> bool:
-        """True once nothing more is written."""
         return self._ended
 
     @property
     def size(self) -> int:
-        """Bytes of all bags, about."""
         with self._lock:
             return sum(bag.size for bag in self._closed) + self._bag.size
 

@@ -9,7 +9,7 @@ from pathlib import Path
 IMAGE_TYPES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
 JOINT_STATE = 'sensor_msgs/msg/JointState'
 STRING = 'std_msgs/msg/String'
-# What the policy did and what it was told; the first that a bag has is used.
+# The policy's instruction and the one it was told; the first that a bag has is used.
 INSTRUCTIONS = ('current_instruction', 'instruction')
 
 
@@ -143,5 +143,4 @@ def _normal(namespace: str) -> str:
 
 
 def _before(topic: str, name: str) -> str:
-    """Return what a topic has before the name that it ends with."""
     return topic.removesuffix(name.lstrip('/')).rstrip('/')

@@ -125,7 +125,6 @@ def _read(robot_file: Path, path: Path, field: str, most_bytes: int) -> str:
 
 
 def _check_urdf(robot: Robot) -> None:
-    """Check names and positions against the URDF."""
     if robot.urdf_text is None:
         return
     try:

@@ -196,7 +196,6 @@ def _damped_step(
 
 
 def _joints_above(model: Any, frame: str) -> set[int]:
-    """Joints between the URDF's root and a frame."""
     parent = model.frames[model.getFrameId(frame)].parentJoint
     return {joint for joint in model.supports[parent] if joint}
 

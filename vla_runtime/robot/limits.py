@@ -86,7 +86,6 @@ def beyond_urdf(robot: Robot) -> list[str]:
 
 
 def why_without(robot: Robot, joint: RobotJoint) -> str:
-    """Describe why the URDF gives a joint no limit that it needs."""
     its = read_urdf_limits(robot.urdf_text or '').get(joint.in_messages)
     if its is None:
         return 'is missing, and the URDF is without the joint'

@@ -193,12 +193,10 @@ class RobotMatch:
 
     @property
     def action_names(self) -> tuple[str, ...]:
-        """Names of the actions in chunks and plans."""
         return self.written.names
 
     @property
     def action_kinds(self) -> tuple[str, ...]:
-        """Kinds of the actions in chunks and plans."""
         return self.written.kinds
 
 
@@ -407,7 +405,6 @@ class _Matcher:
         return has_range or SIZE[unit][0] != 'none' or SIZE[joint.unit][0] == 'none'
 
     def _is_carried(self, pose: PoseSpec) -> bool:
-        """Return whether an output of the robot carries a pose of this name."""
         carried = {output.pose for output in self._robot.outputs}
         return pose.name in by_name(one for one in self._robot.poses if one.name in carried)
 
@@ -495,7 +492,6 @@ class _Matcher:
         )
 
     def _note_unknown(self, field: str, name: str, message: str) -> None:
-        """Note a joint or camera of the policy that the robot file does not have."""
         self._conflict(field, message)
         self._unknown.setdefault(name, []).append(self._conflicts[-1])
 
@@ -540,7 +536,6 @@ class _Matcher:
         return found
 
     def _check_image_size(self, index: int, camera: RobotCamera) -> None:
-        """Note a camera that is known to send another size than the policy takes."""
         sizes = self._spec.fixed_image_sizes
         if sizes is None:
             return

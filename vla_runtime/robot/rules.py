@@ -39,7 +39,7 @@ _POSITIVE = (
     'approach_speed',
     'hold_follows',
 )
-# Their messages name each joint; those of the others count on its place.
+# Their messages name each joint; those of the others count on the order.
 _NAMED_KINDS = ('joint_trajectory', 'joint_state')
 _SLOWEST_GOALS_HZ, _FASTEST_GOALS_HZ = 0.1, 100.0
 _FASTEST_CONTROLLER_HZ = 10_000.0
@@ -218,7 +218,6 @@ def _check_pose(where: str, pose: RobotPose, robot: RobotSpec) -> None:
 
 
 def _check_link(where: str, pose: RobotPose, robot: RobotSpec) -> None:
-    """Refuse a link without a URDF."""
     if pose.link is not None and robot.urdf is None:
         raise FieldError(f'{where}.link', 'is a link of the URDF, and the file names none (urdf)')
 
@@ -312,7 +311,6 @@ def _check_joint_states(robot: RobotSpec) -> None:
 
 
 def _check_what_outputs_carry(robot: RobotSpec) -> None:
-    """Check that outputs carry known joints and poses, each at most once."""
     joints = [joint.name for joint in robot.joints]
     poses = [pose.name for pose in robot.poses]
     output_of: dict[str, int] = {}

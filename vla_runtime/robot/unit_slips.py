@@ -116,7 +116,6 @@ class UnitCheck:
     # The files.
 
     def notes(self) -> list[str]:
-        """Return a note on each unit that the files make doubtful."""
         return [*self._of_limits(), *self._of_urdf(), *self._of_ros(), *self._of_training()]
 
     def _of_limits(self) -> list[str]:
@@ -164,7 +163,6 @@ class UnitCheck:
         ]
 
     def _of_training(self) -> list[str]:
-        """Compare where the joints were in training with where they may go."""
         known = [
             (one, trained)
             for one in self._joints

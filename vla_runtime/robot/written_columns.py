@@ -185,12 +185,10 @@ class WrittenColumns:
 
 
 def quaternion_names(pose: str) -> tuple[str, ...]:
-    """Return the names of the columns of a pose's rotation: w, x, y, z."""
     return tuple(f'{pose}.q{part}' for part in 'wxyz')
 
 
 def quaternion_columns(pose: str) -> list[Column]:
-    """Return the columns of a pose's rotation: w, x, y, z."""
     return [Column(name, feedback=False, quaternion=pose) for name in quaternion_names(pose)]
 
 

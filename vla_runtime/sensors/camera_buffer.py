@@ -99,7 +99,7 @@ class CameraBuffer:
         self.fault: str | None = None
         self._last_ns: int | None = None
         self._periods: deque[int] = deque(maxlen=_PERIODS)
-        # Of the first and the newest frame that came since the last `clear`.
+        # Facts of the first and the newest frame since the last `clear`.
         self._first_facts: ImageFacts | None = None
         self._facts: ImageFacts | None = None
         # The newest stamp when a frame could not be used for the last time, and why.
@@ -207,12 +207,10 @@ class CameraBuffer:
         return True
 
     def refuse(self, reason: str) -> None:
-        """Count a message that cannot be used, whatever its stamp."""
         self.counters.received += 1
         self._refuse(reason)
 
     def discard(self, frame: Frame, reason: str) -> None:
-        """Drop a frame that was kept and turned out to be unusable."""
         if frame in self._kept:
             self._kept.remove(frame)
         self._refuse(reason)
@@ -247,7 +245,6 @@ class CameraBuffer:
         )
 
     def _thin(self, tolerance_ns: int) -> None:
-        """Drop frames between neighbours that stand in for them."""
         # An earlier frame is looked for by its exact age: all of them are kept as long as possible.
         enough = _MOST if self._kept_ns else _FULL
         while len(self._kept) > enough:

@@ -179,7 +179,6 @@ class JointTopic:
                 samples.popleft()
 
     def why_not(self, joint: JointBuffer, now_ns: int, max_age_ns: int) -> str | None:
-        """Describe why a joint cannot be used now; None when it can."""
         name, last_ns = joint.source.joint, joint.last_ns
         if last_ns is not None and joint.samples and now_ns - last_ns <= max_age_ns:
             return None

@@ -3,20 +3,18 @@
 Pure: no ROS, no clock of its own. Invariants:
 - the frames of a selection lie within `tolerance_ns` of each other, none older than `max_age_ns`,
   and no camera has a newer frame in its buffer with which that would hold;
-- frames that came and belong together are found, whatever the rates of the cameras, unless more of
-  a camera's came within the age limit than are kept and the tolerance forbids to thin them
-  (`camera_buffer`); none is more than the tolerance older than without thinning;
+- frames that belong together are found, whatever the cameras' rates, unless a camera sent more
+  within the age limit than are kept and the tolerance forbids to thin them (`camera_buffer`); none
+  is more than the tolerance older than without thinning;
 - while stamps and limits stay in order, a selection is never of an earlier time than the last one;
 - an earlier frame of a camera is the one nearest to its age before the camera's selected frame,
-  within the tolerance, or the camera's very first one; an earlier state likewise is that of its age
-  before the selection's stamp. None is older than the first selection that was used in an episode:
-  as in training, the first observation stands for those before it;
+  within the tolerance, or the camera's very first one; likewise an earlier state, before the
+  selection's stamp. As in training, an episode's first selection stands for those before it;
 - the state is that of the selection's stamp, which is the newest frame's: interpolated between two
   samples, held after the last one;
 - what cannot be selected is refused with a reason for every source that is missing;
-- memory is bounded, whatever comes in; every stamp kept is newer than the one before it;
+- memory is bounded; every stamp kept is newer than the one before it;
 - a clock that goes back (a simulation restarted, a bag looped) empties everything.
-Any thread may call any method.
 """
 
 from __future__ import annotations
@@ -33,8 +31,7 @@ from vla_runtime.robot.match import EarlierFrame
 from vla_runtime.sensors.camera_buffer import CameraBuffer, CameraCounters, Frame
 from vla_runtime.sensors.joint_buffer import JointBuffer, JointSource, JointTopic
 
-# Two threads read the clock and then wait for the lock, so that times may come in the wrong order:
-# a step back of less than this is no jump.
+# Threads that wait for the lock may bring times in the wrong order: a smaller step back is no jump.
 _JUMP_NS = 100_000_000
 
 
@@ -42,9 +39,8 @@ _JUMP_NS = 100_000_000
 class SyncLimits:
     """Limits of frames and states that belong to one observation.
 
-    Attributes:
-        tolerance_ns: largest difference between the stamps of a selection's frames.
-        max_age_ns: of a frame or a state, against the ROS clock.
+    `tolerance_ns` is the largest difference between the frames' stamps, `max_age_ns` the largest
+    age against the ROS clock.
     """
 
     tolerance_ns: int
@@ -53,12 +49,7 @@ class SyncLimits:
 
 @dataclass(frozen=True)
 class MissingInput:
-    """One input that is missing for an observation.
-
-    Attributes:
-        source: `camera NAME`, `joint NAME`, `cameras`, `clock`, `instruction` and so on.
-        text: for the person at the robot.
-    """
+    """A missing input, such as `camera NAME`, `clock` or `instruction`, and text for the person."""
 
     source: str
     text: str
@@ -86,13 +77,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class CameraStatus:
-    """One camera for a status message.
-
-    Attributes:
-        usable: there is a frame fresh enough to be used.
-        problem: fault of the camera's messages; None without one.
-        age_s: of the newest frame, by its stamp; None before the first.
-    """
+    """One camera for a status message; `problem` and `age_s` (by stamp) are None without any."""
 
     name: str
     topic: str
@@ -261,7 +246,6 @@ class Synchronizer:
                 topic.silence = silences.get(name, '')
 
     def joint_problems(self, now_ns: int) -> tuple[str, ...]:
-        """Return why joints cannot be used now; empty when all can."""
         with self._lock:
             self._see(now_ns)
             return tuple(item.text for item in self._missing_joints(now_ns))

@@ -140,7 +140,6 @@ class CommandWatch:
         self._heard.clear()
 
     def senders(self) -> str:
-        """Name who has just sent commands; empty when nobody has."""
         if not TELLS_INFO:
             return '; '.join(filter(None, map(self._describe_others, self._topics)))
         now_s = time.monotonic()

@@ -148,7 +148,6 @@ class ControlLoop:
         self._of_tick = _Outgoing(executor.columns.count)
         self._of_others = _Outgoing(executor.columns.count)
         self._repeats_hold = any(writer.repeats_hold for writer in writers)
-        # Whether the last command was for sending.
         self._follows = False
         self._computed = 0
         self._computed_s = -math.inf
@@ -162,15 +161,13 @@ class ControlLoop:
         self._taken: frozenset[str] = frozenset()
         # Topics whose controllers would refuse a command, or take it when they are switched on.
         self._refusing: frozenset[str] = frozenset()
-        # The same, and those whose controllers have come back and not been sent anything since.
+        # These, and those whose controllers came back and have not been sent anything since.
         self._returned: frozenset[str] = frozenset()
         # Topics that got the last command, and the steady time of the last one on each.
         self._up_to_date: frozenset[str] = frozenset()
         self._sent_s: dict[str, float] = {}
-        # Of the publishers of joint states.
+        # Silences of the publishers of joint states.
         self._silences: dict[str, StreamSilences] = {}
-
-    # Control thread.
 
     def tick(self, now_s: float) -> None:
         """One control period; `now_s` is the steady clock."""
@@ -321,8 +318,6 @@ class ControlLoop:
                     )
                 )
 
-    # Any thread.
-
     def start(self, now_s: float) -> StartResult:
         with self._lock:
             result = self._executor.start(now_s, self._ros_now_ns())
@@ -357,12 +352,10 @@ class ControlLoop:
         return self._executor.mode is not Mode.IDLE
 
     def stop(self) -> None:
-        """Come to rest, and hold."""
         with self._lock:
             self._executor.stop()
 
     def release(self) -> None:
-        """Come to rest, then send nothing until `start`."""
         with self._lock:
             self._executor.release()
 
@@ -389,7 +382,7 @@ class ControlLoop:
         for writer in self._writers:
             if isinstance(writer, OutputWriter):
                 writer.controller, writer.scaling = controllers.get(writer.topic), scaling
-        # A gripper behind an action heeds its own.
+        # A gripper behind an action follows its own controller's verdict.
         verdicts = [one for one in watch.verdicts if not one.of_action]
         refused = why_refused(verdicts)
         refusing = frozenset(one.topic for one in verdicts if one.refusal)

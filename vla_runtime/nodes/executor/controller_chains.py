@@ -17,7 +17,6 @@ class ControllerChains:
         self._found: dict[str, Any] = {}
 
     def take(self, entries: Sequence[Any]) -> None:
-        """Take the list, `controller_manager_msgs/ControllerState` each."""
         self._found = {one.name: one for one in entries}
 
     def refusal_of(self, controller: str, manager: str, *, then_start: bool = True) -> str:

@@ -45,7 +45,7 @@ _SILENT = 'silent'
 _LISTS_EVERY_S = 0.1
 # A controller is listed as active so long before it publishes its first state.
 _BEGINS_WITHIN_S = 0.5
-# Way of a reference that is a motion, rad or m, and how long it counts.
+# Way of a reference that counts as motion, rad or m, and for how long.
 _MOTION, _MOTION_COUNTS_S = 1e-3, 0.3
 # What was sent is on its way for no longer than this, with the delay of a trajectory.
 _ON_ITS_WAY_S = 0.3
@@ -59,13 +59,12 @@ _SAME_SIMULATED_CLOCK_NS = (-100_000_000, 100_000_000)
 _DEFAULT_RATE_HZ = 100.0
 # A controller holds, and begins anew, where its error comes to a path constraint.
 _CONSTRAINT_SHARE = 0.8
-# Of their controllers, and of those behind actions, the list alone tells.
+# Kinds whose controllers only the list describes, as it does those behind actions.
 _LISTED_KINDS = ('pose_stamped', 'twist_stamped')
 _SCALING_FIELDS = {'std_msgs/Float64': 'data', 'control_msgs/SpeedScalingFactor': 'factor'}
 
 
 def _message_type(package: str, part: str, name: str) -> type | None:
-    """Return a message type of an optional package; None where it is not installed."""
     try:
         found: type = getattr(import_module(f'{package}.{part}'), name)
     except (ImportError, AttributeError):
@@ -146,7 +145,6 @@ class ControllerWatch:
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """What is known of the controllers, from the last look."""
         return self._verdicts
 
     def unwatched(self) -> str:
@@ -189,7 +187,6 @@ class ControllerWatch:
         return found
 
     def newest_silence(self) -> Silence | None:
-        """Return the newest silence of an active controller that has ended by itself."""
         found = [one.silence for one in self._controllers if one.silence is not None]
         return max(found, key=lambda silence: silence.ended_s, default=None)
 
@@ -322,15 +319,12 @@ class _Controller:
         )
 
     def is_unreadable(self) -> bool:
-        """Return whether it publishes a state whose type is not installed."""
         watched = self._output.kind == 'joint_trajectory'
         unreadable = watched and self._states is None
         return unreadable and self._node.count_publishers(self._state_topic) > 0
 
     def close(self) -> None:
         self._parameters.close()
-
-    # What it publishes.
 
     def _hear(self, now_s: float) -> None:
         taken = None if self._states is None else self._states.take()
@@ -438,8 +432,6 @@ class _Controller:
             same_clock = bool(self._ages_ns) and least_ns <= min(self._ages_ns) <= most_ns
         splines = self._parameters.values.get('interpolation_method') == 'splines'
         return TrajectoryController(1.0 / (rate_hz or _DEFAULT_RATE_HZ), same_clock, splines)
-
-    # What is wrong with it.
 
     def _refusal(self, active: bool | None, state: str) -> str:
         if active is False:
@@ -551,7 +543,6 @@ class _ControllerList:
         return self._chains.refusal_of(controller, self.manager, then_start=then_start)
 
     def is_unreadable(self) -> bool:
-        """Return whether controller_manager is there and the type of its list is not installed."""
         service = f'{self.manager}/list_controllers'
         offered = (name for name, _ in self._node.get_service_names_and_types())
         return self._type is None and service in offered

@@ -23,15 +23,15 @@ ANSWERS_WITHIN_S = 1.0
 AGAIN_AFTER_S = 1.0
 # A controller ends a goal about a second after the gripper has come to a stand (`stall_timeout`).
 STANDS_S = 3.0
-# The same where nobody says where the gripper is.
+# The same where the gripper's position is unknown.
 UNSEEN_S = 10.0
 # A measured position of this age says nothing of now.
 _OLD_AFTER_S = 1.0
-# A setpoint of this age is no command any more: the executor has fallen silent.
+# A setpoint of this age is no command: the executor has fallen silent.
 _SILENT_AFTER_S = 0.5
-# Of the deadband: a smaller change of the measured position is no motion.
+# Share of the deadband below which a change of the measured position is no motion.
 _STANDS = 0.5
-# Of the range: closer to its end than this is at its end.
+# Share of the range: closer to its end than this is at its end.
 _AT_END = 1e-6
 
 
@@ -118,7 +118,6 @@ class GripperGoals:
         self._wanted = Setpoint(position, self._beginning, now_s)
 
     def due(self, now_s: float) -> Setpoint | None:
-        """Return the setpoint that is to be sent now, if one is."""
         wanted = self._wanted
         if self.state is GoalState.SENT:
             if now_s - self._sent_s < ANSWERS_WITHIN_S:
@@ -170,7 +169,6 @@ class GripperGoals:
         return self._wanted is not None and now_s - self._wanted.at_s < _SILENT_AFTER_S
 
     def last(self) -> Setpoint | None:
-        """Return the newest setpoint if it is a new goal, whatever is still owed."""
         wanted = self._wanted
         return wanted if wanted is not None and self._is_new(wanted) else None
 

@@ -157,7 +157,6 @@ class GripperOutput:
             self._goals.measure(positions[index], self._measured_s)
 
     def begin(self) -> None:
-        """Send goals from now on, as if there had been none."""
         self._goals = self._new_goals()
         self._timer = self._node.create_timer(
             self._period_s,
@@ -207,7 +206,7 @@ class GripperOutput:
             self._ask(now_s)
 
     def _send_goal(self, goal: Setpoint) -> None:
-        # An answer that never came is not waited for: the client would keep its place for ever.
+        # An answer that never came is not waited for: the client would remember it for ever.
         answer, self._answer, self._accepted = self._answer, None, None
         if answer is not None and not answer.done():
             answer.cancel()
@@ -287,7 +286,7 @@ class GripperOutput:
         )
         level = _LEVELS.get(state, Level.OK)
         if state is GoalState.STALLED and self._joint.grips:
-            # What a gripper is for.
+            # Holding an object is what a gripper is for.
             level = Level.OK
             text += ': it holds an object, or something blocks it'
         elif state is GoalState.STALLED:
@@ -344,7 +343,7 @@ _GOALS: dict[str, Callable[[Any, str, float, float | None], None]] = {
     'gripper_command': _gripper_command,
     'parallel_gripper_command': _parallel_gripper_command,
 }
-# Of a result, and of feedback.
+# The position in a result and in feedback.
 _POSITIONS: dict[str, Callable[[Any], float | None]] = {
     'gripper_command': _only_position,
     'parallel_gripper_command': _first_position,

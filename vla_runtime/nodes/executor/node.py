@@ -152,8 +152,6 @@ class ExecutorNode(ManagedNode):
         self._heard.close()
         super().destroy_node()
 
-    # Transitions.
-
     def _load(self) -> None:
         robot, spec, match = read_files(self._fixed)
         self._units = check_units(self._fixed, robot, match)
@@ -230,8 +228,6 @@ class ExecutorNode(ManagedNode):
             if link is not None:
                 steps.callback(link.close)
 
-    # Callbacks.
-
     def _on_chunk(self, message: JointTrajectory) -> None:
         loop, spec = self._loop, self._spec
         if loop is None or spec is None:
@@ -288,7 +284,6 @@ class ExecutorNode(ManagedNode):
         return '; '.join(filter(None, (result.text, self._about_states(result.reason))))
 
     def _about_states(self, reason: Reason | None) -> str:
-        """Name the topics and publishers behind a fault of the measured state."""
         if self._link is None or reason not in executor_status.OF_STATES:
             return ''
         if reason in executor_status.DOUBTED:
@@ -333,7 +328,6 @@ class ExecutorNode(ManagedNode):
         return session.watch.why_led(session.loop.sent_s, time.monotonic())
 
     def _why_not_units(self) -> str:
-        """Return why the state is not in the robot file's units; empty if it may be."""
         return '' if self._loop is None else self._units.why_not_start(self._loop.measured())
 
     def _on_stop(self, _: Trigger.Request, response: Trigger.Response) -> Complete:
@@ -454,8 +448,6 @@ class ExecutorNode(ManagedNode):
         for timed in loop.take_handovers():
             self._publish(self._report, [executor_status.seam(timed, self._match.column_names)])
 
-    # Parameters.
-
     def _parameter_conflict(self, wanted: Mapping[str, Any]) -> str | None:
         """Return why these parameters do not go together, or with the policy; None when they do."""
         try:
@@ -479,7 +471,6 @@ class ExecutorNode(ManagedNode):
         )
 
     def _follow_parameters(self, _: Sequence[Parameter] = ()) -> None:
-        """Hand over new parameters; the core waits for the boundary."""
         loop = self._loop
         if loop is None:
             return
@@ -494,8 +485,6 @@ class ExecutorNode(ManagedNode):
         if parameters != executor_parameters(before):
             self._guarded('parameters', loop.set_parameters)(parameters)
 
-    # Other nodes.
-
     def _claim(self) -> Claim:
         loop = self._loop
         if loop is None:
@@ -505,7 +494,6 @@ class ExecutorNode(ManagedNode):
         )
 
     def _claimed_topics(self) -> list[str]:
-        """Return the topics that only one executor may send on; a dry run commands nothing."""
         commanded = () if self.get_parameter('dry_run').value else self._commanded
         return [self.resolve_topic_name(PLAN_TOPIC), *commanded]
 
@@ -545,14 +533,11 @@ class ExecutorNode(ManagedNode):
         found = sorted(one.describe() for one in self._twins.others() if topic in one.topics)
         return f'{len(found)} policies answer on {topic}: {", ".join(found)}' if found[1:] else ''
 
-    # Helpers.
-
     def _conflict(self) -> str:
         plans = self._plan_publisher
         return '' if plans is None else other_publishers(self, [plans.topic_name])
 
     def _unsubscribed_outputs(self) -> str:
-        """Name the outputs that no node takes commands from; empty without any."""
         link = self._link
         if link is None or self._live['dry_run']:
             return ''

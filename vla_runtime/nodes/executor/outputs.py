@@ -32,10 +32,10 @@ from vla_runtime.nodes.output_types import message_type
 from vla_runtime.robot.match import MatchedOutput
 from vla_runtime.robot.schema import repeats_hold
 
-# Of all Interbotix arms of the X series; the motor configuration of another robot may have others.
+# The group of all Interbotix arms of the X series; another robot's configuration may have others.
 _GROUP = 'arm'
-# Silence, also by the interval before it, after which a controller is no longer on its way to what
-# it was sent: it has come to rest there, or another one has led the robot elsewhere.
+# Silence, also in usual intervals, after which a controller rests at its last command, or another
+# one has moved the robot.
 _SILENT_NS, _INTERVALS = 200_000_000, 4
 
 

@@ -62,7 +62,6 @@ def executor_parameters(values: Mapping[str, Any]) -> ExecutorParameters:
 
 
 def values_in_force(parameters: ExecutorParameters, *, dry_run: bool) -> dict[str, Any]:
-    """Return every live parameter by its ROS name."""
     return {**values_of(parameters), 'dry_run': dry_run}
 
 

@@ -115,7 +115,6 @@ class QuietGarbage:
         gc.collect(2 if everything else 1)
 
     def end(self) -> None:
-        """Collect automatically again."""
         self.on = False
         gc.unfreeze()
         gc.enable()

@@ -192,7 +192,6 @@ class RobotLink:
                 raise RobotError(self._robot.file, 'outputs', conflict)
 
     def repeated_holds(self) -> str:
-        """Name the topics on which a hold is sent on and on; empty without any."""
         return ', '.join(one.output.topic for one in self._outputs if repeats_hold(one.output))
 
     def writers(self, period_s: float) -> list[Output]:
@@ -266,7 +265,6 @@ class RobotLink:
     def watch_controllers(
         self, now_ns: Callable[[], int], *, use_sim_time: bool
     ) -> ControllerWatch:
-        """Look at the outputs' controllers, until the watch is closed."""
         outputs = [
             (matched, self._node.resolve_topic_name(matched.output.topic))
             for matched in self._all_outputs
@@ -286,7 +284,6 @@ class RobotLink:
             gripper.refusal = refusals.get(gripper.topic, '')
 
     def state_publishers(self) -> str:
-        """Name the publishers of joint-state topics that have several; empty without any."""
         topics = [
             self._node.resolve_topic_name(source.topic) for source in self._robot.joint_states
         ]
@@ -301,7 +298,6 @@ class RobotLink:
             self._node.destroy_subscription(subscription)
 
     def senders(self) -> str:
-        """Name other nodes that have just sent commands; empty when none has."""
         return self._watch.senders()
 
     def unheard(self) -> str:
@@ -314,7 +310,6 @@ class RobotLink:
         return '; '.join(filter(None, (*reasons, *unserved)))
 
     def nothing_there(self) -> str:
-        """Say that no node of the robot is in the graph; empty where one is."""
         resolve = self._node.resolve_topic_name
         heard = [resolve(source.topic) for source in self._robot.joint_states]
         commanded = [publisher.topic_name for publisher in self._publishers]
@@ -344,7 +339,6 @@ class RobotLink:
         return '; '.join([*faults, *self._tool_faults()])
 
     def _tool_faults(self) -> list[str]:
-        """Describe the topics of measured poses that bring nothing."""
         kind, faults = type_name(PoseStamped), []
         for tool in self._match.tools:
             if tool.topic is None:
@@ -439,7 +433,6 @@ class _StateTaker:
     ) -> None:
         self._grippers = grippers
         self.topic, self.source = topic, source
-        # Steady seconds of the newest message, and its stamp.
         self.heard_s, self.stamp_ns = -math.inf, 0
         self._streams = PublisherStreams()
         self._take = take

@@ -126,17 +126,14 @@ class Facts:
 
     @property
     def latched(self) -> bool:
-        """A stopped robot whose latch is closed."""
         return bool(self.executor.clamp_latched) and not self.runs
 
     @property
     def lost(self) -> bool:
-        """A robot that was stopped because the policy does not answer."""
         return self.reason is Reason.STARVED and not self.runs and not self.latched
 
     @property
     def releases(self) -> bool:
-        """A robot that comes to rest before it is released."""
         moves = self.executor.kind is not CommandKind.IDLE
         return self.reason is Reason.RELEASED and moves and not self.latched
 
@@ -147,7 +144,6 @@ class Facts:
 
     @property
     def waits(self) -> bool:
-        """A robot that goes on with the next chunk."""
         return self.reason in _WAITING and self.usual
 
     @property

@@ -48,10 +48,10 @@ _LEAST_NS = 100_000
 _SLOWEST = 0.02
 # A tail takes at least this long; the controller's time has nanoseconds.
 _SHORTEST_TAIL_NS = 1_000_000
-# Largest share of a command's own motion by which the way waits for commands that it is ahead of,
-# and by which it is faster than commands that come towards it.
+# Shares of a command's own motion by which the way slows down for commands behind it, and speeds up
+# for commands that come towards it.
 _WAITS, _HURRIES = 0.5, 0.1
-# What it is ahead by gets smaller as over this time, and by this share of the motion in the end.
+# The lead shrinks over this time, and by this share of the motion at least.
 _CATCHES_UP_NS, _AT_LEAST = 100_000_000, 0.01
 
 
@@ -221,7 +221,6 @@ class DelayedWay:
         self._at_ns = at_ns
 
     def _find_end(self) -> None:
-        """Find the end of the last line, and the tail behind it."""
         last, end, rate = self._knots[-1], self._line_end, self._end_rate
         # A robot that is found outside its limits is not drawn inside by a line.
         lowest = np.minimum(self._limits.lowest, last)

@@ -25,13 +25,13 @@ from vla_runtime.robot.match import RobotMatch, Scaling
 from vla_runtime.robot.schema import Robot
 
 FORMAT = 2
-# Whatever computes a part of a chunk.
+# All packages that compute a part of a chunk.
 _PACKAGES = (
     'numpy', 'opencv-python-headless', 'pillow', 'tokenizers', 'sentencepiece', 'torch',
     'onnxruntime', 'tensorrt',
 )  # fmt: skip
-# Keys of a report: what names a camera's message in place of its stamp, where it is stamped when it
-# is received; and the state in the robot's units.
+# Keys of a report: of a camera's frame with `stamp: receive`, by content, and of the state in the
+# robot's units.
 CONTENT, MEASURED = 'content.', 'measured'
 # Of the node's parameters.
 _HOW = ('backend', 'device', 'precision', 'use_cuda_graphs', 'triton')

@@ -43,7 +43,6 @@ class IncomingRequests:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        # The oldest first.
         self._entries: list[_Entry] = []
         # Ended episodes, and the steady times of their ends.
         self._ended: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
@@ -53,7 +52,6 @@ class IncomingRequests:
 
     @property
     def most(self) -> int:
-        """Requests that may wait at once."""
         return self._most
 
     @most.setter
@@ -91,7 +89,6 @@ class IncomingRequests:
             return entry.request
 
     def next(self) -> PlanRequest | None:
-        """Return the oldest request that waits; None without one."""
         with self._lock:
             return next((entry.request for entry in self._waiting()), None)
 
@@ -160,7 +157,6 @@ class IncomingRequests:
         return plan.request is not None and plan.request < max(begun, default=0)
 
     def _prune(self) -> None:
-        """Drop the oldest of too many that wait, or that were answered."""
         for entry in self._waiting()[: -self._most]:
             self._entries.remove(entry)
             self.superseded += 1

@@ -82,8 +82,7 @@ from vla_runtime.types import PlanRequest
 _NAME = 'vla_policy'
 _REQUEST_TOPIC = 'committed_plan'
 _OWN_NAMESPACE = 'give this one a namespace of its own (namespace:=left at launch)'
-# A waiting request is tried again when data comes, and this often, steady seconds: a clock starts
-# again without a message.
+# A waiting request is tried again when data comes, and this often: a clock starts without a message.
 _POLL_S = 0.05
 # A request that waits no longer than this, for the next frame usually, is nothing to report.
 _PATIENCE_NS = 200_000_000
@@ -143,8 +142,6 @@ class PolicyNode(ManagedNode):
     def destroy_node(self) -> None:
         self._heard.close()
         super().destroy_node()
-
-    # Transitions.
 
     def _load(self) -> None:
         self._say(Level.OK, 'loading the policy')
@@ -260,8 +257,6 @@ class PolicyNode(ManagedNode):
             self._policy.close()
         self._policy = self._robot = self._match = None
 
-    # Callbacks.
-
     def _on_instruction(self) -> None:
         if self._worker is not None:
             self._worker.poke()
@@ -291,8 +286,6 @@ class PolicyNode(ManagedNode):
             self._generation += 1
             self._episode_over = True
         self._incoming.forget()
-
-    # The inference thread.
 
     def _attempt(self, _: PlanRequest) -> bool:
         """Begin the answers to all requests that wait, oldest first; False where one must wait."""
@@ -399,7 +392,6 @@ class PolicyNode(ManagedNode):
             pass
 
     def _is_superseded(self, instruction: str) -> bool:
-        """Return whether an answer was made for an instruction that another has replaced."""
         policy = self._policy
         reads = policy is not None and policy.reads_instruction
         return reads and instruction != self._instruction.text
@@ -413,8 +405,6 @@ class PolicyNode(ManagedNode):
         self._reports.publish(self._status.to_message([report]))
         self._status.set(policy_status.observation(()))
         self._say(Level.OK, report.text)
-
-    # Status.
 
     def _sensor_status(self) -> Iterator[StatusItem]:
         self._instruction.follow()

@@ -161,7 +161,7 @@ class RobotPolicy:
         self.policy = policy
         self.match = match
         endless = {column.name for column in match.columns if column.continuous}
-        # Places among actions and state of the joints whose angle may be written in several ways.
+        # Indices among actions and state of the joints whose angle may be written in several ways.
         self._endless = [
             (action, match.state_joints.index(name))
             for action, name in enumerate(match.action_names)

@@ -92,7 +92,6 @@ def _numbers(values: Iterable[float]) -> str:
 
 
 def observation(missing: Iterable[MissingInput]) -> StatusItem:
-    """Say that the observation is complete, or what is missing."""
     missing = tuple(missing)
     if not missing:
         return StatusItem('observation', Level.OK, 'complete and fresh')

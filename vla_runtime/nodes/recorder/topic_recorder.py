@@ -262,6 +262,5 @@ def _compress(message: Image, encoding: str | None) -> CompressedImage:
 
 
 def type_name(message_type: type) -> str:
-    """Name of a message type: `sensor_msgs/msg/Image`."""
     package, kind, _ = message_type.__module__.split('.', 2)
     return f'{package}/{kind}/{message_type.__name__}'
