@@ -62,7 +62,6 @@ def denoise(
 
     Args:
         engine: with its schedule set and its prefix encoded.
-        inputs: noise, row weights, plan and state.
         on_step: called after each step with (index, x (H, A), velocity (R, H, A)), or x
             (N, H, A) and velocity (R, N, H, A) for N noises. With it the engine runs step by step,
             without it all steps in one call (one graph launch on CUDA).

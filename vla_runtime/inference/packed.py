@@ -40,7 +40,6 @@ def write_answer(
 
     Args:
         engine: with its prefix selected.
-        length: most tokens of an answer.
         end: token that ends an answer; None: it has `length` tokens.
 
     Returns:

@@ -104,7 +104,6 @@ class ChunkRequest:
         rtc_mode: mode that conditions the chunk on the plan; `off` without a plan.
         clamped: rows set exactly to the plan's in the end (`hard_prefix`).
         share: (H, 1) share of its velocity that each action moves by (`frozen`); None: the whole.
-        clock: wall time of the phases.
     """
 
     settings: PolicySettings

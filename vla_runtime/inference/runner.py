@@ -29,7 +29,6 @@ class EncodedPrefix:
 
     Attributes:
         slots: one, or one for each row of serial guidance.
-        cache: outcomes of the prefix cache.
         runs: number of runs of the networks `vision` and `prefix`.
     """
 

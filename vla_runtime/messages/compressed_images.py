@@ -50,11 +50,9 @@ class _JpegLayout(NamedTuple):
     """Offsets of what is in a JPEG.
 
     Attributes:
-        marker: kind of the frame.
         blocks: size in pixels of the blocks that are coded together.
         restart_every: so many of those between two restart markers; 0 for none.
         scan: offset of the first scan's data; None where there is none.
-        scans_all: the scan has all channels.
     """
 
     header: ImageHeader

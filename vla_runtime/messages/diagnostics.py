@@ -34,7 +34,6 @@ class StatusItem:
 
     Attributes:
         name: subject of the item, such as `inference` or `camera wrist`.
-        text: for the person at the robot.
         values: numbers and words for tools; written with `str`, floats so that they read back as
             they were.
     """

@@ -17,12 +17,9 @@ class HandoverReport:
 
     Attributes:
         time_ns: ROS time of the first command after it.
-        chunk: inference number of the new chunk.
         delay_steps: steps between its observation and its arrival.
-        from_hold: the robot stood still.
         position_jump: largest disagreement of a joint before blending, in its own unit.
         velocity_jump: largest jump of a joint's velocity, per second.
-        text: in the executor's words.
     """
 
     time_ns: int

@@ -29,7 +29,6 @@ class RawEncoding:
         convert: makes (height, width, 3) RGB of (rows, width, channels).
         planes: rows of data over rows of pixels, as a fraction.
         even: `width`, `height` that must be even.
-        grey: it has no colours.
         generic: the encoding of the same bytes that does not say what they mean.
     """
 
@@ -51,7 +50,6 @@ class RawEncoding:
         8-bit colour and grey are a read-only view of the data.
 
         Args:
-            data: at least the rows' bytes.
             step: bytes from row to row.
             big_endian: order of the bytes of a channel.
         """

@@ -146,7 +146,6 @@ def why_unheard(
 
     Args:
         message_type: this node's, such as `sensor_msgs/msg/JointState`.
-        offered: this publisher's quality of service.
         own_subscriptions: this node's own there; like recorders they do not count.
     """
     reasons = []
@@ -170,7 +169,6 @@ def why_silent(
 
     Args:
         message_type: this node's, such as `sensor_msgs/msg/Image`.
-        asked: this subscription's quality of service.
         near_types: types of topics that may have been meant.
     """
     reasons, names_another = [], True

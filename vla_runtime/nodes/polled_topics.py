@@ -86,7 +86,6 @@ class HeardItem:
     """A line of a node's status.
 
     Attributes:
-        item: subject of the line.
         heard_s: steady seconds.
         since_ns: the process's own mark, where the message had it; two nodes may have one name.
     """

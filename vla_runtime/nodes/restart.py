@@ -49,10 +49,8 @@ class NodeState:
     """Parameters of a node, and how far it was brought up.
 
     Attributes:
-        parameters: all that it has declared.
         lifecycle: label of its primary state; '' for a node without a lifecycle, and for one that
             is to come up as at a first start.
-        notes: as `note` was given them.
     """
 
     parameters: dict[str, Any]

@@ -44,7 +44,6 @@ class Claim:
         process: what runs it, for the person at the robot.
         since_ns: system clock when it was made; with `process` it is unique.
         lifecycle: label of its state; `active` for a node without a lifecycle.
-        moves: it has been started.
         topics: full names of topics that only one node may send on, while it is active.
     """
 

@@ -21,7 +21,6 @@ def svg_plot(
     """Draw a figure and return it as an SVG element, its text as text: it can be searched.
 
     Args:
-        draw: draws into an empty figure.
         width, height: inches.
         font_size: points.
         salt: makes the ids of its parts the same in every run, so that pages can be compared.

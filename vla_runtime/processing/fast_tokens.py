@@ -46,7 +46,6 @@ class FastTokens:
     """Decode answers to chunks.
 
     Args:
-        text: file of the text tokenizer.
         action: tokenizer.json of the action tokenizer.
         shape: (H, A) of a chunk.
         skipped: tokens at the end of the text vocabulary that are no actions.

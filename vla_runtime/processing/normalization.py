@@ -134,7 +134,6 @@ class Normalizer:
         """Check the statistics and prepare the scale.
 
         Args:
-            kind: `identity` or a row of the table above.
             statistics: name (`mean`, `std`, `min`, `max`, `q01`, `q99`, `low`, `high`) to (n,)
                 floats, or (steps, n) for `clipped_range`; those the kind does not read are ignored.
             names: n names of the dimensions.

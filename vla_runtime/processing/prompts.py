@@ -91,7 +91,6 @@ class PromptLayout:
         Plain text beside the task is one piece with it, because a tokenizer may join them.
 
         Args:
-            cameras: number of images.
             prompt: text before the task, task, text behind it, as `prompt_parts` writes them.
             special: texts of the vocabulary's special tokens.
 
@@ -130,7 +129,6 @@ class PromptLayout:
 
         Args:
             counts: tokens of each of the `pieces`.
-            cameras: number of images.
             length: L, text tokens of the padded prompt.
         """
         if self.images_last:
@@ -204,7 +202,6 @@ def prompt_parts(
     """Write the prompt of one row, from the images, if there are any, to its end.
 
     Args:
-        task: the instruction in plain words.
         normalised_state: (S,) state after the normaliser; only a layout with `{state}` reads it.
         advantage: the tag of a guided row; None for a row without a tag.
 

@@ -79,7 +79,6 @@ class Offer:
     """The QoS of a topic's publisher, with which `ros2 bag play` publishes again.
 
     Attributes:
-        depth: messages kept for subscribers.
         reliable: sent again when lost.
         latched: transient local: a subscriber that comes later gets the newest, too.
     """

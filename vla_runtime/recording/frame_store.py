@@ -31,7 +31,6 @@ class FrameStore:
 
     Attributes:
         held_bytes: bytes of the frames held now, `most_bytes` at most.
-        given: frames given out.
         crowded_out: frames that gave way before a later one of their camera was named.
     """
 

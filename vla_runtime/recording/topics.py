@@ -96,7 +96,6 @@ def robot_namespace(
 
     Args:
         kinds: topic of the bag to its type.
-        wanted: the namespace, if it was chosen.
 
     Raises:
         NamespaceError: several robots are in the bag and none was chosen, or none is there.

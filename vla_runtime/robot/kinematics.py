@@ -36,7 +36,6 @@ class ArmKinematics:
     """The chain of joints between two frames of a URDF.
 
     Args:
-        urdf: text of the URDF.
         base: link that poses are given in.
         tip: link that is the end effector.
         known: names of the joints that the robot commands, as the URDF has them.

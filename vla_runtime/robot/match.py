@@ -93,7 +93,6 @@ class MeasuredPose:
     """A pose of the policy's state that is computed from measured joints.
 
     Attributes:
-        chain: joints that the pose depends on.
         joints: their indices in `measured_joints`.
         state: indices of position and rotation in the state.
         form: representation of the rotation, and its axes.
@@ -142,7 +141,6 @@ class RobotMatch:
         cameras: policy's camera name to the robot's camera; cameras that the policy was trained
             without (`present: false`) are left out.
         earlier: those of `cameras` that are an earlier frame of another one.
-        outputs: those that commands go to.
         state_ages_ns: ages of the earlier states that the policy sees, the newest first.
         tools: positions that twists move, measured for the workspace box.
     """

@@ -156,7 +156,6 @@ def check_with_limits(where: str, joint: RobotJoint, lower: float, upper: float)
     """Refuse what no joint with these position limits can have.
 
     Args:
-        where: path of the joint.
         joint: has `zero` and `one`, or neither.
         lower, upper: position limits, in the joint's unit.
 

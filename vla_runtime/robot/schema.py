@@ -178,7 +178,6 @@ class RobotCamera:
         depth: frames kept while the node is busy.
         width: pixels, checked on each frame when given.
         height: pixels, checked on each frame when given.
-        stamp: time of a frame; see `JointStateTopic`.
         encoding: meaning of the bytes of raw images whose own encoding is 8UC1 to 8UC4.
     """
 
@@ -311,7 +310,6 @@ class SpeedScalingTopic:
     Attributes:
         topic: relative topics are in the node's namespace.
         full: its number at full speed; UR's driver publishes percent: 100.
-        type: type of its messages.
     """
 
     topic: str
@@ -330,7 +328,6 @@ class RobotSpec:
         outputs: one robot may have several (arm, gripper).
         cameras: all there are; a policy uses those it was trained with.
         start: tolerance and speed of a start from standstill, in the joints' units.
-        on_violation: action on a chunk that violates a limit.
         on_stop: way to stop, by cause: brake along the plan, or freeze at once.
         restart_after_outage_s: a loss of joint states, of the policy's answers or of control ticks
             that lasts longer stops the robot until it is started again.

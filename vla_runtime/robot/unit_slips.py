@@ -49,7 +49,6 @@ class _Joint:
     """One joint, its ranges in its unit.
 
     Attributes:
-        where: its path in the robot file.
         limits: position limits, with the URDF's; infinite where there are none.
         turns: the URDF has it turn as far as the robot file says.
         trained: its range in training; None where unknown.

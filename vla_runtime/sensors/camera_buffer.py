@@ -40,9 +40,7 @@ class Frame:
     """One image message.
 
     Attributes:
-        stamp_ns: stamp of the header, ROS time.
         arrived_ns: steady time at which the node got it.
-        message: not yet converted.
         facts: what its header says; None where nobody has looked.
     """
 

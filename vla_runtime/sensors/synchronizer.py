@@ -61,7 +61,6 @@ class Selection:
 
     Attributes:
         stamp_ns: ROS time that the selection stands for.
-        frames: by camera name.
         state: (number of joints,) float64 in the order of the sources.
         state_stamp_ns: stamp of the newest sample of that joint whose newest is oldest.
         earlier_states: states of the steps before, as `state`, the newest first, with the times

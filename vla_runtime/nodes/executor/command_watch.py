@@ -97,7 +97,6 @@ class WatchedTopic:
 
     Attributes:
         topic: as the robot file has it; `full_name` is its name in the graph.
-        publisher: this node's own.
         shared_with: full names of nodes that may send there too.
     """
 

@@ -78,7 +78,6 @@ class Verdict:
 
     Attributes:
         name: full name of its node.
-        columns: its columns of a command.
         active: None where nobody says so.
         asked: somebody is about to say so.
         unread: its parameters are about to come.

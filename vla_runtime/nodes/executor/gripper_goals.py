@@ -88,7 +88,6 @@ class GripperGoals:
     """See the module's invariants.
 
     Args:
-        lower, upper: the joint's limits.
         deadband: largest change that is none, in the joint's unit.
 
     Attributes:

@@ -108,7 +108,6 @@ class OutputWriter:
 
         Args:
             setpoints: (columns,) of the whole command, robot units.
-            stamp: ROS time of the tick.
             follows: the command goes on from the last one if that is recent; False where the robot
                 was not commanded in between, or the command was set to its measured position.
         """

@@ -66,7 +66,6 @@ class Answers:
 
     Attributes:
         silent_s: steady seconds since the open request was published; None without one.
-        policies: publishers of the chunk topic.
         unreadable: messages on it that were no chunks.
         last_refusal: why the newest chunk was refused; '' when it was not.
         policy_waits: what the policy node says is missing; '' where nothing is.

@@ -45,7 +45,6 @@ class Lateness:
     """Lateness of the newest ticks in milliseconds, and the number of skipped ticks.
 
     Attributes:
-        ticks: number since the start.
         p50_ms, p99_ms, maximum_ms: of the newest 1024; 0.0 before the first tick.
         skipped: deadlines that passed while a tick was late by more than a period, since the start.
     """
@@ -62,7 +61,6 @@ class SteadyLoop:
 
     Args:
         tick: gets the steady time (`time.monotonic`) at which it begins.
-        name: of the thread.
         on_error: called with an exception that `tick` raised, in the loop's thread.
         on_start, on_stop: called in the loop's thread before the first tick and after the last.
     """

@@ -70,7 +70,6 @@ class TrajectoryController:
 
     Attributes:
         update_period_s: seconds between two of its cycles. It reads its trajectory one ahead.
-        same_clock: its clock is the executor's.
         splines: it is known to go through the velocities of the points, too.
     """
 
@@ -116,11 +115,7 @@ class DelayedWay:
     """The way of the commands, a part of it in every message; see the module's docstring.
 
     Args:
-        update_period_s: of the controller.
         splines: points have velocities, and a tail.
-
-    Attributes:
-        points: points of the message.
     """
 
     def __init__(
@@ -183,7 +178,6 @@ class DelayedWay:
         Args:
             message: its points are `points`.
             now: (joints,) the command, computed for `at_ns` on the ROS clock.
-            same_clock: the controller's clock is the executor's.
             scaling: trajectory time per time in the controller.
         """
         if at_ns < self._at_ns - self._delay_ns:

@@ -78,7 +78,6 @@ class LivePlayer:
     """A policy node and what plays to it; a context. Call `own_domain` before.
 
     Args:
-        step_time_s: of the policy.
         log_folder: the node's output goes to a file in it.
         warn: called in another thread where that file can no longer be written.
     """

@@ -50,7 +50,6 @@ class PolicyDescription:
         bundle_sha256: see `bundle.identity`.
         precision: number format of the networks' large matrices.
         threads: CPU threads of each network.
-        use_cuda_graphs: captured CUDA graphs were replayed.
         triton: `on` where the head's layers ran in Triton kernels, else `off`.
         compiled: networks that ran as PyTorch's compiler made them, as earlier releases could.
         cameras: policy's camera name to full topic name; other topics have full names too.
@@ -60,8 +59,6 @@ class PolicyDescription:
         reads_instruction: False for a policy without language; True in a recording of an earlier
             release.
         step_time_s: None in a recording of an earlier release.
-        versions: package to version.
-        machine: processor, cores and so on.
     """
 
     bundle: Path
@@ -107,8 +104,6 @@ def describe(
 
     Args:
         given: the node's parameters, `bundle` as an absolute path.
-        threads: CPU threads of each network.
-        topic_name: returns a topic's full name.
     """
     document = {
         'format': FORMAT,

@@ -82,7 +82,7 @@ from vla_runtime.types import PlanRequest
 _NAME = 'vla_policy'
 _REQUEST_TOPIC = 'committed_plan'
 _OWN_NAMESPACE = 'give this one a namespace of its own (namespace:=left at launch)'
-# A waiting request is tried again when data comes, and this often: a clock starts without a message.
+# A waiting request is tried again when data comes, and this often for a clock that starts again.
 _POLL_S = 0.05
 # A request that waits no longer than this, for the next frame usually, is nothing to report.
 _PATIENCE_NS = 200_000_000

@@ -21,12 +21,8 @@ class PreparedSettings:
     """Settings of a policy's inferences; one thread uses it.
 
     Args:
-        policy: loaded and warm.
         values: of all parameters of the node, now. All graphs that they lack are captured here,
             because nobody waits for a chunk yet.
-
-    Attributes:
-        settings: those in force.
 
     Raises:
         ValueError: settings that the policy cannot run with, or that the device has no memory for.

@@ -29,7 +29,6 @@ def report(
     """Return the report of one chunk; with the topics' messages it can be inferred again.
 
     Args:
-        parameters: live ones that were in force.
         overhead_ms: see `Answer.overhead_ms`.
         by_content: cameras whose frames are stamped when they are received: these stamps are in no
             message, and their content names them.

@@ -48,12 +48,7 @@ def make_synchronizer(
 
 
 class Sensors:
-    """The subscriptions; they exist until `destroy`.
-
-    Args:
-        on_data: called after a message was taken.
-        on_error: called with exceptions in callbacks.
-    """
+    """The subscriptions; they exist until `destroy`."""
 
     def __init__(
         self,

@@ -68,9 +68,7 @@ class TopicRecorder:
     Args:
         node: in the namespace of policy and executor.
         frame_bytes: most memory for frames that wait for their report (`used`).
-        on_error: called with an exception of a callback.
         listeners: topic, as the robot file or this module has it, to who else gets its messages.
-        on_reduced: gets reduced images, written or not.
 
     Attributes:
         frames: those that wait in memory.
