@@ -1,4 +1,4 @@
-"""The executor's report of a hand-over, read back from its message."""
+"""The executor's report of a handover, read back from its message."""
 
 from __future__ import annotations
 
