@@ -41,9 +41,7 @@ class StoredTensor:
 
     Attributes:
         name: name in the checkpoint.
-        path: file that holds it.
         dtype: `F32`, `BF16`, `F16`; `U8` of packed weights.
-        shape: shape as stored.
         offset: position of its first byte in the file.
     """
 
@@ -55,7 +53,6 @@ class StoredTensor:
 
     @property
     def size(self) -> int:
-        """Size in bytes."""
         return math.prod(self.shape) * WEIGHT_BYTES[self.dtype]
 
     def part(self, index: int) -> StoredTensor:
@@ -142,14 +139,10 @@ def read_array(stored: StoredTensor) -> np.ndarray:
 def check_tensors(
     tensors: Mapping[str, StoredTensor], expected: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Compare with the network: no tensor missing, unexpected or of another shape.
-
-    Args:
-        tensors: tensors by the names of this package.
-        expected: the network's names and shapes.
+    """Compare tensors by this package's names with the network's names and shapes.
 
     Raises:
-        TensorsError: tensors differ; lists at most 10 names and shapes, then a count.
+        TensorsError: tensors missing, unexpected or misshapen; lists at most 10, then a count.
     """
     lines = [
         f"missing '{name}' {list(shape)}" for name, shape in expected.items() if name not in tensors

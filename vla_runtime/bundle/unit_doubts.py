@@ -31,13 +31,7 @@ _CONSTANT = 1e-6
 
 @dataclass(frozen=True)
 class UnitDoubt:
-    """Dimensions whose statistics look like another unit's.
-
-    Attributes:
-        unit: their unit.
-        names: their names, as the policy has them.
-        reach: largest magnitude in their statistics.
-    """
+    """Dimensions whose statistics look like another unit's; `reach` is their largest magnitude."""
 
     unit: Unit
     names: tuple[str, ...]
@@ -72,10 +66,7 @@ def unit_doubts(
 ) -> list[UnitDoubt]:
     """Find dimensions whose statistics look like another unit's.
 
-    Args:
-        spec: a checked spec.
-        statistics: statistics that fit it.
-        sure: `state` or `actions`, and a name: dimensions whose unit was given by name.
+    `sure` holds `state` or `actions`, and a name: dimensions whose unit was given by name.
     """
     places: dict[Unit, list[tuple[str, float, bool]]] = {}
     groups: dict[str, Sequence[StateSpec | ActionSpec]] = {

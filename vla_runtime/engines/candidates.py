@@ -47,7 +47,6 @@ def candidates(bundle: Bundle, backend: str, device: str, precision: str) -> lis
     """Candidates that may run a bundle, in order; what is not installed here is among them.
 
     Args:
-        bundle: the checked bundle.
         backend: one of `preflight.BACKENDS`, or `auto`.
         device: `cpu`, `cuda` or `cuda:N`, as for `Policy.load`.
         precision: requested precision, or `auto`.
@@ -96,7 +95,6 @@ def running_elsewhere(bundle: Bundle, device: str, precision: str) -> list[Candi
     """Return what the bundle has files for that run on no device of this name.
 
     Args:
-        bundle: the checked bundle.
         device: `cpu`, `cuda` or `cuda:N`, as for `Policy.load`.
         precision: requested precision, or `auto`.
     """
@@ -132,7 +130,6 @@ def reduced_precisions(bundle: Bundle, device: str) -> dict[Candidate, str]:
     """Return the candidates below float32, each with why `auto` leaves it alone.
 
     Args:
-        bundle: the checked bundle.
         device: `cpu`, `cuda` or `cuda:N`, as for `Policy.load`.
 
     Returns:
@@ -194,13 +191,7 @@ def rests_on_onnx_receipt(candidate: Candidate) -> bool:
 def _of_torch(
     receipt: str | None, precision: str, refused: Mapping[Candidate, str]
 ) -> list[Candidate]:
-    """Candidates that run the bundle's weights with PyTorch.
-
-    Args:
-        receipt: precision of the bundle's receipt.
-        precision: requested precision, or `auto`.
-        refused: the return value of `reduced_precisions`.
-    """
+    """Candidates that run the bundle's weights with PyTorch."""
     if precision in QUANTISED:
         return []
     if precision != AUTO:

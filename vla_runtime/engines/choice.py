@@ -45,9 +45,7 @@ def load_chosen(
     """Load the first candidate that can run; also return why, with what was left out.
 
     Args:
-        bundle: the checked bundle.
         backend: one of `preflight.BACKENDS`, or `auto`.
-        device: device that they would run on.
         precision: requested precision, or `auto`; backend or precision is `auto`.
         load: function that loads a candidate; an error of CANNOT_RUN where it cannot run.
         check: function that refuses a loaded candidate that gives other numbers than the recorded

@@ -54,7 +54,6 @@ class Capturer(Protocol):
         """Return a graph of the work; None where it has to run plainly.
 
         Args:
-            work: work to capture.
             once: capture one graph, where the fastest of several would be kept.
         """
 

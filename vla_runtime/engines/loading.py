@@ -79,9 +79,7 @@ def load_engine(bundle: Bundle, candidate: Candidate, options: EngineOptions) ->
     """Load a bundle's networks on the requested backend, and on no other.
 
     Args:
-        bundle: the checked bundle.
         candidate: backend, accepted by `preflight.check_backend`, and precision.
-        options: options that are the same for every backend.
 
     Raises:
         ValueError: files that this backend cannot load.

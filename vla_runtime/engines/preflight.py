@@ -124,11 +124,7 @@ def check_cuda_device(device: str, index: int = 0) -> None:
 
 
 def unused_gpu(device: str) -> str:
-    """Return a warning where a GPU answers and the networks run on the CPU; else empty.
-
-    Args:
-        device: device that the networks run on.
-    """
+    """Return a warning where a GPU answers and the networks run on the CPU; else empty."""
     if device != 'cpu' or not _cuda_devices()[0]:
         return ''
     return (

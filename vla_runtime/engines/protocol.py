@@ -76,7 +76,6 @@ class DenoiseLoop(NamedTuple):
     """Settings and buffers that the CUDA graphs of an inference depend on.
 
     Attributes:
-        steps: number of denoise steps.
         rows, slot: prefix that is denoised over.
         samples: number of noises.
         jacobian, action_time: the features of these names are used.

@@ -26,9 +26,7 @@ class TokenEmbedding:
     """Rows of a text table, in the precision of the files that read them.
 
     Args:
-        weights: a bundle's weights.safetensors.
         tensor: name of the table in it.
-        precision: precision of the ONNX files.
 
     Raises:
         ValueError: no such tensor.

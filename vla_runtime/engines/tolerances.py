@@ -56,7 +56,6 @@ def judged_as(precision: str, rounds_activations: bool) -> str:
     """The precision by whose bounds chunks are judged: int8's where that is what limits them.
 
     Args:
-        precision: precision of the matrix products.
         rounds_activations: as the family declares.
     """
     return 'int8' if rounds_activations and precision in _FINER else precision
@@ -66,7 +65,6 @@ def chunk_bound(precision: str, gain: float) -> tuple[float, BoundBy]:
     """The bound of a chunk, and what decided it.
 
     Args:
-        precision: precision of the matrix products.
         gain: factor by which PyTorch enlarges a small change of the noise.
     """
     bounds = BOUNDS[precision]

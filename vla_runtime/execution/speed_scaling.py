@@ -21,11 +21,9 @@ class SpeedScaling:
         self.factor = 1.0
 
     def advance(self, dt_s: float, slower: float) -> None:
-        """Bring the factor nearer to the wanted one.
+        """Bring the factor nearer to the wanted one, after `dt_s` seconds.
 
-        Args:
-            dt_s: seconds since the last tick.
-            slower: share of its velocity that the robot keeps after a tick of braking.
+        `slower` is the share of its velocity that the robot keeps after a tick of braking.
         """
         if self.wanted < self.factor:
             self.factor = max(self.wanted, self.factor * slower)

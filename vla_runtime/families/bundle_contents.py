@@ -62,7 +62,6 @@ def check_finite(
     """Look for weights that are NaN or infinite; reads the whole file, block by block.
 
     Args:
-        bundle: a checked bundle.
         advance: called after every block with the number of bytes read.
 
     Returns:

@@ -114,8 +114,6 @@ class PolicyCounts:
         """Return the work of one chunk by phase: `vision`, `prefix` and `denoise`.
 
         Args:
-            steps: denoise steps.
-            rows: R, prompt rows.
             images: number of changed images, one run each; None: all cameras.
             prefix_runs: 0 when the prefix was found in the cache.
             matrix_bytes: size of a number of the large matrices (2 in half precision).

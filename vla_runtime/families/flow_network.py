@@ -23,7 +23,6 @@ class FlowNetwork(nn.Module):
     Attributes:
         family: set by `build_network`.
         fused_type: class of the fused form, set by `build_network`; None: a family without one.
-        dims: dimensions of the policy.
         expert_type: class of the head's layers over one prefix, where they are `FusedBlock`s:
             `FusedExpert`; an engine may set another form before it lays a prefix out. None: other
             heads.

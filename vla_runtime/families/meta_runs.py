@@ -30,12 +30,7 @@ _FLOAT32 = 4
 
 
 class MetaRuns:
-    """Run each network of a policy once and count its work.
-
-    Args:
-        family: name of the family.
-        dims: dimensions of the policy.
-    """
+    """Run each network of a policy once and count its work."""
 
     def __init__(self, family: str, dims: PolicyDims) -> None:
         self._dims = dims

@@ -79,10 +79,6 @@ def _read(document: JsonMapping) -> PolicyCounts:
 def count_operations(family: str, dims: PolicyDims) -> PolicyCounts:
     """Count a policy's networks.
 
-    Args:
-        family: name of the family.
-        dims: dimensions of the policy.
-
     Raises:
         ValueError: PyTorch is not installed.
     """

@@ -84,7 +84,6 @@ def tick(
     """Run one pass; every request in the ring writes its next token.
 
     Args:
-        network: the network.
         ring: the ring, changed in place.
         slot: (1,) int64, tick mod K: slot of the newest request. What it held is done.
         newest: embeddings (1, T, W) and mask (1, T) of the newest request's prompt; None where none

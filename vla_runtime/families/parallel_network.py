@@ -99,8 +99,6 @@ class ParallelNetwork(SinglePassNetwork):
     horizon, A actions, K = H * A places of actions, P = T + K + 1, W language width.
 
     Args:
-        dims: dimensions.
-        vision: vision network.
         language: language model, with its text table; its blocks take the residual stream, the
             rotary positions, and which places are seen.
     """

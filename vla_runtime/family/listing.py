@@ -1,7 +1,6 @@
 """Policy families, found by listing `families/`: each subfolder with a `declaration.py` is one.
 
-Declarations are loaded by the names of their folders, as plug-ins are: this room stands below
-`families` and imports nothing of it.
+Declarations are loaded by the names of their folders, since this room stands below `families`.
 """
 
 from __future__ import annotations
@@ -41,11 +40,7 @@ def family_module(folder: str, name: str) -> ModuleType:
 
 
 def _in_folders() -> dict[str, tuple[str, Family]]:
-    """Family name to its folder and declaration.
-
-    Raises:
-        ValueError: two folders declare the same name.
-    """
+    """Family name to its folder and declaration."""
     families: dict[str, tuple[str, Family]] = {}
     for folder in family_folders():
         for family in _declared_in(folder):
@@ -78,7 +73,6 @@ def _declared_in(folder: str) -> Sequence[Family]:
 
 
 def family_names() -> list[str]:
-    """Names of all families, as policy.yaml has them."""
     return list(_in_folders())
 
 
@@ -92,7 +86,6 @@ def find_family(name: str) -> Family:
 
 
 def preset_names() -> list[str]:
-    """Names of all published sizes."""
     return [name for _, family in _in_folders().values() for name in family.presets]
 
 

@@ -138,15 +138,7 @@ class NoiseScheduler:
         return np.array(rows, dtype=np.float32)
 
     def _update(self, kept: float, kept_next: float, *, last: bool) -> list[float]:
-        """Numbers of one step.
-
-        Args:
-            kept: share that is left at x; kept_next: at the next x.
-            last: no noise is added.
-
-        Returns:
-            of_x, of_m, divisor, most, clean_in, x_in, m_in, tie_in, noise_in
-        """
+        """Numbers of one step."""
         signal, noise = math.sqrt(kept), math.sqrt(1.0 - kept)
         of_x, of_m, divisor = {
             'epsilon': (1.0, -noise, signal),

@@ -53,8 +53,8 @@ def cpu_instructions() -> str:
 def available_cores() -> int:
     """Return the cores that this process may keep busy, at least one.
 
-    Those that it may run on, and not more than its control groups' time allows, as a container's
-    `--cpus` sets it; a part of a core does not count.
+    Not more than its control groups' time allows, as a container's `--cpus` sets it, in whole
+    cores.
     """
     allowed = len(os.sched_getaffinity(0))
     return max(1, min([allowed, *(int(cores) for cores in _quotas())]))

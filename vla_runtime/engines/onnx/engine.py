@@ -196,11 +196,9 @@ class OnnxEngine:
     """Vision, prefix and expert of one policy in ONNX Runtime (see `protocol.PolicyEngine`).
 
     Args:
-        family, dims: family and dimensions of the policy.
         device: `cpu`, `cuda`, `cuda:N`, `tensorrt` or `tensorrt:N`.
         precision: precision of the export; it is checked, not chosen here.
         max_rows: most prompt rows that will be asked for (2 for guidance).
-        threads: CPU threads of each network, see `cpu.cpu_threads`.
 
     Raises:
         ValueError: a provider, file or precision that is not available, or files that do not fit

@@ -58,12 +58,9 @@ def load_graphs(
     """Load and check the graphs of an engine.
 
     Args:
-        place: device and execution provider.
-        family, dims: family and dimensions of the policy.
         conditioning: C, width of a row of the time table.
         precision: precision that the files must have been exported in.
         rows: numbers of prompt rows.
-        threads: CPU threads of each session, see `cpu.cpu_threads`.
 
     Raises:
         ValueError: a file that cannot be loaded, is the graph of another network, precision or

@@ -103,7 +103,6 @@ class Buffer:
     """A tensor that lives as long as its engine, in the device's memory.
 
     Args:
-        placement: device and execution provider of the engine.
         shape: static shape.
         kind: ONNX Runtime's name of the type, `tensor(float)`.
     """
@@ -133,7 +132,6 @@ class Session:
     """One graph file on a provider.
 
     Args:
-        placement: device and execution provider.
         options: ONNX Runtime's session options; `session_options()` unless given.
         model: the graph's bytes; None for those of the file. Weights are found beside the file.
         **more: further arguments of ONNX Runtime's InferenceSession.
@@ -224,11 +222,7 @@ class Binding:
 
 
 def session_options(threads: int | None = None) -> onnxruntime.SessionOptions:
-    """Options of every session: deterministic results, and no thread that spins while it waits.
-
-    Args:
-        threads: see `cpu.cpu_threads`.
-    """
+    """Options of every session: deterministic results, and no thread that spins while it waits."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _LOG_ERRORS
     options.use_deterministic_compute = True

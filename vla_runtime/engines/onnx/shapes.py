@@ -37,7 +37,6 @@ class GraphShapes:
     """Shapes of the graphs for one number of prompt rows.
 
     Attributes:
-        family, dims: family and dimensions of the policy.
         rows: prompt rows.
         image_tokens: shape (N, W) of the tokens of the image that has most.
         past: outputs of the prefix, which are inputs of the expert (but for the `logits` of a

@@ -112,7 +112,6 @@ class BuiltEngine:
     Attributes:
         plan: the serialized engine; a buffer of TensorRT's own, not copied.
         timing_cache: kernel times to hand to the next build.
-        layers: number of layers of the network.
         pinned: number of layers pinned to each type, on 8.6.
         kernels: what TensorRT for RTX compiled.
     """

@@ -177,9 +177,7 @@ class Schedule:
     """Buffers for one number of denoise steps; `load` refills them, the graphs stay.
 
     Args:
-        steps: N.
         conditioning: C, the width of a row of the time table.
-        dims: dimensions of the policy.
         has_updates: steps take an update and noise in place of a time and a step.
     """
 
@@ -258,7 +256,6 @@ def check_tensors(
     """Refuse engines whose inputs or outputs do not fit the policy's dimensions.
 
     Args:
-        family, dims: family and dimensions of the policy.
         conditioning: C, numbers of a row of the time table.
         engines: inputs and outputs of each network, by `store.network_name`.
 

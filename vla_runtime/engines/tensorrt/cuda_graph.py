@@ -44,7 +44,6 @@ class GraphCapturer:
         """Return a graph of the work; None where it has to run plainly.
 
         Args:
-            work: work to capture.
             once: capture one graph, and time none; else the fastest of several.
         """
         if not self.active:

@@ -56,8 +56,6 @@ class TensorRTEngine:
     """Vision, prefix and expert engines of one policy (see `protocol.PolicyEngine`).
 
     Args:
-        family, dims: family and dimensions of the policy.
-        runtime: runtime of the device; the engine closes it.
         networks: networks of the loaded engines, by `store.network_name`.
         time_table: time table of the family, over the bundle's weights.
         max_rows: most prompt rows that will be asked for.
@@ -150,8 +148,6 @@ class TensorRTEngine:
         """Load the engines that were built for this GPU and this TensorRT, and try them.
 
         Args:
-            bundle: the bundle's folder.
-            family, dims: family and dimensions of the policy.
             files: SHA-256 of the bundle's files by name, as in its policy.yaml.
             device: `cuda` or `cuda:N`.
             precision: precision that the engines must have been built in.

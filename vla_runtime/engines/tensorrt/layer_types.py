@@ -28,10 +28,6 @@ def pin_types(trt: Any, network: Any) -> dict[str, int]:
     Once float16 is allowed, 8.6 runs every layer in float16 that is faster so. Policies have failed
     with norms and softmax in float16.
 
-    Args:
-        trt: the module `tensorrt`.
-        network: parsed.
-
     Returns:
         number of layers pinned to each type
     """
@@ -56,10 +52,6 @@ def int8_products(trt: Any, network: Any) -> int:
     TensorRT fuses what widens both operands into such a product (its guide, explicit
     quantisation). A product that only one operand of which is widened runs in the other's type.
     The parser may put a reshape between.
-
-    Args:
-        trt: the module `tensorrt`.
-        network: parsed.
     """
     kinds = trt.LayerType
     layers = [network.get_layer(index) for index in range(network.num_layers)]
@@ -96,7 +88,6 @@ def sum_in_float32(trt: Any, network: Any) -> None:
     multiplies in float32 with them.
 
     Args:
-        trt: the module `tensorrt`.
         network: parsed, its layers in topological order.
     """
     half, single = trt.DataType.HALF, trt.DataType.FLOAT

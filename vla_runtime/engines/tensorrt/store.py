@@ -66,7 +66,6 @@ class EngineFile:
             and the weights that the graph names.
         seconds: duration of the build.
         scratch_bytes: device memory that it needs while it runs.
-        layers: number of layers of the parsed network.
         pinned: number of layers pinned to each type, on TensorRT 8.6.
     """
 
@@ -133,7 +132,6 @@ def rebuild_command(bundle: Path, rows: int | None = None, precision: str = '') 
     """Return the command that builds the bundle's ONNX files, whatever their precision.
 
     Args:
-        bundle: the bundle's folder.
         rows: most prompt rows; None: what the policy needs.
         precision: precision of the files; that of those that are there where it is empty.
     """
@@ -163,9 +161,6 @@ def find_engines(
     """Find the folder of the engines for this GPU and version; return it and its metadata.
 
     Args:
-        bundle: the bundle's folder.
-        device: the GPU at hand.
-        version: version of the TensorRT at hand.
         files: SHA-256 of the bundle's files by name, as in its policy.yaml.
         rtx: the TensorRT at hand is that for RTX.
         passed: refuse engines that have not passed the comparison.
@@ -220,8 +215,6 @@ def find_rtx_folder(
 
     Args:
         engines: the bundle's folder of engines.
-        device: the GPU at hand.
-        version: version of the TensorRT for RTX at hand.
         files: SHA-256 of the bundle's files by name.
     """
     target = target_of(device.capability)

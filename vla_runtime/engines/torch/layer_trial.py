@@ -116,7 +116,6 @@ class _Trial:
     """Reads and writes the buffers of an engine, past its protocol.
 
     Args:
-        engine: engine that has run nothing yet.
         capture: how it captures its denoise loop.
     """
 
@@ -125,11 +124,7 @@ class _Trial:
         self._schedule = Schedule(np.array([1.0, 0.5]), -0.5, None, engine._fused, engine._device)
 
     def parts(self, action_times: bool) -> Iterator[Part]:
-        """Return the denoise step in every shape that it is run with by default.
-
-        Args:
-            action_times: also those in which actions have flow times of their own.
-        """
+        """Return the denoise step in every shape that it is run with by default."""
         for rows in self._engine._buffers:
             for own in (False, True)[: 1 + action_times]:
                 variant = Variant(rows, action_time=own)

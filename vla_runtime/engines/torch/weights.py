@@ -28,11 +28,9 @@ def load_network(
     """Build the network from a bundle's weights file.
 
     Args:
-        family, dims: family and dimensions of the policy.
         weights: safetensors file with the network's own parameter names, any float dtype; packed
             weights in bytes.
         device: `cpu`, `cuda` or `cuda:N`.
-        precision: a key of `PRECISIONS`.
 
     Raises:
         ValueError: unknown device or precision, no CUDA here, or weights that do not fit the
@@ -71,7 +69,6 @@ def state_of(
         network: network of these parameters; its `load_state_dict` takes what is returned, with
             `assign`.
         tensors: parameters by name, in any float dtype; packed weights stay as they are.
-        precision: a key of `PRECISIONS`.
     """
     matrices = matrix_names(network)
     return {

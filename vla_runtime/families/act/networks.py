@@ -243,7 +243,6 @@ def map_positions(height: int, width: int, channels: int, device: torch.device) 
     the cosine of that angle over 10000^(2j / (channels / 2)).
 
     Args:
-        height, width: height and width of the map.
         channels: W, a multiple of 4; half for the row and half for the column.
 
     Returns:

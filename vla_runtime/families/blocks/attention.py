@@ -17,7 +17,6 @@ def rotary(positions: Tensor, head_dim: int, base: float = 10000.0) -> Rotary:
 
     Args:
         positions: (B, T) integer positions.
-        head_dim: size of one head, even.
         base: ratio of the largest wavelength to the smallest.
 
     Returns:
@@ -84,7 +83,6 @@ def images_of_rows(image_tokens: Tensor, image_mask: Tensor, rows: int) -> tuple
     Args:
         image_tokens: (V, N, W); (R, V, N, W) where each row has images of its own, as in training.
         image_mask: (V,) bool.
-        rows: R.
 
     Returns:
         tokens (R, V, N, W) and mask (R, V), views
@@ -115,7 +113,6 @@ class Attention(SplitHeads):
     """The four projections of one attention layer; the attention itself is `attend`.
 
     Args:
-        dims: sizes of the stack.
         memory_width: input width of the key and value projections; None: the stack's width.
         bias: query, key and value projections have a bias.
     """
@@ -136,7 +133,6 @@ class Attention(SplitHeads):
 
         Args:
             h: (B, T, W).
-            rotary: positions of the tokens.
 
         Returns:
             rotated queries (B, heads, T, D) and keys (B, kv_heads, T, D), and values as the keys

@@ -68,7 +68,6 @@ def usable(
 
     Args:
         epilogue: `gelu` or `add`.
-        device, dtype: device and dtype of the matrix.
         shape: tokens, outputs and inputs.
     """
     return _tried(epilogue, device, dtype, shape) if device.type == 'cuda' else None

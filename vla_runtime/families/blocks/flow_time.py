@@ -63,7 +63,6 @@ class ActionTimeTable:
 
     Args:
         dims: dimensions of a policy with an expert, whose width W is that of a row.
-        weights: the bundle's weights.
     """
 
     def __init__(self, dims: ExpertDims, weights: SafetensorsReader) -> None:

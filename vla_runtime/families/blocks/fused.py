@@ -94,7 +94,6 @@ def attend_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor
 
     Args:
         q: (B, heads, T, D); k, v: (B, kv_heads, K, D).
-        mask: mask made by `heads_mask`.
 
     Returns:
         (B, T, heads * D)
@@ -119,7 +118,6 @@ class FusedBlock:
     `project` and `combine` are those of a language model, whose norms are plain.
 
     Args:
-        block: plain.
         cross: True where another stack gives keys and values: `qkv` gives queries alone.
         packed: form of the weights, as for its products.
         epilogues: the products of `combine` take the residual stream or GELU along, as for
@@ -127,7 +125,6 @@ class FusedBlock:
 
     Attributes:
         cross: True for a block that attends to the prefix alone.
-        width: W.
         query_heads, kv_heads, head_dim: sizes of the attention.
         qkv, out, gated, down: products of the block.
         input_scale, post_scale: scales of its norms; None for adaptive ones.
@@ -264,7 +261,6 @@ def normalise(
     """RMSNorm of (B, T, W) in float32, with its scale or its modulation.
 
     Args:
-        x: residual stream.
         scale: (W,) of a plain norm.
         modulation: that of an adaptive norm.
         out: takes the result in its own dtype.

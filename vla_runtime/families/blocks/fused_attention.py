@@ -152,8 +152,6 @@ def _attention(
         query: (B, T, heads, D / 2) complex64, overwritten before each layer; rotated.
         keys, values: (layers, B, kv_heads, own + P, D), own ones overwritten before each layer.
         sight: (T or 1, own) bool, own keys that queries see; one row holds for all of them.
-        kernel: kernel that attends by lengths, such as `fused_lengths.flash`, or None.
-        static_shapes: no shape may depend on the lengths, as in `OwnLayers`.
     """
     real = torch.view_as_real(query).flatten(-2)
     if kernel is not None and len(sight) == 1:

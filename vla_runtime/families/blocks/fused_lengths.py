@@ -71,7 +71,6 @@ class FirstKeys:
     Args:
         kernel: `flash`, or a function with its arguments.
         queries, keys: numbers of queries and of places for keys in each row.
-        device: device of all tensors.
 
     Attributes:
         lengths: (rows,) int32, keys of each row that are seen.
@@ -125,7 +124,6 @@ def usable(kernel: Kernel, device: torch.device, dtype: torch.dtype, shape: Shap
 
     Args:
         kernel: see `flash`.
-        device, dtype: device and dtype of the policy's tensors.
     """
     try:
         error = _error(kernel, device, dtype, shape)

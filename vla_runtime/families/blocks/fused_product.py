@@ -215,10 +215,6 @@ def one_pass(device: str, dtype: torch.dtype) -> Any:
     """Return the operator (x, weight, bias, activation, numbers, variant) to outputs, or None.
 
     Its `binary` (x, factor, weight, bias, 'mul') multiplies the outputs.
-
-    Args:
-        device: type of the device.
-        dtype: dtype of all its tensors.
     """
     operator = getattr(torch.ops.mkldnn, '_linear_pointwise', None)
     if device != 'cpu' or operator is None:

@@ -120,7 +120,6 @@ class Gemma(nn.Module):
     """A stack of blocks with its final norm; a language model also has a text table.
 
     Args:
-        dims: sizes of the stack.
         vocabulary: rows of the text table, 0 for none.
         adaptive: take the norms' modulation from the flow time.
     """

@@ -42,7 +42,6 @@ class LlamaBlock(nn.Module):
     """One decoder block; all tensors of the residual stream are (B, T, W) float32.
 
     Args:
-        dims: sizes of the stack.
         memory_width: input width of a cross-attending block's key and value projections.
         bias: query, key and value projections have a bias, as Qwen2's (arXiv 2407.10671).
     """
@@ -77,7 +76,6 @@ class LlamaBlock(nn.Module):
 
         Args:
             x: (B, T, W) float32.
-            rotary: positions of the tokens.
             seen: (B, T or 1, T) bool, True where a token sees another.
         """
         q, k, v = self.project(x, rotary)
@@ -93,7 +91,6 @@ class Llama(nn.Module):
     """A stack of blocks with its final norm; a language model also has a text table.
 
     Args:
-        dims: sizes of the stack.
         vocabulary: rows of the text table, 0 for none.
         cross: layers whose keys and values are computed from another stack's.
         memory_width: input width of their key and value projections.

@@ -120,7 +120,6 @@ class VisionEncoder(Siglip):
     """Pixels to image tokens of language width: PaliGemma's vision engine.
 
     Args:
-        dims: sizes of the transformer.
         out_width: width of the language model.
     """
 
@@ -165,7 +164,6 @@ class GeluVisionBlock(nn.Module):
     """Pre-norm transformer block with the exact GELU.
 
     Args:
-        dims: sizes of the tower.
         scaled: each of its two branches has a learned scale a channel (LayerScale, arXiv
             2103.17239).
     """

@@ -241,13 +241,7 @@ class TritonExpert(FusedExpert):
         return self._x
 
     def _add_and_normalise(self, norm: _Norm, epsilon: float, parts: int, before: _Norm) -> None:
-        """Add the last product to the residual stream, and normalise it.
-
-        Args:
-            norm: norm, or `_NONE`.
-            parts: parts of the product; 0 adds nothing.
-            before: norm before the product, which has its gate.
-        """
+        """Add the last product to the residual stream, and normalise it."""
         # What an option leaves out is not read.
         unread, given = self._x, (before.gate, norm.scale, norm.shift)
         kernels.norm_kernel[(self._count,)](

@@ -191,7 +191,6 @@ class UNet(nn.Module):
     """Noisy actions to the network's prediction.
 
     Args:
-        dims: sizes.
         actions: A, numbers of an action.
         observation: numbers of the whole observation.
     """

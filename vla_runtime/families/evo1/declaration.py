@@ -185,12 +185,7 @@ def time_rows(times: np.ndarray) -> np.ndarray:
 
 
 class TimeRows:
-    """The table's rows, from the bundle's weights.
-
-    Args:
-        dims: dimensions of the policy.
-        weights: the bundle's weights.
-    """
+    """The table's rows, from the bundle's weights."""
 
     def __init__(self, dims: Evo1Dims, weights: SafetensorsReader) -> None:
         self.width = dims.language.width

@@ -26,7 +26,6 @@ class StackDims:
     """A stack of attention blocks with plain MLPs, without grouped keys.
 
     Attributes:
-        depth: blocks.
         num_heads, head_dim: heads of the attention of each block, and the numbers of each.
         mlp_dim: hidden numbers of the MLP of each block.
     """

@@ -60,7 +60,6 @@ class Qwen3(nn.Module):
     """Text table and blocks, with or without a final norm.
 
     Args:
-        dims: sizes of the stack.
         vocabulary: rows of the text table.
         final_norm: the features are those after the model's last norm.
     """
@@ -89,7 +88,6 @@ class Qwen3(nn.Module):
 
         Args:
             x: (B, T, W).
-            rotary: positions.
             seen: (B, T, T) bool, keys that each token sees.
             between: added behind the first blocks, one each, (B, T, W); behind the last block of
                 all nothing is added.

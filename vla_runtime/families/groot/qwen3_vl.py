@@ -36,7 +36,6 @@ class Merger(nn.Module):
     """Squares of patches to tokens of language width: norm, linear layer, exact GELU, linear layer.
 
     Args:
-        dims: dimensions of the tower.
         outputs: width of the language model.
         joined_norm: the norm runs over a whole square; otherwise over each patch.
     """

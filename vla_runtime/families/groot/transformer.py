@@ -21,7 +21,6 @@ class HeadAttention(SplitHeads):
     """Multi-head attention with biases; keys and values may come from wider tokens.
 
     Args:
-        dims: dimensions of the stack.
         width: W, of the tokens that ask.
         memory_width: width of the tokens that are read; None: W.
     """

@@ -15,7 +15,6 @@ def connector(inputs: int, outputs: int, layers: int) -> nn.Sequential:
     Args:
         inputs: numbers of a patch, or of a square of patches.
         outputs: width of the language model.
-        layers: 1 or 2.
     """
     if layers == 1:
         return nn.Sequential(Linear(inputs, outputs))

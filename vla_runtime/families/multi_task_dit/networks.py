@@ -209,7 +209,6 @@ class ActionTransformer(nn.Module):
     """Noisy actions and modulations to the prediction.
 
     Args:
-        dims: sizes.
         horizon, action_dim: shape of a chunk.
         observation: numbers of an observation.
     """
