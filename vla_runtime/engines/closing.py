@@ -1,7 +1,7 @@
 """Close several resources of a device, even if some of them fail to close.
 
-After an error that a CUDA context does not recover from, every later call fails with it, also those
-that free.
+After an error that a CUDA context does not recover from, every later call fails, also those that
+free.
 """
 
 from __future__ import annotations
@@ -31,10 +31,7 @@ def close_all(closings: Iterable[Callable[[], object]]) -> None:
 
 @contextmanager
 def closed_on_error(close: Callable[[], object]) -> Iterator[None]:
-    """Close where the block fails; nothing is closed otherwise.
-
-    The block's error is raised, also where closing fails, too: that one is logged.
-    """
+    """Close where the block fails, and raise the block's error, also where closing fails too."""
     try:
         yield
     except BaseException:

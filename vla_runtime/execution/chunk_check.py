@@ -113,8 +113,7 @@ def _as_commanded(written: np.ndarray, columns: CommandColumns, near: np.ndarray
 def ordered_rows(chunk: ActionChunk, columns: CommandColumns) -> np.ndarray:
     """The chunk's actions in the executor's order, as the chunk writes them.
 
-    Returns:
-        (horizon, chunk names) float64, finite, a copy.
+    Returns (horizon, chunk names) float64, finite, a copy.
 
     Raises:
         Refused: wrong shape, wrong joints, wrong kinds, or a value that is not a number.

@@ -135,11 +135,7 @@ class Replanner:
         future_tolerance_s: float,
         start_state: StartState,
     ) -> SubmitResult:
-        """Let a chunk take over at the next boundary.
-
-        Raises:
-            Refused: nothing of it is used.
-        """
+        """Let a chunk take over at the next boundary (Refused: nothing of it is used)."""
         unset = self.timeline.step_ns == 0
         try:
             return self._take(checked, header, now_ros_ns, future_tolerance_s, start_state)
@@ -237,7 +233,7 @@ class Replanner:
         return delay
 
     def _check_clamps(self, checked: CheckedChunk, rows: np.ndarray | None) -> str:
-        """Describe what is clamped, in the chunk or across its seam; raise `Refused` if forbidden."""
+        """Describe what is clamped, in the chunk or across its seam; may raise `Refused`."""
         found = [checked.clamped]
         if rows is not None:
             too_fast = self._too_fast(rows)

@@ -176,7 +176,7 @@ class RotationLimiters:
             )
 
     def write(self, distances: np.ndarray, speeds: np.ndarray) -> None:
-        """Write each rotation's distance from its target, rad, and its speed in its first column."""
+        """Write each rotation's distance from its target, rad, and speed in its first column."""
         for group, limiter in self._groups:
             distances[group] = speeds[group] = 0.0
             distances[group[0]], speeds[group[0]] = limiter.left, _length(limiter.rate)

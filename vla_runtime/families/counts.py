@@ -13,7 +13,6 @@ class Work:
     """Work of one run of a network, or of several.
 
     Attributes:
-        flops: floating point operations.
         weight_bytes: weights read.
         data_bytes: keys and values, inputs and outputs, read and written.
     """
@@ -47,7 +46,6 @@ class NetworkCounts:
     """Counts of one run of one network.
 
     Attributes:
-        flops: floating point operations.
         matrices: count of weights that may be in reduced precision, read or not.
         looked_up: number of those in text tables that a run does not read.
         hosted: number of those in the text table whose rows engines get from the host.
@@ -84,7 +82,6 @@ class PolicyCounts:
     """Counts of one policy's networks.
 
     Attributes:
-        cameras: number of cameras.
         vision: counts of one image; the mean over the cameras where their images' sizes differ.
         prefix, step: counts by number of prompt rows; `step` of one run of the head.
         matrices, others, packed: all weights, as in `NetworkCounts`.

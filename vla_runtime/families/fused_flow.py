@@ -1,8 +1,7 @@
 """Fused form of a flow policy whose expert reads a language model's keys and values.
 
-The same numbers as the plain network, up to rounding. Everything that depends on the prefix alone
-(places of keys and values, masks or lengths, positions) is laid out once per prefix, everything
-that depends on the flow time alone once per schedule.
+What depends on the prefix alone is laid out once per prefix, what depends on the flow time alone
+once per schedule.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class FusedFlow(FlowNetwork):
     """Vision, blocks and prefixes of such a network; a subclass adds prefix and velocity.
 
     Args:
-        plain: plain network with its weights, which become shared.
+        plain: plain network, which shares its weights.
         static_shapes: compute all tokens, as a captured graph must. Otherwise those that are valid
             in no row are left out.
         suffix_mask: (T, T) bool, what suffix tokens see of each other.
@@ -58,7 +57,6 @@ class FusedFlow(FlowNetwork):
         self.kernel: Kernel | None = None
 
     def time_conditioning(self, times: Tensor) -> Tensor:
-        """As the plain network's."""
         conditioning: Tensor = self._plain.time_conditioning(times)
         return conditioning
 
@@ -91,6 +89,5 @@ class FusedFlow(FlowNetwork):
         return rows_of_samples(past[f'{kind}_key'], past[f'{kind}_value'], used, samples)
 
     def advance(self, past: Any, *inputs: Tensor) -> Tensor:
-        """As `FlowNetwork.advance`."""
         moved: Tensor = past.advance(*inputs)
         return moved

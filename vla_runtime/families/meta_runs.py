@@ -196,7 +196,6 @@ class _Counted(OperatorShapeCache):
         self.flops = 0
 
     def ran(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Count an operator."""
         if formula := flop_registry.get(func.overloadpacket):
             self.flops += formula(*args, **kwargs, out_val=result)
 

@@ -1,7 +1,6 @@
 """Shapes of a network's tensors, read off a run: of an empty network on `meta`, without computing.
 
-A network with numbers is run where it stands, once. That takes less than what PyTorch imports to
-run one on `meta` (its compiler and sympy, over a second), but for large networks on a CPU.
+A network with numbers is run where it stands, once: to run on `meta` PyTorch imports its compiler.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ class PrefixTensor:
     Attributes:
         shape: shape for one prompt row.
         row_axis: axis whose length is the number of prompt rows.
-        dtype: dtype of its numbers.
     """
 
     shape: tuple[int, ...]
@@ -37,7 +35,6 @@ class PrefixTensor:
     dtype: torch.dtype
 
     def for_rows(self, rows: int) -> tuple[int, ...]:
-        """Return the shape for `rows` prompt rows."""
         return (*self.shape[: self.row_axis], rows, *self.shape[self.row_axis + 1 :])
 
 
@@ -73,9 +70,6 @@ def trace_shapes(network: FlowNetwork) -> TracedShapes:
     """Run vision and prefix, for one and for two prompt rows.
 
     Networks with equal dimensions, parameters and buffers are run once a process.
-
-    Args:
-        network: network on any device.
 
     Raises:
         ValueError: a prefix tensor has no axis, or several, that depend on the rows.
@@ -131,14 +125,9 @@ Part = Literal['vision', 'prefix', 'head', 'time']
 def parameters_of(network: FlowNetwork, shapes: TracedShapes) -> dict[Part, set[str]]:
     """Names of the parameters and buffers that each part of a network computes with.
 
-    A parameter in no set is for training alone. One may be in several sets.
-
-    Args:
-        network: network on the `meta` device; all its parameters get gradients.
-        shapes: shapes of its inputs and outputs.
-
-    Returns:
-        `vision`, `prefix`, `head` (a denoise step) and `time` (the time table)
+    The parts are `vision`, `prefix`, `head` (a denoise step) and `time` (the time table). A
+    parameter in no set is for training alone. All parameters of the network, on `meta`, get
+    gradients.
     """
     # Frozen norms too: what training leaves alone is computed with all the same.
     network.requires_grad_()

@@ -104,11 +104,7 @@ class SafetensorsReader:
         self._header, self._start = safetensors_header(path)
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor as float32.
-
-        Raises:
-            ValueError: it is not there, or its dtype is not a float.
-        """
+        """One tensor as float32 (ValueError: it is not there, or its dtype is not a float)."""
         entry = self._entry(name)
         begin, end = entry['data_offsets']
         dtype = np.dtype(_DTYPES[entry['dtype']])

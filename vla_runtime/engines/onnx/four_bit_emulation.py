@@ -1,7 +1,6 @@
 """Graphs in NVFP4 as graphs in float32 that give their numbers, since ONNX Runtime has no 4 bits.
 
-In memory only: matrices stay in their file as they are, two numbers a byte, and the graph widens
-them. Where ONNX Runtime folds constants it does so once, at load.
+In memory only: matrices stay in their file, two numbers a byte, and the graph widens them.
 """
 
 from __future__ import annotations

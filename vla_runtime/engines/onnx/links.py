@@ -1,7 +1,7 @@
 """Graphs whose weights file is a symbolic link, as in a Hugging Face cache.
 
-ONNX Runtime resolves links and refuses weights outside the graph's folder. So the link is resolved
-here, and ONNX Runtime gets the target's folder and a graph with the target's file name.
+ONNX Runtime refuses weights outside the graph's folder. So it gets the link target's folder and a
+graph with the target's file name.
 """
 
 from __future__ import annotations
@@ -19,11 +19,8 @@ if TYPE_CHECKING:
 def follow_weights(path: Path, model: bytes | None) -> tuple[Path, bytes | None]:
     """Resolve a linked weights file, and make the graph name the link's target.
 
-    Args:
-        model: the graph's bytes; None for those of the file.
-
-    Returns:
-        The folder that holds the weights, and the graph's bytes; None for those of the file.
+    `model` is the graph's bytes; None for those of the file. So is what is returned with the folder
+    that holds the weights.
 
     Raises:
         ValueError: the link leads to no regular file, the graph is no ONNX file, or `onnx` is not

@@ -1,7 +1,7 @@
 """ONNX Runtime sessions on the requested provider, and buffers on its device.
 
-A provider that is missing, or that ONNX Runtime drops because its libraries do not load, is an
-error: ONNX Runtime alone would warn and go on with the CPU.
+A provider that is missing, or whose libraries do not load, is an error: ONNX Runtime alone would
+go on with the CPU.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _PROVIDERS = {
     'tensorrt': 'TensorrtExecutionProvider',
 }
 _LOG_ERRORS = 3
-# Rewrites of the graph that a precision does without. In int8 a product and its bias would become
-# a float32 Gemm before ONNX Runtime looks for products in 8 bits: five times slower.
-# In fp8 it would take products for those in integers, which it then refuses; in nvfp4 the scales.
+# Rewrites of the graph that a precision does without. In int8 a product and its bias would become a
+# float32 Gemm first, five times slower; in fp8 a product in integers, which is refused; in nvfp4
+# the scales.
 SKIPPED_REWRITES = {
     'int8': ('MatMulAddFusion',),
     'fp8': ('QDQSelectorActionTransformer',),
@@ -70,11 +70,7 @@ class Placement:
 
     @classmethod
     def of(cls, device: str) -> Placement:
-        """Parse a device string.
-
-        Args:
-            device: `cpu`, `cuda`, `cuda:N`, or `tensorrt`, `tensorrt:N` for ONNX Runtime's own
-                TensorRT provider.
+        """Parse a device string; `tensorrt`, `tensorrt:N` are ONNX Runtime's own TensorRT provider.
 
         Raises:
             ValueError: an unknown name, or a provider that this ONNX Runtime does not have.
@@ -91,7 +87,6 @@ class Placement:
         return cls(device, provider, 'cpu' if kind == 'cpu' else 'cuda', index)
 
     def options(self) -> dict[str, str]:
-        """The provider's options."""
         if self.memory == 'cpu':
             return {}
         index = {'device_id': str(self.index)}
@@ -100,11 +95,9 @@ class Placement:
 
 
 class Buffer:
-    """A tensor that lives as long as its engine, in the device's memory.
+    """A tensor of a static shape that lives as long as its engine, in the device's memory.
 
-    Args:
-        shape: static shape.
-        kind: ONNX Runtime's name of the type, `tensor(float)`.
+    `kind` is ONNX Runtime's name of the type, `tensor(float)`.
     """
 
     def __init__(self, placement: Placement, shape: Sequence[int], kind: str) -> None:

@@ -1,7 +1,7 @@
 """Dtypes and shapes of all inputs and outputs of a bundle's ONNX files.
 
 The export takes them from the traced network. An engine reads the outputs of vision and prefix off
-the files, and checks everything else against the dimensions in policy.yaml.
+the files, and checks all others against policy.yaml.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ class GraphShapes:
     """Shapes of the graphs for one number of prompt rows.
 
     Attributes:
-        rows: prompt rows.
         image_tokens: shape (N, W) of the tokens of the image that has most.
         past: outputs of the prefix, which are inputs of the expert (but for the `logits` of a
             `tokens` head).
@@ -100,7 +99,6 @@ class GraphShapes:
 
     @property
     def _step_row(self) -> int:
-        """Numbers of the time table that a step takes."""
         return self.conditioning * len(stages(self.dims))
 
     def _prefix(self) -> Tensors:

@@ -1,9 +1,8 @@
 """CUDA graphs without PyTorch: capture several, keep the fastest, or report why not.
 
 Invariants:
-- work is run plainly before it is captured, because lazy initialisation must not be recorded;
-- after a failed capture a network runs plainly for good; that is logged once and stands in the
-  report;
+- work is run plainly before it is captured: lazy initialisation must not be recorded;
+- after a failed capture a network runs plainly for good; that is logged once and reported;
 - a graph that is not kept is destroyed, however its trial ended.
 """
 
@@ -23,10 +22,10 @@ _TIMED_REPLAYS = 3
 
 
 class GraphCapturer:
-    """Captures the work of one network; after one failure it never tries again.
+    """Captures the work of one network; see `graphed_work.Capturer`.
 
     Args:
-        name: name of the network in the log (`vision`, `prefix`, `denoise`).
+        name: `vision`, `prefix` or `denoise`, for the log.
         captures: number of captures, of which the fastest graph is kept; 0 never captures.
     """
 
@@ -41,11 +40,6 @@ class GraphCapturer:
         return self._captures > 0
 
     def capture(self, work: Work, once: bool = False) -> Graph | None:
-        """Return a graph of the work; None where it has to run plainly.
-
-        Args:
-            once: capture one graph, and time none; else the fastest of several.
-        """
         if not self.active:
             return None
         best: Graph | None = None
@@ -77,7 +71,6 @@ class GraphCapturer:
         return best
 
     def give_up(self, reason: str) -> None:
-        """Run this network plainly from now on."""
         self._captures = 0
         self.status = f'eager: {reason}'
         logger.warning(
@@ -87,11 +80,9 @@ class GraphCapturer:
         )
 
     def launch(self, graph: Graph) -> None:
-        """Replay a graph."""
         self.runtime.launch(graph)
 
     def destroy(self, graph: Graph) -> None:
-        """Free a graph."""
         self.runtime.destroy(graph)
 
     def _time(self, graph: Graph) -> float:

@@ -28,11 +28,7 @@ def closed_on_failure(
 ) -> Iterator[CudaRuntime]:
     """Open a runtime on a device; close it and the networks where the block fails.
 
-    Args:
-        device_index: number of the device, counted from 0.
-        networks: networks that the block loads. An engine that failed is a cycle, and would hold
-            them until Python collects it, while another backend is loaded.
-        device, bundle: name of the device and folder of the bundle, for the message.
+    An engine that failed is a cycle, and would hold its networks while another backend is loaded.
 
     Raises:
         ValueError: no such device, or not enough memory on it; says what mends it.
@@ -63,8 +59,7 @@ def load_networks(
     """Load engine files; return a network for every number of prompt rows, by `network_name`.
 
     Raises:
-        ValueError: TensorRT refuses one; with the command that rebuilds it, or where there is not
-            enough memory, with what frees some. None stays loaded then.
+        ValueError: TensorRT refuses one, or memory is short; says what mends it. None stays loaded.
     """
     networks: dict[str, Network] = {}
     try:

@@ -4,17 +4,13 @@ Those of TensorRT for RTX are built for compute capabilities, on any machine:
 `engines/rtx-<targets>-trtrtx<version>/`. They run on the GPU that they were compared on, which
 `engine.json` says from then on.
 
-An engine is tied to the GPU, its number of multiprocessors and the TensorRT version that it was
-built with, and to the ONNX files that it was built from. A Jetson's power mode may switch
-multiprocessors off and leaves the GPU's name as it is, so every such mode has a folder of its own.
-Invariants:
+An engine is tied to the GPU, its number of multiprocessors (which a Jetson's power mode changes),
+the TensorRT version, and the ONNX files that it was built from. Invariants:
 - `engine.json` is written after the engine it lists; each file appears complete or not at all;
 - engines are loaded only after they passed the comparison with the bundle's recorded cases;
 - an engine of another GPU, number of multiprocessors, version or ONNX file is refused, with the
   command that rebuilds it;
-- only that folder of a bundle is read here, and graphs.json for a refusal's command. The bundle's
-  ONNX files are known by their SHA-256 in policy.yaml, which the reader of the bundle has compared
-  with the files. So loading engines hashes nothing, not even the gigabytes of weights.data.
+- the bundle's ONNX files are known by their SHA-256 in policy.yaml: loading engines hashes nothing.
 """
 
 from __future__ import annotations
@@ -62,8 +58,7 @@ class EngineFile:
     Attributes:
         file: name in the folder.
         size: size in bytes; another size is a file cut short.
-        onnx_sha256: SHA-256 of the files it was built from, by name in the bundle: the ONNX graph
-            and the weights that the graph names.
+        onnx_sha256: SHA-256 of the ONNX graph and its weights, by name in the bundle.
         seconds: duration of the build.
         scratch_bytes: device memory that it needs while it runs.
         pinned: number of layers pinned to each type, on TensorRT 8.6.
@@ -86,7 +81,6 @@ class Metadata:
         tensorrt: version that built the engines.
         gpu, capability, processors: the GPU that they were built on; of TensorRT for RTX that they
             were compared on, empty before.
-        precision: precision of the ONNX files.
         captures: number of captures of each CUDA graph at load; the fastest is kept.
         rows: most prompt rows; engines take every number from 1 to it.
         engines: built engines by name, see `ENGINES`.
@@ -210,12 +204,8 @@ def find_rtx_folder(
 ) -> Path | None:
     """Find the folder of engines of TensorRT for RTX for a GPU's compute capability.
 
-    Of several, one built from the bundle's files comes first, then one that passed the comparison
-    on this GPU, then the one that was built last.
-
-    Args:
-        engines: the bundle's folder of engines.
-        files: SHA-256 of the bundle's files by name.
+    First comes one built from the bundle's `files`, then one that passed the comparison on this
+    GPU, then the one that was built last.
     """
     target = target_of(device.capability)
 
@@ -242,9 +232,7 @@ def find_rtx_folder(
 def state_of(folder: Path, files: Mapping[str, str]) -> str:
     """Return in words what engines in a folder are, whatever GPU is here.
 
-    Args:
-        folder: folder of engines, or what lies in its place.
-        files: SHA-256 of the bundle's files by name, as in its policy.yaml.
+    The folder may be a file; `files` are SHA-256 of the bundle's by name.
     """
     if not folder.is_dir():
         return 'no folder of engines'
@@ -280,10 +268,7 @@ def targets_of(folder: Path) -> tuple[str, ...]:
 def _rtx_folder(
     engines: Path, device: DeviceInfo, version: str, files: Mapping[str, str], command: str
 ) -> Path:
-    """Find the folder of engines for this GPU's compute capability (ValueError: none).
-
-    A build that would be refused is not advised.
-    """
+    """Find the folder of engines for this GPU's compute capability (ValueError: none)."""
     check_gpu(device.name, device.capability)
     if folder := find_rtx_folder(engines, device, version, files):
         return folder
@@ -299,11 +284,7 @@ def _rtx_folder(
 
 
 def passed_on(files: Mapping[str, str]) -> dict[str, str]:
-    """SHA-256 of the weights and recorded cases of a bundle, which its engines are compared with.
-
-    Args:
-        files: SHA-256 of the bundle's files by name, as in its policy.yaml.
-    """
+    """SHA-256 of the weights and recorded cases that a bundle's engines are compared with."""
     return {name: files.get(name, '') for name in (WEIGHTS_FILE, f'{ONNX_FOLDER}/{CASES_FILE}')}
 
 

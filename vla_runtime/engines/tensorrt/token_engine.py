@@ -1,7 +1,7 @@
 """The TensorRT backend of a `tokens` head: one graph launch a token.
 
 Token and place are inputs of the pass, so one graph serves all places. Keys and values of the token
-that was read are copied into their place after it, on the same stream.
+are copied into their place after it, on the same stream.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """Trial of the head's layers in Triton kernels on a torch engine, and inputs for it.
 
-The inputs are random, of a seed, and stand in the engine's own buffers. First all tokens of the
-prompts are valid, then half of them, as in most prompts.
-
-Invariants:
-- no form of the layers runs in a shape that was not compared here;
-- whatever is compared, the operators are what it is compared with;
-- after an error, of whatever kind, the engine runs as it did before, and nothing of the trial stays
-  laid out or captured.
+The inputs are random, of a seed, in the engine's own buffers; all tokens of the prompts are valid,
+then half of them. After an error the engine runs as before the trial, of which nothing stays laid
+out or captured.
 """
 
 from __future__ import annotations
@@ -46,7 +41,6 @@ def choose_layers(engine: TorchEngine, precision: str, *, action_times: bool = F
     """Take Triton kernels, where they can run, for an engine that has run nothing yet.
 
     Args:
-        engine: engine whose `triton` and `why_triton` are set here.
         precision: precision of the engine's matrices, for the bound.
         action_times: actions may have flow times of their own (`rtc_mode: hard_prefix`); without,
             the layers of such steps run in PyTorch's operators.
@@ -181,14 +175,10 @@ if TYPE_CHECKING:
 def compare_layers(engine: TorchEngine, part: Part, form: Any) -> str:
     """Run a part with each layer in both forms and in float32.
 
-    Args:
-        engine: engine that has laid out nothing but its trial inputs.
-        part: a shape of the denoise step.
-        form: class of the layers in Triton kernels.
+    The engine has laid out nothing but its trial inputs; `form` is the layers' class in Triton.
 
-    Returns:
-        the worst layer whose Triton kernels are further from float32 than rounding explains, in
-        words; else ''
+    Returns the worst layer whose Triton kernels are further from float32 than rounding explains;
+    else ''.
     """
     errors: list[LayerError] = []
     prepared = engine._prepared

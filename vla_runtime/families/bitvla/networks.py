@@ -33,7 +33,6 @@ class TernaryVisionAttention(nn.Module):
         self.out = TernaryLinear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, N, width) to the same."""
         n, tokens, width = x.shape
         q, k, v = (
             projected.view(n, tokens, self.num_heads, -1).transpose(1, 2)
@@ -92,14 +91,7 @@ class BitVlaVision(nn.Module):
         return x
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Encode images.
-
-        Args:
-            pixels: (n, 3, S, S) float32 in [-1, 1].
-
-        Returns:
-            (n, N, language width) float32
-        """
+        """Encode images (n, 3, S, S) float32 in [-1, 1] to (n, N, language width) float32."""
         return self.projector(self.features(pixels)).float()
 
 

@@ -13,14 +13,10 @@ Rotary = tuple[Tensor, Tensor]
 
 
 def rotary(positions: Tensor, head_dim: int, base: float = 10000.0) -> Rotary:
-    """Rotary position embedding (arXiv 2104.09864).
+    """Rotary position embedding (arXiv 2104.09864) of integer positions (B, T).
 
-    Args:
-        positions: (B, T) integer positions.
-        base: ratio of the largest wavelength to the smallest.
-
-    Returns:
-        cosine and sine, each (B, 1, T, head_dim) float32.
+    `base` is the ratio of the largest wavelength to the smallest. Returns cosine and sine, each
+    (B, 1, T, head_dim) float32.
     """
     frequencies = rotary_frequencies(head_dim, base, positions.device)
     return rotary_of_angles(positions[:, None, :, None].float() * frequencies)
@@ -46,17 +42,12 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Grouped-query attention without copying keys or values per query head.
-
-    The query heads that share a key head are folded into the query's length.
+    """Grouped-query attention without copying keys or values per query head, (B, T, heads * D).
 
     Args:
         q: (B, heads, T, D); k, v: (B, kv_heads, K, D).
         mask: (B or 1, T or 1, K) bool, True where a query sees a key. Every query must see at
             least one key.
-
-    Returns:
-        (B, T, heads * D)
     """
     batch, heads, tokens, head_dim = q.shape
     kv_heads = k.shape[1]
@@ -77,15 +68,14 @@ def repeat_rows(tensor: Tensor, count: int) -> Tensor:
 def images_of_rows(image_tokens: Tensor, image_mask: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """Give every prompt row all image tokens, those of hidden cameras as zeros.
 
-    A hidden camera's tokens have weight zero, but zero times NaN is NaN: one overflow in an image
-    must not outlive the camera.
+    A hidden camera's tokens have weight zero, but zero times NaN is NaN.
 
     Args:
         image_tokens: (V, N, W); (R, V, N, W) where each row has images of its own, as in training.
         image_mask: (V,) bool.
 
     Returns:
-        tokens (R, V, N, W) and mask (R, V), views
+        Tokens (R, V, N, W) and mask (R, V), views.
     """
     image_tokens = torch.where(image_mask[:, None, None], image_tokens, 0.0)
     if image_tokens.ndim == 4:
@@ -101,8 +91,7 @@ class SplitHeads(nn.Module):
     def heads(self, projected: Tensor, norm: nn.Module | None = None) -> Tensor:
         """(B, T, heads * D) to (B, heads, T, D), each head through the norm if there is one.
 
-        The norm comes before the transposition: ONNX Runtime would move one between its operators,
-        and would no longer find a norm in them.
+        Norm before transposition, or ONNX Runtime would not recognise it.
         """
         batch, tokens, _ = projected.shape
         by_head = projected.view(batch, tokens, -1, self.head_dim)
@@ -129,13 +118,9 @@ class Attention(SplitHeads):
         self.out = Linear(dims.num_heads * dims.head_dim, dims.width, bias=False)
 
     def project(self, h: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
-        """Project normed tokens; the heads of queries and keys are rotated at once.
+        """Project normed tokens (B, T, W), queries and keys rotated.
 
-        Args:
-            h: (B, T, W).
-
-        Returns:
-            rotated queries (B, heads, T, D) and keys (B, kv_heads, T, D), and values as the keys
+        Returns queries (B, heads, T, D), and keys and values (B, kv_heads, T, D).
         """
         projected = [self.q(h), self.k(h), self.v(h)]
         heads, kv_heads, _ = (part.shape[-1] // self.head_dim for part in projected)

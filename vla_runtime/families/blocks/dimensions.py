@@ -52,7 +52,6 @@ class HistoryDims:
 
     @property
     def own_cameras(self) -> int:
-        """Cameras, whatever the number of their frames."""
         return self.cameras // self.observation_steps
 
     @property
@@ -62,7 +61,6 @@ class HistoryDims:
 
     @property
     def image_sizes(self) -> tuple[tuple[int, int], ...]:
-        """(height, width) of each image."""
         return (self.image,) * self.cameras
 
     @property
@@ -88,7 +86,6 @@ class ResNetDims:
     Attributes:
         stem: channels after the first convolution.
         channels: inner channels of the blocks of each of the four stages.
-        blocks: blocks of each stage.
         bottleneck: blocks of three convolutions (ResNet 50 and more), not of two.
         dilated: the last stage keeps the size of its input, its later blocks dilated by two.
         norm: `batch`, with frozen statistics, or `group` (arXiv 1803.08494), a group for every 16
@@ -180,7 +177,6 @@ class ShuffledImages:
 
     @property
     def image_size(self) -> int:
-        """S, edge of the square images in pixels."""
         return self.vision.image_size
 
     @property

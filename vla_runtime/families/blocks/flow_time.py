@@ -41,7 +41,6 @@ def linear_rows(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarr
 
 
 def layer_rows(x: np.ndarray, weights: SafetensorsReader, name: str) -> np.ndarray:
-    """Apply the linear layer of this name to each row: (N, in) to (N, out)."""
     return linear_rows(x, weights.read(f'{name}.weight'), weights.read(f'{name}.bias'))
 
 
@@ -59,11 +58,7 @@ class ExpertDims(Protocol):
 
 
 class ActionTimeTable:
-    """The time's share of `action_time_in`, bias included: rows of `action_time.time_share`.
-
-    Args:
-        dims: dimensions of a policy with an expert, whose width W is that of a row.
-    """
+    """The time's share of `action_time_in`, bias included: rows of `action_time.time_share`."""
 
     def __init__(self, dims: ExpertDims, weights: SafetensorsReader) -> None:
         self._width, self._weights = dims.expert.width, weights

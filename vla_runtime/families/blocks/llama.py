@@ -1,7 +1,7 @@
 """Llama decoder blocks (arXiv 2302.13971), whose attention may read another stack's tokens.
 
-The blocks come in two halves, `project` (norm, queries, keys, values) and `combine` (output
-projection, MLP), because one attention may run over the keys of two stacks.
+A block has two halves, `project` and `combine`, because one attention may run over the keys of two
+stacks.
 """
 
 from __future__ import annotations
@@ -72,12 +72,7 @@ class LlamaBlock(nn.Module):
         return self.attention.project_queries(self.input_norm(x), rotary)
 
     def forward(self, x: Tensor, rotary: Rotary, seen: Tensor) -> Tensor:
-        """Run the block over its own tokens alone.
-
-        Args:
-            x: (B, T, W) float32.
-            seen: (B, T or 1, T) bool, True where a token sees another.
-        """
+        """Run the block over its own tokens x; `seen` is (B, T or 1, T) bool."""
         q, k, v = self.project(x, rotary)
         return self.combine(x, attend(q, k, v, seen))
 
@@ -92,8 +87,7 @@ class Llama(nn.Module):
 
     Args:
         vocabulary: rows of the text table, 0 for none.
-        cross: layers whose keys and values are computed from another stack's.
-        memory_width: input width of their key and value projections.
+        cross: layers whose keys and values are computed from another stack's, `memory_width` wide.
         bias: query, key and value projections have a bias.
     """
 
@@ -118,7 +112,6 @@ class Llama(nn.Module):
 
     @property
     def layers(self) -> list[LlamaBlock]:
-        """The blocks in order (`nn.ModuleList` loses their type)."""
         return [cast(LlamaBlock, block) for block in self.blocks]
 
     def embed(self, tokens: Tensor) -> Tensor:

@@ -81,11 +81,7 @@ def read_scheduler(config: JsonMapping) -> NoiseScheduler:
 
 
 def common_image(config: JsonMapping, sizes: tuple[tuple[int, int], ...]) -> tuple[int, int]:
-    """Return the size that all cameras' images have.
-
-    Raises:
-        JsonError: they differ.
-    """
+    """Return the size that all cameras' images have; JsonError where they differ."""
     if len(set(sizes)) != 1:
         raise config.error(
             'input_features', f'images of {sizes}; this policy takes images of one size'

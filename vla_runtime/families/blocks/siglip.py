@@ -27,7 +27,6 @@ class VisionAttention(MultiHeadAttention):
         """(n, N, width) to (n, N, width).
 
         Args:
-            x: (n, N, width).
             rotary: positions that queries and keys are rotated by; None: none.
             seen: (N, N) bool, patches that each patch sees; None: all.
         """
@@ -70,7 +69,7 @@ class VisionBlock(nn.Module):
 class PatchEmbedding(nn.Module):
     """Square patches to tokens: SigLIP's strided convolution, written as a matrix product.
 
-    On CUDA a float32 convolution runs in TF32 by default, a float32 matrix product does not.
+    On CUDA a float32 convolution runs in TF32 by default.
     """
 
     def __init__(self, dims: VisionDims) -> None:
@@ -117,25 +116,16 @@ class Siglip(nn.Module):
 
 
 class VisionEncoder(Siglip):
-    """Pixels to image tokens of language width: PaliGemma's vision engine.
-
-    Args:
-        out_width: width of the language model.
-    """
+    """Pixels to image tokens of language width: PaliGemma's vision engine."""
 
     def __init__(self, dims: VisionDims, out_width: int) -> None:
         super().__init__(dims)
         self.projector = Linear(dims.width, out_width)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Encode images.
+        """Encode images (n, 3, S, S) float32 in [-1, 1] to image tokens (n, N, out_width) float32.
 
-        Args:
-            pixels: (n, 3, S, S) float32 in [-1, 1].
-
-        Returns:
-            (n, N, out_width) float32 image tokens, unscaled (only text tokens carry
-            PaliGemma's sqrt(width)).
+        They are unscaled (only text tokens carry PaliGemma's sqrt(width)).
         """
         return self.project(self.patches(pixels))
 

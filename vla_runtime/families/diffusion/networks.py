@@ -25,8 +25,7 @@ from vla_runtime.families.diffusion_network import DiffusionNetwork
 class Keypoints(nn.Module):
     """Spatial softmax (arXiv 1504.00702): the mean place of each keypoint on a feature map.
 
-    Attributes:
-        grid: (places, 2) across and down of each place, from -1 to 1.
+    `grid` is (places, 2): across and down of each place, from -1 to 1.
     """
 
     def __init__(self, channels: int, keypoints: int, size: tuple[int, int]) -> None:
@@ -77,10 +76,8 @@ class EncodedVision(nn.Module):
 
 # --------------------------------------------------------------------------------------------------
 # The U-Net of Diffusion Policy (arXiv 2303.04137) over the actions of a chunk.
-#
-# Its modulation is a linear layer of Mish(time features, observation). Mish goes number by number,
-# so the layer is a sum: the time's share is a row of the time table, the observation's is computed
-# in the prefix, and a step adds the two.
+# Its modulation is linear in Mish(time features, observation), so it is a sum: the time's share is
+# a row of the time table, the observation's is computed in the prefix, and a step adds the two.
 
 # Convolutions between levels: three actions down to every second one, and four up.
 _DOWN, _UP = 3, 4
@@ -92,10 +89,10 @@ class Conv(nn.Conv1d):
     _product: Product | None = None
 
     def fold(self, dtype: torch.dtype) -> None:
-        """Compute in a dtype from now on; the weights must not change any more.
+        """Compute in a dtype from now on; the weights must not change afterwards.
 
-        On a CPU it becomes one matrix product. PyTorch's convolution lays its weights out anew
-        every time, which takes most of its time for as few places as a chunk has.
+        On a CPU it becomes one matrix product: PyTorch's convolution lays its weights out anew
+        every time.
         """
         self.to(dtype)
         if self.weight.device.type == 'cpu':
@@ -120,7 +117,6 @@ class Grow(nn.ConvTranspose1d):
         super().__init__(channels, channels, _UP, stride=2, padding=1)
 
     def fold(self, dtype: torch.dtype) -> None:
-        """As `Conv.fold`."""
         self.to(dtype)
         if self.weight.device.type == 'cpu':
             # Rows of the matrix: the weights of the four taps, one tap after the other.
@@ -188,12 +184,7 @@ class ResidualBlock(nn.Module):
 
 
 class UNet(nn.Module):
-    """Noisy actions to the network's prediction.
-
-    Args:
-        actions: A, numbers of an action.
-        observation: numbers of the whole observation.
-    """
+    """Noisy actions (`actions` numbers each) and an observation's numbers to the prediction."""
 
     def __init__(self, dims: UNetDims, actions: int, observation: int) -> None:
         super().__init__()
@@ -226,7 +217,6 @@ class UNet(nn.Module):
 
     @property
     def blocks(self) -> list[ResidualBlock]:
-        """Modulated blocks in the order in which they run."""
         found = (self.get_submodule(name) for name in self.dims.block_names)
         return [block for block in found if isinstance(block, ResidualBlock)]
 
@@ -302,8 +292,7 @@ class Diffusion(DiffusionNetwork):
     def fold_constants(self) -> None:
         """Put frozen norms into the convolutions, which run in bfloat16 if the matrices do.
 
-        Those of the U-Net too. Not in float16: a CPU without its arithmetic is slower in it than in
-        float32.
+        Those of the U-Net too; not in float16, in which a CPU without its arithmetic is slower.
         """
         matrices = self.unet.blocks[0].modulation.weight.dtype
         precision = torch.bfloat16 if matrices == torch.bfloat16 else torch.float32
@@ -314,8 +303,7 @@ class Diffusion(DiffusionNetwork):
     def image_features(self, image_tokens: Tensor, image_mask: Tensor) -> Tensor:
         """Features (T, C, 2 * keypoints) of the images, oldest step first; zeros for hidden ones.
 
-        Args:
-            image_tokens: (V, N, W); image_mask: (V,) bool.
+        `image_tokens` is (V, N, W), `image_mask` (V,) bool.
         """
         dims = self.dims
         steps, cameras = dims.observation_steps, dims.own_cameras
@@ -333,11 +321,9 @@ class Diffusion(DiffusionNetwork):
         return torch.stack([features[steps - 1 - step] for step in range(steps)])
 
     def observation(self, features: Tensor, state: Tensor) -> Tensor:
-        """Put (R, T * step_width) together: state, images and environment, step by step.
+        """Put (R, T * step_width) together: state, images and environment, oldest step first.
 
-        Args:
-            features: (R or 1, T, C, 2 * keypoints), oldest step first.
-            state: (R, T, S) float32, oldest step first.
+        `features` is (R or 1, T, C, 2 * keypoints), `state` (R, T, S) float32.
         """
         joints = self.dims.state_dim - self.dims.environment_dim
         features = features.flatten(2).expand(state.shape[0], -1, -1)

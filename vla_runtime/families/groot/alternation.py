@@ -70,7 +70,6 @@ class AlternatingHead(GrootHead):
         return past
 
     def memories(self, past: Mapping[str, Tensor]) -> dict[int, Memory]:
-        """As `GrootHead.memories`: a block reads either the text or the images."""
         return {
             block: (
                 past[f'{part}_key'][index],

@@ -23,12 +23,8 @@ class EagleFeatures(GrootHead):
     ) -> tuple[Tensor, Tensor]:
         """Put images into the text, each at its place.
 
-        Args:
-            image_tokens: (R, V, N, M); image_mask: (R, V) bool.
-            tokens: (R, L) int; token_mask: (R, L) bool.
-
-        Returns:
-            embeddings (R, P, M) float32 and mask (R, P) bool
+        Image tokens are (R, V, N, M) with mask (R, V) bool, tokens and their mask (R, L). Returns
+        embeddings (R, P, M) float32 and mask (R, P) bool.
         """
         text = self.language.embed(tokens)
         return images_in_text(text, token_mask, image_tokens, image_mask, self.dims.image_places)
@@ -36,8 +32,8 @@ class EagleFeatures(GrootHead):
     def features(self, embeddings: Tensor, mask: Tensor) -> Tensor:
         """Language model's features (R, P, M) after its final norm; causal attention.
 
-        Positions count what is there: a hidden camera is as if it were not in the prompt. Features
-        of hidden tokens are meaningless and must stay masked.
+        A hidden camera is as if it were not in the prompt. Features of hidden tokens are
+        meaningless.
         """
         positions = mask.long().cumsum(dim=1) - 1
         rotation = rotary(positions, self.dims.language.head_dim, self.dims.rope_base)

@@ -30,10 +30,7 @@ from vla_runtime.families.groot.vision import EagleVision
 
 
 class GrootN15(EagleFeatures):
-    """Vision encoder, language model and head.
-
-    Shapes as the head's; V cameras, N tokens an image, L text tokens, P = V*N + L.
-    """
+    """Vision encoder, language model and head; see `EagleFeatures` for the shapes."""
 
     dims: GrootDims
     vision: EagleVision
@@ -64,7 +61,6 @@ class GrootN15(EagleFeatures):
         }
 
     def memories(self, past: Mapping[str, Tensor]) -> dict[int, Memory]:
-        """As `GrootHead.memories`: every cross-attention block reads the whole prefix."""
         return {
             block: (past['cross_key'][index], past['cross_value'][index], past['prefix_mask'])
             for index, block in enumerate(self.dims.cross_blocks)
@@ -95,12 +91,8 @@ class GrootN17(AlternatingHead):
     ) -> tuple[Tensor, Tensor]:
         """Put images into the text, each at its place, and text of zeros around what is added.
 
-        Args:
-            image_tokens: (R, V, N, (1 + D) * M); image_mask: (R, V) bool.
-            tokens: (R, L) int; token_mask: (R, L) bool.
-
-        Returns:
-            embeddings (R, P, (1 + D) * M) float32 and mask (R, P) bool
+        Image tokens are (R, V, N, (1 + D) * M) with mask (R, V) bool, tokens and their mask (R, L).
+        Returns embeddings (R, P, (1 + D) * M) float32 and mask (R, P) bool.
         """
         text = self.language.embed(tokens)
         nothing = image_tokens.shape[-1] - text.shape[-1]
@@ -112,13 +104,8 @@ class GrootN17(AlternatingHead):
     def starts(self, mask: Tensor) -> Tensor:
         """Return each text token's position; for an image token, that of its image's first token.
 
-        The next token continues behind an image's longer side. A hidden image takes no positions.
-
-        Args:
-            mask: (R, P) bool.
-
-        Returns:
-            (R, P) int64
+        The next token continues behind an image's longer side; a hidden image takes no positions.
+        Mask (R, P) bool to (R, P) int64.
         """
         places, count = self.dims.image_places, self.dims.image_tokens
         longer = max(self.dims.grid)
@@ -132,10 +119,7 @@ class GrootN17(AlternatingHead):
         return interleaved(text, first.expand(-1, -1, count), places)
 
     def offsets(self, device: torch.device) -> Tensor:
-        """Offsets of time, row and column of every token from its start: an image's grid.
-
-        (P, 3) int64
-        """
+        """Offsets (P, 3) int64 of time, row and column of each token from its start."""
         dims = self.dims
         _, columns = dims.grid
         place = torch.arange(dims.image_tokens, device=device)
@@ -145,11 +129,7 @@ class GrootN17(AlternatingHead):
         return interleaved(text, images, dims.image_places)[0]
 
     def axes(self, device: torch.device) -> Tensor:
-        """Time (0), row (1) or column (2) by which each pair of a head's numbers turns.
-
-        They take turns as long as rows and columns have pairs left. Computed, not listed: an
-        export knows no numbers of a list.
-        """
+        """Time (0), row (1) or column (2) by which each pair of a head's numbers turns, in turn."""
         _, rows, columns = self.dims.rope_sections
         pair = torch.arange(self.dims.language.head_dim // 2, device=device)
         is_row = torch.logical_and(pair % 3 == 1, pair < 3 * rows)

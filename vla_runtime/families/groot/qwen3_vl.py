@@ -35,9 +35,7 @@ class FramePatches(nn.Module):
 class Merger(nn.Module):
     """Squares of patches to tokens of language width: norm, linear layer, exact GELU, linear layer.
 
-    Args:
-        outputs: width of the language model.
-        joined_norm: the norm runs over a whole square; otherwise over each patch.
+    With `joined_norm` the norm runs over a whole square; otherwise over each patch.
     """
 
     def __init__(self, dims: QwenVisionDims, outputs: int, joined_norm: bool) -> None:
@@ -117,14 +115,10 @@ class QwenVision(nn.Module):
         return rotary_of_angles(angles.flatten(1)[None, None])
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Encode images.
+        """Encode images (n, 3, height, width) float32 in [-1, 1].
 
-        Args:
-            pixels: (n, 3, height, width) float32 in [-1, 1].
-
-        Returns:
-            (n, N, (1 + deepstack blocks) * language width) float32: an image token, then what the
-            language model adds to it behind each of its first blocks
+        Returns (n, N, (1 + deepstack blocks) * language width) float32: an image token, then what
+        the language model adds to it behind each of its first blocks.
         """
         rows, columns = (edge // self.dims.patch_size for edge in pixels.shape[2:])
         x = self.patch_embedding(self.cut(pixels)) + self.positions(rows, columns)

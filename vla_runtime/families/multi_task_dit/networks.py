@@ -144,12 +144,7 @@ class ClipText(nn.Module):
 
 
 def ending(x: Tensor, token_mask: Tensor) -> Tensor:
-    """The vectors (R, W) of the last tokens that are no padding: of the end of the prompts.
-
-    Args:
-        x: (R, L, W).
-        token_mask: (R, L) bool.
-    """
+    """The vectors (R, W) of the last tokens of (R, L, W) that are no padding (mask (R, L) bool)."""
     places = torch.arange(x.shape[1], device=x.device)[None]
     end = torch.where(token_mask, places.float(), -1.0).argmax(dim=1)
     return torch.where((places == end[:, None])[:, :, None], x, 0.0).sum(dim=[1])
@@ -162,10 +157,8 @@ def quick_gelu(x: Tensor) -> Tensor:
 
 # --------------------------------------------------------------------------------------------------
 # The transformer of Multi-Task DiT over the actions of a chunk (arXiv 2212.09748).
-#
-# The modulation of its blocks is a linear layer of SiLU(time features, observation). SiLU goes
-# number by number, so the layer is a sum: the time's share is a row of the time table, the
-# observation's is computed in the prefix, and a step adds the two.
+# Its modulation is linear in SiLU(time features, observation), so it is a sum: the time's share is
+# a row of the time table, the observation's is computed in the prefix, and a step adds the two.
 
 
 class ActionAttention(MultiHeadAttention):
@@ -206,12 +199,7 @@ class ActionBlock(nn.Module):
 
 
 class ActionTransformer(nn.Module):
-    """Noisy actions and modulations to the prediction.
-
-    Args:
-        horizon, action_dim: shape of a chunk.
-        observation: numbers of an observation.
-    """
+    """Noisy actions and modulations to the prediction; `observation` counts its numbers."""
 
     def __init__(
         self, dims: TransformerDims, horizon: int, action_dim: int, observation: int
@@ -307,9 +295,8 @@ class Dit(FlowNetwork):
     def image_features(self, image_tokens: Tensor, image_mask: Tensor) -> Tensor:
         """Features (T, C * W) of the images, oldest step first; zeros for hidden ones.
 
-        Args:
-            image_tokens: (V, N, W), or the pixels of images with an encoder for each camera;
-                image_mask: (V,) bool.
+        `image_tokens` is (V, N, W), or pixels with an encoder for each camera; `image_mask` (V,)
+        bool.
         """
         steps, cameras = self.dims.observation_steps, self.dims.own_cameras
         if self.encoders is None:
@@ -326,12 +313,9 @@ class Dit(FlowNetwork):
         return torch.stack([by_step[steps - 1 - step] for step in range(steps)])
 
     def observation(self, features: Tensor, state: Tensor, text: Tensor) -> Tensor:
-        """Put (R, T * step_width) together: state, images and prompt, step by step.
+        """Put (R, T * step_width) together: state, images and prompt, oldest step first.
 
-        Args:
-            features: (T, C * W), oldest step first.
-            state: (R, T, S) float32, oldest step first.
-            text: (R, text_width).
+        `features` is (T, C * W), `state` (R, T, S) float32, `text` (R, text_width).
         """
         rows, steps, _ = state.shape
         parts = [
@@ -377,13 +361,11 @@ class MultiTaskDitFlow(Dit):
     dims: MultiTaskDitFlowDims
 
     def time_conditioning(self, times: Tensor) -> Tensor:
-        """As `FlowNetwork.time_conditioning`."""
         return super().time_conditioning(1.0 - times)
 
     def velocity(
         self, x: Tensor, past: Mapping[str, Tensor], conditioning: Tensor, **rows: Tensor
     ) -> Tensor:
-        """As `FlowNetwork.velocity`."""
         return -super().velocity(x, past, conditioning, **rows)
 
     def step_velocity(
