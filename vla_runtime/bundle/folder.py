@@ -136,7 +136,6 @@ def read_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
 
 
 def needed_files(spec: BundleSpec) -> tuple[str, ...]:
-    """File names that a bundle must have."""
     tokenizer = () if spec.tokenizer is None else (spec.tokenizer,)
     return (WEIGHTS_FILE, STATISTICS_FILE, *tokenizer, *find_family(spec.family).files)
 
@@ -204,7 +203,6 @@ def files_in(folder: Path, listed: Container[str]) -> list[str]:
 
 
 def _is_left(name: str) -> bool:
-    """Return whether an unlisted file was left there by moving the bundle."""
     below = any(name.startswith(left) for left in _LEFT if left.endswith('/'))
     return below or name in _LEFT or name.rpartition('/')[2] == _LEFT_ANYWHERE
 

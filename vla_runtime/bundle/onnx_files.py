@@ -83,7 +83,6 @@ def graph_name(network: Network, rows: int = 1) -> str:
 
 
 def graph_path(bundle_folder: Path, network: Network, rows: int = 1) -> Path:
-    """Path of a network's graph in a bundle."""
     return bundle_folder / ONNX_FOLDER / graph_name(network, rows)
 
 

@@ -252,7 +252,6 @@ def _check_images(spec: BundleSpec) -> None:
 
 
 def _check_language(spec: BundleSpec, family: Family) -> None:
-    """Check that a policy has a prompt and a tokenizer if its family has language."""
     if not family.has_language:
         for field, value in (('prompt', spec.prompt), ('tokenizer', spec.tokenizer)):
             if value is not None:
@@ -353,7 +352,6 @@ def _has(document: Mapping[str, Any], field: str) -> bool:
 
 
 def _largest(value: Any) -> Any:
-    """Return a number, or the largest one in nested lists."""
     return max(map(_largest, value), default=0) if isinstance(value, list) else value
 
 

@@ -188,7 +188,6 @@ class PoseSpec:
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """Names of its position's and its rotation's actions."""
         return (*self.position, *self.rotation)
 
 

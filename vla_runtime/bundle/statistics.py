@@ -158,7 +158,6 @@ def statistics_notes(spec: BundleSpec, statistics: Mapping[str, np.ndarray]) -> 
 def _hardly_moving(
     spec: BundleSpec, group: str, found: tuple[np.ndarray, np.ndarray] | None
 ) -> list[str]:
-    """Return a note on dimensions that moved in training, but less than a robot is placed."""
     if found is None:
         return []
     items = spec.state if group == 'state' else spec.actions

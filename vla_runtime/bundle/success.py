@@ -62,7 +62,6 @@ class JudgedCondition:
 
     @property
     def least_difference(self) -> float:
-        """Lower end of the 95% interval of the difference of success."""
         return difference_interval(self.episodes, self.won, self.lost)[0]
 
 
@@ -160,7 +159,6 @@ def _is_of(record: JsonMapping, bundle: Bundle, backend: str) -> bool:
 
 
 def _record(bundle: Bundle, backend: str, precision: str) -> JsonMapping | None:
-    """Return what was judged; None where nothing was."""
     if VERIFICATION_FILE not in bundle.spec.files:
         return None
     document = read_json(bundle.folder / VERIFICATION_FILE)

@@ -112,7 +112,6 @@ def _prompt(spec: BundleSpec) -> str:
 
 
 def _stacks(dims: PolicyDims) -> list[str]:
-    """Depth and width of every stack of blocks: `vision 27x1152`."""
     parts = [(field.name, getattr(dims, field.name)) for field in fields(cast(Any, dims))]
     return [
         f'{name} {part.depth}x{part.width}'

@@ -38,7 +38,6 @@ class UnitDoubt:
     reach: float
 
     def describe(self) -> str:
-        """Ask whether another unit is meant."""
         only = 'only ' if self.is_small else ''
         names = ', '.join(map(quoted, self.names))
         return f'{names} reach {only}{self.reach:.3g} {self.unit}: are these {self.meant}?'
@@ -50,7 +49,6 @@ class UnitDoubt:
 
     @property
     def meant(self) -> str:
-        """The other unit in words."""
         return _WORDS[self.unit][0]
 
     @property

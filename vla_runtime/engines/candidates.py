@@ -169,7 +169,6 @@ def rests_on_onnx_receipt(candidate: Candidate) -> bool:
 def _of_torch(
     receipt: str | None, precision: str, refused: Mapping[Candidate, str]
 ) -> list[Candidate]:
-    """Candidates that run the bundle's weights with PyTorch."""
     if precision in QUANTISED:
         return []
     if precision != AUTO:
@@ -181,7 +180,6 @@ def _of_torch(
 
 
 def _of_files(bundle: Bundle, receipt: str | None, device: str) -> list[Candidate]:
-    """Candidates that run the bundle's engines and ONNX files, for which there is a receipt."""
     if not receipt:
         return []
     found = []
@@ -217,7 +215,6 @@ def _receipt(bundle: Bundle) -> JsonMapping | None:
 
 
 def _is_faster_reduced(receipt: str | None, device: str) -> bool:
-    """Return whether PyTorch is likely faster there in the receipt's precision than in float32."""
     if receipt == 'bfloat16':
         return device != 'cpu' or multiplies_bfloat16()
     # A CPU emulates float16.

@@ -96,7 +96,6 @@ class CudaRuntime:
         return int(self._call('cuMemGetInfo')[0])
 
     def activate(self) -> None:
-        """Make this device the calling thread's."""
         self._call('cuCtxSetCurrent', self._context)
 
     def allocate(self, size: int) -> int:

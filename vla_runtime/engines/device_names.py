@@ -23,7 +23,6 @@ def default_device(backend: str) -> str:
 
 
 def accepts_device(device: str, backend: str) -> bool:
-    """Return whether a backend runs on devices of this name."""
     return device.partition(':')[0] in _KINDS[backend]
 
 

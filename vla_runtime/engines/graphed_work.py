@@ -142,7 +142,6 @@ class GraphedWork:
         return follows
 
     def close(self) -> None:
-        """Free the graph."""
         graph, self._graph = self._graph, None
         if graph is not None:
             self._capturer.destroy(graph)

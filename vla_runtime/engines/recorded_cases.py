@@ -171,7 +171,6 @@ def write_cases(bundle: Path, cases: Iterable[Case], facts: Mapping[str, Any]) -
 
 
 def check_cases(bundle: Path) -> None:
-    """Refuse a bundle without recorded cases (ValueError)."""
     path = bundle / ONNX_FOLDER / CASES_FILE
     if not path.is_file():
         raise ValueError(

@@ -54,7 +54,6 @@ class Approach:
         self.active = True
 
     def _begin_turns(self) -> None:
-        """Write the goal of every rotation as the nearer of q and -q."""
         self._turns.clear()
         for group in self._columns.quaternions:
             start, goal = unit(self._start[group].tolist()), unit(self._goal[group].tolist())

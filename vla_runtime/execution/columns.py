@@ -129,7 +129,6 @@ class CommandColumns:
                 value.flags.writeable = False
 
     def measured_by(self, columns: Iterable[int]) -> list[str]:
-        """Name what measures these columns, each once."""
         return list(dict.fromkeys(self.measured_as[column] for column in columns))
 
     def order_of(self, names: Sequence[str]) -> np.ndarray:

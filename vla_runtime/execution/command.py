@@ -210,11 +210,9 @@ class Counters:
 
     @property
     def starvations(self) -> int:
-        """Number of holds because a chunk was late."""
         return self.holds[Reason.STARVED]
 
     def count_limited(self, causes: Iterable[tuple[str, LimitKind]]) -> None:
-        """Count a tick that was limited, and what limited it."""
         self.limited_ticks += 1
         for cause in causes:
             self.limited[cause] = self.limited.get(cause, 0) + 1

@@ -358,12 +358,10 @@ class Commander:
         return self.joining.progress(setpoints) or self.approach.progress(setpoints)
 
     def go_back_inside(self) -> str:
-        """Go on with an interrupted way back inside the limits; return its description."""
         self.approach.begin(self.command.setpoints, self._inside(self.command.setpoints))
         return _GOES_BACK
 
     def _inside(self, positions: np.ndarray) -> np.ndarray:
-        """Return the positions (columns,), those that are measured brought inside the limits."""
         inside = np.clip(positions, self._model.lowest, self._model.highest)
         return np.where(self._model.guarded, inside, positions)
 
@@ -501,7 +499,6 @@ class Commander:
         return 1.0 - self._limiter.slowing(dt_s)
 
     def slow_target(self, pace: float) -> None:
-        """Set `target` and `velocities` to those of the plan at a slower pace."""
         self.command.velocities *= pace
         if self._columns.any_velocity:
             self.target[self._columns.is_velocity] *= pace
@@ -538,7 +535,6 @@ class Commander:
         self.approach.begin(self.command.setpoints, row)
 
     def track_approach(self, measured: np.ndarray, dt_s: float, pace: float) -> Command:
-        """One tick of the approach, at a share of its speed."""
         np.copyto(self.target, self.approach.advance(dt_s * pace, self.command.velocities))
         self.command.velocities *= pace
         command = self._move(measured, dt_s, self._model.approach_speed)
@@ -554,7 +550,6 @@ class Commander:
         *,
         at_most: float | None = None,
     ) -> Command:
-        """Move the command towards `target` within the limits."""
         command = self.command
         self._leave_place()
         command.limited = self._limiter.apply(

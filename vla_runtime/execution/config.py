@@ -73,7 +73,6 @@ class ExecutorConfig:
                 raise ValueError(f'{name} is {value}, expected more than 0 seconds')
 
     def column_model(self) -> ColumnModel:
-        """Make the columns with their limits, and what follows from the two."""
         return ColumnModel(
             CommandColumns(self.columns, self.form),
             self.limits,
@@ -87,7 +86,6 @@ class ExecutorConfig:
         return math.inf if self.watchdog.motion_clock == 'ros' else 1.5 * self.control_period_s
 
     def _require_endless(self, limits: Limits) -> None:
-        """Refuse position limits of continuous columns."""
         for column, lower, upper in zip(
             self.columns, limits.hard_lower, limits.hard_upper, strict=True
         ):

@@ -316,7 +316,6 @@ class ChunkExecutor:
 
     @property
     def unsent_placed(self) -> bool:
-        """True when the last command has the unsent columns where the robot is held."""
         return self._motion.unsent_placed
 
     @property
@@ -437,12 +436,10 @@ class ChunkExecutor:
 
     @property
     def wants_chunk(self) -> bool:
-        """Return whether a chunk is due to be asked for."""
         return self._takes_chunks and self._replanner.due
 
     @property
     def _takes_chunks(self) -> bool:
-        """True when a chunk that comes now would be considered."""
         return TRAITS[self.state].refusal is None
 
     def poll_request(
@@ -477,7 +474,7 @@ class ChunkExecutor:
 
     @property
     def seams(self) -> deque[Handover]:
-        """The latest seams, oldest first."""
+        """The latest hand-overs, oldest first."""
         return self._replanner.seams
 
     @property
@@ -528,7 +525,6 @@ class ChunkExecutor:
 
     @property
     def dry_run(self) -> bool:
-        """True while commands are computed and reported only."""
         return self._commander.command.dry_run
 
     @property
@@ -536,7 +532,6 @@ class ChunkExecutor:
         return self._replanner.episode
 
     def status(self) -> ExecutorStatus:
-        """Return a snapshot for a status message."""
         replanner, command = self._replanner, self._commander.command
         timeline = replanner.timeline
         tracks = command.kind is CommandKind.TRACK

@@ -139,7 +139,6 @@ class Following:
         return bool((state.still_for(self.patience_s) | self._ignored).all())
 
     def describe(self, command: np.ndarray, measured: np.ndarray) -> str:
-        """Describe the joint whose command went furthest without it."""
         worst = int(np.argmax(np.where(self._overdue, self._run / self._allowed, 0.0)))
         return (
             f"the robot does not follow: '{self._names[worst]}' stands still at "

@@ -79,7 +79,6 @@ class GivingWay:
         return self._reached
 
     def count(self, setpoints: np.ndarray) -> None:
-        """Count how far the command has moved since `aim`."""
         np.subtract(self._before, setpoints, out=self._before)
         np.abs(self._before, out=self._before)
         np.add(self._given, self._before, out=self._given, where=self._counts)
@@ -98,7 +97,6 @@ class GivingWay:
         np.copyto(self._anchor, place, where=columns)
 
     def leave(self) -> None:
-        """Note that the command moves: the hold is over."""
         self._active[:] = False
         self._given[:] = 0.0
         self._anchored = False

@@ -95,7 +95,7 @@ class Guard:
         now_ros_ns: int | None,
         commanded: np.ndarray | None,
     ) -> None:
-        """Take measured positions by name; see `MeasuredState.observe`."""
+        """Add measured positions by name; see `MeasuredState.observe`."""
         latest_ns = None if now_ros_ns is None else self._state_watch.latest_ns(now_ros_ns)
         self.state.observe(names, positions, stamp_ns, source, latest_ns, commanded)
         self._counters.states_implausible = self.state.plausibility.refused
@@ -188,14 +188,12 @@ class Guard:
         return None
 
     def _leaves_robot(self, command: Command, now_ros_ns: int) -> bool:
-        """Return whether a command that moves has left a robot that does not."""
         if command.dry_run or command.kind not in _MOTION:
             self._following.restart(command.setpoints, self.state, now_ros_ns)
             return False
         return self._following.advance(command.setpoints, self.state, now_ros_ns)
 
     def too_far(self, command: Command, positions: np.ndarray | None) -> bool:
-        """Return whether the command is further from trusted positions than max_tracking_error."""
         return (
             positions is not None
             and not command.dry_run

@@ -29,7 +29,6 @@ class StepHistory:
         self._dropped_after = 0
 
     def clear(self) -> None:
-        """Forget all ticks, after a clock jump."""
         self._first = self._end
         self._floor_ns = None
 
@@ -41,7 +40,6 @@ class StepHistory:
         self._dropped_after = self._end
 
     def before_drop(self, stamp_ns: int) -> bool:
-        """Return whether a ROS time is before the plan was last dropped."""
         return self._newest_until(stamp_ns) < min(self._dropped_after, self._end)
 
     def record(self, stamp_ns: int, consumed_ns: int, elapsed_ns: int) -> None:

@@ -112,14 +112,12 @@ class ChunkOrder:
         return self._last is not None and header.number <= self._last.number
 
     def take(self, header: ChunkHeader) -> None:
-        """Remember the last accepted chunk."""
         self._last = header
 
 
 def require_age(
     header: ChunkHeader, now_ros_ns: int, max_age_s: float, future_tolerance_s: float
 ) -> None:
-    """Raise `Refused` for an observation that is too old, or from the future."""
     age_s = (now_ros_ns - header.observation_ns) * 1e-9
     if age_s < -future_tolerance_s:
         raise Refused(

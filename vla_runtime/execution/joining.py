@@ -71,7 +71,6 @@ class Joining:
         )
 
     def describe_change(self, measured: np.ndarray) -> str:
-        """Name the column whose reading has changed most."""
         by = np.where(self.columns, np.abs(measured - self._found), 0.0) / self._scale
         worst = int(np.argmax(by))
         return (

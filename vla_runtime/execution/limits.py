@@ -135,12 +135,10 @@ class Limits:
 
     @property
     def hard_lower(self) -> np.ndarray:
-        """(columns,) the larger of the lower limit and the workspace."""
         return np.maximum(self.lower, self.workspace_lower)
 
     @property
     def hard_upper(self) -> np.ndarray:
-        """(columns,) the smaller of the upper limit and the workspace."""
         return np.minimum(self.upper, self.workspace_upper)
 
 
@@ -239,7 +237,6 @@ def check_rows(
 
 
 def _grips(limits: Limits) -> np.ndarray:
-    """Columns of grippers, (columns,) bool."""
     return np.isinf(limits.tracking_error)
 
 

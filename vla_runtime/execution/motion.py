@@ -263,7 +263,6 @@ class Motion:
         return command
 
     def note_unsent(self, columns: np.ndarray) -> None:
-        """Note which columns are commanded to nobody, (columns,) bool."""
         begun = columns & ~self.unsent
         if np.count_nonzero(begun):
             rests = self._guard.state.still_for(RESTS_AFTER_S)
@@ -272,7 +271,6 @@ class Motion:
         np.copyto(self.unsent, columns)
 
     def _place_unsent(self, state: MeasuredState | None) -> None:
-        """Set the command of unsent columns to where the robot is."""
         self.unsent_placed = False
         commander = self._commander
         if self.braking or commander.moving or not commander.has_commanded:
@@ -401,7 +399,6 @@ class Motion:
         return self._on_ros_clock and elapsed_s <= 0.0 and self._commander.moving
 
     def _elapsed_s(self, now_s: float) -> float:
-        """Seconds since the last command, a tick's or the dead-man's; 0.0 where that is unknown."""
         if self._on_ros_clock:
             return self._guard.elapsed_s
         elapsed_s = 0.0 if self.commanded_s is None else now_s - self.commanded_s
@@ -474,7 +471,6 @@ class Motion:
         return command
 
     def _require_policy(self, dt_s: float) -> None:
-        """Raise `OperatorRequired` where the policy has not answered for too long."""
         self._waited_s += dt_s
         replanner = self._replanner
         usual_steps = replanner.delays.estimate(replanner.parameters.delay)

@@ -137,7 +137,6 @@ class MotionLimiter:
         return bool(((command < self._lowest) | (command > self._highest)).any())
 
     def too_far(self, target: np.ndarray, measured: np.ndarray) -> bool:
-        """Return whether a target is further from the measured position than allowed."""
         if not self._step_limited:
             return False
         np.subtract(target, measured, out=self._scratch)
@@ -296,7 +295,6 @@ class MotionLimiter:
         return True
 
     def _take(self, command: np.ndarray, dt_s: float) -> None:
-        """Make the result the command, and remember its velocity."""
         goal, columns = self._result, self._columns
         np.subtract(goal, command, out=self.velocities)
         self.velocities /= dt_s
@@ -401,7 +399,6 @@ class MotionLimiter:
         self._clip_next(self._zeros, width)
 
     def _clip_next(self, centre: np.ndarray, width: np.ndarray) -> None:
-        """Keep the next velocity within `centre ± width`."""
         np.subtract(centre, width, out=self._scratch)
         np.maximum(self._next, self._scratch, out=self._next)
         np.add(centre, width, out=self._scratch)

@@ -65,7 +65,6 @@ class MovedJoints:
         self._since_swift = np.full(count, _LONG_AGO)
 
     def leave(self) -> None:
-        """Note that the command moves."""
         self._begun = False
 
     def seat(self, columns: np.ndarray, command: np.ndarray, measured: np.ndarray) -> None:
@@ -102,7 +101,6 @@ class MovedJoints:
         state: MeasuredState,
         pressed: np.ndarray,
     ) -> np.ndarray:
-        """Return the joints that a person has moved to where they rest."""
         stays = looked & (np.abs(lead) <= self._small)
         self._stayed[stays] += 1
         self._stayed[looked & ~stays] = 0
@@ -183,7 +181,7 @@ class MovedJoints:
         return ended
 
     def _settle(self, columns: np.ndarray, lead: np.ndarray, state: MeasuredState) -> None:
-        """Take joints to be where they were sent, but for their sag."""
+        """Set joints to where they were sent, but for their sag."""
         if not np.count_nonzero(columns):
             return
         np.copyto(self._place, state.positions, where=columns)

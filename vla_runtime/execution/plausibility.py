@@ -297,7 +297,6 @@ class Plausibility:
         return np.maximum(beside, 0.0), near
 
     def _reach(self, target: np.ndarray, elapsed_ns: np.ndarray) -> np.ndarray:
-        """Return the distances (n,) that the time allows."""
         return self._speed[target] * (elapsed_ns * 1e-9 + self._jitter_s) + self._floor[target]
 
     @staticmethod

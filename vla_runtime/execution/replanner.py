@@ -248,7 +248,6 @@ class Replanner:
         return clamped
 
     def _too_fast(self, rows: np.ndarray) -> str:
-        """Describe what is too fast in the rows that would be executed; empty when nothing is."""
         wanted = self.staged.replan_interval + self.staged.overrun_steps
         before, step_s = self.timeline.setpoint_at_join(), self.timeline.step_time_s
         return check_handed_over(before, rows[:wanted], step_s, self._limits, self._columns)
@@ -311,7 +310,6 @@ class Replanner:
 
     @property
     def due(self) -> bool:
-        """Return whether the next chunk is due to be requested."""
         timeline, requests = self.timeline, self.requests
         segment = timeline.in_force
         if self._latch.closed:
@@ -418,7 +416,6 @@ class Replanner:
         self._counters.observation_age_ns += self.observation_age_ns
 
     def record(self, now_ros_ns: int) -> None:
-        """Remember which step is current at this ROS time."""
         self.history.record(now_ros_ns, self.timeline.consumed_ns, self.elapsed_ns)
 
     def advance(self, dt_ns: int) -> Segment:

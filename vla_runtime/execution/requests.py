@@ -67,7 +67,6 @@ class FrameAge:
         self.longest_of_many_ns = 0
 
     def clear(self) -> None:
-        """Forget all ages: a new episode."""
         self._ages.clear()
         self.longest_ns = 0
         self.longest_of_many_ns = 0
@@ -122,7 +121,6 @@ class Requests:
         self._sent_again_s = -math.inf
 
     def ask(self, now_s: float, now_ros_ns: int, accepted: int = 0) -> OpenRequest:
-        """Open the next request; it counts as sent."""
         self.number += 1
         request = OpenRequest(self.number, now_s, now_s, now_ros_ns, accepted)
         self.open.append(request)

@@ -139,7 +139,6 @@ class MeasuredState:
 
     @property
     def guarded(self) -> bool:
-        """True when any column has feedback."""
         return self._oldest is not None
 
     @property
@@ -154,7 +153,6 @@ class MeasuredState:
 
     @property
     def complete(self) -> bool:
-        """True when a position has been received for every column with feedback."""
         return self._oldest is None or self._oldest != _NEVER
 
     @property
@@ -181,7 +179,6 @@ class MeasuredState:
         return list(self._refused.values())
 
     def clear(self) -> None:
-        """Forget all positions and stamps."""
         self.stamps[:] = _NEVER
         self._oldest = _NEVER if self._index else None
         self._newest = _NEVER

@@ -68,7 +68,6 @@ class Timeline:
 
     @property
     def current_step(self) -> int:
-        """The step that plan time is in."""
         return self.consumed_ns // self.step_ns if self.step_ns else 0
 
     @property
@@ -78,7 +77,6 @@ class Timeline:
 
     @property
     def at_end(self) -> bool:
-        """True when nothing is left to execute."""
         last = self.pending or self.in_force
         return last is None or self.consumed_ns >= last.end_step * self.step_ns
 

@@ -226,7 +226,6 @@ class StateWatch:
         return None
 
     def describe(self, reason: Reason, state: MeasuredState, now_ros_ns: int) -> str:
-        """Describe a fault that `check` found."""
         refused = ''.join(f'; {text}' for text in state.refused)
         if reason is Reason.STATE_MISSING:
             return (
@@ -264,14 +263,12 @@ class StateWatch:
         )
 
     def too_far(self, commanded: np.ndarray, measured: np.ndarray) -> bool:
-        """Return whether any commanded position is too far from the measured one."""
         np.subtract(commanded, measured, out=self._error)
         np.abs(self._error, out=self._error)
         np.greater(self._error, self._allowed, out=self._far)
         return bool(np.count_nonzero(self._far))
 
     def describe_distance(self, commanded: np.ndarray, measured: np.ndarray) -> str:
-        """Describe the largest distance between commanded and measured positions."""
         worst = int(np.argmax(np.abs(commanded - measured) / self._allowed))
         return (
             f"'{self._columns.names[worst]}' is at {measured[worst]:.4g} but commanded to "

@@ -23,7 +23,6 @@ class Work:
 
     @property
     def bytes(self) -> int:
-        """Everything moved."""
         return self.weight_bytes + self.data_bytes
 
     def least_time_s(self, flops_per_s: float, bytes_per_s: float) -> float:

@@ -63,7 +63,6 @@ class FusedFlow(FlowNetwork):
     def prepare_prefix(
         self, past: Mapping[str, Tensor], samples: int, into: FusedExpert | None = None
     ) -> FusedExpert:
-        """Return the expert over this prefix."""
         mask = past['prefix_mask']
         used = self._used(mask)
         kinds = (self._of_kind(past, kind, used, samples) for kind in ('past', 'self', 'cross'))
@@ -76,7 +75,6 @@ class FusedFlow(FlowNetwork):
         return expert
 
     def _used(self, mask: Tensor) -> Tensor | None:
-        """Places of the tokens that are computed; None if all are."""
         return None if self._static_shapes else used_tokens(mask)
 
     @staticmethod

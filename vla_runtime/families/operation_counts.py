@@ -42,7 +42,6 @@ def counts_of(bundle: Bundle) -> PolicyCounts:
 
 
 def write_counts(folder: Path, counts: PolicyCounts) -> None:
-    """Write counts into the folder of a bundle that is not sealed yet."""
     (folder / _FILE).write_text(json.dumps(asdict(counts), indent=1) + '\n', encoding='utf-8')
 
 

@@ -66,7 +66,6 @@ class Ring:
 
     @property
     def stages(self) -> int:
-        """K."""
         return len(self.tokens)
 
     def state(self) -> tuple[Tensor, ...]:

@@ -55,7 +55,6 @@ class TracedShapes:
     conditioning: int
 
     def past_buffers(self, rows: int, device: torch.device | str = 'meta') -> dict[str, Tensor]:
-        """Make zero buffers for the tensors that the prefix hands to the head."""
         return {
             name: torch.zeros(tensor.for_rows(rows), dtype=tensor.dtype, device=device)
             for name, tensor in self.past.items()
@@ -112,7 +111,6 @@ def _trace(network: FlowNetwork, device: torch.device) -> TracedShapes:
 def row_tensors(
     inputs: Mapping[str, RowInput], rows: int, device: torch.device | str = 'meta'
 ) -> dict[str, Tensor]:
-    """Make zero buffers for a family's inputs."""
     return {
         name: torch.zeros(rows, *given.shape, dtype=KINDS[given.kind], device=device)
         for name, given in inputs.items()

@@ -162,7 +162,6 @@ def observation_steps(dims: PolicyDims) -> int | None:
 
 
 def scheduler_of(dims: PolicyDims) -> NoiseScheduler:
-    """Return the scheduler of a policy with a `diffusion` head."""
     scheduler: NoiseScheduler = dims.scheduler  # type: ignore[attr-defined]
     return scheduler
 
@@ -295,7 +294,6 @@ class Family:
 
     @property
     def has_language(self) -> bool:
-        """True for policies that read a prompt."""
         return bool(self.templates)
 
 
@@ -325,7 +323,6 @@ class NoTimes:
 
 
 def prompt_inputs(dims: LanguageDims) -> dict[str, RowInput]:
-    """Inputs of every prompt: tokens and their mask."""
     return {
         TOKENS: RowInput('int64', (dims.prompt_length,)),
         TOKEN_MASK: RowInput('bool', (dims.prompt_length,)),

@@ -24,13 +24,11 @@ _reported: set[str] = set()
 
 
 def family_folders() -> list[str]:
-    """Names of the folders that hold families: those with a declaration."""
     declared = (path.parent for base in code_folders() for path in base.glob('*/declaration.py'))
     return sorted(folder.name for folder in declared)
 
 
 def code_folders() -> list[Path]:
-    """Folders with the code of all families."""
     return [Path(folder) for folder in importlib.import_module(_PACKAGE).__path__]
 
 
@@ -40,7 +38,6 @@ def family_module(folder: str, name: str) -> ModuleType:
 
 
 def _in_folders() -> dict[str, tuple[str, Family]]:
-    """Family name to its folder and declaration."""
     families: dict[str, tuple[str, Family]] = {}
     for folder in family_folders():
         for family in _declared_in(folder):

@@ -138,7 +138,6 @@ class NoiseScheduler:
         return np.array(rows, dtype=np.float32)
 
     def _update(self, kept: float, kept_next: float, *, last: bool) -> list[float]:
-        """Numbers of one step."""
         signal, noise = math.sqrt(kept), math.sqrt(1.0 - kept)
         of_x, of_m, divisor = {
             'epsilon': (1.0, -noise, signal),

@@ -106,7 +106,6 @@ class JsonMapping:
         return value
 
     def value(self, key: str) -> Any:
-        """Return one value as it stands; None where it is missing."""
         self._note(key)
         return self.values.get(key)
 

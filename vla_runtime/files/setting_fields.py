@@ -165,7 +165,6 @@ def _members(kind: type) -> tuple[tuple[Field[Any], Any], ...]:
 
 
 def _zero(hint: Any) -> Any:
-    """Return the number that stands for None in an optional field."""
     return next(kind() for kind in get_args(hint) if kind is not type(None))
 
 

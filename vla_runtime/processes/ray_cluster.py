@@ -124,7 +124,6 @@ def _call(
     function: Callable[..., Any],
     arguments: Sequence[Any],
 ) -> Any:
-    """Run a function on a machine of the cluster."""
     os.chdir(folder)
     return function(*arguments)
 
@@ -153,7 +152,6 @@ def _pass_on(ray: Any, done: Future[Any], future: Future[Any]) -> None:
 
 
 def require_ray() -> None:
-    """Raise ClusterError if Ray cannot be imported."""
     _import_ray()
 
 
@@ -202,7 +200,6 @@ def _own_token(address: str) -> Iterator[None]:
 
 
 def _try_address(address: str) -> None:
-    """Refuse an address at which no cluster of this Ray answers."""
     if address != AUTO:
         _try_port(address)
     log, status = _joined(address)
@@ -217,7 +214,6 @@ def _try_address(address: str) -> None:
 
 
 def _joined(address: str) -> tuple[str, int | None]:
-    """Join a cluster in a process of its own."""
     lines = []
     command = [sys.executable, '-c', _TRIAL, address]
     with subprocess.Popen(

@@ -89,7 +89,6 @@ class Child:
         return code
 
     def death(self) -> str:
-        """Describe how the process ended."""
         code = self._process.poll()
         how = f'was ended by signal {-code}' if code and code < 0 else f'ended with code {code}'
         return f'{self.name} {how}; {self.last_output()}'

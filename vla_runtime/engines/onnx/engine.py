@@ -244,7 +244,6 @@ class OnnxEngine:
         self._make_head(graphs)
 
     def _make_head(self, graphs: Graphs) -> None:
-        """Make the buffers of prompt rows and head."""
         self._rows: Mapping[int, Any] = {
             rows: _Rows(graphs.expert[rows], prefix, self._image_tokens, self._image_mask)
             for rows, prefix in graphs.prefix.items()

@@ -106,7 +106,6 @@ def _image_tokens(session: Session, size: tuple[int, int]) -> tuple[int, ...]:
 
 
 def tensors_of(ports: Mapping[str, Any]) -> Tensors:
-    """Kinds and shapes of a session's inputs or outputs."""
     return {
         name: (KIND_OF.get(port.type, port.type), tuple(port.shape)) for name, port in ports.items()
     }
@@ -127,7 +126,6 @@ def _check_names(session: Session, network: Network, family: Family, dims: Polic
 
 
 def _own_inputs(family: Family, dims: PolicyDims) -> set[str]:
-    """Inputs of the expert besides what the prefix hands over."""
     steps = ('x', *step_inputs(has_scheduler=family.has_scheduler))
     own = PASS_INPUTS if family.head == 'tokens' else steps
     return {*own, *family.head_inputs(dims)}

@@ -113,7 +113,6 @@ class Buffer:
         self.value.update_inplace(np.ascontiguousarray(array).reshape(self.shape))
 
     def read(self) -> np.ndarray:
-        """Return a copy in host memory."""
         return self.value.numpy().copy()
 
     def row_address(self, index: int) -> int:
@@ -169,7 +168,6 @@ class Session:
         self.outputs = {item.name: item for item in self._session.get_outputs()}
 
     def buffer(self, name: str) -> Buffer:
-        """Make a buffer for an input or output of this graph."""
         item = {**self.inputs, **self.outputs}[name]
         return Buffer(self.placement, item.shape, item.type)
 
@@ -178,7 +176,6 @@ class Session:
         return dict(zip(self.outputs, self._session.run(None, dict(inputs)), strict=True))
 
     def binding(self) -> Binding:
-        """Make an empty binding of this session's inputs and outputs."""
         return Binding(self._session, self.placement)
 
 
@@ -206,11 +203,9 @@ class Binding:
         self._binding.bind_output(name, *place, buffer.row_address(row))
 
     def run(self) -> None:
-        """Run the graph on the bound buffers."""
         self._session.run_with_iobinding(self._binding)
 
     def wait(self) -> None:
-        """Wait until the outputs are written."""
         self._binding.synchronize_outputs()
 
 

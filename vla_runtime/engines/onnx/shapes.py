@@ -110,7 +110,6 @@ class GraphShapes:
         }
 
     def _with_text(self, rows: Tensors) -> Tensors:
-        """Put rows of the text table in place of the tokens, where the graphs take those."""
         if self.text_width is None:
             return rows
         _, tokens = rows[TOKENS]
@@ -118,7 +117,6 @@ class GraphShapes:
         return {**_without(rows, [TOKENS]), **text}
 
     def _pass(self) -> Tensors:
-        """Inputs of one pass of a `tokens` head."""
         kind, (layers, rows, heads, _, head_dim) = self.past['prefix_key']
         answer = (kind, (free_places(token_dims(self.dims)), layers, rows, heads, head_dim))
         own: Tensors = {TOKENS: ('int64', (rows, 1)), 'place': ('int64', ())}
@@ -141,7 +139,6 @@ class GraphShapes:
         }
 
     def _moves(self, chunk: tuple[int, ...]) -> Tensors:
-        """Inputs that say how a step moves x."""
         if self.family.has_scheduler:
             return {'update': ('float32', (UPDATE_WIDTH,)), 'step_noise': ('float32', chunk)}
         return {'t': ('float32', ()), 'dt': ('float32', ())}

@@ -288,7 +288,6 @@ class TensorRT:
         stream: int,
         compiled: CompiledKernels | None,
     ) -> Any:
-        """Make a context for a profile, with the shapes of its inputs set."""
         profile, shapes = place
         if self.is_rtx:
             context = engine.create_execution_context(runtime_config(self._trt, engine, compiled))
@@ -330,7 +329,6 @@ class TensorRT:
         ]
 
     def scratch_bytes(self, engine: Any) -> int:
-        """Device memory that a context of this engine needs while it runs."""
         return int(engine.device_memory_size_v2 if self.major >= 10 else engine.device_memory_size)
 
     def set_scratch(self, context: Any, address: int, size: int) -> None:

@@ -39,7 +39,6 @@ class DeviceArray:
 
     @classmethod
     def of(cls, runtime: CudaRuntime, tensor: TensorInfo) -> DeviceArray:
-        """Allocate an array of the shape and dtype of an engine's input or output."""
         return cls(runtime, tensor.shape, tensor.dtype)
 
     def write(self, values: np.ndarray) -> None:

@@ -115,12 +115,10 @@ class TensorRTEngine:
         }
 
     def _row_buffers(self, prefix: Tensors, expert: Tensors) -> Any:
-        """Allocate what depends on the number of prompt rows."""
         inputs = list(self._family.prefix_inputs(self.dims))
         return RowBuffers(self._runtime, prefix, expert, inputs, SLOTS)
 
     def _make_head(self, expert: Tensors) -> None:
-        """Allocate the head's buffers that all numbers of rows share."""
         self._noise = DeviceArray.of(self._runtime, expert['x'])
         # Steps read one and write the other.
         self._x = tuple(DeviceArray.of(self._runtime, expert['x']) for _ in range(2))
@@ -345,7 +343,6 @@ class TensorRTEngine:
 
     @property
     def _places(self) -> list[tuple[int, int]]:
-        """Every number of rows with every slot."""
         return [(rows, slot) for rows in self._buffers for slot in range(SLOTS)]
 
     def _graphed(self, network: str, work: Callable[[], None]) -> GraphedWork:

@@ -96,7 +96,6 @@ def check_one_image_size(dims: PolicyDims) -> None:
 
 
 def check_precision(bundle: Path, metadata: Metadata, precision: str) -> None:
-    """Refuse engines of another precision than was asked for (ValueError)."""
     if metadata.precision != precision:
         raise ValueError(
             f"precision '{precision}': the engines of {bundle} were built in "
@@ -106,7 +105,6 @@ def check_precision(bundle: Path, metadata: Metadata, precision: str) -> None:
 
 
 def check_memory(runtime: CudaRuntime, metadata: Metadata, device: str) -> None:
-    """Refuse engines that do not fit into free device memory (ValueError)."""
     entries = [metadata.engines[name] for name in ENGINES]
     need = sum(entry.size for entry in entries) + max(entry.scratch_bytes for entry in entries)
     need += LOAD_RESERVE_BYTES

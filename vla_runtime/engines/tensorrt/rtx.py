@@ -56,7 +56,6 @@ def ordered(targets: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_gpu(name: str, capability: str) -> None:
-    """Refuse a GPU that TensorRT for RTX does not serve (ValueError)."""
     if target_of(capability) not in TARGETS:
         raise ValueError(
             f'TensorRT for RTX does not serve this GPU ({name}, {capability}); install TensorRT '

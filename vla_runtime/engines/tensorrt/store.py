@@ -107,7 +107,6 @@ def network_name(network: Network, rows: int = 1) -> str:
 
 
 def graph_of(engine: str) -> str:
-    """File name of the ONNX graph that an engine is built from."""
     return 'vision.onnx' if engine == 'vision' else f'{engine}{ROWS_ENDING}'
 
 
@@ -349,7 +348,6 @@ def _check_origin(
 def _check_engine(
     folder: Path, metadata: Metadata, name: str, files: Mapping[str, str], command: str
 ) -> None:
-    """Refuse an engine that is missing, damaged, or of other ONNX files (ValueError)."""
     entry = metadata.engines.get(name)
     if entry is None:
         built = ', '.join(metadata.engines) or 'none'
@@ -388,7 +386,6 @@ def _table(value: object, name: str) -> Mapping[str, Any]:
 
 
 def _fields(kind: type, data: object, name: str) -> dict[str, Any]:
-    """The values of a dataclass's fields, each present and of its type."""
     table = _table(data, name)
     known = {'str': str, 'Precision': str, 'int': int, 'float': (int, float), 'list[str]': list}
     values = {}

@@ -62,7 +62,6 @@ class PreparedPrefix:
 
     @property
     def captures(self) -> bool:
-        """True where laying out would capture first."""
         return self._again is not None and self._again.captures
 
     def follow(self, encoding: int) -> None:

@@ -131,7 +131,6 @@ def capturers_of(device: torch.device, graphs: bool, cameras: int) -> dict[str, 
 
 
 def vision_of(camera: int) -> str:
-    """Name of a camera's vision work."""
     return f'vision of camera {camera}'
 
 

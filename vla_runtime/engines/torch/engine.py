@@ -328,7 +328,6 @@ class TorchEngine:
         rows.velocity[: variant.rows * variant.samples].copy_(velocity)
 
     def _prepare_slot(self) -> None:
-        """Prepare the slot that is denoised over; the graph of the steps replays on that."""
         # With gradients the plain modules run, over the slot as it is.
         if self._variant.jacobian:
             return
@@ -366,7 +365,6 @@ class TorchEngine:
         self._prepared = {key: value for key, value in self._prepared.items() if key[1] != oldest}
 
     def _conditioning(self, schedule: Schedule, variant: Variant, index: int) -> Any:
-        """Return the head's conditioning of a step, in the form that its network takes."""
         if not (variant.action_time or variant.jacobian):
             return schedule.conditioning[index]
         row = schedule.table[index : index + 1]
@@ -376,6 +374,5 @@ class TorchEngine:
 
 
 def _copy(given: Mapping[str, np.ndarray], buffers: Mapping[str, Tensor]) -> None:
-    """Overwrite every buffer with the array of its name."""
     for name, buffer in buffers.items():
         buffer.copy_(torch.from_numpy(input_named(name, given)))

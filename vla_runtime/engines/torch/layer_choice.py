@@ -128,7 +128,6 @@ class LayerChoice:
         return not self.fault
 
     def describe(self) -> str:
-        """Return which form runs, and why."""
         if self.fault:
             error = one_line(self.failure.strip().partition('\n')[0], _ERROR_LENGTH)
             return f'denoise eager ({": ".join(filter(None, (self.fault, error)))})'
@@ -167,7 +166,6 @@ def largest_error(found: Outputs, expected: Outputs) -> float:
 
 
 def remedy(error: str) -> str:
-    """Return what mends an error of Triton."""
     text = error.lower()
     return next((what for word, what in _REMEDIES if word in text), _NO_REMEDY)
 

@@ -78,7 +78,6 @@ class ActDims:
 
     @property
     def width(self) -> int:
-        """W, numbers of a token."""
         return self.encoder.width
 
     @property

@@ -61,7 +61,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def repeat_rows(tensor: Tensor, count: int) -> Tensor:
-    """Repeat each row of (R, …) `count` times."""
     return tensor if count == 1 else tensor.repeat_interleave(count, dim=0)
 
 

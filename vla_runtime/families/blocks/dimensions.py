@@ -33,7 +33,6 @@ class HistoryDims:
     real_horizon: int
 
     def check_history(self) -> None:
-        """Refuse sizes that do not go together (ValueError)."""
         if self.observation_steps < 1 or self.cameras % self.observation_steps:
             raise ValueError(
                 f'cameras {self.cameras} is not a multiple of the {self.observation_steps} '
@@ -120,7 +119,6 @@ class ResNetDims:
 
     @property
     def width(self) -> int:
-        """Channels of the feature map."""
         return self.channels[-1] * self.expansion
 
     @property
@@ -165,7 +163,6 @@ class VisionDims:
 
     @property
     def tokens(self) -> int:
-        """Patches of one image."""
         return (self.image_size // self.patch_size) ** 2
 
 
@@ -235,7 +232,6 @@ def check_language(dims: DecoderDims) -> None:
 
 
 def check_positive(dims: object, *names: str) -> None:
-    """Raise ValueError if one of these numbers is not above 0."""
     for name in names:
         if getattr(dims, name) <= 0:
             raise ValueError(f'{name} {getattr(dims, name)} where a number above 0 is expected')

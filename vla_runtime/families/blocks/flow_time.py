@@ -35,7 +35,6 @@ def time_code_rows(times: np.ndarray, width: int) -> np.ndarray:
 
 
 def linear_rows(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """Apply a linear layer to each row: (N, in) to (N, out)."""
     # A product of its own for each row, so that a row's numbers do not depend on N.
     return np.matmul(weight, x[:, :, None])[:, :, 0] + bias
 
@@ -45,7 +44,6 @@ def layer_rows(x: np.ndarray, weights: SafetensorsReader, name: str) -> np.ndarr
 
 
 def silu(x: np.ndarray) -> np.ndarray:
-    """x times its sigmoid, computed in float64."""
     return (x / (1.0 + np.exp(-x.astype(np.float64)))).astype(np.float32)
 
 

@@ -75,7 +75,6 @@ class FusedExpert:
                 attention.load(*past, mask)
 
     def _allocate(self, own: Past | None, cross: Past | None) -> None:
-        """Make all buffers for prefixes with keys like these, and views of the buffers."""
         tokens, heads = len(self._of_suffix), self._blocks[0].query_heads
         ways = self._kernel, self._static_shapes
         self._own = self._cross = None
@@ -125,7 +124,6 @@ class FusedExpert:
     def _normalise(
         self, scale: Tensor | None, modulation: Modulation | None, epsilon: float
     ) -> None:
-        """RMSNorm of the residual stream, into the operand."""
         if fused.norms_at_once(self._x):
             fused.normalise(self._x, scale, modulation, epsilon, self._operand)
             return

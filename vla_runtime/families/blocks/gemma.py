@@ -68,7 +68,6 @@ def split_modulations(conditioning: Tensor, width: int) -> list[Modulation]:
 
 
 def add_residual(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
-    """x + y * gate in float32."""
     return x + (y.float() if gate is None else y.float() * gate)
 
 

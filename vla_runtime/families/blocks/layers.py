@@ -48,7 +48,6 @@ class QueryLinear(Linear, QueryScale):
 
 
 def query_scales(network: nn.Module) -> dict[str, float]:
-    """Scale of every `QueryScale`, by parameter name."""
     return {
         f'{prefix}.{name}': module.scale
         for prefix, module in network.named_modules()

@@ -64,7 +64,6 @@ class LlamaBlock(nn.Module):
         return self.attention.project(self.input_norm(x), rotary)
 
     def project_keys_values(self, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
-        """Keys and values only: all that is needed of a prefix's last layer."""
         return self.attention.project_keys_values(self.input_norm(x), rotary)
 
     def project_queries(self, x: Tensor, rotary: Rotary) -> Tensor:

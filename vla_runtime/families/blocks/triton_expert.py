@@ -234,7 +234,6 @@ class TritonExpert(FusedExpert):
         return self._x
 
     def _add_and_normalise(self, norm: _Norm, epsilon: float, parts: int, before: _Norm) -> None:
-        """Add the last product to the residual stream, and normalise it."""
         # What an option leaves out is not read.
         unread, given = self._x, (before.gate, norm.scale, norm.shift)
         kernels.norm_kernel[(self._count,)](
@@ -257,7 +256,6 @@ class TritonExpert(FusedExpert):
         )
 
     def _project(self, layer: int, weight: Tensor) -> None:
-        """Write queries, keys and values of a layer."""
         block = self._blocks[layer]
         layers, place = self._attentions[layer], self._places[layer]
         half = block.head_dim // 2
@@ -313,7 +311,6 @@ class TritonExpert(FusedExpert):
         return parts
 
     def _tile(self, columns: int) -> dict[str, Any]:
-        """Options of a product of so many outputs a program."""
         return {
             'ROWS': self._rows,
             'COLUMNS': columns,

@@ -256,12 +256,10 @@ class UNet(nn.Module):
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    """Product in the dtype of the weights, float32."""
     return F.linear(x.to(weight.dtype), weight).float()
 
 
 def _run(blocks: nn.Module, x: Tensor, shares: list[Tensor]) -> Tensor:
-    """Run blocks, each with the next of the shares, which it takes away."""
     for block in blocks:  # type: ignore[attr-defined]
         x = block(x, shares.pop(0))
     return x

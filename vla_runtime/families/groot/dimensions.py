@@ -32,7 +32,6 @@ class StackDims:
 
     @property
     def heads_width(self) -> int:
-        """Numbers of all heads together."""
         return self.num_heads * self.head_dim
 
 
@@ -97,7 +96,6 @@ class HeadDims:
         return tuple(range(0, self.dit.depth, 2))
 
     def check_head(self) -> None:
-        """Raise ValueError if the head's sizes do not fit each other."""
         if self.dit.depth < 1:
             raise ValueError('dit: depth 0 where at least one block is expected')
         if self.dit_width % 2:

@@ -137,7 +137,6 @@ class GrootN17(AlternatingHead):
         return is_row.long() + 2 * is_column.long()
 
     def rotary_positions(self, starts: Tensor) -> Rotary:
-        """Rotary positions of time, row and column, from `starts`."""
         dims = self.dims
         offsets = self.offsets(starts.device)[:, self.axes(starts.device)]
         places = starts[:, None, :, None] + offsets

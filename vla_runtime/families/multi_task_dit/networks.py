@@ -258,7 +258,6 @@ def modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    """Product in the dtype of the weights, float32."""
     return F.linear(x.to(weight.dtype), weight).float()
 
 

@@ -207,7 +207,7 @@ class FusedPi(FusedFlow):
         )
 
     def velocity(self, x: Tensor, past: Any, conditioning: Any, **rows: Tensor) -> Tensor:
-        """As `PiNetwork.velocity`; `past`: a `FusedExpert`, `conditioning`: a `StepConditioning`."""
+        """As `PiNetwork.velocity`, over a `FusedExpert` and with a `StepConditioning`."""
         expert: FusedExpert = past
         step: StepConditioning = conditioning
         state = rows.get('state')
