@@ -1,7 +1,4 @@
-"""Data classes that all packages share: observation in, action chunk and report out.
-
-Imports neither torch nor rclpy, so every package can use it.
-"""
+"""Data classes that all packages share; imports neither torch nor rclpy."""
 
 from __future__ import annotations
 
@@ -238,9 +235,7 @@ class CacheOutcome:
 class CacheReport:
     """Prefix cache outcomes of one inference; `inference.cache_words` puts them in words.
 
-    Attributes:
-        images: visible camera to the outcome of its image tokens.
-        prefixes: one, or under serial guidance the conditioned and the unconditioned row's.
+    `images` are by visible camera; `prefixes` one, or under serial guidance one for each row.
     """
 
     images: Mapping[str, CacheOutcome]

@@ -60,8 +60,7 @@ class BundleError(ValueError):
 class Bundle:
     """A checked bundle.
 
-    Attributes:
-        statistics: `state.mean`, `actions.q01` and so on to float arrays, one number a dimension.
+    `statistics` has `state.mean`, `actions.q01` and so on, float arrays of a number a dimension.
     """
 
     folder: Path
@@ -141,11 +140,7 @@ def needed_files(spec: BundleSpec) -> tuple[str, ...]:
 
 
 def verify_files(bundle: Bundle) -> None:
-    """Compare every file with its SHA-256 (about a second a gigabyte).
-
-    Raises:
-        BundleError: the first one that has changed.
-    """
+    """Compare every file with its SHA-256 (1 s a gigabyte); BundleError names one that changed."""
     for name, expected in bundle.spec.files.items():
         verify_file(bundle.folder / name, expected)
 

@@ -158,11 +158,7 @@ def write_graph_facts(folder: Path, exported: ExportedGraphs) -> None:
 
 
 def read_graph_facts(folder: Path, names: Iterable[str]) -> ExportedGraphs:
-    """Read the facts of some graphs.
-
-    Raises:
-        JsonError: the file is missing, damaged, or lacks one of the graphs.
-    """
+    """Read the facts of some graphs (JsonError: missing, damaged, or without one of them)."""
     document = read_json(folder / GRAPHS_FILE)
     precision = _precision(document, 'precision')
     beside = _precision(document, 'beside', precision)

@@ -61,11 +61,7 @@ PREFIX_LIMIT = 32768
 
 
 def parse_spec(text: str) -> BundleSpec:
-    """Read and check the text of a policy.yaml.
-
-    Raises:
-        FieldError: the first thing that is wrong, with its field.
-    """
+    """Read and check the text of a policy.yaml; FieldError names the first wrong field."""
     document = typed_yaml.loads(text)
     if not isinstance(document, dict):
         raise FieldError('', 'is not a mapping; expected the keys of a policy bundle')
@@ -99,11 +95,7 @@ def dump_spec(spec: BundleSpec) -> str:
 
 
 def check_spec(spec: BundleSpec) -> None:
-    """Check a spec that was built in Python as `parse_spec` checks one that is read.
-
-    Raises:
-        FieldError: the first thing that is wrong, with its field.
-    """
+    """Check a spec that was built in Python as `parse_spec` checks one that is read."""
     _checked(typed_yaml.to_plain(spec))
 
 

@@ -1,7 +1,4 @@
-"""Contents of policy.yaml: the dataclasses that it mirrors.
-
-Only types and allowed words are here; `bundle.rules` checks which fields must agree.
-"""
+"""Contents of policy.yaml: types and allowed words; `bundle.rules` checks what must agree."""
 
 from __future__ import annotations
 

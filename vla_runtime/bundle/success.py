@@ -47,11 +47,8 @@ def difference_interval(episodes: int, won: int, lost: int) -> tuple[float, floa
 class JudgedCondition:
     """Episodes of one condition, each run in both precisions.
 
-    Attributes:
-        condition: name of the condition, in words.
-        succeeded: number of episodes that succeed in the lower precision.
-        won: episodes that succeed in it and fail in float32.
-        lost: the other way round.
+    `succeeded` counts those that succeed in the lower precision; `won` those that succeed in it and
+    fail in float32, `lost` the other way round.
     """
 
     condition: str
@@ -102,11 +99,7 @@ def write_success(
 
 
 def success_fault(bundle: Bundle, backend: str, precision: str) -> str:
-    """Return why the judged success rules out a precision; empty if it does not.
-
-    Raises:
-        JsonError: the receipt is damaged.
-    """
+    """Return why judged success rules out a precision, or '' (JsonError: a damaged receipt)."""
     record = _record(bundle, backend, precision)
     study = 'eight_bits' if precision == 'int8' else 'precision'
     command = f'vla_runtime study {study} --bundle FOLDER'
@@ -145,11 +138,7 @@ def success_fault(bundle: Bundle, backend: str, precision: str) -> str:
 
 
 def is_judged(bundle: Bundle, backend: str, precision: str) -> bool:
-    """Return whether success with these very files was judged, whatever was found.
-
-    Raises:
-        JsonError: the receipt is damaged.
-    """
+    """Return whether success with these very files was judged; errors as `success_fault`."""
     record = _record(bundle, backend, precision)
     return record is not None and _is_of(record, bundle, backend)
 

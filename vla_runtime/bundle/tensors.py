@@ -116,11 +116,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_array(stored: StoredTensor) -> np.ndarray:
-    """Read one tensor, as float32 whatever it is stored in.
-
-    Raises:
-        TensorsError: a file that ends inside the tensor, or cannot be read.
-    """
+    """Read one tensor as float32 (TensorsError: the file is cut short, or cannot be read)."""
     try:
         with stored.path.open('rb') as file:
             file.seek(stored.offset)

@@ -86,9 +86,8 @@ class CudaError(RuntimeError):
 class CudaDriver:
     """The driver's functions, called by name.
 
-    Attributes:
-        release: version of the bindings, e.g. `12.9.10`.
-        version: newest CUDA that the driver supports, (major, minor); (0, 0) until `find_device`.
+    `release` is that of the bindings, e.g. `12.9.10`; `version` the newest CUDA that the driver
+    supports, (major, minor), (0, 0) until `find_device`.
     """
 
     def __init__(self, module: ModuleType) -> None:
@@ -97,11 +96,7 @@ class CudaDriver:
         self.version = (0, 0)
 
     def find_device(self, index: int) -> Any:
-        """Load the driver and return the handle of a device.
-
-        Raises:
-            ValueError: the driver is missing, too old or unusable, or shows no such device.
-        """
+        """Load the driver and return a device's handle (ValueError: no usable driver or device)."""
         name = f"device 'cuda:{index}'"
         try:
             count = self._count_devices()
@@ -114,11 +109,7 @@ class CudaDriver:
         raise ValueError(f'{name}: there are {count} CUDA devices here, the first is cuda:0')
 
     def call(self, name: str, *arguments: object) -> Any:
-        """Call a function; return its one result, a tuple of several, or None.
-
-        Raises:
-            CudaError: CUDA returned an error, or the driver lacks the function.
-        """
+        """Call a function; return its result, a tuple of several, or None (CudaError: it fails)."""
         try:
             code, *results = getattr(self._module, name)(*arguments)
         except RuntimeError as error:
@@ -193,11 +184,7 @@ class CudaDriver:
 
 
 def import_cuda() -> ModuleType:
-    """Import the driver half of `cuda-bindings`; loads no library of NVIDIA's.
-
-    Raises:
-        ValueError: the package, or a package that it needs, is missing, or its release is too old.
-    """
+    """Import the driver half of `cuda-bindings` (ValueError: missing or too old)."""
     try:
         module = importlib.import_module(_MODULE)
     except ImportError as error:

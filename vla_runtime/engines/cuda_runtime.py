@@ -61,11 +61,7 @@ class Graph:
 
 
 class CudaRuntime:
-    """One device and one stream on it.
-
-    Raises:
-        ValueError: cuda-bindings is missing or too old, no usable driver, or no such device.
-    """
+    """One device and one stream on it (ValueError: no usable cuda-bindings, driver or device)."""
 
     def __init__(self, index: int = 0, module: ModuleType | None = None) -> None:
         self.module = module or import_cuda()
@@ -99,11 +95,7 @@ class CudaRuntime:
         self._call('cuCtxSetCurrent', self._context)
 
     def allocate(self, size: int) -> int:
-        """Allocate zeroed device memory and return its address (a multiple of 256).
-
-        Raises:
-            CudaError: not enough memory.
-        """
+        """Allocate zeroed memory; return its address, a multiple of 256 (CudaError: not enough)."""
         self.activate()
         address = int(self._call('cuMemAlloc', max(size, 1)))
         self._allocated.add(address)
@@ -199,11 +191,7 @@ class CudaRuntime:
             self._call('cuEventDestroy', end)
 
     def close(self) -> None:
-        """Free all graphs, all memory and the stream; safe to call twice.
-
-        Raises:
-            CudaError: the first error; what could be freed is freed.
-        """
+        """Free all graphs, all memory and the stream; raise the first error. Safe to call twice."""
         if self._stream is None:
             return
         frees = [

@@ -33,11 +33,7 @@ def check_device(device: str) -> None:
 
 
 def parse_device(device: str, backend: str) -> tuple[str, int]:
-    """Split a device's name into its kind and its index.
-
-    Raises:
-        ValueError: not a device name, or one that this backend does not support.
-    """
+    """Split a device's name into kind and index (ValueError: unknown to this backend)."""
     found = _DEVICE.fullmatch(device)
     kind = found[1] or 'cpu' if found else ''
     kinds = _KINDS[backend]

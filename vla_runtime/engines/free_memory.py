@@ -28,10 +28,7 @@ def available_host_bytes() -> int | None:
 
 
 def free_swap_bytes() -> int:
-    """Return the bytes of unused swap, without zram; 0 where the system does not say.
-
-    Zram lies in the very memory that is short, and weights hardly compress.
-    """
+    """Unused swap, without zram, which lies in the very memory that is short; 0 if unknown."""
     try:
         areas = [line.split() for line in _SWAPS.read_text().splitlines()[1:]]
     except OSError:

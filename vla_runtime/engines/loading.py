@@ -70,11 +70,7 @@ def prompt_rows(bundle: Bundle) -> range:
 
 
 def load_engine(bundle: Bundle, candidate: Candidate, options: EngineOptions) -> PolicyEngine:
-    """Load a bundle's networks on the backend of a checked candidate, and on no other.
-
-    Raises:
-        ValueError: files that this backend cannot load.
-    """
+    """Load a bundle's networks on a checked candidate's backend (ValueError: unfit files)."""
     spec, device, precision = bundle.spec, options.device, candidate.precision
     if candidate.backend == 'torch':
         import torch

@@ -95,11 +95,7 @@ def check_backend(backend: str, device: str) -> None:
 
 
 def check_cuda_device(device: str, index: int = 0) -> None:
-    """Refuse a device that the NVIDIA driver does not show (on ROCm it shows none).
-
-    Raises:
-        ValueError: no driver, or no device of this index.
-    """
+    """Refuse a device that the NVIDIA driver does not show (ValueError; on ROCm none)."""
     count, reason = _cuda_devices()
     if count == 0:
         raise ValueError(
@@ -123,11 +119,7 @@ def unused_gpu(device: str) -> str:
 
 
 def check_graph_files(bundle: Path, names: Iterable[str]) -> None:
-    """Refuse a bundle that lacks one of these ONNX files.
-
-    Raises:
-        ValueError: a file is missing; the message has the command that makes it.
-    """
+    """Refuse a bundle that lacks one of these ONNX files (ValueError, with the remedy)."""
     for name in names:
         path = bundle / ONNX_FOLDER / name
         if not path.is_file():
@@ -157,11 +149,7 @@ def missing_backend(backend: str) -> str | None:
 
 
 def require_packages(*names: str) -> None:
-    """Raise where one of these Python packages is not installed; import none of them.
-
-    Raises:
-        ModuleNotFoundError: for the first one that is not installed, as its import would.
-    """
+    """Raise ModuleNotFoundError for the first of these packages not installed; import none."""
     if missing := missing_package(*names):
         raise ModuleNotFoundError(f"No module named '{missing}'", name=missing)
 

@@ -180,11 +180,7 @@ def check_cases(bundle: Path) -> None:
 
 
 def read_cases(bundle: Path) -> tuple[list[Case], dict[str, Any]]:
-    """Read the recorded cases of a bundle, and what they were recorded with.
-
-    Raises:
-        ValueError: there are none, or they are damaged.
-    """
+    """Read a bundle's recorded cases, and how they were made (ValueError: none, or damaged)."""
     check_cases(bundle)
     path = bundle / ONNX_FOLDER / CASES_FILE
     try:

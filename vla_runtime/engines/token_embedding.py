@@ -21,11 +21,7 @@ from vla_runtime.files.safetensors_reader import (
 
 
 class TokenEmbedding:
-    """Rows of a text table, the tensor of this name, in the precision of the files that read them.
-
-    Raises:
-        ValueError: no such tensor.
-    """
+    """Rows of a text table, the tensor of this name (ValueError: none), in the files' precision."""
 
     def __init__(self, weights: Path, tensor: str, precision: str) -> None:
         self._table, self._is_bfloat16 = SafetensorsReader(weights).mapped(tensor)

@@ -1,7 +1,4 @@
-"""Option `triton`: the layers of the head in this package's own Triton kernels.
-
-Nothing here imports PyTorch: nodes and tools check the word before they load anything.
-"""
+"""Option `triton`: the head's layers in this package's Triton kernels. Imports no PyTorch."""
 
 from __future__ import annotations
 

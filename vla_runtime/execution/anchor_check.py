@@ -1,7 +1,6 @@
 """Chunks that begin where the robot was some time before their stamp.
 
-A chunk's stamp is the time of its observation, and the executor joins it at the row of now. A
-policy that stamps its chunks when it sends them, or is given an old state, sends rows that begin
+A policy that stamps its chunks when it sends them, or is given an old state, sends rows that begin
 in the past: at every hand-over the robot goes back. Only the position of the first row shows it.
 """
 
@@ -24,10 +23,7 @@ _OF_LAST, _CONTRADICT = 8, 6
 
 
 class AnchorCheck:
-    """Compares the first row of each chunk with where the robot was.
-
-    `warning` says what is wrong with the stamps; it is empty while nothing is.
-    """
+    """Compares chunks' first rows with where the robot was; `warning` says what is wrong."""
 
     def __init__(self, model: ColumnModel) -> None:
         columns = model.columns

@@ -1,4 +1,4 @@
-"""Checks of a chunk that do not depend on what the robot is doing: shape, joints, values, limits.
+"""Checks of a chunk apart from the robot's motion: shape, joints, values, limits.
 
 Any thread may make them while another one ticks.
 """

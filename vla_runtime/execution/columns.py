@@ -1,7 +1,4 @@
-"""The columns of a command, in the robot's order, and the mapping of other orders onto it by name.
-
-A column is one number that the robot is commanded: a joint, a gripper, a Cartesian coordinate.
-"""
+"""The columns of a command, one number each, in the robot's order, and mapping others onto it."""
 
 from __future__ import annotations
 
@@ -132,11 +129,7 @@ class CommandColumns:
         return list(dict.fromkeys(self.measured_as[column] for column in columns))
 
     def order_of(self, names: Sequence[str]) -> np.ndarray:
-        """Return the place of each number of a chunk in `names`, (chunk names,) int.
-
-        Raises:
-            ValueError: the two do not name the same columns, each once.
-        """
+        """Return each chunk number's place in `names`, (chunk names,) int (ValueError: others)."""
         expected = self.chunk_names
         if tuple(names) == expected:
             return np.arange(len(expected))

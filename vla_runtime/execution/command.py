@@ -152,12 +152,7 @@ class SubmitResult:
 
 @dataclass(frozen=True)
 class StartResult:
-    """Answer to a start.
-
-    Attributes:
-        text: why the executor was not started, or what the robot does first.
-        reason: fault of the measured state that kept it from starting; None otherwise.
-    """
+    """Answer to a start: why not, or what the robot does first, and the fault of the state."""
 
     started: bool
     text: str = ''

@@ -95,10 +95,7 @@ class Commander:
 
     @property
     def places(self) -> np.ndarray | None:
-        """Commanded positions (columns,), not-a-number where there is none.
-
-        None before the first command, and in a dry run.
-        """
+        """Commanded positions (columns,), NaN where none; None before any, and in a dry run."""
         if not self.has_commanded or self.command.dry_run:
             return None
         return np.where(self._model.guarded, self.command.setpoints, np.nan)
@@ -250,8 +247,8 @@ class Commander:
     ) -> str:
         """One tick of a hold that comes to where the robot was found; return why it ended, or ''.
 
-        Where it ended early nothing is commanded. `dt_s` is 0.0 where the time since the last
-        command is unknown; `pace` is a share of its speed.
+        Nothing is commanded where it ended. `dt_s` is 0.0 where unknown; `pace` a share of its
+        speed.
         """
         command, joining = self.command, self.joining
         changed = joining.changed(state.positions)
@@ -370,9 +367,7 @@ class Commander:
     ) -> Command:
         """One tick of a hold, which gives way to a joint that rests too far from it.
 
-        Args:
-            state: the measured positions; None where they are not to be trusted.
-            dt_s: seconds since the last command; 0.0 where that is unknown.
+        `state` is None where it is not to be trusted; `dt_s` 0.0 where it is unknown.
         """
         command = self.command
         if dt_s <= 0.0 or command.dry_run or not self.has_commanded:
@@ -514,9 +509,8 @@ class Commander:
     ) -> Command:
         """Follow the plan for one tick: `target` is its setpoint, `velocities` its velocity.
 
-        Args:
-            positions: (columns,) measured; None where they are not to be trusted.
-            at_most: the robot brakes: share of its velocity that no column may exceed.
+        `positions` (columns,) are None where not to be trusted; `at_most` is the share of its
+        velocity that no column may exceed while the robot brakes.
         """
         command = self._move(positions, dt_s, at_most=at_most)
         command.kind = CommandKind.TRACK

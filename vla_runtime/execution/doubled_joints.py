@@ -16,10 +16,7 @@ _STAYS_NS = 3_000_000_000
 
 
 class DoubledJoints:
-    """Finds joints whose publishers take turns.
-
-    `until_ns` is the stamp up to which two publishers are known to take turns.
-    """
+    """Finds joints whose publishers take turns, as far as is known before `until_ns`."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names

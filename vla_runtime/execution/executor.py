@@ -149,11 +149,9 @@ class ChunkExecutor:
         return StartResult(True, self.detail)
 
     def why_not_start(self, now_s: float, now_ros_ns: int) -> tuple[str, Reason | None]:
-        """Describe what `start` would be refused for now; changes nothing.
+        """Describe what `start` would be refused for now, '' for nothing; changes nothing.
 
-        Returns:
-            text: empty when it would not be refused.
-            fault: of the measured state, or the latch; None otherwise.
+        The fault is of the measured state, or the latch; None otherwise.
         """
         if self._wanted_dry_run != self._commander.command.dry_run:
             return 'dry_run changes when the robot has come to rest; start it again then', None
@@ -268,7 +266,7 @@ class ChunkExecutor:
             self._commander.leave_plan()
 
     def set_parameters(self, parameters: ExecutorParameters) -> None:
-        """Take up other parameters at the next chunk boundary.
+        """Set other parameters from the next chunk boundary on.
 
         Raises:
             ValueError: they want more steps than the last chunk had.
@@ -362,10 +360,7 @@ class ChunkExecutor:
         }
 
     def check_chunk(self, chunk: ActionChunk) -> CheckedChunk:
-        """Read a chunk and check all that does not depend on the robot's motion; never raises.
-
-        For any thread at any time.
-        """
+        """Check what is independent of the robot's motion; for any thread, never raises."""
         return check_chunk(
             chunk,
             self.columns,
@@ -454,10 +449,7 @@ class ChunkExecutor:
     def repeat_request(
         self, now_s: float, now_ros_ns: int, past_steps: int = 0
     ) -> PlanRequest | None:
-        """Return an open request again, with its number, once its answer is overdue.
-
-        For a transport that loses messages.
-        """
+        """Return an open request again, with its number, once its answer is overdue."""
         replanner = self._replanner
         request = replanner.requests.send_again(now_s) if self._takes_chunks else None
         if request is None:

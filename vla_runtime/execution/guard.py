@@ -26,9 +26,7 @@ _MOTION = (CommandKind.TRACK, CommandKind.APPROACH)
 class Guard:
     """Checks at every tick whether the robot may move.
 
-    Attributes:
-        fault: reason why the robot may not move, from the last tick; None where it may.
-        detail: the same in words; it stays while nothing clears it, so that a stop keeps its cause.
+    `fault` says why not, `detail` in words, which stay so that a stop keeps its cause.
     """
 
     def __init__(
@@ -112,11 +110,7 @@ class Guard:
         return self.state.too_new(), None
 
     def restart(self, now_s: float, *, ticks_come: bool) -> None:
-        """Clear earlier faults: the operator has started the robot.
-
-        Where ticks have not been coming (`ticks_come`) the next one is the first, and has to come
-        in time.
-        """
+        """Clear earlier faults, at a start; without `ticks_come` the next tick is the first."""
         self._started_s = now_s
         self.blocked_joints.restart()
         self.fault = None
@@ -143,10 +137,7 @@ class Guard:
     def check(
         self, clock_fault: Reason | None, now_ros_ns: int, command: Command, *, joins: bool
     ) -> Reason | None:
-        """Check clocks and measured state; sets `fault`, and `detail` when one begins.
-
-        `joins` is True on the way to a robot that is far from its command and rests.
-        """
+        """Check clocks and measured state; `joins`: on the way to a robot that rests far away."""
         if clock_fault is not None:
             self.detail = self._clock.detail
             self.fault = clock_fault
@@ -201,10 +192,7 @@ class Guard:
         )
 
     def blocked(self, command: Command, positions: np.ndarray | None) -> bool:
-        """Count the time since the last tick; return whether a joint is blocked.
-
-        For every tick: positions that are not trusted neither count nor reset the time.
-        """
+        """Count the time since the last tick; return whether a joint is blocked. For every tick."""
         if positions is None or command.dry_run or command.kind is CommandKind.IDLE:
             return False
         dt_s = self.dt_ns * 1e-9

@@ -134,9 +134,7 @@ def require_age(
 
 
 def step_nanoseconds(step_time_s: float, step_ns: int) -> int:
-    """A chunk's step time in nanoseconds, which is the episode's.
-
-    `step_ns` is that of the episode, 0 when this chunk is its first.
+    """A chunk's step time in nanoseconds, which is the episode's (`step_ns`; 0: none yet).
 
     Raises:
         Refused: another than that of the episode's first chunk.

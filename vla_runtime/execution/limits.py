@@ -148,11 +148,7 @@ def make_limits(
     workspace: Mapping[str, tuple[float, float]] | None = None,
     actions: LimitActions | None = None,
 ) -> Limits:
-    """Limits from what a robot file says; a column left out has none.
-
-    Raises:
-        ValueError: a limit for a column that does not exist, or one that makes no sense.
-    """
+    """Limits from a robot file; ValueError for an unknown column or one that makes no sense."""
     columns, workspace = dict(columns or {}), dict(workspace or {})
     for where, given in (('limits', columns), ('workspace', workspace)):
         unknown = sorted(set(given) - set(names))
@@ -255,9 +251,7 @@ def check_handed_over(
 ) -> str:
     """Describe what is too fast across a seam or in the rows after it; empty when nothing is.
 
-    Args:
-        before: (columns,) setpoints of the plan when the chunk takes over.
-        rows: (steps, columns) setpoints that are executed from then on.
+    `before` (columns,) is where the plan is at the seam, `rows` (steps, columns) what follows.
     """
     excess, describe = _too_fast(np.vstack([before, rows]), step_time_s, limits, columns)
     # A velocity column's own value was checked with the chunk; `before` is not of the chunk.

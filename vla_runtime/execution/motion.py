@@ -106,11 +106,7 @@ class Motion:
         return self._pace is not None
 
     def run(self, clock_fault: Reason | None, now_s: float, now_ros_ns: int) -> Command:
-        """The command of a started executor for this moment.
-
-        Raises:
-            OperatorRequired: the robot must stop, and not go on by itself.
-        """
+        """The command of a started executor for this moment; may raise `OperatorRequired`."""
         joining = self._commander.joining
         fault = self._guard.check(
             clock_fault, now_ros_ns, self._commander.command, joins=joining.active
@@ -341,9 +337,7 @@ class Motion:
     ) -> Command:
         """One tick of a stop, or of the hold that it ends in.
 
-        Args:
-            dt_s: seconds since the last command; 0.0 where that is unknown.
-            now_ros_ns: ROS clock; None where no measured position is to be looked at.
+        `dt_s` is 0.0 where unknown; without `now_ros_ns` no measured position is looked at.
         """
         commander = self._commander
         state = None if now_ros_ns is None else self._trusted_state(now_ros_ns)
@@ -367,10 +361,7 @@ class Motion:
         return commander.command
 
     def dead_man(self, now_s: float, *, started: bool) -> Command | None:
-        """The command when ticks have stopped coming; `None` while they come.
-
-        The silence is a fault that begins where the executor is started.
-        """
+        """The command when ticks have stopped coming, which is a fault; `None` while they come."""
         guard, commander = self._guard, self._commander
         silent_s = guard.silent_s(now_s)
         if silent_s is None:

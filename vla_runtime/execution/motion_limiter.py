@@ -1,7 +1,4 @@
-"""Limits one tick of motion: position, speed, acceleration and distance from the robot.
-
-Every command passes here last: rows of a chunk, seams, resumed plans and approaches.
-"""
+"""Limits one tick of motion: position, speed, acceleration and distance from the robot."""
 
 from __future__ import annotations
 
@@ -111,7 +108,7 @@ class MotionLimiter:
     def stop(self, dt_s: float = 0.0) -> None:
         """Forget the velocity: the next tick starts from rest.
 
-        `dt_s` is the time since the last command, seconds, 0 where that is unknown.
+        `dt_s` is 0 where the time since the last command is unknown.
         """
         self.velocities[:] = 0.0
         self._turns.stop()
@@ -381,11 +378,7 @@ class MotionLimiter:
         np.maximum(self._next, down, out=self._next)
 
     def _reserve(self, dt_s: float) -> np.ndarray:
-        """Speed, beyond the target's, that a quarter of the acceleration takes away in a tick.
-
-        A plan that accelerates is a little ahead of its own velocity at every tick: not to be made
-        up for.
-        """
+        """Speed, beyond the target's, that a quarter of the acceleration takes away in a tick."""
         return np.multiply(self._acceleration, _RESERVED * self._span(dt_s), out=self._scratch)
 
     def _clip_late(self, limit: np.ndarray, dt_s: float) -> None:

@@ -1,8 +1,4 @@
-"""Measured positions that no motion of the robot can explain.
-
-A servo bus glitch, a reading that is one turn off, a second node that publishes zeros: nothing may
-move because of them.
-"""
+"""Measured positions that no motion of the robot can explain: nothing may move because of them."""
 
 from __future__ import annotations
 

@@ -376,11 +376,7 @@ class Replanner:
     def committed_plan(
         self, now_ros_ns: int, past_steps: int, request: OpenRequest | None = None
     ) -> PlanRequest:
-        """Return the setpoints still to be executed, from the current step on.
-
-        Executed for certain is what comes before the answer to the oldest open request can take
-        over.
-        """
+        """Return the setpoints still to be executed, from the current step on."""
         timeline, requests = self.timeline, self.requests
         first, rows = timeline.committed_rows(past_steps)
         takeover = timeline.joins_at()
@@ -436,11 +432,7 @@ class Replanner:
         return segment
 
     def finish_plan(self, setpoints: np.ndarray) -> None:
-        """Hold at the setpoints, at the plan's end.
-
-        What chunks said is forgotten: steps stand still in a hold, so a chunk would stay live for
-        ever.
-        """
+        """Hold at the setpoints, at the plan's end, and forget what chunks said."""
         self._live.clear()
         self.parameters = self.staged
         self._counters.dropped += self.timeline.pending is not None

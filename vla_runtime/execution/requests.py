@@ -91,7 +91,6 @@ class OpenRequest:
 
     Attributes:
         asked_s, sent_s: steady times at which it was made, and sent last.
-        asked_ros_ns: ROS time at which it was made.
         accepted: chunks accepted until then; another one since means another plan.
     """
 

@@ -102,10 +102,7 @@ def angles_between(start: np.ndarray, end: np.ndarray) -> np.ndarray:
 
 
 def turns_between(start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return the shortest turns, (n, 3), between quaternions of any length, (n, 4) and (n, 4).
-
-    One without a direction has not turned.
-    """
+    """Return the shortest turns, (n, 3), between quaternions, (n, 4); none without a direction."""
     turns = np.zeros((len(start), 3))
     for index, (first, second) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
         before, after = unit(first), unit(second)

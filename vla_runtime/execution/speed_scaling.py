@@ -11,9 +11,7 @@ _NEGLIGIBLE = 1e-3
 class SpeedScaling:
     """Plan time per time, which follows the wanted factor as fast as the robot may brake.
 
-    Attributes:
-        wanted: 0.0 holds the robot, 1.0 is full speed.
-        factor: factor in force.
+    `wanted` 0.0 holds the robot, 1.0 is full speed.
     """
 
     def __init__(self) -> None:
@@ -21,7 +19,7 @@ class SpeedScaling:
         self.factor = 1.0
 
     def advance(self, dt_s: float, slower: float) -> None:
-        """Bring the factor nearer to the wanted one, after `dt_s` seconds.
+        """Bring the factor nearer to the wanted one.
 
         `slower` is the share of its velocity that the robot keeps after a tick of braking.
         """

@@ -51,13 +51,9 @@ def clock_hint(age_s: float, otherwise: str = '') -> str:
 
 
 class _Mapping(NamedTuple):
-    """Where a message's positions go in the state.
+    """Where a message's positions go: `source` in the message, `target` columns.
 
-    Attributes:
-        source: indices in the message.
-        target: columns.
-        angles: those of them that are continuous.
-        twice: the first column that the message names twice; empty when there is none.
+    `angles` are those that are continuous; `twice` the first column named twice, or ''.
     """
 
     source: np.ndarray
@@ -289,10 +285,7 @@ class MeasuredState:
             self.samples[at] = 0
 
     def still_for(self, seconds: float | np.ndarray) -> np.ndarray:
-        """Return which columns have stayed where they are for so long, (columns,) bool.
-
-        By their stamps, and by more than two messages.
-        """
+        """Return which columns (bool) have stayed for so long, by stamps and over two messages."""
         return (self.stamps - self.since_ns >= np.round(seconds * 1e9)) & (self.samples >= 3)
 
     def take_waiting(self, latest_ns: int, commanded: np.ndarray | None) -> None:

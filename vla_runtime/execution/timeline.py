@@ -87,10 +87,7 @@ class Timeline:
         self.hold_at(setpoints)
 
     def hold_at(self, setpoints: np.ndarray) -> None:
-        """Drop the plan; the next chunk sets out from these setpoints, zero in velocity columns.
-
-        A step that has begun counts as consumed.
-        """
+        """Drop the plan, with a step that has begun; the next chunk sets out from here."""
         self.consumed_ns = self.next_step * self.step_ns
         self.in_force = None
         self.pending = None
@@ -169,10 +166,7 @@ class Timeline:
         return self.pending
 
     def _leading_to(self, join: int) -> Plan:
-        """Return the plan as it is followed until `join`.
-
-        The bend towards a chunk that was spliced before stays once its step has begun.
-        """
+        """Return the plan as it is followed until `join`; a bend stays once its step has begun."""
         begun = self.consumed_ns > (join - 1) * self.step_ns
         return self._plan if begun and self.pending is not None else self._before_pending
 

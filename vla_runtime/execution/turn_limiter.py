@@ -1,8 +1,6 @@
 """Limits one tick's turn of every rotation: angular velocity and angular acceleration.
 
-The numbers of a rotation cannot be limited one by one. The turn from the last command to the next
-one is a rotation vector; its length over the time since the last command is the angular velocity,
-and the change of this vector the angular acceleration.
+The turn from one command to the next is a rotation vector; over time it is the angular velocity.
 """
 
 from __future__ import annotations
@@ -29,9 +27,7 @@ class TurnLimiter:
         acceleration: largest change of the angular velocity, rad/s².
         longest_s: motion that one command may contain at full speed, seconds.
 
-    Attributes:
-        rate: angular velocity of the last command, rad/s.
-        left: distance of the last command from its target, rad.
+    `rate` is the last command's angular velocity, rad/s, `left` its distance from the target, rad.
     """
 
     def __init__(self, velocity: float, acceleration: float, longest_s: float) -> None:

@@ -89,10 +89,9 @@ class WatchdogParameters:
 
 
 def tick_timeout(parameters: WatchdogParameters, control_period_s: float) -> float:
-    """Return the longest time between two ticks, seconds.
+    """Return the longest time between two ticks: by default three periods, at least 0.02 s.
 
-    Where `tick_timeout_s` is None it is three periods, at least 0.02 s; 0.05 s where the period is
-    unknown (infinite).
+    It is 0.05 s where the period is unknown (infinite).
     """
     if parameters.tick_timeout_s is not None:
         return parameters.tick_timeout_s

@@ -10,12 +10,7 @@ _FLOAT32 = 4
 
 @dataclass(frozen=True)
 class Work:
-    """Work of one run of a network, or of several.
-
-    Attributes:
-        weight_bytes: weights read.
-        data_bytes: keys and values, inputs and outputs, read and written.
-    """
+    """Work of one run of a network, or of several; `data_bytes` are all numbers but weights."""
 
     flops: int
     weight_bytes: int

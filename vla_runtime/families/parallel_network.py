@@ -133,10 +133,8 @@ class ParallelNetwork(SinglePassNetwork):
     ) -> tuple[Tensor, Tensor]:
         """Embed a prompt and the empty places of the actions: (R, P, W) float32, mask (R, P) bool.
 
-        Args:
-            image_tokens: (V, N, W); image_mask: (V,) bool.
-            tokens: (R, L) int64; token_mask: (R, L) bool, padding at the end.
-            state: (R, S) float32, normalised.
+        Image tokens are (V, N, W), tokens (R, L), their padding at the end, the state (R, S)
+        normalised.
         """
         dims, rows = self.dims, tokens.shape[0]
         images, seen = images_of_rows(image_tokens, image_mask, rows)

@@ -15,11 +15,9 @@ from vla_runtime.family.declaration import TokenDims, free_places
 
 
 class TokenPass(NamedTuple):
-    """Outputs of one pass.
+    """Outputs of one pass: `logits` (R, vocabulary) float32, likeliest `token` (R,) int64.
 
-    Attributes:
-        logits: (R, vocabulary) float32 of the next token; token: (R,) int64, the likeliest.
-        key, value: (layers, R, kv_heads, D) of the token that was read, for its place.
+    `key` and `value`, (layers, R, kv_heads, D), are of the token that was read, for its place.
     """
 
     logits: Tensor

@@ -1,7 +1,4 @@
-"""Shapes of a network's tensors, read off a run: of an empty network on `meta`, without computing.
-
-A network with numbers is run where it stands, once: to run on `meta` PyTorch imports its compiler.
-"""
+"""Shapes of a network's tensors, read off a run: of an empty one on `meta`, else where it stands."""
 
 from __future__ import annotations
 
@@ -23,12 +20,7 @@ KINDS = {'float32': torch.float32, 'int64': torch.int64, 'bool': torch.bool}
 
 @dataclass(frozen=True)
 class PrefixTensor:
-    """A tensor that the prefix hands to the head.
-
-    Attributes:
-        shape: shape for one prompt row.
-        row_axis: axis whose length is the number of prompt rows.
-    """
+    """A tensor from prefix to head: shape for one prompt row, and the axis of the rows."""
 
     shape: tuple[int, ...]
     row_axis: int

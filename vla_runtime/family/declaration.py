@@ -114,7 +114,7 @@ def free_places(dims: TokenDims) -> int:
 
 
 class AnswerDecoder(Protocol):
-    """Actions of an answer of a `tokens` head.
+    """Decodes an answer of a `tokens` head.
 
     `end` is the token that ends an answer; None: every answer has all its tokens.
     """
@@ -211,12 +211,7 @@ class TimeTable(Protocol):
 
 @dataclass(frozen=True)
 class RowInput:
-    """An input with a value for each prompt row.
-
-    Attributes:
-        kind: `float32`, `int64` or `bool`.
-        shape: without the row axis, which comes first.
-    """
+    """An input with a value for each prompt row; `shape` is without the row axis, the first."""
 
     kind: Literal['float32', 'int64', 'bool']
     shape: Shape

@@ -1,7 +1,4 @@
-"""Policy families, found by listing `families/`: each subfolder with a `declaration.py` is one.
-
-Declarations are loaded by the names of their folders, since this room stands below `families`.
-"""
+"""Policy families, found by listing `families/`: each subfolder with a `declaration.py` is one."""
 
 from __future__ import annotations
 
@@ -74,11 +71,7 @@ def family_names() -> list[str]:
 
 
 def find_family(name: str) -> Family:
-    """Return a family's declaration.
-
-    Raises:
-        ValueError: unknown family; the message lists the known ones.
-    """
+    """Return a family's declaration; ValueError lists the known ones."""
     return find_in_folder(name)[1]
 
 
@@ -102,7 +95,7 @@ def performance_figures(model: str) -> PerformanceFigures:
 
 
 def read_time_table(name: str, dims: PolicyDims, weights: Path) -> TimeTable:
-    """Return a family's time table over a bundle's weights.safetensors.
+    """Return a family's time table over a bundle's weights.
 
     Raises:
         ValueError: unknown family, or no safetensors file.

@@ -111,11 +111,7 @@ class NoiseScheduler:
         return np.cumprod(alphas.astype(np.float64)).astype(np.float32)
 
     def timesteps(self, steps: int) -> np.ndarray:
-        """Training steps of N denoise steps, from noisy to clean, (N,) int64.
-
-        Raises:
-            ValueError: more steps than the training had.
-        """
+        """Training steps of N denoise steps, noisy to clean, (N,) int64 (ValueError: too many)."""
         self.check_steps(steps)
         return np.arange(steps - 1, -1, -1, dtype=np.int64) * (self.train_steps // steps)
 

@@ -88,11 +88,9 @@ _PROGRESS_BYTES = 1 << 28
 
 
 def file_sha256(path: str | Path) -> str:
-    """SHA-256 of a file in hex; a progress bar on a terminal when the file is large.
+    """SHA-256 of a regular file in hex, with a progress bar for large ones.
 
-    Raises:
-        UnreadableFileError: no regular file, nor a link to one.
-        OSError: it is missing or may not be read.
+    Errors are those of `regular_file`.
     """
     path, target = Path(path), regular_file(path)
     size = target.stat().st_size

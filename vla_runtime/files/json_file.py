@@ -153,11 +153,7 @@ class JsonMapping:
 
 
 def read_json(path: Path, most_bytes: int = LARGEST_JSON) -> JsonMapping:
-    """Read a JSON file whose top is a mapping.
-
-    Raises:
-        JsonError: missing, too large, not JSON, or not a mapping.
-    """
+    """Read a JSON file whose top is a mapping (JsonError: it cannot be read, or another top)."""
     document = read_document(path, most_bytes)
     if not isinstance(document, dict):
         raise JsonError(f'{path}: is not a mapping')
@@ -165,11 +161,7 @@ def read_json(path: Path, most_bytes: int = LARGEST_JSON) -> JsonMapping:
 
 
 def read_document(path: Path, most_bytes: int = LARGEST_JSON) -> Any:
-    """Read a JSON file, whatever its top is.
-
-    Raises:
-        JsonError: missing, not a regular file, too large, or not JSON.
-    """
+    """Read a JSON file, whatever its top is (JsonError: missing, too large, or not JSON)."""
     try:
         text = read_text(path, most_bytes)
         if not text:

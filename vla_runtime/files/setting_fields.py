@@ -1,7 +1,4 @@
-"""Settings as dataclass fields: default, range, words and description stand once, in the field.
-
-A dataclass checks its own values by its fields, and a node makes its parameter table of them.
-"""
+"""Settings as dataclass fields, which check values and make a node's parameter table."""
 
 from __future__ import annotations
 
@@ -98,11 +95,7 @@ def settings_of(kind: type) -> tuple[Setting, ...]:
 
 
 def from_values(kind: type, values: Mapping[str, Any]) -> Any:
-    """Make a dataclass from values by parameter name; what is missing keeps its default.
-
-    Raises:
-        ValueError: values that do not go together.
-    """
+    """Make a dataclass from values by parameter name, else defaults (ValueError: unfit values)."""
     given: dict[str, Any] = {}
     for member, hint in _members(kind):
         if is_dataclass(hint):

@@ -33,11 +33,9 @@ class ChildDiedError(RuntimeError):
 
 
 class Child:
-    """One running executable. The thread that starts it must live at least as long.
+    """One running `python -m module`. The thread that starts it must live at least as long.
 
-    Args:
-        module: run as `python -m module`, followed by `arguments`.
-        on_failure: called once with why the log cannot be written.
+    `on_failure` is called once with why the log cannot be written.
     """
 
     def __init__(
@@ -135,11 +133,9 @@ class _Log:
 
 
 class Supervisor:
-    """All children of one session; use as a context.
+    """All children of one session, with their logs in `log_folder`; use as a context.
 
-    Args:
-        log_folder: folder that their output goes to.
-        on_failure: called in another thread for every log that cannot be written.
+    `on_failure` is called in another thread for every log that cannot be written.
     """
 
     def __init__(self, log_folder: Path, on_failure: Callable[[str], None]) -> None:

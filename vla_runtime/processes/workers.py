@@ -1,7 +1,4 @@
-"""Processes beside this one that end with it, and that a Ctrl-C in the terminal does not reach.
-
-On Linux they end however this one does: by SIGTERM and SIGKILL too.
-"""
+"""Processes that end with this one, on Linux however it ends, and that no Ctrl-C reaches."""
 
 from __future__ import annotations
 

@@ -42,8 +42,7 @@ from vla_runtime.family.step_schedule import step_rows
 class _Schedule:
     """Device buffers of a schedule: how the steps move, time table and the plan's weights.
 
-    `bindings` of the expert are kept by prompt rows, slot, step and the buffer of the actions:
-    binding anew takes a tenth of a small policy's step.
+    The expert's bindings are kept: binding anew takes a tenth of a small policy's step.
     """
 
     def __init__(
@@ -102,10 +101,7 @@ class _Schedule:
 
 
 class PrefixRows:
-    """Bindings and buffers of the prefix for one number of prompt rows.
-
-    `past` has, per slot, the prefix's outputs by name, and `encode` the run that writes them.
-    """
+    """Bindings and buffers of the prefix for one number of prompt rows; `past` is per slot."""
 
     def __init__(self, prefix: Session, image_tokens: Buffer, image_mask: Buffer) -> None:
         images = dict(zip(IMAGE_INPUTS, (image_tokens, image_mask), strict=True))

@@ -49,10 +49,7 @@ class _TokenRows(PrefixRows):
 
 
 class OnnxTokenEngine(OnnxEngine):
-    """Vision, prefix and passes of one policy in ONNX Runtime (see `protocol.TokenEngine`).
-
-    Args and errors are those of `OnnxEngine`.
-    """
+    """Vision, prefix and passes in ONNX Runtime (`protocol.TokenEngine`); see `OnnxEngine`."""
 
     _rows: dict[int, _TokenRows]
 

@@ -158,7 +158,7 @@ class Network:
 
 
 class TensorRT:
-    """One imported TensorRT: `tensorrt`, its lean runtime, which cannot build, or `tensorrt_rtx`.
+    """One imported TensorRT: `tensorrt`, its lean runtime, or `tensorrt_rtx`.
 
     Raises:
         ValueError: a version that is not supported.
@@ -484,7 +484,7 @@ def import_rtx() -> TensorRT:
 
 
 def import_tensorrt() -> TensorRT:
-    """Import the installed TensorRT, where there is none TensorRT for RTX.
+    """Import the installed TensorRT, or else TensorRT for RTX.
 
     Raises:
         ValueError: none is installed, it cannot be imported, or its version is not supported.

@@ -42,11 +42,7 @@ class DeviceArray:
         return cls(runtime, tensor.shape, tensor.dtype)
 
     def write(self, values: np.ndarray) -> None:
-        """Convert and copy to the device, in order with all other work.
-
-        Raises:
-            ValueError: another number of values.
-        """
+        """Convert and copy to the device, in order with all work (ValueError: another size)."""
         if values.size != math.prod(self.shape):
             raise ValueError(f'{values.shape} does not fit an engine buffer of {self.shape}')
         if self.dtype == 'bfloat16':

@@ -24,9 +24,7 @@ _TIMED_REPLAYS = 3
 class GraphCapturer:
     """Captures the work of one network; see `graphed_work.Capturer`.
 
-    Args:
-        name: `vision`, `prefix` or `denoise`, for the log.
-        captures: number of captures, of which the fastest graph is kept; 0 never captures.
+    `captures` is the number of captures, of which the fastest graph is kept; 0 never captures.
     """
 
     def __init__(self, name: str, runtime: CudaRuntime, captures: int) -> None:

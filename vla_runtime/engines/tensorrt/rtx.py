@@ -36,11 +36,7 @@ _TENSORRT_ALONE = {
 
 
 def parse_targets(text: str) -> tuple[str, ...]:
-    """Return the targets of a list such as `sm120,8.6`, in order and each once: (sm86, sm120).
-
-    Raises:
-        ValueError: none is named, or one that cannot be built for.
-    """
+    """Return the targets of a list such as `sm120,8.6`: (sm86, sm120) (ValueError: none)."""
     words = [word.strip().lower() for word in text.split(',')]
     if not all(words):
         fault = 'a name is missing beside a comma' if any(words) else 'none is named'

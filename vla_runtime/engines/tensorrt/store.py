@@ -122,11 +122,9 @@ def rtx_folder_name(targets: Sequence[str], version: str) -> str:
 
 
 def rebuild_command(bundle: Path, rows: int | None = None, precision: str = '') -> str:
-    """Return the command that builds the bundle's ONNX files, whatever their precision.
+    """Return the command that builds the bundle's ONNX files in a precision, '' for their own.
 
-    Args:
-        rows: most prompt rows; None: what the policy needs.
-        precision: precision of the files; that of those that are there where it is empty.
+    `rows` None: what the policy needs.
     """
     precision = precision or _precision_of(bundle)
     # bfloat16 is what a build takes.
@@ -229,10 +227,7 @@ def find_rtx_folder(
 
 
 def state_of(folder: Path, files: Mapping[str, str]) -> str:
-    """Return in words what engines in a folder are, whatever GPU is here.
-
-    The folder may be a file; `files` are SHA-256 of the bundle's by name.
-    """
+    """Return in words what engines in a folder, or a file there, are, whatever GPU is here."""
     if not folder.is_dir():
         return 'no folder of engines'
     if not (folder / METADATA).is_file():
@@ -288,11 +283,7 @@ def passed_on(files: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_metadata(folder: Path, command: str) -> Metadata:
-    """Read `engine.json`.
-
-    Raises:
-        ValueError: it is missing or damaged; the message ends with `command`.
-    """
+    """Read `engine.json` (ValueError: missing or damaged; the message ends with `command`)."""
     path = folder / METADATA
     try:
         data = json.loads(read_text(path, _LARGEST_METADATA))

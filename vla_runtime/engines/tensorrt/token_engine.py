@@ -82,10 +82,7 @@ class _PassProbe:
 
 
 class TensorRTTokenEngine(TensorRTEngine):
-    """Vision, prefix and pass engines of one policy (see `protocol.TokenEngine`).
-
-    Args and errors are those of `TensorRTEngine`.
-    """
+    """Vision, prefix and pass engines (`protocol.TokenEngine`); see `TensorRTEngine`."""
 
     _buffers: dict[int, _TokenRows]
 

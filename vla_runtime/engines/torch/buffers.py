@@ -21,9 +21,8 @@ from vla_runtime.family.step_schedule import stage_times
 class RowBuffers:
     """Buffers for one number of prompt rows, with its prefix slots.
 
-    Attributes:
-        slots: per slot, the prefix's outputs by name, which the head reads.
-        row_weight: (R,); velocity: (R * MAX_SAMPLES, H, A).
+    `slots` has the prefix's outputs by name; `row_weight` is (R,), `velocity`
+    (R * MAX_SAMPLES, H, A).
     """
 
     def __init__(

@@ -33,11 +33,7 @@ def captures_graphs(device: torch.device) -> bool:
 
 
 class CudaGraphCapture:
-    """Records work on one device.
-
-    All its graphs share one memory pool: they replay one after the other and leave their results in
-    buffers outside.
-    """
+    """Records work on one device; all its graphs, run one after the other, share a memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -46,12 +42,7 @@ class CudaGraphCapture:
             self._stream = torch.cuda.Stream(device)
 
     def __call__(self, work: Work) -> Work:
-        """Record `work` and return its replay.
-
-        Raises:
-            RuntimeError: the capture failed; most often the graph's pool does not fit in memory,
-                which PyTorch reports as OutOfMemoryError or as an invalidated capture.
-        """
+        """Record `work`; return its replay (RuntimeError: as a rule the pool does not fit)."""
         with _capturing, torch.cuda.device(self._device):
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):

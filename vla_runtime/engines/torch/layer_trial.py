@@ -107,11 +107,7 @@ def _trial_of(engine: TorchEngine) -> Iterator[_Trial]:
 
 
 class _Trial:
-    """Reads and writes the buffers of an engine, past its protocol.
-
-    Args:
-        capture: how it captures its denoise loop.
-    """
+    """Reads and writes the buffers of an engine, past its protocol."""
 
     def __init__(self, engine: TorchEngine, capture: cuda_graph.Capture | None) -> None:
         self._engine, self.capture = engine, capture
@@ -192,11 +188,7 @@ def compare_layers(engine: TorchEngine, part: Part, form: Any) -> str:
 
 
 def triton_layers() -> Any:
-    """Return the class that takes the place of `FusedExpert`.
-
-    Raises:
-        ImportError: no Triton, or one that does not work here.
-    """
+    """Return the class that takes the place of `FusedExpert` (ImportError: no usable Triton)."""
     from vla_runtime.families.blocks.triton_expert import TritonExpert
 
     return TritonExpert

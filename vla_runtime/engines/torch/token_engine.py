@@ -42,10 +42,7 @@ class _Answer:
 
 
 class TorchTokenEngine(TorchEngine):
-    """Vision, prefix and passes of one policy in PyTorch (see `protocol.TokenEngine`).
-
-    Args and attributes are those of `TorchEngine`.
-    """
+    """Vision, prefix and passes in PyTorch (`protocol.TokenEngine`); see `TorchEngine`."""
 
     _network: TokenNetwork
 

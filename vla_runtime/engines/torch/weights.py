@@ -60,10 +60,9 @@ def load_network(
 def state_of(
     network: nn.Module, tensors: Iterable[tuple[str, Tensor]], precision: str
 ) -> dict[str, Tensor]:
-    """Cast parameters in any float dtype, one at a time: never a second copy of all of them.
+    """Cast parameters one at a time: never a second copy of all. Packed weights stay as they are.
 
-    Packed weights stay as they are. The network's `load_state_dict` takes the result, with
-    `assign`.
+    The network's `load_state_dict` takes the result, with `assign`.
     """
     matrices = matrix_names(network)
     return {

@@ -139,10 +139,7 @@ class Act(SinglePassNetwork):
         self.action_head = nn.Linear(dims.width, dims.action_dim)
 
     def fold_constants(self) -> None:
-        """Put the frozen norms into the convolutions, which run in bfloat16 if the matrices do.
-
-        Not in float16, in which a CPU without its arithmetic is slower.
-        """
+        """Put the frozen norms into the convolutions, which run in bfloat16 if the matrices do."""
         matrices = self._layers[0].mlp.fc1.weight.dtype
         precision = torch.bfloat16 if matrices == torch.bfloat16 else torch.float32
         for module in self.modules():
@@ -161,10 +158,9 @@ class Act(SinglePassNetwork):
     def embed(
         self, image_tokens: Tensor, image_mask: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Put the encoder's tokens together: latent, state (R, S) float32, environment, cameras.
+        """Put the encoder's tokens (R, T, W) together: latent, state, environment, cameras.
 
-        Image tokens are (V, N, W), their mask (V,) bool. Returns tokens (R, T, W), and their mask
-        (R, T) bool: False for those of a hidden camera.
+        Their mask (R, T) bool is False for those of a hidden camera. Image tokens are (V, N, W).
         """
         rows, joints = state.shape[0], state.shape[1] - self.dims.environment_dim
         vectors = [self.latent.expand(rows, -1), self.state_projection(state[:, :joints])]

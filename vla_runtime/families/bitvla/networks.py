@@ -68,10 +68,7 @@ class TernaryVisionBlock(nn.Module):
 
 
 class BitVlaVision(nn.Module):
-    """BitVLA's vision engine: pixels to image tokens of language width.
-
-    The features are those behind the tower's last block but one, without the final norm.
-    """
+    """Pixels to image tokens, by the tower's last block but one without the final norm."""
 
     def __init__(self, dims: BitVlaDims) -> None:
         super().__init__()

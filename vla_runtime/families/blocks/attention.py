@@ -67,14 +67,8 @@ def repeat_rows(tensor: Tensor, count: int) -> Tensor:
 def images_of_rows(image_tokens: Tensor, image_mask: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """Give every prompt row all image tokens, those of hidden cameras as zeros.
 
-    A hidden camera's tokens have weight zero, but zero times NaN is NaN.
-
-    Args:
-        image_tokens: (V, N, W); (R, V, N, W) where each row has images of its own, as in training.
-        image_mask: (V,) bool.
-
-    Returns:
-        Tokens (R, V, N, W) and mask (R, V), views.
+    A hidden camera's tokens have weight zero, but zero times NaN is NaN. Image tokens (V, N, W), or
+    (R, V, N, W) as in training, and mask (V,) bool; returns views (R, V, N, W) and (R, V).
     """
     image_tokens = torch.where(image_mask[:, None, None], image_tokens, 0.0)
     if image_tokens.ndim == 4:
@@ -100,9 +94,8 @@ class SplitHeads(nn.Module):
 class Attention(SplitHeads):
     """The four projections of one attention layer; the attention itself is `attend`.
 
-    Args:
-        memory_width: input width of the key and value projections; None: the stack's width.
-        bias: query, key and value projections have a bias.
+    `memory_width` is the keys' and values' input width; None: the stack's. `bias` is theirs and the
+    queries'.
     """
 
     def __init__(

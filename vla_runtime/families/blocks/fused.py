@@ -234,10 +234,7 @@ def normalise(
     epsilon: float = EPSILON,
     out: Tensor | None = None,
 ) -> Tensor:
-    """RMSNorm of (B, T, W) in float32, with its scale (W,) or its modulation.
-
-    `out` takes the result in its own dtype.
-    """
+    """RMSNorm of (B, T, W) in float32, by scale (W,) or modulation; `out` has its own dtype."""
     if norms_at_once(x):
         found = normalise_rms(x, None if modulation else scale, epsilon)
     else:

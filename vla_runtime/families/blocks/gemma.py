@@ -111,11 +111,9 @@ class GemmaBlock(nn.Module):
 
 
 class Gemma(nn.Module):
-    """A stack of blocks with its final norm; a language model also has a text table.
+    """A stack of blocks with its final norm, and a text table of `vocabulary` rows, 0 for none.
 
-    Args:
-        vocabulary: rows of the text table, 0 for none.
-        adaptive: take the norms' modulation from the flow time.
+    With `adaptive` the norms are modulated by the flow time.
     """
 
     def __init__(self, dims: DecoderDims, vocabulary: int = 0, adaptive: bool = False) -> None:

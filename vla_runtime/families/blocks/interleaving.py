@@ -27,14 +27,9 @@ def interleaved(text: Tensor, images: Tensor, places: Sequence[int]) -> Tensor:
 def images_in_text(
     text: Tensor, token_mask: Tensor, images: Tensor, image_mask: Tensor, places: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Put images into the text, and the masks of both into one; see `interleaved`.
+    """Put images (R, V, N, W) into the text (R, L, W), and the masks of both into one.
 
-    Args:
-        text: (R, L, W); token_mask: (R, L) bool.
-        images: (R, V, N, W); image_mask: (R, V) bool.
-
-    Returns:
-        Embeddings (R, V*N + L, W) and mask (R, V*N + L) bool.
+    Returns embeddings (R, V*N + L, W) and mask (R, V*N + L) bool.
     """
     masks = image_mask[:, :, None].expand(-1, -1, images.shape[2])
     return interleaved(text, images, places), interleaved(token_mask, masks, places)

@@ -26,13 +26,10 @@ from vla_runtime.families.blocks.layers import apply
 
 @dataclass(frozen=True)
 class LayerError:
-    """Distance of a result from the exact one, in units of the largest contribution.
+    """Distance of a layer's result from the exact one, in units of the largest contribution.
 
-    Attributes:
-        name: name of the layer, or of what lies around the layers.
-        mean: root of the mean square of the other form's error.
-        worst: largest error of the other form; NaN where a number is NaN.
-        operators_mean, operators_worst: the same of the operators.
+    `mean` is the root mean square and `worst` the largest error of the other form, NaN where a
+    number is; the other two are the operators'.
     """
 
     name: str

@@ -41,9 +41,8 @@ class QueryNorm(RMSNorm, QueryScale):
 class LlamaBlock(nn.Module):
     """One decoder block; all tensors of the residual stream are (B, T, W) float32.
 
-    Args:
-        memory_width: input width of a cross-attending block's key and value projections.
-        bias: query, key and value projections have a bias, as Qwen2's (arXiv 2407.10671).
+    `memory_width` is the input width of a cross-attending block's keys and values; `bias` is in
+    queries, keys and values, as in Qwen2 (arXiv 2407.10671).
     """
 
     def __init__(

@@ -54,11 +54,7 @@ class ConvNorm(nn.Module):
         self._folded: tuple[Tensor, Tensor] | None = None
 
     def fold(self, dtype: torch.dtype) -> None:
-        """Keep the convolution with the norm in it; the weights must not change afterwards.
-
-        On a CPU channels come last in memory: a 3x3 convolution of ResNet-18 takes 0.7 of the time.
-        A group norm stays by itself.
-        """
+        """Keep the convolution with a frozen norm in it; the weights must not change afterwards."""
         if not isinstance(self.norm, FrozenNorm):
             return
         weight, bias = (tensor.to(dtype) for tensor in self._fold())

@@ -30,11 +30,7 @@ _FIXED = {
 
 
 def read_scheduler(config: JsonMapping) -> NoiseScheduler:
-    """Read the scheduler of a config.json of LeRobot's.
-
-    Raises:
-        JsonError: one that this runtime does not reproduce.
-    """
+    """Read the scheduler of LeRobot's config.json (JsonError: not reproduced here)."""
 
     def word(key: str, known: tuple[str, ...], found: str) -> str:
         if found not in known:

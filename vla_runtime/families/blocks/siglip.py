@@ -26,9 +26,8 @@ class VisionAttention(MultiHeadAttention):
     ) -> Tensor:
         """(n, N, width) to (n, N, width).
 
-        Args:
-            rotary: positions that queries and keys are rotated by; None: none.
-            seen: (N, N) bool, patches that each patch sees; None: all.
+        Queries and keys are rotated by `rotary`, if any; `seen` (N, N) bool is what patches see,
+        None: all.
         """
         n, tokens, width = x.shape
         q, k, v = (self.heads(layer(x)) for layer in (self.q, self.k, self.v))
@@ -67,10 +66,7 @@ class VisionBlock(nn.Module):
 
 
 class PatchEmbedding(nn.Module):
-    """Square patches to tokens: SigLIP's strided convolution, written as a matrix product.
-
-    On CUDA a float32 convolution runs in TF32 by default.
-    """
+    """Square patches to tokens: SigLIP's convolution as a product, free of CUDA's default TF32."""
 
     def __init__(self, dims: VisionDims) -> None:
         super().__init__()
@@ -123,10 +119,7 @@ class VisionEncoder(Siglip):
         self.projector = Linear(dims.width, out_width)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Encode images (n, 3, S, S) float32 in [-1, 1] to image tokens (n, N, out_width) float32.
-
-        They are unscaled (only text tokens carry PaliGemma's sqrt(width)).
-        """
+        """Encode images (n, 3, S, S) in [-1, 1] to tokens (n, N, out_width) float32, unscaled."""
         return self.project(self.patches(pixels))
 
     def project(self, patches: Tensor) -> Tensor:
@@ -151,12 +144,7 @@ class GeluMlp(nn.Module):
 
 
 class GeluVisionBlock(nn.Module):
-    """Pre-norm transformer block with the exact GELU.
-
-    Args:
-        scaled: each of its two branches has a learned scale a channel (LayerScale, arXiv
-            2103.17239).
-    """
+    """Pre-norm block with exact GELU; `scaled` has LayerScale (arXiv 2103.17239) on branches."""
 
     def __init__(self, dims: VisionDims, *, scaled: bool) -> None:
         super().__init__()

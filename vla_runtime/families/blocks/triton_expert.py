@@ -157,11 +157,7 @@ _NONE = _Norm(None, None, None, (0, 0))
 
 
 class TritonExpert(FusedExpert):
-    """`FusedExpert` in Triton kernels, which needs neither `kernel` nor `static_shapes`.
-
-    Raises:
-        ValueError: blocks that these kernels cannot compute.
-    """
+    """`FusedExpert` in Triton kernels (ValueError: blocks that these cannot compute)."""
 
     linear = staticmethod(triton_step.linear)
     advance = staticmethod(triton_step.advance)

@@ -89,11 +89,7 @@ class Conv(nn.Conv1d):
     _product: Product | None = None
 
     def fold(self, dtype: torch.dtype) -> None:
-        """Compute in a dtype from now on; the weights must not change afterwards.
-
-        On a CPU it becomes one matrix product: PyTorch's convolution lays its weights out anew
-        every time.
-        """
+        """Compute in a dtype from now on, on a CPU as one product; the weights must not change."""
         self.to(dtype)
         if self.weight.device.type == 'cpu':
             self._product, matrix = _packed(self.weight.flatten(1), self.bias)
@@ -288,10 +284,7 @@ class Diffusion(DiffusionNetwork):
         self.unet = UNet(dims.unet, dims.action_dim, dims.observation_steps * dims.step_width)
 
     def fold_constants(self) -> None:
-        """Put frozen norms into the convolutions, which run in bfloat16 if the matrices do.
-
-        Those of the U-Net too; not in float16, in which a CPU without its arithmetic is slower.
-        """
+        """Put frozen norms into the convolutions, which run in bfloat16 if the matrices do."""
         matrices = self.unet.blocks[0].modulation.weight.dtype
         precision = torch.bfloat16 if matrices == torch.bfloat16 else torch.float32
         for module in self.modules():

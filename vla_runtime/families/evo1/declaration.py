@@ -35,9 +35,7 @@ from vla_runtime.processing.prompts import PromptLayout
 class HeadDims:
     """The head: action tokens of the language model's width that attend to the context.
 
-    Attributes:
-        depth: cross-attention blocks.
-        velocity_hidden: hidden width of the layer pair that emits the whole chunk's velocity.
+    `velocity_hidden` is of the layer pair that emits the whole chunk's velocity.
     """
 
     depth: int

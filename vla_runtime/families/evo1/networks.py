@@ -86,10 +86,7 @@ class InternVision(nn.Module):
 
 
 class Projection(nn.Module):
-    """A linear layer in float32, its weight (outputs, inputs) or, `input_major`, (inputs, outputs).
-
-    An export copies the checkpoint's bytes, so the layout stays.
-    """
+    """A linear layer in float32; its weight is (outputs, inputs) or, `input_major`, reversed."""
 
     def __init__(self, inputs: int, outputs: int, input_major: bool) -> None:
         super().__init__()
@@ -205,14 +202,9 @@ class Evo1(FlowNetwork):
     def embed_prefix(
         self, image_tokens: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Put images into the text, each at its place; a hidden camera keeps its places unseen.
+        """Put images (R, V, N, W) into the text (R, L), each at its place, unseen if hidden.
 
-        Args:
-            image_tokens: (R, V, N, W); image_mask: (R, V) bool.
-            tokens: (R, L) int64; token_mask: (R, L) bool.
-
-        Returns:
-            Embeddings (R, T, W) float32 and mask (R, T) bool.
+        Returns embeddings (R, T, W) float32 and mask (R, T) bool.
         """
         text = self.language.embed(tokens)
         return images_in_text(text, token_mask, image_tokens, image_mask, self.dims.image_places)

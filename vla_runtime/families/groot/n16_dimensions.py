@@ -63,10 +63,7 @@ class Siglip2Dims:
 
 @dataclass(frozen=True, kw_only=True)
 class GrootN16Dims(AlternatingDims):
-    """All that fixes the shapes of a GR00T N1.6 policy for one embodiment.
-
-    `state_steps` are time steps of the state, a token each.
-    """
+    """The shapes of a GR00T N1.6 policy for one embodiment; each state step is a token."""
 
     vision: Siglip2Dims
     state_steps: int = 1

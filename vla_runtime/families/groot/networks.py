@@ -72,10 +72,7 @@ class GrootN15(EagleFeatures):
 
 
 class GrootN17(AlternatingHead):
-    """Vision encoder, language model and head.
-
-    Shapes as the head's; V images, N tokens an image, L text tokens, P = V*N + L.
-    """
+    """Vision encoder, language model and head; shapes as in `AlternatingHead`."""
 
     dims: GrootN17Dims
     vision: QwenVision
@@ -89,9 +86,8 @@ class GrootN17(AlternatingHead):
     def embed_prefix(
         self, image_tokens: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Put images into the text, each at its place, and text of zeros around what is added.
+        """Put images (R, V, N, (1 + D) * M) into the text (R, L), with zeros around what is added.
 
-        Image tokens are (R, V, N, (1 + D) * M) with mask (R, V) bool, tokens and their mask (R, L).
         Returns embeddings (R, P, (1 + D) * M) float32 and mask (R, P) bool.
         """
         text = self.language.embed(tokens)
@@ -102,10 +98,9 @@ class GrootN17(AlternatingHead):
         return images_in_text(text, token_mask, image_tokens, image_mask, self.dims.image_places)
 
     def starts(self, mask: Tensor) -> Tensor:
-        """Return each text token's position; for an image token, that of its image's first token.
+        """Return each text token's position, (R, P) int64, or that of its image's first token.
 
         The next token continues behind an image's longer side; a hidden image takes no positions.
-        Mask (R, P) bool to (R, P) int64.
         """
         places, count = self.dims.image_places, self.dims.image_tokens
         longer = max(self.dims.grid)
@@ -144,10 +139,7 @@ class GrootN17(AlternatingHead):
         return rotary_of_angles(places.float() * frequencies)
 
     def features(self, embeddings: Tensor, mask: Tensor) -> Tensor:
-        """Language model's features (R, P, M) before its final norm; causal attention.
-
-        Features of hidden tokens are meaningless and must stay masked.
-        """
+        """Language model's features (R, P, M) before its final norm; causal attention."""
         x, *added = embeddings.chunk(1 + len(self.dims.vision.deepstack), dim=-1)
         rotation = self.rotary_positions(self.starts(mask))
         return self.language(x, rotation, causal_attention(mask), added)

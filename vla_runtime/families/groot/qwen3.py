@@ -16,11 +16,7 @@ from vla_runtime.families.blocks.llama import QueryNorm, RMSNorm
 
 
 class Qwen3Attention(SplitHeads):
-    """Grouped-query attention whose query and key heads are normalised before they are rotated.
-
-    The query norm undoes any factor of its projection, so the scale of the scores is in its
-    weights.
-    """
+    """Grouped-query attention with norms on query and key heads, which carry the scores' scale."""
 
     def __init__(self, dims: DecoderDims, epsilon: float) -> None:
         super().__init__()
@@ -78,11 +74,9 @@ class Qwen3(nn.Module):
     def forward(
         self, x: Tensor, rotary: Rotary, seen: Tensor, between: Sequence[Tensor] = ()
     ) -> Tensor:
-        """Embeddings (B, T, W) to features.
+        """Embeddings (B, T, W) to features, where `seen` (B, T, T) bool.
 
-        Args:
-            seen: (B, T, T) bool, keys that each token sees.
-            between: added behind the first blocks, one each, (B, T, W), but not behind the last.
+        `between` is added behind the first blocks, one each, (B, T, W), but not behind the last.
         """
         last = len(self.layers) - 1
         for index, block in enumerate(self.layers):

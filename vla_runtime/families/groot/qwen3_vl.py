@@ -33,10 +33,7 @@ class FramePatches(nn.Module):
 
 
 class Merger(nn.Module):
-    """Squares of patches to tokens of language width: norm, linear layer, exact GELU, linear layer.
-
-    With `joined_norm` the norm runs over a whole square; otherwise over each patch.
-    """
+    """Squares of patches to tokens of language width; `joined_norm` is over a whole square."""
 
     def __init__(self, dims: QwenVisionDims, outputs: int, joined_norm: bool) -> None:
         super().__init__()
@@ -71,10 +68,7 @@ class QwenVision(nn.Module):
         )
 
     def squares(self, x: Tensor, rows: int, columns: int) -> Tensor:
-        """Order what stands row by row square by square: (…, rows * columns, w), w kept.
-
-        Squares stand row by row; within a square its patches do too.
-        """
+        """Order (…, rows * columns, w), row by row, square by square and row by row within."""
         edge, lead = self.dims.merge, x.shape[:-2]
         x = x.view(*lead, rows // edge, edge, columns // edge, edge, x.shape[-1])
         return x.transpose(-4, -3).reshape(*lead, rows * columns, x.shape[-1])

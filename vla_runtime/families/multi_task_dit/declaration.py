@@ -52,11 +52,9 @@ class TextDims:
 
 @dataclass(frozen=True)
 class TransformerDims:
-    """A transformer over the actions of a chunk, modulated by time and observation.
+    """A transformer over a chunk's actions, modulated by time and observation.
 
-    Attributes:
-        rotary_base: base of rotary positions; None: there are none.
-        learned_positions: positions are added to the actions.
+    `rotary_base` None: no rotary positions; `learned_positions` are added to the actions.
     """
 
     width: int

@@ -101,9 +101,8 @@ class BackboneDims:
 class OpenVlaDims(BackboneDims):
     """All that fixes the shapes of an OpenVLA policy.
 
-    Attributes:
-        used_vocabulary: tokens without the padding of the text table; actions are the last of them.
-        action_bins: edges of the bins over [-1, 1], one more than there are bins.
+    Actions are the last of `used_vocabulary` tokens, which leave out the text table's padding;
+    `action_bins` are edges over [-1, 1].
     """
 
     used_vocabulary: int
@@ -145,8 +144,7 @@ class OpenVlaDims(BackboneDims):
 class OpenVlaOftDims(BackboneDims):
     """All that fixes the shapes of an OpenVLA-OFT policy.
 
-    Attributes:
-        horizon: actions of a chunk; each number of them has a place of its own behind the prompt.
+    Each number of the `horizon` actions of a chunk has a place of its own behind the prompt.
     """
 
     horizon: int

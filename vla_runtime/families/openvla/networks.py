@@ -135,14 +135,9 @@ class OpenVla(TokenNetwork):
     def embed_prefix(
         self, image_tokens: Tensor, image_mask: Tensor, **rows: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Put the image behind the prompt's first token.
+        """Put image tokens (V, N, W) behind the first token of the prompt (R, L).
 
-        Args:
-            image_tokens: (V, N, W); image_mask: (V,) bool.
-            **rows: `tokens` (R, L) int64; `token_mask` (R, L) bool, its padding at the end.
-
-        Returns:
-            Embeddings (R, T, W) float32 and mask (R, T) bool.
+        Padding is at the end. Returns embeddings (R, T, W) float32 and mask (R, T) bool.
         """
         tokens = rows['tokens']
         images, seen = images_of_rows(image_tokens, image_mask, tokens.shape[0])

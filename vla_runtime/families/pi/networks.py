@@ -74,14 +74,9 @@ class PiNetwork(FlowNetwork):
     def embed_prefix(
         self, image_tokens: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Concatenate image tokens and embedded text, images first.
+        """Concatenate image tokens (B, V, N, W) and embedded text (B, L), images first.
 
-        Args:
-            image_tokens: (B, V, N, W); image_mask: (B, V) bool.
-            tokens: (B, L) int; token_mask: (B, L) bool.
-
-        Returns:
-            Embeddings (B, P, W) float32 and mask (B, P) bool.
+        Returns embeddings (B, P, W) float32 and mask (B, P) bool.
         """
         images = image_tokens.flatten(1, 2)
         mask = image_mask.repeat_interleave(image_tokens.shape[2], dim=1)

@@ -144,13 +144,8 @@ class SmolVla(FlowNetwork):
     ) -> tuple[Tensor, Tensor]:
         """Concatenate images and text, both times sqrt(W), and the state token, not scaled.
 
-        Args:
-            image_tokens: (B, V, N, W); image_mask: (B, V) bool.
-            tokens: (B, L) int; token_mask: (B, L) bool.
-            state: (B, S) float32.
-
-        Returns:
-            Embeddings (B, P, W) float32 and mask (B, P) bool.
+        Image tokens are (B, V, N, W), tokens (B, L), the state (B, S) float32. Returns embeddings
+        (B, P, W) float32 and mask (B, P) bool.
         """
         images = image_tokens.flatten(1, 2)
         scale = images.shape[-1] ** 0.5
