@@ -118,7 +118,7 @@ class ChunkHeader:
         observation_ns: stamp of its observation, ROS clock.
         episode: episode that it was made for.
         tied: it was made to continue the plan that the request carried.
-        step: step of that plan at which row 0 of a tied chunk stands; None: the step that was
+        step: step of that plan at which row 0 of such a chunk stands; None: the step that was
             current at its observation.
         request: number of the request that it answers; None where it is not given.
         open_requests: requests that its policy takes before it answers the first of them.
@@ -168,8 +168,9 @@ class CommittedPlan:
 
     Attributes:
         actions: (steps, number of actions) in robot units; row 0 is due at the observation's time.
-        delay_steps: rows that will be executed for certain before the new chunk can take over.
-        execution_horizon: rows over which the new chunk is tied to the plan (delay included).
+        delay_steps: rows that will be executed before the new chunk can take over.
+        execution_horizon: rows over which the new chunk is conditioned on the plan (delay
+            included).
     """
 
     actions: np.ndarray
@@ -257,7 +258,7 @@ class InferenceReport:
         runs: number of runs of each network: `vision`, `prefix`, `expert`.
         beta: guidance scale in force; 1.0 without guidance.
         guidance: mode in which the prompt rows ran: `none` (one row), `fused` or `serial`.
-        rtc_mode: mode that tied the chunk to the committed plan; `off` where none did.
+        rtc_mode: mode that conditioned the chunk on the committed plan; `off` where none did.
         clean_steps: number of first actions given to the network as known, at flow time 0.
         tokens: valid tokens per prompt row.
         cuda_graph: per network (`vision`, `prefix`, `denoise`) `captured`, `eager`, or why there is

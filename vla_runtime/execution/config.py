@@ -105,7 +105,8 @@ class ExecutorStatus:
         progress: column that has furthest to go in an approach, and how far; empty without one.
         gave_way: column that gave way most to the robot in a hold, and how far; empty without one.
         step: plan step, counted from the start of the episode.
-        unconditioned: under `rtc`, the chunk in force was not tied to the plan, and was blended.
+        unconditioned: under `rtc`, the chunk in force was not conditioned on the plan, and was
+            blended.
         delay_estimate: estimated delay in steps.
         horizon: rows of the last chunk; 0 before the first.
         open_requests: chunks that were asked for and have not come yet.

@@ -1,7 +1,7 @@
-"""Hand-over from one chunk to the next: the rows that are executed from the seam on.
+"""Hand-over from one chunk to the next: the rows that are executed from the boundary on.
 
 All chunks lie on one grid of steps, so a hand-over is arithmetic on rows, done once when a chunk
-arrives. The velocity is continuous across the seam in every mode (`plan`); the modes differ in how
+arrives. The velocity stays continuous in every mode (`plan`); the modes differ in how
 far the rows jump.
 """
 
@@ -92,7 +92,7 @@ class Handover:
         from_hold: the robot stood still.
         position_jump: (columns,) new row minus what the old plan had for the same step, or its last
             setpoint: how far the two disagree.
-        velocity_jump: (columns,) change of the velocity of a step across the seam, per second,
+        velocity_jump: (columns,) change of the velocity across it, per second,
             after hand-over: what the robot gets to feel.
     """
 
@@ -177,7 +177,7 @@ def _ensemble_weights(
 
 
 def mode_for(parameters: HandoverParameters, newest: LiveChunk) -> HandoverMode:
-    """Return the mode of a hand-over; under `rtc` a chunk not tied to the plan is blended."""
+    """Return the mode of a hand-over; `rtc` blends a chunk not conditioned on the plan."""
     return 'blend' if parameters.mode == 'rtc' and not newest.tied else parameters.mode
 
 

@@ -1,6 +1,6 @@
 """A hold that comes to joints which are said to be where nobody saw them go.
 
-Where the reading is wrong and the motors are on, the arm goes along with the command. So the
+Where the reading is wrong and the motors are on, the arm follows the command. So the
 command comes slowly, and a reading that changes meanwhile ends it.
 """
 

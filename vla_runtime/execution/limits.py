@@ -249,9 +249,9 @@ def check_handed_over(
     limits: Limits,
     columns: CommandColumns,
 ) -> str:
-    """Describe what is too fast across a seam or in the rows after it; empty when nothing is.
+    """Describe what is too fast across a hand-over or in the rows after it; empty when nothing is.
 
-    `before` (columns,) is where the plan is at the seam, `rows` (steps, columns) what follows.
+    `before` (columns,) is where the plan is then, `rows` (steps, columns) what follows.
     """
     excess, describe = _too_fast(np.vstack([before, rows]), step_time_s, limits, columns)
     # A velocity column's own value was checked with the chunk; `before` is not of the chunk.

@@ -1,6 +1,6 @@
 """One tick of the command: check whether the robot may move, then approach, track, brake, or hold.
 
-A stop (`stop_tick`) walks on along the plan at a falling pace, so that all joints slow down
+A stop (`stop_tick`) goes on along the plan at a falling pace, so that all joints slow down
 together and stay on their path; a cause that the robot file says to `freeze` on holds at once. The
 plan is dropped at rest.
 """
@@ -292,7 +292,7 @@ class Motion:
             self._guard.detail = self._guard.detail or plausibility.describe()
 
     def _others_lead(self, state: MeasuredState | None) -> bool:
-        """Return whether a controller follows another node; the command goes along unsent."""
+        """Return whether a controller follows another node; the command follows it unsent."""
         commander = self._commander
         led = commander.led_away(self.references)
         if not np.count_nonzero(led):

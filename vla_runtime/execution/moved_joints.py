@@ -18,11 +18,11 @@ RESTS_AFTER_S = 0.5
 _WINDOW_NS = 400_000_000
 _SAMPLES = 3
 # Shares of `hold_follows` within that time: way up to which a joint rests (a person who keeps an
-# arm up trembles); way from which on a person moves it; most drift of the mean from look to look.
+# arm up trembles); way from which on a person moves it; most drift of the mean between windows.
 _RESTS_SHARE, _SWIFT_SHARE, _DRIFT_SHARE = 0.8, 0.4, 0.3
 # Way of a joint at rest, as a share of `hold_follows`, that is worth a new command.
 _MOVED_SHARE = 0.5
-# A joint that has stayed at its new command for so many looks is held there.
+# A joint that has stayed at its new command for so many windows is held there.
 _PROVEN = 2
 # An arm that arrives covers no more from one message to the next, as a share of `hold_follows`.
 _ARRIVES_SHARE = 2.0
@@ -43,16 +43,17 @@ class MovedJoints:
         self._follows = model.follows
         self._small = _MOVED_SHARE * model.follows
         self._begun = False
-        # No look at them has ended yet: the arm arrives.
+        # No window has ended yet: the arm arrives.
         self._arrives = np.ones(count, dtype=bool)
         # Where the joints came to rest, how far short of their command, and whether they have.
         self._place = np.zeros(count)
         self._sag = np.zeros(count)
         self._known = np.zeros(count, dtype=bool)
-        # How far they were from their command when it was set, and for how many looks they stayed.
+        # How far they were from their command when it was set, and for how many windows they
+        # stayed.
         self._left = np.zeros(count)
         self._stayed = np.zeros(count, dtype=np.int64)
-        # The look at them that is under way, and what the last ones said.
+        # The window that is under way, and what the last ones said.
         self._lowest, self._highest = np.zeros(count), np.zeros(count)
         self._since_ns = np.zeros(count, dtype=np.int64)
         self._seen_ns = np.zeros(count, dtype=np.int64)
@@ -121,7 +122,7 @@ class MovedJoints:
         # A joint that has come to its command but for its sag is where it was sent.
         arrived = rests & ~self._known & ~found & ~pressed & (np.abs(lead) <= self._follows)
         self._settle(arrived | sinks, lead, state)
-        # A joint that has just set out counts from the next look on.
+        # A joint that has just set out counts from the next window on.
         swift = self._moves & ~self._arrives
         self._swift |= swift
         self._since_swift[swift] = 0
@@ -157,7 +158,7 @@ class MovedJoints:
         self._sum[columns] = 0.0
 
     def _look(self, measured: np.ndarray, state: MeasuredState) -> np.ndarray:
-        """Take note of what was measured; return the columns of which a look has ended."""
+        """Take note of what was measured; return the columns whose window has ended."""
         # The clock was set back.
         self._begin_look(state.stamps < self._since_ns, measured, state)
         new = state.stamps != self._seen_ns

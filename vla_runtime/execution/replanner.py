@@ -1,6 +1,6 @@
 """Replanning: the way of a chunk from its arrival to its last executed row.
 
-A chunk is checked against what the robot is doing (order, age, the step across the seam), then
+A chunk is checked against what the robot is doing (order, age, the step at the hand-over), then
 spliced into the timeline at the index that the robot has reached since its observation. It takes
 over at the boundary of the one in force; parameters that were set meanwhile do so with it.
 """
@@ -89,7 +89,7 @@ class Replanner:
 
     @property
     def unconditioned(self) -> bool:
-        """True when, under `rtc`, the chunk in force was not tied to the plan before it."""
+        """True when, under `rtc`, the chunk in force was not conditioned on the plan before it."""
         segment = self.timeline.in_force
         if segment is None or self.parameters.handover.mode != 'rtc':
             return False
@@ -233,7 +233,7 @@ class Replanner:
         return delay
 
     def _check_clamps(self, checked: CheckedChunk, rows: np.ndarray | None) -> str:
-        """Describe what is clamped, in the chunk or across its seam; may raise `Refused`."""
+        """Describe what is clamped, in the chunk or across its hand-over; may raise `Refused`."""
         found = [checked.clamped]
         if rows is not None:
             too_fast = self._too_fast(rows)

@@ -24,7 +24,7 @@ _SOURCES_KEPT = 32
 # So many joints, and more than half of them, are at exactly zero by chance on no real robot.
 _ZEROS = 3
 # A message that is no further ahead of the clock is taken when its time comes; one of the future is
-# spoken of for so long after it.
+# reported for so long after it.
 _SOON_NS, _AHEAD_COUNTS_NS = 20_000_000, 500_000_000
 # No joint of any robot measures more, in any unit; far from where single precision overflows.
 FURTHEST = 1e9
@@ -144,7 +144,7 @@ class MeasuredState:
 
     @property
     def newest_stamp_ns(self) -> int:
-        """Stamp of the column that was heard of last; only when `complete`."""
+        """Stamp of the column that reported last; only when `complete`."""
         return self._newest
 
     @property

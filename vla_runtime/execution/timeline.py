@@ -198,7 +198,7 @@ class Timeline:
         return plan
 
     def _velocity_jump(self, join: int) -> np.ndarray:
-        """(columns,) change of the mean velocity of a step across the seam, per second."""
+        """(columns,) change of the mean velocity of a step at the hand-over, per second."""
         knots, at = self._plan.knots, join - self._plan.first_step
         before = knots[at] - knots[at - 1] if at > 0 else np.zeros_like(knots[at])
         return (knots[at + 1] - knots[at] - before) / self.step_time_s

@@ -22,12 +22,12 @@ _SETTLING = 0.5
 class TurnLimiter:
     """Limits of one rotation.
 
+    `rate` is the last command's angular velocity, rad/s, `left` its distance from the target, rad.
+
     Args:
         velocity: largest angular velocity, rad/s.
         acceleration: largest change of the angular velocity, rad/s².
         longest_s: motion that one command may contain at full speed, seconds.
-
-    `rate` is the last command's angular velocity, rad/s, `left` its distance from the target, rad.
     """
 
     def __init__(self, velocity: float, acceleration: float, longest_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Shapes of a network's tensors, read off a run: of an empty one on `meta`, else where it stands."""
+"""Shapes of a network's tensors, read off a run: of an empty one on `meta`, or where it stands."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def time_embedding(times: Tensor, width: int) -> Tensor:
 
 
 def time_share(layer: nn.Linear, times: Tensor) -> Tensor:
-    """Return the time's share of the MLP's first layer, with bias; (N,) flow times to (N, W)."""
+    """Return the time's contribution to the MLP's first layer, with bias; (N,) to (N, W)."""
     width = layer.out_features
     return F.linear(time_embedding(times, width), layer.weight[:, width:], layer.bias)
 

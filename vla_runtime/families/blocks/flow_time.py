@@ -56,7 +56,7 @@ class ExpertDims(Protocol):
 
 
 class ActionTimeTable:
-    """The time's share of `action_time_in`, bias included: rows of `action_time.time_share`."""
+    """The time's contribution to `action_time_in`, with bias, as `action_time.time_share`."""
 
     def __init__(self, dims: ExpertDims, weights: SafetensorsReader) -> None:
         self._width, self._weights = dims.expert.width, weights

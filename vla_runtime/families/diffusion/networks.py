@@ -75,9 +75,9 @@ class EncodedVision(nn.Module):
 
 
 # --------------------------------------------------------------------------------------------------
-# The U-Net of Diffusion Policy (arXiv 2303.04137) over the actions of a chunk.
-# Its modulation is linear in Mish(time features, observation), so it is a sum: the time's share is
-# a row of the time table, the observation's is computed in the prefix, and a step adds the two.
+# The U-Net of Diffusion Policy (arXiv 2303.04137) over the actions of a chunk. Its modulation is
+# linear in Mish(time features, observation), so it is a sum: the time's contribution is a row of
+# the time table, the observation's is computed in the prefix, and a step adds the two.
 
 # Convolutions between levels: three actions down to every second one, and four up.
 _DOWN, _UP = 3, 4
@@ -221,13 +221,13 @@ class UNet(nn.Module):
         return self.time2(F.mish(self.time1(time_code(times, self.dims.time_width))))
 
     def time_modulation(self, times: Tensor) -> Tensor:
-        """The time's share of all modulations, (N, M), of training steps (N,)."""
+        """The time's contribution to all modulations, (N, M), of training steps (N,)."""
         seen, width = F.mish(self.time_features(times)), self.dims.time_width
         parts = [_product(seen, b.modulation.weight[:, :width]) for b in self.blocks]
         return torch.cat(parts, dim=1)
 
     def observed_modulation(self, observation: Tensor) -> Tensor:
-        """The observation's share (R, observation) of all modulations, (R, M)."""
+        """The observation's contribution (R, observation) to all modulations, (R, M)."""
         seen, width = F.mish(observation), self.dims.time_width
         parts = [
             _product(seen, b.modulation.weight[:, width:]) + b.modulation.bias for b in self.blocks
@@ -326,13 +326,13 @@ class Diffusion(DiffusionNetwork):
     def prefix(
         self, image_tokens: Tensor, image_mask: Tensor, **rows: Tensor
     ) -> Mapping[str, Tensor]:
-        """Return `modulation` (R, M): the observation's share of what modulates the U-Net."""
+        """Return `modulation` (R, M): the observation's contribution to the U-Net's."""
         features = self.image_features(image_tokens, image_mask)
         observation = self.observation(features[None], rows['state'])
         return {'modulation': self.unet.observed_modulation(observation)}
 
     def time_conditioning(self, times: Tensor) -> Tensor:
-        """Rows (N, M) of training steps (N,): the time's share."""
+        """Rows (N, M) of training steps (N,): the time's contribution."""
         return self.unet.time_modulation(times)
 
     def velocity(

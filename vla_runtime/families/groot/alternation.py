@@ -19,7 +19,7 @@ TEXT, IMAGES = 'text', 'images'
 
 
 class AlternatingHead(GrootHead):
-    """Prefix and memories of such a DiT; a subclass adds vision and language model.
+    """Prefix and context of such a DiT; a subclass adds vision and language model.
 
     Shapes as the head's; V images, N tokens an image, L text tokens, P = V*N + L.
     """

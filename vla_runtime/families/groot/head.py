@@ -41,7 +41,7 @@ class ActionEncoder(nn.Module):
         self.out = SlicedLinear(width, width)
 
     def time_share(self, code: Tensor) -> Tensor:
-        """Return the time's share of `mix`, bias included; (N, W) codes to (N, W)."""
+        """Return the time's contribution to `mix`, bias included; (N, W) codes to (N, W)."""
         return F.linear(code, self.mix.weight[code.shape[1] :].t(), self.mix.bias)
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:

@@ -156,9 +156,9 @@ def quick_gelu(x: Tensor) -> Tensor:
 
 
 # --------------------------------------------------------------------------------------------------
-# The transformer of Multi-Task DiT over the actions of a chunk (arXiv 2212.09748).
-# Its modulation is linear in SiLU(time features, observation), so it is a sum: the time's share is
-# a row of the time table, the observation's is computed in the prefix, and a step adds the two.
+# The transformer of Multi-Task DiT over the actions of a chunk (arXiv 2212.09748). Its modulation
+# is linear in SiLU(time features, observation), so it is a sum: the time's contribution is a row of
+# the time table, the observation's is computed in the prefix, and a step adds the two.
 
 
 class ActionAttention(MultiHeadAttention):
@@ -224,13 +224,13 @@ class ActionTransformer(nn.Module):
         return F.gelu(self.time2(F.gelu(self.time1(time_code(times, self.dims.time_width)))))
 
     def time_modulation(self, times: Tensor) -> Tensor:
-        """The time's share of all modulations, (N, M), of training steps (N,)."""
+        """The time's contribution to all modulations, (N, M), of training steps (N,)."""
         seen, width = F.silu(self.time_features(times)), self.dims.time_width
         parts = [_product(seen, layer.weight[:, :width]) for layer in self._modulations()]
         return torch.cat(parts, dim=1)
 
     def observed_modulation(self, observation: Tensor) -> Tensor:
-        """The observation's share (R, observation) of all modulations, (R, M)."""
+        """The observation's contribution (R, observation) to all modulations, (R, M)."""
         seen, width = F.silu(observation), self.dims.time_width
         parts = [
             _product(seen, layer.weight[:, width:]) + layer.bias for layer in self._modulations()
@@ -327,14 +327,14 @@ class Dit(FlowNetwork):
     def prefix(
         self, image_tokens: Tensor, image_mask: Tensor, **rows: Tensor
     ) -> Mapping[str, Tensor]:
-        """Return `modulation` (R, M): the observation's share of what modulates the blocks."""
+        """Return `modulation` (R, M): the observation's contribution to that of the blocks."""
         features = self.image_features(image_tokens, image_mask)
         text = self.text(rows['tokens'], rows['token_mask'])
         observation = self.observation(features, rows['state'], text)
         return {'modulation': self.transformer.observed_modulation(observation)}
 
     def time_conditioning(self, times: Tensor) -> Tensor:
-        """Rows (N, M) of the transformer's times (N,): the time's share."""
+        """Rows (N, M) of the transformer's times (N,): the time's contribution."""
         return self.transformer.time_modulation(times)
 
     def velocity(

@@ -228,7 +228,7 @@ class Pi0(PiNetwork):
         self.action_time_out = nn.Linear(width, width)
 
     def time_conditioning(self, times: Tensor) -> Tensor:
-        """Return the time's share of `action_time_in`, bias included; (N,) to (N, W)."""
+        """Return the time's contribution to `action_time_in`, bias included; (N,) to (N, W)."""
         return time_share(self.action_time_in, times)
 
     def modulations(self, conditioning: Tensor) -> Sequence[Modulation | None]:
