@@ -131,7 +131,7 @@ class SmolVla(FlowNetwork):
         self.action_time_out = nn.Linear(width, width)
 
     def time_conditioning(self, times: Tensor) -> Tensor:
-        """Return the time's contribution to `action_time_in`, with bias; (N,) to (N, expert width)."""
+        """Time's contribution to `action_time_in`, with bias; (N,) to (N, expert width)."""
         return time_share(self.action_time_in, times)
 
     def embed_prefix(
