@@ -27,11 +27,11 @@ SLOTS = 2
 # Most noises that PyTorch's engines denoise in one call (`StepInputs.x` of three dimensions).
 MAX_SAMPLES = 16
 
-# Features that only some backends have:
-# jacobian: the tie to the plan goes through the network's Jacobian (StepInputs.jacobian);
-# action_time: every action has its own flow time (StepInputs.clean_actions);
-# overlap: one slot is encoded while the other is denoised over;
-# packed: one pass reads a prompt and tokens of older requests (PackedEngine).
+# Features that only some backends have. A setting that needs another one is refused.
+# jacobian: the tie to the plan goes through the network's Jacobian (StepInputs.jacobian)
+# action_time: every action has its own flow time (StepInputs.clean_actions)
+# overlap: one slot is encoded while the other is denoised over
+# packed: one pass reads a prompt and tokens of older requests (PackedEngine)
 Feature = Literal['jacobian', 'action_time', 'overlap', 'packed']
 # What each backend declares; here, so that a refusal can name the others without importing them.
 FEATURES: Mapping[str, frozenset[Feature]] = {

@@ -152,7 +152,11 @@ class SubmitResult:
 
 @dataclass(frozen=True)
 class StartResult:
-    """Answer to a start: why not, or what the robot does first, and the fault of the state."""
+    """Answer to a start.
+
+    `text` says why the executor was not started, or what the robot does first; `reason` is the
+    fault of the measured state that kept it from starting, or None.
+    """
 
     started: bool
     text: str = ''

@@ -26,7 +26,8 @@ _MOTION = (CommandKind.TRACK, CommandKind.APPROACH)
 class Guard:
     """Checks at every tick whether the robot may move.
 
-    `fault` says why not, `detail` in words, which stay so that a stop keeps its cause.
+    `fault` says why it may not, None where it may; `detail` says it in words, and stays while
+    nothing clears it, so that a stop keeps its cause.
     """
 
     def __init__(
@@ -137,7 +138,10 @@ class Guard:
     def check(
         self, clock_fault: Reason | None, now_ros_ns: int, command: Command, *, joins: bool
     ) -> Reason | None:
-        """Check clocks and measured state; `joins`: on the way to a robot that rests far away."""
+        """Check clocks and measured state; sets `fault`, and `detail` when one begins.
+
+        `joins` is True while the command is on its way to a robot that rests far from it.
+        """
         if clock_fault is not None:
             self.detail = self._clock.detail
             self.fault = clock_fault

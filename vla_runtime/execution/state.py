@@ -285,7 +285,7 @@ class MeasuredState:
             self.samples[at] = 0
 
     def still_for(self, seconds: float | np.ndarray) -> np.ndarray:
-        """Return which columns (bool) have stayed for so long, by stamps and over two messages."""
+        """Return which columns (bool) have stayed for so long, by stamps of over two messages."""
         return (self.stamps - self.since_ns >= np.round(seconds * 1e9)) & (self.samples >= 3)
 
     def take_waiting(self, latest_ns: int, commanded: np.ndarray | None) -> None:

@@ -66,9 +66,9 @@ class FlowNetwork(nn.Module):
         """Return a network of the same numbers, up to rounding, in fewer operators.
 
         A PyTorch engine calls this once, after `fold_constants`, and then runs what it returns, by
-        default this network, whose parameters may become views of the other's and which stays
-        usable. With `static_shapes` no shape may depend on numbers, so that CUDA graphs can be
-        captured.
+        default this network. This network's parameters may become views of the other's, and it
+        stays usable. With `static_shapes` no shape may depend on numbers, so that CUDA graphs can
+        be captured.
         """
         return self if self.fused_type is None else self.fused_type(self, static_shapes)
 

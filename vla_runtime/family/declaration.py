@@ -50,14 +50,15 @@ class PolicyDims(Protocol):
 
     Every family also has one of two fields or properties, which `image_sizes` reads:
     - `image_size`, S, the edge of the square images of all cameras in pixels;
-    - `image_sizes`, (height, width) of each camera's image in pixels. Optional ones, each read by
-      the function of that name: `real_actions` (padded actions are masked; `real_action_dim`),
-      `real_horizon` (the chunk is longer than a robot's), `first_action` (it begins before the
-      observation), `observation_steps` (T states; earlier frames are cameras of their own,
-      `CameraSpec.frame_of`), `stages` of a `flow` head that looks at its flow more than once a
-      step, `image_places` (images inside the prompt: text tokens before each; its `tokens` are the
-      text alone). A `diffusion` head has `scheduler`, a `noise_schedule.NoiseScheduler`; a family
-      with language (`Family.templates`) the fields of `LanguageDims`.
+    - `image_sizes`, (height, width) of each camera's image in pixels.
+
+    Optional ones, each read by the function of that name: `real_actions` (padded actions are
+    masked; `real_action_dim`), `real_horizon` (the chunk is longer than a robot's), `first_action`
+    (it begins before the observation), `observation_steps` (T states; earlier frames are cameras of
+    their own, `CameraSpec.frame_of`), `stages` of a `flow` head that looks at its flow more than
+    once a step, `image_places` (images inside the prompt: text tokens before each; its `tokens` are
+    the text alone). A `diffusion` head has `scheduler`, a `noise_schedule.NoiseScheduler`; a family
+    with language (`Family.templates`) the fields of `LanguageDims`.
     """
 
     def __hash__(self) -> int:

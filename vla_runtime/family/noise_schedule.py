@@ -10,7 +10,7 @@ that the step alone decides:
 The tie is pseudoinverse guidance (ΠGDM, Song et al., ICLR 2023) as real-time chunking uses it
 (arXiv 2506.07339, equation 2), with the Jacobian that a standard normal prior of the actions has:
 its weight then is that of the plan alone, whatever the noise. Under DDIM the predicted noise
-follows the conditioned clean actions.
+follows the tied clean actions.
 
 Betas and their cumulative product are float32 tables as the training's; a double table moves
 actions by 1e-4. Timesteps are spaced as diffusers' `leading` without offset.

@@ -38,7 +38,10 @@ _PRINTED_BITS = 200
 
 
 def quoted(value: Any, longest: int = QUOTE_LENGTH) -> str:
-    """A scalar as Python writes it, the middle of a long text left out; only the kind of a list."""
+    """A scalar as Python writes it, escapes included; the middle of a long text is left out.
+
+    A list or mapping is named and not shown.
+    """
     if isinstance(value, dict):
         return 'a mapping'
     if isinstance(value, (list, tuple)):

@@ -23,7 +23,10 @@ def dies_with_this_process() -> Callable[[], None]:
 
 
 def die_with(parent: int) -> None:
-    """Have Linux kill this process when the thread of `parent` that started it ends; prctl(2)."""
+    """Have the kernel kill this process when the thread of `parent` that started it ends; prctl(2).
+
+    Does nothing on other systems than Linux.
+    """
     if _tie(signal.SIGKILL) and os.getppid() != parent:
         # It died before.
         os._exit(1)

@@ -101,7 +101,10 @@ class _Schedule:
 
 
 class PrefixRows:
-    """Bindings and buffers of the prefix for one number of prompt rows; `past` is per slot."""
+    """Bindings and buffers of the prefix for one number of prompt rows.
+
+    `past` has, per slot, the prefix's outputs by name, and `encode` the run that writes them.
+    """
 
     def __init__(self, prefix: Session, image_tokens: Buffer, image_mask: Buffer) -> None:
         images = dict(zip(IMAGE_INPUTS, (image_tokens, image_mask), strict=True))

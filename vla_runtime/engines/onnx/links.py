@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 def follow_weights(path: Path, model: bytes | None) -> tuple[Path, bytes | None]:
     """Resolve a linked weights file, and make the graph name the link's target.
 
-    `model` is the graph's bytes; None for those of the file. So is what is returned with the folder
-    that holds the weights.
+    Args:
+        model: the graph's bytes; None for those of the file.
+
+    Returns:
+        The folder that holds the weights, and the graph's bytes; None for those of the file.
 
     Raises:
         ValueError: the link leads to no regular file, the graph is no ONNX file, or `onnx` is not

@@ -42,7 +42,12 @@ class CudaGraphCapture:
             self._stream = torch.cuda.Stream(device)
 
     def __call__(self, work: Work) -> Work:
-        """Record `work`; return its replay (RuntimeError: as a rule the pool does not fit)."""
+        """Record `work` and return its replay.
+
+        Raises:
+            RuntimeError: the capture failed; most often the graph's pool does not fit in memory,
+                which PyTorch reports as OutOfMemoryError or as an invalidated capture.
+        """
         with _capturing, torch.cuda.device(self._device):
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):

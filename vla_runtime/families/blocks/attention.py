@@ -94,8 +94,9 @@ class SplitHeads(nn.Module):
 class Attention(SplitHeads):
     """The four projections of one attention layer; the attention itself is `attend`.
 
-    `memory_width` is the keys' and values' input width; None: the stack's. `bias` is theirs and the
-    queries'.
+    Args:
+        memory_width: input width of the key and value projections; None: the stack's width.
+        bias: query, key and value projections have a bias.
     """
 
     def __init__(

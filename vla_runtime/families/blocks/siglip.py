@@ -26,8 +26,8 @@ class VisionAttention(MultiHeadAttention):
     ) -> Tensor:
         """(n, N, width) to (n, N, width).
 
-        Queries and keys are rotated by `rotary`, if any; `seen` (N, N) bool is what patches see,
-        None: all.
+        `rotary` are positions that queries and keys are rotated by, if any; `seen` (N, N) bool are
+        the patches that each patch sees; None: all.
         """
         n, tokens, width = x.shape
         q, k, v = (self.heads(layer(x)) for layer in (self.q, self.k, self.v))
@@ -144,7 +144,10 @@ class GeluMlp(nn.Module):
 
 
 class GeluVisionBlock(nn.Module):
-    """Pre-norm block with exact GELU; `scaled` has LayerScale (arXiv 2103.17239) on branches."""
+    """Pre-norm transformer block with the exact GELU.
+
+    With `scaled` each branch has a learned scale a channel (LayerScale, arXiv 2103.17239).
+    """
 
     def __init__(self, dims: VisionDims, *, scaled: bool) -> None:
         super().__init__()

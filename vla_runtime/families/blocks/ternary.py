@@ -1,7 +1,7 @@
 """Linear layers of ternary weights, and activations in 8 bits with a scale a token.
 
-codes = round(x * 127 / max|x|), one scale a token, halves to even
-y = (codes . weights) * (scale of the weights / scale of the token) + bias
+    codes = round(x * 127 / max|x|), one scale a token, halves to even
+    y = (codes . weights) * (scale of the weights / scale of the token) + bias
 
 The product is one of whole numbers, exact in whatever order it is summed. Weights stay packed, two
 bits each, and are unpacked for a product. On a CPU that multiplies bytes (VNNI) and on CUDA it is

@@ -63,7 +63,7 @@ class Siglip2Dims:
 
 @dataclass(frozen=True, kw_only=True)
 class GrootN16Dims(AlternatingDims):
-    """The shapes of a GR00T N1.6 policy for one embodiment; each state step is a token."""
+    """All that fixes the shapes of a GR00T N1.6 policy; each of its state steps is a token."""
 
     vision: Siglip2Dims
     state_steps: int = 1
