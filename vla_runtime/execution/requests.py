@@ -53,7 +53,8 @@ class FrameAge:
     """Age of the frames that requests were answered from, at the time of the request.
 
     Ages differ by up to the time between two frames, where frames are slower than requests. The
-    last two follow a camera that becomes faster at once; of the last 32 hardly any frame is older.
+    last two follow a camera that becomes faster at once; hardly any frame is older than the longest
+    of 32.
 
     Attributes:
         longest_ns: the longer of the last two, nanoseconds; 0 before the first.
